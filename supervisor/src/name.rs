@@ -1,0 +1,84 @@
+//! Names of runnables: what a DN is made of.
+
+use thiserror::Error;
+
+/// The name of the tree's first node; every DN begins with it.
+pub(crate) const ROOT: &str = "root";
+
+/// Longest name of one runnable, in bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+
+/// Longest DN, in bytes: what a log prefix, a socket name and a metric label can still carry.
+pub const MAX_DN_BYTES: usize = 255;
+
+/// Why a name can't be given to a child or a sub-span.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// The name is empty, too long, or holds something else than `a-z`, `0-9`, `_` and `-`.
+    #[error("invalid name {name:?}: use 1 to 64 of a-z, 0-9, '_' and '-'")]
+    Invalid {
+        /// The name as it was given.
+        name: String,
+    },
+    /// The DN that the name would make is longer than [`MAX_DN_BYTES`].
+    #[error("name {name:?} makes a DN of more than 255 bytes below {parent}: shorten it or nest less")]
+    TooDeep {
+        /// The name as it was given.
+        name: String,
+        /// The DN it would have stood below.
+        parent: String,
+    },
+    /// A child or a sub-span of this incarnation has the name already.
+    #[error("name {name:?} is taken in {parent}")]
+    Taken {
+        /// The name as it was given.
+        name: String,
+        /// The DN in which it is taken.
+        parent: String,
+    },
+    /// The context is stale: the run that it belongs to has ended.
+    #[error("the context is stale: its run has ended")]
+    Stale,
+}
+
+/// The DN of `name` below `parent`, where both are as they should be.
+pub(crate) fn child_dn(parent: &str, name: &str) -> Result<String, NameError> {
+    let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(valid) {
+        return Err(NameError::Invalid { name: name.to_owned() });
+    }
+    if parent.len() + 1 + name.len() > MAX_DN_BYTES {
+        return Err(NameError::TooDeep { name: name.to_owned(), parent: parent.to_owned() });
+    }
+    Ok(format!("{parent}.{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn one_bad_character_spoils_a_name() {
+        for bad in ["", "UPPER", "with dots.x", "a/b", "a b", "é", "a.b", "a\n", &"a".repeat(65)] {
+            assert_eq!(child_dn("root", bad), Err(NameError::Invalid { name: bad.to_owned() }), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_dn_has_a_longest_length() {
+        let parent = format!("root.{}", "a".repeat(240));
+        assert!(matches!(child_dn(&parent, "0123456789"), Err(NameError::TooDeep { .. })));
+        assert_eq!(child_dn(&parent, "012345678").map(|dn| dn.len()), Ok(MAX_DN_BYTES));
+    }
+
+    proptest! {
+        #[test]
+        fn a_dn_splits_into_the_names_it_was_made_of(names in prop::collection::vec("[a-z0-9_-]{1,20}", 1..8)) {
+            let dn = names.iter().try_fold(ROOT.to_owned(), |dn, name| child_dn(&dn, name)).expect("valid names");
+            let parts: Vec<&str> = dn.split('.').skip(1).collect();
+            prop_assert_eq!(parts, names);
+        }
+    }
+}
