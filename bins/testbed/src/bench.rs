@@ -1,0 +1,297 @@
+//! Rows of measurements: one JSON shape and one table for every bench of the workspace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::table::Table;
+
+/// One measured thing.
+///
+/// As JSON: `{id, work, unit, ours, peer, limit, goal, goal_met, command}`, with `null` for what is not there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BenchRow {
+    /// A short stable name within its bench, such as `restart`.
+    pub id: String,
+    /// What was done, in words that let a reader repeat it.
+    pub work: String,
+    /// The unit of `ours`, of the peer's value, of `limit` and of `goal`.
+    pub unit: String,
+    /// Our figure.
+    pub ours: f64,
+    /// The other program or library, measured in the same run.
+    pub peer: Option<Peer>,
+    /// What this machine could do at best, measured or known (a bare fork and exec, a memcpy).
+    pub limit: Option<f64>,
+    /// The figure that is aimed at.
+    pub goal: Option<f64>,
+    /// Whether `ours` reached `goal`; `None` where no goal is set.
+    pub goal_met: Option<bool>,
+    /// The command that measures it again; [`write`] fills in an empty one.
+    pub command: String,
+}
+
+/// Somebody else's program doing the same work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// Its version, as it says itself.
+    pub version: String,
+    /// Its figure, in the row's unit.
+    pub value: f64,
+}
+
+impl BenchRow {
+    /// A row without peer, limit and goal.
+    pub fn new(id: impl Into<String>, work: impl Into<String>, unit: impl Into<String>, ours: f64) -> Self {
+        Self {
+            id: id.into(),
+            work: work.into(),
+            unit: unit.into(),
+            ours,
+            peer: None,
+            limit: None,
+            goal: None,
+            goal_met: None,
+            command: String::new(),
+        }
+    }
+
+    /// Adds the peer that was measured in the same run.
+    #[must_use]
+    pub fn peer(mut self, name: impl Into<String>, version: impl Into<String>, value: f64) -> Self {
+        self.peer = Some(Peer { name: name.into(), version: version.into(), value });
+        self
+    }
+
+    /// Adds what this machine could do at best.
+    #[must_use]
+    pub fn limit(mut self, limit: f64) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Sets a goal for a figure that is better when it is smaller.
+    #[must_use]
+    pub fn at_most(mut self, goal: f64) -> Self {
+        self.goal = Some(goal);
+        self.goal_met = Some(self.ours <= goal);
+        self
+    }
+
+    /// Sets a goal for a figure that is better when it is larger.
+    #[must_use]
+    pub fn at_least(mut self, goal: f64) -> Self {
+        self.goal = Some(goal);
+        self.goal_met = Some(self.ours >= goal);
+        self
+    }
+
+    /// Sets the command that measures the row again, where it isn't `cargo xtask bench NAME`.
+    #[must_use]
+    pub fn command(mut self, command: impl Into<String>) -> Self {
+        self.command = command.into();
+        self
+    }
+}
+
+/// Writes `rows` to `target/bench/NAME.json` as one array and prints them as a table.
+///
+/// # Errors
+/// When the file can't be written.
+pub fn write(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
+    let path = write_in(&directory(), name, rows)?;
+    println!("{}", table(rows));
+    println!("{}", path.display());
+    Ok(path)
+}
+
+/// Reads the rows that [`write`] left under this name.
+///
+/// # Errors
+/// When the file isn't there or isn't an array of rows.
+pub fn read(name: &str) -> Result<Vec<BenchRow>> {
+    let path = directory().join(format!("{name}.json"));
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("parse {}", path.display()))
+}
+
+/// Where the rows are kept: `bench` in cargo's target directory.
+pub fn directory() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    root.join(target).join("bench")
+}
+
+fn write_in(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
+    let rows: Vec<BenchRow> = rows.iter().cloned().map(|row| with_command(row, name)).collect();
+    fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    let path = directory.join(format!("{name}.json"));
+    // A reader sees the old rows or the new ones, never half of them.
+    let partial = directory.join(format!("{name}.json.partial"));
+    let text = serde_json::to_string_pretty(&rows)? + "\n";
+    fs::write(&partial, text).with_context(|| format!("write {}", partial.display()))?;
+    fs::rename(&partial, &path).with_context(|| format!("rename {} into place", partial.display()))?;
+    Ok(path)
+}
+
+fn with_command(mut row: BenchRow, name: &str) -> BenchRow {
+    if row.command.is_empty() {
+        row.command = format!("cargo xtask bench {name}");
+    }
+    row
+}
+
+/// The rows as a table for people.
+pub fn table(rows: &[BenchRow]) -> Table {
+    let mut table = Table::new(["id", "ours", "peer", "limit", "goal", "unit", "work"]);
+    for row in rows {
+        let peer =
+            row.peer.as_ref().map(|peer| format!("{} ({} {})", figure(peer.value), peer.name, peer.version));
+        let goal = row.goal.map(|goal| match row.goal_met {
+            Some(true) => format!("{} met", figure(goal)),
+            _ => format!("{} MISSED", figure(goal)),
+        });
+        table.row([
+            row.id.clone(),
+            figure(row.ours),
+            peer.unwrap_or_else(|| "-".into()),
+            row.limit.map_or_else(|| "-".into(), figure),
+            goal.unwrap_or_else(|| "-".into()),
+            row.unit.clone(),
+            row.work.clone(),
+        ]);
+    }
+    table
+}
+
+/// A figure with as many decimals as it deserves: three significant ones below a thousand, whole above.
+fn figure(value: f64) -> String {
+    let decimals = match value.abs() {
+        v if v >= 100.0 || v == 0.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 1.0 => 2,
+        _ => 4,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// The middle of the samples (the mean of the two in the middle of an even count).
+///
+/// # Panics
+/// When there is no sample.
+pub fn median(samples: &[f64]) -> f64 {
+    percentile(samples, 50.0)
+}
+
+/// The value below which `percent` of the samples lie, interpolated between neighbours.
+///
+/// # Panics
+/// When there is no sample, or `percent` is not in `[0, 100]`.
+pub fn percentile(samples: &[f64], percent: f64) -> f64 {
+    assert!(!samples.is_empty(), "a percentile needs a sample");
+    assert!((0.0..=100.0).contains(&percent), "{percent} is not a percentage");
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = percent / 100.0 * (sorted.len() - 1) as f64;
+    let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+    below + (above - below) * place.fract()
+}
+
+/// Samples of ours and of a peer, taken in turns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Interleaved {
+    /// What our side measured, in the order of the rounds.
+    pub ours: Vec<f64>,
+    /// What the peer's side measured.
+    pub peer: Vec<f64>,
+}
+
+/// Measures ours and a peer in turns, so that a slow minute of the machine hits both alike.
+/// Who goes first changes with every round.
+///
+/// # Errors
+/// The first error of either side.
+pub fn interleave(
+    rounds: usize,
+    mut ours: impl FnMut() -> Result<f64>,
+    mut peer: impl FnMut() -> Result<f64>,
+) -> Result<Interleaved> {
+    let mut samples = Interleaved::default();
+    for round in 0..rounds {
+        if round % 2 == 0 {
+            samples.ours.push(ours()?);
+            samples.peer.push(peer()?);
+        } else {
+            samples.peer.push(peer()?);
+            samples.ours.push(ours()?);
+        }
+    }
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_has_every_field_and_null_for_what_is_absent() {
+        let row =
+            BenchRow::new("restart", "kill -9 to exec", "ms", 1.5).peer("runit", "2.1.2", 4.0).at_most(2.0);
+        let value = serde_json::to_value(&row).unwrap();
+        let expected = serde_json::json!({
+            "id": "restart", "work": "kill -9 to exec", "unit": "ms", "ours": 1.5,
+            "peer": {"name": "runit", "version": "2.1.2", "value": 4.0},
+            "limit": null, "goal": 2.0, "goal_met": true, "command": "",
+        });
+        assert_eq!(value, expected);
+        assert_eq!(
+            serde_json::to_value(BenchRow::new("a", "b", "c", 1.0)).unwrap()["peer"],
+            serde_json::Value::Null
+        );
+    }
+
+    #[test]
+    fn written_rows_are_an_array_that_says_how_to_measure_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = write_in(directory.path(), "x", &[BenchRow::new("a", "w", "ms", 1.0)]).unwrap();
+        let rows: Vec<BenchRow> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(rows[0].command, "cargo xtask bench x");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn goals_know_their_direction() {
+        let row = BenchRow::new("a", "b", "ms", 3.0);
+        assert_eq!(row.clone().at_most(2.0).goal_met, Some(false));
+        assert_eq!(row.at_least(2.0).goal_met, Some(true));
+    }
+
+    #[test]
+    fn percentiles_interpolate_and_ignore_the_order() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(percentile(&[1.0, 2.0, 3.0, 4.0, 5.0], 100.0), 5.0);
+        assert_eq!(percentile(&[1.0, 2.0], 25.0), 1.25);
+    }
+
+    #[test]
+    fn sides_take_turns_at_going_first() {
+        let order = std::cell::RefCell::new(String::new());
+        let side = |name: char| {
+            order.borrow_mut().push(name);
+            Ok(1.0)
+        };
+        interleave(2, || side('o'), || side('p')).unwrap();
+        assert_eq!(*order.borrow(), "oppo");
+    }
+
+    #[test]
+    fn table_marks_a_missed_goal() {
+        let text = table(&[BenchRow::new("a", "b", "ms", 3.0).at_most(2.0)]).to_string();
+        assert!(text.contains("2.00 MISSED"), "{text}");
+    }
+}
