@@ -141,7 +141,7 @@ impl Driver {
         let mut state = self.lock();
         let (ready, waiting) = oneshot::channel();
         match state.machine.state_of(dn)? {
-            State::Ready | State::Done => drop(ready.send(())),
+            State::Ready | State::Done => _ = ready.send(()),
             _ => {
                 state.waiters.retain(|waiter| !waiter.ready.is_closed());
                 state.waiters.push(Waiter { dn: dn.into(), ready });
@@ -232,7 +232,7 @@ impl Driver {
             state.waiters = waiting;
             for waiter in Vec::from_iter::<Vec<Waiter>>(ready) {
                 // Who no longer waits needs no answer.
-                drop(waiter.ready.send(()));
+                let _ = waiter.ready.send(());
             }
         }
         if let Some(events) = &state.events {

@@ -14,6 +14,8 @@ mod node;
 mod shutdown;
 mod signals;
 mod status;
+#[cfg(test)]
+mod simulation_test;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -73,14 +73,19 @@ impl Backoff {
         let Some(steps) = failures.checked_sub(1) else { return Duration::ZERO };
         let factor = if self.factor >= 1.0 { self.factor } else { 1.0 };
         let seconds = self.initial.as_secs_f64() * factor.powf(f64::from(steps));
-        // An overflow to infinity is the longest delay, and zero times infinity is no number and no delay.
-        if seconds.is_nan() { Duration::ZERO } else { self.max.mul_f64((seconds / self.max.as_secs_f64()).min(1.0)) }
+        // Zero times infinity is no number, and no delay.
+        match seconds.is_nan() {
+            true => Duration::ZERO,
+            false if seconds < self.max.as_secs_f64() => Duration::from_secs_f64(seconds),
+            false => self.max,
+        }
     }
 
     /// The delay after `failures` failures in a row, where `chance` in `[0, 1)` picks the place within the jitter.
     pub fn delay(&self, failures: u32, chance: f64) -> Duration {
         let jitter = if self.jitter.is_nan() { 0.0 } else { self.jitter.clamp(0.0, 1.0) };
-        self.interval(failures).mul_f64(1.0 - jitter + 2.0 * jitter * chance.clamp(0.0, 1.0))
+        let interval = self.interval(failures);
+        interval.mul_f64(1.0 - jitter + 2.0 * jitter * chance.clamp(0.0, 1.0)).min(interval * 2)
     }
 }
 

@@ -123,14 +123,18 @@ impl Machine {
             Cause::Shutdown => Cause::Shutdown,
             _ => Cause::Ancestor(node.dn.clone()),
         };
+        match phase {
+            State::Stopped => {}
+            State::Waiting => {
+                self.disarm(slot);
+                self.node_mut(slot).enter(State::Canceled, now);
+                self.report(slot, Change::Exited { state: State::Canceled, exit: Exit::Cancelled });
+            }
+            _ => self.actions.push(Action::Cancel(key)),
+        }
         if phase.is_running() {
             self.arm(slot, stop_by);
-            self.actions.push(Action::Cancel(key));
             self.report(slot, Change::Cancelling { cause: cause.clone() });
-        } else if phase == State::Waiting {
-            self.disarm(slot);
-            self.node_mut(slot).enter(State::Canceled, now);
-            self.report(slot, Change::Exited { state: State::Canceled, exit: Exit::Cancelled });
         }
         let children: Vec<u32> = self.node(slot).children().collect();
         for child in children {
@@ -203,16 +207,19 @@ impl Machine {
         node.signalled_done = false;
         node.doom = None;
         node.dependency = None;
-        let names = std::mem::take(&mut node.names);
         node.groups.clear();
-        // A run that ended before it had added its children leaves what is known of them to the next one.
-        if !names.is_empty() {
-            self.node_mut(slot).former = self.bury(names);
-        }
+        self.node_mut(slot).former = self.bury_children(slot);
     }
 
-    /// Removes the children with these names, and theirs; what remains is their history.
-    fn bury(&mut self, names: HashMap<Box<str>, NameUse>) -> HashMap<Box<str>, History> {
+    /// Removes a node's children, and theirs, the last added first; what remains is their history. A run that ended
+    /// before it had added any leaves what is known of them to the next one.
+    fn bury_children(&mut self, slot: u32) -> HashMap<Box<str>, History> {
+        let node = self.node_mut(slot);
+        let names = std::mem::take(&mut node.names);
+        let former = std::mem::take(&mut node.former);
+        if names.is_empty() {
+            return former;
+        }
         let mut children: Vec<u32> = names
             .into_values()
             .filter_map(|name| match name {
@@ -227,8 +234,7 @@ impl Machine {
 
     fn remove(&mut self, slot: u32) -> History {
         self.disarm(slot);
-        let names = std::mem::take(&mut self.node_mut(slot).names);
-        let children = self.bury(names);
+        let children = self.bury_children(slot);
         self.report(slot, Change::Removed);
         self.actions.push(Action::Forget { slot });
         self.free.push(slot);
