@@ -1,8 +1,36 @@
-//! What the workspace's tests, benches and tasks run on: bench rows and their tables.
+//! What the workspace's tests, benches and tasks stand on: real daemons in private places, scratch directories that
+//! are gone afterwards whatever happens, and bench rows.
 //!
-//! It does not test anything itself, knows no member of the workspace, and needs neither tokio nor protoc.
+//! It tests nothing itself, knows no member of the workspace, and needs neither tokio nor protoc.
+//!
+//! ```no_run
+//! let etcd = testbed::Etcd::start()?;
+//! etcd.put("greeting", "hello")?;
+//! assert_eq!(etcd.get("greeting")?.as_deref(), Some("hello"));
+//! # Ok::<(), anyhow::Error>(())
+//! ```
+//!
+//! What a test starts ends with it: by `Drop`, or, where the test itself was killed, by a keeper process that notices
+//! its end. Directories of killed owners are swept by the next [`Scratch::new`].
+
+mod containerd;
+mod daemon;
+mod etcd;
+mod exit;
+mod port;
+mod scratch;
+mod table;
+mod wait;
 
 pub mod bench;
-mod table;
+pub mod leftovers;
+pub mod tools;
 
+pub use containerd::Containerd;
+pub use daemon::{Daemon, output};
+pub use etcd::Etcd;
+pub use exit::{end_group, wait_exit};
+pub use port::{Port, free_port};
+pub use scratch::Scratch;
 pub use table::Table;
+pub use wait::wait_until;

@@ -1,0 +1,188 @@
+//! A daemon in a private directory, ended with its group whatever happens.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{Scratch, end_group, leftovers, wait_exit, wait_until};
+
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const LINES_SHOWN: usize = 20;
+
+/// A running daemon and its directory; both are gone when this is dropped.
+///
+/// The daemon leads a process group of its own. Should the test process be killed, a keeper (a shell that waits for
+/// the end of a pipe which only the test process holds open) kills that group. A parent-death signal would not do: it
+/// comes when the *thread* ends that started the daemon, and tests share daemons between threads.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    keeper: Child,
+    log: PathBuf,
+    /// Dropped last: it removes what the group's end has left.
+    scratch: Scratch,
+}
+
+impl Daemon {
+    /// Starts the command with its output in a file of the scratch directory, and waits until `ready` succeeds.
+    ///
+    /// # Errors
+    /// When it can't be executed, ends before it is ready, or isn't ready in time; with the last lines of its output.
+    pub fn start(
+        mut command: Command,
+        scratch: Scratch,
+        mut ready: impl FnMut() -> Result<()>,
+    ) -> Result<Self> {
+        let name = Path::new(command.get_program()).display().to_string();
+        let log = scratch.path().join("output.log");
+        let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+        let errors = file.try_clone().context("share the log file")?;
+        command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0);
+        command.env(leftovers::MARK, scratch.path());
+        let mut keeper = start_keeper()?;
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                end_group(&mut keeper)?;
+                return Err(error).with_context(|| format!("execute {name}"));
+            }
+        };
+        let mut daemon = Self { child, keeper, log, scratch };
+        daemon.tell_keeper()?;
+        daemon.wait_ready(&name, &mut ready).with_context(|| daemon.last_output())?;
+        Ok(daemon)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its private directory.
+    pub fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// What it has written to its output so far.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn log(&self) -> Result<String> {
+        let bytes = fs::read(&self.log).with_context(|| format!("read {}", self.log.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn tell_keeper(&mut self) -> Result<()> {
+        let pipe = self.keeper.stdin.as_mut().context("the keeper has a pipe")?;
+        writeln!(pipe, "{}", self.child.id()).context("tell the keeper whom to watch")
+    }
+
+    fn wait_ready(&mut self, name: &str, ready: &mut impl FnMut() -> Result<()>) -> Result<()> {
+        // Etcd and containerd notify only a service manager's socket, and being notified isn't being served:
+        // readiness is a real call that is tried again.
+        let ended = wait_until(READY_WITHIN, &format!("{name} to be ready"), || {
+            let ended = wait_exit(&mut self.child, Duration::ZERO)?;
+            if ended.is_none() {
+                ready()?;
+            }
+            Ok(ended)
+        })?;
+        ensure!(ended.is_none(), "{name} ended before it was ready: {}", ended.unwrap_or_default());
+        Ok(())
+    }
+
+    fn last_output(&self) -> String {
+        let log = self.log().unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        format!("its last output:\n{}\n", lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The daemon first: when the keeper ends, nobody watches any more.
+        for child in [&mut self.child, &mut self.keeper] {
+            if let Err(error) = end_group(child) {
+                eprintln!("testbed: {error:#}");
+            }
+        }
+    }
+}
+
+/// The keeper has a group of its own, so that a Ctrl-C at the terminal doesn't end it before its work is done.
+fn start_keeper() -> Result<Child> {
+    let script = r#"read -r group; read -r _; [ -z "$group" ] || kill -s KILL -- "-$group""#;
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    shell.process_group(0).spawn().context("start the keeper")
+}
+
+/// Runs a command to its end and gives its standard output.
+///
+/// # Errors
+/// When it can't be executed or fails; with what it wrote to standard error.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = Path::new(command.get_program()).display().to_string();
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("execute {name}"))?;
+    let errors = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{name} failed ({}): {}", done.status, errors.trim());
+    String::from_utf8(done.stdout).with_context(|| format!("{name} wrote something that isn't UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_daemon_and_what_it_forked_are_gone_after_drop() {
+        let scratch = Scratch::new().unwrap();
+        let directory = scratch.path().to_owned();
+        let marker = directory.join("up");
+        let script = format!("setsid sh -c 'echo > {}; sleep 1000; :' & sleep 1000; :", marker.display());
+        let is_up = || if marker.exists() { Ok(()) } else { bail!("not up") };
+        let daemon = Daemon::start(shell(&script), scratch, is_up).unwrap();
+        assert!(leftovers::processes(&directory).unwrap().len() >= 3);
+        drop(daemon);
+        assert_eq!(leftovers::processes(&directory).unwrap(), []);
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn a_daemon_that_ends_early_is_reported_with_its_output() {
+        let scratch = Scratch::new().unwrap();
+        let error = Daemon::start(shell("echo cannot bind; exit 3"), scratch, || bail!("no")).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("cannot bind") && text.contains("exit status: 3"), "{text}");
+    }
+
+    #[test]
+    fn the_keeper_kills_the_group_when_its_pipe_breaks() {
+        let mut child = shell("sleep 1000").process_group(0).spawn().unwrap();
+        let mut keeper = start_keeper().unwrap();
+        let mut pipe = keeper.stdin.take().unwrap();
+        writeln!(pipe, "{}", child.id()).unwrap();
+        drop(pipe);
+        let status = wait_exit(&mut child, Duration::from_secs(10));
+        end_group(&mut child).unwrap();
+        end_group(&mut keeper).unwrap();
+        assert!(status.unwrap().is_some_and(|status| !status.success()));
+    }
+
+    #[test]
+    fn a_failing_command_tells_what_it_said() {
+        let error = output(&mut shell("echo no such key >&2; exit 1")).unwrap_err();
+        assert!(error.to_string().contains("no such key"), "{error}");
+    }
+}

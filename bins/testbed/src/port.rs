@@ -1,0 +1,92 @@
+//! Free ports of the loopback interface.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use anyhow::{Result, bail};
+
+/// Above lies the range from which the kernel takes ports for outgoing connections
+/// (`net.ipv4.ip_local_port_range`), below lie the well-known ones.
+const RANGE: std::ops::Range<u16> = 12_000..32_768;
+
+/// A port that was free, and that no other testbed of this machine is given while this value lives.
+#[derive(Debug)]
+pub struct Port {
+    number: u16,
+    /// An abstract unix socket named after the port: exclusive in the network namespace, as the port is, and gone
+    /// with its process however that ends.
+    _reservation: UnixDatagram,
+}
+
+impl Port {
+    /// The port's number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The port at the loopback interface.
+    pub fn address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number)
+    }
+}
+
+/// Finds a free TCP port of 127.0.0.1 below the ephemeral range and reserves it among all testbeds.
+///
+/// A program that knows nothing of testbeds may still take it before the caller does; whoever starts a daemon on it
+/// tries again with another one then.
+///
+/// # Errors
+/// When every port of the range is taken.
+pub fn free_port() -> Result<Port> {
+    let ports = usize::from(RANGE.end - RANGE.start);
+    let first = RandomState::new().build_hasher().finish() as usize % ports;
+    for number in RANGE.cycle().skip(first).take(ports) {
+        if let Some(port) = reserve(number) {
+            return Ok(port);
+        }
+    }
+    bail!("no port of 127.0.0.1 in {RANGE:?} is free")
+}
+
+fn reserve(number: u16) -> Option<Port> {
+    let name = SocketAddr::from_abstract_name(format!("nodekeel-testbed-port-{number}")).ok()?;
+    let reservation = UnixDatagram::bind_addr(&name).ok()?;
+    TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
+    Some(Port { number, _reservation: reservation })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_lie_below_the_ephemeral_range_and_are_never_handed_out_twice() {
+        let ports: Vec<Port> = (0..50).map(|_| free_port().unwrap()).collect();
+        let mut numbers: Vec<u16> = ports.iter().map(Port::number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 50);
+        assert!(numbers.iter().all(|number| RANGE.contains(number)));
+    }
+
+    #[test]
+    fn a_reserved_port_can_be_listened_on_and_is_free_again_after_drop() {
+        let port = free_port().unwrap();
+        TcpListener::bind(port.address()).unwrap();
+        let number = port.number();
+        assert!(reserve(number).is_none());
+        drop(port);
+        assert!(reserve(number).is_some());
+    }
+
+    #[test]
+    fn a_port_that_is_listened_on_is_passed_over() {
+        let port = free_port().unwrap();
+        let number = port.number();
+        let _listener = TcpListener::bind(port.address()).unwrap();
+        drop(port);
+        assert!(reserve(number).is_none());
+    }
+}

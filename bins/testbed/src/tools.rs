@@ -1,0 +1,155 @@
+//! Where a program is, and which Debian package has it.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// A program that tests and tasks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tool {
+    /// The name of its file.
+    pub name: &'static str,
+    /// The Debian package that has it.
+    pub package: &'static str,
+}
+
+/// The etcd server.
+pub const ETCD: Tool = Tool { name: "etcd", package: "etcd-server" };
+/// Etcd's client.
+pub const ETCDCTL: Tool = Tool { name: "etcdctl", package: "etcd-client" };
+/// The containerd daemon.
+pub const CONTAINERD: Tool = Tool { name: "containerd", package: "containerd" };
+/// Containerd's client.
+pub const CTR: Tool = Tool { name: "ctr", package: "containerd" };
+/// The runtime that containerd's shim calls.
+pub const RUNC: Tool = Tool { name: "runc", package: "runc" };
+/// The compiler of protobuf files, which the builds of etcd's and containerd's clients call.
+pub const PROTOC: Tool = Tool { name: "protoc", package: "protobuf-compiler" };
+/// Runit's supervisor of one process, a peer in benches.
+pub const RUNSV: Tool = Tool { name: "runsv", package: "runit" };
+/// S6's supervisor of one process, a peer in benches.
+pub const S6_SUPERVISE: Tool = Tool { name: "s6-supervise", package: "s6" };
+/// Runs a program as another user.
+pub const SETPRIV: Tool = Tool { name: "setpriv", package: "util-linux" };
+/// Runs a program in namespaces of its own.
+pub const UNSHARE: Tool = Tool { name: "unshare", package: "util-linux" };
+
+/// Everything that the workspace's tests, benches and demo run.
+pub const ALL: [Tool; 10] =
+    [ETCD, ETCDCTL, CONTAINERD, CTR, RUNC, PROTOC, RUNSV, S6_SUPERVISE, SETPRIV, UNSHARE];
+
+/// A program that is nowhere it was searched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// What was searched.
+    pub tool: Tool,
+    /// Where.
+    pub searched: Vec<PathBuf>,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tool { name, package } = self.tool;
+        let places: Vec<_> = self.searched.iter().map(|place| place.display().to_string()).collect();
+        let places = places.join(", ");
+        write!(f, "{name} is not in {places}: install Debian's {package} (`apt-get install {package}`)")
+    }
+}
+
+impl std::error::Error for Missing {}
+
+/// Finds a program: in the directories of `NODEKEEL_BIN`, then of `PATH`, then in the usual ones (a plain user's
+/// `PATH` leaves out `/usr/sbin`, where daemons lie).
+///
+/// # Errors
+/// [`Missing`], which says what to install.
+pub fn find(tool: Tool) -> Result<PathBuf, Missing> {
+    find_in(tool, None, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
+}
+
+/// Finds a program where the caller says that it is, or else as [`find`] does.
+///
+/// # Errors
+/// [`Missing`] where `explicit` is given and isn't a program: a wrong path is not papered over by a search.
+pub fn find_or(tool: Tool, explicit: Option<&Path>) -> Result<PathBuf, Missing> {
+    find_in(tool, explicit, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
+}
+
+const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+fn find_in(
+    tool: Tool,
+    explicit: Option<&Path>,
+    preferred: Option<OsString>,
+    path: Option<OsString>,
+) -> Result<PathBuf, Missing> {
+    if let Some(explicit) = explicit {
+        let missing = || Missing { tool, searched: vec![explicit.into()] };
+        return if is_program(explicit) { Ok(explicit.into()) } else { Err(missing()) };
+    }
+    let mut searched = Vec::new();
+    let lists = [preferred.as_deref(), path.as_deref(), Some(OsStr::new(USUAL))];
+    for directory in lists.into_iter().flatten().flat_map(std::env::split_paths) {
+        // An empty entry would mean the working directory.
+        if directory.as_os_str().is_empty() || searched.contains(&directory) {
+            continue;
+        }
+        let candidate = directory.join(tool.name);
+        if is_program(&candidate) {
+            return Ok(candidate);
+        }
+        searched.push(directory);
+    }
+    Err(Missing { tool, searched })
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn place(directory: &Path, mode: u32) -> PathBuf {
+        let path = directory.join("etcd");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn nodekeel_bin_comes_before_path() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (preferred, _other) = (place(first.path(), 0o755), place(second.path(), 0o755));
+        let found = find_in(ETCD, None, Some(first.path().into()), Some(second.path().into()));
+        assert_eq!(found, Ok(preferred));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_executed_is_passed_over() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        place(first.path(), 0o644);
+        let program = place(second.path(), 0o755);
+        assert_eq!(find_in(ETCD, None, Some(first.path().into()), Some(second.path().into())), Ok(program));
+    }
+
+    #[test]
+    fn a_wrong_explicit_path_is_not_papered_over() {
+        let directory = tempfile::tempdir().unwrap();
+        place(directory.path(), 0o755);
+        let wrong = directory.path().join("no-such");
+        let missing = find_in(ETCD, Some(&wrong), Some(directory.path().into()), None).unwrap_err();
+        assert_eq!(missing.searched, [wrong]);
+    }
+
+    #[test]
+    fn missing_names_the_package() {
+        let absent = Tool { name: "no-such-program", package: "no-such-package" };
+        let missing = find_in(absent, None, None, Some("/nowhere::".into())).unwrap_err();
+        assert!(missing.to_string().contains("apt-get install no-such-package"), "{missing}");
+        assert!(missing.searched.iter().all(|place| !place.as_os_str().is_empty()));
+    }
+}

@@ -1,0 +1,55 @@
+//! Waiting for a foreign program that tells nobody when it is ready.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Tries until it succeeds, with growing pauses, at most until the deadline has passed; `what` completes "waited for".
+///
+/// This is for programs that offer no notification (etcd's health, containerd's first answer). What does offer one
+/// is waited for by it: a child's end by [`wait_exit`](crate::wait_exit), a file by reading it.
+///
+/// # Errors
+/// At the deadline: what was waited for, and the last try's error.
+#[expect(clippy::disallowed_methods, reason = "the programs this is for give no event to wait for")]
+pub fn wait_until<T>(deadline: Duration, what: &str, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match attempt() {
+            Ok(value) => return Ok(value),
+            Err(error) if start.elapsed() + pause > deadline => {
+                return Err(error).with_context(|| format!("waited {deadline:?} for {what}"));
+            }
+            Err(_) => std::thread::sleep(pause),
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tries_again_until_it_succeeds() {
+        let mut tries = 0;
+        let value = wait_until(Duration::from_secs(5), "the third try", || {
+            tries += 1;
+            if tries == 3 { Ok(tries) } else { anyhow::bail!("too early") }
+        });
+        assert_eq!(value.unwrap(), 3);
+    }
+
+    #[test]
+    fn gives_up_at_the_deadline_with_the_last_reason() {
+        let error = wait_until(Duration::from_millis(5), "a pig to fly", || -> Result<()> {
+            anyhow::bail!("no wings")
+        })
+        .unwrap_err();
+        assert_eq!(format!("{error:#}"), "waited 5ms for a pig to fly: no wings");
+    }
+}
