@@ -52,8 +52,8 @@ pub struct Stale;
 #[non_exhaustive]
 pub enum WaitError {
     /// Who waits is cancelled itself.
-    #[error(transparent)]
-    Cancelled(Cancelled),
+    #[error("waiting ended")]
+    Cancelled(#[source] Cancelled),
     /// No runnable has this DN: it must have been added before somebody waits for it.
     #[error("no runnable is called {dn:?}")]
     UnknownDn {
@@ -198,6 +198,7 @@ impl Context {
         let waiting = self.0.driver.wait_ready(dn).ok_or_else(unknown)?;
         let _noted = Dependency::note(self, dn);
         tokio::select! {
+            biased;
             ready = waiting => ready.map_err(|_| WaitError::Cancelled(Cancelled)),
             cancelled = self.cancelled() => Err(WaitError::Cancelled(cancelled)),
         }

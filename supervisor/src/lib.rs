@@ -32,8 +32,12 @@ pub mod process {
     }
 }
 mod runnable;
+#[cfg(feature = "tonic")]
+mod serve;
 mod state;
 mod task;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tree;
 
 pub use context::{Context, Stale, WaitError};
@@ -43,5 +47,7 @@ pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{Origin, OutputSink, Stream};
 pub use policy::{Backoff, Policy, Restart};
 pub use runnable::{Cancelled, Child, Failure, RunFuture, Runnable};
+#[cfg(feature = "tonic")]
+pub use serve::{Serve, ServeError, serve};
 pub use state::{Exit, ExitRecord, MAX_EXITS, NodeStatus, State, WaitingFor};
 pub use tree::{Builder, ShutdownReport, Straggler, Supervisor};

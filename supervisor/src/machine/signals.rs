@@ -9,6 +9,7 @@ use super::node::{Group, NameUse, Node, Settings};
 use super::{Action, Key, Machine, Time};
 use crate::event::{Cause, Change};
 use crate::name::{NameError, child_dn};
+use crate::runnable::Cancelled;
 use crate::state::{Exit, State};
 
 /// Why children can't be added.
@@ -25,11 +26,8 @@ pub enum SpawnError {
         dn: String,
     },
     /// The context is cancelled: what was started now would be started for nothing.
-    #[error("{dn} is being cancelled")]
-    Cancelled {
-        /// The parent's DN.
-        dn: String,
-    },
+    #[error("no children are added any more")]
+    Cancelled(#[source] Cancelled),
 }
 
 /// Why a signal was wrong. The runnable that gave it is cancelled and ends as failed, but for [`Stale`](Self::Stale).
@@ -94,7 +92,7 @@ impl Machine {
         let slot = self.resolve(key).ok_or(SpawnError::Name(NameError::Stale))?;
         let node = self.node(slot);
         match node.phase {
-            State::New if node.cancelled || self.is_shutting_down() => Err(SpawnError::Cancelled { dn: node.dn.to_string() }),
+            State::New if node.cancelled || self.is_shutting_down() => Err(SpawnError::Cancelled(Cancelled)),
             State::New => Ok(slot),
             State::Ready => Err(SpawnError::AlreadyReady { dn: node.dn.to_string() }),
             _ => Err(SpawnError::Name(NameError::Stale)),

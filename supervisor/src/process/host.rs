@@ -1,0 +1,132 @@
+//! What all child processes of one supervisor share.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Pid, Resource, Rlimit};
+use tokio::signal::unix::SignalKind;
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::descendants::Snapshots;
+use super::procfs;
+use super::reap;
+use super::spawn::Spawner;
+use super::tag::{Program, Tag, Tags};
+
+/// Starts child processes and takes in their orphans. It lives as long as any process that it started has a run.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(super) shared: Arc<Shared>,
+    pub(super) spawner: Spawner,
+    _reaper: AbortOnDropHandle<()>,
+}
+
+impl Host {
+    /// Makes this program the one that its children's orphans go to, for as long as it lives. Must be called within a
+    /// tokio runtime that has its IO enabled.
+    pub(crate) fn new() -> io::Result<Self> {
+        procfs::check()?;
+        let program = Program::current()?;
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let child_ended = tokio::signal::unix::signal(SignalKind::child())?;
+        let children_before = if is_init() { mark_own_children(program)? } else { HashSet::new() };
+        let spawner = Spawner::start()?;
+        let shared = Arc::new(Shared {
+            program,
+            tags: Tags::new(program, spawner.thread()),
+            own_limit: own_limit(),
+            children_before,
+            registry: Mutex::default(),
+            reap_again: Notify::new(),
+            snapshots: Snapshots::default(),
+        });
+        let reaper = AbortOnDropHandle::new(tokio::spawn(reap::run(Arc::clone(&shared), child_ended)));
+        Ok(Self { shared, spawner, _reaper: reaper })
+    }
+}
+
+/// The part of a host that its threads and tasks know.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) program: Program,
+    pub(super) tags: Tags,
+    /// What children that are not a host's inherit.
+    pub(super) own_limit: u64,
+    /// As PID 1: children from the time before they were marked.
+    children_before: HashSet<i32>,
+    registry: Mutex<Registry>,
+    /// A process has become, or has stopped to be, one that somebody waits for.
+    pub(super) reap_again: Notify,
+    pub(super) snapshots: Snapshots,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    /// The start that is under way: its main process is not known yet.
+    starting: Option<Tag>,
+    /// The processes that runs wait for.
+    mains: HashMap<i32, Tag>,
+}
+
+impl Shared {
+    pub(super) fn is_main(&self, pid: i32) -> bool {
+        self.lock().mains.contains_key(&pid)
+    }
+
+    pub(super) fn is_starting(&self, tag: Tag) -> bool {
+        self.lock().starting == Some(tag)
+    }
+
+    /// Whether a process without a mark has come to PID 1 from outside of its program: `nsenter` brings such. Both its
+    /// mark and its session must say so.
+    pub(super) fn is_strangers(&self, pid: i32) -> bool {
+        let session = |pid| rustix::process::getsid(pid).ok();
+        is_init() && !self.children_before.contains(&pid) && session(Pid::from_raw(pid)) != session(None)
+    }
+
+    pub(super) fn begin_start(&self, tag: Tag) {
+        self.lock().starting = Some(tag);
+    }
+
+    pub(super) fn end_start(&self, tag: Tag, main: Option<i32>) {
+        let mut registry = self.lock();
+        registry.starting = None;
+        registry.mains.extend(main.map(|pid| (pid, tag)));
+        drop(registry);
+        self.reap_again.notify_one();
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn forget(&self, main: i32) {
+        self.lock().mains.remove(&main);
+        self.reap_again.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_init() -> bool {
+    rustix::process::getpid() == Pid::INIT
+}
+
+fn own_limit() -> u64 {
+    rustix::process::getrlimit(Resource::Locks).current.unwrap_or(u64::MAX)
+}
+
+/// Marks PID 1 itself, so that what it starts by other means can be told from what others bring into its namespace.
+/// Returns the children that it has already.
+fn mark_own_children(program: Program) -> io::Result<HashSet<i32>> {
+    let before = own_limit();
+    if Tag::from_limit(before).is_none() {
+        let hard = rustix::process::getrlimit(Resource::Locks).maximum;
+        let mark = Rlimit { current: Some(program.own_mark().limit()), maximum: hard };
+        rustix::process::setrlimit(Resource::Locks, mark)?;
+    }
+    let own = procfs::own_pid();
+    let is_child = |pid: &i32| procfs::stat(*pid).is_ok_and(|stat| stat.parent == own);
+    Ok(procfs::pids()?.into_iter().filter(is_child).collect())
+}

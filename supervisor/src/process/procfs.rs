@@ -1,0 +1,107 @@
+//! What `/proc` tells of processes.
+
+use std::fs;
+use std::io;
+use std::str::FromStr;
+
+use crate::sys;
+
+/// What is needed of `/proc/PID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) parent: i32,
+    /// In clock ticks since boot: with the pid, it names a process for good.
+    pub(super) start: u64,
+}
+
+/// This program's pid.
+pub(super) fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// That `/proc` is there, and shows the pids by which this program knows its children.
+pub(super) fn check() -> io::Result<()> {
+    let link = fs::read_link("/proc/self")
+        .map_err(|error| io::Error::new(error.kind(), format!("mount proc at /proc: {error}")))?;
+    if link.to_str().and_then(|pid| pid.parse().ok()) == Some(own_pid()) {
+        return Ok(());
+    }
+    Err(io::Error::other("/proc shows another PID namespace: mount proc anew (unshare --mount-proc does)"))
+}
+
+/// All processes that this program can see, in ascending order.
+pub(super) fn pids() -> io::Result<Vec<i32>> {
+    let mut pids = Vec::with_capacity(256);
+    for entry in fs::read_dir("/proc")? {
+        if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
+            pids.push(pid);
+        }
+    }
+    Ok(pids)
+}
+
+/// The soft limit of file locks of a process.
+///
+/// # Errors
+/// Where there is no such process, or it is hidden.
+pub(super) fn locks_limit(pid: i32) -> io::Result<u64> {
+    match sys::locks_limit(pid) {
+        // Another user's: only the file is for everybody. It is twenty times slower.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+            parse_locks_limit(&text).ok_or_else(|| malformed("limits"))
+        }
+        result => result,
+    }
+}
+
+/// # Errors
+/// Where there is no such process, or it is hidden.
+pub(super) fn stat(pid: i32) -> io::Result<Stat> {
+    let text = fs::read(format!("/proc/{pid}/stat"))?;
+    parse_stat(&text).ok_or_else(|| malformed("stat"))
+}
+
+fn malformed(file: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("/proc/PID/{file} is not what proc(5) says"))
+}
+
+fn parse_locks_limit(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(u64::MAX),
+        soft => soft.parse().ok(),
+    }
+}
+
+/// The second field, the program's name, may hold anything but a NUL: the fields are counted from its last bracket.
+fn parse_stat(text: &[u8]) -> Option<Stat> {
+    let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
+    let mut fields = text[after_name..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+    let parent = number(fields.nth(1)?)?;
+    let start = number(fields.nth(17)?)?;
+    Some(Stat { parent, start })
+}
+
+fn number<T: FromStr>(field: &[u8]) -> Option<T> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_programs_name_may_look_like_fields() {
+        let stat = b"77 (a) S 1 (b c) S 42 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 3000 100 1\n";
+        assert_eq!(parse_stat(stat), Some(Stat { parent: 42, start: 987_654 }));
+        assert_eq!(parse_stat(b"77 (short) S 42"), None);
+    }
+
+    #[test]
+    fn both_ways_to_a_limit_agree() {
+        let text = fs::read_to_string("/proc/self/limits").expect("proc is mounted");
+        assert_eq!(parse_locks_limit(&text), sys::locks_limit(own_pid()).ok());
+        assert_eq!(parse_locks_limit("Max file locks            2305843009213693953  unlimited  locks"), Some(1 << 61 | 1));
+    }
+}

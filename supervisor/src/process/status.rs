@@ -1,0 +1,142 @@
+//! How a process ended.
+
+use std::fmt;
+
+use rustix::process::WaitIdStatus;
+
+/// A signal, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Signal(i32);
+
+impl Signal {
+    /// Hang-up; many daemons read their configuration again.
+    pub const HUP: Self = Self(libc::SIGHUP);
+    /// What ctrl-C sends.
+    pub const INT: Self = Self(libc::SIGINT);
+    /// What ctrl-\ sends; often a quicker end than by `TERM`, or one with a core dump.
+    pub const QUIT: Self = Self(libc::SIGQUIT);
+    /// The end that no process can refuse.
+    pub const KILL: Self = Self(libc::SIGKILL);
+    /// The polite request to end.
+    pub const TERM: Self = Self(libc::SIGTERM);
+    /// Whatever the program makes of it.
+    pub const USR1: Self = Self(libc::SIGUSR1);
+    /// Whatever the program makes of it.
+    pub const USR2: Self = Self(libc::SIGUSR2);
+    /// What nginx takes for a graceful stop.
+    pub const WINCH: Self = Self(libc::SIGWINCH);
+
+    pub(super) const CONT: Self = Self(libc::SIGCONT);
+
+    /// The signal of this number, `1..=64`.
+    pub fn from_number(number: i32) -> Option<Self> {
+        (1..=64).contains(&number).then_some(Self(number))
+    }
+
+    /// Its number.
+    pub fn number(self) -> i32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Signal {
+    /// `SIGTERM`; a number where it has no name that is the same everywhere, such as `signal 37`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.0 {
+            libc::SIGABRT => "SIGABRT",
+            libc::SIGALRM => "SIGALRM",
+            libc::SIGBUS => "SIGBUS",
+            libc::SIGCHLD => "SIGCHLD",
+            libc::SIGCONT => "SIGCONT",
+            libc::SIGFPE => "SIGFPE",
+            libc::SIGHUP => "SIGHUP",
+            libc::SIGILL => "SIGILL",
+            libc::SIGINT => "SIGINT",
+            libc::SIGIO => "SIGIO",
+            libc::SIGKILL => "SIGKILL",
+            libc::SIGPIPE => "SIGPIPE",
+            libc::SIGPROF => "SIGPROF",
+            libc::SIGPWR => "SIGPWR",
+            libc::SIGQUIT => "SIGQUIT",
+            libc::SIGSEGV => "SIGSEGV",
+            libc::SIGSTOP => "SIGSTOP",
+            libc::SIGSYS => "SIGSYS",
+            libc::SIGTERM => "SIGTERM",
+            libc::SIGTRAP => "SIGTRAP",
+            libc::SIGTSTP => "SIGTSTP",
+            libc::SIGTTIN => "SIGTTIN",
+            libc::SIGTTOU => "SIGTTOU",
+            libc::SIGURG => "SIGURG",
+            libc::SIGUSR1 => "SIGUSR1",
+            libc::SIGUSR2 => "SIGUSR2",
+            libc::SIGVTALRM => "SIGVTALRM",
+            libc::SIGWINCH => "SIGWINCH",
+            libc::SIGXCPU => "SIGXCPU",
+            libc::SIGXFSZ => "SIGXFSZ",
+            number => return write!(f, "signal {number}"),
+        };
+        f.pad(name)
+    }
+}
+
+/// How a child process ended, with its last words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessExit {
+    /// The pid it had.
+    pub pid: u32,
+    /// Its exit code, where it exited.
+    pub code: Option<i32>,
+    /// The signal that killed it, where one did.
+    pub signal: Option<Signal>,
+    /// Whether a signal's death left a core dump.
+    pub core_dumped: bool,
+    /// The last lines of its output and error output as they came, at most [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) of
+    /// at most [`MAX_TAIL_LINE`](super::MAX_TAIL_LINE) bytes, without control characters.
+    pub tail: Vec<String>,
+}
+
+impl ProcessExit {
+    pub(super) fn new(pid: i32, status: &WaitIdStatus, tail: Vec<String>) -> Self {
+        Self {
+            pid: pid.unsigned_abs(),
+            code: status.exit_status(),
+            signal: status.terminating_signal().map(Signal),
+            core_dumped: status.dumped(),
+            tail,
+        }
+    }
+
+    /// Whether it exited with code 0.
+    pub fn is_success(&self) -> bool {
+        self.code == Some(0)
+    }
+}
+
+impl fmt::Display for ProcessExit {
+    /// `exited with code 3`, `killed by SIGSEGV (core dumped)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.code, self.signal) {
+            (_, Some(signal)) if self.core_dumped => write!(f, "killed by {signal} (core dumped)"),
+            (_, Some(signal)) => write!(f, "killed by {signal}"),
+            (Some(code), None) => write!(f, "exited with code {code}"),
+            (None, None) => f.write_str("ended"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_told_in_words() {
+        let exit = ProcessExit { pid: 7, code: Some(3), signal: None, core_dumped: false, tail: Vec::new() };
+        assert_eq!(exit.to_string(), "exited with code 3");
+        let killed = ProcessExit { code: None, signal: Some(Signal(libc::SIGSEGV)), core_dumped: true, ..exit };
+        assert_eq!(killed.to_string(), "killed by SIGSEGV (core dumped)");
+        let realtime = ProcessExit { signal: Signal::from_number(37), core_dumped: false, ..killed };
+        assert_eq!(realtime.to_string(), "killed by signal 37");
+        assert_eq!((Signal::from_number(0), Signal::from_number(65)), (None, None));
+    }
+}

@@ -1,0 +1,9 @@
+//! The crate as its users see it.
+
+mod control;
+mod groups;
+mod logging;
+mod misuse;
+mod restart;
+mod serve;
+mod tree;
