@@ -3,11 +3,14 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, WaitId, WaitIdOptions};
+use tokio::io::Interest;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
 // The 16-bit calls of old would cut larger ids.
 #[cfg(any(target_arch = "arm", target_arch = "x86"))]
@@ -50,6 +53,28 @@ pub(crate) fn send_signal_to_group(group: i32, signal: i32) -> io::Result<()> {
     assert!(group > 1, "0 and 1 would mean this program's own group and every process");
     // SAFETY: no memory is passed.
     check(unsafe { libc::kill(-group, signal) })
+}
+
+/// A descriptor whose readability is awaited.
+#[derive(Debug)]
+pub(crate) struct Readable(AsyncFd<Arc<OwnedFd>>);
+
+impl Readable {
+    /// Must be called within a tokio runtime.
+    pub(crate) fn new(fd: Arc<OwnedFd>) -> io::Result<Self> {
+        // SAFETY: the descriptor is owned, so it stays open while this lives; nobody here can put another in its place.
+        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+        Ok(Self(fd.map_err(|error| error.into_parts().1)?))
+    }
+
+    /// Resolves when it is readable, as a pidfd is when its process has ended.
+    pub(crate) async fn readable(&self) -> io::Result<AsyncFdReadyGuard<'_, Arc<OwnedFd>>> {
+        self.0.readable().await
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
+    }
 }
 
 /// A program to run, complete to the last byte: nothing is computed between birth and exec.
@@ -104,7 +129,7 @@ pub(crate) fn spawn(image: &Image) -> Result<(i32, OwnedFd), (Step, io::Error)> 
     let Some(step) = plan.failed_step() else { return Ok((pid, pidfd)) };
     let error = io::Error::from_raw_os_error(plan.errno.load(Ordering::Acquire));
     // It has ended, since it did not exec. Nobody else waits for it.
-    let _ = rustix::process::waitid((&pidfd).into(), rustix::process::WaitIdOptions::EXITED);
+    let _ = rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
     Err((step, error))
 }
 

@@ -9,14 +9,12 @@ use std::time::Instant as Moment;
 use futures_util::future::join_all;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, timeout_at};
 
 use super::procfs::{self, Stat};
 use super::status::Signal;
 use super::tag::{Program, Tag};
-use crate::sys;
+use crate::sys::{self, Readable};
 
 /// How many ends are awaited at once: each takes a descriptor.
 const WATCHED: usize = 128;
@@ -95,9 +93,11 @@ impl Member {
 
 /// What one pass over the members did.
 struct Round {
-    watched: Vec<(Member, OwnedFd)>,
+    watched: Vec<(Member, Arc<OwnedFd>)>,
     /// Whether somebody got a signal that he had not got before.
     fresh: bool,
+    /// Whether somebody was gone already.
+    gone: bool,
 }
 
 /// The descendants of one start of a process, without its main process, whose owner waits for it.
@@ -138,7 +138,7 @@ impl Family {
                 return;
             }
             let kill = Instant::now() >= deadline;
-            let Round { watched, fresh } = self.signal(&members, if kill { Signal::KILL } else { polite });
+            let Round { watched, fresh, gone } = self.signal(&members, if kill { Signal::KILL } else { polite });
             if fresh && kill {
                 continue;
             }
@@ -148,7 +148,7 @@ impl Family {
             } else if timeout_at(deadline, ended).await.is_err() {
                 continue;
             }
-            if !self.reap(watched) {
+            if !self.reap(watched) && !gone {
                 return tracing::debug!(members = members.len(), "descendants are left to a parent elsewhere");
             }
         }
@@ -210,10 +210,20 @@ impl Family {
 
     /// Sends the signal to those who have not got it yet.
     fn signal(&mut self, members: &[Member], signal: Signal) -> Round {
-        let mut round = Round { watched: Vec::new(), fresh: false };
+        let mut round = Round { watched: Vec::new(), fresh: false, gone: false };
         for &member in members {
-            // Gone already; or this program is out of descriptors, and then there will be some when others have ended.
-            let Ok(fd) = member.open() else { continue };
+            let fd = match member.open() {
+                Ok(fd) => fd,
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => {
+                    round.gone = true;
+                    continue;
+                }
+                // This program is out of descriptors. There are some again when those that are watched have ended.
+                Err(error) => {
+                    tracing::warn!(pid = member.pid, %error, "can't get hold of a descendant");
+                    continue;
+                }
+            };
             if self.signalled.get(&member) != Some(&signal) {
                 if let Err(error) = deliver(&fd, signal)
                     && error.raw_os_error() == Some(libc::EPERM)
@@ -226,14 +236,14 @@ impl Family {
                 round.fresh = true;
             }
             if round.watched.len() < WATCHED {
-                round.watched.push((member, fd));
+                round.watched.push((member, Arc::new(fd)));
             }
         }
         round
     }
 
     /// Takes the statuses of those that have ended. Whether anything has come of it.
-    fn reap(&mut self, watched: Vec<(Member, OwnedFd)>) -> bool {
+    fn reap(&mut self, watched: Vec<(Member, Arc<OwnedFd>)>) -> bool {
         let mut progress = false;
         for (member, fd) in watched {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
@@ -257,10 +267,10 @@ fn deliver(fd: &OwnedFd, signal: Signal) -> io::Result<()> {
 }
 
 /// Waits until all of them have ended.
-async fn ended(watched: &[(Member, OwnedFd)]) {
+async fn ended(watched: &[(Member, Arc<OwnedFd>)]) {
     let ends = watched.iter().map(|(_, fd)| async move {
         // A descriptor that can't be watched is taken for one that has ended; the next look shows.
-        if let Ok(fd) = AsyncFd::with_interest(fd.as_fd(), Interest::READABLE) {
+        if let Ok(fd) = Readable::new(Arc::clone(fd)) {
             drop(fd.readable().await);
         }
     });

@@ -48,8 +48,8 @@ pub enum ProcessError {
     #[error("signal ready")]
     Signal(#[source] SignalError),
     /// It was told to stop, and did, however it took it.
-    #[error(transparent)]
-    Cancelled(Cancelled),
+    #[error("stopped")]
+    Cancelled(#[source] Cancelled),
 }
 
 impl ProcessError {

@@ -1,0 +1,186 @@
+//! The receiving end of `sd_notify(3)`.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_passcred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, UCred,
+};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::host::Shared;
+use super::procfs;
+use super::tag::Tag;
+use crate::sys::Readable;
+
+/// systemd takes as much.
+const MAX_MESSAGE: usize = 4096;
+/// As many descriptors as one message can carry (`SCM_MAX_FD`).
+const MAX_FDS: usize = 253;
+
+/// What the process has said so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) ready: bool,
+    /// The last `STATUS=`.
+    pub(super) status: Option<String>,
+    /// Until when it asked to be waited for.
+    pub(super) extended: Option<Instant>,
+}
+
+/// A socket that exists before the process that is told of it.
+#[derive(Debug)]
+pub(super) struct Socket {
+    fd: Readable,
+    tag: Tag,
+}
+
+impl Socket {
+    /// In the abstract namespace, so it needs no directory and leaves nothing behind; but a process in another network
+    /// namespace does not reach it.
+    pub(super) fn bind(tag: Tag) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        set_socket_passcred(&fd, true)?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name(tag).as_bytes())?)?;
+        Ok(Self { fd: Readable::new(Arc::new(fd))?, tag })
+    }
+
+    /// The value for `NOTIFY_SOCKET`.
+    pub(super) fn address(&self) -> String {
+        format!("@{}", name(self.tag))
+    }
+
+    /// Starts to listen to the process and its descendants.
+    pub(super) fn listen(self, senders: Senders) -> Listener {
+        let (say, said) = watch::channel(Said::default());
+        Listener { said, _task: AbortOnDropHandle::new(tokio::spawn(self.run(senders, say))) }
+    }
+
+    async fn run(self, senders: Senders, say: watch::Sender<Said>) {
+        loop {
+            let Ok(mut readable) = self.fd.readable().await else { return };
+            // The descriptors of a message are closed here, which is what a sender of BARRIER=1 waits for.
+            match readable.try_io(|fd| receive(fd.get_ref())) {
+                Ok(Ok((text, Some(sender)))) if senders.accept(&sender) => {
+                    let messages = parse(&text, Instant::now());
+                    say.send_modify(|said| messages.for_each(|message| said.hear(message)));
+                }
+                Ok(Ok((_, sender))) => tracing::debug!(?sender, "a notification from elsewhere is ignored"),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(error)) => return tracing::error!(%error, "the notification socket is lost"),
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
+/// Hears what the process says, for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) said: watch::Receiver<Said>,
+    _task: AbortOnDropHandle<()>,
+}
+
+fn name(tag: Tag) -> String {
+    format!("nodekeel/notify/{:x}", tag.limit())
+}
+
+/// Who may speak for a process.
+#[derive(Debug)]
+pub(super) struct Senders {
+    pub(super) shared: Arc<Shared>,
+    pub(super) tag: Tag,
+    pub(super) main: i32,
+    /// The user that the process was started as.
+    pub(super) uid: u32,
+}
+
+impl Senders {
+    /// The process and its descendants. A sender that has ended meanwhile, as `systemd-notify` does, can't be asked for
+    /// its mark: it must have been of the process' user, who could make the process say anything, or of this program's.
+    fn accept(&self, sender: &UCred) -> bool {
+        let pid = sender.pid.as_raw_nonzero().get();
+        let uid = sender.uid.as_raw();
+        match procfs::locks_limit(pid) {
+            Ok(limit) => pid == self.main || Tag::from_limit(limit) == Some(self.tag),
+            Err(_) => uid == self.uid || uid == rustix::process::geteuid().as_raw(),
+        }
+    }
+}
+
+/// One datagram and who sent it. Descriptors that came with it are closed.
+fn receive(fd: impl AsFd) -> io::Result<(Vec<u8>, Option<UCred>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS), ScmCredentials(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut text = vec![0; MAX_MESSAGE];
+    let received =
+        rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut text)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    text.truncate(received.bytes);
+    let mut sender = None;
+    for message in ancillary.drain() {
+        match message {
+            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials),
+            RecvAncillaryMessage::ScmRights(fds) => fds.for_each(drop),
+            _ => {}
+        }
+    }
+    Ok((text, sender))
+}
+
+/// What is acted upon of the protocol; `STOPPING=1`, `RELOADING=1`, `MAINPID=` and others change nothing here.
+#[derive(Debug, PartialEq, Eq)]
+enum Message {
+    Ready,
+    Status(String),
+    Extend(Instant),
+}
+
+impl Said {
+    fn hear(&mut self, message: Message) {
+        match message {
+            Message::Ready => self.ready = true,
+            Message::Status(status) => {
+                tracing::debug!(status, "the process tells its status");
+                self.status = Some(status);
+            }
+            Message::Extend(until) => self.extended = Some(until),
+        }
+    }
+}
+
+fn parse(text: &[u8], now: Instant) -> impl Iterator<Item = Message> {
+    text.split(|&byte| byte == b'\n').filter_map(move |line| {
+        let line = std::str::from_utf8(line).ok()?;
+        match line.split_once('=')? {
+            ("READY", "1") => Some(Message::Ready),
+            ("STATUS", status) => Some(Message::Status(status.to_owned())),
+            ("EXTEND_TIMEOUT_USEC", micros) => {
+                Some(Message::Extend(now.checked_add(Duration::from_micros(micros.parse().ok()?))?))
+            }
+            _ => None,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_that_are_not_understood_are_passed_over() {
+        let now = Instant::now();
+        let text = b"MAINPID=1\nREADY=0\nSTATUS=50 % = half\nEXTEND_TIMEOUT_USEC=-1\n\xff=1\nREADY=1\nEXTEND_TIMEOUT_USEC=250\n";
+        let extended = Message::Extend(now + Duration::from_micros(250));
+        assert_eq!(
+            parse(text, now).collect::<Vec<_>>(),
+            [Message::Status("50 % = half".into()), Message::Ready, extended]
+        );
+    }
+}

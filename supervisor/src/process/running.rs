@@ -1,0 +1,172 @@
+//! A process that runs: waiting for its end, and bringing it about.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus};
+use tokio::time::{Instant, timeout_at};
+
+use super::descendants::Family;
+use super::error::ProcessError;
+use super::host::Host;
+use super::notify::{Listener, Senders, Socket};
+use super::output::{Pumps, Sink};
+use super::spawn::{self, Main};
+use super::status::{ProcessExit, Signal};
+use super::{KillMode, Process};
+use crate::sys::{self, Readable, Step};
+
+/// One start of a process. Dropped before its end, everything that it was to take with it is killed.
+#[derive(Debug)]
+pub(super) struct Running {
+    host: Arc<Host>,
+    /// `None` only in `drop`.
+    main: Option<Main>,
+    ended: Readable,
+    status: Option<WaitIdStatus>,
+    pumps: Option<Pumps>,
+    pub(super) listener: Option<Listener>,
+    kill: KillMode,
+}
+
+impl Running {
+    /// Starts a process; its program runs when this returns.
+    pub(super) async fn start(
+        host: Arc<Host>,
+        process: &Process,
+        [stdout, stderr]: [Sink; 2],
+    ) -> Result<Self, ProcessError> {
+        let tag = host.shared.tags.next();
+        let prepare = |error| spawn::failed(process, Step::Setup, error);
+        let socket = process.readiness.notify.then(|| Socket::bind(tag)).transpose().map_err(prepare)?;
+        let (image, ends) =
+            spawn::image(process, tag, socket.as_ref().map(Socket::address)).map_err(prepare)?;
+        let born = host.spawner.spawn(image, tag, process.kill, &host.shared).await;
+        let main = born.map_err(|(step, error)| spawn::failed(process, step, error))?;
+        let ended = Readable::new(Arc::clone(&main.pidfd)).map_err(ProcessError::Watch)?;
+        let pumps = Pumps::start([(ends.stdout, stdout), (ends.stderr, stderr)]).map_err(ProcessError::Watch)?;
+        let listener = socket.map(|socket| {
+            let uid = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+            socket.listen(Senders { shared: Arc::clone(&host.shared), tag, main: main.pid, uid })
+        });
+        Ok(Self { host, main: Some(main), ended, status: None, pumps: Some(pumps), listener, kill: process.kill })
+    }
+
+    /// Waits until the main process has ended. It can be dropped and called again at any time.
+    pub(super) async fn wait(&mut self) -> io::Result<()> {
+        while self.status.is_none() {
+            let mut readable = self.ended.readable().await?;
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            self.status = rustix::process::waitid(WaitId::PidFd(self.ended.fd()), options)?;
+            readable.clear_ready();
+        }
+        self.main_mut().waited();
+        Ok(())
+    }
+
+    /// Asks everything to end, and ends it when the deadline has come.
+    pub(super) async fn stop(&mut self, signal: Signal, deadline: Instant) -> io::Result<()> {
+        self.ask(signal);
+        match timeout_at(deadline, self.wait()).await {
+            Ok(ended) => ended?,
+            Err(_) => self.kill_all().await?,
+        }
+        self.end_rest(signal, deadline).await;
+        Ok(())
+    }
+
+    /// Ends what the main process has left behind, where it is to go with it.
+    pub(super) async fn end_rest(&self, signal: Signal, deadline: Instant) {
+        if self.kill == KillMode::Descendants {
+            let (tag, pid) = (self.main().tag, self.main().pid);
+            Family::new(tag, pid).end(&self.host.shared.snapshots, signal, deadline).await;
+        }
+    }
+
+    /// What is told of the end, with everything that was written before it.
+    pub(super) async fn exit(mut self) -> ProcessExit {
+        let tail = match self.pumps.take() {
+            Some(pumps) => pumps.finish().await,
+            None => Vec::new(),
+        };
+        let status = self.status.as_ref().expect("asked for only after its end");
+        ProcessExit::new(self.main().pid, status, tail)
+    }
+
+    /// Its process group may be signalled as long as nobody has waited for it: until then nobody else gets its pid.
+    fn ask(&self, signal: Signal) {
+        if self.status.is_some() {
+            return;
+        }
+        for signal in [signal, Signal::CONT] {
+            let asked = match self.kill {
+                KillMode::Descendants if self.leads_its_group() => {
+                    sys::send_signal_to_group(self.main().pid, signal.number())
+                }
+                _ => self.main().signal(signal),
+            };
+            if let Err(error) = asked {
+                tracing::warn!(pid = self.main().pid, %error, "can't send {signal} to the process");
+            }
+        }
+    }
+
+    /// It leads one from birth, but may go elsewhere.
+    fn leads_its_group(&self) -> bool {
+        let pid = Pid::from_raw(self.main().pid);
+        pid.is_some() && rustix::process::getpgid(pid).ok() == pid
+    }
+
+    async fn kill_all(&mut self) -> io::Result<()> {
+        if let Err(error) = self.main().signal(Signal::KILL) {
+            tracing::warn!(pid = self.main().pid, %error, "can't kill the process");
+        }
+        let mut family = Family::new(self.main().tag, self.main().pid);
+        let (kill, host) = (self.kill, Arc::clone(&self.host));
+        let rest = async move {
+            if kill == KillMode::Descendants {
+                family.end(&host.shared.snapshots, Signal::KILL, Instant::now()).await;
+            }
+        };
+        tokio::join!(self.wait(), rest).0
+    }
+
+    fn main(&self) -> &Main {
+        self.main.as_ref().expect("it is taken only by drop")
+    }
+
+    fn main_mut(&mut self) -> &mut Main {
+        self.main.as_mut().expect("it is taken only by drop")
+    }
+}
+
+impl Drop for Running {
+    /// What is killed by a drop is waited for by a task of its own, for which the host lives on.
+    fn drop(&mut self) {
+        let Some(main) = self.main.take() else { return };
+        if self.status.is_none()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            main.kill();
+            runtime.spawn(bury(Arc::clone(&self.host), main, self.kill));
+        }
+    }
+}
+
+/// Waits for the end of a process that has been killed, and of its descendants.
+fn bury(host: Arc<Host>, mut main: Main, kill: KillMode) -> impl Future<Output = ()> + Send {
+    let ended = Readable::new(Arc::clone(&main.pidfd));
+    async move {
+        if let Ok(ended) = ended {
+            drop(ended.readable().await);
+        }
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(main.pidfd.as_fd()), options) {
+            main.waited();
+        }
+        if kill == KillMode::Descendants {
+            Family::new(main.tag, main.pid).end(&host.shared.snapshots, Signal::KILL, Instant::now()).await;
+        }
+    }
+}
