@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait_until;
 
-/// The environment variable by which the descendants of a daemon are known: its value is the daemon's directory.
-pub(crate) const MARK: &str = "NODEKEEL_TESTBED";
+/// The environment variable by which the descendants of a program are known: its value is the program's directory.
+pub const MARK: &str = "NODEKEEL_TESTBED";
 
 /// A process that has to do with a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]

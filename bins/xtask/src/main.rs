@@ -1,2 +1,85 @@
-//! Being written.
-fn main() {}
+//! The workspace's tasks: `cargo xtask COMMAND`; alone it lists them.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+mod bench;
+mod check;
+mod demo;
+mod report;
+mod run;
+mod setup;
+mod soak;
+mod test;
+
+/// Tasks of the workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Install what tests, benches and the demo run (Debian packages); a second run costs nothing
+    Setup {
+        /// Only say what is missing
+        #[arg(long)]
+        check: bool,
+    },
+    /// Show a node at work: etcd and containerd under it, one of them killed and back
+    Demo,
+    /// Run every test on the real things, and fail if one could not run
+    Test,
+    /// Format, lints, docs, each crate and each feature alone, dependencies
+    Check,
+    /// Run the long random tests at their full counts
+    Soak {
+        /// One of them; all without
+        name: Option<String>,
+    },
+    /// Measure, each with its peers, into target/bench/NAME.json
+    Bench {
+        /// One of them; all without
+        name: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match start(Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(arguments: Arguments) -> Result<ExitCode> {
+    match arguments.task {
+        None => {
+            Arguments::command().print_help()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Task::Setup { check: true }) => setup::check(),
+        Some(Task::Setup { check: false }) => setup::install().map(|()| ExitCode::SUCCESS),
+        Some(Task::Demo) => demo::run().map(|()| ExitCode::SUCCESS),
+        Some(Task::Test) => test::run(),
+        Some(Task::Check) => check::run(),
+        Some(Task::Soak { name }) => soak::run(name.as_deref()),
+        Some(Task::Bench { name }) => bench::run(name.as_deref()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

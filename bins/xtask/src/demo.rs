@@ -1,0 +1,4 @@
+//! Being written.
+pub(crate) fn run() -> anyhow::Result<()> {
+    anyhow::bail!("being written")
+}

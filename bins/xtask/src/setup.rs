@@ -1,0 +1,158 @@
+//! `cargo xtask setup`: what the tests, benches and the demo run.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use testbed::{Table, tools};
+
+use crate::run;
+
+/// Asked by Debian's packages before they start a daemon; 101 forbids it.
+///
+/// *Source:* /usr/share/doc/init-system-helpers/README.policy-rc.d.gz.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+const POLICY_TEXT: &str = "#!/bin/sh\n# Made by nodekeel's set-up; gone when it ends.\nexit 101\n";
+
+/// Says what is there and what is missing; the exit code is 1 when something is.
+pub(crate) fn check() -> Result<ExitCode> {
+    let mut table = Table::new(["program", "Debian package", "found at"]);
+    for tool in tools::ALL {
+        let place = tools::find(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
+        table.row([tool.name, tool.package, &place]);
+    }
+    println!("{table}");
+    let packages = missing_packages();
+    if packages.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("\nmissing; to install it: {}", install_command(&packages));
+    Ok(ExitCode::FAILURE)
+}
+
+/// Installs what is missing, and nothing where nothing is.
+///
+/// # Errors
+/// Where it may not (no root, no apt-get): with the command to give instead.
+pub(crate) fn install() -> Result<()> {
+    let packages = missing_packages();
+    if packages.is_empty() {
+        println!("set-up: everything is there");
+        return Ok(());
+    }
+    let apt = tools::Tool { name: "apt-get", package: "apt" };
+    let by_hand = install_command(&packages);
+    let Ok(apt) = tools::find(apt) else {
+        bail!("{} missing and there is no apt-get here; on Debian: {by_hand}", list(&packages));
+    };
+    ensure!(run::is_root(), "{} missing and only root may install it; run: {by_hand}", list(&packages));
+    println!("set-up: installing {}", packages.join(" "));
+    let _policy = forbid_daemons()?;
+    if are_lists_empty() {
+        apt_get(&apt, &["update"])?;
+    }
+    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
+    arguments.extend(&packages);
+    if apt_get(&apt, &arguments).is_err() {
+        // The lists may be older than the archive.
+        apt_get(&apt, &["update"])?;
+        apt_get(&apt, &arguments).with_context(|| format!("install by hand: {by_hand}"))?;
+    }
+    let missing = missing_packages();
+    ensure!(missing.is_empty(), "still missing after the installation: {}", missing.join(" "));
+    Ok(())
+}
+
+fn missing_packages() -> Vec<&'static str> {
+    let missing = tools::ALL.into_iter().filter(|tool| tools::find(*tool).is_err());
+    let mut packages: Vec<_> = missing.map(|tool| tool.package).collect();
+    packages.dedup();
+    packages
+}
+
+fn list(packages: &[&str]) -> String {
+    let verb = if packages.len() == 1 { "is" } else { "are" };
+    format!("{} {verb}", packages.join(", "))
+}
+
+fn install_command(packages: &[&str]) -> String {
+    format!("apt-get update && apt-get install --no-install-recommends {}", packages.join(" "))
+}
+
+fn are_lists_empty() -> bool {
+    let Ok(entries) = fs::read_dir("/var/lib/apt/lists") else { return true };
+    !entries.flatten().any(|entry| entry.file_name().to_string_lossy().contains("_Packages"))
+}
+
+fn apt_get(apt: &Path, arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new(apt);
+    // Where no policy is asked, a run level of 1 keeps invoke-rc.d from starting daemons.
+    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
+    let status = command.status().context("execute apt-get")?;
+    ensure!(status.success(), "apt-get {} failed ({status})", arguments.join(" "));
+    Ok(())
+}
+
+/// Keeps Debian's packages from starting their daemons on this machine, until it is dropped.
+#[derive(Debug)]
+struct Policy(PathBuf);
+
+impl Drop for Policy {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            eprintln!("set-up: remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+fn forbid_daemons() -> Result<Option<Policy>> {
+    forbid_daemons_by(Path::new(POLICY))
+}
+
+/// `None` where the machine has a policy of its own, which is left alone.
+fn forbid_daemons_by(path: &Path) -> Result<Option<Policy>> {
+    let is_ours = fs::read_to_string(path).is_ok_and(|text| text == POLICY_TEXT);
+    if path.exists() && !is_ours {
+        return Ok(None);
+    }
+    let place = || path.display();
+    fs::write(path, POLICY_TEXT).with_context(|| format!("write {}", place()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("chmod {}", place()))?;
+    Ok(Some(Policy(path.to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn daemons_are_forbidden_only_while_packages_are_installed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy-rc.d");
+        let policy = forbid_daemons_by(&path).unwrap();
+        assert_eq!(Command::new(&path).status().unwrap().code(), Some(101));
+        drop(policy);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_policy_of_a_killed_run_is_taken_over_and_a_foreign_one_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy-rc.d");
+        fs::write(&path, POLICY_TEXT).unwrap();
+        assert!(forbid_daemons_by(&path).unwrap().is_some());
+        assert!(!path.exists());
+        fs::write(&path, "#!/bin/sh\nexit 0\n").unwrap();
+        assert!(forbid_daemons_by(&path).unwrap().is_none());
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn the_command_to_give_by_hand_names_every_package() {
+        let command = install_command(&["etcd-server", "runc"]);
+        assert_eq!(command, "apt-get update && apt-get install --no-install-recommends etcd-server runc");
+    }
+}

@@ -1,0 +1,123 @@
+//! `cargo xtask test`: everything, on the real things, with one summary.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::report::{Part, Report};
+use crate::run::{self, Echo, Ran};
+use crate::setup;
+
+mod binaries;
+mod libtest;
+mod ways;
+
+use binaries::{Binary, Built};
+use libtest::Outcome;
+use ways::{Prepared, Selection, Way};
+
+/// Longer than any part takes: what exceeds it hangs.
+const PART_WITHIN: Duration = Duration::from_secs(20 * 60);
+const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
+
+/// The tests of child processes: their module in the test binary of this package runs in every way.
+const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");
+
+/// Installs what is missing, builds once, then runs every test, example and doctest.
+///
+/// A test marked `#[ignore = "needs …"]` runs in the way that its need asks for; one that could not run is a failure.
+/// Those marked `#[ignore = "soak…"]` are for `cargo xtask soak`.
+pub(crate) fn run() -> Result<ExitCode> {
+    let mut report = Report::default();
+    run::headline("set-up");
+    setup::install()?;
+    run::headline("build everything");
+    let Built { binaries, examples, took, problem } = binaries::build(PART_WITHIN)?;
+    report.checked("build", took, problem);
+    for binary in &binaries {
+        run_binary(binary, &mut report);
+    }
+    for example in &examples {
+        run_example(example, &mut report);
+    }
+    run_doctests(&mut report);
+    Ok(report.finish())
+}
+
+fn run_binary(binary: &Binary, report: &mut Report) {
+    let ran = run_selected(binary, Way::AsIs, &Selection::Unmarked, report);
+    let (waiting, unknown) = ways::sort(ran.ignored, run::is_root());
+    for (test, why) in unknown {
+        report.could_not_run(&format!("{} {test}", binary.name()), &why);
+    }
+    for (way, tests) in waiting {
+        run_selected(binary, way, &Selection::Exactly(tests), report);
+    }
+    let (package, target, module) = PROCESS_TESTS;
+    if (binary.package.as_str(), binary.target.as_str()) == (package, target) {
+        for way in ways::others(run::is_root()) {
+            run_selected(binary, way, &Selection::Module(module), report);
+        }
+    }
+}
+
+fn run_selected(binary: &Binary, way: Way, selection: &Selection, report: &mut Report) -> Outcome {
+    let name = format!("{} {}{}", binary.name(), selection, way.label());
+    run::headline(&name);
+    // What the command stands on (a plain user's home) lasts until it has ended.
+    let ran = ways::command(binary, way, selection)
+        .and_then(|Prepared { command, home: _home }| run::stream(command, Echo::Shown, PART_WITHIN));
+    match ran {
+        Ok(ran) => judge(&name, &ran, selection, report),
+        Err(error) => {
+            report.could_not_run(&name, &format!("{error:#}"));
+            Outcome::default()
+        }
+    }
+}
+
+/// Takes the counts out of the output; a run that gives none, or fewer than were asked for, has failed.
+fn judge(name: &str, ran: &Ran, selection: &Selection, report: &mut Report) -> Outcome {
+    let mut outcome = libtest::read(&ran.lines);
+    let missing = match selection {
+        _ if !outcome.is_complete => Some("ended without a result".to_owned()),
+        Selection::Exactly(tests) if outcome.passed + outcome.failed < tests.len() => {
+            Some(format!("only {} of {} tests ran", outcome.passed + outcome.failed, tests.len()))
+        }
+        Selection::Module(_) if outcome.passed + outcome.failed == 0 => Some("ran no test".into()),
+        _ => None,
+    };
+    let problem = missing.or_else(|| ran.problem.clone());
+    if outcome.failed == 0 && problem.is_some() {
+        outcome.failed = 1;
+    }
+    if let Some(problem) = problem {
+        report.note(format!("{name}: {problem}"));
+    }
+    for test in &outcome.failures {
+        report.note(format!("{name}: {test} failed"));
+    }
+    let (passed, failed) = (outcome.passed, outcome.failed);
+    report.ran(Part { name: name.into(), passed, failed, took: ran.took });
+    outcome
+}
+
+fn run_example(example: &Binary, report: &mut Report) {
+    let name = format!("example {}", example.target);
+    run::headline(&name);
+    let ran = run::stream(example.command(), Echo::Shown, EXAMPLE_WITHIN);
+    match ran {
+        Ok(ran) => report.checked(&name, ran.took, ran.problem),
+        Err(error) => report.could_not_run(&name, &format!("{error:#}")),
+    }
+}
+
+fn run_doctests(report: &mut Report) {
+    run::headline("doctests");
+    let command = run::cargo(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]);
+    match run::stream(command, Echo::Shown, PART_WITHIN) {
+        Ok(ran) => drop(judge("doctests", &ran, &Selection::Unmarked, report)),
+        Err(error) => report.could_not_run("doctests", &format!("{error:#}")),
+    }
+}

@@ -1,0 +1,133 @@
+//! The executables that cargo builds for tests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::run::{self, Echo};
+
+/// One executable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Binary {
+    /// The package, as `nodekeel-supervisor`.
+    pub(crate) package: String,
+    /// The target's name, as `it`.
+    pub(crate) target: String,
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// The package's directory, in which cargo runs it.
+    directory: PathBuf,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Test,
+    Example,
+}
+
+/// What the build has made.
+#[derive(Debug)]
+pub(crate) struct Built {
+    /// The test binaries.
+    pub(crate) binaries: Vec<Binary>,
+    /// The examples of the package `examples`; those of the libraries are parts of their benches.
+    pub(crate) examples: Vec<Binary>,
+    pub(crate) took: Duration,
+    pub(crate) problem: Option<String>,
+}
+
+impl Binary {
+    /// What people call it.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", self.package, self.target)
+    }
+
+    /// Runs it as cargo does: in its package's directory.
+    pub(crate) fn command(&self) -> Command {
+        self.prepared(Command::new(&self.path))
+    }
+
+    /// The command in the directory and with the variables that cargo gives.
+    pub(crate) fn prepared(&self, mut command: Command) -> Command {
+        command.current_dir(&self.directory);
+        command.env("CARGO_MANIFEST_DIR", &self.directory).env("CARGO_PKG_NAME", &self.package);
+        command
+    }
+}
+
+/// Builds every test and example of the workspace once, with all features.
+pub(crate) fn build(deadline: Duration) -> Result<Built> {
+    let format = "--message-format=json-render-diagnostics";
+    let command =
+        run::cargo(&["test", "--workspace", "--all-features", "--no-run", "--no-fail-fast", format]);
+    let ran = run::stream(command, Echo::Hidden, deadline)?;
+    let all: Vec<Binary> = ran.lines.iter().filter_map(|line| parse(line)).collect();
+    let (examples, binaries): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|binary| binary.kind == Kind::Example);
+    let examples = examples.into_iter().filter(|example| example.package == "examples").collect();
+    Ok(Built { binaries, examples, took: ran.took, problem: ran.problem })
+}
+
+/// *Source:* the cargo book, external tools: the message `compiler-artifact`.
+fn parse(line: &str) -> Option<Binary> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    if message["reason"] != "compiler-artifact" {
+        return None;
+    }
+    let path = PathBuf::from(message["executable"].as_str()?);
+    let target = &message["target"];
+    let kind = match (message["profile"]["test"].as_bool()?, target["kind"][0].as_str()?) {
+        (true, _) => Kind::Test,
+        (false, "example") => Kind::Example,
+        (false, _) => return None,
+    };
+    let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+    let package = package_name(message["package_id"].as_str()?)?;
+    Some(Binary { package, target: target["name"].as_str()?.to_owned(), path, directory, kind })
+}
+
+/// *Source:* the cargo book, package id specifications: `URL#NAME@VERSION`, or `URL#VERSION` where the URL ends with
+/// the name.
+fn package_name(id: &str) -> Option<String> {
+    let (url, rest) = id.rsplit_once('#')?;
+    let name = rest.split_once('@').map(|(name, _)| name).or_else(|| url.rsplit('/').next());
+    name.map(String::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn artifact(test: bool, kind: &str, executable: &str) -> String {
+        format!(
+            r#"{{"reason":"compiler-artifact","package_id":"path+file:///w/supervisor#nodekeel-supervisor@0.1.0",
+            "manifest_path":"/w/supervisor/Cargo.toml","target":{{"kind":["{kind}"],"name":"it"}},
+            "profile":{{"test":{test}}},"executable":{executable}}}"#
+        )
+    }
+
+    #[test]
+    fn test_binaries_and_examples_are_picked_out() {
+        let test = parse(&artifact(true, "test", r#""/w/target/it-1""#)).unwrap();
+        assert_eq!((test.name(), test.kind), ("nodekeel-supervisor it".to_owned(), Kind::Test));
+        assert_eq!(test.directory, Path::new("/w/supervisor"));
+        let example = parse(&artifact(false, "example", r#""/w/target/x""#)).unwrap();
+        assert_eq!(example.kind, Kind::Example);
+    }
+
+    #[test]
+    fn programs_libraries_and_other_messages_are_not() {
+        assert_eq!(parse(&artifact(false, "bin", r#""/w/target/noded""#)), None);
+        assert_eq!(parse(&artifact(true, "lib", "null")), None);
+        assert_eq!(parse(r#"{"reason":"build-finished","success":true}"#), None);
+    }
+
+    #[test]
+    fn a_package_named_as_its_directory_is_known_by_it() {
+        assert_eq!(package_name("path+file:///w/bins/testbed#0.1.0").as_deref(), Some("testbed"));
+    }
+}

@@ -1,0 +1,118 @@
+//! Which member may depend on which.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The directories of the libraries: the leaves, then the services.
+pub(crate) const LIBRARIES: [&str; 7] =
+    ["supervisor", "logtree", "localstorage", "fsquota", "provisioner", "containerd-svc", "cluster"];
+const LEAVES: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layer {
+    /// Depends on no member.
+    Leaf,
+    /// Depends on leaves.
+    Service,
+    /// A program, or a library for programs: depends on anything.
+    Bin,
+    /// Examples: depend on anything, and nothing on them.
+    Examples,
+}
+
+/// The layer of a member, by its directory below the workspace's root.
+fn layer(directory: &str) -> Option<Layer> {
+    match LIBRARIES.iter().position(|library| *library == directory) {
+        Some(place) if place < LEAVES => Some(Layer::Leaf),
+        Some(_) => Some(Layer::Service),
+        None if directory == "examples" => Some(Layer::Examples),
+        None => directory.starts_with("bins/").then_some(Layer::Bin),
+    }
+}
+
+fn is_allowed(from: Layer, to: Layer) -> bool {
+    matches!(
+        (from, to),
+        (Layer::Service, Layer::Leaf)
+            | (Layer::Bin | Layer::Examples, Layer::Leaf | Layer::Service | Layer::Bin)
+    )
+}
+
+/// What the dependencies of the members break; dev-dependencies reach no user and are free.
+fn violations(metadata: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, directory, dependencies) in members(metadata) {
+        let Some(from) = layer(&directory) else {
+            found.push(format!("{name}: the directory {directory} has no layer"));
+            continue;
+        };
+        for dependency in dependencies {
+            let to = layer(&dependency);
+            if !to.is_some_and(|to| is_allowed(from, to)) {
+                found.push(format!("{name} ({from:?}) depends on {dependency} ({to:?})"));
+            }
+            // Tasks and tests must build where protoc isn't installed yet.
+            let is_foundation = directory == "bins/testbed" || directory == "bins/xtask";
+            if is_foundation && dependency != "bins/testbed" {
+                found.push(format!("{name} depends on {dependency}, though it must build before everything"));
+            }
+        }
+    }
+    found
+}
+
+/// Each member's name, directory, and the directories of the members that it depends on.
+fn members(metadata: &Value) -> Vec<(String, String, Vec<String>)> {
+    let root = metadata["workspace_root"].as_str().expect("metadata has a root");
+    let below = |path: &str| {
+        let path = Path::new(path).strip_prefix(root).unwrap_or(Path::new(path));
+        path.to_str().expect("members have UTF-8 paths").to_owned()
+    };
+    let packages = metadata["packages"].as_array().expect("metadata has packages");
+    let read = |package: &Value| {
+        let manifest = package["manifest_path"].as_str().expect("a package has a manifest");
+        let directory = below(manifest.trim_end_matches("/Cargo.toml"));
+        let dependencies = package["dependencies"].as_array().expect("a package has dependencies");
+        let used = dependencies.iter().filter(|dependency| dependency["kind"] != "dev");
+        let paths = used.filter_map(|dependency| dependency["path"].as_str());
+        (package["name"].as_str().expect("a name").to_owned(), directory, paths.map(below).collect())
+    };
+    packages.iter().map(read).collect()
+}
+
+#[test]
+fn layers_point_down() {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]);
+    let text = testbed::output(cargo.current_dir(env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let metadata: Value = serde_json::from_str(&text).unwrap();
+    assert!(members(&metadata).len() > 5, "the members were read");
+    assert_eq!(violations(&metadata), Vec::<String>::new());
+}
+
+fn planted(directory: &str, dependency: &str, kind: Value) -> Vec<String> {
+    violations(&serde_json::json!({"workspace_root": "/w", "packages": [{
+        "name": "planted", "manifest_path": format!("/w/{directory}/Cargo.toml"),
+        "dependencies": [{"kind": kind, "path": format!("/w/{dependency}")}],
+    }]}))
+}
+
+#[test]
+fn planted_violations_are_found() {
+    assert_eq!(planted("supervisor", "logtree", Value::Null).len(), 1);
+    assert_eq!(planted("supervisor", "bins/testbed", "build".into()).len(), 1);
+    assert_eq!(planted("cluster", "provisioner", Value::Null).len(), 1);
+    assert_eq!(planted("cluster", "bins/noded", Value::Null).len(), 1);
+    assert_eq!(planted("bins/noded", "examples", Value::Null).len(), 1);
+    assert_eq!(planted("bins/xtask", "supervisor", Value::Null).len(), 1);
+    assert_eq!(planted("common", "supervisor", Value::Null).len(), 1);
+}
+
+#[test]
+fn what_the_layers_allow_is_not_reported() {
+    assert_eq!(planted("cluster", "supervisor", Value::Null), Vec::<String>::new());
+    assert_eq!(planted("bins/nodectl", "bins/noded", Value::Null), Vec::<String>::new());
+    assert_eq!(planted("logtree", "bins/testbed", "dev".into()), Vec::<String>::new());
+}
