@@ -1,0 +1,140 @@
+//! What it costs to write to the journal and to read its end. Ours and each peer take turns within one run, and every
+//! figure is the median of the rounds.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
+
+use nodekeel_logtree::{Dn, Journal, Limits, LineWriter, Message, Query, WriterOptions};
+use testbed::bench::BenchRow;
+use tracing::Dispatch;
+use tracing_subscriber::layer::SubscriberExt;
+
+const ROUNDS: usize = 15;
+const APPENDS: u32 = 100_000;
+/// A line of 134 characters and a newline, as long as what a node's services write on average.
+const LINE: &str = "2026-11-21 11:26:08.712071 I | pkg/fileutil: started to purge file, dir: member/snap, suffix: snap.db, max: 5, interval: 30s, kept: 0..\n";
+/// Of tracing-subscriber.
+const PEER_VERSION: &str = "0.3";
+
+fn main() -> anyhow::Result<()> {
+    let rows = [raw(), leveled(), tail()];
+    testbed::bench::write("journal", &rows)?;
+    Ok(())
+}
+
+/// Nanoseconds for one of `n` calls.
+fn each(n: u32, mut work: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    for _ in 0..n {
+        work();
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(n)
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// Runs both in turns; the medians.
+fn in_turns(mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> (f64, f64) {
+    let (ours, peer) = (0..ROUNDS).map(|_| (ours(), peer())).unzip();
+    (median(ours), median(peer))
+}
+
+/// What one would write without a journal: the last lines, behind a lock, with their times.
+#[derive(Default)]
+struct PlainRing(Mutex<(VecDeque<(SystemTime, String)>, usize)>);
+
+impl PlainRing {
+    fn push(&self, line: &str) {
+        let now = SystemTime::now();
+        let mut ring = self.0.lock().expect("not poisoned");
+        ring.1 += line.len();
+        ring.0.push_back((now, line.trim_end().to_owned()));
+        while ring.1 > 1 << 20 {
+            let (_, oldest) = ring.0.pop_front().expect("there is one");
+            ring.1 -= oldest.len() + 1;
+        }
+    }
+}
+
+fn writer(journal: &Journal, dn: &str) -> LineWriter {
+    let dn: Dn = dn.parse().expect("a good name");
+    journal.writer(&dn, WriterOptions::new("stdout").generation(1))
+}
+
+fn raw() -> BenchRow {
+    let journal = Journal::default();
+    let mut writer = writer(&journal, "bench.raw");
+    let ring = PlainRing::default();
+    let (ours, peer) = in_turns(
+        || each(APPENDS, || writer.write_all(LINE.as_bytes()).expect("it never fails")),
+        || each(APPENDS, || ring.push(LINE)),
+    );
+    let work = format!("append a raw line of {} bytes to a full ring, one write each", LINE.len());
+    BenchRow::new("raw_append", work, "ns", ours)
+        .peer("Mutex<VecDeque<String>> with times", "std", peer)
+        .limit(raw_limit())
+        .at_most(100.0)
+}
+
+/// The clock, an uncontended lock and two copies of the line: what no way to do it can do without.
+fn raw_limit() -> f64 {
+    let lock = Mutex::new(vec![0; LINE.len()]);
+    let mut line = vec![0; LINE.len()];
+    let mut round = || {
+        each(APPENDS, || {
+            std::hint::black_box(SystemTime::now());
+            line.copy_from_slice(std::hint::black_box(LINE.as_bytes()));
+            lock.lock().expect("not poisoned").copy_from_slice(&line);
+        })
+    };
+    median((0..ROUNDS).map(|_| round()).collect())
+}
+
+fn leveled() -> BenchRow {
+    let journal = Journal::default();
+    let ours = Dispatch::new(tracing_subscriber::registry().with(journal.layer()));
+    let fmt = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(io::sink);
+    let peer = Dispatch::new(tracing_subscriber::registry().with(fmt));
+    let events = |dispatch: &Dispatch| {
+        tracing::dispatcher::with_default(dispatch, || {
+            let _span = tracing::info_span!("service", dn = "bench.leveled").entered();
+            each(APPENDS, || {
+                tracing::info!(attempt = 3, member = "etcd-0", "started to purge the file of a member")
+            })
+        })
+    };
+    let (ours, peer) = in_turns(|| events(&ours), || events(&peer));
+    let work = "store a tracing event with two fields, in a span that names it";
+    BenchRow::new("leveled_append", work, "ns", ours)
+        .peer("tracing-subscriber fmt to a sink", PEER_VERSION, peer)
+        .at_most(250.0)
+}
+
+fn tail() -> BenchRow {
+    let journal = Journal::new(Limits { total_bytes: 128 << 20, ..Limits::default() });
+    for round in 0..8192 {
+        for dn in 0..64 {
+            let dn: Dn = format!("bench.tail.dn{dn}").parse().expect("a good name");
+            journal.append(
+                &dn,
+                Message::new(nodekeel_logtree::Level::Info, format!("{round} {}", LINE.trim_end())),
+            );
+        }
+    }
+    let query = || Query::new("bench.tail".parse().expect("a good name")).children().last(1000);
+    let read = || {
+        let start = Instant::now();
+        let entries = journal.read(query()).expect("a good query").backlog();
+        assert_eq!(entries.len(), 1000);
+        start.elapsed()
+    };
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let ours = median((0..ROUNDS * 10).map(|_| ms(read())).collect());
+    BenchRow::new("tail_1000", "read the newest 1,000 entries of a full subtree of 64 names", "ms", ours)
+        .at_most(1.0)
+}

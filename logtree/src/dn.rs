@@ -1,0 +1,215 @@
+//! The dotted names entries are filed under.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::text::is_unsafe_to_show;
+
+/// A parsed name: parts joined by dots, `node.cluster.etcd`; the root is the empty name.
+///
+/// Invariant: no part is empty, every character can be shown, and the whole is at most [`Dn::MAX_BYTES`] long. Cloning copies a pointer.
+/// Names order by their parts, so that a name comes just before everything within it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Dn(Arc<str>);
+
+/// Why a text is not a [`Dn`]; all are errors of whoever wrote the name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DnError {
+    /// A part between two dots, or at an end, is empty: remove the dot or fill the part.
+    #[error("name {dn:?} has an empty part")]
+    EmptyPart {
+        /// The text given.
+        dn: String,
+    },
+    /// The name is longer than [`Dn::MAX_BYTES`]: names are kept for as long as the journal is, so they are bounded.
+    #[error("name of {bytes} bytes is longer than {}", Dn::MAX_BYTES)]
+    TooLong {
+        /// Length of the text given.
+        bytes: usize,
+    },
+    /// The name has a character in it that drives a terminal instead of being shown there: leave it out.
+    #[error("name {dn:?} has an unprintable character")]
+    Unprintable {
+        /// The text given.
+        dn: String,
+    },
+    /// [`Dn::child`] takes one part, and this one has a dot in it: parse the whole name instead.
+    #[error("part {name:?} of a name has a dot in it")]
+    DotInName {
+        /// The part given.
+        name: String,
+    },
+}
+
+impl Dn {
+    /// Longest name accepted, in bytes.
+    pub const MAX_BYTES: usize = 512;
+
+    /// The root: the empty name, which everything is within.
+    pub fn root() -> Dn {
+        Dn(Arc::from(""))
+    }
+
+    /// The name as text, empty for the root.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether this is the root.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The parts, outermost first; none for the root.
+    pub fn parts(&self) -> impl DoubleEndedIterator<Item = &str> {
+        // Splitting the empty text would give one empty part.
+        self.0.split('.').filter(|part| !part.is_empty())
+    }
+
+    /// The name one part below this one.
+    ///
+    /// # Errors
+    /// All of [`DnError`]; a retry does not help.
+    pub fn child(&self, name: &str) -> Result<Dn, DnError> {
+        if name.contains('.') {
+            return Err(DnError::DotInName { name: name.to_owned() });
+        }
+        if self.is_root() {
+            return match name {
+                "" => Err(DnError::EmptyPart { dn: String::new() }),
+                name => name.parse(),
+            };
+        }
+        format!("{self}.{name}").parse()
+    }
+
+    /// The name one part above this one; none for the root.
+    pub fn parent(&self) -> Option<Dn> {
+        match self.0.rsplit_once('.') {
+            Some((parent, _)) => Some(Dn(Arc::from(parent))),
+            None if self.is_root() => None,
+            None => Some(Dn::root()),
+        }
+    }
+
+    /// Whether the names are equal; quicker than `==` for clones of one name.
+    pub(crate) fn is(&self, other: &Dn) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self == other
+    }
+
+    /// Whether this is `ancestor` or lies below it, part by part: `a.bc` is not within `a.b`.
+    pub fn is_within(&self, ancestor: &Dn) -> bool {
+        match self.0.strip_prefix(ancestor.as_str()) {
+            Some(rest) => ancestor.is_root() || rest.is_empty() || rest.starts_with('.'),
+            None => false,
+        }
+    }
+}
+
+impl Default for Dn {
+    fn default() -> Dn {
+        Dn::root()
+    }
+}
+
+impl fmt::Display for Dn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl FromStr for Dn {
+    type Err = DnError;
+
+    fn from_str(text: &str) -> Result<Dn, DnError> {
+        if text.len() > Dn::MAX_BYTES {
+            return Err(DnError::TooLong { bytes: text.len() });
+        }
+        if !text.is_empty() && text.split('.').any(str::is_empty) {
+            return Err(DnError::EmptyPart { dn: text.to_owned() });
+        }
+        if text.contains(is_unsafe_to_show) {
+            return Err(DnError::Unprintable { dn: text.to_owned() });
+        }
+        Ok(Dn(Arc::from(text)))
+    }
+}
+
+impl TryFrom<&str> for Dn {
+    type Error = DnError;
+
+    fn try_from(text: &str) -> Result<Dn, DnError> {
+        text.parse()
+    }
+}
+
+impl Ord for Dn {
+    fn cmp(&self, other: &Dn) -> Ordering {
+        self.parts().cmp(other.parts())
+    }
+}
+
+impl PartialOrd for Dn {
+    fn partial_cmp(&self, other: &Dn) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dn(text: &str) -> Dn {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn empty_parts_are_refused_wherever_they_are() {
+        for text in ["a..b", ".a", "a.", "."] {
+            assert_eq!(text.parse::<Dn>(), Err(DnError::EmptyPart { dn: text.to_owned() }));
+        }
+    }
+
+    #[test]
+    fn root_is_the_empty_name_with_no_parts_and_no_parent() {
+        assert_eq!(dn(""), Dn::root());
+        assert_eq!(Dn::root().to_string(), "");
+        assert_eq!(Dn::root().parts().count(), 0);
+        assert_eq!(Dn::root().parent(), None);
+        assert_eq!(dn("a").parent(), Some(Dn::root()));
+    }
+
+    #[test]
+    fn within_compares_parts_not_text() {
+        assert!(dn("foo.bar").is_within(&dn("foo.bar")));
+        assert!(dn("foo.bar.baz").is_within(&dn("foo.bar")));
+        assert!(!dn("foo").is_within(&dn("foo.bar")));
+        assert!(!dn("foo.barr").is_within(&dn("foo.bar")));
+        assert!(dn("foo").is_within(&Dn::root()));
+    }
+
+    #[test]
+    fn a_name_orders_just_before_what_is_within_it() {
+        let mut names = vec![dn("a-b"), dn("a.b"), dn("a"), dn("b"), dn("a.b.c"), dn("")];
+        names.sort();
+        assert_eq!(names, [dn(""), dn("a"), dn("a.b"), dn("a.b.c"), dn("a-b"), dn("b")]);
+    }
+
+    #[test]
+    fn child_takes_exactly_one_part() {
+        assert_eq!(Dn::root().child("a").unwrap(), dn("a"));
+        assert_eq!(dn("a").child("b").unwrap(), dn("a.b"));
+        assert!(matches!(dn("a").child("b.c"), Err(DnError::DotInName { .. })));
+        assert!(matches!(dn("a").child(""), Err(DnError::EmptyPart { .. })));
+        assert!(matches!(Dn::root().child(""), Err(DnError::EmptyPart { .. })));
+    }
+
+    #[test]
+    fn endless_and_unprintable_names_are_refused() {
+        assert!(matches!("a\u{1b}[m".parse::<Dn>(), Err(DnError::Unprintable { .. })));
+        assert_eq!("x".repeat(513).parse::<Dn>(), Err(DnError::TooLong { bytes: 513 }));
+    }
+}

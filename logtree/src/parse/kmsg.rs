@@ -1,0 +1,110 @@
+//! Records of the kernel's log.
+
+use std::time::Duration;
+
+use crate::{Field, Level, Message, Value};
+
+/// One record of `/dev/kmsg`.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct KmsgRecord {
+    /// Its number; a gap to the one before means that records were overwritten unread.
+    pub seq: u64,
+    /// Time since boot, on the kernel's monotonic clock.
+    pub since_boot: Duration,
+    /// Who logged, as in syslog: 0 is the kernel, others are programs that wrote to `/dev/kmsg`.
+    pub facility: u32,
+    /// What it says. Its time is left to the reader, who knows when boot was. The key=value lines after the text are its
+    /// fields, and so is a `facility` other than the kernel's.
+    pub message: Message,
+}
+
+/// Parses a record of `/dev/kmsg`: `6,339,5140900,-;text`, then lines ` KEY=value`.
+///
+/// The severity is the lowest three bits of the first number: 0 and 1 are fatal, 2 and 3 errors, 4 is a warning, 5 and 6
+/// are information, 7 is debugging. Escaped bytes are put back.
+///
+/// *Source:* Documentation/ABI/testing/dev-kmsg.
+pub fn kmsg(record: &str) -> Option<KmsgRecord> {
+    let (header, body) = record.split_once(';')?;
+    let mut header = header.split(',');
+    let priority: u32 = header.next()?.parse().ok()?;
+    let seq = header.next()?.parse().ok()?;
+    let since_boot = Duration::from_micros(header.next()?.parse().ok()?);
+    // The flags say whether the text goes on in the next record; fields added to the header later are ignored.
+    header.next()?;
+
+    let level = match priority & 7 {
+        0 | 1 => Level::Fatal,
+        2 | 3 => Level::Error,
+        4 => Level::Warn,
+        7 => Level::Debug,
+        _ => Level::Info,
+    };
+    let facility = priority >> 3;
+    let mut lines = body.lines();
+    let mut message = Message::without_position(level, unescape(lines.next().unwrap_or_default()));
+    message.fields = lines
+        .filter_map(|line| line.strip_prefix(' ')?.split_once('='))
+        .map(|(name, value)| Field { name: name.to_owned(), value: Value::Text(unescape(value)) })
+        .collect();
+    if facility != 0 {
+        message = message.field("facility", u64::from(facility));
+    }
+    Some(KmsgRecord { seq, since_boot, facility, message })
+}
+
+/// The kernel writes bytes that do not print, and the backslash, as `\xNN`.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut pieces = text.split("\\x");
+    bytes.extend_from_slice(pieces.next().unwrap_or_default().as_bytes());
+    for piece in pieces {
+        match piece.split_at_checked(2).map(|(digits, rest)| (u8::from_str_radix(digits, 16), rest)) {
+            Some((Ok(byte), rest)) => {
+                bytes.push(byte);
+                bytes.extend_from_slice(rest.as_bytes());
+            }
+            _ => bytes.extend_from_slice(format!("\\x{piece}").as_bytes()),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reference case 15: empty, no `;`, a plain record, a warning with continuation lines.
+    #[test]
+    fn records_parse_with_their_lines_as_fields() {
+        assert_eq!(kmsg(""), None);
+        assert_eq!(kmsg("6,1,2,- text"), None);
+        assert_eq!(kmsg("6,1;text"), None);
+
+        let record = kmsg("6,339,5140900,-;NET: Registered PF_INET6 protocol family\n").unwrap();
+        assert_eq!((record.seq, record.since_boot), (339, Duration::from_micros(5_140_900)));
+        assert_eq!((record.message.level, record.facility), (Level::Info, 0));
+        assert_eq!(record.message.text, "NET: Registered PF_INET6 protocol family");
+
+        let record = kmsg("4,1,2,-,caller=T1;link down\n SUBSYSTEM=net\n DEVICE=n2\n").unwrap();
+        assert_eq!((record.message.level, record.message.text.as_str()), (Level::Warn, "link down"));
+        let fields: Vec<_> =
+            record.message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
+        assert_eq!(fields, ["SUBSYSTEM=net", "DEVICE=n2"]);
+    }
+
+    #[test]
+    fn the_facility_does_not_hide_the_severity() {
+        let record = kmsg("11,1,2,-;a program's error").unwrap();
+        assert_eq!((record.message.level, record.facility), (Level::Error, 1));
+        assert_eq!(record.message.fields[0].value, Value::Uint(1));
+    }
+
+    #[test]
+    fn escaped_bytes_come_back() {
+        assert_eq!(unescape(r"a\x5cb\xc3\xbc\x0a"), "a\\bü\n");
+        assert_eq!(unescape(r"\xzz \x1 \x"), r"\xzz \x1 \x");
+        assert_eq!(unescape("\\xü"), "\\xü");
+    }
+}

@@ -1,0 +1,141 @@
+//! logfmt, which containerd writes.
+
+use std::time::SystemTime;
+
+use super::zoned_time;
+use crate::{Field, Level, Message, Value};
+
+/// Parses `time="2026-11-21T11:26:16.7Z" level=info msg="text" key=value`, as logrus writes it. The level and the message
+/// must be there; everything but these three is a field, in its order. Values in quotes are read as Go writes them.
+///
+/// *Source:* github.com/sirupsen/logrus text_formatter.go; Go's `strconv.Quote`.
+pub fn logfmt(line: &str, _now: SystemTime) -> Option<Message> {
+    let (mut level, mut time, mut text, mut fields) = (None, None, None, Vec::new());
+    let mut rest = line.trim_start_matches(' ');
+    while !rest.is_empty() {
+        let (name, value, after) = pair(rest)?;
+        rest = after.trim_start_matches(' ');
+        match name {
+            "level" if level.is_none() => level = Some(self::level(&value)?),
+            "time" if time.is_none() => time = Some(zoned_time(&value)?),
+            "msg" if text.is_none() => text = Some(value),
+            _ => fields.push(Field { name: name.to_owned(), value: Value::Text(value) }),
+        }
+    }
+    Some(Message { time, fields, ..Message::without_position(level?, text?) })
+}
+
+fn level(name: &str) -> Option<Level> {
+    match name {
+        "panic" => Some(Level::Fatal),
+        name => name.parse().ok(),
+    }
+}
+
+/// Takes `name=value` off the front.
+fn pair(text: &str) -> Option<(&str, String, &str)> {
+    let (name, rest) = text.split_once('=')?;
+    if name.is_empty() || name.contains([' ', '"']) {
+        return None;
+    }
+    match rest.strip_prefix('"') {
+        Some(quoted) => {
+            let (value, rest) = unquote(quoted)?;
+            (rest.is_empty() || rest.starts_with(' ')).then_some((name, value, rest))
+        }
+        None => {
+            let (value, rest) = rest.split_at(rest.find(' ').unwrap_or(rest.len()));
+            Some((name, value.to_owned(), rest))
+        }
+    }
+}
+
+/// Reads up to the closing quote.
+fn unquote(text: &str) -> Option<(String, &str)> {
+    // Escapes may spell single bytes, so the value is put together as bytes.
+    let mut value = Vec::new();
+    let mut rest = text;
+    loop {
+        let at = rest.find(['"', '\\'])?;
+        value.extend_from_slice(&rest.as_bytes()[..at]);
+        let special = rest[at..].starts_with('"');
+        rest = &rest[at + 1..];
+        if special {
+            return Some((String::from_utf8_lossy(&value).into_owned(), rest));
+        }
+        rest = escape(rest, &mut value)?;
+    }
+}
+
+/// Reads what follows a backslash.
+fn escape<'a>(text: &'a str, value: &mut Vec<u8>) -> Option<&'a str> {
+    let kind = text.chars().next()?;
+    let rest = &text[kind.len_utf8()..];
+    let simple = match kind {
+        'a' => 7,
+        'b' => 8,
+        't' => b'\t',
+        'n' => b'\n',
+        'v' => 11,
+        'f' => 12,
+        'r' => b'\r',
+        '"' | '\\' | '\'' => kind as u8,
+        'x' | 'u' | 'U' => return number(kind, rest, value),
+        _ => return None,
+    };
+    value.push(simple);
+    Some(rest)
+}
+
+/// Reads the digits of a byte or of a code point.
+fn number<'a>(kind: char, text: &'a str, value: &mut Vec<u8>) -> Option<&'a str> {
+    let length = match kind {
+        'x' => 2,
+        'u' => 4,
+        _ => 8,
+    };
+    let (digits, rest) = text.split_at_checked(length)?;
+    let number = u32::from_str_radix(digits, 16).ok()?;
+    match u8::try_from(number) {
+        Ok(byte) if kind == 'x' => value.push(byte),
+        _ => value.extend_from_slice(char::from_u32(number)?.encode_utf8(&mut [0; 4]).as_bytes()),
+    }
+    Some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Option<Message> {
+        logfmt(line, SystemTime::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn containerds_lines_parse_with_quotes_inside_quotes() {
+        let line = r#"time="2026-11-21T11:26:16.759613664Z" level=warning msg="skip plugin \"aufs\"" error="\xc3\xbc \u00fc\n" type=io.v1 empty="#;
+        let message = parse(line).unwrap();
+        assert_eq!((message.level, message.text.as_str()), (Level::Warn, "skip plugin \"aufs\""));
+        assert_eq!(message.time, zoned_time("2026-11-21T11:26:16.759613664Z"));
+        let fields: Vec<_> = message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
+        assert_eq!(fields, ["error=ü ü\n", "type=io.v1", "empty="]);
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for line in [
+            "",
+            "level=info",
+            "msg=x",
+            "level=loud msg=x",
+            "level=info msg=x y",
+            r#"level=info msg="x"#,
+            r#"level=info msg="x"y=z"#,
+            r#"level=info msg="\q""#,
+            r#"level=info msg="\uD800""#,
+            "time=yesterday level=info msg=x",
+        ] {
+            assert_eq!(parse(line), None, "{line}");
+        }
+    }
+}
