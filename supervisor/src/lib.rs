@@ -66,32 +66,12 @@ mod machine;
 mod name;
 mod output;
 mod policy;
-/// Stand-in.
-pub mod process {
-    /// Stand-in.
-    #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct ProcessExit;
-    /// Stand-in.
-    #[derive(Debug, thiserror::Error)]
-    #[error("x")]
-    pub struct ProcessError;
-    impl ProcessError {
-        pub(crate) fn exit(&self) -> Option<&ProcessExit> {
-            None
-        }
-    }
-    #[derive(Debug)]
-    pub(crate) struct Host;
-    impl Host {
-        pub(crate) fn new() -> std::io::Result<Self> {
-            Ok(Self)
-        }
-    }
-}
+pub mod process;
 mod runnable;
 #[cfg(feature = "tonic")]
 mod serve;
 mod state;
+mod sys;
 mod task;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -18,28 +18,31 @@ use crate::sys::{self, Readable};
 
 /// How many ends are awaited at once: each takes a descriptor.
 const WATCHED: usize = 128;
-/// How often new processes are looked for when nothing can be awaited. Each time finds what the processes that were not
-/// yet killed have forked meanwhile, so the second is mostly empty.
-const BLIND_SWEEPS: usize = 16;
+/// How often it is looked again where a look can't be trusted.
+const LOOKS: usize = 16;
 
 /// All processes at one moment, with their marks.
 #[derive(Debug)]
 pub(super) struct Snapshot {
+    /// The soft limits of file locks by pid, ascending.
     limits: Vec<(i32, u64)>,
+    /// Somebody ended before his mark was read, and may have forked before that.
+    missed: bool,
     stats: OnceLock<HashMap<i32, Stat>>,
 }
 
 impl Snapshot {
     fn take() -> io::Result<Self> {
         let pids = procfs::pids()?;
-        // Who is gone by now, or hidden, can't be a descendant that could be signalled.
-        let limits = pids.into_iter().filter_map(|pid| Some((pid, procfs::locks_limit(pid).ok()?))).collect();
-        Ok(Self { limits, stats: OnceLock::new() })
-    }
-
-    /// The soft limits of file locks, by pid.
-    pub(super) fn limits(&self) -> &[(i32, u64)] {
-        &self.limits
+        let mut snapshot = Self { limits: Vec::with_capacity(pids.len()), missed: false, stats: OnceLock::new() };
+        for pid in pids {
+            match procfs::locks_limit(pid) {
+                Ok(limit) => snapshot.limits.push((pid, limit)),
+                // Who is hidden can't be signalled either.
+                Err(error) => snapshot.missed |= is_gone(&error),
+            }
+        }
+        Ok(snapshot)
     }
 
     /// Read only when somebody is left to look for: it takes ten times as long as the rest.
@@ -72,32 +75,33 @@ impl Snapshots {
     }
 }
 
-/// One process for good: a pid that is given out again has another start.
+/// One process that is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Member {
     pid: i32,
-    start: u64,
     limit: u64,
+    /// When it was started, where it is known by its parents and not by its mark: with the pid, that is one process.
+    start: Option<u64>,
 }
 
 impl Member {
-    /// A descriptor that can only mean this process. Opened first and checked after, so it is either the process that
-    /// was found, or one that is gone and takes no signal.
+    /// A descriptor that can only mean a member. Opened first and checked after, so it is either a process that is
+    /// known by its mark or its start, or one that is gone and takes no signal.
     fn open(self) -> io::Result<OwnedFd> {
         let pid = Pid::from_raw(self.pid).ok_or(Errno::SRCH)?;
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-        let same = procfs::stat(self.pid)?.start == self.start && procfs::locks_limit(self.pid)? == self.limit;
+        let same = procfs::locks_limit(self.pid)? == self.limit
+            && self.start.is_none_or(|start| procfs::stat(self.pid).is_ok_and(|stat| stat.start == start));
         if same { Ok(fd) } else { Err(Errno::SRCH.into()) }
     }
 }
 
 /// What one pass over the members did.
+#[derive(Default)]
 struct Round {
     watched: Vec<(Member, Arc<OwnedFd>)>,
-    /// Whether somebody got a signal that he had not got before.
-    fresh: bool,
-    /// Whether somebody was gone already.
-    gone: bool,
+    /// Somebody got a signal that he had not got before, or was gone already: there may be new ones.
+    changed: bool,
 }
 
 /// The descendants of one start of a process, without its main process, whose owner waits for it.
@@ -107,6 +111,8 @@ pub(super) struct Family {
     main: i32,
     /// Supervisors below, which mark their children themselves.
     nested: HashSet<Program>,
+    /// Those that have no mark, or one that can't be told: known by the parents that they had when they were found.
+    strays: Vec<Member>,
     signalled: HashMap<Member, Signal>,
     /// Those that this program may not signal.
     untouchable: HashSet<Member>,
@@ -120,6 +126,7 @@ impl Family {
             tag,
             main,
             nested: HashSet::new(),
+            strays: Vec::new(),
             signalled: HashMap::new(),
             untouchable: HashSet::new(),
             dead: HashSet::new(),
@@ -129,93 +136,127 @@ impl Family {
     /// Sends `polite` to everybody, and `KILL` from the deadline on, until nobody is left. What is to be killed is
     /// looked for again and again until a look finds nobody new, so that a process that forks without end loses the race.
     pub(super) async fn end(&mut self, snapshots: &Snapshots, polite: Signal, deadline: Instant) {
+        let mut looks = 0;
         loop {
-            let members = match snapshots.fresh().await {
-                Ok(snapshot) => self.find(&snapshot),
+            let snapshot = match snapshots.fresh().await {
+                Ok(snapshot) => snapshot,
                 Err(error) => return tracing::error!(%error, "can't look for descendants in /proc"),
             };
-            if members.is_empty() {
-                return;
-            }
             let kill = Instant::now() >= deadline;
-            let Round { watched, fresh, gone } = self.signal(&members, if kill { Signal::KILL } else { polite });
-            if fresh && kill {
+            let Some(round) = self.round(&snapshot, if kill { Signal::KILL } else { polite }) else {
+                looks += 1;
+                if snapshot.missed && looks < LOOKS {
+                    continue;
+                }
+                return;
+            };
+            if kill && round.changed {
+                tokio::task::yield_now().await;
                 continue;
             }
-            let ended = ended(&watched);
+            let ended = ended(&round.watched);
             if kill {
                 ended.await;
             } else if timeout_at(deadline, ended).await.is_err() {
                 continue;
             }
-            if !self.reap(watched) && !gone {
-                return tracing::debug!(members = members.len(), "descendants are left to a parent elsewhere");
+            if !self.reap(round.watched) && !round.changed {
+                return tracing::debug!("descendants that have ended are left to a parent elsewhere");
             }
         }
     }
 
     /// Kills everybody, without waiting for it.
     pub(super) fn kill(&mut self) {
-        for _ in 0..BLIND_SWEEPS {
+        for _ in 0..LOOKS {
             let Ok(snapshot) = Snapshot::take() else { return };
-            let members = self.find(&snapshot);
-            if !self.signal(&members, Signal::KILL).fresh {
-                return;
+            match self.round(&snapshot, Signal::KILL) {
+                Some(round) if !round.changed => return,
+                None if !snapshot.missed => return,
+                _ => {}
             }
         }
     }
 
-    fn find(&mut self, snapshot: &Snapshot) -> Vec<Member> {
+    /// Signals everybody. `None` when nobody is there.
+    ///
+    /// Those that are known by their parents have to be found while these live: before the first signal, and whenever
+    /// nothing else is new. In between time is short, because a process that is found may fork and be gone.
+    fn round(&mut self, snapshot: &Snapshot, signal: Signal) -> Option<Round> {
+        let mut marked = self.marked(snapshot);
+        self.forget_gone_strays(snapshot);
+        if marked.is_empty() && self.strays.is_empty() {
+            return None;
+        }
+        if self.signalled.is_empty() {
+            self.find_strays(&marked, snapshot);
+            marked = self.marked(snapshot);
+        }
+        let mut round = Round::default();
+        self.signal(&marked, signal, &mut round);
+        if !round.changed {
+            self.find_strays(&marked, snapshot);
+        }
+        self.signal(&self.strays.clone(), signal, &mut round);
+        Some(round)
+    }
+
+    /// Those that carry the mark, or one of a nested supervisor.
+    fn marked(&self, snapshot: &Snapshot) -> Vec<Member> {
         let own = procfs::own_pid();
-        let marked = |limit| Tag::from_limit(limit).is_some_and(|tag| self.is_of(tag));
-        let mut found: Vec<(i32, u64)> =
-            snapshot.limits.iter().copied().filter(|&(pid, limit)| pid > 1 && pid != own && marked(limit)).collect();
-        if found.is_empty() {
-            return Vec::new();
-        }
+        let is_of = |tag: Tag| tag == self.tag || self.nested.contains(&tag.program());
+        let candidates = snapshot.limits.iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main);
+        candidates
+            .filter(|(_, limit)| Tag::from_limit(*limit).is_some_and(is_of))
+            .map(|&(pid, limit)| Member { pid, limit, start: None })
+            .filter(|member| !self.untouchable.contains(member))
+            .collect()
+    }
+
+    /// Adds those that have changed their mark, as a nested supervisor's children have: the first of these gives away
+    /// the mark of all.
+    fn find_strays(&mut self, marked: &[Member], snapshot: &Snapshot) {
         let stats = snapshot.stats();
-        self.add_those_below(&mut found, snapshot);
-        found.retain(|&(pid, _)| pid != self.main);
-        let members = found.into_iter().filter_map(|(pid, limit)| Some(Member { pid, start: stats.get(&pid)?.start, limit }));
-        members.filter(|member| !self.untouchable.contains(member)).collect()
-    }
-
-    fn is_of(&self, tag: Tag) -> bool {
-        tag == self.tag || self.nested.contains(&tag.program())
-    }
-
-    /// Those that have changed their mark, as a nested supervisor's children, are known by their parents.
-    fn add_those_below(&mut self, found: &mut Vec<(i32, u64)>, snapshot: &Snapshot) {
-        let mut children = HashMap::<i32, Vec<(i32, u64)>>::new();
+        let mut children = HashMap::<i32, Vec<Member>>::new();
         for &(pid, limit) in &snapshot.limits {
-            if let Some(stat) = snapshot.stats().get(&pid) {
-                children.entry(stat.parent).or_default().push((pid, limit));
+            if let Some(stat) = stats.get(&pid) {
+                children.entry(stat.parent).or_default().push(Member { pid, limit, start: Some(stat.start) });
             }
         }
-        let mut known: HashSet<i32> = found.iter().map(|&(pid, _)| pid).collect();
-        let mut next = 0;
-        while next < found.len() {
-            for &(pid, limit) in children.get(&found[next].0).into_iter().flatten() {
-                let tag = Tag::from_limit(limit);
-                if let Some(tag) = tag.filter(|tag| tag.program() != self.tag.program()) {
-                    self.nested.insert(tag.program());
-                }
-                if known.insert(pid) {
-                    found.push((pid, limit));
+        let parents = marked.iter().chain(&self.strays).map(|member| member.pid).chain([self.main]);
+        let mut known: HashSet<i32> = parents.collect();
+        let mut parents: Vec<i32> = known.iter().copied().collect();
+        while let Some(parent) = parents.pop() {
+            for member in children.get(&parent).into_iter().flatten().filter(|member| known.insert(member.pid)) {
+                parents.push(member.pid);
+                match Tag::from_limit(member.limit).map(Tag::program) {
+                    None => self.strays.push(*member),
+                    Some(program) if program != self.tag.program() => _ = self.nested.insert(program),
+                    Some(_own) => {}
                 }
             }
-            next += 1;
         }
+    }
+
+    fn forget_gone_strays(&mut self, snapshot: &Snapshot) {
+        let is_there = |member: &Member| {
+            let at = snapshot.limits.binary_search_by_key(&member.pid, |(pid, _)| *pid);
+            at.is_ok_and(|at| snapshot.limits[at].1 == member.limit)
+        };
+        self.strays.retain(|member| {
+            is_there(member)
+                && !self.untouchable.contains(member)
+                && snapshot.stats().get(&member.pid).is_some_and(|stat| Some(stat.start) == member.start)
+        });
     }
 
     /// Sends the signal to those who have not got it yet.
-    fn signal(&mut self, members: &[Member], signal: Signal) -> Round {
-        let mut round = Round { watched: Vec::new(), fresh: false, gone: false };
+    fn signal(&mut self, members: &[Member], signal: Signal, round: &mut Round) {
         for &member in members {
             let fd = match member.open() {
                 Ok(fd) => fd,
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => {
-                    round.gone = true;
+                Err(error) if is_gone(&error) => {
+                    round.changed = true;
                     continue;
                 }
                 // This program is out of descriptors. There are some again when those that are watched have ended.
@@ -224,7 +265,9 @@ impl Family {
                     continue;
                 }
             };
-            if self.signalled.get(&member) != Some(&signal) {
+            let known = self.signalled.get(&member) == Some(&signal);
+            // A pid may have come to mean another member: to kill twice does no harm.
+            if !known || signal == Signal::KILL {
                 if let Err(error) = deliver(&fd, signal)
                     && error.raw_os_error() == Some(libc::EPERM)
                 {
@@ -233,13 +276,12 @@ impl Family {
                     continue;
                 }
                 self.signalled.insert(member, signal);
-                round.fresh = true;
+                round.changed |= !known;
             }
             if round.watched.len() < WATCHED {
                 round.watched.push((member, Arc::new(fd)));
             }
         }
-        round
     }
 
     /// Takes the statuses of those that have ended. Whether anything has come of it.
@@ -255,6 +297,10 @@ impl Family {
         }
         progress
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
 
 /// A stopped process acts on a signal only when it goes on.

@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::host::Shared;
 use super::procfs;
 use super::tag::Tag;
 use crate::sys::Readable;
@@ -95,7 +94,6 @@ fn name(tag: Tag) -> String {
 /// Who may speak for a process.
 #[derive(Debug)]
 pub(super) struct Senders {
-    pub(super) shared: Arc<Shared>,
     pub(super) tag: Tag,
     pub(super) main: i32,
     /// The user that the process was started as.

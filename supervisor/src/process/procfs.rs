@@ -37,6 +37,7 @@ pub(super) fn pids() -> io::Result<Vec<i32>> {
             pids.push(pid);
         }
     }
+    pids.sort_unstable();
     Ok(pids)
 }
 

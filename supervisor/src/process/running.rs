@@ -48,7 +48,7 @@ impl Running {
         let pumps = Pumps::start([(ends.stdout, stdout), (ends.stderr, stderr)]).map_err(ProcessError::Watch)?;
         let listener = socket.map(|socket| {
             let uid = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-            socket.listen(Senders { shared: Arc::clone(&host.shared), tag, main: main.pid, uid })
+            socket.listen(Senders { tag, main: main.pid, uid })
         });
         Ok(Self { host, main: Some(main), ended, status: None, pumps: Some(pumps), listener, kill: process.kill })
     }

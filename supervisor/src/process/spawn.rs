@@ -105,8 +105,9 @@ pub(super) struct Main {
 impl Main {
     /// Its status has been taken: the pid may mean another process from now on.
     pub(super) fn waited(&mut self) {
-        self.waited = true;
-        self.shared.forget(self.pid);
+        if !std::mem::replace(&mut self.waited, true) {
+            self.shared.forget(self.pid);
+        }
     }
 
     pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
