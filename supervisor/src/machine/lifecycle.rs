@@ -1,8 +1,6 @@
 //! How runs end, and what follows: shared fate, waiting for the subtree, backoff, the next start.
 
-use std::collections::HashMap;
-
-use super::node::{History, NameUse, Past};
+use super::node::{Heirs, History, NameUse, Past};
 use super::{Action, Key, Machine, Time};
 use crate::event::{Cause, Change};
 use crate::policy::Restart;
@@ -43,7 +41,7 @@ impl Machine {
     fn judge(&self, slot: u32, ended: Ended) -> (State, Exit) {
         let node = self.node(slot);
         if let Some(doom) = &node.doom {
-            return (State::Dead, doom.clone());
+            return (State::Dead, (**doom).clone());
         }
         match ended {
             Ended::Ok if node.signalled_done => (State::Done, Exit::Done),
@@ -213,7 +211,7 @@ impl Machine {
 
     /// Removes a node's children, and theirs, the last added first; what remains is their history. A run that ended
     /// before it had added any leaves what is known of them to the next one.
-    fn bury_children(&mut self, slot: u32) -> HashMap<Box<str>, History> {
+    fn bury_children(&mut self, slot: u32) -> Heirs {
         let node = self.node_mut(slot);
         let names = std::mem::take(&mut node.names);
         let former = std::mem::take(&mut node.former);

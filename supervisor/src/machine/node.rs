@@ -1,6 +1,6 @@
 //! One node's record.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,8 +32,11 @@ pub(crate) struct History {
     pub(super) failures: u32,
     pub(super) exits: VecDeque<Past>,
     pub(super) held: bool,
-    pub(super) children: HashMap<Box<str>, History>,
+    pub(super) children: Heirs,
 }
+
+/// What is known of children by their names. Few nodes ever have any, and an empty `BTreeMap` is small.
+pub(super) type Heirs = BTreeMap<Box<str>, History>;
 
 /// What a name below a node stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +70,7 @@ pub(super) struct Node {
     pub(super) cancelled: bool,
     pub(super) signalled_done: bool,
     /// How it is going to have ended, whatever it returns.
-    pub(super) doom: Option<Exit>,
+    pub(super) doom: Option<Box<Exit>>,
     /// An operator holds it.
     pub(super) held: bool,
     /// An operator wants it started again, at once and whatever its policy.
@@ -81,7 +84,7 @@ pub(super) struct Node {
     pub(super) failures: u32,
     pub(super) exits: VecDeque<Past>,
     /// What its children of the incarnation before left behind.
-    pub(super) former: HashMap<Box<str>, History>,
+    pub(super) former: Heirs,
     pub(super) timer: Option<Time>,
     /// Set when its turn in a shutdown has come.
     pub(super) stopping: Option<Stopping>,

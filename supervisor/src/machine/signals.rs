@@ -166,7 +166,7 @@ impl Machine {
     /// A running node is going to have ended as `exit`, whatever it returns: it is cancelled.
     pub(crate) fn doom(&mut self, now: Time, key: Key, exit: Exit) {
         if let Some(slot) = self.running(key) {
-            self.node_mut(slot).doom.get_or_insert(exit);
+            self.node_mut(slot).doom.get_or_insert_with(|| Box::new(exit));
             self.cancel(slot, &Cause::Own, now);
         }
     }
@@ -177,7 +177,8 @@ impl Machine {
     }
 
     fn misused(&mut self, slot: u32, error: SignalError, now: Time) -> SignalError {
-        self.node_mut(slot).doom.get_or_insert(Exit::Misused { error: error.to_string() });
+        let doom = || Box::new(Exit::Misused { error: error.to_string() });
+        self.node_mut(slot).doom.get_or_insert_with(doom);
         self.cancel(slot, &Cause::Own, now);
         error
     }
