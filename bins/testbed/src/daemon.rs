@@ -4,10 +4,11 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Scratch, end_group, leftovers, wait_exit, wait_until};
 
@@ -22,6 +23,8 @@ const LINES_SHOWN: usize = 20;
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
+    /// How it ended, once that is known; its process group's number may be given away then.
+    ended: Option<ExitStatus>,
     keeper: Child,
     log: PathBuf,
     /// Dropped last: it removes what the group's end has left.
@@ -52,7 +55,7 @@ impl Daemon {
                 return Err(error).with_context(|| format!("execute {name}"));
             }
         };
-        let mut daemon = Self { child, keeper, log, scratch };
+        let mut daemon = Self { child, ended: None, keeper, log, scratch };
         daemon.tell_keeper()?;
         daemon.wait_ready(&name, &mut ready).with_context(|| daemon.last_output())?;
         Ok(daemon)
@@ -77,6 +80,19 @@ impl Daemon {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Asks it to end (SIGTERM) and waits for that; `None` if it still runs at the deadline. The directory stays, and
+    /// so does what the daemon may have left, until this is dropped.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn terminate(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
+        if self.ended.is_none() {
+            kill_process(Pid::from_child(&self.child), Signal::TERM).context("ask the daemon to end")?;
+            self.ended = wait_exit(&mut self.child, deadline)?;
+        }
+        Ok(self.ended)
+    }
+
     fn tell_keeper(&mut self) -> Result<()> {
         let pipe = self.keeper.stdin.as_mut().context("the keeper has a pipe")?;
         writeln!(pipe, "{}", self.child.id()).context("tell the keeper whom to watch")
@@ -85,15 +101,14 @@ impl Daemon {
     fn wait_ready(&mut self, name: &str, ready: &mut impl FnMut() -> Result<()>) -> Result<()> {
         // Etcd and containerd notify only a service manager's socket, and being notified isn't being served:
         // readiness is a real call that is tried again.
-        let ended = wait_until(READY_WITHIN, &format!("{name} to be ready"), || {
-            let ended = wait_exit(&mut self.child, Duration::ZERO)?;
-            if ended.is_none() {
-                ready()?;
-            }
-            Ok(ended)
+        wait_until(READY_WITHIN, &format!("{name} to be ready"), || {
+            self.ended = self.child.try_wait().context("reap child")?;
+            if self.ended.is_some() { Ok(()) } else { ready() }
         })?;
-        ensure!(ended.is_none(), "{name} ended before it was ready: {}", ended.unwrap_or_default());
-        Ok(())
+        match self.ended {
+            Some(status) => bail!("{name} ended before it was ready: {status}"),
+            None => Ok(()),
+        }
     }
 
     fn last_output(&self) -> String {
@@ -105,8 +120,10 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The daemon first: when the keeper ends, nobody watches any more.
-        for child in [&mut self.child, &mut self.keeper] {
+        // The daemon first: when the keeper ends, nobody watches any more. What a daemon left that has ended by
+        // itself is killed with the scratch directory.
+        let daemon = self.ended.is_none().then_some(&mut self.child);
+        for child in daemon.into_iter().chain([&mut self.keeper]) {
             if let Err(error) = end_group(child) {
                 eprintln!("testbed: {error:#}");
             }
@@ -137,7 +154,6 @@ pub fn output(command: &mut Command) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::bail;
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("/bin/sh");
@@ -154,6 +170,26 @@ mod tests {
         let is_up = || if marker.exists() { Ok(()) } else { bail!("not up") };
         let daemon = Daemon::start(shell(&script), scratch, is_up).unwrap();
         assert!(leftovers::processes(&directory).unwrap().len() >= 3);
+        drop(daemon);
+        assert_eq!(leftovers::processes(&directory).unwrap(), []);
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn a_daemon_that_was_asked_to_end_tells_how_and_leaves_its_directory_until_drop() {
+        let scratch = Scratch::new().unwrap();
+        let directory = scratch.path().to_owned();
+        let mut daemon =
+            Daemon::start(shell("trap 'exit 7' TERM; echo up; sleep 1000 & wait"), scratch, || Ok(()))
+                .unwrap();
+        wait_until(Duration::from_secs(10), "the trap to be set", || {
+            ensure!(daemon.log()?.contains("up"), "not up");
+            Ok(())
+        })
+        .unwrap();
+        let status = daemon.terminate(Duration::from_secs(10)).unwrap();
+        assert_eq!(status.and_then(|status| status.code()), Some(7));
+        assert_eq!(leftovers::processes(&directory).unwrap().len(), 1, "its child was left");
         drop(daemon);
         assert_eq!(leftovers::processes(&directory).unwrap(), []);
         assert!(!directory.exists());

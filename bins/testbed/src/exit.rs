@@ -31,8 +31,8 @@ pub fn wait_exit(child: &mut Child, deadline: Duration) -> Result<Option<ExitSta
     }
 }
 
-/// Kills the process group that the child leads and reaps the child. A child that was reaped before is left alone,
-/// since its pid may be somebody else's by now.
+/// Kills the process group that the child leads and reaps the child, which must not have been reaped before: its
+/// number may be somebody else's then.
 ///
 /// # Errors
 /// When the system refuses.

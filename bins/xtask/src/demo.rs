@@ -1,4 +1,206 @@
-//! Being written.
-pub(crate) fn run() -> anyhow::Result<()> {
-    anyhow::bail!("being written")
+//! `cargo xtask demo`: a node with real daemons under it loses one of them and has it back.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use testbed::{Daemon, Scratch, free_port, leftovers, output, tools, wait_until};
+
+use crate::{run, setup};
+
+mod node;
+
+use node::{Node, Tree};
+
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const STOPPED_WITHIN: Duration = Duration::from_secs(30);
+const KEY: &str = "greeting";
+const VALUE: &str = "written before the kill";
+
+/// Sets up, builds, and shows a node's life; an error where anything is not as it must be.
+pub(crate) fn run() -> Result<()> {
+    setup::install()?;
+    let programs = build()?;
+    let clock = Clock(Instant::now());
+    let before = traces()?;
+    let scratch = Scratch::new()?;
+    let directory = scratch.path().to_owned();
+    clock.say(&format!("start a node in {}", directory.display()));
+    let (node, mut daemon) = start(&programs, scratch)?;
+    show(&node, &clock).with_context(|| format!("what noded said:\n{}", daemon.log().unwrap_or_default()))?;
+
+    clock.say("stop the node with SIGTERM");
+    let status = daemon.terminate(STOPPED_WITHIN)?.context("noded still runs")?;
+    ensure!(status.success(), "noded ended with {status}:\n{}", daemon.log()?);
+    let left = leftovers::processes(&directory)?;
+    ensure!(left.is_empty(), "processes are left behind: {left:?}");
+    let mounts = leftovers::mounts(&directory)?;
+    ensure!(mounts.is_empty(), "mounts are left behind: {mounts:?}");
+    drop(daemon);
+    ensure!(!directory.exists(), "{} is left behind", directory.display());
+    let after = traces()?;
+    let new: Vec<_> = after.difference(&before).collect();
+    ensure!(new.is_empty(), "files are left behind: {new:?}");
+    clock.say("noded ended with 0; no process, no mount and no file is left");
+    Ok(())
+}
+
+/// Tells how far the demo has come.
+struct Clock(Instant);
+
+impl Clock {
+    fn say(&self, what: &str) {
+        println!("\n[{:5.1} s] {what}", self.0.elapsed().as_secs_f64());
+    }
+}
+
+/// Builds noded and nodectl; gives the directory where they are.
+fn build() -> Result<PathBuf> {
+    println!("build noded and nodectl (some minutes the first time)");
+    let mut cargo = run::cargo(&["build", "--package", "nodekeel-node", "--package", "nodectl"]);
+    let status = cargo.status().context("execute cargo")?;
+    ensure!(status.success(), "the build failed ({status})");
+    let metadata = output(&mut run::cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: Value = serde_json::from_str(&metadata).context("parse cargo metadata")?;
+    let target = metadata["target_directory"].as_str().context("metadata names the target directory")?;
+    Ok(Path::new(target).join("debug"))
+}
+
+fn start(programs: &Path, scratch: Scratch) -> Result<(Node, Daemon)> {
+    let data = scratch.path().join("data");
+    // Reserved until noded is up, so that no test of this machine takes them.
+    let (client, peer) = (free_port()?, free_port()?);
+    let config = scratch.path().join("noded.toml");
+    let text = format!(
+        "[node]\nname = \"demo\"\n\n[services.etcd]\nclient_port = {}\npeer_port = {}\n",
+        client.number(),
+        peer.number()
+    );
+    fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
+    let mut command = Command::new(programs.join("noded"));
+    command.arg("run").arg("--config").arg(&config).arg("--data").arg(&data);
+    if !run::is_root() {
+        // Containerd needs root; noded then runs the rest and says so.
+        command.arg("--dev");
+    }
+    let node = Node { nodectl: programs.join("nodectl"), data, etcd: client.address() };
+    let daemon = Daemon::start(command, scratch, || output(node.nodectl().arg("version")).map(drop))?;
+    Ok((node, daemon))
+}
+
+fn show(node: &Node, clock: &Clock) -> Result<()> {
+    let mut tree = Tree::watch(node)?;
+    let mut services = vec!["root.etcd"];
+    if run::is_root() {
+        services.push("root.containerd");
+    } else {
+        clock.say("not root: containerd is skipped");
+    }
+    clock.say(&format!("wait for {}", services.join(" and ")));
+    for service in &services {
+        tree.until(READY_WITHIN, &format!("{service} is ready"), |tree| tree.is_ready(service))?;
+        clock.say(&format!("{service} is ready"));
+    }
+    put_and_get(node, clock)?;
+    if run::is_root() {
+        print!("{}", indent(&output(node.ctr()?.arg("version"))?));
+        clock.say("containerd has answered Version");
+    }
+    clock.say("the tree, as nodectl shows it");
+    print!("{}", indent(&output(node.nodectl().arg("tree"))?));
+    for service in &services {
+        show_log(node, service, clock)?;
+    }
+    kill_etcd(node, &mut tree, clock)
+}
+
+fn put_and_get(node: &Node, clock: &Clock) -> Result<()> {
+    output(node.etcdctl()?.args(["put", KEY, VALUE]))?;
+    let got = output(node.etcdctl()?.args(["get", "--print-value-only", KEY]))?;
+    ensure!(got.trim_end() == VALUE, "etcd gave {got:?} for {KEY}");
+    clock.say(&format!("etcd has served a put and a get: {KEY} = {VALUE:?}"));
+    Ok(())
+}
+
+/// Shows the newest lines of a daemon, and makes sure that they are its own, with levels.
+fn show_log(node: &Node, dn: &str, clock: &Clock) -> Result<()> {
+    clock.say(&format!("what {dn} has logged itself"));
+    print!("{}", indent(&output(node.nodectl().args(["logs", dn, "-n", "5", "--leveled"]))?));
+    let entries = output(node.nodectl().args(["-o", "json", "logs", dn, "--leveled"]))?;
+    let leveled = entries.lines().filter(|line| has_level(line)).count();
+    ensure!(leveled > 0, "{dn} has no line with a level");
+    println!("    … {leveled} lines with a level in all");
+    Ok(())
+}
+
+fn has_level(line: &str) -> bool {
+    let entry: Value = serde_json::from_str(line).unwrap_or_default();
+    entry["kind"] == "leveled" && entry["level"].is_string()
+}
+
+fn kill_etcd(node: &Node, tree: &mut Tree, clock: &Clock) -> Result<()> {
+    let pid = node.etcd_pid()?;
+    let generation = tree.generation("root.etcd").context("the tree has root.etcd")?;
+    clock.say(&format!("kill etcd (pid {pid}) with SIGKILL"));
+    let killed = Instant::now();
+    kill_process(Pid::from_raw(pid).context("a process has a positive id")?, Signal::KILL)
+        .context("kill etcd")?;
+    tree.until(READY_WITHIN, "root.etcd is ready again", |tree| {
+        tree.generation("root.etcd").is_some_and(|now| now > generation) && tree.is_ready("root.etcd")
+    })?;
+    clock.say(&format!("etcd is back after {:.1} s; its record:", killed.elapsed().as_secs_f64()));
+    print!("{}", indent(&output(node.nodectl().args(["status", "root.etcd"]))?));
+    let signal = tree.last_signal("root.etcd");
+    ensure!(signal == Some(9), "the record tells of signal {signal:?}, not of SIGKILL");
+    // Its port may be open a moment before it has a leader again.
+    let value = wait_until(READY_WITHIN, "etcd to answer", || {
+        output(node.etcdctl()?.args(["get", "--print-value-only", KEY]))
+    })?;
+    ensure!(value.trim_end() == VALUE, "etcd lost its data: it gave {value:?} for {KEY}");
+    clock.say(&format!("the data is still there: {KEY} = {VALUE:?}"));
+    Ok(())
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}\n")).collect()
+}
+
+/// What daemons of a node would leave outside its directory, were they told to by their defaults.
+fn traces() -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for parent in ["/run", "/opt", "/var/lib", "/etc"] {
+        let entries = fs::read_dir(parent).with_context(|| format!("read {parent}"))?.flatten();
+        found.extend(entries.map(|entry| entry.path()).filter(|path| is_trace(path)));
+    }
+    Ok(found)
+}
+
+fn is_trace(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    [tools::ETCD.name, tools::CONTAINERD.name, "nodekeel", "noded", "cni"]
+        .iter()
+        .any(|word| name.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_of_the_daemons_are_known_by_their_names() {
+        assert!(is_trace(Path::new("/run/containerd")) && is_trace(Path::new("/var/lib/etcd")));
+        assert!(!is_trace(Path::new("/run/lock")));
+    }
+
+    #[test]
+    fn only_leveled_entries_have_a_level() {
+        assert!(has_level(r#"{"kind":"leveled","level":"info","lines":["x"]}"#));
+        assert!(!has_level(r#"{"kind":"raw","level":null,"lines":["x"]}"#));
+        assert!(!has_level("not json"));
+    }
 }

@@ -1,0 +1,165 @@
+//! The demo's node, seen from outside: through nodectl and the daemons' own clients.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddrV4;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use testbed::{leftovers, tools};
+
+/// Where a node and its daemons are reached.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) nodectl: PathBuf,
+    pub(crate) data: PathBuf,
+    pub(crate) etcd: SocketAddrV4,
+}
+
+impl Node {
+    pub(crate) fn nodectl(&self) -> Command {
+        let mut command = Command::new(&self.nodectl);
+        command.arg("--socket").arg(self.data.join("run/control.sock"));
+        command
+    }
+
+    pub(crate) fn etcdctl(&self) -> Result<Command> {
+        let mut command = Command::new(tools::find(tools::ETCDCTL)?);
+        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=http://{}", self.etcd));
+        Ok(command)
+    }
+
+    pub(crate) fn ctr(&self) -> Result<Command> {
+        let mut command = Command::new(tools::find(tools::CTR)?);
+        command.arg("--address").arg(self.data.join("run/containerd/containerd.sock"));
+        Ok(command)
+    }
+
+    /// The process of etcd, found by its data directory.
+    pub(crate) fn etcd_pid(&self) -> Result<i32> {
+        let is_etcd = |command: &str| {
+            let program = command.split(' ').next().unwrap_or_default();
+            program.rsplit('/').next() == Some(tools::ETCD.name)
+        };
+        let processes = leftovers::processes(&self.data)?;
+        let etcd = processes.iter().find(|process| is_etcd(&process.command));
+        etcd.map(|process| process.pid).with_context(|| format!("no etcd among {processes:?}"))
+    }
+}
+
+/// The tree, followed through `nodectl tree --watch`.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    watcher: Child,
+    trees: Receiver<Value>,
+    newest: Value,
+}
+
+impl Tree {
+    /// Begins to follow.
+    pub(crate) fn watch(node: &Node) -> Result<Self> {
+        let mut command = node.nodectl();
+        command.args(["-o", "json", "tree", "--watch"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut watcher = command.spawn().context("execute nodectl")?;
+        let pipe = watcher.stdout.take().context("the output is piped")?;
+        let (sender, trees) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                let tree = serde_json::from_str(&line).unwrap_or_default();
+                // The demo has ended when nobody listens.
+                if sender.send(tree).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { watcher, trees, newest: Value::Null })
+    }
+
+    /// Waits until the tree is as asked for, telling of every state on the way.
+    pub(crate) fn until(&mut self, within: Duration, what: &str, is: impl Fn(&Self) -> bool) -> Result<()> {
+        let deadline = Instant::now() + within;
+        while !is(self) {
+            match self.trees.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(tree) => {
+                    println!("    {}", states(&tree));
+                    self.newest = tree;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("waited {within:?} until {what}; now: {}", states(&self.newest));
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("nodectl ended before {what}"),
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_ready(&self, dn: &str) -> bool {
+        self.find(dn).is_some_and(|node| node["state"] == "ready")
+    }
+
+    pub(crate) fn generation(&self, dn: &str) -> Option<u64> {
+        self.find(dn)?["generation"].as_u64()
+    }
+
+    /// The signal that ended the runnable's last run.
+    pub(crate) fn last_signal(&self, dn: &str) -> Option<i64> {
+        self.find(dn)?["exits"].as_array()?.last()?["signal"].as_i64()
+    }
+
+    fn find(&self, dn: &str) -> Option<&Value> {
+        self.newest.as_array()?.iter().find(|node| node["dn"] == dn)
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // It ends by itself with the node; here the demo may have failed before.
+        if let Err(error) = self.watcher.kill().and_then(|()| self.watcher.wait()) {
+            eprintln!("end nodectl: {error}");
+        }
+    }
+}
+
+/// One line that tells every state.
+fn states(tree: &Value) -> String {
+    let nodes = tree.as_array().into_iter().flatten();
+    let texts = nodes.map(|node| {
+        let text = |key: &str| node[key].as_str().unwrap_or("?").to_owned();
+        format!("{} {}", text("dn"), text("state"))
+    });
+    texts.collect::<Vec<_>>().join(" · ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(newest: Value) -> Tree {
+        let watcher = Command::new("true").spawn().unwrap();
+        Tree { watcher, trees: channel().1, newest }
+    }
+
+    #[test]
+    fn a_tree_is_read_by_name() {
+        let tree = tree(serde_json::json!([
+            {"dn": "root", "state": "ready", "generation": 1, "exits": []},
+            {"dn": "root.etcd", "state": "new", "generation": 2, "exits": [{"signal": 15}, {"signal": 9}]},
+        ]));
+        assert!(tree.is_ready("root") && !tree.is_ready("root.etcd") && !tree.is_ready("root.none"));
+        assert_eq!((tree.generation("root.etcd"), tree.last_signal("root.etcd")), (Some(2), Some(9)));
+        assert_eq!(states(&tree.newest), "root ready · root.etcd new");
+    }
+
+    #[test]
+    fn a_watcher_that_ends_is_told() {
+        let error =
+            tree(Value::Null).until(READY_SOON, "root is ready", |tree| tree.is_ready("root")).unwrap_err();
+        assert_eq!(error.to_string(), "nodectl ended before root is ready");
+    }
+
+    const READY_SOON: Duration = Duration::from_secs(5);
+}
