@@ -2,6 +2,7 @@
 //! figure is the median of the rounds.
 
 use std::collections::VecDeque;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
@@ -9,18 +10,20 @@ use std::time::{Duration, Instant, SystemTime};
 use nodekeel_logtree::{Dn, Journal, Limits, LineWriter, Message, Query, WriterOptions};
 use testbed::bench::BenchRow;
 use tracing::Dispatch;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing::field::Field;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt};
 
 const ROUNDS: usize = 15;
 const APPENDS: u32 = 100_000;
 /// A line of 134 characters and a newline, as long as what a node's services write on average.
 const LINE: &str = "2026-11-21 11:26:08.712071 I | pkg/fileutil: started to purge file, dir: member/snap, suffix: snap.db, max: 5, interval: 30s, kept: 0..\n";
 /// Of tracing-subscriber.
-const PEER_VERSION: &str = "0.3";
+const PEER_VERSION: &str = "0.3.23";
 
 fn main() -> anyhow::Result<()> {
-    let rows = [raw(), leveled(), tail()];
-    testbed::bench::write("journal", &rows)?;
+    let [event, append] = leveled();
+    testbed::bench::write("journal", &[raw(), event, append, tail()])?;
     Ok(())
 }
 
@@ -95,11 +98,27 @@ fn raw_limit() -> f64 {
     median((0..ROUNDS).map(|_| round()).collect())
 }
 
-fn leveled() -> BenchRow {
+/// A layer that only writes out the values of events: what any layer has to do before it can store something.
+#[derive(Default)]
+struct Format(Mutex<String>);
+
+impl<S: tracing::Subscriber> Layer<S> for Format {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut text = self.0.lock().expect("not poisoned");
+        text.clear();
+        event.record(&mut |field: &Field, value: &dyn fmt::Debug| {
+            let _ = write!(text, "{field}={value:?} ");
+        });
+    }
+}
+
+fn leveled() -> [BenchRow; 2] {
     let journal = Journal::default();
     let ours = Dispatch::new(tracing_subscriber::registry().with(journal.layer()));
+    let format = Dispatch::new(tracing_subscriber::registry().with(Format::default()));
     let fmt = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(io::sink);
     let peer = Dispatch::new(tracing_subscriber::registry().with(fmt));
+    let ring = PlainRing::default();
     let events = |dispatch: &Dispatch| {
         tracing::dispatcher::with_default(dispatch, || {
             let _span = tracing::info_span!("service", dn = "bench.leveled").entered();
@@ -108,11 +127,31 @@ fn leveled() -> BenchRow {
             })
         })
     };
-    let (ours, peer) = in_turns(|| events(&ours), || events(&peer));
+    let plain =
+        || each(APPENDS, || ring.push("started to purge the file of a member attempt=3 member=etcd-0\n"));
+    let mut rounds = [const { Vec::new() }; 4];
+    for _ in 0..ROUNDS {
+        for (figures, figure) in
+            rounds.iter_mut().zip([events(&ours), events(&format), events(&peer), plain()])
+        {
+            figures.push(figure);
+        }
+    }
+    let [ours, format, peer, plain] = rounds.map(median);
     let work = "store a tracing event with two fields, in a span that names it";
-    BenchRow::new("leveled_append", work, "ns", ours)
-        .peer("tracing-subscriber fmt to a sink", PEER_VERSION, peer)
-        .at_most(250.0)
+    [
+        BenchRow::new("leveled_event", work, "ns", ours)
+            .peer("tracing-subscriber fmt to a sink", PEER_VERSION, peer)
+            .limit(format),
+        BenchRow::new(
+            "leveled_append",
+            "the same, less what a layer takes that only formats the values",
+            "ns",
+            ours - format,
+        )
+        .peer("Mutex<VecDeque<String>> of ready lines", "std", plain)
+        .at_most(250.0),
+    ]
 }
 
 fn tail() -> BenchRow {

@@ -5,10 +5,11 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::SystemTime;
 
 use futures_core::Stream;
+use tokio::task::coop::poll_proceed;
 
 use crate::cursor::{Batch, Item};
 use crate::decode::decode;
@@ -94,8 +95,11 @@ impl Reader {
     }
 
     fn poll_entry(&mut self, cx: &mut Context<'_>) -> Poll<Option<Entry>> {
+        // With enough to read, a task could go on for ever without letting others of its thread run.
+        let budget = ready!(poll_proceed(cx));
         loop {
             if let Some(entry) = self.take() {
+                budget.made_progress();
                 return Poll::Ready(Some(entry));
             }
             if !self.fetch(CHUNK, Some(cx.waker())) && self.ready.is_empty() {

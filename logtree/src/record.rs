@@ -109,12 +109,12 @@ impl Record {
         record
     }
 
-    /// Writes a raw line. `original_bytes` is given if `text` is only its beginning.
-    pub(crate) fn raw(&mut self, time: i64, text: &str, original_bytes: Option<u64>, lossy: bool) {
+    /// Writes a raw line, which must be UTF-8. `original_bytes` is given if `text` is only its beginning.
+    pub(crate) fn raw(&mut self, time: i64, text: &[u8], original_bytes: Option<u64>, lossy: bool) {
         self.buf.truncate(self.prefix);
         self.buf[5] = if lossy { LOSSY } else { 0 } | if original_bytes.is_some() { CUT } else { 0 };
         self.buf[16..24].copy_from_slice(&time.to_le_bytes());
-        self.buf.extend_from_slice(text.as_bytes());
+        self.buf.extend_from_slice(text);
         if let Some(bytes) = original_bytes {
             self.buf.extend_from_slice(&bytes.to_le_bytes());
         }

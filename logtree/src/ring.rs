@@ -59,6 +59,7 @@ impl Ring {
         self.buf.capacity()
     }
 
+    #[inline]
     pub(crate) fn spare(&self) -> usize {
         self.buf.capacity() - self.buf.len()
     }
@@ -74,23 +75,38 @@ impl Ring {
 
     /// Evicts until what is left fits into `capacity`, and frees the rest.
     pub(crate) fn shrink_to(&mut self, capacity: usize) {
-        while self.buf.len() > capacity {
-            self.evict();
-        }
+        self.evict_bytes(self.buf.len().saturating_sub(capacity));
         self.buf.shrink_to(capacity);
     }
 
     /// Drops the oldest record.
     pub(crate) fn evict(&mut self) {
-        let head = self.head(self.start);
-        self.buf.drain(..head.length);
-        self.start += head.length as u64;
-        self.entries -= 1;
-        self.evicted[usize::from(head.class)] += 1;
-        self.evicted_seq[usize::from(head.class)] = head.seq;
+        self.evict_bytes(1);
+    }
+
+    /// Makes room for a record of `length` bytes, and for some more after it: to drop a few at once is cheaper.
+    pub(crate) fn evict_for(&mut self, length: usize) {
+        let spare = length.max(self.buf.capacity() / 64).min(self.buf.capacity());
+        self.evict_bytes(spare.saturating_sub(self.spare()));
+    }
+
+    /// Drops the oldest records until at least so many bytes are gone.
+    fn evict_bytes(&mut self, least: usize) {
+        let end = self.end().min(self.start + least as u64);
+        let mut at = self.start;
+        while at < end {
+            let head = self.head(at);
+            at += head.length as u64;
+            self.entries -= 1;
+            self.evicted[usize::from(head.class)] += 1;
+            self.evicted_seq[usize::from(head.class)] = head.seq;
+        }
+        self.buf.drain(..(at - self.start) as usize);
+        self.start = at;
     }
 
     /// Adds a record; there must be room for it.
+    #[inline]
     pub(crate) fn push(&mut self, record: &[u8], class: u8, seq: u64) {
         debug_assert!(record.len() <= self.spare(), "room was made");
         self.buf.extend(record);
@@ -132,6 +148,7 @@ impl Ring {
     }
 
     /// The beginning of the record at a place.
+    #[inline]
     pub(crate) fn head(&self, at: u64) -> Head {
         Head::of(self.read(at))
     }
@@ -141,6 +158,7 @@ impl Ring {
         at - u64::from(u32::from_le_bytes(self.read(at - TAIL as u64)))
     }
 
+    #[inline]
     fn read<const N: usize>(&self, at: u64) -> [u8; N] {
         let (front, back) = self.buf.as_slices();
         let at = (at - self.start) as usize;
@@ -184,10 +202,10 @@ mod tests {
         ring.grow_to(400);
         let mut record = Record::raw_of(&Origin::default());
         for seq in 1..=200u64 {
-            record.raw(0, &"x".repeat((seq % 37) as usize), None, false);
+            record.raw(0, "x".repeat((seq % 37) as usize).as_bytes(), None, false);
             record.set_seq(seq);
-            while ring.spare() < record.bytes().len() {
-                ring.evict();
+            if ring.spare() < record.bytes().len() {
+                ring.evict_for(record.bytes().len());
             }
             ring.push(record.bytes(), record.class(), seq);
 

@@ -70,11 +70,20 @@ impl State {
     /// Appends a record and takes the wakers of those who wait for it, to be woken without the lock.
     pub(crate) fn append(&mut self, to: &Address, record: &mut Record, wake: &mut Vec<Waker>) {
         let slot = self.slot(to, wake);
-        self.make_room(slot, record.bytes().len(), wake);
+        if self.ring(slot).spare() < record.bytes().len() {
+            self.grow(slot, record.bytes().len(), wake);
+        }
         let seq = self.next_seq;
         self.next_seq += 1;
         record.set_seq(seq);
+        let entries = self.limits.entries_per_dn.unwrap_or(usize::MAX);
         let ring = self.rings[slot].as_mut().expect("a slot in use has a ring");
+        while ring.entries >= entries {
+            ring.evict();
+        }
+        if ring.spare() < record.bytes().len() {
+            ring.evict_for(record.bytes().len());
+        }
         ring.push(record.bytes(), record.class(), seq);
         for &reader in &ring.followers {
             wake.extend(self.readers[reader].as_mut().and_then(|reader| reader.wake_for(record.class())));
@@ -114,22 +123,6 @@ impl State {
         self.rings[slot] = Some(ring);
         self.names.insert(dn, slot);
         slot
-    }
-
-    fn make_room(&mut self, slot: usize, length: usize, wake: &mut Vec<Waker>) {
-        let entries = self.limits.entries_per_dn.unwrap_or(usize::MAX);
-        let ring = self.ring(slot);
-        while ring.entries >= entries {
-            ring.evict();
-        }
-        if ring.spare() >= length {
-            return;
-        }
-        self.grow(slot, length, wake);
-        let ring = self.ring(slot);
-        while ring.spare() < length {
-            ring.evict();
-        }
     }
 
     /// Gives a ring a larger buffer, if it may have one: from the budget of all, or from a ring larger than it would be
@@ -262,7 +255,7 @@ mod tests {
         let mut record = Record::raw_of(&Origin::default());
         for number in 0..30_000usize {
             let name = number % 7 * (number / 1000);
-            record.raw(0, &"x".repeat(number * 31 % 1024), None, false);
+            record.raw(0, "x".repeat(number * 31 % 1024).as_bytes(), None, false);
             let to = Address::new(format!("n.{name}").parse().unwrap());
             state.append(&to, &mut record, &mut Vec::new());
             assert_eq!(state.capacity, state.rings().map(Ring::capacity).sum::<usize>());

@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use tokio::net::unix::pipe;
+use tokio::task::coop::consume_budget;
 
 use crate::LineWriter;
 
@@ -93,6 +94,8 @@ impl Fifo {
     pub async fn pump(&mut self, to: &mut LineWriter) -> io::Result<Infallible> {
         let mut buffer = vec![0; BUFFER];
         loop {
+            // A flood must not keep the other tasks of this thread from running.
+            consume_budget().await;
             self.receiver.readable().await?;
             match self.receiver.try_read(&mut buffer) {
                 Ok(length) => to.write_all(&buffer[..length])?,

@@ -11,6 +11,7 @@ use nix::libc::O_NONBLOCK;
 use nix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::task::coop::consume_budget;
 
 use crate::parse::{KmsgRecord, kmsg};
 use crate::sys::watch;
@@ -50,6 +51,8 @@ impl Kmsg {
     pub async fn pump(&mut self, journal: &Journal, dn: &Dn) -> io::Result<Infallible> {
         let mut buffer = vec![0; RECORD];
         loop {
+            // A flood must not keep the other tasks of this thread from running.
+            consume_budget().await;
             let read = self.device.async_io(Interest::READABLE, |mut device| device.read(&mut buffer)).await;
             match read {
                 Ok(length) => {
@@ -58,8 +61,11 @@ impl Kmsg {
                         journal.append(dn, message);
                     }
                 }
-                // Overrun: the next record that is read shows by its number how many were lost.
-                Err(error) if error.raw_os_error() == Some(Errno::EPIPE as i32) => {}
+                // Overwritten unread, or too long to read: the next record shows by its number how many were lost.
+                Err(error)
+                    if [Errno::EPIPE, Errno::EINVAL]
+                        .map(|e| Some(e as i32))
+                        .contains(&error.raw_os_error()) => {}
                 Err(error) => return Err(error),
             }
         }

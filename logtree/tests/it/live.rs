@@ -116,6 +116,22 @@ impl std::task::Wake for CountWakes {
     }
 }
 
+/// On a single thread, a reader with more to read than it will ever have read.
+#[tokio::test]
+async fn a_reader_with_much_to_read_lets_other_tasks_run() {
+    let journal = Journal::default();
+    info(&journal, "a", "first");
+    let mut reader = journal.read(within("").follow()).unwrap();
+    let others_ran = tokio::spawn(async {});
+    let mut read = 0;
+    while !others_ran.is_finished() {
+        assert!(reader.next().await.is_some());
+        info(&journal, "a", "and one more");
+        read += 1;
+        assert!(read < 10_000, "the other task waits for ever");
+    }
+}
+
 #[tokio::test]
 async fn without_follow_the_stream_ends_with_the_backlog() {
     let journal = Journal::default();
