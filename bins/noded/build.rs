@@ -1,0 +1,13 @@
+//! Compiles the control API's proto with a compiler written in Rust, so that the client needs no protoc.
+
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    const PROTO: &str = "nodekeel/control/v1/control.proto";
+    println!("cargo::rerun-if-changed=proto");
+    let descriptors = protox::compile([PROTO], ["proto"])?;
+    tonic_prost_build::configure()
+        .build_server(std::env::var_os("CARGO_FEATURE_NODE").is_some())
+        .compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Values that a service is described with.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+
+/// When a service is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Readiness {
+    /// `"started"`: as soon as it runs.
+    #[default]
+    Started,
+    /// `"notify"`: when it says so to `NOTIFY_SOCKET` (sd_notify).
+    Notify,
+    /// `"exit"`: when it has exited with 0; it is a step, not a daemon.
+    Exit,
+    /// `{ probe = [..], timeout = ".." }`: when a command exits with 0.
+    Probe {
+        /// The program that asks and its arguments.
+        command: Vec<String>,
+        /// How long it is asked again, before the run has failed.
+        timeout: Duration,
+    },
+}
+
+/// When a service is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Restart {
+    /// Whenever it ends.
+    Always,
+    /// When it fails; an exit with 0 is the end of its work.
+    OnFailure,
+    /// Not at all.
+    Never,
+}
+
+/// How fast a service is started again: `initial` × `factor`^n, at most `max`, give or take the share `jitter`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Backoff {
+    /// The first delay.
+    #[serde(deserialize_with = "duration")]
+    pub initial: Duration,
+    /// What each further failure multiplies it by.
+    pub factor: f64,
+    /// The longest delay.
+    #[serde(deserialize_with = "duration")]
+    pub max: Duration,
+    /// The share that chance adds or takes.
+    pub jitter: f64,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        let nodekeel_supervisor::Backoff { initial, factor, max, jitter, .. } = Default::default();
+        Self { initial, factor, max, jitter }
+    }
+}
+
+impl<'de> Deserialize<'de> for Readiness {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ReadinessVisitor)
+    }
+}
+
+struct ReadinessVisitor;
+
+impl<'de> Visitor<'de> for ReadinessVisitor {
+    type Value = Readiness;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#""started", "notify", "exit" or { probe = ["command", ..], timeout = "60s" }"#)
+    }
+
+    fn visit_str<E: Error>(self, word: &str) -> Result<Readiness, E> {
+        match word {
+            "started" => Ok(Readiness::Started),
+            "notify" => Ok(Readiness::Notify),
+            "exit" => Ok(Readiness::Exit),
+            other => Err(E::invalid_value(serde::de::Unexpected::Str(other), &self)),
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Readiness, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            probe: Vec<String>,
+            #[serde(default = "probe_timeout", deserialize_with = "duration")]
+            timeout: Duration,
+        }
+        let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Readiness::Probe { command: table.probe, timeout: table.timeout })
+    }
+}
+
+fn probe_timeout() -> Duration {
+    Duration::from_secs(60)
+}
+
+/// A duration as people write it: a number and its unit, `"500ms"`, `"1.5s"`, `"2m"`, `"1h"`.
+pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    deserializer.deserialize_str(DurationVisitor)
+}
+
+/// The same where the key may be absent.
+pub(super) fn some_duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    duration(deserializer).map(Some)
+}
+
+struct DurationVisitor;
+
+impl Visitor<'_> for DurationVisitor {
+    type Value = Duration;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"a duration with its unit in quotes, like "500ms", "10s", "2m" or "1h""#)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+        parse_duration(text).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(text), &self))
+    }
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit.trim_start() {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_needs_its_unit() {
+        for (text, millis) in
+            [("500ms", Some(500)), ("1.5s", Some(1500)), ("2 m", Some(120_000)), ("1h", Some(3_600_000))]
+                .into_iter()
+                .chain(["", "10", "s", "-1s", "1 day", "1..5s", "ms", "1e3s"].map(|text| (text, None)))
+        {
+            assert_eq!(parse_duration(text), millis.map(Duration::from_millis), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! A node: the tree of everything that a plan says.
+
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use nodekeel_logtree::{Journal, Level, Limits, Message};
+use nodekeel_supervisor::{
+    Child, Context, Failure, NodeStatus, RunFuture, Runnable, ShutdownReport, Supervisor,
+};
+
+use crate::config::LogConfig;
+use crate::data::{DataDir, DataError};
+use crate::history::History;
+use crate::output::JournalSink;
+use crate::plan::{Plan, Planned, Service, User};
+use crate::{control, service, v1, wire};
+
+/// What a node is given beside its plan.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Deps {
+    /// Where the log goes; whoever installs a tracing subscriber gives it this journal's layer.
+    pub journal: Journal,
+    /// Runnables of the builder's own. They stand directly below the root, and are started before the services.
+    pub runnables: Vec<Own>,
+}
+
+/// A runnable of the builder's own.
+pub struct Own {
+    name: String,
+    runnable: Arc<dyn Runnable>,
+}
+
+impl Own {
+    /// It will be `root.<name>` in the tree.
+    pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
+        Self { name: name.into(), runnable: Arc::new(runnable) }
+    }
+}
+
+impl std::fmt::Debug for Own {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Own").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Deps {
+    /// Nothing beside the journal.
+    pub fn new(journal: Journal) -> Self {
+        Self { journal, runnables: Vec::new() }
+    }
+}
+
+/// The journal that `[log]` describes.
+pub fn journal(config: &LogConfig) -> Journal {
+    let limits = Limits {
+        bytes_per_dn: config.bytes_per_dn.get(),
+        total_bytes: config.bytes.get(),
+        ..Limits::default()
+    };
+    Journal::new(limits)
+}
+
+/// A running node. Dropping it stops it without waiting.
+#[derive(Debug)]
+pub struct Node {
+    shared: Arc<Shared>,
+    /// Other instances are kept out until everything has stopped.
+    _data: DataDir,
+}
+
+/// What the control API tells.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) plan: Plan,
+    pub(crate) journal: Journal,
+    pub(crate) history: History,
+    pub(crate) started: SystemTime,
+    /// `None` before the node is whole, and from the beginning of its end on.
+    supervisor: RwLock<Option<Supervisor>>,
+}
+
+impl Shared {
+    /// Asks the supervisor something; `None` when the node is stopping.
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(&Supervisor) -> T) -> Option<T> {
+        self.supervisor.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(question)
+    }
+
+    fn put(&self, supervisor: Option<Supervisor>) -> Option<Supervisor> {
+        let mut slot = self.supervisor.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *slot, supervisor)
+    }
+
+    pub(crate) fn skipped(&self) -> impl Iterator<Item = &Planned> {
+        self.plan.services.iter().filter(|planned| planned.skipped.is_some())
+    }
+
+    /// The tree, and what was skipped.
+    pub(crate) fn nodes(&self) -> Vec<v1::Node> {
+        let tree = self.ask(Supervisor::snapshot).unwrap_or_default();
+        let skipped = self.skipped().map(|planned| v1::Node {
+            dn: planned.dn.clone(),
+            state: v1::State::Skipped.into(),
+            since: wire::time(self.started),
+            waiting_for: planned.skipped.clone().unwrap_or_default(),
+            ..v1::Node::default()
+        });
+        tree.iter().map(wire::node).chain(skipped).collect()
+    }
+}
+
+impl Node {
+    /// Takes the data directory and starts everything.
+    ///
+    /// # Errors
+    /// See [`DataError`]; nothing runs then.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn start(plan: Plan, deps: Deps) -> Result<Self, DataError> {
+        let data = DataDir::take(&plan.config.node.data)?;
+        prepare(&plan, &data)?;
+        let history = History::new(plan.config.events.keep);
+        let shared = Arc::new(Shared {
+            plan,
+            journal: deps.journal.clone(),
+            history: history.clone(),
+            started: SystemTime::now(),
+            supervisor: RwLock::new(None),
+        });
+        for planned in shared.skipped() {
+            let reason = planned.skipped.as_deref().unwrap_or_default();
+            let dn = planned.dn.parse().expect("a planned service has a valid name");
+            shared.journal.append(&dn, Message::new(Level::Warn, format!("skipped: {reason}")));
+        }
+        let supervisor = Supervisor::builder()
+            .output(JournalSink(deps.journal))
+            .hook(history)
+            .start(root(Arc::clone(&shared), deps.runnables));
+        shared.put(Some(supervisor));
+        Ok(Self { shared, _data: data })
+    }
+
+    /// Where the control API is served.
+    pub fn socket(&self) -> &Path {
+        &self.shared.plan.socket
+    }
+
+    /// The tree as it stands, without what was skipped.
+    pub fn snapshot(&self) -> Vec<NodeStatus> {
+        self.shared.ask(Supervisor::snapshot).unwrap_or_default()
+    }
+
+    /// Waits until a runnable of the tree is ready or done.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again at any time.
+    pub async fn ready(&self, dn: &str) {
+        use nodekeel_supervisor::State;
+        let is_ready =
+            |status: &NodeStatus| *status.dn == *dn && matches!(status.state, State::Ready | State::Done);
+        let Some(mut changes) = self.shared.ask(Supervisor::watch) else { return };
+        while !self.snapshot().iter().any(is_ready) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Stops everything in the reverse order of its start, then gives the data directory free.
+    pub async fn shutdown(self) -> ShutdownReport {
+        let supervisor = self.shared.put(None).expect("only this and a drop take it");
+        supervisor.shutdown().await
+    }
+}
+
+impl Drop for Node {
+    /// The tree holds what the control API tells, so the supervisor would not go by itself.
+    fn drop(&mut self) {
+        drop(self.shared.put(None));
+    }
+}
+
+/// Makes the directories that the services expect.
+fn prepare(plan: &Plan, data: &DataDir) -> Result<(), DataError> {
+    data.directory("run", 0o700)?;
+    for planned in plan.services.iter().filter(|planned| planned.skipped.is_none()) {
+        match &planned.service {
+            Service::Etcd(_) => drop(data.directory("etcd", 0o700)?),
+            Service::Containerd(containerd) => {
+                data.directory("containerd", 0o755)?;
+                data.directory("run/containerd", 0o700)?;
+                service::containerd::write_config(containerd)?;
+            }
+            Service::User(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The root: the control API first, so that it is the last to stop; then the builder's own, then the services.
+fn root(shared: Arc<Shared>, own: Vec<Own>) -> impl Runnable {
+    let own: Arc<[Own]> = own.into();
+    move |ctx: Context| {
+        let (shared, own) = (Arc::clone(&shared), Arc::clone(&own));
+        async move {
+            ctx.run("control", control::serve(Arc::clone(&shared)))?;
+            for Own { name, runnable } in own.iter() {
+                ctx.run(name.clone(), share(runnable))?;
+            }
+            let grace = shared.plan.config.node.grace;
+            let mut user = Vec::new();
+            for planned in shared.plan.services.iter().filter(|planned| planned.skipped.is_none()) {
+                match &planned.service {
+                    Service::Etcd(etcd) => ctx.run("etcd", service::etcd::process(etcd, grace))?,
+                    Service::Containerd(containerd) => {
+                        let path = shared.plan.search.as_path_variable();
+                        ctx.run("containerd", service::containerd::process(containerd, path, grace))?;
+                    }
+                    Service::User(service) => user.push(service.clone()),
+                }
+            }
+            if !user.is_empty() {
+                ctx.run("service", services(user, grace))?;
+            }
+            ctx.wait_ready("root.control").await?;
+            ctx.ready()?;
+            Err::<(), Failure>(ctx.cancelled().await.into())
+        }
+    }
+}
+
+/// The operator's services, in an order in which each comes after those that it depends on.
+fn services(user: Vec<User>, grace: Duration) -> impl Runnable {
+    move |ctx: Context| {
+        let children: Vec<Child> = user.iter().map(|user| service::user::child(user, grace)).collect();
+        async move {
+            for child in children {
+                ctx.run_group([child])?;
+            }
+            ctx.ready()?;
+            Err::<(), Failure>(ctx.cancelled().await.into())
+        }
+    }
+}
+
+/// A runnable that runs another one, for a tree that starts it anew with each run of its parent.
+fn share(runnable: &Arc<dyn Runnable>) -> impl Runnable {
+    struct Shared(Arc<dyn Runnable>);
+    impl Runnable for Shared {
+        fn run(&self, ctx: Context) -> RunFuture {
+            self.0.run(ctx)
+        }
+
+        fn stop_within(&self) -> Option<Duration> {
+            self.0.stop_within()
+        }
+    }
+    Shared(Arc::clone(runnable))
+}

@@ -1,0 +1,22 @@
+//! Tells the service manager that started noded how it is doing.
+//!
+//! *Source:* sd_notify(3): a datagram of `KEY=VALUE` lines to the socket that `NOTIFY_SOCKET` names, where a leading `@`
+//! stands for the abstract namespace.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Sends one message to the socket of this name.
+///
+/// # Errors
+/// There is no such socket, or it does not take the message.
+pub fn notify(socket: &OsStr, message: &str) -> io::Result<()> {
+    let address = match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address).map(drop)
+}

@@ -1,0 +1,344 @@
+//! What a configuration comes to on this machine, found out without touching anything.
+
+use std::fmt;
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
+
+use crate::config::{Config, ContainerdConfig, EtcdConfig, Readiness, UserService, order};
+use crate::control;
+use crate::data::{self, DataError};
+use crate::ports;
+use crate::search::Search;
+
+/// Longest path of a unix socket: `sun_path` less its closing zero (unix(7)).
+pub const MAX_SOCKET_BYTES: usize = 107;
+
+/// Room that the node itself must find on its disk.
+const NODE_BYTES: u64 = 1 << 20;
+
+/// Room that etcd must find: it allocates its first two log segments of 64 MB at its start.
+const ETCD_BYTES: u64 = 128 << 20;
+
+/// What a node is going to run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The configuration, with an absolute data directory.
+    pub config: Config,
+    /// Where the control API will be served.
+    pub socket: PathBuf,
+    /// All services in the order of their start, those that are skipped too.
+    pub services: Vec<Planned>,
+    /// Where programs are searched.
+    pub search: Search,
+}
+
+/// One service.
+#[derive(Debug, Clone)]
+pub struct Planned {
+    /// Its name in the tree.
+    pub dn: String,
+    /// What it runs.
+    pub service: Service,
+    /// Why it will not be run, if so.
+    pub skipped: Option<String>,
+}
+
+/// What a service runs.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Service {
+    /// The node's etcd.
+    Etcd(Etcd),
+    /// The node's containerd.
+    Containerd(Containerd),
+    /// One of the operator's.
+    User(User),
+}
+
+/// An etcd of one member.
+#[derive(Debug, Clone)]
+pub struct Etcd {
+    /// The program.
+    pub binary: PathBuf,
+    /// Its data directory.
+    pub data: PathBuf,
+    /// Its settings.
+    pub config: EtcdConfig,
+}
+
+/// A containerd with everything of its own.
+#[derive(Debug, Clone)]
+pub struct Containerd {
+    /// The program.
+    pub binary: PathBuf,
+    /// What it keeps.
+    pub data: PathBuf,
+    /// Its state and its socket.
+    pub run: PathBuf,
+    /// Its settings.
+    pub config: ContainerdConfig,
+}
+
+impl Containerd {
+    /// Where it serves its API.
+    pub fn socket(&self) -> PathBuf {
+        self.run.join("containerd.sock")
+    }
+}
+
+/// A program of the operator's.
+#[derive(Debug, Clone)]
+pub struct User {
+    /// The program.
+    pub binary: PathBuf,
+    /// Its settings.
+    pub config: UserService,
+    /// The DNs that must have become ready before.
+    pub after: Vec<String>,
+    /// The probe of its readiness and its arguments, if it has one.
+    pub probe: Option<(PathBuf, Vec<String>)>,
+    /// The uid and gid that it runs with; `None` is noded's own.
+    pub account: Option<(u32, u32)>,
+}
+
+/// Why a node can't be run: everything that was found, a line each.
+#[derive(Debug)]
+pub struct Problems {
+    lines: Vec<String>,
+    /// Another instance has the data directory: nothing else was looked at.
+    pub in_use: bool,
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines.join("\n"))
+    }
+}
+
+impl std::error::Error for Problems {}
+
+impl Plan {
+    /// Plans. With `dev`, what is missing is skipped, and with it what depends on it.
+    ///
+    /// # Errors
+    /// What is missing without `dev`, and what stands in the way: see [`Problems`].
+    pub fn make(mut config: Config, search: Search, dev: bool) -> Result<Self, Problems> {
+        let in_the_way = |error: String| Problems { lines: vec![error], in_use: false };
+        config.node.data = std::path::absolute(&config.node.data)
+            .map_err(|error| in_the_way(format!("{}: {error}", config.node.data.display())))?;
+        let mut planner = Planner { dev, search: &search, problems: Vec::new(), services: Vec::new() };
+        planner.etcd(&config);
+        planner.containerd(&config);
+        planner.user_services(&config);
+        let Planner { mut problems, services, .. } = planner;
+
+        let runs_etcd = services.iter().any(|s| s.skipped.is_none() && matches!(s.service, Service::Etcd(_)));
+        let needed = NODE_BYTES + if runs_etcd { ETCD_BYTES } else { 0 };
+        match data::probe(&config.node.data, needed) {
+            Ok(()) => {}
+            Err(error @ DataError::InUse { .. }) => {
+                return Err(Problems { lines: vec![error.to_string()], in_use: true });
+            }
+            Err(error) => problems.push(error.to_string()),
+        }
+        let socket = config.socket();
+        problems.extend(too_long(&socket, "set control.socket to a shorter path, or give a shorter --data"));
+        problems.extend(control::probe(&socket).err().map(|error| error.to_string()));
+        if !problems.is_empty() {
+            return Err(Problems { lines: problems, in_use: false });
+        }
+        Ok(Self { config, socket, services, search })
+    }
+}
+
+struct Planner<'a> {
+    dev: bool,
+    search: &'a Search,
+    problems: Vec<String>,
+    services: Vec<Planned>,
+}
+
+impl Planner<'_> {
+    fn etcd(&mut self, config: &Config) {
+        let etcd = &config.services.etcd;
+        if !etcd.enable {
+            return;
+        }
+        let (binary, skipped) =
+            self.binary("etcd", etcd.binary.as_deref(), "Debian: apt-get install etcd-server");
+        if skipped.is_none() {
+            self.port(etcd.client_port, "services.etcd.client_port");
+            self.port(etcd.peer_port, "services.etcd.peer_port");
+        }
+        let service =
+            Service::Etcd(Etcd { binary, data: config.node.data.join("etcd"), config: etcd.clone() });
+        self.services.push(Planned { dn: "root.etcd".into(), service, skipped });
+    }
+
+    fn containerd(&mut self, config: &Config) {
+        let containerd = &config.services.containerd;
+        if !containerd.enable {
+            return;
+        }
+        let (binary, mut skipped) =
+            self.binary("containerd", containerd.binary.as_deref(), "Debian: apt-get install containerd");
+        if skipped.is_none() && !nix::unistd::geteuid().is_root() {
+            let reason = "needs root: run noded as root, or set services.containerd.enable = false";
+            skipped = self.missing("containerd", reason.into());
+        }
+        let data = config.node.data.join("containerd");
+        let run = config.node.data.join("run/containerd");
+        let planned = Containerd { binary, data, run, config: containerd.clone() };
+        if skipped.is_none() {
+            // containerd serves a second socket beside its own, under the name with this ending.
+            let longest = planned.socket().with_extension("sock.ttrpc");
+            self.problems.extend(too_long(&longest, "give a shorter --data"));
+        }
+        self.services.push(Planned {
+            dn: "root.containerd".into(),
+            service: Service::Containerd(planned),
+            skipped,
+        });
+    }
+
+    fn user_services(&mut self, config: &Config) {
+        let ordered = order(&config.service).expect("a parsed configuration has no cycles");
+        for service in ordered {
+            let dn = format!("root.service.{}", service.name);
+            let program = Path::new(&service.command[0]);
+            let (binary, mut skipped) =
+                self.binary(&service.name, Some(program), "install it, or correct its command");
+            let mut probe = None;
+            if let (None, Readiness::Probe { command, .. }) = (&skipped, &service.readiness) {
+                let found = self.binary(
+                    &service.name,
+                    Some(Path::new(&command[0])),
+                    "install its probe, or correct it",
+                );
+                skipped = found.1;
+                probe = Some((found.0, command[1..].to_vec()));
+            }
+            let account = match (&skipped, &service.user) {
+                (None, Some(name)) => self.account(&service.name, name).unwrap_or_else(|reason| {
+                    skipped = reason;
+                    None
+                }),
+                _ => None,
+            };
+            let after: Vec<_> = service.depends_on.iter().map(|name| dn_of(name)).collect();
+            let gone =
+                |dn: &&String| self.services.iter().any(|known| known.dn == **dn && known.skipped.is_some());
+            if let (None, Some(missing)) = (&skipped, after.iter().find(gone)) {
+                skipped = Some(format!("depends on {missing}, which is skipped"));
+            }
+            let user = User { binary, config: service.clone(), after, probe, account };
+            self.services.push(Planned { dn, service: Service::User(user), skipped });
+        }
+    }
+
+    /// The program of a service, or why the service is skipped, or neither and a problem.
+    fn binary(&mut self, service: &str, given: Option<&Path>, remedy: &str) -> (PathBuf, Option<String>) {
+        let program = given.unwrap_or(Path::new(service));
+        match self.search.find(program) {
+            Ok(binary) => (binary, None),
+            Err(not_found) => {
+                let found = self.missing(service, format!("{not_found}; {remedy}"));
+                (program.to_owned(), found)
+            }
+        }
+    }
+
+    /// The uid and gid of a service's user, `None` if that is noded's own; or why the service is skipped.
+    fn account(&mut self, service: &str, name: &str) -> Result<Option<(u32, u32)>, Option<String>> {
+        let own = nix::unistd::geteuid();
+        let reason = match nix::unistd::User::from_name(name) {
+            Ok(Some(user)) if user.uid == own => return Ok(None),
+            Ok(Some(user)) if own.is_root() => return Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
+            Ok(Some(_)) => format!("running as {name} needs root: run noded as root"),
+            _ => format!("there is no user {name}: create it, or correct its user"),
+        };
+        Err(self.missing(service, reason))
+    }
+
+    /// Something that a service needs is missing: the reason to skip it, or a problem.
+    fn missing(&mut self, service: &str, reason: String) -> Option<String> {
+        if self.dev {
+            return Some(reason);
+        }
+        self.problems.push(format!("{service}: {reason}, or run with --dev to skip it"));
+        None
+    }
+
+    fn port(&mut self, port: NonZeroU16, field: &str) {
+        if let Some(holder) = ports::holder(port.get()) {
+            self.problems.push(format!("port {port} is taken by {}; set {field} to another", holder.0));
+        }
+    }
+}
+
+/// How the tree calls a service that `depends_on` calls so.
+fn dn_of(name: &str) -> String {
+    if crate::config::BUILT_IN.contains(&name) {
+        format!("root.{name}")
+    } else {
+        format!("root.service.{name}")
+    }
+}
+
+fn too_long(socket: &Path, remedy: &str) -> Option<String> {
+    let bytes = socket.as_os_str().len();
+    (bytes > MAX_SOCKET_BYTES).then(|| {
+        let path = socket.display();
+        format!(
+            "socket path {path} has {bytes} bytes, of which a unix socket takes {MAX_SOCKET_BYTES}; {remedy}"
+        )
+    })
+}
+
+impl fmt::Display for Plan {
+    /// What would happen, for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "node {} with data in {}", self.config.node.name, self.config.node.data.display())?;
+        writeln!(f, "{:<24} the control API on {}", "root.control", self.socket.display())?;
+        for planned in &self.services {
+            write!(f, "{:<24} ", planned.dn)?;
+            match &planned.skipped {
+                Some(reason) => writeln!(f, "skipped: {reason}")?,
+                None => writeln!(f, "{}", planned.service)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Etcd(etcd) => write!(
+                f,
+                "{}, clients on 127.0.0.1:{}, peers on 127.0.0.1:{}, data in {}",
+                etcd.binary.display(),
+                etcd.config.client_port,
+                etcd.config.peer_port,
+                etcd.data.display()
+            ),
+            Self::Containerd(containerd) => write!(
+                f,
+                "{}, API on {}, data in {}",
+                containerd.binary.display(),
+                containerd.socket().display(),
+                containerd.data.display()
+            ),
+            Self::User(user) => {
+                write!(f, "{}", user.binary.display())?;
+                for argument in &user.config.command[1..] {
+                    write!(f, " {argument:?}")?;
+                }
+                if !user.after.is_empty() {
+                    write!(f, ", after {}", user.after.join(", "))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Whether a port of the loopback interface is free, and who has it.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+
+/// Who holds a port, as far as that can be seen: the processes of other users only show their sockets to root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder(pub(crate) String);
+
+/// Who listens where a service wants to; `None` if the port is free.
+pub(crate) fn holder(port: u16) -> Option<Holder> {
+    match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+        Ok(_) => None,
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            Some(Holder(owner(port).unwrap_or_else(|| "another program".into())))
+        }
+        Err(error) => Some(Holder(format!("the system ({error})"))),
+    }
+}
+
+/// The name and pid of the process that listens on the port.
+fn owner(port: u16) -> Option<String> {
+    let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .find_map(|table| listening_inode(&fs::read_to_string(table).ok()?, port))?;
+    let link = format!("socket:[{inode}]");
+    let mut entries = fs::read_dir("/proc").ok()?.flatten();
+    let (pid, process) = entries.find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        holds(&entry.path(), &link).then(|| (pid, entry.path()))
+    })?;
+    let name = fs::read_to_string(process.join("comm")).ok()?;
+    Some(format!("{} (pid {pid})", name.trim()))
+}
+
+/// Whether one of the process' descriptors is this link.
+fn holds(process: &Path, link: &str) -> bool {
+    let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return false };
+    descriptors.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == link))
+}
+
+/// The inode of the listening socket on a port.
+///
+/// *Source:* Documentation/networking/proc_net_tcp.rst: `sl local_address rem_address st ... inode` with addresses and
+/// state in hex; state `0A` is `TCP_LISTEN`.
+fn listening_inode(table: &str, port: u16) -> Option<u64> {
+    table.lines().skip(1).find_map(|line| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        let (_, local_port) = columns.get(1)?.rsplit_once(':')?;
+        let listens = columns.get(3) == Some(&"0A") && u16::from_str_radix(local_port, 16) == Ok(port);
+        listens.then(|| columns.get(9)?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_port_is_named() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let Holder(text) = holder(port).expect("it is taken");
+        assert!(text.ends_with(&format!("(pid {})", std::process::id())), "{text}");
+        drop(listener);
+        assert_eq!(holder(port), None);
+    }
+
+    #[test]
+    fn only_listening_sockets_count() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            \x20  0: 0100007F:094B 0100007F:A0B0 01 00000000:00000000 00:00000000 00000000     0        0 11 1\n\
+            \x20  1: 0100007F:094B 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 22 1\n";
+        assert_eq!(listening_inode(table, 2379), Some(22));
+        assert_eq!(listening_inode(table, 2380), None);
+    }
+}

@@ -1,0 +1,160 @@
+//! The tree, its events, and what an operator does to it, through the control socket.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nodekeel_node::node::Own;
+use nodekeel_node::v1::{
+    EventsRequest, RestartRequest, StartRequest, State, StatusRequest, StopRequest, TreeRequest,
+    VersionRequest,
+};
+use nodekeel_supervisor::Context;
+use tokio::time::timeout;
+use tonic::Code;
+
+use crate::harness::{BARE, HANG, Local};
+
+/// A runnable of the builder's that fails while it is told to.
+fn flaky(fails: Arc<AtomicBool>) -> Own {
+    Own::new("flaky", move |ctx: Context| {
+        let fails = Arc::clone(&fails);
+        async move {
+            if fails.load(Ordering::Relaxed) {
+                return Err(nodekeel_supervisor::Failure::new("told to fail"));
+            }
+            ctx.ready()?;
+            Err(ctx.cancelled().await.into())
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tree_holds_the_nodes_own_and_the_builders_runnables() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(fails))).await;
+    node.node.ready("root.flaky").await;
+    let tree = node.client.tree(TreeRequest {}).await.unwrap().into_inner();
+    let names: Vec<_> = tree.nodes.iter().map(|node| (node.dn.as_str(), node.state())).collect();
+    assert_eq!(names, ["root", "root.control", "root.flaky"].map(|dn| (dn, State::Ready)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_tree_shows_a_stop_and_a_start() {
+    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+    let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
+    let mut until = async |wanted: State| loop {
+        let tree = timeout(HANG, trees.message()).await.expect("it changes").unwrap().unwrap();
+        if tree.nodes.iter().any(|node| node.dn == "root.flaky" && node.state() == wanted) {
+            return;
+        }
+    };
+    until(State::Ready).await;
+    let dn = || "root.flaky".to_owned();
+    node.client.stop(StopRequest { dn: dn() }).await.unwrap();
+    until(State::Stopped).await;
+    node.client.start(StartRequest { dn: dn() }).await.unwrap();
+    until(State::Ready).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_of_a_failing_runnable_says_why_it_is_not_ready() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(Arc::clone(&fails)))).await;
+    let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
+    loop {
+        let tree = timeout(HANG, trees.message()).await.expect("it changes").unwrap().unwrap();
+        if tree.nodes.iter().any(|node| !node.exits.is_empty()) {
+            break;
+        }
+    }
+    let request = StatusRequest { dn: "root.flaky".into(), log_entries: 5 };
+    let status = node.client.status(request).await.unwrap().into_inner().node.unwrap();
+    assert_eq!((status.state(), status.failures), (State::Waiting, 1));
+    assert!(status.waiting_for.contains("backoff"), "{}", status.waiting_for);
+    assert_eq!((status.exits[0].reason.as_str(), status.exits[0].state()), ("told to fail", State::Dead));
+    fails.store(false, Ordering::Relaxed);
+    node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
+    timeout(HANG, node.node.ready("root.flaky")).await.expect("an operator's restart does not wait");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_dn_is_answered_with_its_likes() {
+    let mut node = Local::start(BARE).await;
+    for status in [
+        node.client.status(StatusRequest { dn: "root.contrl".into(), log_entries: 0 }).await.map(drop),
+        node.client.restart(RestartRequest { dn: "contrl".into() }).await.map(drop),
+        node.client
+            .logs(nodekeel_node::v1::LogsRequest { dn: "root.contrl".into(), ..Default::default() })
+            .await
+            .map(drop),
+    ] {
+        let status = status.unwrap_err();
+        assert_eq!(status.code(), Code::NotFound);
+        assert!(status.message().contains("did you mean root.control?"), "{status}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_control_api_can_be_restarted_through_itself_and_not_stopped() {
+    let mut node = Local::start(BARE).await;
+    let dn = || "root.control".to_owned();
+    let status = node.client.stop(StopRequest { dn: dn() }).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    // The answer may or may not make it through the stop of what answers.
+    let _ = node.client.restart(RestartRequest { dn: dn() }).await;
+    let mut changes = node.client.clone();
+    let again = async {
+        while node.node.snapshot().iter().any(|status| *status.dn == *"root.control" && status.generation < 2)
+        {
+            tokio::task::yield_now().await;
+        }
+        node.node.ready("root.control").await;
+    };
+    timeout(HANG, again).await.expect("it comes back");
+    let version = changes.version(VersionRequest {}).await.expect("the client connects anew").into_inner();
+    assert_eq!(version.pid, std::process::id());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_come_from_the_first_on_and_without_gap() {
+    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+    let mut events =
+        node.client.events(EventsRequest { backlog: None, follow: true }).await.unwrap().into_inner();
+    node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
+    let mut seqs = Vec::new();
+    let mut restarted = false;
+    while !restarted {
+        let chunk = timeout(HANG, events.message()).await.expect("it happens").unwrap().unwrap();
+        for event in chunk.events {
+            restarted |= event.dn == "root.flaky" && event.generation == 2 && event.change == "ready";
+            seqs.push(event.seq);
+        }
+    }
+    let expected: Vec<_> = (1..=seqs.len() as u64).collect();
+    assert_eq!(seqs, expected);
+    let newest = EventsRequest { backlog: Some(2), follow: false };
+    let mut chunks = node.client.events(newest).await.unwrap().into_inner();
+    assert_eq!(chunks.message().await.unwrap().unwrap().events.len(), 2);
+    assert!(chunks.message().await.unwrap().is_none(), "it ends");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_of_events_that_was_too_slow_sees_the_gap() {
+    let config = format!("{BARE}events.keep = 5\n");
+    let mut node = Local::start_with(&config, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+    let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
+    for generation in 2..6 {
+        node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
+        loop {
+            let tree = timeout(HANG, trees.message()).await.expect("it changes").unwrap().unwrap();
+            let flaky = tree.nodes.into_iter().find(|node| node.dn == "root.flaky").unwrap();
+            if flaky.generation == generation && flaky.state() == State::Ready {
+                break;
+            }
+        }
+    }
+    let all = EventsRequest { backlog: None, follow: true };
+    let first = node.client.events(all).await.unwrap().into_inner().message().await.unwrap().unwrap().events;
+    assert_eq!(first.len(), 5, "as many as are kept");
+    assert!(first[0].seq > 10, "the first ones are gone, which shows in the numbers: {}", first[0].seq);
+}

@@ -1,0 +1,147 @@
+//! The real etcd and the real containerd under noded.
+
+use std::path::Path;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use testbed::{Port, Scratch, free_port, tools};
+
+use crate::harness::Noded;
+
+/// A configuration with an etcd on ports of its own, which stay reserved with the result.
+fn etcd_config() -> (String, [Port; 2]) {
+    let ports = [free_port().unwrap(), free_port().unwrap()];
+    let config = format!(
+        "services.containerd.enable = false\n[services.etcd]\nclient_port = {}\npeer_port = {}\n",
+        ports[0].number(),
+        ports[1].number()
+    );
+    (config, ports)
+}
+
+fn etcdctl(port: &Port, args: &[&str]) -> String {
+    let mut command = Command::new(tools::find(tools::ETCDCTL).unwrap());
+    command.env("ETCDCTL_API", "3").arg("--endpoints").arg(port.address().to_string()).args(args);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The pid of the child of a noded whose program is called so.
+fn child_of(noded: &Noded, name: &str) -> Pid {
+    let children = format!("/proc/{}/task", noded.pid());
+    let tasks = std::fs::read_dir(children).unwrap().flatten();
+    let pids: Vec<String> = tasks
+        .flat_map(|task| std::fs::read_to_string(task.path().join("children")))
+        .flat_map(|text| text.split_whitespace().map(String::from).collect::<Vec<_>>())
+        .collect();
+    let called = |pid: &&String| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
+    };
+    let pid = pids.iter().find(called).unwrap_or_else(|| panic!("no {name} among {pids:?}"));
+    Pid::from_raw(pid.parse().unwrap())
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn etcd_serves_when_it_is_ready_and_comes_back_with_its_data() {
+    let (config, ports) = etcd_config();
+    let noded = Noded::start(&config);
+    noded.ask(&["start", "--wait", "root.etcd"]);
+    etcdctl(&ports[0], &["put", "greeting", "hello"]);
+
+    kill(child_of(&noded, "etcd"), Signal::SIGKILL).unwrap();
+    noded.wait_for_event("root.etcd", 2, "ready");
+    assert_eq!(etcdctl(&ports[0], &["get", "--print-value-only", "greeting"]), "hello\n");
+    let status = noded.ask_json(&["status", "root.etcd"]);
+    let exit = &status["node"]["exits"][0];
+    assert_eq!((exit["signal"].as_i64(), exit["state"].as_str()), (Some(9), Some("dead")), "{exit}");
+
+    let log = noded.ask(&["-o", "json", "logs", "root.etcd", "--leveled"]);
+    assert!(log.lines().count() > 10, "{log}");
+    let raw = noded.ask(&["-o", "json", "logs", "root.etcd", "--raw"]);
+    assert!(raw.lines().count() <= 5, "etcd's lines are parsed: {raw}");
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn etcd_keeps_its_data_over_a_restart_of_the_node() {
+    let (config, ports) = etcd_config();
+    let noded = Noded::start(&config);
+    noded.ask(&["start", "--wait", "root.etcd"]);
+    etcdctl(&ports[0], &["put", "greeting", "hello"]);
+    let scratch = Scratch::new().unwrap();
+    let data = noded.data();
+    let kept = scratch.path().join("data");
+    let first = noded.scratch.path().to_owned();
+    // The directory is moved away before the first one's is removed.
+    let mut noded = noded;
+    noded.signal(Signal::SIGTERM);
+    assert_eq!(noded.wait().0.code(), Some(0));
+    std::fs::rename(data, kept).unwrap();
+    drop(noded);
+    assert!(!first.exists());
+
+    let again = Noded::start_in(scratch, &config, &[]);
+    again.ask(&["start", "--wait", "root.etcd"]);
+    assert_eq!(etcdctl(&ports[0], &["get", "--print-value-only", "greeting"]), "hello\n");
+    again.stop();
+}
+
+#[test]
+#[ignore = "needs containerd and root"]
+fn containerd_answers_when_it_is_ready_and_keeps_to_its_directory() {
+    let noded = Noded::start("services.etcd.enable = false\n");
+    noded.ask(&["start", "--wait", "root.containerd"]);
+    let socket = noded.data().join("run/containerd/containerd.sock");
+    let ctr = || {
+        let output = Command::new(tools::find(tools::CTR).unwrap())
+            .arg("-a")
+            .arg(&socket)
+            .arg("version")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    ctr();
+    let log = noded.ask(&["-o", "json", "logs", "root.containerd", "--leveled"]);
+    assert!(log.lines().count() > 10, "{log}");
+    kill(child_of(&noded, "containerd"), Signal::SIGKILL).unwrap();
+    noded.wait_for_event("root.containerd", 2, "ready");
+    ctr();
+    assert!(
+        noded.data().join("containerd/root").exists() && noded.data().join("run/containerd/state").exists()
+    );
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs etcd, containerd and root"]
+fn a_whole_node_comes_up_and_goes_down() {
+    let (config, _ports) = etcd_config();
+    let config = config.replace("services.containerd.enable = false\n", "");
+    let noded = Noded::start(&config);
+    noded.ask(&["start", "--wait", "root.etcd"]);
+    noded.ask(&["start", "--wait", "root.containerd"]);
+    assert!(noded.ask(&["status"]).contains("all 4 runnables are ready"));
+    let etcd = child_of(&noded, "etcd");
+    let containerd = child_of(&noded, "containerd");
+    noded.stop();
+    for pid in [etcd, containerd] {
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid} lives");
+    }
+}
+
+#[test]
+#[ignore = "needs plain user: containerd has to be skipped"]
+fn without_root_containerd_is_refused_and_skipped_in_dev() {
+    if nix::unistd::geteuid().is_root() {
+        panic!("run this as a plain user");
+    }
+    let noded = Noded::start_in(Scratch::new().unwrap(), "services.etcd.enable = false\n", &["--dev"]);
+    let status = noded.ask_json(&["status", "root.containerd"]);
+    assert_eq!(status["node"]["state"], "skipped", "{status}");
+    noded.stop();
+}

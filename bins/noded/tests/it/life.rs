@@ -1,0 +1,120 @@
+//! A node's life as a process: ready, drained, forced, and what is skipped.
+
+use std::os::unix::net::UnixDatagram;
+
+use nix::sys::signal::Signal;
+use testbed::Scratch;
+
+use crate::harness::{BARE, HANG, Noded, service};
+
+#[test]
+fn it_tells_its_service_manager_that_it_is_ready_and_that_it_stops() {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(HANG)).unwrap();
+    let node = Noded::spawn(scratch, BARE, &[], |command| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    let mut buffer = [0; 64];
+    let mut hear = || {
+        let length = manager.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    assert_eq!(hear(), "READY=1");
+    node.ask(&["tree"]);
+    node.signal(Signal::SIGINT);
+    assert_eq!(hear(), "STOPPING=1");
+    node.stop_has_begun();
+}
+
+impl Noded {
+    fn stop_has_begun(mut self) {
+        let (status, lines) = self.wait();
+        assert_eq!(status.code(), Some(0), "{lines:#?}");
+    }
+}
+
+#[test]
+fn a_term_drains_in_reverse_order_and_ends_with_0() {
+    let script = "trap 'echo stopped; exit 0' TERM; echo started; while :; do sleep 1000 & wait; done";
+    let config = format!(
+        "{BARE}{}{}",
+        service("first", script, ""),
+        service("second", script, "depends_on = [\"first\"]")
+    );
+    let mut node = Noded::start_in(Scratch::new().unwrap(), &config, &["--log-level", "trace"]);
+    node.ask(&["start", "--wait", "root.service.second"]);
+    node.signal(Signal::SIGTERM);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert!(!node.socket().exists());
+}
+
+#[test]
+fn a_second_signal_forces_and_leaves_nobody_behind() {
+    let stubborn =
+        service("stubborn", "trap '' TERM; echo $$; while :; do sleep 1000; done", "grace = \"1h\"");
+    let mut node = Noded::start(&format!("{BARE}{stubborn}"));
+    node.ask(&["start", "--wait", "root.service.stubborn"]);
+    // The line is written when the shell has set its trap.
+    let line = node.follow(&["logs", "-f", "--raw", "root.service.stubborn"]).find(|_| true);
+    let pid: u32 = line["text"].as_str().unwrap().parse().unwrap();
+    node.signal(Signal::SIGTERM);
+    node.wait_for_line("a second signal forces");
+    node.signal(Signal::SIGTERM);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(7), "{lines:#?}");
+    let gone = || match std::path::Path::new(&format!("/proc/{pid}")).exists() {
+        false => Ok(()),
+        true => anyhow::bail!("{pid} lives"),
+    };
+    testbed::wait_until(HANG, "the service's end", gone).unwrap();
+}
+
+#[test]
+fn in_dev_what_is_missing_is_skipped_with_its_reason_and_the_rest_runs() {
+    let config = format!(
+        "services.containerd.binary = \"/nowhere/containerd\"\nservices.etcd.binary = \"/nowhere/etcd\"\n{}{}{}",
+        service("runs", "exec sleep 1000", ""),
+        service("needs-etcd", "exec sleep 1000", "depends_on = [\"etcd\"]"),
+        "[[service]]\nname = \"absent\"\ncommand = [\"/nowhere/program\"]\n",
+    );
+    let mut node = Noded::spawn(Scratch::new().unwrap(), &config, &["--dev"], |_| {});
+    let lines = node.wait_for_line("control socket at");
+    assert!(
+        lines.iter().any(|line| line.contains("root.etcd") && line.contains("skipped: /nowhere/etcd")),
+        "{lines:#?}"
+    );
+    node.ask(&["start", "--wait", "root.service.runs"]);
+
+    let tree = node.ask_json(&["tree"]);
+    let state = |dn: &str| {
+        let node = tree
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|node| node["dn"] == dn)
+            .unwrap_or_else(|| panic!("{dn}: {tree}"));
+        (
+            node["state"].as_str().unwrap().to_owned(),
+            node["waiting_for"].as_str().unwrap_or_default().to_owned(),
+        )
+    };
+    for (dn, reason) in [
+        ("root.etcd", "/nowhere/etcd is no program"),
+        ("root.containerd", "/nowhere/containerd is no program"),
+        ("root.service.absent", "/nowhere/program is no program"),
+        ("root.service.needs-etcd", "depends on root.etcd, which is skipped"),
+    ] {
+        let (is, why) = state(dn);
+        assert!(is == "skipped" && why.contains(reason), "{dn}: {is}, {why}");
+        assert!(node.ask(&["logs", dn]).contains("skipped: "), "{dn}");
+        assert!(node.ask(&["status", dn]).contains(reason), "{dn}");
+    }
+    assert_eq!(state("root.service.runs").0, "ready");
+    let refused = node.nodectl(&["restart", "root.etcd"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(node.ask(&["status"]).contains("4 of 8 runnables are not ready"), "{}", node.ask(&["status"]));
+    node.stop();
+}

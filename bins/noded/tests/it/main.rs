@@ -1,0 +1,10 @@
+//! The real binaries, and nodes in this process, through real sockets.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod api;
+mod daemons;
+mod errors;
+mod harness;
+mod life;
+mod logs;
+mod services;

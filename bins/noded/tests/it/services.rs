@@ -1,0 +1,140 @@
+//! The operator's services: order, readiness, restarts, output, environment.
+
+use std::fs;
+
+use testbed::Scratch;
+
+use crate::harness::{BARE, Noded, service};
+
+/// The node's entry in the tree.
+fn node(noded: &Noded, dn: &str) -> serde_json::Value {
+    noded.ask_json(&["status", dn])["node"].clone()
+}
+
+#[test]
+fn what_a_service_prints_is_its_log() {
+    let noded =
+        Noded::start(&format!("{BARE}{}", service("a", "echo out; echo err >&2; exec sleep 1000", "")));
+    noded.ask(&["start", "--wait", "root.service.a"]);
+    for (text, stream) in [("out", "stdout"), ("err", "stderr")] {
+        noded
+            .follow(&["logs", "-f", "root.service.a"])
+            .find(|entry| entry["text"] == text && entry["stream"] == stream);
+    }
+    noded.stop();
+}
+
+#[test]
+fn a_service_starts_when_its_dependencies_are_ready_and_outlives_their_restart() {
+    let scratch = Scratch::new().unwrap();
+    let gate = scratch.path().join("gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let config = format!(
+        "{BARE}{}{}",
+        service("after", "exec sleep 1000", "depends_on = [\"step\"]"),
+        service("step", &format!("read line < {}; exit 0", gate.display()), "readiness = \"exit\""),
+    );
+    let noded = Noded::start_in(scratch, &config, &[]);
+    let waiting = node(&noded, "root.service.after");
+    assert_eq!(waiting["state"], "new");
+    assert_eq!(waiting["waiting_on"][0], "root.service.step", "{waiting}");
+    fs::write(&gate, "go\n").unwrap();
+    noded.ask(&["start", "--wait", "root.service.after"]);
+    assert_eq!(node(&noded, "root.service.step")["state"], "done");
+    noded.ask(&["restart", "root.service.step"]);
+    fs::write(&gate, "go\n").unwrap();
+    noded.ask(&["start", "--wait", "root.service.step"]);
+    let after = node(&noded, "root.service.after");
+    assert_eq!((after["state"].as_str(), after["generation"].as_u64()), (Some("ready"), Some(1)));
+    noded.stop();
+}
+
+#[test]
+fn a_failing_service_shows_its_code_its_last_lines_and_its_restarts() {
+    let keys = "backoff = { initial = \"1ms\", max = \"1ms\" }";
+    let noded = Noded::start(&format!("{BARE}{}", service("a", "echo last words; exit 3", keys)));
+    noded.wait_for_event("root.service.a", 3, "started");
+    let status = node(&noded, "root.service.a");
+    let exit = &status["exits"][0];
+    assert_eq!(
+        (exit["code"].as_i64(), exit["signal"].as_i64(), exit["state"].as_str()),
+        (Some(3), None, Some("dead"))
+    );
+    assert_eq!(exit["output"][0], "last words", "{exit}");
+    assert!(status["restarts"].as_u64() >= Some(2), "{status}");
+    let text = noded.ask(&["status", "root.service.a"]);
+    assert!(text.contains("exited with code 3") && text.contains("last words"), "{text}");
+    noded.stop();
+}
+
+#[test]
+fn a_service_that_is_never_restarted_rests_where_it_ended() {
+    let keys = "readiness = \"exit\"\nrestart = \"never\"";
+    let noded = Noded::start(&format!("{BARE}{}", service("a", "exit 1", keys)));
+    noded.wait_for_event("root.service.a", 1, "exited");
+    let status = node(&noded, "root.service.a");
+    assert_eq!(
+        (status["state"].as_str(), status["generation"].as_u64()),
+        (Some("dead"), Some(1)),
+        "{status}"
+    );
+    noded.stop();
+}
+
+#[test]
+fn a_service_has_the_environment_and_the_directory_that_it_was_given() {
+    let scratch = Scratch::new().unwrap();
+    let result = scratch.path().join("result");
+    let script = format!(
+        "{{ pwd; echo $GREETING; /usr/bin/env | /usr/bin/grep -c ^NODEKEEL; }} > {}",
+        result.display()
+    );
+    let keys = format!(
+        "readiness = \"exit\"\nrestart = \"never\"\nenvironment = {{ GREETING = \"hello\" }}\ndirectory = {:?}",
+        scratch.path()
+    );
+    let directory = scratch.path().display().to_string();
+    let script = format!("{script}; exit 0");
+    let mut noded =
+        Noded::spawn(scratch, &format!("{BARE}{}", service("a", &script, &keys)), &[], |command| {
+            command.env("NODEKEEL_SECRET", "not for children");
+        });
+    noded.wait_for_line("control socket at");
+    noded.ask(&["start", "--wait", "root.service.a"]);
+    assert_eq!(fs::read_to_string(&result).unwrap(), format!("{directory}\nhello\n0\n"));
+    noded.stop();
+}
+
+#[test]
+fn a_probe_decides_when_a_service_is_ready() {
+    let scratch = Scratch::new().unwrap();
+    let (gate, asked) = (scratch.path().join("gate"), scratch.path().join("asked"));
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let probe = format!("touch {}; read line < {}", asked.display(), gate.display());
+    let keys = format!(
+        "readiness = {{ probe = [\"/bin/sh\", \"-c\", {probe:?}] }}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}"
+    );
+    let noded = Noded::start_in(scratch, &format!("{BARE}{}", service("a", "exec sleep 1000", &keys)), &[]);
+    assert_eq!(node(&noded, "root.service.a")["state"], "new");
+    fs::write(&gate, "go\n").unwrap();
+    noded.ask(&["start", "--wait", "root.service.a"]);
+    assert!(asked.exists());
+    noded.stop();
+}
+
+#[test]
+fn a_service_can_say_itself_that_it_is_ready() {
+    // A shell can't send to a socket; python can.
+    let say = "import os,socket,time; s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM); n=os.environ['NOTIFY_SOCKET']; \
+               s.connect('\\0'+n[1:] if n[0]=='@' else n); s.send(b'READY=1'); time.sleep(1000)";
+    let command = format!(
+        "[[service]]\nname = \"a\"\ncommand = [\"/usr/bin/python3\", \"-c\", {say:?}]\nreadiness = \"notify\"\n"
+    );
+    if !std::path::Path::new("/usr/bin/python3").exists() {
+        return;
+    }
+    let noded = Noded::start(&format!("{BARE}{command}"));
+    noded.ask(&["start", "--wait", "root.service.a"]);
+    assert_eq!(node(&noded, "root.service.a")["state"], "ready");
+    noded.stop();
+}
