@@ -8,6 +8,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 mod bench;
 mod check;
 mod demo;
+mod planted;
 mod report;
 mod run;
 mod setup;

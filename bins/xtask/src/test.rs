@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::planted;
 use crate::report::{Part, Report};
 use crate::run::{self, Echo, Ran};
 use crate::setup;
@@ -42,6 +43,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         run_example(example, &mut report);
     }
     run_doctests(&mut report);
+    planted::run(&mut report)?;
     Ok(report.finish())
 }
 
