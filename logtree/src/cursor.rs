@@ -129,6 +129,7 @@ impl Cursors {
             let unread = self.mask.sum(|class| ring.appended[class] - cursor.passed[class]);
             self.forgotten.add(unread, ring.last_seq_of(self.mask));
             self.forgotten.add(cursor.missed.count, cursor.missed.seq);
+            self.forgotten.at_most |= cursor.missed.at_most;
         }
         if let Some(cursor) = self.cursors.iter_mut().find(|cursor| cursor.slot == heir_slot) {
             // What it takes over is no concern of a reader that has just been told, or never asked.
@@ -140,12 +141,9 @@ impl Cursors {
         self.forgotten.count > 0
     }
 
-    /// Asks to be woken by the next record that passes the filters.
-    pub(crate) fn wait(&mut self, waker: &Waker) {
-        match &mut self.waker {
-            Some(old) => old.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
+    /// Asks to be woken by the next record that passes the filters; gives back the waker of before.
+    pub(crate) fn wait(&mut self, waker: Waker) -> Option<Waker> {
+        self.waker.replace(waker)
     }
 
     /// The waker, if the reader waits for a record of this class.

@@ -47,7 +47,9 @@ impl LineSplitter {
             self.length -= u64::from(self.ends_in_cr);
             self.finish(&mut each);
         }
-        self.keep(bytes);
+        if !bytes.is_empty() {
+            self.keep(bytes);
+        }
     }
 
     /// Hands out a line that has begun and will not end.

@@ -115,12 +115,15 @@ impl Reader {
         }
         let until = if self.in_backlog { self.live_from } else { u64::MAX };
         let mut batch = Batch::default();
+        // Wakers are cloned and dropped without the lock: what they do is not ours.
+        let mut waker = waker.cloned();
         let mut state = self.shared.state();
         let all = state.pull(self.id, until, max, &mut batch);
-        if let Some(waker) = waker.filter(|_| all && !self.in_backlog && batch.items.is_empty()) {
-            state.wait(self.id, waker);
+        if all && !self.in_backlog && batch.items.is_empty() {
+            waker = waker.and_then(|waker| state.wait(self.id, waker));
         }
         drop(state);
+        drop(waker);
         self.decode(batch);
         // The end of the backlog is not the end of what there is, if the query follows.
         let ended_backlog = all && self.in_backlog;
@@ -150,7 +153,8 @@ impl Stream for Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.shared.state().unsubscribe(self.id);
+        let left = self.shared.state().unsubscribe(self.id);
+        drop(left);
     }
 }
 

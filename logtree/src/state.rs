@@ -230,16 +230,17 @@ impl State {
         reader.pull(&self.rings, until, max, STEPS, to)
     }
 
-    /// Has a reader woken by the next record that passes its filters.
-    pub(crate) fn wait(&mut self, id: usize, waker: &Waker) {
-        self.readers[id].as_mut().expect("a reader leaves when it is dropped").wait(waker);
+    /// Has a reader woken by the next record that passes its filters; gives back the waker of before.
+    pub(crate) fn wait(&mut self, id: usize, waker: Waker) -> Option<Waker> {
+        self.readers[id].as_mut().expect("a reader leaves when it is dropped").wait(waker)
     }
 
-    pub(crate) fn unsubscribe(&mut self, id: usize) {
-        self.readers[id] = None;
+    /// Takes a reader out, to be dropped without the lock: its waker may hold anything.
+    pub(crate) fn unsubscribe(&mut self, id: usize) -> Option<Cursors> {
         for ring in self.rings.iter_mut().flatten() {
             ring.followers.retain(|&reader| reader != id);
         }
+        self.readers[id].take()
     }
 }
 
