@@ -22,25 +22,31 @@ pub(crate) async fn run(
     out: &mut Out,
 ) -> Result<(), Failure> {
     let ActArgs { dn, wait } = args;
-    // Watching begins before the request, so that nothing can happen unseen in between.
-    let mut trees = client.watch_tree(TreeRequest {}).await?.into_inner();
-    let before =
-        trees.message().await?.and_then(|tree| find(tree.nodes, &dn)).map_or(0, |node| node.generation);
+    let tree = client.tree(TreeRequest {}).await?.into_inner();
+    let before = find(tree.nodes, &dn).map_or(0, |node| node.generation);
     match action {
         Action::Restart => drop(client.restart(RestartRequest { dn: dn.clone() }).await?),
         Action::Stop => drop(client.stop(StopRequest { dn: dn.clone() }).await?),
         Action::Start => drop(client.start(StartRequest { dn: dn.clone() }).await?),
     }
-    while wait {
-        let tree = trees.message().await?.ok_or(Failure::Gone)?;
-        let Some(node) = find(tree.nodes, &dn) else {
-            return Err(Failure::NotReached { dn, how: "has left the tree".into() });
-        };
-        if reached(action, &node, before)? {
-            break;
-        }
+    if wait {
+        wait_until_reached(client, action, &dn, before).await?;
     }
     if out.json { Ok(()) } else { Ok(out.line(&said(action, &dn, wait))?) }
+}
+
+/// Watches the tree until the action has had its effect; the first tree of a watch is the present one.
+async fn wait_until_reached(client: &mut Client, action: Action, dn: &str, before: u64) -> Result<(), Failure> {
+    let mut trees = client.watch_tree(TreeRequest {}).await?.into_inner();
+    loop {
+        let tree = trees.message().await?.ok_or(Failure::Gone)?;
+        let Some(node) = find(tree.nodes, dn) else {
+            return Err(Failure::NotReached { dn: dn.to_owned(), how: "has left the tree".into() });
+        };
+        if reached(action, &node, before)? {
+            return Ok(());
+        }
+    }
 }
 
 fn find(nodes: Vec<nodekeel_node::v1::Node>, dn: &str) -> Option<Node> {

@@ -133,15 +133,3 @@ fn a_whole_node_comes_up_and_goes_down() {
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid} lives");
     }
 }
-
-#[test]
-#[ignore = "needs plain user: containerd has to be skipped"]
-fn without_root_containerd_is_refused_and_skipped_in_dev() {
-    if nix::unistd::geteuid().is_root() {
-        panic!("run this as a plain user");
-    }
-    let noded = Noded::start_in(Scratch::new().unwrap(), "services.etcd.enable = false\n", &["--dev"]);
-    let status = noded.ask_json(&["status", "root.containerd"]);
-    assert_eq!(status["node"]["state"], "skipped", "{status}");
-    noded.stop();
-}

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::Signal;
 use testbed::{Scratch, free_port};
 
-use crate::harness::{BARE, Noded, failed, nodectl_path, noded};
+use crate::harness::{BARE, NOBODY, Noded, as_plain_user, failed, noded, nodectl_path};
 
 /// Runs `noded run` with a configuration, expects it to fail, and that there is no data directory then.
 fn refused(config: &str, args: &[&str]) -> (String, Option<i32>) {
@@ -26,14 +26,6 @@ fn refused(config: &str, args: &[&str]) -> (String, Option<i32>) {
     assert_eq!(failed(&checked), failed(&output), "`check` says the same");
     let (text, code) = failed(&output);
     (text.replace(scratch.path().to_str().unwrap(), "DIR"), code)
-}
-
-/// As whom a test acts that must not be root.
-const NOBODY: u32 = 65534;
-
-/// Runs the command without root's rights.
-fn as_plain_user(command: &mut Command) -> &mut Command {
-    if nix::unistd::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
 }
 
 #[test]

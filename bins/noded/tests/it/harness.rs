@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::LazyLock;
@@ -52,6 +52,19 @@ pub(crate) fn nodectl_path() -> &'static Path {
         noded.with_file_name("nodectl")
     });
     &BUILT
+}
+
+/// As whom a test acts that must not be root.
+pub(crate) const NOBODY: u32 = 65534;
+
+/// Runs the command without root's rights.
+pub(crate) fn as_plain_user(command: &mut Command) -> &mut Command {
+    if nix::unistd::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
+}
+
+/// Whose files such a command can change.
+pub(crate) fn plain_user() -> Option<u32> {
+    nix::unistd::geteuid().is_root().then_some(NOBODY)
 }
 
 /// What a command printed to stderr, and its exit code.

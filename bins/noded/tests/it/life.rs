@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use nix::sys::signal::Signal;
 use testbed::Scratch;
 
-use crate::harness::{BARE, HANG, Noded, service};
+use crate::harness::{BARE, HANG, Noded, as_plain_user, failed, noded, plain_user, service};
 
 #[test]
 fn it_tells_its_service_manager_that_it_is_ready_and_that_it_stops() {
@@ -116,5 +116,24 @@ fn in_dev_what_is_missing_is_skipped_with_its_reason_and_the_rest_runs() {
     let refused = node.nodectl(&["restart", "root.etcd"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(node.ask(&["status"]).contains("4 of 8 runnables are not ready"), "{}", node.ask(&["status"]));
+    node.stop();
+}
+
+#[test]
+fn without_root_containerd_is_skipped_in_dev_and_otherwise_refused() {
+    let scratch = Scratch::new().unwrap();
+    // Anything executable will do: it is not run.
+    let config = "services.etcd.enable = false\nservices.containerd.binary = \"/bin/true\"\n";
+    std::fs::write(scratch.path().join("noded.toml"), config).unwrap();
+    std::os::unix::fs::chown(scratch.path(), plain_user(), plain_user()).unwrap();
+    let mut check = noded(&["check", "--data", scratch.path().join("data").to_str().unwrap(), "--config"]);
+    let (text, code) = failed(&as_plain_user(check.arg(scratch.path().join("noded.toml"))).output().unwrap());
+    assert_eq!(code, Some(4), "{text}");
+    assert!(text.starts_with("noded: containerd: needs root: run noded as root, or set"), "{text}");
+
+    let mut node = Noded::spawn(scratch, config, &["--dev"], |command| drop(as_plain_user(command)));
+    node.wait_for_line("control socket at");
+    let status = node.ask_json(&["status", "root.containerd"]);
+    assert_eq!(status["node"]["state"], "skipped", "{status}");
     node.stop();
 }

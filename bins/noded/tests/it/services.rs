@@ -43,7 +43,7 @@ fn a_service_starts_when_its_dependencies_are_ready_and_outlives_their_restart()
     assert_eq!(node(&noded, "root.service.step")["state"], "done");
     noded.ask(&["restart", "root.service.step"]);
     fs::write(&gate, "go\n").unwrap();
-    noded.ask(&["start", "--wait", "root.service.step"]);
+    noded.wait_for_event("root.service.step", 2, "exited");
     let after = node(&noded, "root.service.after");
     assert_eq!((after["state"].as_str(), after["generation"].as_u64()), (Some("ready"), Some(1)));
     noded.stop();
