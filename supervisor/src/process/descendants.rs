@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::procfs::{self, Stat};
 use super::status::Signal;
-use super::tag::{Program, Tag};
+use super::tag::{Giver, Tag};
 use crate::sys::{self, Readable};
 
 /// How many ends are awaited at once: each takes a descriptor.
@@ -110,9 +110,11 @@ pub(super) struct Family {
     tag: Tag,
     main: i32,
     /// Supervisors below, which mark their children themselves.
-    nested: HashSet<Program>,
+    nested: HashSet<Giver>,
     /// Those that have no mark, or one that can't be told: known by the parents that they had when they were found.
     strays: Vec<Member>,
+    /// Before which signal the strays were looked for.
+    searched: Option<Signal>,
     signalled: HashMap<Member, Signal>,
     /// Those that this program may not signal.
     untouchable: HashSet<Member>,
@@ -127,6 +129,7 @@ impl Family {
             main,
             nested: HashSet::new(),
             strays: Vec::new(),
+            searched: None,
             signalled: HashMap::new(),
             untouchable: HashSet::new(),
             dead: HashSet::new(),
@@ -178,25 +181,31 @@ impl Family {
         }
     }
 
+    /// Learns who is known by his parents only, while these live.
+    pub(super) async fn learn(&mut self, snapshots: &Snapshots) {
+        // Without a snapshot nobody can be signalled either: `end` tells.
+        if let Ok(snapshot) = snapshots.fresh().await {
+            self.find_strays(&self.marked(&snapshot), &snapshot);
+        }
+    }
+
     /// Signals everybody. `None` when nobody is there.
     ///
-    /// Those that are known by their parents have to be found while these live: before the first signal, and whenever
-    /// nothing else is new. In between time is short, because a process that is found may fork and be gone.
+    /// Those that are known by their parents are looked for before the first signal of a kind. After that time is
+    /// short, because a process that is found may fork and be gone, and a parent that is dead tells nothing.
     fn round(&mut self, snapshot: &Snapshot, signal: Signal) -> Option<Round> {
         let mut marked = self.marked(snapshot);
         self.forget_gone_strays(snapshot);
         if marked.is_empty() && self.strays.is_empty() {
             return None;
         }
-        if self.signalled.is_empty() {
+        if self.searched != Some(signal) {
             self.find_strays(&marked, snapshot);
+            self.searched = Some(signal);
             marked = self.marked(snapshot);
         }
         let mut round = Round::default();
         self.signal(&marked, signal, &mut round);
-        if !round.changed {
-            self.find_strays(&marked, snapshot);
-        }
         self.signal(&self.strays.clone(), signal, &mut round);
         Some(round)
     }
@@ -204,7 +213,7 @@ impl Family {
     /// Those that carry the mark, or one of a nested supervisor.
     fn marked(&self, snapshot: &Snapshot) -> Vec<Member> {
         let own = procfs::own_pid();
-        let is_of = |tag: Tag| tag == self.tag || self.nested.contains(&tag.program());
+        let is_of = |tag: Tag| tag == self.tag || self.nested.contains(&tag.giver());
         let candidates = snapshot.limits.iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main);
         candidates
             .filter(|(_, limit)| Tag::from_limit(*limit).is_some_and(is_of))
@@ -229,9 +238,9 @@ impl Family {
         while let Some(parent) = parents.pop() {
             for member in children.get(&parent).into_iter().flatten().filter(|member| known.insert(member.pid)) {
                 parents.push(member.pid);
-                match Tag::from_limit(member.limit).map(Tag::program) {
+                match Tag::from_limit(member.limit).map(Tag::giver) {
                     None => self.strays.push(*member),
-                    Some(program) if program != self.tag.program() => _ = self.nested.insert(program),
+                    Some(giver) if giver != self.tag.giver() => _ = self.nested.insert(giver),
                     Some(_own) => {}
                 }
             }

@@ -28,6 +28,8 @@ pub(super) struct Running {
     pumps: Option<Pumps>,
     pub(super) listener: Option<Listener>,
     kill: KillMode,
+    /// Whether everything that was to end with it has ended.
+    settled: bool,
 }
 
 impl Running {
@@ -50,7 +52,7 @@ impl Running {
             let uid = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
             socket.listen(Senders { tag, main: main.pid, uid })
         });
-        Ok(Self { host, main: Some(main), ended, status: None, pumps: Some(pumps), listener, kill: process.kill })
+        Ok(Self { host, main: Some(main), ended, status: None, pumps: Some(pumps), listener, kill: process.kill, settled: false })
     }
 
     /// Waits until the main process has ended. It can be dropped and called again at any time.
@@ -67,21 +69,36 @@ impl Running {
 
     /// Asks everything to end, and ends it when the deadline has come.
     pub(super) async fn stop(&mut self, signal: Signal, deadline: Instant) -> io::Result<()> {
-        self.ask(signal);
-        match timeout_at(deadline, self.wait()).await {
-            Ok(ended) => ended?,
-            Err(_) => self.kill_all().await?,
+        let mut family = self.family();
+        if let Some(family) = &mut family {
+            family.learn(&self.host.shared.snapshots).await;
         }
-        self.end_rest(signal, deadline).await;
+        self.ask(signal);
+        let host = Arc::clone(&self.host);
+        if let Ok(ended) = timeout_at(deadline, self.wait()).await {
+            ended?;
+            end(family.as_mut(), &host, signal, deadline).await;
+        } else {
+            if let Err(error) = self.main().signal(Signal::KILL) {
+                tracing::warn!(pid = self.main().pid, %error, "can't kill the process");
+            }
+            tokio::join!(self.wait(), end(family.as_mut(), &host, signal, deadline)).0?;
+            // What was forked by the main process while it was being killed.
+            end(family.as_mut(), &host, signal, deadline).await;
+        }
+        self.settled = true;
         Ok(())
     }
 
     /// Ends what the main process has left behind, where it is to go with it.
-    pub(super) async fn end_rest(&self, signal: Signal, deadline: Instant) {
-        if self.kill == KillMode::Descendants {
-            let (tag, pid) = (self.main().tag, self.main().pid);
-            Family::new(tag, pid).end(&self.host.shared.snapshots, signal, deadline).await;
-        }
+    pub(super) async fn end_rest(&mut self, signal: Signal, deadline: Instant) {
+        end(self.family().as_mut(), &self.host, signal, deadline).await;
+        self.settled = true;
+    }
+
+    fn family(&self) -> Option<Family> {
+        let Main { tag, pid, .. } = *self.main();
+        (self.kill == KillMode::Descendants).then(|| Family::new(tag, pid))
     }
 
     /// What is told of the end, with everything that was written before it.
@@ -118,20 +135,6 @@ impl Running {
         pid.is_some() && rustix::process::getpgid(pid).ok() == pid
     }
 
-    async fn kill_all(&mut self) -> io::Result<()> {
-        if let Err(error) = self.main().signal(Signal::KILL) {
-            tracing::warn!(pid = self.main().pid, %error, "can't kill the process");
-        }
-        let mut family = Family::new(self.main().tag, self.main().pid);
-        let (kill, host) = (self.kill, Arc::clone(&self.host));
-        let rest = async move {
-            if kill == KillMode::Descendants {
-                family.end(&host.shared.snapshots, Signal::KILL, Instant::now()).await;
-            }
-        };
-        tokio::join!(self.wait(), rest).0
-    }
-
     fn main(&self) -> &Main {
         self.main.as_ref().expect("it is taken only by drop")
     }
@@ -144,13 +147,17 @@ impl Running {
 impl Drop for Running {
     /// What is killed by a drop is waited for by a task of its own, for which the host lives on.
     fn drop(&mut self) {
-        let Some(main) = self.main.take() else { return };
-        if self.status.is_none()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            main.kill();
+        let Some(main) = self.main.take().filter(|_| !self.settled) else { return };
+        main.kill();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(bury(Arc::clone(&self.host), main, self.kill));
         }
+    }
+}
+
+async fn end(family: Option<&mut Family>, host: &Host, signal: Signal, deadline: Instant) {
+    if let Some(family) = family {
+        family.end(&host.shared.snapshots, signal, deadline).await;
     }
 }
 
@@ -165,8 +172,7 @@ fn bury(host: Arc<Host>, mut main: Main, kill: KillMode) -> impl Future<Output =
         if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(main.pidfd.as_fd()), options) {
             main.waited();
         }
-        if kill == KillMode::Descendants {
-            Family::new(main.tag, main.pid).end(&host.shared.snapshots, Signal::KILL, Instant::now()).await;
-        }
+        let mut family = (kill == KillMode::Descendants).then(|| Family::new(main.tag, main.pid));
+        end(family.as_mut(), &host, Signal::KILL, Instant::now()).await;
     }
 }

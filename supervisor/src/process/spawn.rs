@@ -116,8 +116,10 @@ impl Main {
 
     /// Kills it, and its descendants where they go with it, without waiting for it.
     pub(super) fn kill(&self) {
-        // It may have ended.
-        let _ = self.signal(Signal::KILL);
+        if !self.waited {
+            // It may have ended.
+            let _ = self.signal(Signal::KILL);
+        }
         if self.kill == KillMode::Descendants {
             Family::new(self.tag, self.pid).kill();
         }

@@ -64,11 +64,15 @@ impl Tag {
         Program((self.0 >> PROGRAM_SHIFT & 0x7fff) as u16)
     }
 
-    /// Whether both are of the same host of the same program.
-    pub(super) fn same_host(self, other: Self) -> bool {
-        self.0 >> HOST_SHIFT == other.0 >> HOST_SHIFT
+    /// Which host of which program gave it out.
+    pub(super) fn giver(self) -> Giver {
+        Giver(self.0 >> HOST_SHIFT)
     }
 }
+
+/// One host of one program: of the tags below one supervisor, those of a nested one have another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Giver(u64);
 
 /// Gives out the tags of one host.
 #[derive(Debug)]
@@ -91,7 +95,7 @@ impl Tags {
 
     /// Whether this host gave it out.
     pub(super) fn gave(&self, tag: Tag) -> bool {
-        tag.same_host(Tag(self.host))
+        tag.giver() == Tag(self.host).giver()
     }
 }
 

@@ -4,6 +4,7 @@ mod control;
 mod groups;
 mod logging;
 mod misuse;
+mod process;
 mod restart;
 mod serve;
 mod tree;

@@ -1,0 +1,209 @@
+//! Nothing that descends from a process outlives it, however it tries.
+
+use std::time::{Duration, Instant};
+
+use nodekeel_supervisor::process::{KillMode, Process, Signal, Stdin};
+use nodekeel_supervisor::{Exit, State};
+
+use super::{Bed, MARGIN, mark_of, marked, perl, pids, read_mark, sh, until_gone};
+
+const GRACE: Duration = Duration::from_millis(300);
+
+/// Held while one of these tests measures: they are about time, and the forking ones take all there is.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+#[derive(Debug, PartialEq, Clone, Copy)]
+enum Takes {
+    /// Everybody ends when asked to.
+    LessThanTheGrace,
+    /// Somebody has to be killed.
+    TheGrace,
+}
+
+/// Starts a process that says `pid N` and, once all of its are there, `up`; stops it, and looks who is left.
+///
+/// Who is left is asserted each time; the time is that of the best of three, because a machine that is busy with
+/// something else can be late with anything.
+async fn stop(process: Process, descendants: usize, takes: Takes) {
+    let _alone = ALONE.lock().await;
+    let mut late = Vec::new();
+    for _ in 0..3 {
+        let took = stop_once(process.clone().grace(GRACE), descendants).await;
+        println!("{takes:?}: {took:?}");
+        assert_eq!(took >= GRACE, takes == Takes::TheGrace, "it took {took:?}");
+        if took < GRACE + MARGIN {
+            return;
+        }
+        late.push(took);
+    }
+    panic!("it took {late:?}");
+}
+
+async fn stop_once(process: Process, descendants: usize) -> Duration {
+    let bed = Bed::once(process);
+    let pid = bed.output.pid().await;
+    bed.output.line("up").await;
+    let mark = mark_of(pid);
+    let there = marked(&mark);
+    assert!(there.len() > descendants, "the descendants are there to be found: {there:?}");
+    let began = Instant::now();
+    bed.supervisor.stop("root.p").expect("it is there");
+    let end = bed.ended().await;
+    let took = began.elapsed();
+    assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
+    assert_eq!(end, (State::Canceled, Exit::Cancelled), "cancelled is not failed");
+    bed.shutdown().await;
+    took
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_obeys_ends_before_its_grace() {
+    stop(sh("echo pid $$; echo up; exec sleep 1000"), 0, Takes::LessThanTheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_ignores_term_is_killed() {
+    stop(sh("trap '' TERM; echo pid $$; sleep 1000 & echo up; wait"), 1, Takes::TheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_forks_twice_is_found() {
+    let script = r#"echo pid $$; (sh -c 'trap "" TERM; sleep 1000 & echo up; wait' &); exec sleep 1000"#;
+    stop(sh(script), 2, Takes::TheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_takes_a_session_of_its_own_is_found() {
+    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; sleep 1000 & echo up; wait' & wait"#;
+    stop(sh(script), 2, Takes::TheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_obedient_daemon_is_asked_before_it_is_killed() {
+    let script = r#"echo pid $$; setsid sh -c 'trap "echo asked; exit" TERM; sleep 1000 & echo up; wait' & wait"#;
+    stop(sh(script), 2, Takes::LessThanTheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_stopped_itself_is_woken_to_end() {
+    stop(sh("echo pid $$; echo up; kill -STOP $$; sleep 1000"), 0, Takes::LessThanTheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_stopped_itself_and_ignores_term_is_killed() {
+    stop(sh("trap '' TERM; echo pid $$; echo up; while :; do kill -STOP $$; done"), 0, Takes::TheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_floods_its_pipe_never_stalls_and_is_killed() {
+    let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\nup\n"; print "x" x 9999, "\n" while 1"#;
+    stop(perl(script), 0, Takes::TheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_closes_its_files_is_found() {
+    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 1000 0<&- 1>&- 2>&-' & exec sleep 1000 0<&- 1>&- 2>&-"#;
+    stop(sh(script), 1, Takes::TheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_leaves_its_group_is_asked_all_the_same() {
+    let script = r#"$|=1; if (!fork) { sleep 1000; exit }
+        my $other = fork; if (!$other) { sleep 1000; exit }
+        setpgrp($other, $other) and setpgrp(0, $other) or die "$!"; print "pid $$\nup\n"; sleep 1000"#;
+    stop(perl(script), 2, Takes::LessThanTheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_is_killed_as_one() {
+    let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\n";
+        for (1..100) { if (!fork) { setpgrp(0,0) if $_ % 3; sleep 1000; exit } } print "up\n"; sleep 1000"#;
+    stop(perl(script), 100, Takes::TheGrace).await;
+}
+
+// Each of the four is another process every fraction of a millisecond, in a session of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_forks_and_exits_without_end_loses_the_race() {
+    let script = r#"use POSIX; $SIG{TERM}='IGNORE'; $|=1; print "pid $$\n";
+        for (1..4) { if (!fork) { while (1) { exit if fork; POSIX::setsid() } } } print "up\n"; sleep 1000"#;
+    stop(perl(script), 1, Takes::TheGrace).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_forks_as_fast_as_it_can_loses_the_race() {
+    let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\n"; for (1..60) { if (!fork) { sleep 1000; exit } } print "up\n";
+        $SIG{CHLD}='IGNORE'; while (1) { if (!fork) { select undef,undef,undef,.01; exit } }"#;
+    stop(perl(script), 60, Takes::TheGrace).await;
+}
+
+// The marks of a nested supervisor's children are its own, as here the soft limit that the child sets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_nested_supervisor_has_marked_is_found_by_its_parents() {
+    let _alone = ALONE.lock().await;
+    let foreign = (1 << 61 | u64::from(std::process::id()) << 24 | 1).to_string();
+    let script = r#"echo pid $$; bash -c 'ulimit -S -x $FOREIGN; trap "" TERM; echo nested $$; sleep 1000' & wait"#;
+    let bed = Bed::once(sh(script).env("FOREIGN", &foreign).grace(GRACE));
+    bed.output.pid().await;
+    let nested = bed.output.line("nested ").await.parse().expect("a pid");
+    assert_eq!(mark_of(nested), foreign);
+    bed.supervisor.stop("root.p").expect("it is there");
+    bed.until(State::Canceled).await;
+    assert_eq!(marked(&foreign), [""; 0]);
+    bed.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_is_left_behind_goes_before_the_failure_is_told() {
+    let _alone = ALONE.lock().await;
+    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; exec sleep 1000' & sleep 0.05; read go; exit 3"#;
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let stdin = Stdin::from(std::os::fd::OwnedFd::from(reader));
+    let bed = Bed::once(sh(script).grace(GRACE).stdin(stdin));
+    let mark = mark_of(bed.output.pid().await);
+    let began = Instant::now();
+    std::io::Write::write_all(&mut &writer, b"go\n").expect("it reads");
+    let (error, exit) = bed.failed().await;
+    let took = began.elapsed();
+    assert_eq!((error.as_str(), exit.code), ("exited with code 3", Some(3)));
+    assert_eq!(marked(&mark), [""; 0]);
+    assert!(took >= GRACE && took < GRACE + MARGIN + Duration::from_millis(50), "it took {took:?}");
+    bed.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn children_that_are_to_outlive_a_process_do_and_are_reaped_when_they_end() {
+    let script = r#"echo pid $$; setsid sh -c 'echo child $$; exec sleep 1000' & sleep 0.05; echo up; exec sleep 1000"#;
+    let bed = Bed::once(sh(script).kill(KillMode::Process).grace(GRACE));
+    let mark = mark_of(bed.output.pid().await);
+    let child: i32 = bed.output.line("child ").await.parse().expect("a pid");
+    bed.output.line("up").await;
+    bed.supervisor.stop("root.p").expect("it is there");
+    bed.until(State::Canceled).await;
+    assert_eq!(marked(&mark).len(), 1, "only the child is left");
+    std::process::Command::new("/bin/kill").args(["-KILL", &child.to_string()]).status().expect("kill runs");
+    until_gone(child);
+    bed.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_is_aborted_takes_its_processes_with_it() {
+    let script = "trap '' TERM; echo pid $$; setsid sleep 1000 & sleep 1000 & echo up; wait";
+    let bed = Bed::within(sh(script).grace(Duration::from_secs(1000)), Duration::from_millis(20));
+    bed.until(State::Ready).await;
+    let mark = mark_of(bed.output.pid().await);
+    bed.output.line("up").await;
+    let others: Vec<i32> = pids().into_iter().filter(|pid| read_mark(*pid).as_ref() == Some(&mark)).collect();
+    assert_eq!(others.len(), 3);
+    bed.supervisor.restart("root.p").expect("it is there");
+    let (state, exit) = bed.ended().await;
+    assert_eq!((state, exit), (State::Dead, Exit::Aborted));
+    others.into_iter().for_each(until_gone);
+    let report = bed.supervisor.shutdown().await;
+    assert_eq!(report.stragglers.len(), 1, "the next run is no better");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_signal_can_ask() {
+    let script = r#"trap '' TERM; trap 'echo bye; exit 0' USR1; echo pid $$; echo up; while :; do sleep 0.01; done"#;
+    stop(sh(script).stop_signal(Signal::USR1), 0, Takes::LessThanTheGrace).await;
+}

@@ -1,0 +1,120 @@
+//! When a process counts as ready.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use nodekeel_supervisor::process::{Process, Readiness};
+use nodekeel_supervisor::{Change, Failure, State};
+
+use super::{Bed, mark_of, marked, perl, sh};
+
+/// A program that tells its `NOTIFY_SOCKET` these things, each when it is told to by a signal, the first at once.
+fn notifying(messages: &[&str]) -> Process {
+    let quoted: Vec<_> = messages.iter().map(|message| format!("{message:?}")).collect();
+    let script = format!(
+        r#"use Socket; $|=1; my $name = $ENV{{NOTIFY_SOCKET}}; $name =~ s/^@/\0/;
+        socket(my $s, AF_UNIX, SOCK_DGRAM, 0) or die; connect($s, sockaddr_un($name)) or die "$!";
+        my $told = 1; $SIG{{USR1}} = sub {{ $told++ }}; print "pid $$\n";
+        for ({}) {{ until ($told) {{ select undef,undef,undef,.01 }} $told--; defined(send($s, $_, 0)) or die "$!"; print "sent $_\n" }}
+        sleep 1000"#,
+        quoted.join(",")
+    );
+    perl(&script)
+}
+
+fn ready_now(bed: &Bed) -> bool {
+    bed.recorder.events().iter().any(|event| &*event.dn == "root.p" && event.change == Change::Ready)
+}
+
+#[tokio::test]
+async fn ready_is_what_the_process_says() {
+    let bed = Bed::once(notifying(&["STATUS=loading", "MAINPID=1\nREADY=1"]).ready(Readiness::notify()));
+    let pid = bed.output.pid().await;
+    bed.output.line("sent STATUS=loading").await;
+    assert!(!ready_now(&bed));
+    std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
+    bed.until(State::Ready).await;
+    bed.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_descendant_may_say_it_and_be_gone() {
+    let script = r#"use Socket; my $name = $ENV{NOTIFY_SOCKET}; $name =~ s/^@/\0/; if (!fork) {
+        socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name)); send($s, "READY=1", 0); exit } wait; sleep 1000"#;
+    for _ in 0..10 {
+        let bed = Bed::once(perl(script).ready(Readiness::notify()));
+        bed.until(State::Ready).await;
+        bed.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_else_may_say_it() {
+    let bed = Bed::once(
+        sh("echo pid $$; echo socket $NOTIFY_SOCKET; exec sleep 1000")
+            .ready(Readiness::notify().within(Duration::from_millis(300))),
+    );
+    let name = bed.output.line("socket @").await;
+    use std::os::linux::net::SocketAddrExt as _;
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
+    let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
+    assert_eq!(socket.send_to_addr(b"READY=1", &address).expect("it is there"), 7);
+    let (error, _) = bed.failed().await;
+    assert_eq!(error, "not ready within 300ms: it has not sent READY=1");
+    bed.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_ready_in_time_is_stopped_and_says_what_it_waited_for() {
+    let process = notifying(&["STATUS=reading the disk"]).ready(Readiness::notify().within(Duration::from_millis(500)));
+    let bed = Bed::once(process);
+    let mark = mark_of(bed.output.pid().await);
+    let (error, exit) = bed.failed().await;
+    assert_eq!(error, "not ready within 500ms: it has not sent READY=1, its status is \"reading the disk\"");
+    assert_eq!((exit.signal.map(|signal| signal.to_string()).as_deref(), marked(&mark).len()), (Some("SIGTERM"), 0));
+    assert!(!ready_now(&bed));
+    bed.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_probe_is_asked_only_after_the_process_has_said_that_it_is_ready() {
+    let (asked, answer) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let probe = {
+        let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
+        move || {
+            asked.fetch_add(1, Ordering::SeqCst);
+            let answer = answer.load(Ordering::SeqCst);
+            async move { if answer { Ok(()) } else { Err(Failure::new("connection refused")) } }
+        }
+    };
+    let bed = Bed::once(notifying(&["STATUS=1", "READY=1"]).ready(Readiness::notify().and_probe(probe)));
+    let pid = bed.output.pid().await;
+    bed.output.line("sent STATUS=1").await;
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+    std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
+    while asked.load(Ordering::SeqCst) < 3 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!ready_now(&bed));
+    answer.store(true, Ordering::SeqCst);
+    bed.until(State::Ready).await;
+    bed.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_stop_does_not_wait_for_readiness() {
+    let bed = Bed::once(sh("echo pid $$; exec sleep 1000").ready(Readiness::notify()));
+    bed.output.pid().await;
+    bed.supervisor.stop("root.p").expect("it is there");
+    bed.until(State::Canceled).await;
+    bed.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_end_does_not_wait_for_readiness() {
+    let bed = Bed::once(sh("exit 4").ready(Readiness::probe(|| async { Err::<(), _>("no answer") })));
+    assert_eq!(bed.failed().await.0, "exited with code 4");
+    assert!(!ready_now(&bed));
+    bed.shutdown().await;
+}
