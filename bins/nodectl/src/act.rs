@@ -36,7 +36,12 @@ pub(crate) async fn run(
 }
 
 /// Watches the tree until the action has had its effect; the first tree of a watch is the present one.
-async fn wait_until_reached(client: &mut Client, action: Action, dn: &str, before: u64) -> Result<(), Failure> {
+async fn wait_until_reached(
+    client: &mut Client,
+    action: Action,
+    dn: &str,
+    before: u64,
+) -> Result<(), Failure> {
     let mut trees = client.watch_tree(TreeRequest {}).await?.into_inner();
     loop {
         let tree = trees.message().await?.ok_or(Failure::Gone)?;

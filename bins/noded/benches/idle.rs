@@ -1,2 +1,131 @@
-//! Being written.
-fn main() {}
+//! What noded costs while nothing happens: how often it is woken up, and its memory.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use nodekeel_node::client;
+use nodekeel_node::v1::{State, TreeRequest};
+use testbed::bench::{BenchRow, write};
+use testbed::{Scratch, free_port};
+
+/// How long the node is watched.
+const WATCHED: Duration = Duration::from_secs(10);
+
+/// The daemons' own readiness is over when noded is ready; their first seconds are not idle.
+const SETTLED: Duration = Duration::from_secs(5);
+
+fn main() -> Result<()> {
+    let bare = "services.etcd.enable = false\nservices.containerd.enable = false\n";
+    let mut rows = measure("alone", "a node without services", bare)?;
+    let ports = [free_port()?, free_port()?];
+    let [client, peer] = [ports[0].number(), ports[1].number()];
+    let daemons = format!("[services.etcd]\nclient_port = {client}\npeer_port = {peer}\n");
+    rows.extend(measure("daemons", "a node with etcd and containerd, noded alone counted", &daemons)?);
+    write("idle", &rows)?;
+    Ok(())
+}
+
+/// The rows of one configuration.
+fn measure(id: &str, node: &str, config: &str) -> Result<Vec<BenchRow>> {
+    let scratch = Scratch::new()?;
+    let noded = start(scratch.path(), config)?;
+    wait_until_ready(&scratch.path().join("data/run/control.sock"))?;
+    pause(SETTLED);
+    let before = wake_ups(noded.0.id())?;
+    pause(WATCHED);
+    let woken = wake_ups(noded.0.id())? - before;
+    let memory = resident_kib(noded.0.id())?;
+    noded.stop()?;
+    let seconds = WATCHED.as_secs();
+    let wake_ups = BenchRow::new(
+        format!("wake_ups_{id}"),
+        format!("{node}, idle for {seconds} s"),
+        "wake-ups",
+        woken as f64,
+    );
+    Ok(vec![
+        wake_ups.limit(0.0).at_most(0.0),
+        BenchRow::new(format!("memory_{id}"), format!("{node}, resident after that"), "KiB", memory as f64),
+    ])
+}
+
+#[expect(clippy::disallowed_methods, reason = "time going by is what is measured")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
+}
+
+struct Noded(Child);
+
+impl Noded {
+    fn stop(mut self) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.0.id())?), Signal::SIGTERM).context("stop noded")?;
+        let status = self.0.wait().context("wait for noded")?;
+        ensure!(status.success(), "noded ended with {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Noded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs noded until its control API answers.
+fn start(directory: &Path, config: &str) -> Result<Noded> {
+    let file = directory.join("noded.toml");
+    fs::write(&file, config).context("write the configuration")?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_noded"));
+    command.arg("run").arg("--config").arg(file).arg("--data").arg(directory.join("data"));
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().context("start noded")?;
+    let stderr = child.stderr.take().context("noded's stderr")?;
+    let noded = Noded(child);
+    let mut lines = BufReader::new(stderr).lines().map_while(Result::ok);
+    let mut said = Vec::new();
+    let answers =
+        lines.by_ref().inspect(|line| said.push(line.clone())).any(|line| line.contains("control socket at"));
+    ensure!(answers, "noded did not start: {said:?}");
+    // It must not wait for a reader later on.
+    std::thread::spawn(move || lines.for_each(drop));
+    Ok(noded)
+}
+
+fn wait_until_ready(socket: &Path) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut trees = client::connect(socket).await?.watch_tree(TreeRequest {}).await?.into_inner();
+        while let Some(tree) = trees.message().await? {
+            if tree.nodes.iter().all(|node| node.state() == State::Ready) {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the node went away")
+    })
+}
+
+/// How often the process' threads have been switched to: each switch away from one, by itself or not, follows one to it.
+///
+/// *Source:* proc_pid_status(5), `voluntary_ctxt_switches` and `nonvoluntary_ctxt_switches`, of each thread.
+fn wake_ups(pid: u32) -> Result<u64> {
+    let mut sum = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).context("list noded's threads")? {
+        let status = fs::read_to_string(task?.path().join("status")).context("read a thread's status")?;
+        let counts = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+        sum += counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum::<u64>();
+    }
+    Ok(sum)
+}
+
+/// *Source:* proc_pid_status(5), `VmRSS`.
+fn resident_kib(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("read noded's status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("noded's memory")?;
+    line.trim().trim_end_matches(" kB").parse().context("noded's memory")
+}

@@ -1,4 +1,57 @@
-//! Being written.
+//! A node as a library: etcd, containerd and services of your own under one supervisor, with their logs in one tree and
+//! a control API on a unix socket.
+//!
+//! It does not form clusters, provision volumes or run Kubernetes, and it does not configure the machine.
+//!
+//! ```text
+//! root
+//! ├─ control          the control API: last to stop
+//! ├─ <your runnables> given in code
+//! ├─ etcd             ready when it has said so and answers a linearizable read
+//! ├─ containerd       ready when it has said so and tells its version
+//! └─ service
+//!    └─ <name>        the operator's own, from the configuration; each after what it depends on
+//! ```
+//!
+//! What runs is decided before anything is touched: a [`Config`](config::Config) is parsed, a [`Plan`](plan::Plan) is
+//! made of it on this machine, and only then a [`Node`](node::Node) takes the data directory and starts. `noded` is a
+//! thin main around these three.
+//!
+//! ```no_run
+//! use nodekeel_node::config::Config;
+//! use nodekeel_node::node::{Deps, Node, Own, journal};
+//! use nodekeel_node::plan::Plan;
+//! use nodekeel_node::search::Search;
+//! use nodekeel_supervisor::{Context, Failure};
+//!
+//! async fn greeter(ctx: Context) -> Result<(), Failure> {
+//!     ctx.ready()?;
+//!     tracing::info!("hello from {}", ctx.dn());
+//!     Err(ctx.cancelled().await.into())
+//! }
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = Config::read("noded.toml".as_ref())?;
+//! let mut deps = Deps::new(journal(&config.log));
+//! deps.runnables.push(Own::new("greeter", greeter));
+//! let node = Node::start(Plan::make(config, Search::from_lists(None, None), true)?, deps)?;
+//! node.ready("root").await;
+//! node.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Bring your own
+//! A [`Runnable`](nodekeel_supervisor::Runnable) in [`Deps`](node::Deps) stands in the tree beside etcd; a program needs
+//! no code, only a `[[service]]` in the configuration. A tool of your own speaks to the node through
+//! [`client`]: `bins/noded/proto` describes the messages.
+//!
+//! # Features
+//! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.
+//! - `client`: only the control API's client, which needs no protoc.
+//!
+//! # Third-party types in the API
+//! tonic and prost (the generated client), and nodekeel's own supervisor and logtree.
 
 #[cfg(feature = "client")]
 pub mod client;
@@ -35,6 +88,7 @@ mod wire;
     missing_debug_implementations,
     clippy::all,
     clippy::pedantic,
+    clippy::exhaustive_enums,
     unreachable_pub,
     unnameable_types,
     reason = "generated"

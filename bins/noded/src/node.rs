@@ -218,7 +218,7 @@ fn root(shared: Arc<Shared>, own: Vec<Own>) -> impl Runnable {
                         let path = shared.plan.search.as_path_variable();
                         ctx.run("containerd", service::containerd::process(containerd, path, grace))?;
                     }
-                    Service::User(service) => user.push(service.clone()),
+                    Service::User(service) => user.push(User::clone(service)),
                 }
             }
             if !user.is_empty() {

@@ -52,7 +52,7 @@ pub enum Service {
     /// The node's containerd.
     Containerd(Containerd),
     /// One of the operator's.
-    User(User),
+    User(Box<User>),
 }
 
 /// An etcd of one member.
@@ -232,7 +232,7 @@ impl Planner<'_> {
                 skipped = Some(format!("depends on {missing}, which is skipped"));
             }
             let user = User { binary, config: service.clone(), after, probe, account };
-            self.services.push(Planned { dn, service: Service::User(user), skipped });
+            self.services.push(Planned { dn, service: Service::User(Box::new(user)), skipped });
         }
     }
 

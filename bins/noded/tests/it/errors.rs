@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::Signal;
 use testbed::{Scratch, free_port};
 
-use crate::harness::{BARE, NOBODY, Noded, as_plain_user, failed, noded, nodectl_path};
+use crate::harness::{BARE, NOBODY, Noded, as_plain_user, failed, nodectl_path, noded};
 
 /// Runs `noded run` with a configuration, expects it to fail, and that there is no data directory then.
 fn refused(config: &str, args: &[&str]) -> (String, Option<i32>) {

@@ -37,17 +37,29 @@ impl Noded {
 
 #[test]
 fn a_term_drains_in_reverse_order_and_ends_with_0() {
-    let script = "trap 'echo stopped; exit 0' TERM; echo started; while :; do sleep 1000 & wait; done";
+    let scratch = Scratch::new().unwrap();
+    let order = scratch.path().join("order");
+    let script = |name: &str| {
+        let said = format!("echo {name} >> {}", order.display());
+        format!("trap '{said}; exit 0' TERM; echo set; while :; do sleep 1000 & wait; done")
+    };
     let config = format!(
         "{BARE}{}{}",
-        service("first", script, ""),
-        service("second", script, "depends_on = [\"first\"]")
+        service("first", &script("first"), "environment = { PATH = \"/usr/bin:/bin\" }"),
+        service(
+            "second",
+            &script("second"),
+            "depends_on = [\"first\"]\nenvironment = { PATH = \"/usr/bin:/bin\" }"
+        )
     );
-    let mut node = Noded::start_in(Scratch::new().unwrap(), &config, &["--log-level", "trace"]);
-    node.ask(&["start", "--wait", "root.service.second"]);
+    let mut node = Noded::start_in(scratch, &config, &[]);
+    for dn in ["root.service.first", "root.service.second"] {
+        node.follow(&["logs", "-f", "--raw", dn]).find(|entry| entry["text"] == "set");
+    }
     node.signal(Signal::SIGTERM);
     let (status, lines) = node.wait();
     assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert_eq!(std::fs::read_to_string(order).unwrap(), "second\nfirst\n");
     assert!(!node.socket().exists());
 }
 
@@ -131,7 +143,9 @@ fn without_root_containerd_is_skipped_in_dev_and_otherwise_refused() {
     assert_eq!(code, Some(4), "{text}");
     assert!(text.starts_with("noded: containerd: needs root: run noded as root, or set"), "{text}");
 
-    let mut node = Noded::spawn(scratch, config, &["--dev"], |command| drop(as_plain_user(command)));
+    let mut node = Noded::spawn(scratch, config, &["--dev"], |command| {
+        as_plain_user(command);
+    });
     node.wait_for_line("control socket at");
     let status = node.ask_json(&["status", "root.containerd"]);
     assert_eq!(status["node"]["state"], "skipped", "{status}");
