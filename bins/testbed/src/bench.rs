@@ -114,7 +114,15 @@ pub fn write(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
 /// # Errors
 /// When the file isn't there or isn't an array of rows.
 pub fn read(name: &str) -> Result<Vec<BenchRow>> {
-    let path = directory().join(format!("{name}.json"));
+    read_from(&directory(), name)
+}
+
+/// Reads the rows of this name from a directory that isn't the usual one.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_from(directory: &Path, name: &str) -> Result<Vec<BenchRow>> {
+    let path = directory.join(format!("{name}.json"));
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("parse {}", path.display()))
 }

@@ -1,52 +1,123 @@
-//! `cargo xtask bench`: every bench, then one table of all.
+//! `cargo xtask bench`: every bench of the workspace, then one table of all.
 
+use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, bail};
-use testbed::bench;
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use testbed::bench::{self, BenchRow};
 
 use crate::report::Report;
 use crate::run::{self, Echo};
 use crate::setup;
 
-/// A bench and the package that has it.
-struct Bench {
-    /// Its name and that of its file in target/bench.
-    name: &'static str,
-    package: &'static str,
-    target: &'static str,
-}
-
-const BENCHES: [Bench; 3] = [
-    Bench { name: "supervisor", package: "nodekeel-supervisor", target: "supervisor" },
-    Bench { name: "logtree", package: "nodekeel-logtree", target: "journal" },
-    Bench { name: "idle", package: "nodekeel-node", target: "idle" },
-];
-
 const WITHIN: Duration = Duration::from_secs(1800);
 
-/// Runs the named one, or all. A missed goal is no failure, a bench that did not run is.
+/// A bench target of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Bench {
+    package: String,
+    /// The member's directory, as `supervisor`.
+    directory: String,
+    target: String,
+}
+
+impl Bench {
+    fn name(&self) -> String {
+        format!("{}-{}", self.directory, self.target)
+    }
+
+    /// Whether people mean it by this name: `supervisor-tree`, `tree`, or `supervisor` for all of its member.
+    fn is_meant(&self, name: &str) -> bool {
+        name == self.name() || name == self.target || name == self.directory
+    }
+}
+
+/// Runs the named ones, or all. A missed goal is no failure, a bench that did not run is.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
+    let all = benches(&run::metadata()?);
     let chosen: Vec<&Bench> =
-        BENCHES.iter().filter(|bench| name.is_none_or(|name| name == bench.name)).collect();
+        all.iter().filter(|bench| name.is_none_or(|name| bench.is_meant(name))).collect();
     if chosen.is_empty() {
-        let names: Vec<_> = BENCHES.iter().map(|bench| bench.name).collect();
+        let names: Vec<_> = all.iter().map(Bench::name).collect();
         bail!("no such bench; there are: {}", names.join(", "));
     }
     setup::install()?;
     let (mut report, mut rows) = (Report::default(), Vec::new());
-    for Bench { name, package, target } in chosen {
-        run::headline(name);
-        let command = run::cargo(&["bench", "-p", package, "--bench", target]);
+    for bench in chosen {
+        run::headline(&bench.name());
+        let start = SystemTime::now();
+        let command = run::cargo(&["bench", "-p", &bench.package, "--bench", &bench.target]);
         let ran = run::stream(command, Echo::Shown, WITHIN)?;
-        match bench::read(name) {
-            Ok(of_this) => rows.extend(of_this),
-            Err(error) => report.note(format!("{name}: {error:#}")),
-        }
-        report.checked(name, ran.took, ran.problem);
+        let written = written_since(&bench::directory(), start)?;
+        let silent = written.is_empty().then(|| "wrote no row".to_owned());
+        report.checked(&bench.name(), ran.took, ran.problem.or(silent));
+        rows.extend(written);
     }
     run::headline("all rows");
     println!("{}", bench::table(&rows));
     Ok(report.finish())
+}
+
+fn benches(metadata: &Value) -> Vec<Bench> {
+    let mut found = Vec::new();
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let directory =
+            package["manifest_path"].as_str().and_then(|path| Path::new(path).parent()?.file_name());
+        let targets = package["targets"].as_array().into_iter().flatten();
+        for target in targets.filter(|target| target["kind"][0] == "bench") {
+            found.push(Bench {
+                package: package["name"].as_str().unwrap_or_default().to_owned(),
+                directory: directory.unwrap_or_default().to_string_lossy().into_owned(),
+                target: target["name"].as_str().unwrap_or_default().to_owned(),
+            });
+        }
+    }
+    found
+}
+
+/// The rows of the files that were written since then: a bench names its files itself.
+fn written_since(directory: &Path, start: SystemTime) -> Result<Vec<BenchRow>> {
+    let mut rows = Vec::new();
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(rows) };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_new = path.metadata().and_then(|file| file.modified()).is_ok_and(|time| time >= start);
+        if let Some(name) = path.to_str().and_then(|path| Path::new(path.strip_suffix(".json")?).file_name())
+            && is_new
+        {
+            rows.extend(
+                bench::read_from(directory, &name.to_string_lossy()).context("read what the bench wrote")?,
+            );
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn benches_are_found_in_the_metadata_and_meant_by_three_names() {
+        let metadata = serde_json::json!({"packages": [{
+            "name": "nodekeel-supervisor", "manifest_path": "/w/supervisor/Cargo.toml",
+            "targets": [{"kind": ["lib"], "name": "nodekeel_supervisor"}, {"kind": ["bench"], "name": "tree"}],
+        }]});
+        let found = benches(&metadata);
+        assert_eq!(found.len(), 1);
+        assert!(["supervisor-tree", "supervisor", "tree"].iter().all(|name| found[0].is_meant(name)));
+        assert!(!found[0].is_meant("logtree"));
+    }
+
+    #[test]
+    fn rows_of_an_earlier_run_are_not_taken_for_new_ones() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("old.json"), "[]").unwrap();
+        let long_after = SystemTime::now() + Duration::from_secs(60);
+        assert_eq!(written_since(directory.path(), long_after).unwrap(), []);
+        fs::write(directory.path().join("new.json"), "no array").unwrap();
+        assert!(written_since(directory.path(), SystemTime::UNIX_EPOCH).is_err());
+    }
 }

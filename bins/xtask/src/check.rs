@@ -3,7 +3,7 @@
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
 
 use crate::report::Report;
@@ -18,7 +18,7 @@ const CARGO_DENY: &str = "cargo-deny@0.20.2";
 /// Runs every check, also after one has failed.
 pub(crate) fn run() -> Result<ExitCode> {
     setup::install()?;
-    let packages = packages(&metadata()?);
+    let packages = packages(&run::metadata()?);
     let mut report = Report::default();
     step("format", cargo("fmt --all --check"), &mut report);
     step("clippy", cargo("clippy --workspace --all-targets --all-features -- -D warnings"), &mut report);
@@ -61,11 +61,6 @@ fn install_cargo_deny() -> Result<()> {
     let ran = run::stream(install, Echo::Shown, STEP_WITHIN)?;
     ensure!(ran.problem.is_none(), "cargo install: {}", ran.problem.unwrap_or_default());
     Ok(())
-}
-
-fn metadata() -> Result<Value> {
-    let text = testbed::output(&mut cargo("metadata --no-deps --format-version 1"))?;
-    serde_json::from_str(&text).context("parse cargo metadata")
 }
 
 /// A member and the features that it can be built with.

@@ -65,15 +65,13 @@ fn build() -> Result<PathBuf> {
     let mut cargo = run::cargo(&["build", "--package", "nodekeel-node", "--package", "nodectl"]);
     let status = cargo.status().context("execute cargo")?;
     ensure!(status.success(), "the build failed ({status})");
-    let metadata = output(&mut run::cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
-    let metadata: Value = serde_json::from_str(&metadata).context("parse cargo metadata")?;
+    let metadata = run::metadata()?;
     let target = metadata["target_directory"].as_str().context("metadata names the target directory")?;
     Ok(Path::new(target).join("debug"))
 }
 
 fn start(programs: &Path, scratch: Scratch) -> Result<(Node, Daemon)> {
     let data = scratch.path().join("data");
-    // Reserved until noded is up, so that no test of this machine takes them.
     let (client, peer) = (free_port()?, free_port()?);
     let config = scratch.path().join("noded.toml");
     let text = format!(
@@ -88,7 +86,7 @@ fn start(programs: &Path, scratch: Scratch) -> Result<(Node, Daemon)> {
         // Containerd needs root; noded then runs the rest and says so.
         command.arg("--dev");
     }
-    let node = Node { nodectl: programs.join("nodectl"), data, etcd: client.address() };
+    let node = Node { nodectl: programs.join("nodectl"), data, etcd: client, _etcd_peer: peer };
     let daemon = Daemon::start(command, scratch, || output(node.nodectl().arg("version")).map(drop))?;
     Ok((node, daemon))
 }
@@ -108,8 +106,9 @@ fn show(node: &Node, clock: &Clock) -> Result<()> {
     }
     put_and_get(node, clock)?;
     if run::is_root() {
-        print!("{}", indent(&output(node.ctr()?.arg("version"))?));
+        let version = output(node.ctr()?.arg("version"))?;
         clock.say("containerd has answered Version");
+        print!("{}", indent(&version));
     }
     clock.say("the tree, as nodectl shows it");
     print!("{}", indent(&output(node.nodectl().arg("tree"))?));

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 use testbed::{Scratch, leftovers, wait_exit};
 
 /// How long the output may stay open once the command has ended: whoever holds it then was left behind.
@@ -101,6 +102,15 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
     command
+}
+
+/// What cargo knows of the members.
+///
+/// # Errors
+/// When a manifest is wrong.
+pub(crate) fn metadata() -> Result<Value> {
+    let text = testbed::output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
+    serde_json::from_str(&text).context("parse cargo metadata")
 }
 
 /// The workspace's root.

@@ -1,7 +1,6 @@
 //! The demo's node, seen from outside: through nodectl and the daemons' own clients.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddrV4;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -10,14 +9,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use testbed::{leftovers, tools};
+use testbed::{Port, leftovers, tools};
 
 /// Where a node and its daemons are reached.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) nodectl: PathBuf,
     pub(crate) data: PathBuf,
-    pub(crate) etcd: SocketAddrV4,
+    /// Where etcd serves its clients. The ports stay reserved while it is killed and comes back.
+    pub(crate) etcd: Port,
+    pub(crate) _etcd_peer: Port,
 }
 
 impl Node {
@@ -29,7 +30,7 @@ impl Node {
 
     pub(crate) fn etcdctl(&self) -> Result<Command> {
         let mut command = Command::new(tools::find(tools::ETCDCTL)?);
-        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=http://{}", self.etcd));
+        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=http://{}", self.etcd.address()));
         Ok(command)
     }
 

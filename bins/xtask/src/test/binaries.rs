@@ -59,8 +59,11 @@ impl Binary {
     }
 }
 
-/// Builds every test and example of the workspace once, with all features.
+/// Builds every program, test and example of the workspace once, with all features.
 pub(crate) fn build(deadline: Duration) -> Result<Built> {
+    // A test may run the program of another package, which building the tests alone doesn't make.
+    let programs = run::cargo(&["build", "--workspace", "--all-features", "--bins"]);
+    let first = run::stream(programs, Echo::Shown, deadline)?;
     let format = "--message-format=json-render-diagnostics";
     let command =
         run::cargo(&["test", "--workspace", "--all-features", "--no-run", "--no-fail-fast", format]);
@@ -69,7 +72,7 @@ pub(crate) fn build(deadline: Duration) -> Result<Built> {
     let (examples, binaries): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|binary| binary.kind == Kind::Example);
     let examples = examples.into_iter().filter(|example| example.package == "examples").collect();
-    Ok(Built { binaries, examples, took: ran.took, problem: ran.problem })
+    Ok(Built { binaries, examples, took: first.took + ran.took, problem: first.problem.or(ran.problem) })
 }
 
 /// *Source:* the cargo book, external tools: the message `compiler-artifact`.

@@ -15,7 +15,7 @@ pub(crate) struct Outcome {
     pub(crate) ignored: Vec<Ignored>,
     /// The names of the failed tests.
     pub(crate) failures: Vec<String>,
-    /// Whether as many runs closed with a result as were begun, and there was one.
+    /// Whether every run that was begun has closed with a result, and there was one.
     pub(crate) is_complete: bool,
 }
 
@@ -25,21 +25,25 @@ pub(crate) struct Outcome {
 /// `test result: ok. N passed; N failed; …`. What a test itself writes may stand between a name and its `ok`.
 pub(crate) fn read(lines: &[String]) -> Outcome {
     let mut outcome = Outcome::default();
-    let (mut begun, mut closed) = (0, 0);
+    let (mut open, mut closed) = (0_usize, 0);
     for line in lines {
         if is_begin(line) {
-            begun += 1;
+            open += 1;
         } else if let Some((passed, failed)) = result(line) {
-            closed += 1;
-            outcome.passed += passed;
-            outcome.failed += failed;
+            open = open.saturating_sub(1);
+            // A test may run its own binary again: what that counts is inside of the one test.
+            if open == 0 {
+                closed += 1;
+                outcome.passed += passed;
+                outcome.failed += failed;
+            }
         } else if let Some((test, what)) =
             line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
         {
             note(&mut outcome, test, what);
         }
     }
-    outcome.is_complete = closed > 0 && closed == begun;
+    outcome.is_complete = closed > 0 && open == 0;
     outcome
 }
 
@@ -109,6 +113,15 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
         assert!(!read_text("running 2 tests\ntest a ... ok").is_complete);
         assert!(!read_text(&format!("{ONE}running 2 tests")).is_complete);
         assert!(!read_text("").is_complete);
+    }
+
+    #[test]
+    fn a_run_inside_of_a_test_counts_as_that_test() {
+        let inner = "running 1 test\ntest x ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored\n";
+        let text =
+            format!("running 2 tests\n{inner}test a ... ok\ntest result: ok. 2 passed; 0 failed; 0 ignored");
+        let outcome = read_text(&text);
+        assert_eq!((outcome.passed, outcome.is_complete), (2, true));
     }
 
     #[test]
