@@ -51,14 +51,46 @@ async fn main() -> anyhow::Result<()> {
         false => row.peer("suture", "4.0.6", median(samples) / scale),
     };
     let rows = [
-        peer(BenchRow::new("restart", "exit of a runnable to its next run, no backoff, p50", "µs", median(&ours[0]) / 1e3), &theirs[0], 1e3)
-            .at_most(5.0),
-        BenchRow::new("restart-group-64", "one failure to all 64 of its group running again, p50", "µs", median(&ours[1]) / 1e3)
-            .at_most(200.0),
-        peer(BenchRow::new("up-10000", "10,000 children of one parent added and running", "ms", median(&ours[2]) / 1e6), &theirs[1], 1e6)
-            .at_most(50.0),
-        peer(BenchRow::new("bytes-each", "resident memory of one of 10,000 idle runnables", "bytes", median(&ours[3])), &theirs[2], 1.0)
-            .at_most(1536.0),
+        peer(
+            BenchRow::new(
+                "restart",
+                "exit of a runnable to its next run, no backoff, p50",
+                "µs",
+                median(&ours[0]) / 1e3,
+            ),
+            &theirs[0],
+            1e3,
+        )
+        .at_most(5.0),
+        BenchRow::new(
+            "restart-group-64",
+            "one failure to all 64 of its group running again, p50",
+            "µs",
+            median(&ours[1]) / 1e3,
+        )
+        .at_most(200.0),
+        peer(
+            BenchRow::new(
+                "up-10000",
+                "10,000 children of one parent added and running",
+                "ms",
+                median(&ours[2]) / 1e6,
+            ),
+            &theirs[1],
+            1e6,
+        )
+        .at_most(50.0),
+        peer(
+            BenchRow::new(
+                "bytes-each",
+                "resident memory of one of 10,000 idle runnables",
+                "bytes",
+                median(&ours[3]),
+            ),
+            &theirs[2],
+            1.0,
+        )
+        .at_most(1536.0),
     ];
     testbed::bench::write("supervisor-tree", &rows)?;
     Ok(())
@@ -111,15 +143,18 @@ async fn restart() -> f64 {
 
 /// Nanoseconds from one failure until the whole group runs again, p50 of many failures.
 async fn group_restart() -> f64 {
-    let (running, all, fail) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (running, all, fail) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (counted, complete, told) = (Arc::clone(&running), Arc::clone(&all), Arc::clone(&fail));
     let supervisor = tree(move |ctx: Context| {
         let (counted, complete, told) = (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
         async move {
             let member = |number: usize| {
-                let (counted, complete, told) = (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
+                let (counted, complete, told) =
+                    (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
                 Child::new(format!("member-{number}"), move |ctx: Context| {
-                    let (counted, complete, told) = (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
+                    let (counted, complete, told) =
+                        (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
                     async move {
                         ctx.ready()?;
                         if counted.fetch_add(1, Ordering::SeqCst) + 1 == GROUP {
@@ -186,7 +221,8 @@ fn resident() -> u64 {
 fn suture() -> anyhow::Result<PathBuf> {
     let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../bins/testbed/peers/suture");
     let binary = testbed::bench::directory().join("suture-peer");
-    let built = Command::new("go").args(["build", "-o"]).arg(&binary).arg(".").current_dir(module).status()?;
+    let built =
+        Command::new("go").args(["build", "-o"]).arg(&binary).arg(".").current_dir(module).status()?;
     anyhow::ensure!(built.success(), "go build: {built}");
     Ok(binary)
 }

@@ -243,7 +243,10 @@ impl Context {
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("dn", &self.0.dn).field("generation", &self.0.generation).finish_non_exhaustive()
+        f.debug_struct("Context")
+            .field("dn", &self.0.dn)
+            .field("generation", &self.0.generation)
+            .finish_non_exhaustive()
     }
 }
 

@@ -197,7 +197,9 @@ impl Driver {
                     }
                 }
                 Action::Forget { slot } => state.runs[slot as usize] = None,
-                Action::Event { dn, generation, change } => events.push(self.event(state, dn, generation, change)),
+                Action::Event { dn, generation, change } => {
+                    events.push(self.event(state, dn, generation, change))
+                }
                 Action::Finished => {
                     state.events = None;
                     state.processes = None;
@@ -225,7 +227,8 @@ impl Driver {
     }
 
     fn event(&self, state: &mut DriverState, dn: Arc<str>, generation: u64, change: Change) -> Event {
-        let event = Event { seq: state.next_seq, at: self.wall(self.began.elapsed()), dn, generation, change };
+        let event =
+            Event { seq: state.next_seq, at: self.wall(self.began.elapsed()), dn, generation, change };
         state.next_seq += 1;
         if matches!(event.change.state(), Some(State::Ready | State::Done)) && !state.waiters.is_empty() {
             let (ready, waiting) = state.waiters.drain(..).partition(|waiter| waiter.dn == event.dn);
@@ -264,7 +267,10 @@ impl std::fmt::Debug for Driver {
 fn settings_of(child: &Child, defaults: &Settings) -> Settings {
     Settings {
         policy: child.policy.unwrap_or(defaults.policy),
-        stop_within: child.stop_within.or_else(|| child.runnable.stop_within()).unwrap_or(defaults.stop_within),
+        stop_within: child
+            .stop_within
+            .or_else(|| child.runnable.stop_within())
+            .unwrap_or(defaults.stop_within),
     }
 }
 

@@ -13,9 +13,9 @@ mod lifecycle;
 mod node;
 mod shutdown;
 mod signals;
-mod status;
 #[cfg(test)]
 mod simulation_test;
+mod status;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use std::time::Duration;
 
 pub use control::ControlError;
 pub(crate) use lifecycle::Ended;
+use node::History;
 use node::Node;
 pub(crate) use node::{Past, Settings};
-use node::History;
 pub use signals::{SignalError, SpawnError};
 pub(crate) use status::{Status, Waiting};
 

@@ -65,8 +65,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// No delay at all: for tests and benches, or where something else limits the rate.
-    pub const NONE: Self =
-        Self { initial: Duration::ZERO, factor: 1.0, max: Duration::ZERO, jitter: 0.0 };
+    pub const NONE: Self = Self { initial: Duration::ZERO, factor: 1.0, max: Duration::ZERO, jitter: 0.0 };
 
     /// The delay before jitter after `failures` failures in a row; zero for none.
     pub fn interval(&self, failures: u32) -> Duration {
@@ -97,7 +96,8 @@ mod tests {
     #[test]
     fn delays_grow_by_the_factor_up_to_the_longest() {
         let backoff = Backoff::default();
-        let seconds: Vec<f64> = [1, 2, 3, 4, 100, u32::MAX].map(|n| backoff.delay(n, 0.5).as_secs_f64()).into();
+        let seconds: Vec<f64> =
+            [1, 2, 3, 4, 100, u32::MAX].map(|n| backoff.delay(n, 0.5).as_secs_f64()).into();
         for (got, want) in seconds.iter().zip([0.5, 0.75, 1.125, 1.6875, 60.0, 60.0]) {
             assert!((got - want).abs() < 1e-6, "{seconds:?}");
         }

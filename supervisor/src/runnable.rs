@@ -137,7 +137,10 @@ impl Child {
 
 impl fmt::Debug for Child {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Child").field("name", &self.name).field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("Child")
+            .field("name", &self.name)
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
     }
 }
 
@@ -159,6 +162,9 @@ mod tests {
 
     #[test]
     fn causes_are_told_once_each() {
-        assert_eq!(Failure::new(Step(io::Error::other("disk gone"))).to_string(), "read the config: disk gone");
+        assert_eq!(
+            Failure::new(Step(io::Error::other("disk gone"))).to_string(),
+            "read the config: disk gone"
+        );
     }
 }

@@ -133,7 +133,11 @@ impl<I> Cuttable<I> {
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for Cuttable<I> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.check(cx)?;
         Pin::new(&mut this.io).poll_read(cx, buf)

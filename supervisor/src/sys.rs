@@ -1,5 +1,8 @@
 //! The crate's only unsafe code: system calls that std and rustix don't offer, and the birth of a child process.
-#![allow(unsafe_code, reason = "prlimit, waitid's pid, arbitrary signal numbers and a child that shares memory until it execs")]
+#![allow(
+    unsafe_code,
+    reason = "prlimit, waitid's pid, arbitrary signal numbers and a child that shares memory until it execs"
+)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
@@ -13,10 +16,10 @@ use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
 // The 16-bit calls of old would cut larger ids.
-#[cfg(any(target_arch = "arm", target_arch = "x86"))]
-use libc::{SYS_setgroups32 as SETGROUPS, SYS_setresgid32 as SETRESGID, SYS_setresuid32 as SETRESUID};
 #[cfg(not(any(target_arch = "arm", target_arch = "x86")))]
 use libc::{SYS_setgroups as SETGROUPS, SYS_setresgid as SETRESGID, SYS_setresuid as SETRESUID};
+#[cfg(any(target_arch = "arm", target_arch = "x86"))]
+use libc::{SYS_setgroups32 as SETGROUPS, SYS_setresgid32 as SETRESGID, SYS_setresuid32 as SETRESUID};
 
 /// The soft limit of file locks of a process, which Linux has not enforced since 2.4.
 ///
@@ -46,6 +49,26 @@ pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> 
     let info = ptr::null::<libc::siginfo_t>();
     // SAFETY: the descriptor is open while it is borrowed; without an info the kernel makes one.
     check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, info, 0) })
+}
+
+/// Whether there is a process of this pid that this program may signal.
+pub(crate) fn may_signal(pid: i32) -> bool {
+    // SAFETY: no memory is passed, and no signal sent.
+    pid > 0 && unsafe { libc::kill(pid, 0) } == 0
+}
+
+/// The session of a process, 0 where that is of another PID namespace; rustix takes no 0.
+pub(crate) fn session(pid: i32) -> io::Result<i32> {
+    // SAFETY: no memory is passed.
+    let session = unsafe { libc::getsid(pid) };
+    check(session).map(|()| session)
+}
+
+/// The process group of a process, 0 where that is of another PID namespace; rustix takes no 0.
+pub(crate) fn group(pid: i32) -> io::Result<i32> {
+    // SAFETY: no memory is passed.
+    let group = unsafe { libc::getpgid(pid) };
+    check(group).map(|()| group)
 }
 
 /// Sends a signal to a process group.
@@ -152,7 +175,9 @@ impl<'a> Plan<'a> {
         let pointers = |strings: &[CString]| {
             strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
         };
-        let hard = rustix::process::getrlimit(rustix::process::Resource::Locks).maximum.unwrap_or(libc::RLIM64_INFINITY);
+        let hard = rustix::process::getrlimit(rustix::process::Resource::Locks)
+            .maximum
+            .unwrap_or(libc::RLIM64_INFINITY);
         if hard < image.locks {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
@@ -171,7 +196,9 @@ impl<'a> Plan<'a> {
 
     fn failed_step(&self) -> Option<Step> {
         let step = self.step.load(Ordering::Acquire);
-        [Step::Setup, Step::Identity, Step::Directory, Step::Exec].into_iter().find(|known| *known as u8 == step)
+        [Step::Setup, Step::Identity, Step::Directory, Step::Exec]
+            .into_iter()
+            .find(|known| *known as u8 == step)
     }
 }
 

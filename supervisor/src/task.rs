@@ -44,12 +44,14 @@ impl Drop for Report {
 }
 
 fn failed(failure: &Failure) -> Exit {
-    let process = failure.chain().find_map(|error| error.downcast_ref::<ProcessError>()).and_then(ProcessError::exit);
+    let process =
+        failure.chain().find_map(|error| error.downcast_ref::<ProcessError>()).and_then(ProcessError::exit);
     Exit::Failed { error: failure.to_string(), process: process.cloned().map(Arc::new) }
 }
 
 /// What a panic said, where it said it in words.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a value that is not a text").to_owned()
 }

@@ -66,7 +66,8 @@ impl Supervisor {
 
     /// The tree as it stands: each parent before its children, these in the order in which they were added.
     pub fn snapshot(&self) -> Vec<NodeStatus> {
-        self.driver.read(|machine| machine.statuses().into_iter().map(|status| self.status(&status)).collect())
+        self.driver
+            .read(|machine| machine.statuses().into_iter().map(|status| self.status(&status)).collect())
     }
 
     /// A counter that changes whenever the tree does: wait for a change, then take a [`snapshot`](Self::snapshot).

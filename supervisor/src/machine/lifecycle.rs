@@ -77,7 +77,11 @@ impl Machine {
         }
         self.adjust_live(slot, -1);
         // Below a cancelled parent it is an ancestor's turn, which takes all members of the group along.
-        let siblings = if state == State::Dead && !self.parent_is_cancelled(slot) { self.siblings(slot) } else { vec![] };
+        let siblings = if state == State::Dead && !self.parent_is_cancelled(slot) {
+            self.siblings(slot)
+        } else {
+            vec![]
+        };
         self.settle(slot, now);
         for sibling in siblings {
             self.settle(sibling, now);
@@ -226,7 +230,8 @@ impl Machine {
             })
             .collect();
         children.sort_unstable_by_key(|slot| self.node(*slot).incarnation);
-        let buried = children.into_iter().rev().map(|slot| (self.node(slot).name().into(), self.remove(slot)));
+        let buried =
+            children.into_iter().rev().map(|slot| (self.node(slot).name().into(), self.remove(slot)));
         buried.collect()
     }
 
@@ -238,7 +243,13 @@ impl Machine {
         self.free.push(slot);
         let node = self.slots[slot as usize].take().expect("a slot that is referred to is in use");
         debug_assert_eq!(node.live, 0);
-        History { generation: node.generation, failures: node.failures, exits: node.exits, held: node.held, children }
+        History {
+            generation: node.generation,
+            failures: node.failures,
+            exits: node.exits,
+            held: node.held,
+            children,
+        }
     }
 
     /// Counts a task in or out, up to the root.
@@ -254,7 +265,8 @@ impl Machine {
                 && (before == 0) != (after == 0)
             {
                 let group = &mut self.node_mut(parent).groups[group];
-                group.live = group.live.checked_add_signed(by.signum()).expect("a member is counted in before out");
+                group.live =
+                    group.live.checked_add_signed(by.signum()).expect("a member is counted in before out");
             }
         }
     }

@@ -106,7 +106,8 @@ impl Machine {
     /// A cancelled run has not ended within its time.
     pub(super) fn straggle(&mut self, slot: u32, now: Time) {
         let node = self.node(slot);
-        let (key, dn, after) = (Key { slot, incarnation: node.incarnation }, node.dn.clone(), node.settings.stop_within);
+        let (key, dn, after) =
+            (Key { slot, incarnation: node.incarnation }, node.dn.clone(), node.settings.stop_within);
         self.report(slot, Change::Straggling { after });
         self.actions.push(Action::Abort(key));
         if let Some(progress) = &mut self.shutdown {

@@ -86,7 +86,8 @@ impl World {
     }
 
     fn pick(&mut self, below: usize) -> usize {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) as usize % below.max(1)
     }
 
@@ -131,12 +132,17 @@ impl World {
         for (name, settings) in &children {
             self.adding.insert(format!("{}.{name}", task.dn), (*settings, group.clone()));
         }
-        let existing: Vec<bool> =
-            names.iter().map(|name| self.nodes.contains_key(format!("{}.{name}", task.dn).as_str())).collect();
+        let existing: Vec<bool> = names
+            .iter()
+            .map(|name| self.nodes.contains_key(format!("{}.{name}", task.dn).as_str()))
+            .collect();
         let result = self.machine.spawn(self.now, task.key, &children);
         let distinct = names.iter().collect::<HashSet<_>>().len() == names.len();
         if result.is_ok() {
-            assert!(distinct && !existing.contains(&true) && !names.contains(&"NOT A NAME"), "bad names were taken");
+            assert!(
+                distinct && !existing.contains(&true) && !names.contains(&"NOT A NAME"),
+                "bad names were taken"
+            );
             assert!(!task.cancelled, "children were added below a cancelled context");
             assert_eq!(self.nodes[&task.dn].state, State::New, "children were added after ready");
             self.count("groups added");
@@ -226,7 +232,8 @@ impl World {
     }
 
     fn let_time_pass(&mut self) {
-        let to_deadline = self.machine.next_deadline().map_or(Duration::ZERO, |at| at.saturating_sub(self.now));
+        let to_deadline =
+            self.machine.next_deadline().map_or(Duration::ZERO, |at| at.saturating_sub(self.now));
         let passed = match self.pick(4) {
             0 => Duration::from_millis(self.pick(50) as u64),
             1 => Duration::from_secs(self.pick(30) as u64),
@@ -275,7 +282,8 @@ impl World {
                     }
                 }
                 Action::Abort(key) => {
-                    let task = self.tasks.iter_mut().find(|task| task.key == key).expect("an abort hits a task");
+                    let task =
+                        self.tasks.iter_mut().find(|task| task.key == key).expect("an abort hits a task");
                     assert!(task.cancelled, "{} was aborted without having been cancelled", task.dn);
                     task.aborted = true;
                     if self.shutting_down {
@@ -353,11 +361,15 @@ impl World {
         if let Change::Cancelling { cause: Cause::Shutdown } = change {
             self.check_order_of_stop(dn);
         }
-        let known = self.nodes.get_mut(dn).unwrap_or_else(|| panic!("{dn} is reported and unknown: {change}"));
+        let known =
+            self.nodes.get_mut(dn).unwrap_or_else(|| panic!("{dn} is reported and unknown: {change}"));
         let before = known.state;
         match change {
             Change::Scheduled { delay } => {
-                assert!(matches!(before, State::Dead | State::Canceled | State::Done), "{dn}: {before} → {change}");
+                assert!(
+                    matches!(before, State::Dead | State::Canceled | State::Done),
+                    "{dn}: {before} → {change}"
+                );
                 let failed = before == State::Dead && !known.pushed;
                 let failures = failures.expect("what is scheduled is in the tree");
                 let interval = known.settings.policy.backoff.interval(failures);
@@ -390,8 +402,12 @@ impl World {
                 }
                 assert_eq!(*state == State::Canceled, *exit == Exit::Cancelled, "{dn}: {change}");
                 if *state == State::Dead {
-                    let stable = before == State::Ready && now - known.ready_since >= known.settings.policy.stable_after;
-                    assert!(!stable || failures.is_none_or(|n| n == 1), "{dn} was stable and counts {failures:?}");
+                    let stable = before == State::Ready
+                        && now - known.ready_since >= known.settings.policy.stable_after;
+                    assert!(
+                        !stable || failures.is_none_or(|n| n == 1),
+                        "{dn} was stable and counts {failures:?}"
+                    );
                     known.deaths += 1;
                     known.cancelled = true;
                 }
@@ -440,7 +456,12 @@ impl World {
             assert_eq!(status.state, known.state, "{dn}: the events do not tell its state");
             let task = self.tasks.iter().find(|task| known.key == Some(task.key));
             let runs = task.is_some() && !self.given_up.contains(dn);
-            assert_eq!(status.state.is_running(), runs, "{dn} is {} and its task exists: {runs}", status.state);
+            assert_eq!(
+                status.state.is_running(),
+                runs,
+                "{dn} is {} and its task exists: {runs}",
+                status.state
+            );
             self.check_not_forgotten(dn, known);
         }
         for task in &self.tasks {
@@ -454,10 +475,16 @@ impl World {
     /// What can be restarted has been.
     fn check_not_forgotten(&self, dn: &str, known: &Known) {
         let parent_live = Self::parent(dn).is_none_or(|parent| !self.nodes[parent].cancelled);
-        let wants = matches!(known.state, State::Dead | State::Canceled) || (known.state == State::Done && known.cancelled);
+        let wants = matches!(known.state, State::Dead | State::Canceled)
+            || (known.state == State::Done && known.cancelled);
         let due = wants && parent_live && known.settings.policy.restart != Restart::Never;
         if due && !self.shutting_down {
-            assert_ne!(self.tasks_within(dn).count(), 0, "{dn} is {} and nobody starts it again", known.state);
+            assert_ne!(
+                self.tasks_within(dn).count(),
+                0,
+                "{dn} is {} and nobody starts it again",
+                known.state
+            );
         }
     }
 
@@ -486,7 +513,8 @@ impl World {
         assert_eq!(self.finished, 1, "the shutdown ends, once");
         let left: Vec<_> = self.tasks.iter().filter(|task| !self.given_up.contains(&task.dn)).collect();
         assert!(left.is_empty(), "tasks are left after the shutdown: {left:?}");
-        let named: HashSet<Arc<str>> = self.machine.stragglers().iter().map(|(dn, _)| Arc::clone(dn)).collect();
+        let named: HashSet<Arc<str>> =
+            self.machine.stragglers().iter().map(|(dn, _)| Arc::clone(dn)).collect();
         assert_eq!(named, self.given_up, "the stragglers are not those that were given up on");
         for (dn, known) in &self.nodes {
             let terminal = !known.state.is_running() && known.state != State::Waiting;

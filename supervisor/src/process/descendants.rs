@@ -18,6 +18,8 @@ use crate::sys::{self, Readable};
 
 /// How many ends are awaited at once: each takes a descriptor.
 const WATCHED: usize = 128;
+/// How many pids in a row that are nobody's of interest end a chase.
+const CHASED: usize = 64;
 /// How often it is looked again where a look can't be trusted.
 const LOOKS: usize = 16;
 
@@ -34,11 +36,11 @@ pub(super) struct Snapshot {
 impl Snapshot {
     fn take() -> io::Result<Self> {
         let pids = procfs::pids()?;
-        let mut snapshot = Self { limits: Vec::with_capacity(pids.len()), missed: false, stats: OnceLock::new() };
+        let mut snapshot =
+            Self { limits: Vec::with_capacity(pids.len()), missed: false, stats: OnceLock::new() };
         for pid in pids {
-            match procfs::locks_limit(pid) {
+            match procfs::locks_limit_to_signal(pid) {
                 Ok(limit) => snapshot.limits.push((pid, limit)),
-                // Who is hidden can't be signalled either.
                 Err(error) => snapshot.missed |= is_gone(&error),
             }
         }
@@ -47,7 +49,8 @@ impl Snapshot {
 
     /// Read only when somebody is left to look for: it takes ten times as long as the rest.
     fn stats(&self) -> &HashMap<i32, Stat> {
-        let read = || self.limits.iter().filter_map(|&(pid, _)| Some((pid, procfs::stat(pid).ok()?))).collect();
+        let read =
+            || self.limits.iter().filter_map(|&(pid, _)| Some((pid, procfs::stat(pid).ok()?))).collect();
         self.stats.get_or_init(read)
     }
 }
@@ -102,6 +105,8 @@ struct Round {
     watched: Vec<(Member, Arc<OwnedFd>)>,
     /// Somebody got a signal that he had not got before, or was gone already: there may be new ones.
     changed: bool,
+    /// The first who was gone already.
+    gone: Option<i32>,
 }
 
 /// The descendants of one start of a process, without its main process, whose owner waits for it.
@@ -207,19 +212,43 @@ impl Family {
         let mut round = Round::default();
         self.signal(&marked, signal, &mut round);
         self.signal(&self.strays.clone(), signal, &mut round);
+        if signal == Signal::KILL
+            && let Some(pid) = round.gone
+        {
+            self.chase(pid, &mut round);
+        }
         Some(round)
+    }
+
+    /// Kills those that a process may have become which had forked and was gone when it was to be killed. The kernel
+    /// gives out pids in order, so they are not far, and here is no time to look at all the others before.
+    fn chase(&mut self, gone: i32, round: &mut Round) {
+        let (mut pid, mut misses) = (gone, 0);
+        while misses < CHASED {
+            pid += 1;
+            misses += 1;
+            let found = procfs::locks_limit_to_signal(pid).ok().filter(|limit| self.is_marked(*limit));
+            if let Some(limit) = found.filter(|_| pid != self.main) {
+                self.signal(&[Member { pid, limit, start: None }], Signal::KILL, round);
+                misses = 0;
+            }
+        }
     }
 
     /// Those that carry the mark, or one of a nested supervisor.
     fn marked(&self, snapshot: &Snapshot) -> Vec<Member> {
         let own = procfs::own_pid();
-        let is_of = |tag: Tag| tag == self.tag || self.nested.contains(&tag.giver());
-        let candidates = snapshot.limits.iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main);
+        let candidates =
+            snapshot.limits.iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main);
         candidates
-            .filter(|(_, limit)| Tag::from_limit(*limit).is_some_and(is_of))
+            .filter(|(_, limit)| self.is_marked(*limit))
             .map(|&(pid, limit)| Member { pid, limit, start: None })
             .filter(|member| !self.untouchable.contains(member))
             .collect()
+    }
+
+    fn is_marked(&self, limit: u64) -> bool {
+        Tag::from_limit(limit).is_some_and(|tag| tag == self.tag || self.nested.contains(&tag.giver()))
     }
 
     /// Adds those that have changed their mark, as a nested supervisor's children have: the first of these gives away
@@ -236,7 +265,9 @@ impl Family {
         let mut known: HashSet<i32> = parents.collect();
         let mut parents: Vec<i32> = known.iter().copied().collect();
         while let Some(parent) = parents.pop() {
-            for member in children.get(&parent).into_iter().flatten().filter(|member| known.insert(member.pid)) {
+            for member in
+                children.get(&parent).into_iter().flatten().filter(|member| known.insert(member.pid))
+            {
                 parents.push(member.pid);
                 match Tag::from_limit(member.limit).map(Tag::giver) {
                     None => self.strays.push(*member),
@@ -266,6 +297,7 @@ impl Family {
                 Ok(fd) => fd,
                 Err(error) if is_gone(&error) => {
                     round.changed = true;
+                    round.gone = round.gone.or(Some(member.pid));
                     continue;
                 }
                 // This program is out of descriptors. There are some again when those that are watched have ended.
@@ -280,7 +312,10 @@ impl Family {
                 if let Err(error) = deliver(&fd, signal)
                     && error.raw_os_error() == Some(libc::EPERM)
                 {
-                    tracing::warn!(pid = member.pid, "may not send {signal} to a descendant: it is another user's");
+                    tracing::warn!(
+                        pid = member.pid,
+                        "may not send {signal} to a descendant: it is another user's"
+                    );
                     self.untouchable.insert(member);
                     continue;
                 }

@@ -14,6 +14,7 @@ use super::procfs;
 use super::reap;
 use super::spawn::Spawner;
 use super::tag::{Program, Tag, Tags};
+use crate::sys;
 
 /// Starts child processes and takes in their orphans. It lives as long as any process that it started has a run.
 #[derive(Debug)]
@@ -82,8 +83,7 @@ impl Shared {
     /// Whether a process without a mark has come to PID 1 from outside of its program: `nsenter` brings such. Both its
     /// mark and its session must say so.
     pub(super) fn is_strangers(&self, pid: i32) -> bool {
-        let session = |pid| rustix::process::getsid(pid).ok();
-        is_init() && !self.children_before.contains(&pid) && session(Pid::from_raw(pid)) != session(None)
+        is_init() && !self.children_before.contains(&pid) && sys::session(pid).ok() != sys::session(0).ok()
     }
 
     pub(super) fn begin_start(&self, tag: Tag) {

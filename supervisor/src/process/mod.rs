@@ -121,7 +121,10 @@ impl Process {
 
     /// Sets variables of its environment.
     #[must_use]
-    pub fn envs<K: Into<OsString>, V: Into<OsString>>(mut self, variables: impl IntoIterator<Item = (K, V)>) -> Self {
+    pub fn envs<K: Into<OsString>, V: Into<OsString>>(
+        mut self,
+        variables: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
         self.env.extend(variables.into_iter().map(|(key, value)| (key.into(), value.into())));
         self
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, UCred,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
+    SocketType, UCred,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;

@@ -93,7 +93,10 @@ impl Pump {
                 Ok(count) => {
                     // What the sink can't take is lost; the process goes on.
                     let _ = self.sink.write_all(&buffer[..count]);
-                    self.tail.lock().unwrap_or_else(PoisonError::into_inner).add(self.index, &buffer[..count]);
+                    self.tail
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .add(self.index, &buffer[..count]);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -195,7 +198,10 @@ mod tests {
 
     #[test]
     fn lines_are_put_together_per_stream_and_kept_as_they_end() {
-        assert_eq!(lines(&[(0, "a"), (1, "x\n"), (0, "b\nc\n\nd"), (1, "y")]), ["x", "ab", "c", "", "d", "y"]);
+        assert_eq!(
+            lines(&[(0, "a"), (1, "x\n"), (0, "b\nc\n\nd"), (1, "y")]),
+            ["x", "ab", "c", "", "d", "y"]
+        );
     }
 
     #[test]

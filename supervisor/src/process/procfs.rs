@@ -1,7 +1,7 @@
 //! What `/proc` tells of processes.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::str::FromStr;
 
 use crate::sys;
@@ -48,10 +48,19 @@ pub(super) fn pids() -> io::Result<Vec<i32>> {
 pub(super) fn locks_limit(pid: i32) -> io::Result<u64> {
     match sys::locks_limit(pid) {
         // Another user's: only the file is for everybody. It is twenty times slower.
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
-            parse_locks_limit(&text).ok_or_else(|| malformed("limits"))
-        }
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => read(pid, "limits", parse_locks_limit),
+        result => result,
+    }
+}
+
+/// The same, of a process that this program may signal. Of those that it may not it tells nothing, and that fast: to a
+/// plain user most of a machine are such.
+///
+/// # Errors
+/// Where there is no such process, or it may not be signalled.
+pub(super) fn locks_limit_to_signal(pid: i32) -> io::Result<u64> {
+    match sys::locks_limit(pid) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) && sys::may_signal(pid) => locks_limit(pid),
         result => result,
     }
 }
@@ -59,15 +68,20 @@ pub(super) fn locks_limit(pid: i32) -> io::Result<u64> {
 /// # Errors
 /// Where there is no such process, or it is hidden.
 pub(super) fn stat(pid: i32) -> io::Result<Stat> {
-    let text = fs::read(format!("/proc/{pid}/stat"))?;
-    parse_stat(&text).ok_or_else(|| malformed("stat"))
+    read(pid, "stat", parse_stat)
 }
 
-fn malformed(file: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("/proc/PID/{file} is not what proc(5) says"))
+/// Reads a small file at once: what is there for any file size asks the kernel several times.
+fn read<T>(pid: i32, name: &str, parse: impl Fn(&[u8]) -> Option<T>) -> io::Result<T> {
+    let mut text = [0; 4096];
+    let length = File::open(format!("/proc/{pid}/{name}"))?.read(&mut text)?;
+    let malformed =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/PID/{name} is not what proc(5) says"));
+    parse(&text[..length]).ok_or_else(malformed)
 }
 
-fn parse_locks_limit(text: &str) -> Option<u64> {
+fn parse_locks_limit(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max file locks"))?;
     match line.split_whitespace().next()? {
         "unlimited" => Some(u64::MAX),
@@ -101,8 +115,11 @@ mod tests {
 
     #[test]
     fn both_ways_to_a_limit_agree() {
-        let text = fs::read_to_string("/proc/self/limits").expect("proc is mounted");
+        let text = fs::read("/proc/self/limits").expect("proc is mounted");
         assert_eq!(parse_locks_limit(&text), sys::locks_limit(own_pid()).ok());
-        assert_eq!(parse_locks_limit("Max file locks            2305843009213693953  unlimited  locks"), Some(1 << 61 | 1));
+        assert_eq!(
+            parse_locks_limit(b"Max file locks            2305843009213693953  unlimited  locks"),
+            Some(1 << 61 | 1)
+        );
     }
 }

@@ -204,7 +204,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_the_probe_said_last_is_told() {
-        let readiness = Readiness::probe(|| async { Err::<(), _>("connection refused") }).within(Duration::from_secs(3));
+        let readiness =
+            Readiness::probe(|| async { Err::<(), _>("connection refused") }).within(Duration::from_secs(3));
         let late = readiness.wait(None).await.expect_err("it never succeeds");
         assert_eq!(late, (Duration::from_secs(3), "its probe fails: connection refused".to_owned()));
     }

@@ -51,7 +51,8 @@ fn reap_orphan(shared: &Shared, pid: i32) -> bool {
     if !is_orphan(shared, pid).unwrap_or(false) {
         return false;
     }
-    let Some(Ok(fd)) = Pid::from_raw(pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty())) else {
+    let Some(Ok(fd)) = Pid::from_raw(pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()))
+    else {
         return false;
     };
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;

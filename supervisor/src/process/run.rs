@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Process;
 use super::error::ProcessError;
 use super::running::Running;
-use super::Process;
 use crate::context::Context;
 use crate::output::Stream;
 use crate::runnable::{Cancelled, RunFuture, Runnable};
@@ -50,7 +50,9 @@ impl Process {
         let exit = running.exit().await;
         match turn {
             Turn::Ended if !exit.is_success() => Err(ProcessError::Exited(exit)),
-            Turn::Ended if self.readiness.exit => ctx.ready().and_then(|()| ctx.done()).map_err(ProcessError::Signal),
+            Turn::Ended if self.readiness.exit => {
+                ctx.ready().and_then(|()| ctx.done()).map_err(ProcessError::Signal)
+            }
             Turn::Ended => Ok(()),
             Turn::Cancelled(cancelled) => Err(ProcessError::Cancelled(cancelled)),
             Turn::NotReady(within, missing) => Err(ProcessError::NotReady { within, missing, exit }),

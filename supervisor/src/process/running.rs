@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus};
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus};
 use tokio::time::{Instant, timeout_at};
 
 use super::descendants::Family;
@@ -47,12 +47,22 @@ impl Running {
         let born = host.spawner.spawn(image, tag, process.kill, &host.shared).await;
         let main = born.map_err(|(step, error)| spawn::failed(process, step, error))?;
         let ended = Readable::new(Arc::clone(&main.pidfd)).map_err(ProcessError::Watch)?;
-        let pumps = Pumps::start([(ends.stdout, stdout), (ends.stderr, stderr)]).map_err(ProcessError::Watch)?;
+        let pumps =
+            Pumps::start([(ends.stdout, stdout), (ends.stderr, stderr)]).map_err(ProcessError::Watch)?;
         let listener = socket.map(|socket| {
             let uid = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
             socket.listen(Senders { tag, main: main.pid, uid })
         });
-        Ok(Self { host, main: Some(main), ended, status: None, pumps: Some(pumps), listener, kill: process.kill, settled: false })
+        Ok(Self {
+            host,
+            main: Some(main),
+            ended,
+            status: None,
+            pumps: Some(pumps),
+            listener,
+            kill: process.kill,
+            settled: false,
+        })
     }
 
     /// Waits until the main process has ended. It can be dropped and called again at any time.
@@ -131,8 +141,8 @@ impl Running {
 
     /// It leads one from birth, but may go elsewhere.
     fn leads_its_group(&self) -> bool {
-        let pid = Pid::from_raw(self.main().pid);
-        pid.is_some() && rustix::process::getpgid(pid).ok() == pid
+        let pid = self.main().pid;
+        sys::group(pid).is_ok_and(|group| group == pid)
     }
 
     fn main(&self) -> &Main {

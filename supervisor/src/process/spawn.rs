@@ -13,8 +13,8 @@ use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
 use tokio::sync::oneshot;
 
-use super::error::ProcessError;
 use super::descendants::Family;
+use super::error::ProcessError;
 use super::host::Shared;
 use super::status::Signal;
 use super::tag::Tag;
@@ -85,7 +85,8 @@ impl Job {
         shared.begin_start(tag);
         let result = sys::spawn(&image);
         shared.end_start(tag, result.as_ref().ok().map(|(pid, _)| *pid));
-        let main = result.map(|(pid, pidfd)| Main { shared, tag, kill, pid, pidfd: Arc::new(pidfd), waited: false });
+        let main =
+            result.map(|(pid, pidfd)| Main { shared, tag, kill, pid, pidfd: Arc::new(pidfd), waited: false });
         // Who no longer waits for it drops it, and so kills it.
         drop(born.send(main));
     }
@@ -149,11 +150,17 @@ pub(super) fn image(process: &Process, tag: Tag, notify_socket: Option<String>) 
     let stdio = [stdin(&process.stdin)?, child_stdout, child_stderr];
     let [stdin, child_stdout, child_stderr] = stdio.map(above_stdio);
     let notify_socket = notify_socket.map(|socket| (OsString::from("NOTIFY_SOCKET"), OsString::from(socket)));
-    let args = std::iter::once(process.program.as_os_str()).chain(process.args.iter().map(OsString::as_os_str));
+    let args =
+        std::iter::once(process.program.as_os_str()).chain(process.args.iter().map(OsString::as_os_str));
     let image = Image {
         programs: programs(process)?,
         args: args.map(c_string).collect::<io::Result<_>>()?,
-        env: process.env.iter().chain(notify_socket.iter().map(|(k, v)| (k, v))).map(variable).collect::<io::Result<_>>()?,
+        env: process
+            .env
+            .iter()
+            .chain(notify_socket.iter().map(|(k, v)| (k, v)))
+            .map(variable)
+            .collect::<io::Result<_>>()?,
         dir: process.current_dir.as_ref().map(|dir| c_string(dir.as_os_str())).transpose()?,
         stdio: [stdin?, child_stdout?, child_stderr?],
         uid: process.uid,
@@ -193,7 +200,9 @@ fn programs(process: &Process) -> io::Result<Vec<CString>> {
         return Ok(vec![c_string(program)?]);
     }
     let path = process.env.get(OsStr::new("PATH")).map_or(DEFAULT_PATH, |path| path.as_bytes());
-    path.split(|&byte| byte == b':').map(|dir| c_string(Path::new(OsStr::from_bytes(dir)).join(program).as_os_str())).collect()
+    path.split(|&byte| byte == b':')
+        .map(|dir| c_string(Path::new(OsStr::from_bytes(dir)).join(program).as_os_str()))
+        .collect()
 }
 
 fn variable((key, value): (&OsString, &OsString)) -> io::Result<CString> {
@@ -207,7 +216,8 @@ fn variable((key, value): (&OsString, &OsString)) -> io::Result<CString> {
 }
 
 fn c_string(text: &OsStr) -> io::Result<CString> {
-    let nul = |_| io::Error::new(io::ErrorKind::InvalidInput, format!("{} has a NUL byte in it", text.display()));
+    let nul =
+        |_| io::Error::new(io::ErrorKind::InvalidInput, format!("{} has a NUL byte in it", text.display()));
     CString::new(text.as_bytes()).map_err(nul)
 }
 
@@ -220,9 +230,15 @@ fn advice(process: &Process, step: Step, error: &io::Error) -> String {
     let program = &process.program;
     let is_path = program.as_os_str().as_bytes().contains(&b'/');
     match (step, error.raw_os_error()) {
-        (Step::Fork, Some(libc::EAGAIN)) => "no more processes may be made: raise `ulimit -u` or the cgroup's pids.max".into(),
-        (Step::Setup, Some(libc::EINVAL)) => "raise the hard limit of file locks, `ulimit -Hx unlimited`".into(),
-        (Step::Setup, Some(libc::EMFILE | libc::ENFILE)) => "no more files may be open: raise `ulimit -n`".into(),
+        (Step::Fork, Some(libc::EAGAIN)) => {
+            "no more processes may be made: raise `ulimit -u` or the cgroup's pids.max".into()
+        }
+        (Step::Setup, Some(libc::EINVAL)) => {
+            "raise the hard limit of file locks, `ulimit -Hx unlimited`".into()
+        }
+        (Step::Setup, Some(libc::EMFILE | libc::ENFILE)) => {
+            "no more files may be open: raise `ulimit -n`".into()
+        }
         (Step::Setup, _) => "it could not be prepared".into(),
         (Step::Identity, _) => "its user or group can't be taken on: only root may".into(),
         (Step::Directory, _) => {
@@ -235,11 +251,15 @@ fn advice(process: &Process, step: Step, error: &io::Error) -> String {
         (Step::Exec, Some(libc::ENOENT)) if program.exists() => {
             "its interpreter or its loader is missing: see its #! line, or `ldd`".into()
         }
-        (Step::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => "there is no such file: install it or correct the path".into(),
+        (Step::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => {
+            "there is no such file: install it or correct the path".into()
+        }
         (Step::Exec, Some(libc::EACCES)) => {
             "it may not be executed: check its mode, its directories' and the mount's noexec".into()
         }
-        (Step::Exec, Some(libc::ENOEXEC)) => "it is no program of this machine, nor a script with a #! line".into(),
+        (Step::Exec, Some(libc::ENOEXEC)) => {
+            "it is no program of this machine, nor a script with a #! line".into()
+        }
         (Step::Exec, Some(libc::E2BIG)) => "its arguments and environment are too long".into(),
         (Step::Fork | Step::Exec, _) => "the kernel refused".into(),
     }

@@ -133,7 +133,8 @@ mod tests {
     fn an_end_is_told_in_words() {
         let exit = ProcessExit { pid: 7, code: Some(3), signal: None, core_dumped: false, tail: Vec::new() };
         assert_eq!(exit.to_string(), "exited with code 3");
-        let killed = ProcessExit { code: None, signal: Some(Signal(libc::SIGSEGV)), core_dumped: true, ..exit };
+        let killed =
+            ProcessExit { code: None, signal: Some(Signal(libc::SIGSEGV)), core_dumped: true, ..exit };
         assert_eq!(killed.to_string(), "killed by SIGSEGV (core dumped)");
         let realtime = ProcessExit { signal: Signal::from_number(37), core_dumped: false, ..killed };
         assert_eq!(realtime.to_string(), "killed by signal 37");

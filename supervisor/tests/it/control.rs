@@ -109,9 +109,11 @@ async fn a_shutdown_goes_backwards_children_first_and_names_the_stragglers() {
     let Tree { supervisor, recorder } = tree;
     let report = supervisor.shutdown().await;
     let order = order.lock().expect("no panic holds it").clone();
-    let expected = ["root.late-quick", "root.late-slow", "root.parent.b", "root.parent.a", "root.parent", "root.first"];
+    let expected =
+        ["root.late-quick", "root.late-slow", "root.parent.b", "root.parent.a", "root.parent", "root.first"];
     assert_eq!(order, expected);
-    let named: Vec<_> = report.stragglers.iter().map(|straggler| (&*straggler.dn, straggler.waited.as_secs())).collect();
+    let named: Vec<_> =
+        report.stragglers.iter().map(|straggler| (&*straggler.dn, straggler.waited.as_secs())).collect();
     assert_eq!(named, [("root.stubborn", 5)]);
     assert_eq!(began.elapsed().as_secs(), 5 + 1 + 1 + 1, "the members of a group stop at the same time");
     assert!(recorder.events().iter().any(|event| matches!(event.change, Change::Straggling { .. })));
@@ -140,16 +142,17 @@ async fn outside_of_a_shutdown_a_straggler_is_reported_and_aborted_so_that_it_co
 async fn a_shutdown_does_not_wait_for_a_runnable_that_never_awaits() {
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let spinning = Arc::clone(&stop);
-    let supervisor = Supervisor::builder().stop_within(Duration::from_millis(50)).start(move |ctx: Context| {
-        let stop = Arc::clone(&spinning);
-        async move {
-            ctx.ready()?;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                std::thread::yield_now();
+    let supervisor =
+        Supervisor::builder().stop_within(Duration::from_millis(50)).start(move |ctx: Context| {
+            let stop = Arc::clone(&spinning);
+            async move {
+                ctx.ready()?;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                Ok::<(), Failure>(())
             }
-            Ok::<(), Failure>(())
-        }
-    });
+        });
     let report = tokio::time::timeout(Duration::from_secs(10), supervisor.shutdown()).await.expect("it ends");
     assert_eq!(&*report.stragglers[0].dn, "root");
     stop.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -38,9 +38,17 @@ async fn a_failure_cancels_the_group_which_comes_back_before_the_one_that_failed
     tree.recorder.until("root.two", State::New).await;
     let delay = failed.elapsed().as_millis();
     assert!((250..=760).contains(&delay), "the one that failed starts after its backoff: {delay} ms");
-    let changes: Vec<Change> =
-        tree.recorder.events().into_iter().filter(|event| &*event.dn == "root.one").map(|event| event.change).collect();
-    assert!(changes.contains(&Change::Cancelling { cause: Cause::Sibling("root.two".into()) }), "{changes:?}");
+    let changes: Vec<Change> = tree
+        .recorder
+        .events()
+        .into_iter()
+        .filter(|event| &*event.dn == "root.one")
+        .map(|event| event.change)
+        .collect();
+    assert!(
+        changes.contains(&Change::Cancelling { cause: Cause::Sibling("root.two".into()) }),
+        "{changes:?}"
+    );
 }
 
 // reference case 3
@@ -81,7 +89,10 @@ async fn a_panic_is_a_failure_of_its_runnable_alone() {
 // reference case 5
 #[tokio::test(start_paused = true)]
 async fn two_trees_of_one_group_that_fail_on_many_levels_come_back() {
-    fn failing(levels: u32, alone: Alone) -> Box<dyn Fn(Context) -> nodekeel_supervisor::RunFuture + Send + Sync> {
+    fn failing(
+        levels: u32,
+        alone: Alone,
+    ) -> Box<dyn Fn(Context) -> nodekeel_supervisor::RunFuture + Send + Sync> {
         let below: [Alone; 2] = Default::default();
         Box::new(move |ctx: Context| {
             let (below, alone) = (below.clone(), alone.clone());
@@ -174,7 +185,10 @@ async fn a_done_sibling_of_a_failure_runs_again_with_its_children() {
         }
     });
     settle().await;
-    assert_eq!((tree.state("root.done"), tree.state("root.done.inner")), (Some(State::Done), Some(State::Ready)));
+    assert_eq!(
+        (tree.state("root.done"), tree.state("root.done.inner")),
+        (Some(State::Done), Some(State::Ready))
+    );
     let before = Instant::now();
     sibling.fail("gone").await;
     assert_eq!(tree.recorder.until("root.done", State::Done).await.generation, 1);
@@ -212,7 +226,8 @@ async fn a_parent_that_failed_waits_for_its_last_descendant() {
     parent.fail("gone").await;
     settle().await;
     let snapshot = tree.supervisor.snapshot();
-    let waits: Vec<String> = snapshot.iter().map(|node| format!("{} {}: {}", node.dn, node.state, node.waiting_for)).collect();
+    let waits: Vec<String> =
+        snapshot.iter().map(|node| format!("{} {}: {}", node.dn, node.state, node.waiting_for)).collect();
     assert_eq!(waits[1], "root.parent dead: descendants to exit: root.parent.slow");
     assert_eq!(waits[2], "root.parent.quick canceled: its parent to start again");
     assert_eq!(waits[3], "root.parent.slow ready: its runnable to return after the cancellation");

@@ -143,10 +143,11 @@ async fn raw_output_is_told_apart_by_name_stream_and_generation() {
     let open = move |origin: Origin<'_>| {
         Writer(writers.clone(), format!("{} {} {}", origin.dn, origin.stream, origin.generation))
     };
-    let supervisor = Supervisor::builder().output(open).hook(recorder.clone()).start(|ctx: Context| async move {
-        write!(ctx.raw(), "hello").map_err(Failure::new)?;
-        if ctx.generation() == 1 { Err(Failure::new("once")) } else { steady(ctx).await }
-    });
+    let supervisor =
+        Supervisor::builder().output(open).hook(recorder.clone()).start(|ctx: Context| async move {
+            write!(ctx.raw(), "hello").map_err(Failure::new)?;
+            if ctx.generation() == 1 { Err(Failure::new("once")) } else { steady(ctx).await }
+        });
     recorder.until("root", State::Ready).await;
     assert_eq!(*sink.0.lock().expect("no panic holds it"), ["root raw 1: hello", "root raw 2: hello"]);
     supervisor.shutdown().await;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{Remote, settle};
 use nodekeel_supervisor::{
-    Cancelled, Child, Context, Exit, Failure, NameError, SignalError, SpawnError, Stale, State, WaitError, WaitingFor,
+    Cancelled, Child, Context, Exit, Failure, NameError, SignalError, SpawnError, Stale, State, WaitError,
+    WaitingFor,
 };
 
 use crate::tree::{Tree, steady};
@@ -64,7 +65,9 @@ async fn a_tree_works_on_beside_every_kind_of_misbehaviour() {
             one_sibling.panic("again").await;
             tree.recorder.until("root.one", State::Canceled).await;
         };
-        tokio::time::timeout(Duration::from_secs(20), answers).await.unwrap_or_else(|_| panic!("stuck in round {round}"));
+        tokio::time::timeout(Duration::from_secs(20), answers)
+            .await
+            .unwrap_or_else(|_| panic!("stuck in round {round}"));
     }
     tokio::time::timeout(Duration::from_secs(1), pings.ready()).await.expect("it answers at the end");
     assert_eq!(tree.generation("root"), 1);
@@ -127,7 +130,11 @@ async fn a_leaked_context_never_acts_for_the_next_incarnation() {
             let child = move |ctx: Context| {
                 leak.lock().expect("no panic holds it").get_or_insert(ctx.clone());
                 async move {
-                    if ctx.generation() == 1 { Err(Failure::new("the first one dies")) } else { Err(ctx.cancelled().await.into()) }
+                    if ctx.generation() == 1 {
+                        Err(Failure::new("the first one dies"))
+                    } else {
+                        Err(ctx.cancelled().await.into())
+                    }
                 }
             };
             ctx.run("child", child)?;
@@ -151,9 +158,16 @@ async fn a_leaked_context_never_acts_for_the_next_incarnation() {
 async fn a_group_with_one_bad_member_adds_none() {
     let tree = Tree::of(|ctx: Context| async move {
         ctx.run("taken", steady)?;
-        let taken = |name: &str| SpawnError::Name(NameError::Taken { name: name.into(), parent: "root".into() });
-        assert_eq!(ctx.run_group([Child::new("new", steady), Child::new("taken", steady)]), Err(taken("taken")));
-        assert_eq!(ctx.run_group([Child::new("twin", steady), Child::new("twin", steady)]), Err(taken("twin")));
+        let taken =
+            |name: &str| SpawnError::Name(NameError::Taken { name: name.into(), parent: "root".into() });
+        assert_eq!(
+            ctx.run_group([Child::new("new", steady), Child::new("taken", steady)]),
+            Err(taken("taken"))
+        );
+        assert_eq!(
+            ctx.run_group([Child::new("twin", steady), Child::new("twin", steady)]),
+            Err(taken("twin"))
+        );
         let invalid = SpawnError::Name(NameError::Invalid { name: "UPPER.with dots!x".into() });
         assert_eq!(ctx.run("UPPER.with dots!x", steady), Err(invalid));
         ctx.ready()?;

@@ -28,7 +28,11 @@ async fn backoff_grows_with_each_failure_and_is_fast_again_after_the_stable_time
     child.fail("flapping").await;
     let flapped = Instant::now();
     child.ready().await;
-    assert!(flapped.elapsed() >= Duration::from_secs(1), "the flapping one came back after {:?}", flapped.elapsed());
+    assert!(
+        flapped.elapsed() >= Duration::from_secs(1),
+        "the flapping one came back after {:?}",
+        flapped.elapsed()
+    );
 
     tokio::time::sleep(Duration::from_secs(10)).await;
     child.fail("once").await;
@@ -62,7 +66,11 @@ async fn only_the_parents_backoff_counts_when_both_have_failed() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     outer.fail("gone").await;
     let failed = Instant::now();
-    assert_eq!(tree.recorder.until("root.outer.inner", State::Canceled).await.generation, 1, "it is never started");
+    assert_eq!(
+        tree.recorder.until("root.outer.inner", State::Canceled).await.generation,
+        1,
+        "it is never started"
+    );
     tree.recorder.until("root.outer", State::New).await;
     assert!(failed.elapsed() < Duration::from_secs(1), "{:?}", failed.elapsed());
 }
@@ -84,7 +92,10 @@ async fn a_child_of_a_done_parent_restarts_alone() {
     child.ready().await;
     child.fail("gone").await;
     child.ready().await;
-    assert_eq!((tree.state("root"), tree.generation("root"), tree.generation("root.child")), (Some(State::Done), 1, 2));
+    assert_eq!(
+        (tree.state("root"), tree.generation("root"), tree.generation("root.child")),
+        (Some(State::Done), 1, 2)
+    );
 }
 
 // sequence f
@@ -167,7 +178,12 @@ async fn the_record_of_failures_outlives_the_parents_restart() {
     parent.fail("gone").await;
     tree.recorder.until("root.parent", State::New).await;
     settle().await;
-    let status = tree.supervisor.snapshot().into_iter().find(|node| &*node.dn == "root.parent.child").expect("it is back");
+    let status = tree
+        .supervisor
+        .snapshot()
+        .into_iter()
+        .find(|node| &*node.dn == "root.parent.child")
+        .expect("it is back");
     assert_eq!((status.generation, status.failures, status.exits.len()), (4, 3, 3));
 }
 

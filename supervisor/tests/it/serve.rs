@@ -63,7 +63,10 @@ async fn a_server_is_ready_once_it_is_bound_and_cuts_what_outstays_its_grace() {
     recorder.until("root.grpc", State::Ready).await;
     let mut client = UnixStream::connect(&socket).await.expect("it listens when it says that it is ready");
     // The preface and an empty SETTINGS frame, then silence: an idle connection that never ends by itself.
-    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("it takes the preface");
+    client
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .expect("it takes the preface");
     let mut first = [0; 9];
     client.read_exact(&mut first).await.expect("it answers");
     let report = tokio::time::timeout(Duration::from_secs(5), supervisor.shutdown()).await.expect("it ends");

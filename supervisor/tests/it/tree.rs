@@ -13,7 +13,9 @@ pub(crate) async fn steady(ctx: Context) -> Result<(), Failure> {
 }
 
 /// A runnable that adds a binary tree of this many levels below itself, and is steady then.
-pub(crate) fn binary_tree(levels: u32) -> Box<dyn Fn(Context) -> nodekeel_supervisor::RunFuture + Send + Sync> {
+pub(crate) fn binary_tree(
+    levels: u32,
+) -> Box<dyn Fn(Context) -> nodekeel_supervisor::RunFuture + Send + Sync> {
     Box::new(move |ctx: Context| {
         Box::pin(async move {
             if levels > 0 {

@@ -13,7 +13,7 @@ fn it_tells_its_service_manager_that_it_is_ready_and_that_it_stops() {
     let path = scratch.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(HANG)).unwrap();
-    let node = Noded::spawn(scratch, BARE, &[], |command| {
+    let mut node = Noded::spawn(scratch, BARE, &[], |command| {
         command.env("NOTIFY_SOCKET", &path);
     });
     let mut buffer = [0; 64];
@@ -25,14 +25,8 @@ fn it_tells_its_service_manager_that_it_is_ready_and_that_it_stops() {
     node.ask(&["tree"]);
     node.signal(Signal::SIGINT);
     assert_eq!(hear(), "STOPPING=1");
-    node.stop_has_begun();
-}
-
-impl Noded {
-    fn stop_has_begun(mut self) {
-        let (status, lines) = self.wait();
-        assert_eq!(status.code(), Some(0), "{lines:#?}");
-    }
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
 }
 
 #[test]

@@ -123,18 +123,18 @@ fn a_probe_decides_when_a_service_is_ready() {
 }
 
 #[test]
-fn a_service_can_say_itself_that_it_is_ready() {
-    // A shell can't send to a socket; python can.
-    let say = "import os,socket,time; s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM); n=os.environ['NOTIFY_SOCKET']; \
-               s.connect('\\0'+n[1:] if n[0]=='@' else n); s.send(b'READY=1'); time.sleep(1000)";
-    let command = format!(
-        "[[service]]\nname = \"a\"\ncommand = [\"/usr/bin/python3\", \"-c\", {say:?}]\nreadiness = \"notify\"\n"
-    );
-    if !std::path::Path::new("/usr/bin/python3").exists() {
-        return;
-    }
-    let noded = Noded::start(&format!("{BARE}{command}"));
+fn a_service_can_say_itself_that_it_is_ready_as_a_node_below_a_node_does() {
+    let scratch = Scratch::new().unwrap();
+    let inner = scratch.path().join("inner.toml");
+    fs::write(&inner, BARE).unwrap();
+    let data = scratch.path().join("inner");
+    let command = [env!("CARGO_BIN_EXE_noded"), "run", "--config", inner.to_str().unwrap(), "--data", data.to_str().unwrap()];
+    let config = format!("{BARE}[[service]]\nname = \"a\"\ncommand = {command:?}\nreadiness = \"notify\"\n");
+    let noded = Noded::start_in(scratch, &config, &[]);
     noded.ask(&["start", "--wait", "root.service.a"]);
-    assert_eq!(node(&noded, "root.service.a")["state"], "ready");
+    let socket = data.join("run/control.sock");
+    let inner = noded.ask_json(&["--socket", socket.to_str().unwrap(), "status"]);
+    assert_ne!(inner["pid"].as_u64(), Some(u64::from(noded.pid())), "{inner}");
     noded.stop();
+    assert!(!socket.exists(), "the inner one was drained, not killed");
 }

@@ -11,7 +11,10 @@ async fn a_code_is_told_with_the_last_lines() {
     let (error, exit) = bed.failed().await;
     assert_eq!((error.as_str(), exit.code, exit.signal), ("exited with code 3", Some(3), None));
     assert_eq!(exit.tail.len(), MAX_TAIL_LINES);
-    assert!(exit.tail.contains(&"last words".to_owned()) && exit.tail.contains(&"line 20".to_owned()), "{exit:?}");
+    assert!(
+        exit.tail.contains(&"last words".to_owned()) && exit.tail.contains(&"line 20".to_owned()),
+        "{exit:?}"
+    );
     assert!(!exit.is_success() && exit.pid > 0);
     bed.shutdown().await;
 }

@@ -15,11 +15,16 @@ use std::time::Duration;
 
 use nodekeel_supervisor::process::{Process, ProcessExit};
 use nodekeel_supervisor::testing::Recorder;
-use nodekeel_supervisor::{Backoff, Change, Child, Context, Event, Exit, Failure, Origin, Policy, Restart, State, Supervisor};
+use nodekeel_supervisor::{
+    Backoff, Change, Child, Context, Event, Exit, Failure, Origin, Policy, Restart, State, Supervisor,
+};
 use tokio::sync::Notify;
 
 /// What a stop may take on top of the grace.
 const MARGIN: Duration = Duration::from_millis(50);
+
+/// Held by a test that measures, and by those that take all the machine has.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A shell that runs a script, with the tools of the base system.
 fn sh(script: &str) -> Process {
@@ -188,9 +193,10 @@ fn marked(mark: &str) -> Vec<String> {
 }
 
 fn describe(pid: i32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/stat")).map_or_else(|_| pid.to_string(), |stat| {
-        stat.split_whitespace().take(4).collect::<Vec<_>>().join(" ")
-    })
+    fs::read_to_string(format!("/proc/{pid}/stat")).map_or_else(
+        |_| pid.to_string(),
+        |stat| stat.split_whitespace().take(4).collect::<Vec<_>>().join(" "),
+    )
 }
 
 /// Waits until a process is gone for good. Nothing tells an outsider when somebody has waited for a zombie.

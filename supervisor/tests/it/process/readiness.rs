@@ -67,12 +67,16 @@ async fn nobody_else_may_say_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_ready_in_time_is_stopped_and_says_what_it_waited_for() {
-    let process = notifying(&["STATUS=reading the disk"]).ready(Readiness::notify().within(Duration::from_millis(500)));
+    let process =
+        notifying(&["STATUS=reading the disk"]).ready(Readiness::notify().within(Duration::from_millis(500)));
     let bed = Bed::once(process);
     let mark = mark_of(bed.output.pid().await);
     let (error, exit) = bed.failed().await;
     assert_eq!(error, "not ready within 500ms: it has not sent READY=1, its status is \"reading the disk\"");
-    assert_eq!((exit.signal.map(|signal| signal.to_string()).as_deref(), marked(&mark).len()), (Some("SIGTERM"), 0));
+    assert_eq!(
+        (exit.signal.map(|signal| signal.to_string()).as_deref(), marked(&mark).len()),
+        (Some("SIGTERM"), 0)
+    );
     assert!(!ready_now(&bed));
     bed.shutdown().await;
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use nodekeel_supervisor::process::{Process, Readiness};
 use nodekeel_supervisor::{Child, Context, Failure, Policy, Restart, Supervisor};
 
-use super::{describe, perl, pids, sh};
+use super::{ALONE, describe, perl, pids, sh};
 
-const ALONE: &str = "NODEKEEL_TEST_ALONE";
+const IS_THE_PROGRAM: &str = "NODEKEEL_TEST_IS_THE_PROGRAM";
 const GRACE: Duration = Duration::from_millis(20);
 
 fn mixture() -> Vec<Process> {
@@ -61,12 +61,13 @@ fn count(dir: &str) -> usize {
 
 #[test]
 fn rounds_of_everything_bad_leave_nothing_behind() {
-    if std::env::var_os(ALONE).is_some() {
+    if std::env::var_os(IS_THE_PROGRAM).is_some() {
         return alone();
     }
+    let _alone = ALONE.blocking_lock();
     let status = std::process::Command::new(std::env::current_exe().expect("it has a path"))
         .args(["--exact", "process::rounds::rounds_of_everything_bad_leave_nothing_behind", "--nocapture"])
-        .env(ALONE, "1")
+        .env(IS_THE_PROGRAM, "1")
         .stdin(Stdio::null())
         .status()
         .expect("it starts");
@@ -75,7 +76,11 @@ fn rounds_of_everything_bad_leave_nothing_behind() {
 
 fn alone() {
     let rounds = std::env::var("NODEKEEL_ROUNDS").ok().map_or(30, |rounds| rounds.parse().expect("a number"));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let mut first = None;
     let mut took = Vec::new();
     for number in 0..rounds {
@@ -89,6 +94,8 @@ fn alone() {
     took.sort();
     let (median, worst) = (took[took.len() / 2], took[took.len() - 1]);
     println!("{rounds} rounds of {}: down in {median:?}, at worst {worst:?}", mixture().len());
-    let threads = || if count("/proc/self/task") <= 4 { Ok(()) } else { Err(anyhow::anyhow!("too many threads")) };
-    testbed::wait_until(Duration::from_secs(5), "the threads to end", threads).expect("all but the runtime's end");
+    let threads =
+        || if count("/proc/self/task") <= 4 { Ok(()) } else { Err(anyhow::anyhow!("too many threads")) };
+    testbed::wait_until(Duration::from_secs(5), "the threads to end", threads)
+        .expect("all but the runtime's end");
 }

@@ -33,12 +33,14 @@ async fn what_cannot_be_executed_says_who_why_and_what_to_do() {
     let expected = "it may not be executed: check its mode, its directories' and the mount's noexec: Permission denied (os error 13)";
     assert_eq!(refused(no_mode).await, format!("start {at}/no-mode: {expected}"));
     let garbage = Process::new(file("garbage", "no program", 0o755));
-    let expected = "it is no program of this machine, nor a script with a #! line: Exec format error (os error 8)";
+    let expected =
+        "it is no program of this machine, nor a script with a #! line: Exec format error (os error 8)";
     assert_eq!(refused(garbage).await, format!("start {at}/garbage: {expected}"));
     let interpreter = Process::new(file("interpreter", "#!/no/such\n", 0o755));
     let expected = "its interpreter or its loader is missing: see its #! line, or `ldd`: No such file or directory (os error 2)";
     assert_eq!(refused(interpreter).await, format!("start {at}/interpreter: {expected}"));
-    let expected = "there is no such file: install it or correct the path: No such file or directory (os error 2)";
+    let expected =
+        "there is no such file: install it or correct the path: No such file or directory (os error 2)";
     assert_eq!(refused(Process::new("/no/such")).await, format!("start /no/such: {expected}"));
     let expected = "it is not in the PATH it is given: install it or give its full path: No such file or directory (os error 2)";
     assert_eq!(refused(Process::new("no-such")).await, format!("start no-such: {expected}"));
@@ -62,7 +64,9 @@ async fn the_environment_is_what_is_given() {
 async fn a_program_is_looked_for_in_the_path_that_it_is_given() {
     let dir = tempfile::tempdir().expect("a directory");
     std::os::unix::fs::symlink("/bin/echo", dir.path().join("here")).expect("it is made");
-    let bed = Bed::once(Process::new("here").arg("found").env("PATH", format!("/no/such:{}", dir.path().display())));
+    let bed = Bed::once(
+        Process::new("here").arg("found").env("PATH", format!("/no/such:{}", dir.path().display())),
+    );
     bed.ended().await;
     assert_eq!(bed.output.text(), "found\n");
     bed.shutdown().await;
@@ -120,7 +124,10 @@ async fn it_runs_as_the_user_it_should_or_says_that_it_may_not() {
         bed.shutdown().await;
     } else {
         let error = refused(process).await;
-        assert!(error.starts_with("start /usr/bin/id: its user or group can't be taken on: only root may"), "{error}");
+        assert!(
+            error.starts_with("start /usr/bin/id: its user or group can't be taken on: only root may"),
+            "{error}"
+        );
     }
 }
 
@@ -145,7 +152,8 @@ async fn when_the_program_is_killed_so_is_the_process() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .expect("it starts");
-    let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(program.stderr.take().expect("piped")));
+    let mut lines =
+        tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(program.stderr.take().expect("piped")));
     let pid = loop {
         let line = lines.next_line().await.expect("it is text").expect("it says the pid");
         if let Some(pid) = line.strip_prefix("pid ") {
