@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser as _};
 use nodekeel_node::config::{Config, ConfigError, SHIPPED};
 use nodekeel_node::data::DataError;
+use nodekeel_node::node::StartError;
 use nodekeel_node::plan::{Plan, Problems};
 use nodekeel_node::search::Search;
 
@@ -58,10 +59,10 @@ fn plan(args: NodeArgs) -> anyhow::Result<Plan> {
 
 /// What the shell is told; the codes are listed in the help.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    match (error.downcast_ref::<Problems>(), error.downcast_ref::<DataError>()) {
+    match (error.downcast_ref::<Problems>(), error.downcast_ref::<StartError>()) {
         (Some(problems), _) if problems.in_use => 5,
-        (_, Some(DataError::InUse { .. })) => 5,
-        (Some(_), _) | (_, Some(_)) => 4,
+        (_, Some(StartError::Data(DataError::InUse { .. }))) => 5,
+        (Some(_), _) | (_, Some(StartError::Data(_))) => 4,
         _ if error.is::<ConfigError>() => 3,
         _ => 1,
     }

@@ -9,7 +9,9 @@ use nodekeel_supervisor::{
     Child, Context, Failure, NodeStatus, RunFuture, Runnable, ShutdownReport, Supervisor,
 };
 
-use crate::config::LogConfig;
+use thiserror::Error;
+
+use crate::config::{LogConfig, valid_name};
 use crate::data::{DataDir, DataError};
 use crate::history::History;
 use crate::output::JournalSink;
@@ -61,6 +63,24 @@ pub fn journal(config: &LogConfig) -> Journal {
     };
     Journal::new(limits)
 }
+
+/// Why a node can't be started. Nothing runs then.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The data directory can't be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A runnable of the builder's has a name that can't be had.
+    #[error("no runnable can be called {name:?}: it is no name, taken, or one of {}", RESERVED.join(", "))]
+    Name {
+        /// The name.
+        name: String,
+    },
+}
+
+/// What stands below the root already.
+const RESERVED: [&str; 4] = ["control", "etcd", "containerd", "service"];
 
 /// A running node. Dropping it stops it without waiting.
 #[derive(Debug)]
@@ -114,11 +134,12 @@ impl Node {
     /// Takes the data directory and starts everything.
     ///
     /// # Errors
-    /// See [`DataError`]; nothing runs then.
+    /// See [`StartError`].
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub fn start(plan: Plan, deps: Deps) -> Result<Self, DataError> {
+    pub fn start(plan: Plan, deps: Deps) -> Result<Self, StartError> {
+        check_names(&deps.runnables)?;
         let data = DataDir::take(&plan.config.node.data)?;
         prepare(&plan, &data)?;
         let history = History::new(plan.config.events.keep);
@@ -180,6 +201,17 @@ impl Drop for Node {
     fn drop(&mut self) {
         drop(self.shared.put(None));
     }
+}
+
+fn check_names(runnables: &[Own]) -> Result<(), StartError> {
+    for (index, Own { name, .. }) in runnables.iter().enumerate() {
+        let taken =
+            RESERVED.contains(&name.as_str()) || runnables[..index].iter().any(|other| other.name == *name);
+        if taken || !valid_name(name) {
+            return Err(StartError::Name { name: name.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// Makes the directories that the services expect.

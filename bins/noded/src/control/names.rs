@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-/// Names are similar that differ in at most this share of their last part.
-const SIMILAR: usize = 2;
+/// A name is similar if at most one in so many characters of its last part differs.
+const ONE_IN: usize = 3;
 
 /// How many names are suggested at most.
 const SUGGESTIONS: usize = 3;
@@ -27,7 +27,7 @@ fn distance_between(given: &str, name: &str) -> Option<usize> {
     let whole = distance(given, name);
     let tail = distance(&last(given), &last(name));
     let nearest = whole.min(tail);
-    let allowed = last(given).chars().count().div_ceil(SIMILAR + 1).max(1);
+    let allowed = last(given).chars().count().div_ceil(ONE_IN).max(1);
     (nearest <= allowed).then_some(nearest)
 }
 

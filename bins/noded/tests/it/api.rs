@@ -3,12 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nodekeel_node::node::Own;
+use nodekeel_logtree::Journal;
+use nodekeel_node::config::Config;
+use nodekeel_node::node::{Deps, Node, Own, StartError};
+use nodekeel_node::plan::Plan;
+use nodekeel_node::search::Search;
 use nodekeel_node::v1::{
     EventsRequest, RestartRequest, StartRequest, State, StatusRequest, StopRequest, TreeRequest,
     VersionRequest,
 };
 use nodekeel_supervisor::Context;
+use testbed::Scratch;
 use tokio::time::timeout;
 use tonic::Code;
 
@@ -36,6 +41,25 @@ async fn the_tree_holds_the_nodes_own_and_the_builders_runnables() {
     let tree = node.client.tree(TreeRequest {}).await.unwrap().into_inner();
     let names: Vec<_> = tree.nodes.iter().map(|node| (node.dn.as_str(), node.state())).collect();
     assert_eq!(names, ["root", "root.control", "root.flaky"].map(|dn| (dn, State::Ready)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builders_runnable_can_not_take_a_name_of_the_nodes() {
+    for names in [&["etcd"][..], &["service"], &["a", "a"], &["A.b"]] {
+        let scratch = Scratch::new().unwrap();
+        let mut config = Config::parse("test.toml".as_ref(), BARE).unwrap();
+        config.node.data = scratch.path().join("data");
+        let plan = Plan::make(config, Search::from_lists(None, None), false).unwrap();
+        let mut deps = Deps::new(Journal::default());
+        deps.runnables.extend(
+            names.iter().map(|name| {
+                Own::new(*name, |ctx: Context| async move { Err::<(), _>(ctx.cancelled().await) })
+            }),
+        );
+        let error = Node::start(plan, deps).unwrap_err();
+        assert!(matches!(&error, StartError::Name { name } if name == names[names.len() - 1]), "{error}");
+        assert!(!scratch.path().join("data").exists());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

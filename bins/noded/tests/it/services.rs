@@ -106,6 +106,15 @@ fn a_service_has_the_environment_and_the_directory_that_it_was_given() {
 }
 
 #[test]
+#[ignore = "needs root: it runs a service as another user"]
+fn a_service_runs_as_the_user_that_it_was_given() {
+    let keys = "user = \"nobody\"\nenvironment = { PATH = \"/usr/bin:/bin\" }";
+    let noded = Noded::start(&format!("{BARE}{}", service("a", "id -un; exec sleep 1000", keys)));
+    noded.follow(&["logs", "-f", "--raw", "root.service.a"]).find(|entry| entry["text"] == "nobody");
+    noded.stop();
+}
+
+#[test]
 fn a_probe_decides_when_a_service_is_ready() {
     let scratch = Scratch::new().unwrap();
     let (gate, asked) = (scratch.path().join("gate"), scratch.path().join("asked"));
@@ -128,7 +137,14 @@ fn a_service_can_say_itself_that_it_is_ready_as_a_node_below_a_node_does() {
     let inner = scratch.path().join("inner.toml");
     fs::write(&inner, BARE).unwrap();
     let data = scratch.path().join("inner");
-    let command = [env!("CARGO_BIN_EXE_noded"), "run", "--config", inner.to_str().unwrap(), "--data", data.to_str().unwrap()];
+    let command = [
+        env!("CARGO_BIN_EXE_noded"),
+        "run",
+        "--config",
+        inner.to_str().unwrap(),
+        "--data",
+        data.to_str().unwrap(),
+    ];
     let config = format!("{BARE}[[service]]\nname = \"a\"\ncommand = {command:?}\nreadiness = \"notify\"\n");
     let noded = Noded::start_in(scratch, &config, &[]);
     noded.ask(&["start", "--wait", "root.service.a"]);
