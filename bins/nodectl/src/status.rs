@@ -78,12 +78,8 @@ fn show(node: &Node, log: &[Entry], out: &mut Out) -> Result<(), Failure> {
         (_, None) => {}
     }
     if node.state != "skipped" {
-        let failures =
-            if node.failures == 0 { String::new() } else { format!(", {} failures in a row", node.failures) };
-        out.line(&format!(
-            "  runs         {}, of which {} restarts{failures}",
-            node.generation, node.restarts
-        ))?;
+        let Node { generation, restarts, failures, .. } = node;
+        out.line(&format!("  runs         {generation}, restarts {restarts}, failures in a row {failures}"))?;
     }
     if !node.exits.is_empty() {
         out.line("last ends, the newest last:")?;
