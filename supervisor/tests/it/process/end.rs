@@ -58,7 +58,7 @@ async fn a_task_that_exits_with_another_code_is_not() {
 
 #[tokio::test]
 async fn cancelled_is_not_failed_whatever_the_process_makes_of_it() {
-    let bed = Bed::once(sh("trap 'exit 9' TERM; echo pid $$; sleep 1000 & wait"));
+    let bed = Bed::once(sh("trap 'exit 9' TERM; echo pid $$; sleep 100 & wait"));
     bed.output.pid().await;
     bed.supervisor.stop("root.p").expect("it is there");
     assert_eq!(bed.ended().await, (State::Canceled, Exit::Cancelled));
@@ -67,7 +67,7 @@ async fn cancelled_is_not_failed_whatever_the_process_makes_of_it() {
 
 #[tokio::test]
 async fn what_dies_comes_back() {
-    let bed = Bed::always(sh("echo pid $$; exec sleep 1000"));
+    let bed = Bed::always(sh("echo pid $$; exec sleep 100"));
     let first = bed.output.pid().await;
     bed.until(State::Ready).await;
     std::process::Command::new("/bin/kill").args(["-KILL", &first.to_string()]).status().expect("kill runs");

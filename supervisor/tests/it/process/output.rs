@@ -29,7 +29,7 @@ async fn output_is_there_before_the_end_is_told() {
 
 #[tokio::test]
 async fn a_survivor_that_keeps_the_pipe_open_does_not_keep_the_run() {
-    let script = "echo pid $$; setsid sh -c 'echo up; sleep 1000' & sleep 0.05; exec sleep 0.01";
+    let script = "echo pid $$; setsid sh -c 'echo up; sleep 100' & sleep 0.05; exec sleep 0.01";
     let bed = Bed::once(sh(script).kill(KillMode::Process).ready(Readiness::exit()));
     let mark = mark_of(bed.output.pid().await);
     assert_eq!(bed.ended().await, (State::Done, Exit::Done));
@@ -44,7 +44,7 @@ async fn a_survivor_that_keeps_the_pipe_open_does_not_keep_the_run() {
 
 #[tokio::test]
 async fn bytes_are_read_from_the_start_at_each_start() {
-    let bed = Bed::always(sh("cat; echo; exec sleep 1000").stdin(Stdin::from(vec![b'x'; 300_000])));
+    let bed = Bed::always(sh("cat; echo; exec sleep 100").stdin(Stdin::from(vec![b'x'; 300_000])));
     bed.output.line("xxx").await;
     assert_eq!(bed.output.len(), 300_001);
     bed.supervisor.restart("root.p").expect("it is there");

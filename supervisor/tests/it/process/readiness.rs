@@ -17,7 +17,7 @@ fn notifying(messages: &[&str]) -> Process {
         socket(my $s, AF_UNIX, SOCK_DGRAM, 0) or die; connect($s, sockaddr_un($name)) or die "$!";
         my $told = 1; $SIG{{USR1}} = sub {{ $told++ }}; print "pid $$\n";
         for ({}) {{ until ($told) {{ select undef,undef,undef,.01 }} $told--; defined(send($s, $_, 0)) or die "$!"; print "sent $_\n" }}
-        sleep 1000"#,
+        sleep 100"#,
         quoted.join(",")
     );
     perl(&script)
@@ -41,7 +41,7 @@ async fn ready_is_what_the_process_says() {
 #[tokio::test]
 async fn a_descendant_may_say_it_and_be_gone() {
     let script = r#"use Socket; my $name = $ENV{NOTIFY_SOCKET}; $name =~ s/^@/\0/; if (!fork) {
-        socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name)); send($s, "READY=1", 0); exit } wait; sleep 1000"#;
+        socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name)); send($s, "READY=1", 0); exit } wait; sleep 100"#;
     for _ in 0..10 {
         let bed = Bed::once(perl(script).ready(Readiness::notify()));
         bed.until(State::Ready).await;
@@ -52,7 +52,7 @@ async fn a_descendant_may_say_it_and_be_gone() {
 #[tokio::test]
 async fn nobody_else_may_say_it() {
     let bed = Bed::once(
-        sh("echo pid $$; echo socket $NOTIFY_SOCKET; exec sleep 1000")
+        sh("echo pid $$; echo socket $NOTIFY_SOCKET; exec sleep 100")
             .ready(Readiness::notify().within(Duration::from_millis(300))),
     );
     let name = bed.output.line("socket @").await;
@@ -108,7 +108,7 @@ async fn a_probe_is_asked_only_after_the_process_has_said_that_it_is_ready() {
 
 #[tokio::test]
 async fn a_stop_does_not_wait_for_readiness() {
-    let bed = Bed::once(sh("echo pid $$; exec sleep 1000").ready(Readiness::notify()));
+    let bed = Bed::once(sh("echo pid $$; exec sleep 100").ready(Readiness::notify()));
     bed.output.pid().await;
     bed.supervisor.stop("root.p").expect("it is there");
     bed.until(State::Canceled).await;

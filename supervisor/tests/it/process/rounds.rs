@@ -13,21 +13,21 @@ const IS_THE_PROGRAM: &str = "NODEKEEL_TEST_IS_THE_PROGRAM";
 const GRACE: Duration = Duration::from_millis(20);
 
 fn mixture() -> Vec<Process> {
-    let daemon = r#"setsid sh -c 'trap "" TERM; exec sleep 1000' & "#;
+    let daemon = r#"setsid sh -c 'trap "" TERM; exec sleep 100' & "#;
     let flood = r#"$SIG{TERM}='IGNORE'; print "x" x 9999, "\n" while 1"#;
-    let hop = r#"use POSIX; if (!fork) { while (1) { exit if fork; POSIX::setsid() } } sleep 1000"#;
+    let hop = r#"use POSIX; my $end = time + 20; if (!fork) { while (time < $end) { exit if fork; POSIX::setsid() } exit } sleep 100"#;
     vec![
-        sh("exec sleep 1000"),
-        sh("trap '' TERM; sleep 1000"),
-        sh(&format!("{daemon} exec sleep 1000")),
+        sh("exec sleep 100"),
+        sh("trap '' TERM; sleep 100"),
+        sh(&format!("{daemon} exec sleep 100")),
         sh(&format!("{daemon} exit 3")),
-        sh("(sh -c 'sleep 1000' &); exit 0"),
+        sh("(sh -c 'sleep 100' &); exit 0"),
         sh("kill -STOP $$"),
         sh("kill -SEGV $$"),
-        sh("exec 0<&- 1>&- 2>&-; sleep 1000"),
+        sh("exec 0<&- 1>&- 2>&-; sleep 100"),
         perl(flood),
         perl(hop),
-        sh("exec sleep 1000").ready(Readiness::notify().within(Duration::from_millis(10))),
+        sh("exec sleep 100").ready(Readiness::notify().within(Duration::from_millis(10))),
         Process::new("/no/such"),
     ]
 }

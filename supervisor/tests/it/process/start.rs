@@ -86,7 +86,7 @@ async fn it_has_a_group_of_its_own_no_files_and_default_signals() {
     let inheritable = rustix::io::dup(&file).expect("a copy that is not closed on exec");
     let script = r#"$|=1; opendir(my $d, "/proc/self/fd"); print "fds ", join(" ", sort grep { /^\d$/ } readdir $d), "\n";
         print "group ", getpgrp == $$ ? "own" : "another", "\n"; open(F, "/proc/self/status");
-        while (<F>) { print if s/^(Sig(Ign|Blk|Cgt)):\s+/$1 / } sleep 1000"#;
+        while (<F>) { print if s/^(Sig(Ign|Blk|Cgt)):\s+/$1 / } sleep 100"#;
     let bed = Bed::once(perl(script));
     bed.output.line("SigCgt").await;
     // One of them reads the directory.
@@ -103,7 +103,7 @@ async fn it_has_a_group_of_its_own_no_files_and_default_signals() {
 
 #[tokio::test]
 async fn its_hard_limit_is_left_alone_so_that_it_can_supervise_too() {
-    let bed = Bed::once(sh("echo pid $$; exec sleep 1000"));
+    let bed = Bed::once(sh("echo pid $$; exec sleep 100"));
     let pid = bed.output.pid().await;
     let mark: u64 = mark_of(pid).parse().expect("a number");
     assert_eq!(mark >> 61, 1);
@@ -137,12 +137,12 @@ const KILLED: &str = "NODEKEEL_TEST_IS_KILLED";
 #[tokio::test]
 async fn when_the_program_is_killed_so_is_the_process() {
     if std::env::var_os(KILLED).is_some() {
-        let bed = Bed::once(sh("echo pid $$; exec sleep 1000"));
+        let bed = Bed::once(sh("echo pid $$; exec sleep 100"));
         eprintln!("pid {}", bed.output.pid().await);
         std::future::pending::<()>().await;
     }
     // Its orphan comes to this program, the next subreaper above: a supervisor here waits for it.
-    let above = Bed::once(sh("exec sleep 1000"));
+    let above = Bed::once(sh("exec sleep 100"));
     above.until(State::Ready).await;
     let name = "process::start::when_the_program_is_killed_so_is_the_process";
     let mut program = tokio::process::Command::new(std::env::current_exe().expect("it has a path"))
