@@ -1,6 +1,6 @@
 //! The supervisor: what owns a tree, looks at it and brings it down.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -24,7 +24,7 @@ const DEFAULT_STOP_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Supervisor {
     driver: Arc<Driver>,
-    hook: Option<JoinHandle<()>>,
+    hook: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Settings of a [`Supervisor`] to be.
@@ -104,12 +104,18 @@ impl Supervisor {
     /// the same time, children before their parent. Who does not stop in time is aborted, named, and no longer waited
     /// for. Nothing is started any more.
     ///
+    /// The tree can be looked at meanwhile, and afterwards.
+    ///
+    /// # Panics
+    /// With what the hook has panicked with.
+    ///
     /// # Cancel safety
-    /// The shutdown goes on when this is dropped.
-    pub async fn shutdown(mut self) -> ShutdownReport {
+    /// The shutdown goes on when this is dropped; call it again to wait for its end.
+    pub async fn shutdown(&self) -> ShutdownReport {
         self.driver.apply(Machine::shut_down);
         self.driver.finished().await;
-        if let Some(hook) = self.hook.take()
+        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(hook) = hook
             && let Err(error) = hook.await
             && error.is_panic()
         {
@@ -198,7 +204,8 @@ impl Builder {
             None => (None, None),
         };
         let root = Child::new(ROOT, root);
-        Supervisor { driver: Driver::start(root, self.policy, self.stop_within, self.output, events), hook }
+        let driver = Driver::start(root, self.policy, self.stop_within, self.output, events);
+        Supervisor { driver, hook: Mutex::new(hook) }
     }
 }
 

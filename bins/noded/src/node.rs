@@ -97,17 +97,17 @@ pub(crate) struct Shared {
     pub(crate) journal: Journal,
     pub(crate) history: History,
     pub(crate) started: SystemTime,
-    /// `None` before the node is whole, and from the beginning of its end on.
-    supervisor: RwLock<Option<Supervisor>>,
+    /// `None` before the node is whole, and after its end.
+    supervisor: RwLock<Option<Arc<Supervisor>>>,
 }
 
 impl Shared {
     /// Asks the supervisor something; `None` when the node is stopping.
     pub(crate) fn ask<T>(&self, question: impl FnOnce(&Supervisor) -> T) -> Option<T> {
-        self.supervisor.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(question)
+        self.supervisor.read().unwrap_or_else(PoisonError::into_inner).as_deref().map(question)
     }
 
-    fn put(&self, supervisor: Option<Supervisor>) -> Option<Supervisor> {
+    fn put(&self, supervisor: Option<Arc<Supervisor>>) -> Option<Arc<Supervisor>> {
         let mut slot = self.supervisor.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *slot, supervisor)
     }
@@ -159,7 +159,7 @@ impl Node {
             .output(JournalSink(deps.journal))
             .hook(history)
             .start(root(Arc::clone(&shared), deps.runnables));
-        shared.put(Some(supervisor));
+        shared.put(Some(Arc::new(supervisor)));
         Ok(Self { shared, _data: data })
     }
 
@@ -189,10 +189,10 @@ impl Node {
         }
     }
 
-    /// Stops everything in the reverse order of its start, then gives the data directory free.
+    /// Stops everything in the reverse order of its start, the control API last, then gives the data directory free.
     pub async fn shutdown(self) -> ShutdownReport {
-        let supervisor = self.shared.put(None).expect("only this and a drop take it");
-        supervisor.shutdown().await
+        let supervisor = self.shared.supervisor.read().unwrap_or_else(PoisonError::into_inner).clone();
+        supervisor.expect("only a drop takes it").shutdown().await
     }
 }
 
