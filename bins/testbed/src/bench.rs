@@ -29,7 +29,7 @@ pub struct BenchRow {
     pub goal: Option<f64>,
     /// Whether `ours` reached `goal`; `None` where no goal is set.
     pub goal_met: Option<bool>,
-    /// The command that measures it again; [`write`] fills in an empty one.
+    /// The command that measures it again; [`write()`] fills in an empty one.
     pub command: String,
 }
 
@@ -109,7 +109,7 @@ pub fn write(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Reads the rows that [`write`] left under this name.
+/// Reads the rows that [`write()`] left under this name.
 ///
 /// # Errors
 /// When the file isn't there or isn't an array of rows.

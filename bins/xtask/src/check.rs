@@ -21,8 +21,12 @@ pub(crate) fn run() -> Result<ExitCode> {
     let packages = packages(&run::metadata()?);
     let mut report = Report::default();
     step("format", cargo("fmt --all --check"), &mut report);
-    step("clippy", cargo("clippy --workspace --all-targets --all-features -- -D warnings"), &mut report);
-    let mut docs = cargo("doc --workspace --no-deps --all-features");
+    step(
+        "clippy",
+        cargo("clippy --workspace --all-targets --all-features --keep-going -- -D warnings"),
+        &mut report,
+    );
+    let mut docs = cargo("doc --workspace --no-deps --all-features --keep-going");
     docs.env("RUSTDOCFLAGS", "-D warnings");
     step("docs", docs, &mut report);
     for package in &packages {
