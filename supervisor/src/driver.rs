@@ -1,7 +1,7 @@
 //! Drives the state machine: its actions become tasks, tokens, timers and events; what tasks do becomes calls.
 //!
 //! Every call runs to its end under one lock, the tasks that it starts included, so nobody ever sees half of a
-//! transition. Hooks, log lines and wakers of waiters run outside of it.
+//! transition. Code that is not this crate's runs outside of it: hooks, the log, the drop of a runnable.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -56,6 +56,23 @@ struct Run {
     task: Option<AbortHandle>,
 }
 
+/// What is left to do when the lock is free: it calls code that is not this crate's.
+#[derive(Default)]
+struct Outcome {
+    events: Vec<Event>,
+    /// Runnables whose drop is theirs to define.
+    forgotten: Vec<Run>,
+}
+
+impl Outcome {
+    fn tell(self) {
+        drop(self.forgotten);
+        for event in &self.events {
+            log(event);
+        }
+    }
+}
+
 /// Somebody who waits for a node to become ready.
 struct Waiter {
     dn: Arc<str>,
@@ -102,20 +119,18 @@ impl Driver {
     pub(crate) fn apply<R>(self: &Arc<Self>, call: impl FnOnce(&mut Machine, Time) -> R) -> R {
         let mut state = self.lock();
         let result = call(&mut state.machine, self.began.elapsed());
-        let events = self.perform(&mut state);
+        let outcome = self.perform(&mut state);
         drop(state);
-        for event in &events {
-            log(event);
-        }
+        outcome.tell();
         result
     }
 
     /// Adds a group of children.
     pub(crate) fn spawn(self: &Arc<Self>, parent: Key, children: Vec<Child>) -> Result<(), SpawnError> {
-        let mut state = self.lock();
-        let names: Vec<_> =
+        let named: Vec<_> =
             children.iter().map(|child| (child.name.as_str(), settings_of(child, &self.defaults))).collect();
-        let slots = state.machine.spawn(self.began.elapsed(), parent, &names)?;
+        let mut state = self.lock();
+        let slots = state.machine.spawn(self.began.elapsed(), parent, &named)?;
         for (slot, child) in slots.into_iter().zip(children) {
             let slot = slot as usize;
             if state.runs.len() <= slot {
@@ -123,11 +138,9 @@ impl Driver {
             }
             state.runs[slot] = Some(Run::of(child.runnable));
         }
-        let events = self.perform(&mut state);
+        let outcome = self.perform(&mut state);
         drop(state);
-        for event in &events {
-            log(event);
-        }
+        outcome.tell();
         Ok(())
     }
 
@@ -183,9 +196,9 @@ impl Driver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what the machine says, in its order. Returns the events.
-    fn perform(self: &Arc<Self>, state: &mut DriverState) -> Vec<Event> {
-        let mut events = Vec::new();
+    /// Does what the machine says, in its order, as far as that needs the lock.
+    fn perform(self: &Arc<Self>, state: &mut DriverState) -> Outcome {
+        let mut outcome = Outcome::default();
         let actions: Vec<Action> = state.machine.drain_actions().collect();
         for action in actions {
             match action {
@@ -196,18 +209,19 @@ impl Driver {
                         task.abort();
                     }
                 }
-                Action::Forget { slot } => state.runs[slot as usize] = None,
+                Action::Forget { slot } => outcome.forgotten.extend(state.runs[slot as usize].take()),
                 Action::Event { dn, generation, change } => {
-                    events.push(self.event(state, dn, generation, change))
+                    outcome.events.push(self.event(state, dn, generation, change));
                 }
                 Action::Finished => {
                     state.events = None;
                     state.processes = None;
+                    outcome.forgotten.extend(state.runs.drain(..).flatten());
                     self.finished.send_replace(true);
                 }
             }
         }
-        if !events.is_empty() {
+        if !outcome.events.is_empty() {
             self.version.send_modify(|version| *version += 1);
         }
         let next = state.machine.next_deadline();
@@ -215,7 +229,7 @@ impl Driver {
             state.armed = next;
             self.deadline_changed.notify_one();
         }
-        events
+        outcome
     }
 
     fn start_run(self: &Arc<Self>, state: &mut DriverState, key: Key, dn: Arc<str>, generation: u64) {
