@@ -129,7 +129,8 @@ pub fn read_from(directory: &Path, name: &str) -> Result<Vec<BenchRow>> {
 
 /// Where the rows are kept: `bench` in cargo's target directory.
 pub fn directory() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = package.ancestors().nth(2).unwrap_or(package);
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     root.join(target).join("bench")
 }
