@@ -171,6 +171,39 @@ fn parse(text: &[u8], now: Instant) -> impl Iterator<Item = Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::tag::{Program, Tags};
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    use std::io::{IoSlice, Read as _};
+
+    fn socket() -> Socket {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        Socket::bind(Tags::new(Program::current().expect("proc is mounted"), thread).next())
+            .expect("it is bound")
+    }
+
+    #[tokio::test]
+    async fn a_barrier_is_lifted_once_all_before_it_is_heard() {
+        let socket = socket();
+        let address = SocketAddrUnix::new_abstract_name(&socket.address().as_bytes()[1..]).expect("a name");
+        let main = procfs::own_pid();
+        let uid = rustix::process::getuid().as_raw();
+        let tag = socket.tag;
+        let listener = socket.listen(Senders { tag, main, uid });
+        let sender = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).expect("a socket");
+        rustix::net::connect(&sender, &address).expect("it is there");
+        rustix::net::send(&sender, b"READY=1", SendFlags::empty()).expect("it is sent");
+        let (mut lifted, barrier) = io::pipe().expect("a pipe");
+        let fds = [barrier.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        rustix::net::sendmsg(&sender, &[IoSlice::new(b"BARRIER=1")], &mut ancillary, SendFlags::empty())
+            .expect("it is sent");
+        drop(barrier);
+        let end = tokio::task::spawn_blocking(move || lifted.read(&mut [0])).await.expect("it reads");
+        assert_eq!(end.expect("the other end is closed"), 0);
+        assert!(listener.said.borrow().ready);
+    }
 
     #[tokio::test]
     async fn lines_that_are_not_understood_are_passed_over() {
