@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p examples --example child_process`
 
-use std::io::{self, Write as _};
+use std::io;
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{Process, Readiness};
@@ -36,7 +36,9 @@ impl io::Write for Prefixed {
 #[tokio::main]
 async fn main() {
     let supervisor = Supervisor::builder()
-        .output(|origin: Origin<'_>| Prefixed(format!("{} {} run {}", origin.dn, origin.stream, origin.generation)))
+        .output(|origin: Origin<'_>| {
+            Prefixed(format!("{} {} run {}", origin.dn, origin.stream, origin.generation))
+        })
         .hook(|event: &Event| println!("event {:>2}  {}  {}", event.seq, event.dn, event.change))
         .start(|ctx: Context| async move {
             let worker = Process::new("/bin/sh")

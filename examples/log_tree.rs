@@ -40,7 +40,10 @@ async fn main() -> anyhow::Result<()> {
     // A daemon's own format becomes levels again, and stays raw where it can't be parsed.
     let apiserver: Dn = "root.apiserver".parse()?;
     let mut writer = journal.writer(&apiserver, WriterOptions::new("stderr").parser(parse::klog));
-    std::io::Write::write_all(&mut writer, b"E1121 11:00:00.000001       1 server.go:42] no certificate\nplain text\n")?;
+    std::io::Write::write_all(
+        &mut writer,
+        b"E1121 11:00:00.000001       1 server.go:42] no certificate\nplain text\n",
+    )?;
 
     println!("# everything below root, as it was written");
     let mut reader = journal.read(Query::new("root".parse()?).children().follow())?;
@@ -48,7 +51,8 @@ async fn main() -> anyhow::Result<()> {
         println!("{}", render::full(&entry));
     }
     println!("# what comes after that");
-    let warning = journal.read(Query::new("root".parse()?).children().min_level(Level::Warn).last(1))?.backlog();
+    let warning =
+        journal.read(Query::new("root".parse()?).children().min_level(Level::Warn).last(1))?.backlog();
     supervisor.shutdown().await;
     journal.append(&"root.disk".parse()?, nodekeel_logtree::Message::new(Level::Error, "the disk is gone"));
     while let Some(entry) = reader.next().await {

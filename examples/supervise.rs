@@ -23,7 +23,9 @@ async fn main() {
     let backoff = Backoff { initial: Duration::from_millis(100), ..Backoff::default() };
     let supervisor = Supervisor::builder()
         .policy(Policy { backoff, ..Policy::default() })
-        .hook(|event: &Event| println!("event {:>2}  {:<10} run {}  {}", event.seq, event.dn, event.generation, event.change))
+        .hook(|event: &Event| {
+            println!("event {:>2}  {:<10} run {}  {}", event.seq, event.dn, event.generation, event.change)
+        })
         .start(|ctx: Context| async move {
             ctx.run("flaky", flaky)?;
             ctx.ready()?;
@@ -35,7 +37,13 @@ async fn main() {
         changes.changed().await.expect("the supervisor lives as long as this function");
     }
     for node in supervisor.snapshot() {
-        println!("{:<10} {:<6} {} restarts, {} failures in a row", node.dn, node.state, node.restarts(), node.failures);
+        println!(
+            "{:<10} {:<6} {} restarts, {} failures in a row",
+            node.dn,
+            node.state,
+            node.restarts(),
+            node.failures
+        );
         for exit in node.exits {
             println!("           run {} ended {}: {}", exit.generation, exit.state, exit.exit);
         }

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use nodekeel_supervisor::testing::{Recorder, Remote, settle};
-//! use nodekeel_supervisor::{Context, State, Supervisor};
+//! use nodekeel_supervisor::{Context, Failure, State, Supervisor};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() {
@@ -17,13 +17,14 @@
 //!     async move {
 //!         ctx.run("child", child)?;
 //!         ctx.ready()?;
-//!         Err::<(), _>(ctx.cancelled().await.into())
+//!         Err::<(), Failure>(ctx.cancelled().await.into())
 //!     }
 //! });
 //! settle().await;
 //! remote.ready().await;
 //! remote.fail("disk gone").await;
-//! assert_eq!(recorder.until("root.child", State::New).await.generation, 2);
+//! recorder.until("root.child", State::Dead).await;
+//! assert_eq!(recorder.until("root.child", State::New).await.generation, 2, "after its backoff");
 //! assert!(supervisor.shutdown().await.stragglers.is_empty());
 //! # }
 //! ```
