@@ -225,11 +225,14 @@ impl Config {
     /// # Errors
     /// The file can't be read, or see [`parse`](Self::parse).
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(file).map_err(|error| ConfigError {
-            file: file.to_owned(),
-            at: None,
-            field: String::new(),
-            message: format!("can't be read: {error}; `noded config` prints one to begin with"),
+        let refuse = |at, message| ConfigError { file: file.to_owned(), at, field: String::new(), message };
+        let bytes = std::fs::read(file).map_err(|error| {
+            refuse(None, format!("can't be read: {error}; `noded config` prints one to begin with"))
+        })?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
+            let at = locate::position(&valid, Some(valid.len()..valid.len()));
+            refuse(at, "is not UTF-8 here; save the file as UTF-8".to_owned())
         })?;
         Self::parse(file, &text)
     }
@@ -241,11 +244,14 @@ impl Config {
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let refuse = |at, field, message| ConfigError { file: file.to_owned(), at, field, message };
         let document = Document::parse(text).map_err(|error| {
-            refuse(locate::position(text, error.span()), String::new(), locate::one_line(&error))
+            refuse(locate::position(text, error.span()), String::new(), locate::one_line(text, &error))
         })?;
+        if let Some((span, field, message)) = document.misshapen() {
+            return Err(refuse(locate::position(text, Some(span)), field, message));
+        }
         let config: Self = toml::from_str(text).map_err(|error| {
             let field = error.span().map(|span| document.path_at(span)).unwrap_or_default();
-            refuse(locate::position(text, error.span()), field, locate::one_line(&error))
+            refuse(locate::position(text, error.span()), field, locate::one_line(text, &error))
         })?;
         match graph::check(&config) {
             Ok(()) => Ok(config),

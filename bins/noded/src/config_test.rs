@@ -63,22 +63,60 @@ fn an_error_names_file_line_column_and_field() {
         ("[services.etcd]\nclient_port = 70000\n", "noded.toml:2:15: services.etcd.client_port: "),
         (
             "[node]\ngrace = 10\n",
-            "noded.toml:2:9: node.grace: invalid type: integer `10`, expected a duration with its unit",
+            "noded.toml:2:9: node.grace: must be a duration with its unit in quotes, like \"500ms\"",
         ),
         ("[[service]]\nname = \"a\"\n", "noded.toml:1:1: service[0]: missing field `command`"),
         (
             "[[service]]\nname = \"a\"\ncommand = [\"x\"]\n[[service]]\nname = \"b\"\ncommand = [1]\n",
-            "noded.toml:6:12: service[1].command[0]: invalid type: integer `1`, expected a string",
+            "noded.toml:6:12: service[1].command[0]: must be text in quotes, not 1",
         ),
         (
             "[node]\ngrace = \"10 parsecs\"\n",
-            "noded.toml:2:9: node.grace: invalid value: string \"10 parsecs\"",
+            "noded.toml:2:9: node.grace: must be a duration with its unit in quotes",
         ),
     ] {
         let error = parse(text).expect_err(text);
         assert!(error.starts_with(says), "{text:?}\n is: {error}\nnot: {says}");
         assert!(!error.contains('\n'), "{error}");
     }
+}
+
+#[test]
+fn an_error_speaks_of_the_file_and_not_of_types() {
+    for (text, says) in [
+        (
+            "services.etcd.client_port = \"2379\"",
+            "services.etcd.client_port: must be a whole number from 1 to 65535, without quotes, not \"2379\"",
+        ),
+        ("services.etcd.client_port = 0", "must be a whole number from 1 to 65535, without quotes, not 0"),
+        ("events.keep = -1", "events.keep: must be a whole number above 0, without quotes, not -1"),
+        ("services.etcd.enable = \"yes\"", "must be true or false, without quotes, not \"yes\""),
+        (
+            "services.etcd.extra_args = \"--x\"",
+            "must be a list in brackets, like [\"a\", \"b\"], not \"--x\"",
+        ),
+        ("node.data = 3", "node.data: must be text in quotes, not 3"),
+        ("[node]\nname = \"a\"\nname = \"b\"", ":3:1: the key name is given twice in the same table"),
+        ("[service]\nname = \"a\"", "so each is written [[service]], in two brackets"),
+        ("service = [1]", "so each is written [[service]], in two brackets"),
+        (
+            "[[services]]\nname = \"a\"",
+            "services: must be a table, written [services]; a service of your own is a [[service]]",
+        ),
+        ("node = [\"a\"]", ":1:8: node: must be a table, written [node]"),
+    ] {
+        let error = parse(text).expect_err(text);
+        assert!(error.contains(says) && !error.contains('\n'), "{text:?}\n is: {error}\nnot: {says}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_utf8_is_refused_at_its_line() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let file = scratch.path().join("noded.toml");
+    std::fs::write(&file, b"[node]\nname = \"caf\xe9\"\n").expect("written");
+    let error = Config::read(&file).expect_err("it is Latin-1").to_string();
+    assert!(error.ends_with("noded.toml:2:12: is not UTF-8 here; save the file as UTF-8"), "{error}");
 }
 
 #[test]
@@ -111,7 +149,7 @@ fn rules_between_fields_name_the_field_too() {
         ("[[service]]\nname = \"etcd\"\ncommand = [\"x\"]".into(), "is a service of the node itself"),
         ("[[service]]\nname = \"b\"\ncommand = []".into(), "service[0].command: b has no program to run"),
         (service("readiness = { probe = [] }"), "service[0].readiness: the probe of a has no program to run"),
-        (service("readiness = \"soon\""), "expected \"started\", \"notify\", \"exit\" or { probe"),
+        (service("readiness = \"soon\""), "must be \"started\", \"notify\", \"exit\" or { probe"),
         (
             service("readiness = \"exit\"\nrestart = \"always\""),
             ":5:11: service[0].restart: a is ready when it has exited",
@@ -128,7 +166,25 @@ fn rules_between_fields_name_the_field_too() {
             "[services.etcd]\npeer_port = 2379".into(),
             ":2:13: services.etcd.peer_port: 2379 is the client port too",
         ),
-        ("[log]\nbytes = 1000".into(), "log.bytes_per_dn: is more than log.bytes, 1000"),
+        ("[log]\nbytes = 100000".into(), "log.bytes_per_dn: is more than log.bytes, 100000"),
+        (
+            "[log]\nbytes = 65535".into(),
+            ":2:9: log.bytes: 65535 is too little for a log; give at least 65536",
+        ),
+        ("[events]\nkeep = 1000001".into(), "events.keep: 1000001 is too much to keep in memory"),
+        ("[node]\ngrace = \"25h\"".into(), "node.grace: 90000s is more than a day; give at most \"24h\""),
+        (service("grace = \"25h\""), "service[0].grace: 90000s is more than a day"),
+        (service("backoff = { initial = \"0s\" }"), "service[0].backoff.initial: a service that can't start"),
+        (
+            service("depends_on = [\"etcd\", \"etcd\"]"),
+            "depends_on[1]: a depends on etcd already; remove one",
+        ),
+        (service("environment = { A = \"\\u0000\" }"), "service[0].environment: holds a NUL character"),
+        (
+            "[[service]]\nname = \"a\"\ncommand = [\"x\", \"\\u0000\"]".into(),
+            ":3:11: service[0].command: holds a NUL character",
+        ),
+        ("services.etcd.binary = \"\"".into(), "services.etcd.binary: must name a program, or be left out"),
         (
             format!("services.etcd.enable = false\n{}", service("depends_on = [\"etcd\"]")),
             "set services.etcd.enable = true",

@@ -1,8 +1,22 @@
 //! Rules between fields: names, ports, and who waits for whom.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
 
 use super::{BUILT_IN, Config, Readiness, Restart, UserService};
+
+/// The least that a log can do with: an entry may take a quarter of it.
+const MIN_LOG_BYTES: usize = 64 * 1024;
+
+/// More events than anybody reads; each takes some hundred bytes.
+const MAX_EVENTS: usize = 1_000_000;
+
+/// Longer spans are mistakes: nobody waits for a day.
+const MAX_SPAN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The shortest backoff: without one, a service that can't start would take a whole core.
+const MIN_BACKOFF: Duration = Duration::from_millis(1);
 
 /// What is wrong with which field.
 #[derive(Debug)]
@@ -23,6 +37,14 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
     if config.node.data.as_os_str().is_empty() {
         return wrong("node.data", "must name a directory");
     }
+    check_nul("node.data", config.node.data.to_str())?;
+    check_nul("control.socket", config.control.socket.as_deref().and_then(Path::to_str))?;
+    if config.control.socket.as_ref().is_some_and(|socket| socket.as_os_str().is_empty()) {
+        return wrong(
+            "control.socket",
+            "must be a path, or left out for run/control.sock below the data directory",
+        );
+    }
     let etcd = &config.services.etcd;
     if etcd.client_port == etcd.peer_port {
         return wrong(
@@ -30,16 +52,63 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
             format!("{} is the client port too; give one of them another", etcd.peer_port),
         );
     }
-    if config.log.bytes_per_dn > config.log.bytes {
-        return wrong(
-            "log.bytes_per_dn",
-            format!("is more than log.bytes, {}; lower it or raise that", config.log.bytes),
-        );
-    }
+    check_program("services.etcd", etcd.binary.as_deref(), &etcd.extra_args)?;
+    let containerd = &config.services.containerd;
+    check_program("services.containerd", containerd.binary.as_deref(), &containerd.extra_args)?;
+    check_span("node.grace", Some(config.node.grace))?;
+    check_sizes(config)?;
     for (index, service) in config.service.iter().enumerate() {
         check_service(config, index, service)?;
     }
     check_cycles(&config.service)
+}
+
+/// Checks what a daemon of the node's own is run with.
+fn check_program(table: &str, binary: Option<&Path>, extra_args: &[String]) -> Result<(), Wrong> {
+    if binary.is_some_and(|path| path.as_os_str().is_empty()) {
+        return wrong(format!("{table}.binary"), "must name a program, or be left out to have it searched");
+    }
+    check_nul(&format!("{table}.binary"), binary.and_then(Path::to_str))?;
+    check_nul(&format!("{table}.extra_args"), extra_args)
+}
+
+/// The kernel takes no text that holds a NUL.
+fn check_nul<'a, T: AsRef<str> + ?Sized + 'a>(
+    field: &str,
+    texts: impl IntoIterator<Item = &'a T>,
+) -> Result<(), Wrong> {
+    match texts.into_iter().any(|text| text.as_ref().contains('\0')) {
+        true => wrong(field, "holds a NUL character, which no program can be given; remove it"),
+        false => Ok(()),
+    }
+}
+
+fn check_span(field: &str, span: Option<Duration>) -> Result<(), Wrong> {
+    match span.filter(|span| *span > MAX_SPAN) {
+        Some(span) => wrong(field, format!("{span:?} is more than a day; give at most \"24h\"")),
+        None => Ok(()),
+    }
+}
+
+fn check_sizes(config: &Config) -> Result<(), Wrong> {
+    let log = &config.log;
+    for (field, bytes) in [("log.bytes", log.bytes), ("log.bytes_per_dn", log.bytes_per_dn)] {
+        if bytes.get() < MIN_LOG_BYTES {
+            return wrong(field, format!("{bytes} is too little for a log; give at least {MIN_LOG_BYTES}"));
+        }
+    }
+    if log.bytes_per_dn > log.bytes {
+        let message = format!("is more than log.bytes, {}; lower it or raise that", log.bytes);
+        return wrong("log.bytes_per_dn", message);
+    }
+    let keep = config.events.keep;
+    if keep.get() > MAX_EVENTS {
+        return wrong(
+            "events.keep",
+            format!("{keep} is too much to keep in memory; give at most {MAX_EVENTS}"),
+        );
+    }
+    Ok(())
 }
 
 /// Whether a service can be called so: it becomes a part of a DN.
@@ -83,11 +152,29 @@ fn check_service(config: &Config, index: usize, service: &UserService) -> Result
     if let Some(key) = service.environment.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
         return wrong(field("environment"), format!("{key:?} can't be a variable's name"));
     }
+    check_texts(index, service)?;
+    check_span(&field("grace"), service.grace)?;
     if !service.directory.is_absolute() {
         return wrong(field("directory"), format!("{} is not absolute", service.directory.display()));
     }
     check_backoff(index, service)?;
     check_dependencies(config, index, service)
+}
+
+fn check_texts(index: usize, service: &UserService) -> Result<(), Wrong> {
+    let field = |name: &str| format!("service[{index}].{name}");
+    check_nul(&field("command"), &service.command)?;
+    check_nul(&field("environment"), service.environment.values())?;
+    check_nul(&field("directory"), service.directory.to_str())?;
+    check_nul(&field("user"), service.user.as_deref())?;
+    if let Readiness::Probe { command, timeout } = &service.readiness {
+        check_nul(&field("readiness"), command)?;
+        check_span(&field("readiness"), Some(*timeout))?;
+        if timeout.is_zero() {
+            return wrong(field("readiness"), "a timeout of nothing would always have passed; give \"60s\"");
+        }
+    }
+    Ok(())
 }
 
 fn check_backoff(index: usize, service: &UserService) -> Result<(), Wrong> {
@@ -99,6 +186,11 @@ fn check_backoff(index: usize, service: &UserService) -> Result<(), Wrong> {
     if !(0.0..=1.0).contains(&backoff.jitter) {
         return wrong(field("jitter"), format!("{} is not between 0 and 1", backoff.jitter));
     }
+    if backoff.initial < MIN_BACKOFF {
+        let message = "a service that can't start would be started without pause; give at least \"1ms\"";
+        return wrong(field("initial"), message);
+    }
+    check_span(&field("max"), Some(backoff.max))?;
     if backoff.initial > backoff.max {
         return wrong(field("initial"), format!("{:?} is more than max, {:?}", backoff.initial, backoff.max));
     }
@@ -109,6 +201,9 @@ fn check_dependencies(config: &Config, index: usize, service: &UserService) -> R
     let services = &config.services;
     for (at, dependency) in service.depends_on.iter().enumerate() {
         let field = format!("service[{index}].depends_on[{at}]");
+        if service.depends_on[..at].contains(dependency) {
+            return wrong(field, format!("{} depends on {dependency} already; remove one", service.name));
+        }
         let enabled = match dependency.as_str() {
             "etcd" => services.etcd.enable,
             "containerd" => services.containerd.enable,

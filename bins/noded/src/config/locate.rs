@@ -13,6 +13,40 @@ impl<'a> Document<'a> {
         DeTable::parse(text).map(Self)
     }
 
+    /// A table of the file that is written as something else: where, its name, and how it is written instead. The
+    /// parser would take the values of a list for those of the table's keys, in their order.
+    pub(super) fn misshapen(&self) -> Option<(Range<usize>, String, String)> {
+        for path in ["node", "log", "events", "control", "services", "services.etcd", "services.containerd"] {
+            if let Some((value, span)) = self.value_at(path)
+                && !value.is_table()
+            {
+                let hint = match path {
+                    "services" => "; a service of your own is a [[service]]",
+                    _ => "",
+                };
+                let message = format!("must be a table, written [{path}]{hint}");
+                return Some((span, path.to_owned(), message));
+            }
+        }
+        let (services, span) = self.value_at("service")?;
+        let all_tables =
+            services.as_array().is_some_and(|all| all.iter().all(|one| one.get_ref().is_table()));
+        let message = "there may be several services, so each is written [[service]], in two brackets";
+        (!all_tables).then(|| (span, "service".to_owned(), message.to_owned()))
+    }
+
+    /// The value of a key that lies in tables alone.
+    fn value_at(&self, path: &str) -> Option<(&DeValue<'a>, Range<usize>)> {
+        let mut fields = Some(self.0.get_ref());
+        let mut found = None;
+        for step in path.split('.') {
+            let (_, value) = fields?.iter().find(|(key, _)| key.get_ref() == step)?;
+            fields = value.get_ref().as_table();
+            found = Some((value.get_ref(), value.span()));
+        }
+        found
+    }
+
     /// The innermost field that holds this place, as `service[0].name`.
     pub(super) fn path_at(&self, place: Range<usize>) -> String {
         let mut path = String::new();
@@ -101,7 +135,46 @@ pub(super) fn position(text: &str, place: Option<Range<usize>>) -> Option<(usize
     Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
 }
 
-/// The parser's message without line breaks: everything about one fault is to be one line.
-pub(super) fn one_line(error: &toml::de::Error) -> String {
-    error.message().lines().map(str::trim).collect::<Vec<_>>().join("; ")
+/// The parser's message without line breaks, for everything about one fault is to be one line; and the key that it is
+/// about, if it does not name it.
+pub(super) fn one_line(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    let place = error.span().and_then(|span| text.get(span)).unwrap_or_default();
+    match message.as_str() {
+        "duplicate key" if !place.is_empty() => {
+            format!("the key {place} is given twice in the same table; remove one of them")
+        }
+        _ => in_words(&message),
+    }
+}
+
+/// What serde says about a value of the wrong type, in words of a person who writes such files.
+fn in_words(message: &str) -> String {
+    let wrong = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
+    let Some((given, expected)) = wrong.and_then(|wrong| wrong.split_once(", expected ")) else {
+        return message.to_owned();
+    };
+    let expected = match expected {
+        "a nonzero u16" => "a whole number from 1 to 65535, without quotes",
+        "a nonzero usize" => "a whole number above 0, without quotes",
+        "a boolean" => "true or false, without quotes",
+        "f64" => "a number, without quotes",
+        "a string" | "path string" => "text in quotes",
+        "a sequence" => "a list in brackets, like [\"a\", \"b\"]",
+        "a map" => "a table in braces, like { KEY = \"value\" }",
+        other if other.starts_with("struct ") => "a table with keys of its own",
+        other => other,
+    };
+    let given = match given {
+        "sequence" => "a list",
+        "map" => "a table",
+        other => match other.split_once(' ') {
+            Some(("string", text)) => text,
+            Some(("integer" | "boolean" | "floating", text)) => {
+                text.trim_start_matches("point ").trim_matches('`')
+            }
+            _ => other,
+        },
+    };
+    format!("must be {expected}, not {given}")
 }
