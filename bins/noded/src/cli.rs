@@ -19,12 +19,12 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Runs the node until SIGTERM or SIGINT, which drain it; a second one forces.
+    /// Runs the node until SIGTERM, SIGINT or SIGHUP, which drain it; a second one, a second later, forces.
     Run {
         #[command(flatten)]
         node: NodeArgs,
-        /// Log entries of this level and above go to stderr as well: trace, debug, info, warning, error, fatal or off.
-        #[arg(long, value_name = "LEVEL", default_value = "warning", value_parser = console_level)]
+        /// Log entries of this level and above go to stderr as well: trace, debug, info, warn, error, fatal or off.
+        #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = console_level)]
         log_level: ConsoleLevel,
     },
     /// Says what `run` would do and what is missing; touches nothing.
@@ -62,7 +62,10 @@ pub(crate) struct ConsoleLevel(pub(crate) Option<Level>);
 fn console_level(text: &str) -> Result<ConsoleLevel, String> {
     match text {
         "off" => Ok(ConsoleLevel(None)),
-        level => level.parse().map(|level| ConsoleLevel(Some(level))).map_err(|_| "no such level".to_owned()),
+        level => level
+            .parse()
+            .map(|level| ConsoleLevel(Some(level)))
+            .map_err(|_| "use trace, debug, info, warn, error, fatal or off".to_owned()),
     }
 }
 
@@ -71,6 +74,17 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+
+    #[test]
+    fn a_wrong_level_is_answered_with_all_of_them() {
+        for text in ["warn", "warning", "W"] {
+            assert_eq!(console_level(text).map(|level| level.0), Ok(Some(Level::Warn)), "{text}");
+        }
+        let error = console_level("loud").expect_err("there is none");
+        for level in Level::ALL {
+            assert!(error.contains(level.as_str()), "{level}: {error}");
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -1,7 +1,7 @@
 //! A node: the tree of everything that a plan says.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use nodekeel_logtree::{Journal, Level, Limits, Message};
@@ -71,6 +71,9 @@ pub enum StartError {
     /// The data directory can't be used.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The control API can't be served where it should be.
+    #[error(transparent)]
+    Control(Box<dyn std::error::Error + Send + Sync>),
     /// A runnable of the builder's has a name that can't be had.
     #[error("no runnable can be called {name:?}: it is no name, taken, or one of {}", RESERVED.join(", "))]
     Name {
@@ -142,6 +145,9 @@ impl Node {
         check_names(&deps.runnables)?;
         let data = DataDir::take(&plan.config.node.data)?;
         prepare(&plan, &data)?;
+        let listening =
+            control::Listening::new(&plan.socket).map_err(|error| StartError::Control(error.into()))?;
+        let listening: control::First = Arc::new(Mutex::new(Some(listening)));
         let history = History::new(plan.config.events.keep);
         let shared = Arc::new(Shared {
             plan,
@@ -155,10 +161,11 @@ impl Node {
             let dn = planned.dn.parse().expect("a planned service has a valid name");
             shared.journal.append(&dn, Message::new(Level::Warn, format!("skipped: {reason}")));
         }
-        let supervisor = Supervisor::builder()
-            .output(JournalSink(deps.journal))
-            .hook(history)
-            .start(root(Arc::clone(&shared), deps.runnables));
+        let supervisor = Supervisor::builder().output(JournalSink(deps.journal)).hook(history).start(root(
+            Arc::clone(&shared),
+            listening,
+            deps.runnables,
+        ));
         shared.put(Some(Arc::new(supervisor)));
         Ok(Self { shared, _data: data })
     }
@@ -232,12 +239,12 @@ fn prepare(plan: &Plan, data: &DataDir) -> Result<(), DataError> {
 }
 
 /// The root: the control API first, so that it is the last to stop; then the builder's own, then the services.
-fn root(shared: Arc<Shared>, own: Vec<Own>) -> impl Runnable {
+fn root(shared: Arc<Shared>, listening: control::First, own: Vec<Own>) -> impl Runnable {
     let own: Arc<[Own]> = own.into();
     move |ctx: Context| {
-        let (shared, own) = (Arc::clone(&shared), Arc::clone(&own));
+        let (shared, listening, own) = (Arc::clone(&shared), Arc::clone(&listening), Arc::clone(&own));
         async move {
-            ctx.run("control", control::serve(Arc::clone(&shared)))?;
+            ctx.run("control", control::serve(Arc::clone(&shared), listening))?;
             for Own { name, runnable } in own.iter() {
                 ctx.run(name.clone(), share(runnable))?;
             }

@@ -8,15 +8,21 @@ use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// How long a manager that does not read its messages is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Sends one message to the socket of this name.
 ///
 /// # Errors
-/// There is no such socket, or it does not take the message.
+/// There is no such socket, or it does not take the message within a second.
 pub fn notify(socket: &OsStr, message: &str) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address).map(drop)
+    let sender = UnixDatagram::unbound()?;
+    sender.set_write_timeout(Some(PATIENCE))?;
+    sender.send_to_addr(message.as_bytes(), &address).map(drop)
 }

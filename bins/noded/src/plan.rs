@@ -16,7 +16,7 @@ pub const MAX_SOCKET_BYTES: usize = 107;
 /// Room that the node itself must find on its disk.
 const NODE_BYTES: u64 = 1 << 20;
 
-/// Room that etcd must find: it allocates its first two log segments of 64 MB at its start.
+/// Room that a new etcd must find: it allocates its first two log segments of 64 MB at its start.
 const ETCD_BYTES: u64 = 128 << 20;
 
 /// What a node is going to run.
@@ -124,31 +124,52 @@ impl Plan {
     /// What is missing without `dev`, and what stands in the way: see [`Problems`].
     pub fn make(mut config: Config, search: Search, dev: bool) -> Result<Self, Problems> {
         let in_the_way = |error: String| Problems { lines: vec![error], in_use: false };
-        config.node.data = std::path::absolute(&config.node.data)
-            .map_err(|error| in_the_way(format!("{}: {error}", config.node.data.display())))?;
+        let absolute = |path: &Path| {
+            std::path::absolute(path).map_err(|error| in_the_way(format!("{}: {error}", path.display())))
+        };
+        config.node.data = absolute(&config.node.data)?;
+        let socket = absolute(&config.socket())?;
         let mut planner = Planner { dev, search: &search, problems: Vec::new(), services: Vec::new() };
         planner.etcd(&config);
         planner.containerd(&config);
         planner.user_services(&config);
         let Planner { mut problems, services, .. } = planner;
 
-        let runs_etcd = services.iter().any(|s| s.skipped.is_none() && matches!(s.service, Service::Etcd(_)));
-        let needed = NODE_BYTES + if runs_etcd { ETCD_BYTES } else { 0 };
-        match data::probe(&config.node.data, needed) {
+        let data = &config.node.data;
+        let (below, needed) = needs(data, &services);
+        match data::probe(data, &below, needed) {
             Ok(()) => {}
             Err(error @ DataError::InUse { .. }) => {
                 return Err(Problems { lines: vec![error.to_string()], in_use: true });
             }
             Err(error) => problems.push(error.to_string()),
         }
-        let socket = config.socket();
+        problems.extend(too_much(config.log.bytes.get()));
         problems.extend(too_long(&socket, "set control.socket to a shorter path, or give a shorter --data"));
-        problems.extend(control::probe(&socket).err().map(|error| error.to_string()));
+        problems.extend(control::probe(&socket, data).err().map(|error| error.to_string()));
         if !problems.is_empty() {
             return Err(Problems { lines: problems, in_use: false });
         }
         Ok(Self { config, socket, services, search })
     }
+}
+
+/// The directories below the data directory that will be used, and the bytes that have to be free.
+fn needs(data: &Path, services: &[Planned]) -> (Vec<&'static str>, u64) {
+    let mut below = vec!["run"];
+    let mut bytes = NODE_BYTES;
+    for planned in services.iter().filter(|planned| planned.skipped.is_none()) {
+        match planned.service {
+            Service::Etcd(_) => {
+                below.push("etcd");
+                // One that has run has its segments already.
+                bytes += if data.join("etcd/member").exists() { 0 } else { ETCD_BYTES };
+            }
+            Service::Containerd(_) => below.extend(["containerd", "run/containerd"]),
+            Service::User(_) => {}
+        }
+    }
+    (below, bytes)
 }
 
 struct Planner<'a> {
@@ -225,6 +246,12 @@ impl Planner<'_> {
                 }),
                 _ => None,
             };
+            if skipped.is_none() && !service.directory.is_dir() {
+                let directory = service.directory.display();
+                let reason =
+                    format!("there is no directory {directory}: create it, or correct its directory");
+                skipped = self.missing(&service.name, reason);
+            }
             let after: Vec<_> = service.depends_on.iter().map(|name| dn_of(name)).collect();
             let gone =
                 |dn: &&String| self.services.iter().any(|known| known.dn == **dn && known.skipped.is_some());
@@ -285,12 +312,26 @@ fn dn_of(name: &str) -> String {
     }
 }
 
+/// A log for which this machine has no memory.
+fn too_much(log_bytes: usize) -> Option<String> {
+    let memory = memory(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+    (log_bytes as u64 > memory).then(|| {
+        format!("log.bytes is {log_bytes}, and this machine has {memory} bytes of memory; set it to less")
+    })
+}
+
+/// *Source:* proc_meminfo(5): `MemTotal: 16384000 kB`, where kB are 1024 bytes.
+fn memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 fn too_long(socket: &Path, remedy: &str) -> Option<String> {
     let bytes = socket.as_os_str().len();
     (bytes > MAX_SOCKET_BYTES).then(|| {
         let path = socket.display();
         format!(
-            "socket path {path} has {bytes} bytes, of which a unix socket takes {MAX_SOCKET_BYTES}; {remedy}"
+            "socket path {path} has {bytes} bytes, and a unix socket's has at most {MAX_SOCKET_BYTES}; {remedy}"
         )
     })
 }

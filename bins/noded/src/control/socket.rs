@@ -12,14 +12,24 @@ use futures_util::Stream;
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
 
+use crate::data::{DataError, probe_directory};
+
 /// Why the control API can't be served where it should be.
 #[derive(Debug, Error)]
 pub(crate) enum BindError {
     #[error("{} is served by another program; set control.socket to another path", path.display())]
     Live { path: PathBuf },
-    #[error("{} is no socket and will not be replaced; move it away, or set control.socket", path.display())]
-    NoSocket { path: PathBuf },
-    #[error("serve on {}", path.display())]
+    #[error(
+        "the control socket can't be made at {}: {what} is there and will not be replaced; move it away, or set \
+         control.socket to another path",
+        path.display()
+    )]
+    NoSocket { path: PathBuf, what: &'static str },
+    #[error("the control socket can't be made at {}: there is no directory {}; create it, or set control.socket", path.display(), parent.display())]
+    NoParent { path: PathBuf, parent: PathBuf },
+    #[error("the control socket can't be made at {}: {reason}; set control.socket to another path", path.display())]
+    Parent { path: PathBuf, reason: String },
+    #[error("make the control socket {}", path.display())]
     Bind {
         path: PathBuf,
         #[source]
@@ -27,13 +37,43 @@ pub(crate) enum BindError {
     },
 }
 
-/// Says whether something is in the way of the socket; touches nothing.
-pub(crate) fn probe(path: &Path) -> Result<(), BindError> {
-    match fs::symlink_metadata(path) {
-        Ok(file) if !file.file_type().is_socket() => Err(BindError::NoSocket { path: path.to_owned() }),
-        Ok(_) if UnixStream::connect(path).is_ok() => Err(BindError::Live { path: path.to_owned() }),
-        _ => Ok(()),
+/// Says what would keep the socket from being made by a node with this data directory; touches nothing.
+pub(crate) fn probe(path: &Path, data: &Path) -> Result<(), BindError> {
+    probe_file(path)?;
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    if parent == data || parent == data.join("run") {
+        // They are the data directory's matter, which makes them.
+        return Ok(());
     }
+    let (path, parent) = (path.to_owned(), parent.to_owned());
+    match probe_directory(&parent) {
+        Ok(()) => Ok(()),
+        _ if !parent.exists() => Err(BindError::NoParent { path, parent }),
+        Err(DataError::NotADirectory { path: file }) => {
+            Err(BindError::Parent { path, reason: format!("{} is no directory", file.display()) })
+        }
+        Err(DataError::Unfit { path: directory, why }) => {
+            Err(BindError::Parent { path, reason: format!("{} is {why}", directory.display()) })
+        }
+        Err(_) => {
+            Err(BindError::Parent { path, reason: format!("no permission to write to {}", parent.display()) })
+        }
+    }
+}
+
+/// Says whether something else is where the socket should be.
+fn probe_file(path: &Path) -> Result<(), BindError> {
+    let Ok(file) = fs::symlink_metadata(path) else { return Ok(()) };
+    let (path, kind) = (path.to_owned(), file.file_type());
+    let what = match () {
+        () if kind.is_socket() && UnixStream::connect(&path).is_ok() => return Err(BindError::Live { path }),
+        () if kind.is_socket() => return Ok(()),
+        () if kind.is_dir() => "a directory",
+        () if kind.is_symlink() => "a symbolic link",
+        () if kind.is_file() => "a file",
+        () => "something that is no socket",
+    };
+    Err(BindError::NoSocket { path, what })
 }
 
 /// The accepted connections; the socket's file goes with it.
@@ -68,7 +108,7 @@ impl Drop for Listening {
 ///
 /// Between the file's creation and its mode another user might connect: every call's credentials are checked too.
 fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    probe(path)?;
+    probe_file(path)?;
     let failed = |source| BindError::Bind { path: path.to_owned(), source };
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),

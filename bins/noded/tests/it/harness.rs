@@ -105,7 +105,8 @@ impl Noded {
             noded(&["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()]);
         change(command.args(args).stderr(Stdio::piped()));
         let mut child = command.spawn().unwrap();
-        let stderr = lines(child.stderr.take().unwrap());
+        // Where it is not piped, there is nothing to read.
+        let stderr = child.stderr.take().map_or_else(|| channel().1, lines);
         Self { child, stderr, scratch }
     }
 
@@ -176,6 +177,11 @@ impl Noded {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
+    /// Whether it has ended.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
     /// Its end, and what it still said.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
         let mut lines = Vec::new();
@@ -194,9 +200,15 @@ impl Noded {
 }
 
 impl Drop for Noded {
+    /// A test that fails leaves services behind, and what they have started does not go with them.
     fn drop(&mut self) {
+        let running = matches!(self.child.try_wait(), Ok(None));
+        let below = if running { testbed::leftovers::processes(self.scratch.path()) } else { Ok(Vec::new()) };
         let _ = self.child.kill();
         let _ = self.child.wait();
+        for process in below.unwrap_or_default() {
+            let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+        }
     }
 }
 

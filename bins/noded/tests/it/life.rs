@@ -1,11 +1,15 @@
 //! A node's life as a process: ready, drained, forced, and what is skipped.
 
+use std::io::Write as _;
 use std::os::unix::net::UnixDatagram;
 
 use nix::sys::signal::Signal;
 use testbed::Scratch;
 
 use crate::harness::{BARE, HANG, Noded, as_plain_user, failed, noded, plain_user, service};
+
+/// A key of a service whose script runs programs.
+const PATH: &str = "environment = { PATH = \"/usr/bin:/bin\" }";
 
 #[test]
 fn it_tells_its_service_manager_that_it_is_ready_and_that_it_stops() {
@@ -57,25 +61,89 @@ fn a_term_drains_in_reverse_order_and_ends_with_0() {
     assert!(!node.socket().exists());
 }
 
-#[test]
-fn a_second_signal_forces_and_leaves_nobody_behind() {
-    let stubborn =
-        service("stubborn", "trap '' TERM; echo $$; while :; do sleep 1000; done", "grace = \"1h\"");
-    let mut node = Noded::start(&format!("{BARE}{stubborn}"));
+/// A service that ignores TERM, and the pid of its shell.
+fn stubborn(grace: &str) -> (Noded, u32) {
+    let script = "trap '' TERM; echo $$; while :; do sleep 1000; done";
+    let config = format!("{BARE}{}", service("stubborn", script, &format!("grace = {grace:?}\n{PATH}")));
+    let node = Noded::start(&config);
     node.ask(&["start", "--wait", "root.service.stubborn"]);
     // The line is written when the shell has set its trap.
     let line = node.follow(&["logs", "-f", "--raw", "root.service.stubborn"]).find(|_| true);
-    let pid: u32 = line["text"].as_str().unwrap().parse().unwrap();
+    let pid = line["text"].as_str().unwrap().parse().unwrap();
+    (node, pid)
+}
+
+#[test]
+fn a_later_signal_forces_and_leaves_nobody_behind() {
+    let (mut node, pid) = stubborn("1h");
     node.signal(Signal::SIGTERM);
     node.wait_for_line("a second signal forces");
-    node.signal(Signal::SIGTERM);
-    let (status, lines) = node.wait();
+    let forced = || {
+        node.signal(Signal::SIGTERM);
+        node.ended().ok_or_else(|| anyhow::anyhow!("it goes on"))
+    };
+    let status = testbed::wait_until(HANG, "its end", forced).unwrap();
+    let (_, lines) = node.wait();
     assert_eq!(status.code(), Some(7), "{lines:#?}");
     let gone = || match std::path::Path::new(&format!("/proc/{pid}")).exists() {
         false => Ok(()),
         true => anyhow::bail!("{pid} lives"),
     };
     testbed::wait_until(HANG, "the service's end", gone).unwrap();
+}
+
+#[test]
+fn copies_of_a_signal_within_a_second_are_one() {
+    let (mut node, _) = stubborn("1500ms");
+    node.signal(Signal::SIGTERM);
+    node.wait_for_line("a second signal forces");
+    node.signal(Signal::SIGTERM);
+    node.signal(Signal::SIGINT);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+}
+
+#[test]
+fn a_hangup_drains_too() {
+    let mut node = Noded::start(&format!("{BARE}{}", service("a", "exec sleep 1000", PATH)));
+    node.signal(Signal::SIGHUP);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert!(!node.socket().exists());
+}
+
+#[test]
+fn a_term_stops_it_though_nobody_reads_what_it_prints() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let bytes = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
+    writer.write_all(&vec![b'x'; usize::try_from(bytes).unwrap()]).unwrap();
+    let mut node = Noded::spawn(Scratch::new().unwrap(), BARE, &["--log-level", "info"], |command| {
+        command.stderr(writer);
+    });
+    let ready = || match node.nodectl(&["tree"]).status.success() {
+        true => Ok(()),
+        false => anyhow::bail!("not yet"),
+    };
+    testbed::wait_until(HANG, "the control API", ready).unwrap();
+    node.signal(Signal::SIGTERM);
+    let ended = || node.ended().ok_or_else(|| anyhow::anyhow!("it goes on"));
+    let status = testbed::wait_until(HANG, "its end", ended).unwrap();
+    assert_eq!(status.code(), Some(0));
+    drop(reader);
+}
+
+#[test]
+fn its_own_debug_entries_are_shown_when_they_are_asked_for() {
+    for (level, shown) in [("debug", true), ("info", false)] {
+        let scratch = Scratch::new().unwrap();
+        let mut node = Noded::start_in(scratch, BARE, &["--log-level", level]);
+        let log = node.ask(&["-o", "json", "logs"]);
+        assert_eq!(log.contains(r#""level":"debug""#), shown, "{log}");
+        node.signal(Signal::SIGTERM);
+        let (_, lines) = node.wait();
+        let debug = lines.iter().any(|line| line.contains(" D"));
+        assert!(shown || !debug, "{lines:#?}");
+    }
 }
 
 #[test]
