@@ -3,23 +3,20 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_util::FutureExt as _;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::Instrument as _;
 
 use crate::driver::Driver;
-use crate::machine::{Ended, Key, SignalError, SpawnError};
+use crate::machine::{Ended, Key, Machine, SignalError, SpawnError, Time};
 use crate::name::NameError;
 use crate::output::{Origin, Stream};
 use crate::process::Host;
 use crate::runnable::{Cancelled, Child, Runnable};
 use crate::state::Exit;
-use crate::task::panic_message;
+use crate::task;
 
 /// One run's view of the tree. It is cheap to clone, and becomes stale when the run ends: then it can still be asked
 /// for its name, but whatever it tries gets an error and never reaches the node's next run.
@@ -32,13 +29,15 @@ struct Inner {
     dn: Arc<str>,
     generation: u64,
     token: CancellationToken,
+    /// Drops what still runs, where the cancellation did not help.
+    abort: CancellationToken,
     helpers: Mutex<Helpers>,
 }
 
 /// The helper tasks of a run, for which its end waits.
 #[derive(Default)]
 struct Helpers {
-    tasks: Option<(TaskTracker, CancellationToken)>,
+    tasks: Option<TaskTracker>,
     closed: bool,
 }
 
@@ -68,9 +67,9 @@ impl Context {
         key: Key,
         dn: Arc<str>,
         generation: u64,
-        token: CancellationToken,
+        [token, abort]: [CancellationToken; 2],
     ) -> Self {
-        Self(Arc::new(Inner { driver, key, dn, generation, token, helpers: Mutex::default() }))
+        Self(Arc::new(Inner { driver, key, dn, generation, token, abort, helpers: Mutex::default() }))
     }
 
     /// Adds one child, a group of its own, and starts it.
@@ -96,7 +95,7 @@ impl Context {
     /// # Errors
     /// [`SignalError::Stale`], or [`SignalError::ReadyTwice`], which has cancelled this run.
     pub fn ready(&self) -> Result<(), SignalError> {
-        self.0.driver.apply(|machine, now| machine.ready(now, self.0.key))
+        self.signal(|machine, now| machine.ready(now, self.0.key))
     }
 
     /// Says that the work is done and the runnable is about to return `Ok`: it is not started again by itself, and its
@@ -105,7 +104,7 @@ impl Context {
     /// # Errors
     /// [`SignalError::Stale`], or a wrong order, which has cancelled this run.
     pub fn done(&self) -> Result<(), SignalError> {
-        self.0.driver.apply(|machine, now| machine.done(now, self.0.key))
+        self.signal(|machine, now| machine.done(now, self.0.key))
     }
 
     /// The runnable's name in the tree, `root.a.b`.
@@ -173,15 +172,14 @@ impl Context {
         if helpers.closed {
             return Err(Stale);
         }
-        let (tasks, abort) = helpers.tasks.get_or_insert_default();
-        let (context, abort) = (self.clone(), abort.clone());
+        let context = self.clone();
         let contained = async move {
-            let helper = AssertUnwindSafe(helper).catch_unwind();
-            if let Some(Err(panic)) = abort.run_until_cancelled(helper).await {
-                context.doom(Exit::Panicked { message: panic_message(&*panic) });
+            if let Some(Err(message)) = task::contain(&context, helper).await {
+                context.doom(Exit::Panicked { message });
             }
         };
-        tasks.spawn(contained.instrument(self.span()));
+        let tasks = helpers.tasks.get_or_insert_default();
+        tasks.spawn_on(contained, self.0.driver.runtime());
         Ok(())
     }
 
@@ -209,19 +207,36 @@ impl Context {
         self.0.driver.processes()
     }
 
+    fn signal(
+        &self,
+        signal: impl FnOnce(&mut Machine, Time) -> Result<(), SignalError>,
+    ) -> Result<(), SignalError> {
+        if task::is_foreign(self.0.key) {
+            return Err(SignalError::Foreign { dn: self.0.dn.to_string() });
+        }
+        self.0.driver.apply(signal)
+    }
+
     /// The run is to end as failed, whatever its runnable returns.
     fn doom(&self, exit: Exit) {
         self.0.driver.apply(|machine, now| machine.doom(now, self.0.key, exit));
     }
 
+    /// The runnable has begun to end, by itself: from now on it counts as ready no more.
+    pub(crate) fn ending(&self) {
+        self.0.driver.apply(|machine, now| machine.ending(now, self.0.key));
+    }
+
     pub(crate) fn exited(&self, ended: Ended) {
-        let mut helpers = self.0.helpers.lock().unwrap_or_else(PoisonError::into_inner);
-        helpers.closed = true;
-        if let Some((_, abort)) = helpers.tasks.take() {
-            abort.cancel();
-        }
-        drop(helpers);
         self.0.driver.apply(|machine, now| machine.exited(now, self.0.key, ended));
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        self.0.key
+    }
+
+    pub(crate) fn abort(&self) -> &CancellationToken {
+        &self.0.abort
     }
 
     /// Waits for the helpers, which are told to stop unless the runnable ended well.
@@ -229,15 +244,14 @@ impl Context {
         let tasks = {
             let mut helpers = self.0.helpers.lock().unwrap_or_else(PoisonError::into_inner);
             helpers.closed = true;
-            helpers.tasks.clone()
+            helpers.tasks.take()
         };
-        let Some((tasks, _)) = tasks else { return };
+        let Some(tasks) = tasks else { return };
         tasks.close();
-        if tasks.is_empty() {
-            return;
+        if !tasks.is_empty() {
+            self.0.driver.apply(|machine, now| machine.returned(now, self.0.key, ended.clone()));
+            tasks.wait().await;
         }
-        self.0.driver.apply(|machine, now| machine.returned(now, self.0.key, ended.clone()));
-        tasks.wait().await;
     }
 }
 
@@ -268,6 +282,6 @@ impl Drop for Dependency<'_> {
 
 impl Context {
     fn set_dependency(&self, dn: Option<Arc<str>>) {
-        self.0.driver.apply(|machine, _| machine.set_dependency(self.0.key, dn));
+        self.0.driver.note_dependency(self.0.key, dn);
     }
 }

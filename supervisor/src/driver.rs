@@ -1,14 +1,13 @@
 //! Drives the state machine: its actions become tasks, tokens, timers and events; what tasks do becomes calls.
 //!
 //! Every call runs to its end under one lock, the tasks that it starts included, so nobody ever sees half of a
-//! transition. Code that is not this crate's runs outside of it: hooks, the log, the drop of a runnable.
+//! transition. But for wakers, code that is not this crate's runs outside of it: hooks, the log, a runnable's drop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +34,8 @@ pub(crate) struct Driver {
     version: watch::Sender<u64>,
     finished: watch::Sender<bool>,
     pub(crate) output: Box<dyn OutputSink>,
+    /// What runs child processes, from the first of them on.
+    processes: Mutex<Option<Arc<Host>>>,
 }
 
 struct DriverState {
@@ -46,14 +47,12 @@ struct DriverState {
     events: Option<mpsc::UnboundedSender<Event>>,
     next_seq: u64,
     armed: Option<Time>,
-    /// What runs child processes, from the first of them on.
-    processes: Option<Arc<Host>>,
 }
 
 struct Run {
     runnable: Arc<dyn Runnable>,
     token: CancellationToken,
-    task: Option<AbortHandle>,
+    abort: CancellationToken,
 }
 
 /// What is left to do when the lock is free: it calls code that is not this crate's.
@@ -97,7 +96,6 @@ impl Driver {
             events,
             next_seq: 1,
             armed: None,
-            processes: None,
         };
         let driver = Arc::new(Self {
             state: Mutex::new(state),
@@ -109,6 +107,7 @@ impl Driver {
             version: watch::Sender::new(0),
             finished: watch::Sender::new(false),
             output,
+            processes: Mutex::default(),
         });
         driver.apply(|_, _| ());
         driver.runtime.spawn(keep_time(Arc::clone(&driver)));
@@ -165,13 +164,21 @@ impl Driver {
 
     /// What runs child processes, made by the first who asks.
     pub(crate) fn processes(&self) -> std::io::Result<Arc<Host>> {
-        let mut state = self.lock();
-        if let Some(host) = &state.processes {
-            return Ok(Arc::clone(host));
+        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*processes {
+            Some(host) => Ok(Arc::clone(host)),
+            None => Ok(Arc::clone(processes.insert(Arc::new(Host::new()?)))),
         }
-        let host = Arc::new(Host::new()?);
-        state.processes = Some(Arc::clone(&host));
-        Ok(host)
+    }
+
+    /// Notes for the status that a runnable waits for another one, or no longer does.
+    pub(crate) fn note_dependency(&self, key: Key, dn: Option<Arc<str>>) {
+        self.lock().machine.set_dependency(key, dn);
+        self.version.send_modify(|version| *version += 1);
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// A counter that changes with the tree.
@@ -184,6 +191,7 @@ impl Driver {
         let mut finished = self.finished.subscribe();
         // The sender lives as long as `self`, so this can't fail.
         drop(finished.wait_for(|finished| *finished).await);
+        *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// The time of day of a point in the tree's time.
@@ -204,18 +212,13 @@ impl Driver {
             match action {
                 Action::Start { key, dn, generation } => self.start_run(state, key, dn, generation),
                 Action::Cancel(key) => state.run_mut(key.slot).token.cancel(),
-                Action::Abort(key) => {
-                    if let Some(task) = &state.run_mut(key.slot).task {
-                        task.abort();
-                    }
-                }
+                Action::Abort(key) => state.run_mut(key.slot).abort.cancel(),
                 Action::Forget { slot } => outcome.forgotten.extend(state.runs[slot as usize].take()),
                 Action::Event { dn, generation, change } => {
                     outcome.events.push(self.event(state, dn, generation, change));
                 }
                 Action::Finished => {
                     state.events = None;
-                    state.processes = None;
                     outcome.forgotten.extend(state.runs.drain(..).flatten());
                     self.finished.send_replace(true);
                 }
@@ -234,10 +237,10 @@ impl Driver {
 
     fn start_run(self: &Arc<Self>, state: &mut DriverState, key: Key, dn: Arc<str>, generation: u64) {
         let run = state.run_mut(key.slot);
-        run.token = CancellationToken::new();
-        let context = Context::new(Arc::clone(self), key, dn, generation, run.token.clone());
-        let task = self.runtime.spawn(task::run(Arc::clone(&run.runnable), context));
-        run.task = Some(task.abort_handle());
+        (run.token, run.abort) = (CancellationToken::new(), CancellationToken::new());
+        let tokens = [run.token.clone(), run.abort.clone()];
+        let context = Context::new(Arc::clone(self), key, dn, generation, tokens);
+        self.runtime.spawn(task::run(Arc::clone(&run.runnable), context));
     }
 
     fn event(&self, state: &mut DriverState, dn: Arc<str>, generation: u64, change: Change) -> Event {
@@ -268,7 +271,7 @@ impl DriverState {
 
 impl Run {
     fn of(runnable: Box<dyn Runnable>) -> Self {
-        Self { runnable: runnable.into(), token: CancellationToken::new(), task: None }
+        Self { runnable: runnable.into(), token: CancellationToken::new(), abort: CancellationToken::new() }
     }
 }
 

@@ -122,7 +122,7 @@ impl fmt::Display for Cause {
 /// # Contract
 /// Called from one task, one event after the other in the order of [`Event::seq`], each exactly once; all of them have
 /// been delivered when [`shutdown`](crate::Supervisor::shutdown) returns. A slow hook delays no runnable, but the
-/// events wait in memory meanwhile.
+/// events wait in memory meanwhile. A panic of the hook is logged, and only that event is lost to it.
 pub trait EventHook: Send + Sync + 'static {
     /// Takes one event.
     fn event(&self, event: &Event);

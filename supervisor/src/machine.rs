@@ -75,6 +75,9 @@ pub(crate) struct Machine {
 
 const ROOT_SLOT: u32 = 0;
 
+/// A hundred years: clocks can still count from now to then.
+const NEVER: Time = Duration::from_secs(100 * 365 * 24 * 3600);
+
 impl Machine {
     /// A tree of a root that is about to run.
     pub(crate) fn new(now: Time, settings: Settings, seed: u64) -> Self {
@@ -150,8 +153,10 @@ impl Machine {
         self.next_incarnation
     }
 
-    fn arm(&mut self, slot: u32, at: Time) {
+    /// Has the slot looked at after `delay`. What is further away than anybody lives is as good as never.
+    fn arm(&mut self, slot: u32, now: Time, delay: Time) {
         self.disarm(slot);
+        let at = now.saturating_add(delay.min(NEVER));
         self.node_mut(slot).timer = Some(at);
         self.timers.insert((at, slot));
     }

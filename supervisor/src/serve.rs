@@ -79,7 +79,7 @@ where
     }
 
     fn stop_within(&self) -> Option<Duration> {
-        Some(self.grace + Duration::from_secs(1))
+        Some(self.grace.saturating_add(Duration::from_secs(1)))
     }
 }
 

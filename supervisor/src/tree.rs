@@ -1,9 +1,10 @@
 //! The supervisor: what owns a tree, looks at it and brings it down.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::driver::Driver;
@@ -24,6 +25,7 @@ const DEFAULT_STOP_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Supervisor {
     driver: Arc<Driver>,
+    /// Locked while its end is waited for: whoever comes second waits too.
     hook: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -106,20 +108,16 @@ impl Supervisor {
     ///
     /// The tree can be looked at meanwhile, and afterwards.
     ///
-    /// # Panics
-    /// With what the hook has panicked with.
-    ///
     /// # Cancel safety
     /// The shutdown goes on when this is dropped; call it again to wait for its end.
     pub async fn shutdown(&self) -> ShutdownReport {
         self.driver.apply(Machine::shut_down);
         self.driver.finished().await;
-        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(hook) = hook
-            && let Err(error) = hook.await
-            && error.is_panic()
-        {
-            std::panic::resume_unwind(error.into_panic());
+        let mut hook = self.hook.lock().await;
+        if let Some(delivery) = hook.as_mut() {
+            // It contains the hook's panics, and nobody aborts it.
+            let _ = delivery.await;
+            *hook = None;
         }
         let stragglers = self.driver.read(|machine| {
             let named = machine.stragglers().iter();
@@ -218,6 +216,8 @@ impl std::fmt::Debug for Builder {
 /// Hands the events to the hook, until the last one has been sent.
 async fn deliver(mut events: mpsc::UnboundedReceiver<Event>, hook: Box<dyn EventHook>) {
     while let Some(event) = events.recv().await {
-        hook.event(&event);
+        if std::panic::catch_unwind(AssertUnwindSafe(|| hook.event(&event))).is_err() {
+            tracing::error!(dn = "supervisor", "the event hook panicked at event {}", event.seq);
+        }
     }
 }

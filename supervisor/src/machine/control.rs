@@ -57,7 +57,7 @@ impl Machine {
 
     /// Ends a hold, or a backoff, or the rest of a runnable that has ended; what runs already stays as it is.
     pub(crate) fn start_held(&mut self, now: Time, dn: &str) -> Result<(), ControlError> {
-        let slot = self.controllable(dn)?;
+        let slot = self.startable(dn)?;
         let node = self.node_mut(slot);
         let was_held = std::mem::take(&mut node.held);
         match node.phase {
@@ -65,31 +65,27 @@ impl Machine {
             State::New | State::Ready => {}
             // Its work is done and its children run: there is nothing to start.
             State::Done if node.live > 0 && !node.cancelled => {}
-            _ => self.start_again(slot, now)?,
+            _ => self.start_again(slot, now),
         }
         Ok(())
     }
 
     /// Stops a node's subtree and starts it again at once, whatever its policy and its backoff.
     pub(crate) fn restart_now(&mut self, now: Time, dn: &str) -> Result<(), ControlError> {
-        let slot = self.controllable(dn)?;
+        let slot = self.startable(dn)?;
         self.node_mut(slot).held = false;
-        self.start_again(slot, now)
+        self.start_again(slot, now);
+        Ok(())
     }
 
-    fn start_again(&mut self, slot: u32, now: Time) -> Result<(), ControlError> {
-        let node = self.node(slot);
-        if self.parent_is_cancelled(slot) {
-            return Err(ControlError::ParentEnded { dn: node.dn.to_string() });
-        }
-        if matches!(node.phase, State::Waiting | State::Stopped) {
+    fn start_again(&mut self, slot: u32, now: Time) {
+        if matches!(self.node(slot).phase, State::Waiting | State::Stopped) {
             self.start(slot, now);
         } else {
             self.node_mut(slot).again = true;
             self.cancel(slot, &Cause::Operator, now);
             self.settle(slot, now);
         }
-        Ok(())
     }
 
     /// The slot of the node with this DN.
@@ -100,6 +96,14 @@ impl Machine {
             Some(NameUse::Child(child)) => Some(*child),
             _ => None,
         })
+    }
+
+    fn startable(&self, dn: &str) -> Result<u32, ControlError> {
+        let slot = self.controllable(dn)?;
+        match self.parent_is_cancelled(slot) {
+            true => Err(ControlError::ParentEnded { dn: dn.to_owned() }),
+            false => Ok(slot),
+        }
     }
 
     fn controllable(&self, dn: &str) -> Result<u32, ControlError> {

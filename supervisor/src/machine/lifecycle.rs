@@ -6,6 +6,9 @@ use crate::event::{Cause, Change};
 use crate::policy::Restart;
 use crate::state::{Exit, State};
 
+/// How many records a node keeps of children that its runs no longer add. An operator's hold is kept beyond that.
+const MAX_HEIRS: usize = 1024;
+
 /// How a runnable's task ended, as its driver saw it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Ended {
@@ -24,6 +27,13 @@ impl Machine {
             && let (State::Dead, exit) = self.judge(slot, ended)
         {
             self.doom(now, key, exit);
+        }
+    }
+
+    /// A run has begun to end by itself: cleaning up is not working.
+    pub(crate) fn ending(&mut self, now: Time, key: Key) {
+        if let Some(slot) = self.running(key) {
+            self.node_mut(slot).ending_since.get_or_insert(now);
         }
     }
 
@@ -61,7 +71,9 @@ impl Machine {
     pub(super) fn leave(&mut self, slot: u32, state: State, exit: Exit, now: Time) {
         self.disarm(slot);
         let node = self.node_mut(slot);
-        let was_stable = node.phase == State::Ready && now - node.since >= node.settings.policy.stable_after;
+        let worked_until = node.ending_since.unwrap_or(now);
+        let was_stable = node.phase == State::Ready
+            && worked_until.saturating_sub(node.since) >= node.settings.policy.stable_after;
         if was_stable || state == State::Done {
             node.failures = 0;
         }
@@ -119,8 +131,9 @@ impl Machine {
             return;
         }
         node.cancelled = true;
+        node.ending_since.get_or_insert(now);
         let (phase, key) = (node.phase, Key { slot, incarnation: node.incarnation });
-        let stop_by = now + node.settings.stop_within;
+        let stop_within = node.settings.stop_within;
         let below = match cause {
             Cause::Shutdown => Cause::Shutdown,
             _ => Cause::Ancestor(node.dn.clone()),
@@ -135,7 +148,7 @@ impl Machine {
             _ => self.actions.push(Action::Cancel(key)),
         }
         if phase.is_running() {
-            self.arm(slot, stop_by);
+            self.arm(slot, now, stop_within);
             self.report(slot, Change::Cancelling { cause: cause.clone() });
         }
         let children: Vec<u32> = self.node(slot).children().collect();
@@ -188,7 +201,7 @@ impl Machine {
         self.report(slot, Change::Scheduled { delay });
         match delay.is_zero() {
             true => self.start(slot, now),
-            false => self.arm(slot, now.saturating_add(delay)),
+            false => self.arm(slot, now, delay),
         }
     }
 
@@ -206,6 +219,7 @@ impl Machine {
         let node = self.node_mut(slot);
         node.incarnation = incarnation;
         node.cancelled = false;
+        node.ending_since = None;
         node.signalled_done = false;
         node.doom = None;
         node.dependency = None;
@@ -214,13 +228,13 @@ impl Machine {
     }
 
     /// Removes a node's children, and theirs, the last added first; what remains is their history. A run that ended
-    /// before it had added any leaves what is known of them to the next one.
+    /// before it had added all of them leaves what is known of the others to the next one.
     fn bury_children(&mut self, slot: u32) -> Heirs {
         let node = self.node_mut(slot);
         let names = std::mem::take(&mut node.names);
-        let former = std::mem::take(&mut node.former);
-        if names.is_empty() {
-            return former;
+        let mut heirs = std::mem::take(&mut node.former);
+        if heirs.len() > MAX_HEIRS {
+            heirs.retain(|_, history| history.held);
         }
         let mut children: Vec<u32> = names
             .into_values()
@@ -230,9 +244,11 @@ impl Machine {
             })
             .collect();
         children.sort_unstable_by_key(|slot| self.node(*slot).incarnation);
-        let buried =
-            children.into_iter().rev().map(|slot| (self.node(slot).name().into(), self.remove(slot)));
-        buried.collect()
+        for child in children.into_iter().rev() {
+            let name = self.node(child).name().into();
+            heirs.insert(name, self.remove(child));
+        }
+        heirs
     }
 
     fn remove(&mut self, slot: u32) -> History {

@@ -66,6 +66,8 @@ pub(super) struct Node {
     pub(super) generation: u64,
     pub(super) phase: State,
     pub(super) since: Time,
+    /// Since when it has no longer been working: it was cancelled, or has begun to end by itself.
+    pub(super) ending_since: Option<Time>,
     /// Its context is cancelled, and so are all below it.
     pub(super) cancelled: bool,
     pub(super) signalled_done: bool,
@@ -108,6 +110,7 @@ impl Node {
             generation: history.generation,
             phase: State::Waiting,
             since: now,
+            ending_since: None,
             cancelled: false,
             signalled_done: false,
             doom: None,

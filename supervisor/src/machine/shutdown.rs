@@ -37,7 +37,7 @@ impl Machine {
                 self.cancel(slot, &Cause::Shutdown, now);
             } else if overdue {
                 // Its first time to stop is over without effect; it gets a last one.
-                self.arm(slot, now + node.settings.stop_within);
+                self.arm(slot, now, node.settings.stop_within);
             }
         }
         self.advance_shutdown(ROOT_SLOT, now);

@@ -30,13 +30,19 @@ pub enum SpawnError {
     Cancelled(#[source] Cancelled),
 }
 
-/// Why a signal was wrong. The runnable that gave it is cancelled and ends as failed, but for [`Stale`](Self::Stale).
+/// Why a signal was wrong. The runnable that gave it is cancelled and ends as failed, but for [`Stale`](Self::Stale) and [`Foreign`](Self::Foreign).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SignalError {
     /// The context is stale: the run that it belongs to has ended. Nothing happens.
     #[error("the context is stale: its run has ended")]
     Stale,
+    /// Another runnable than the context's gave the signal. Nothing happens to the context's.
+    #[error("only {dn} itself signals for {dn}")]
+    Foreign {
+        /// The DN of the context.
+        dn: String,
+    },
     /// Ready was signalled before.
     #[error("{dn} signalled ready twice")]
     ReadyTwice {

@@ -42,6 +42,7 @@ impl Process {
         let sinks = [ctx.output(Stream::Stdout), ctx.output(Stream::Stderr)];
         let mut running = Running::start(Arc::clone(&host), &self, sinks).await?;
         let turn = self.watch(&mut running, ctx).await;
+        ctx.ending();
         let deadline = Instant::now() + self.grace;
         match &turn {
             Turn::Ended => running.end_rest(self.stop_signal, deadline).await,

@@ -246,3 +246,78 @@ async fn a_default_policy_can_be_replaced_for_all() {
     }
     supervisor.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_time_without_end_is_waited_for_without_end() {
+    let child = Remote::default();
+    let told = child.clone();
+    let supervisor = Supervisor::builder().stop_within(Duration::MAX).start(move |ctx: Context| {
+        let told = told.clone();
+        async move {
+            let backoff = nodekeel_supervisor::Backoff {
+                initial: Duration::MAX,
+                max: Duration::MAX,
+                ..nodekeel_supervisor::Backoff::default()
+            };
+            ctx.run_group([Child::new("child", told).policy(Policy { backoff, ..Policy::default() })])?;
+            steady(ctx).await
+        }
+    });
+    child.fail("gone").await;
+    settle().await;
+    assert_eq!(supervisor.snapshot()[1].state, State::Waiting);
+    tokio::time::sleep(Duration::from_secs(365 * 24 * 3600)).await;
+    assert_eq!(supervisor.snapshot()[1].state, State::Waiting);
+    assert!(supervisor.shutdown().await.stragglers.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn everybody_who_waits_for_a_shutdown_waits_for_its_last_event() {
+    let tree = Tree::of(steady);
+    settle().await;
+    let (first, second) = tokio::join!(tree.supervisor.shutdown(), tree.supervisor.shutdown());
+    assert_eq!(first, second);
+    assert_eq!(tree.recorder.states("root").last(), Some(&State::Canceled));
+    assert_eq!(tree.supervisor.stop("root"), Err(ControlError::ShuttingDown));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_panics_misses_one_event_and_hears_of_the_rest() {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&heard);
+    let hook = move |event: &nodekeel_supervisor::Event| {
+        assert_ne!(event.seq, 2, "the second event is too much for it");
+        hears.lock().expect("it panics without the lock").push(event.seq);
+    };
+    let supervisor = Supervisor::builder().hook(hook).start(steady);
+    settle().await;
+    supervisor.shutdown().await;
+    assert_eq!(*heard.lock().expect("it panics without the lock"), [1, 3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_hears_for_whom_a_runnable_waits() {
+    let (go, child) = (Arc::new(tokio::sync::Notify::new()), Remote::default());
+    let (gone, told) = (Arc::clone(&go), child.clone());
+    let tree = Tree::of(move |ctx: Context| {
+        let (go, told) = (Arc::clone(&gone), told.clone());
+        async move {
+            ctx.run("child", told)?;
+            ctx.run("dependent", move |ctx: Context| {
+                let go = Arc::clone(&go);
+                async move {
+                    go.notified().await;
+                    ctx.wait_ready("root.child").await?;
+                    steady(ctx).await
+                }
+            })?;
+            steady(ctx).await
+        }
+    });
+    settle().await;
+    let mut watch = tree.supervisor.watch();
+    watch.mark_unchanged();
+    go.notify_one();
+    watch.changed().await.expect("the tree lives");
+    assert_eq!(tree.supervisor.snapshot()[2].waiting_for.to_string(), "root.child to become ready");
+}

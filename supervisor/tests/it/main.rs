@@ -5,6 +5,7 @@ mod groups;
 mod logging;
 mod misuse;
 mod process;
+mod quiet;
 mod restart;
 mod serve;
 mod tree;

@@ -10,7 +10,7 @@ use nodekeel_supervisor::{
     WaitingFor,
 };
 
-use crate::tree::{Tree, steady};
+use crate::tree::{Alone, Tree, steady};
 
 // reference case 7
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -28,8 +28,9 @@ async fn a_tree_works_on_beside_every_kind_of_misbehaviour() {
             ctx.run("with-foreign-context", move |_: Context| {
                 let root = leaked.lock().expect("no panic holds it").clone().expect("root has left it");
                 async move {
-                    // Signals on behalf of another runnable, which is ready already: that one is to blame, if any.
-                    root.sub_span("with-foreign-context").expect_err("the name is a child's");
+                    // Signals for another runnable, which is ready already: not that one is to blame.
+                    let foreign = SignalError::Foreign { dn: "root".into() };
+                    assert_eq!((root.ready(), root.done()), (Err(foreign.clone()), Err(foreign)));
                     Err::<(), _>(Failure::new("nothing else to do"))
                 }
             })?;
@@ -270,4 +271,41 @@ async fn who_waits_for_another_is_told_when_it_is_ready_and_when_it_is_to_stop()
     assert_eq!((tree.state("root.dependent"), tree.generation("root.dependent")), (Some(State::Ready), 1));
     tree.supervisor.stop("root.lost").expect("it is there");
     tree.recorder.until("root.lost", State::Canceled).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_aborted_run_is_over_only_when_its_helpers_are() {
+    let (alone, release) = (Alone::default(), Arc::new(AtomicBool::new(false)));
+    let (child_alone, released) = (alone.clone(), Arc::clone(&release));
+    let tree = Tree::of(move |ctx: Context| {
+        let (alone, released) = (child_alone.clone(), Arc::clone(&released));
+        async move {
+            let deaf = move |ctx: Context| {
+                let (alone, released) = (alone.clone(), Arc::clone(&released));
+                async move {
+                    ctx.spawn(async move {
+                        let _inside = alone.enter();
+                        while !released.load(Ordering::Relaxed) {
+                            std::thread::yield_now();
+                        }
+                    })?;
+                    ctx.ready()?;
+                    std::future::pending::<Result<(), Failure>>().await
+                }
+            };
+            ctx.run_group([Child::new("deaf", deaf).stop_within(Duration::from_millis(20))])?;
+            steady(ctx).await
+        }
+    });
+    tree.recorder.until("root.deaf", State::Ready).await;
+    tree.supervisor.restart("root.deaf").expect("it is there");
+    let straggling = |event: &nodekeel_supervisor::Event| {
+        matches!(event.change, nodekeel_supervisor::Change::Straggling { .. })
+    };
+    while !tree.recorder.events().iter().any(straggling) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((tree.state("root.deaf"), tree.generation("root.deaf")), (Some(State::Ready), 1));
+    release.store(true, Ordering::Relaxed);
+    assert_eq!(tree.recorder.until("root.deaf", State::Ready).await.generation, 2);
 }
