@@ -64,20 +64,6 @@ pub(crate) fn session(pid: i32) -> io::Result<i32> {
     check(session).map(|()| session)
 }
 
-/// The process group of a process, 0 where that is of another PID namespace; rustix takes no 0.
-pub(crate) fn group(pid: i32) -> io::Result<i32> {
-    // SAFETY: no memory is passed.
-    let group = unsafe { libc::getpgid(pid) };
-    check(group).map(|()| group)
-}
-
-/// Sends a signal to a process group.
-pub(crate) fn send_signal_to_group(group: i32, signal: i32) -> io::Result<()> {
-    assert!(group > 1, "0 and 1 would mean this program's own group and every process");
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::kill(-group, signal) })
-}
-
 /// A descriptor whose readability is awaited.
 #[derive(Debug)]
 pub(crate) struct Readable(AsyncFd<Arc<OwnedFd>>);
@@ -303,12 +289,20 @@ unsafe fn become_image(plan: &Plan<'_>) -> Step {
 /// # Safety
 /// As for [`become_image`].
 unsafe fn default_signals() {
+    // As long as the kernel's sigaction is anywhere. libc's function refuses the two signals that it keeps for itself,
+    // and a program can have inherited even those ignored.
+    let default = [0_u64; 8];
     // SAFETY: all zeroes is the default action and an empty set; both outlive the calls.
     unsafe {
-        let default: libc::sigaction = std::mem::zeroed();
         for signal in 1..=64 {
-            // Two can't be changed and two are libc's own: those fail.
-            libc::sigaction(signal, &raw const default, ptr::null_mut());
+            // Two can't be changed: those fail.
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                ptr::null_mut::<c_void>(),
+                size_of::<u64>(),
+            );
         }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);

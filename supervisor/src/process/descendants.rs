@@ -187,11 +187,24 @@ impl Family {
         }
     }
 
-    /// Learns who is known by his parents only, while these live.
-    pub(super) async fn learn(&mut self, snapshots: &Snapshots) {
-        // Without a snapshot nobody can be signalled either: `end` tells.
-        if let Ok(snapshot) = snapshots.fresh().await {
-            self.find_strays(&self.marked(&snapshot), &snapshot);
+    /// Asks everybody to end, once: whoever is found later is asked by [`end`](Self::end). The main process is asked
+    /// first, so that no death of a child seems an accident to it, but after those are found that are known by their
+    /// parents only, while these live.
+    pub(super) async fn ask(&mut self, snapshots: &Snapshots, polite: Signal, ask_main: impl FnOnce()) {
+        // Without a snapshot nobody else can be signalled: `end` tells.
+        let Ok(mut snapshot) = snapshots.fresh().await else { return ask_main() };
+        self.find_strays(&self.marked(&snapshot), &snapshot);
+        self.searched = Some(polite);
+        ask_main();
+        // A process that forks without end is asked no more: it is killed when its time is over.
+        for _ in 0..LOOKS {
+            if !self.round(&snapshot, polite).is_some_and(|round| round.changed) {
+                return;
+            }
+            match snapshots.fresh().await {
+                Ok(fresh) => snapshot = fresh,
+                Err(_) => return,
+            }
         }
     }
 

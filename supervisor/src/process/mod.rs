@@ -60,6 +60,9 @@ pub use output::{MAX_TAIL_LINE, MAX_TAIL_LINES};
 pub use readiness::{Probe, ProbeFuture, Readiness};
 pub use status::{ProcessExit, Signal};
 
+/// Clocks can add it to what they show.
+const LONGEST_GRACE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// A program to run as a child process, anew for each start. It is a [`Runnable`](crate::Runnable).
 ///
 /// An exit by itself is a failure of the runnable, of code 0 too unless it is to be ready by
@@ -164,10 +167,11 @@ impl Process {
         self
     }
 
-    /// How long it, and what it leaves behind, may take to end before it is killed. Default: ten seconds.
+    /// How long it, and what it leaves behind, may take to end before it is killed. Default: ten seconds. More than a
+    /// hundred years are a hundred.
     #[must_use]
     pub fn grace(mut self, time: Duration) -> Self {
-        self.grace = time;
+        self.grace = time.min(LONGEST_GRACE);
         self
     }
 
@@ -253,8 +257,8 @@ impl fmt::Debug for Stdin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KillMode {
-    /// It and all that descends from it. Its process group is asked to end; what is left when it has ended is asked
-    /// then, and killed after the grace.
+    /// It and all that descends from it. All of them are asked to end, it first and each once; what is left is killed
+    /// after the grace.
     #[default]
     Descendants,
     /// Only it. For a program whose children are to outlive it, as containerd's shims are.

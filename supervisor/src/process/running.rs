@@ -1,7 +1,6 @@
 //! A process that runs: waiting for its end, and bringing it about.
 
 use std::io;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus};
@@ -15,15 +14,14 @@ use super::output::{Pumps, Sink};
 use super::spawn::{self, Main};
 use super::status::{ProcessExit, Signal};
 use super::{KillMode, Process};
-use crate::sys::{self, Readable, Step};
+use crate::sys::{Readable, Step};
 
 /// One start of a process. Dropped before its end, everything that it was to take with it is killed.
 #[derive(Debug)]
 pub(super) struct Running {
     host: Arc<Host>,
-    /// `None` only in `drop`.
-    main: Option<Main>,
-    ended: Readable,
+    /// With what tells its end. `None` only in `drop`.
+    main: Option<(Main, Readable)>,
     status: Option<WaitIdStatus>,
     pumps: Option<Pumps>,
     pub(super) listener: Option<Listener>,
@@ -55,8 +53,7 @@ impl Running {
         });
         Ok(Self {
             host,
-            main: Some(main),
-            ended,
+            main: Some((main, ended)),
             status: None,
             pumps: Some(pumps),
             listener,
@@ -67,24 +64,25 @@ impl Running {
 
     /// Waits until the main process has ended. It can be dropped and called again at any time.
     pub(super) async fn wait(&mut self) -> io::Result<()> {
+        let (main, ended) = self.main.as_mut().expect("it is taken only by drop");
         while self.status.is_none() {
-            let mut readable = self.ended.readable().await?;
+            let mut readable = ended.readable().await?;
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            self.status = rustix::process::waitid(WaitId::PidFd(self.ended.fd()), options)?;
+            self.status = rustix::process::waitid(WaitId::PidFd(ended.fd()), options)?;
             readable.clear_ready();
         }
-        self.main_mut().waited();
+        main.waited();
         Ok(())
     }
 
     /// Asks everything to end, and ends it when the deadline has come.
     pub(super) async fn stop(&mut self, signal: Signal, deadline: Instant) -> io::Result<()> {
         let mut family = self.family();
-        if let Some(family) = &mut family {
-            family.learn(&self.host.shared.snapshots).await;
-        }
-        self.ask(signal);
         let host = Arc::clone(&self.host);
+        match &mut family {
+            Some(family) => family.ask(&host.shared.snapshots, signal, || self.ask(signal)).await,
+            None => self.ask(signal),
+        }
         if let Ok(ended) = timeout_at(deadline, self.wait()).await {
             ended?;
             end(family.as_mut(), &host, signal, deadline).await;
@@ -121,46 +119,31 @@ impl Running {
         ProcessExit::new(self.main().pid, status, tail)
     }
 
-    /// Its process group may be signalled as long as nobody has waited for it: until then nobody else gets its pid.
+    /// A stopped process acts on a signal only when it goes on.
     fn ask(&self, signal: Signal) {
         if self.status.is_some() {
             return;
         }
         for signal in [signal, Signal::CONT] {
-            let asked = match self.kill {
-                KillMode::Descendants if self.leads_its_group() => {
-                    sys::send_signal_to_group(self.main().pid, signal.number())
-                }
-                _ => self.main().signal(signal),
-            };
-            if let Err(error) = asked {
+            if let Err(error) = self.main().signal(signal) {
                 tracing::warn!(pid = self.main().pid, %error, "can't send {signal} to the process");
             }
         }
     }
 
-    /// It leads one from birth, but may go elsewhere.
-    fn leads_its_group(&self) -> bool {
-        let pid = self.main().pid;
-        sys::group(pid).is_ok_and(|group| group == pid)
-    }
-
     fn main(&self) -> &Main {
-        self.main.as_ref().expect("it is taken only by drop")
-    }
-
-    fn main_mut(&mut self) -> &mut Main {
-        self.main.as_mut().expect("it is taken only by drop")
+        let (main, _ended) = self.main.as_ref().expect("it is taken only by drop");
+        main
     }
 }
 
 impl Drop for Running {
     /// What is killed by a drop is waited for by a task of its own, for which the host lives on.
     fn drop(&mut self) {
-        let Some(main) = self.main.take().filter(|_| !self.settled) else { return };
+        let Some((main, ended)) = self.main.take().filter(|_| !self.settled) else { return };
         main.kill();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(bury(Arc::clone(&self.host), main, self.kill));
+            runtime.spawn(bury(Arc::clone(&self.host), main, ended, self.kill));
         }
     }
 }
@@ -172,17 +155,12 @@ async fn end(family: Option<&mut Family>, host: &Host, signal: Signal, deadline:
 }
 
 /// Waits for the end of a process that has been killed, and of its descendants.
-fn bury(host: Arc<Host>, mut main: Main, kill: KillMode) -> impl Future<Output = ()> + Send {
-    let ended = Readable::new(Arc::clone(&main.pidfd));
-    async move {
-        if let Ok(ended) = ended {
-            drop(ended.readable().await);
-        }
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(main.pidfd.as_fd()), options) {
-            main.waited();
-        }
-        let mut family = (kill == KillMode::Descendants).then(|| Family::new(main.tag, main.pid));
-        end(family.as_mut(), &host, Signal::KILL, Instant::now()).await;
+async fn bury(host: Arc<Host>, mut main: Main, ended: Readable, kill: KillMode) {
+    drop(ended.readable().await);
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(ended.fd()), options) {
+        main.waited();
     }
+    let mut family = (kill == KillMode::Descendants).then(|| Family::new(main.tag, main.pid));
+    end(family.as_mut(), &host, Signal::KILL, Instant::now()).await;
 }
