@@ -51,6 +51,13 @@ pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> 
     check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, info, 0) })
 }
 
+/// Sends a signal to whatever process has this pid now.
+pub(crate) fn send_signal_to_pid(pid: i32, signal: i32) -> io::Result<()> {
+    assert!(pid > 1, "the others would mean process groups, and init");
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::kill(pid, signal) })
+}
+
 /// Whether there is a process of this pid that this program may signal.
 pub(crate) fn may_signal(pid: i32) -> bool {
     // SAFETY: no memory is passed, and no signal sent.

@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant as Moment;
+use std::time::{Duration, Instant as Moment};
 
 use futures_util::future::join_all;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::procfs::{self, Stat};
 use super::status::Signal;
@@ -22,6 +22,8 @@ const WATCHED: usize = 128;
 const CHASED: usize = 256;
 /// How often it is looked again where a look can't be trusted.
 const LOOKS: usize = 16;
+/// When it is looked again while this program has no descriptor left to look or to wait with: nothing tells when it has.
+const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(20);
 
 /// All processes at one moment, with their marks.
 #[derive(Debug)]
@@ -106,6 +108,8 @@ struct Round {
     watched: Vec<(Member, Arc<OwnedFd>)>,
     /// Somebody got a signal that he had not got before, or was gone already: there may be new ones.
     changed: bool,
+    /// Somebody is there whose end can't be awaited.
+    unheld: bool,
     /// The first who was gone already.
     gone: Option<i32>,
 }
@@ -149,6 +153,10 @@ impl Family {
         loop {
             let snapshot = match snapshots.fresh().await {
                 Ok(snapshot) => snapshot,
+                Err(error) if is_short(&error) => {
+                    sleep(WITHOUT_DESCRIPTORS).await;
+                    continue;
+                }
                 Err(error) => return tracing::error!(%error, "can't look for descendants in /proc"),
             };
             let kill = Instant::now() >= deadline;
@@ -163,13 +171,19 @@ impl Family {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let ended = ended(&round.watched);
+            let (watched, all) = watch(&round);
+            let ended = async {
+                join_all(watched.iter().map(|(_, end)| end.readable())).await;
+                if !all {
+                    sleep(WITHOUT_DESCRIPTORS).await;
+                }
+            };
             if kill {
                 ended.await;
             } else if timeout_at(deadline, ended).await.is_err() {
                 continue;
             }
-            if !self.reap(round.watched) && !round.changed {
+            if !self.reap(watched) && !round.changed && all {
                 return tracing::debug!("descendants that have ended are left to a parent elsewhere");
             }
         }
@@ -315,9 +329,13 @@ impl Family {
                     round.gone = round.gone.or(Some(member.pid));
                     continue;
                 }
-                // This program is out of descriptors. There are some again when those that are watched have ended.
                 Err(error) => {
-                    tracing::warn!(pid = member.pid, %error, "can't get hold of a descendant");
+                    self.signal_unheld(member, signal);
+                    round.unheld |= is_short(&error);
+                    if !is_short(&error) {
+                        tracing::warn!(pid = member.pid, %error, "can't get hold of a descendant");
+                        self.untouchable.insert(member);
+                    }
                     continue;
                 }
             };
@@ -343,19 +361,48 @@ impl Family {
         }
     }
 
+    /// Signals one of which no descriptor can be had. Its pid can have come to mean another process only since its mark
+    /// was looked at; one that is not known by its mark has to wait until there are descriptors again.
+    fn signal_unheld(&mut self, member: Member, signal: Signal) {
+        let is_known = self.signalled.get(&member) == Some(&signal) && signal != Signal::KILL;
+        let is_marked = member.start.is_none()
+            && procfs::locks_limit(member.pid).is_ok_and(|limit| limit == member.limit);
+        if is_marked && !is_known && sys::send_signal_to_pid(member.pid, signal.number()).is_ok() {
+            self.signalled.insert(member, signal);
+            if signal != Signal::KILL {
+                // It is there, or it is gone and needs no waking.
+                let _ = sys::send_signal_to_pid(member.pid, Signal::CONT.number());
+            }
+        }
+    }
+
     /// Takes the statuses of those that have ended. Whether anything has come of it.
-    fn reap(&mut self, watched: Vec<(Member, Arc<OwnedFd>)>) -> bool {
+    fn reap(&mut self, watched: Vec<(Member, Readable)>) -> bool {
         let mut progress = false;
-        for (member, fd) in watched {
+        for (member, end) in watched {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            match rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options) {
+            match rustix::process::waitid(WaitId::PidFd(end.fd()), options) {
                 Ok(Some(_)) => progress = true,
                 // Not a child of this program: its parent has waited for it, or lives on; or it is about to be one.
-                _ => progress |= self.dead.insert(member),
+                Err(Errno::CHILD) => progress |= self.dead.insert(member),
+                _ => {}
             }
         }
         progress
     }
+}
+
+/// What tells the end of those that are watched, and whether that is everybody.
+fn watch(round: &Round) -> (Vec<(Member, Readable)>, bool) {
+    let ends = round.watched.iter().map(|(member, fd)| Ok((*member, Readable::new(Arc::clone(fd))?)));
+    let watched: Vec<_> = ends.filter_map(|end: io::Result<_>| end.ok()).collect();
+    let all = watched.len() == round.watched.len() && !round.unheld;
+    (watched, all)
+}
+
+/// Whether there may be enough of what it took in a moment.
+fn is_short(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 fn is_gone(error: &io::Error) -> bool {
@@ -369,15 +416,4 @@ fn deliver(fd: &OwnedFd, signal: Signal) -> io::Result<()> {
         sys::send_signal(fd.as_fd(), Signal::CONT.number())?;
     }
     Ok(())
-}
-
-/// Waits until all of them have ended.
-async fn ended(watched: &[(Member, Arc<OwnedFd>)]) {
-    let ends = watched.iter().map(|(_, fd)| async move {
-        // A descriptor that can't be watched is taken for one that has ended; the next look shows.
-        if let Ok(fd) = Readable::new(Arc::clone(fd)) {
-            drop(fd.readable().await);
-        }
-    });
-    join_all(ends).await;
 }

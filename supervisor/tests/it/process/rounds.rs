@@ -5,9 +5,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::process::{Process, Readiness};
-use nodekeel_supervisor::{Child, Context, Failure, Policy, Restart, Supervisor};
+use nodekeel_supervisor::{Child, Context, Exit, Failure, Policy, Restart, State, Supervisor};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::Runtime;
 
-use super::{ALONE, describe, perl, pids, sh};
+use super::{ALONE, Bed, describe, mark_of, marked, perl, pids, sh};
 
 const IS_THE_PROGRAM: &str = "NODEKEEL_TEST_IS_THE_PROGRAM";
 const GRACE: Duration = Duration::from_millis(20);
@@ -61,12 +63,42 @@ fn count(dir: &str) -> usize {
 
 #[test]
 fn rounds_of_everything_bad_leave_nothing_behind() {
+    in_a_program_of_its_own("rounds_of_everything_bad_leave_nothing_behind", alone);
+}
+
+// Its limit is that of a whole program.
+#[test]
+fn a_program_without_descriptors_tells_no_end_that_was_none() {
+    in_a_program_of_its_own("a_program_without_descriptors_tells_no_end_that_was_none", || {
+        runtime().block_on(without_descriptors());
+    });
+}
+
+async fn without_descriptors() {
+    let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 100' & exec sleep 100"#;
+    let bed = Bed::once(sh(script).grace(GRACE));
+    let mark = mark_of(bed.output.pid().await);
+    bed.output.line("up").await;
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).expect("it may be less");
+    bed.supervisor.stop("root.p").expect("it is there");
+    // Ten times what it takes otherwise.
+    let early = tokio::time::timeout(10 * GRACE, bed.ended()).await;
+    setrlimit(Resource::Nofile, limit).expect("it may be as before");
+    assert!(early.is_err(), "{early:?}, but there: {:?}", marked(&mark));
+    assert_eq!(bed.ended().await, (State::Canceled, Exit::Cancelled));
+    assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
+    bed.shutdown().await;
+}
+
+/// Runs a test's job in a program of its own: this one again, with that test only.
+fn in_a_program_of_its_own(test: &str, job: impl FnOnce()) {
     if std::env::var_os(IS_THE_PROGRAM).is_some() {
-        return alone();
+        return job();
     }
     let _alone = ALONE.blocking_lock();
     let status = std::process::Command::new(std::env::current_exe().expect("it has a path"))
-        .args(["--exact", "process::rounds::rounds_of_everything_bad_leave_nothing_behind", "--nocapture"])
+        .args(["--exact", &format!("process::rounds::{test}"), "--nocapture"])
         .env(IS_THE_PROGRAM, "1")
         .stdin(Stdio::null())
         .status()
@@ -74,13 +106,14 @@ fn rounds_of_everything_bad_leave_nothing_behind() {
     assert!(status.success());
 }
 
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().expect("a runtime")
+}
+
 fn alone() {
     let rounds = std::env::var("NODEKEEL_ROUNDS").ok().map_or(30, |rounds| rounds.parse().expect("a number"));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime = runtime();
     let mut first = None;
     let mut took = Vec::new();
     for number in 0..rounds {
