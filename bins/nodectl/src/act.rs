@@ -1,14 +1,16 @@
 //! `restart`, `stop` and `start`.
 
-use nodekeel_node::client::Client;
 use nodekeel_node::v1::{RestartRequest, StartRequest, StopRequest, TreeRequest};
+use serde::Serialize;
 
+use crate::caller::Caller;
 use crate::cli::ActArgs;
 use crate::failure::Failure;
-use crate::model::Node;
+use crate::model::{Acted, Node};
 use crate::out::Out;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Action {
     Restart,
     Stop,
@@ -16,40 +18,84 @@ pub(crate) enum Action {
 }
 
 pub(crate) async fn run(
-    client: &mut Client,
+    caller: &mut Caller,
     action: Action,
     args: ActArgs,
     out: &mut Out,
 ) -> Result<(), Failure> {
     let ActArgs { dn, wait } = args;
-    let tree = client.tree(TreeRequest {}).await?.into_inner();
-    let before = find(tree.nodes, &dn).map_or(0, |node| node.generation);
+    let before = look(caller, &dn).await?;
+    let generation = before.as_ref().map_or(0, |node| node.generation);
+    match ask(caller, action, &dn).await {
+        // What answers may be gone before its answer is.
+        Err(failure) if failure.is_gone() && answers(&dn) => {}
+        asked => asked?,
+    }
+    let node = if wait { Some(reached_at_last(caller, action, &dn, generation).await?) } else { None };
+    if !out.json {
+        return Ok(out.line(&said(action, &dn, wait))?);
+    }
+    let node = match node {
+        None if answers(&dn) => before,
+        None => look(caller, &dn).await?,
+        reached => reached,
+    };
+    let (state, generation) = node.map_or(("unknown", generation), |node| (node.state, node.generation));
+    Ok(out.json(&Acted { dn, action, state, generation })?)
+}
+
+/// Whether this is what answers, or holds it.
+fn answers(dn: &str) -> bool {
+    matches!(dn, "root" | "root.control")
+}
+
+async fn ask(caller: &mut Caller, action: Action, dn: &str) -> Result<(), Failure> {
+    let dn = dn.to_owned();
     match action {
-        Action::Restart => drop(client.restart(RestartRequest { dn: dn.clone() }).await?),
-        Action::Stop => drop(client.stop(StopRequest { dn: dn.clone() }).await?),
-        Action::Start => drop(client.start(StartRequest { dn: dn.clone() }).await?),
+        Action::Restart => {
+            caller.ask(async |client| client.restart(RestartRequest { dn }).await).await.map(drop)
+        }
+        Action::Stop => caller.ask(async |client| client.stop(StopRequest { dn }).await).await.map(drop),
+        Action::Start => caller.ask(async |client| client.start(StartRequest { dn }).await).await.map(drop),
     }
-    if wait {
-        wait_until_reached(client, action, &dn, before).await?;
+}
+
+async fn look(caller: &mut Caller, dn: &str) -> Result<Option<Node>, Failure> {
+    let tree = caller.ask(async |client| client.tree(TreeRequest {}).await).await?;
+    Ok(find(tree.nodes, dn))
+}
+
+/// Watches the tree until the action has had its effect, anew where what answers is itself restarted: the node takes
+/// new connections meanwhile, and answers them when it is back.
+async fn reached_at_last(
+    caller: &mut Caller,
+    action: Action,
+    dn: &str,
+    before: u64,
+) -> Result<Node, Failure> {
+    loop {
+        match wait_until_reached(caller, action, dn, before).await {
+            Err(failure) if failure.is_gone() && answers(dn) => caller.reconnect().await?,
+            result => return result,
+        }
     }
-    if out.json { Ok(()) } else { Ok(out.line(&said(action, &dn, wait))?) }
 }
 
 /// Watches the tree until the action has had its effect; the first tree of a watch is the present one.
 async fn wait_until_reached(
-    client: &mut Client,
+    caller: &mut Caller,
     action: Action,
     dn: &str,
     before: u64,
-) -> Result<(), Failure> {
-    let mut trees = client.watch_tree(TreeRequest {}).await?.into_inner();
+) -> Result<Node, Failure> {
+    let mut trees = caller.follow(async |client| client.watch_tree(TreeRequest {}).await).await?;
     loop {
-        let tree = trees.message().await?.ok_or(Failure::Gone)?;
+        let tree = trees.next().await?.ok_or(Failure::Gone)?;
         let Some(node) = find(tree.nodes, dn) else {
             return Err(Failure::NotReached { dn: dn.to_owned(), how: "has left the tree".into() });
         };
         if reached(action, &node, before)? {
-            return Ok(());
+            return Ok(node);
         }
     }
 }

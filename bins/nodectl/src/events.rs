@@ -3,20 +3,23 @@
 use nodekeel_node::client::Client;
 use nodekeel_node::v1::EventsRequest;
 
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::model::Event;
 use crate::out::{Out, Tone, safe};
 use crate::tree;
 
 pub(crate) async fn run(
-    client: &mut Client,
+    caller: &mut Caller,
     follow: bool,
     newest: Option<u64>,
     out: &mut Out,
 ) -> Result<(), Failure> {
-    let mut chunks = client.events(EventsRequest { backlog: newest, follow }).await?.into_inner();
+    let request = EventsRequest { backlog: newest, follow };
+    let call = async |client: &mut Client| client.events(request).await;
+    let mut chunks = if follow { caller.follow(call).await? } else { caller.read(call).await? };
     let mut last = None;
-    while let Some(chunk) = chunks.message().await? {
+    while let Some(chunk) = chunks.next().await? {
         for event in chunk.events {
             let event = Event::from(event);
             if let Some(missed) = last.replace(event.seq).and_then(|last| event.seq.checked_sub(last + 1))

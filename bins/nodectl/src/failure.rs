@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use nodekeel_node::client::{ConnectError, EntryError};
 use thiserror::Error;
@@ -16,6 +17,10 @@ pub(crate) enum Failure {
     Call(Box<Status>),
     #[error("the node at the socket went away; is noded still running?")]
     Gone,
+    #[error(
+        "noded does not answer: nothing came within {patience:?}; is it stopped, or very busy? --timeout waits longer"
+    )]
+    NoAnswer { patience: Duration },
     #[error(transparent)]
     Entry(#[from] EntryError),
     #[error("write the output")]
@@ -45,6 +50,15 @@ impl Failure {
         matches!(self, Self::Write(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
+    /// Whether what answered has ended, as the control API does when it is restarted.
+    pub(crate) fn is_gone(&self) -> bool {
+        match self {
+            Self::Gone => true,
+            Self::Call(status) => status.code() == Code::Unavailable,
+            _ => false,
+        }
+    }
+
     /// The whole of it on one line.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
@@ -59,7 +73,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Connect(ConnectError::Permission { .. }) => 5,
-            Self::Connect(_) | Self::Gone => 3,
+            Self::Connect(_) | Self::Gone | Self::NoAnswer { .. } => 3,
             Self::Call(status) => match status.code() {
                 Code::NotFound => 4,
                 Code::PermissionDenied => 5,

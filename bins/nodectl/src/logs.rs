@@ -4,13 +4,18 @@ use nodekeel_logtree::{Body, Entry, Level, render};
 use nodekeel_node::client::{Client, level_to_wire};
 use nodekeel_node::v1;
 
+use crate::caller::Caller;
 use crate::cli::LogsArgs;
 use crate::failure::Failure;
 use crate::out::{Out, Tone};
+use crate::time::rfc3339;
 
-pub(crate) async fn run(client: &mut Client, args: LogsArgs, out: &mut Out) -> Result<(), Failure> {
-    let mut chunks = client.logs(request(args)).await?.into_inner();
-    while let Some(chunk) = chunks.message().await? {
+pub(crate) async fn run(caller: &mut Caller, args: LogsArgs, out: &mut Out) -> Result<(), Failure> {
+    let request = request(args);
+    let follow = request.follow;
+    let call = async |client: &mut Client| client.logs(request).await;
+    let mut chunks = if follow { caller.follow(call).await? } else { caller.read(call).await? };
+    while let Some(chunk) = chunks.next().await? {
         for entry in chunk.entries {
             let entry = Entry::try_from(entry)?;
             if out.json {
@@ -53,6 +58,29 @@ pub(crate) fn show(entry: &Entry, out: &mut Out) -> Result<(), Failure> {
         Body::Dropped(_) => Tone::Bad,
         _ => Tone::Plain,
     };
-    let text = out.paint(tone, &render::full(entry));
-    Ok(out.line(&text)?)
+    let at = rfc3339(entry.time);
+    for (index, text) in texts(entry).enumerate() {
+        let letter = match &entry.body {
+            _ if index > 0 => '|',
+            Body::Leveled(leveled) => leveled.level.letter(),
+            Body::Raw(_) => 'R',
+            _ => '-',
+        };
+        let text = out.paint(tone, &format!("{letter} {text}"));
+        out.line(&format!("{at}  {:<32}  {text}", entry.dn))?;
+    }
+    Ok(())
+}
+
+/// The lines of an entry without what stands before them.
+pub(crate) fn texts(entry: &Entry) -> impl Iterator<Item = String> {
+    let before = format!("{:<32} ", entry.dn);
+    let is_leveled = matches!(entry.body, Body::Leveled(_));
+    let full = render::full(entry);
+    let lines: Vec<_> = full.lines().map(|line| line.strip_prefix(&before).unwrap_or(line)).collect();
+    let text = |line: &str| match line.split_once(if is_leveled { "] " } else { " " }) {
+        Some((_, text)) => text.to_owned(),
+        None => String::new(),
+    };
+    lines.into_iter().map(text).collect::<Vec<_>>().into_iter()
 }

@@ -1,6 +1,7 @@
 //! nodectl, the operator's client of noded: see docs/nodectl.md.
 
 mod act;
+mod caller;
 mod cli;
 mod events;
 mod failure;
@@ -15,10 +16,10 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
-use nodekeel_node::client;
 use nodekeel_node::v1::VersionRequest;
 
 use crate::act::Action;
+use crate::caller::Caller;
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 use crate::out::Out;
@@ -26,8 +27,7 @@ use crate::out::Out;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Command::Completion { shell } = cli.command {
-        clap_complete::generate(shell, &mut Cli::command(), "nodectl", &mut std::io::stdout());
-        return ExitCode::SUCCESS;
+        return ended(complete(shell));
     }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -36,7 +36,12 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(run(cli)) {
+    ended(runtime.block_on(run(cli)))
+}
+
+/// What the shell is told.
+fn ended(result: Result<(), Failure>) -> ExitCode {
+    match result {
         Err(failure) if !failure.is_broken_pipe() => {
             // Nobody may be there to read it.
             let _ = writeln!(std::io::stderr(), "nodectl: {}", failure.with_causes());
@@ -46,28 +51,37 @@ fn main() -> ExitCode {
     }
 }
 
+fn complete(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "nodectl", &mut script);
+    let mut out = std::io::stdout().lock();
+    out.write_all(&script)?;
+    Ok(out.flush()?)
+}
+
 async fn run(cli: Cli) -> Result<(), Failure> {
     let mut out = Out::new(&cli);
-    let mut client = client::connect(&cli.socket).await?;
-    let (client, out) = (&mut client, &mut out);
+    let mut caller = Caller::connect(&cli.socket, cli.timeout).await?;
+    let (caller, out) = (&mut caller, &mut out);
     match cli.command {
-        Command::Tree { watch: false } => tree::once(client, out).await?,
-        Command::Tree { watch: true } => tree::watch(client, out).await?,
-        Command::Status { dn: None } => status::of_node(client, out).await?,
-        Command::Status { dn: Some(dn) } => status::of_dn(client, dn, out).await?,
-        Command::Logs(args) => logs::run(client, args, out).await?,
-        Command::Events { follow, newest } => events::run(client, follow, newest, out).await?,
-        Command::Restart(args) => act::run(client, Action::Restart, args, out).await?,
-        Command::Stop(args) => act::run(client, Action::Stop, args, out).await?,
-        Command::Start(args) => act::run(client, Action::Start, args, out).await?,
-        Command::Version => version(client, out).await?,
+        Command::Tree { watch: false } => tree::once(caller, out).await?,
+        Command::Tree { watch: true } => tree::watch(caller, out).await?,
+        Command::Status { dn: None } => status::of_node(caller, out).await?,
+        Command::Status { dn: Some(dn) } => status::of_dn(caller, dn, out).await?,
+        Command::Logs(args) => logs::run(caller, args, out).await?,
+        Command::Events { follow, newest } => events::run(caller, follow, newest, out).await?,
+        Command::Restart(args) => act::run(caller, Action::Restart, args, out).await?,
+        Command::Stop(args) => act::run(caller, Action::Stop, args, out).await?,
+        Command::Start(args) => act::run(caller, Action::Start, args, out).await?,
+        Command::Version => version(caller, out).await?,
         Command::Completion { .. } => {}
     }
     Ok(out.flush()?)
 }
 
-async fn version(client: &mut client::Client, out: &mut Out) -> Result<(), Failure> {
-    let version = model::Version::from(client.version(VersionRequest {}).await?.into_inner());
+async fn version(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
+    let version =
+        model::Version::from(caller.ask(async |client| client.version(VersionRequest {}).await).await?);
     if out.json {
         return Ok(out.json(&version)?);
     }

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use nodekeel_node::v1;
 use serde::Serialize;
 
+use crate::act::Action;
 use crate::time::rfc3339;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -67,6 +68,15 @@ pub(crate) struct DnStatus<'a> {
     pub(crate) node: Node,
     /// Entries as `logs` prints them.
     pub(crate) log: &'a [serde_json::Value],
+}
+
+/// What has been asked for, and what stands since.
+#[derive(Debug, Serialize)]
+pub(crate) struct Acted {
+    pub(crate) dn: String,
+    pub(crate) action: Action,
+    pub(crate) state: &'static str,
+    pub(crate) generation: u64,
 }
 
 impl Node {

@@ -2,7 +2,10 @@
 
 use std::io::{self, IsTerminal as _, Write};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use serde::Serialize;
+use tokio::sync::oneshot;
 
 use crate::cli::{Cli, Color, Format};
 
@@ -61,13 +64,52 @@ impl Out {
         self.line(&text)
     }
 
-    /// Empties a terminal, so that what follows takes the place of what was there.
+    /// Empties a terminal's screen, so that what follows takes its place; what has been scrolled away stays.
     pub(crate) fn clear(&mut self) -> io::Result<()> {
-        if self.is_terminal { self.to.write_all(b"\x1b[H\x1b[2J\x1b[3J") } else { Ok(()) }
+        if self.is_terminal { self.to.write_all(b"\x1b[H\x1b[2J") } else { Ok(()) }
     }
 
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
+    }
+}
+
+/// Whoever reads the standard output, who may go while there is nothing to write that would tell so.
+pub(crate) struct ReaderGone(oneshot::Receiver<()>);
+
+impl ReaderGone {
+    /// Watches from a thread of its own, which goes with the program: unlike the runtime it can watch any descriptor.
+    pub(crate) fn new() -> Self {
+        let (tell, gone) = oneshot::channel();
+        std::thread::spawn(move || {
+            if watch_for_error() {
+                let _ = tell.send(());
+            }
+        });
+        Self(gone)
+    }
+
+    /// Waits for the reader's end, and gives what a write would then.
+    pub(crate) async fn wait(&mut self) -> io::Error {
+        match (&mut self.0).await {
+            Ok(()) => io::ErrorKind::BrokenPipe.into(),
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// Waits until the standard output has an error, which is when a pipe's or a socket's reader has gone.
+///
+/// *Source:* poll(2): POLLERR and POLLHUP are reported though they are not asked for.
+fn watch_for_error() -> bool {
+    let output = io::stdout();
+    let mut watched = [PollFd::new(&output, PollFlags::empty())];
+    loop {
+        match poll(&mut watched, None) {
+            Ok(_) => return watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP),
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! `status`: why something is not ready, and how it ended before.
 
+use std::io::Write as _;
 use std::time::SystemTime;
 
-use nodekeel_logtree::{Entry, render};
-use nodekeel_node::client::Client;
+use nodekeel_logtree::{Dn, Entry, Journal, Query, WriterOptions, parse, render};
 use nodekeel_node::v1::{StatusRequest, TreeRequest, VersionRequest};
 
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::model::{DnStatus, Exit, Node, NodeStatus, Version};
 use crate::out::{Out, Tone, safe};
@@ -15,11 +16,11 @@ use crate::{logs, tree};
 /// How many log entries are shown.
 const LOG_ENTRIES: u32 = 10;
 
-pub(crate) async fn of_node(client: &mut Client, out: &mut Out) -> Result<(), Failure> {
-    let answer = client.version(VersionRequest {}).await?.into_inner();
+pub(crate) async fn of_node(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
+    let answer = caller.ask(async |client| client.version(VersionRequest {}).await).await?;
     let started: Option<SystemTime> = answer.started.and_then(|time| time.try_into().ok());
     let version = Version::from(answer);
-    let nodes = tree::nodes(client.tree(TreeRequest {}).await?.into_inner().nodes);
+    let nodes = tree::nodes(caller.ask(async |client| client.tree(TreeRequest {}).await).await?.nodes);
     if out.json {
         return Ok(out.json(&NodeStatus { version, nodes })?);
     }
@@ -50,9 +51,9 @@ pub(crate) async fn of_node(client: &mut Client, out: &mut Out) -> Result<(), Fa
     Ok(())
 }
 
-pub(crate) async fn of_dn(client: &mut Client, dn: String, out: &mut Out) -> Result<(), Failure> {
+pub(crate) async fn of_dn(caller: &mut Caller, dn: String, out: &mut Out) -> Result<(), Failure> {
     let request = StatusRequest { dn, log_entries: LOG_ENTRIES };
-    let status = client.status(request).await?.into_inner();
+    let status = caller.ask(async |client| client.status(request).await).await?;
     let node = Node::from(status.node.unwrap_or_default());
     let log: Vec<Entry> = status.log.into_iter().map(Entry::try_from).collect::<Result<_, _>>()?;
     if out.json {
@@ -85,7 +86,7 @@ fn show(node: &Node, log: &[Entry], out: &mut Out) -> Result<(), Failure> {
         out.line("last ends, the newest last:")?;
     }
     for exit in &node.exits {
-        show_exit(exit, out)?;
+        show_exit(&node.dn, exit, out)?;
     }
     if !log.is_empty() {
         out.line("newest log entries:")?;
@@ -96,13 +97,29 @@ fn show(node: &Node, log: &[Entry], out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show_exit(exit: &Exit, out: &mut Out) -> Result<(), Failure> {
+fn show_exit(dn: &str, exit: &Exit, out: &mut Out) -> Result<(), Failure> {
     let state = out.paint(tree::tone(exit.state), exit.state);
     let at = exit.at.as_deref().unwrap_or("?");
     out.line(&format!("  {at}  run {}  {state}  {}", exit.generation, safe(&exit.reason)))?;
-    for line in &exit.output {
+    for line in &readable(dn, &exit.output) {
         let line = out.paint(Tone::Faint, &format!("      {}", safe(line)));
         out.line(&line)?;
     }
     Ok(())
+}
+
+/// The lines of a daemon that writes for programs, as its log shows them.
+fn readable(dn: &str, lines: &[String]) -> Vec<String> {
+    let parser: parse::Parser = match dn {
+        "root.etcd" => parse::etcd,
+        "root.containerd" => parse::logfmt,
+        _ => return lines.to_vec(),
+    };
+    let (journal, root) = (Journal::default(), Dn::root());
+    let mut writer = journal.writer(&root, WriterOptions::new("output").parser(parser));
+    let written = lines.iter().try_for_each(|line| writeln!(writer, "{line}"));
+    match (written, journal.read(Query::new(root))) {
+        (Ok(()), Ok(mut reader)) => reader.backlog().iter().flat_map(logs::texts).collect(),
+        _ => lines.to_vec(),
+    }
 }

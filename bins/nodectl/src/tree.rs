@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use nodekeel_node::client::Client;
 use nodekeel_node::v1::TreeRequest;
 
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::model::Node;
 use crate::out::{Out, Tone, safe};
 use crate::time::age;
 
-pub(crate) async fn once(client: &mut Client, out: &mut Out) -> Result<(), Failure> {
-    let nodes = nodes(client.tree(TreeRequest {}).await?.into_inner().nodes);
+pub(crate) async fn once(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
+    let nodes = nodes(caller.ask(async |client| client.tree(TreeRequest {}).await).await?.nodes);
     show(&nodes, out, When::Age)
 }
 
-pub(crate) async fn watch(client: &mut Client, out: &mut Out) -> Result<(), Failure> {
-    let mut trees = client.watch_tree(TreeRequest {}).await?.into_inner();
-    while let Some(tree) = trees.message().await? {
+pub(crate) async fn watch(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
+    let mut trees = caller.follow(async |client| client.watch_tree(TreeRequest {}).await).await?;
+    while let Some(tree) = trees.next().await? {
         if !out.json {
             out.clear()?;
         }
@@ -68,11 +68,33 @@ fn show(nodes: &[Node], out: &mut Out, when: When) -> Result<(), Failure> {
             }
             (_, None) => String::new(),
         };
-        let why = safe(node.waiting_for.as_deref().unwrap_or_default());
+        let why = why(node);
         let line = format!("{label:width$}  {state}  {since:9}  {:>8}  {why}", node.restarts);
         out.line(line.trim_end())?;
     }
     Ok(())
+}
+
+/// Why a node is not ready; how its last run ended, if that is why.
+fn why(node: &Node) -> String {
+    let waits = node.waiting_for.as_deref().unwrap_or_default();
+    let ended = node
+        .exits
+        .last()
+        .filter(|_| matches!(node.state, "dead" | "waiting"))
+        .map(|exit| brief(&exit.reason));
+    let parts = [Some(safe(waits)), ended].into_iter().flatten().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+/// The beginning of a reason, which may be as long as its errors please.
+fn brief(reason: &str) -> String {
+    const CHARS: usize = 60;
+    let line = safe(reason.lines().next().unwrap_or_default());
+    match line.char_indices().nth(CHARS) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
 }
 
 /// Each node after its parent, with the lines that lead to it.
@@ -111,7 +133,27 @@ fn descend<'a>(
 
 #[cfg(test)]
 mod tests {
+    use nodekeel_node::v1;
+
     use super::*;
+
+    #[test]
+    fn why_tells_the_last_end_of_what_failed_and_of_nothing_else() {
+        let node = |state: v1::State, reason: &str| {
+            let exits = vec![v1::Exit { reason: reason.into(), ..Default::default() }];
+            let waiting_for = "its backoff".into();
+            Node::from(v1::Node { state: state.into(), waiting_for, exits, ..Default::default() })
+        };
+        assert_eq!(
+            why(&node(v1::State::Waiting, "exited with code 3\nmore")),
+            "its backoff; exited with code 3"
+        );
+        assert_eq!(why(&node(v1::State::New, "exited with code 3")), "its backoff");
+        assert_eq!(
+            why(&node(v1::State::Dead, &"x".repeat(61))),
+            format!("its backoff; {}...", "x".repeat(60))
+        );
+    }
 
     #[test]
     fn children_hang_below_their_parents() {

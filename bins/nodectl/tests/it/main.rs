@@ -56,3 +56,31 @@ fn completions_and_help_need_no_node() {
     let help = String::from_utf8(nodectl(&["--help"]).stdout).unwrap();
     assert!(help.contains("Exit codes:"), "{help}");
 }
+
+#[test]
+fn completions_that_can_not_be_written_are_a_failure_and_an_early_reader_is_none() {
+    let complete = |output: std::process::Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nodectl"));
+        let output = command.args(["completion", "bash"]).env_clear().stdout(output).output().unwrap();
+        (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+    };
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let (text, code) = complete(full.into());
+    assert!(code == Some(1) && text.starts_with("nodectl: write the output: "), "{code:?} {text}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(complete(writer.into()), (String::new(), Some(0)));
+}
+
+#[test]
+fn a_socket_that_nobody_serves_is_given_up_on() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("control.sock");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let (text, code) = failed(&["--timeout", "0.1s", "--socket", path.to_str().unwrap(), "tree"]);
+    assert!(
+        code == Some(3) && text.starts_with("nodectl: noded does not answer: nothing came within 100ms"),
+        "{text}"
+    );
+    assert_eq!(failed(&["--timeout", "0", "tree"]).1, Some(2));
+}
