@@ -1,7 +1,7 @@
 //! The crate's only unsafe code: system calls that std and rustix don't offer, and the birth of a child process.
 #![allow(
     unsafe_code,
-    reason = "prlimit, waitid's pid, arbitrary signal numbers and a child that shares memory until it execs"
+    reason = "prlimit, waitid's pid, arbitrary signal numbers, senders without a pid and a child that shares memory until it execs"
 )]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -69,6 +69,61 @@ pub(crate) fn session(pid: i32) -> io::Result<i32> {
     // SAFETY: no memory is passed.
     let session = unsafe { libc::getsid(pid) };
     check(session).map(|()| session)
+}
+
+/// Who sent a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sender {
+    /// 0 where it is of a PID namespace that this program can't see, which rustix has no word for.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+}
+
+/// As many descriptors as one message can carry (`SCM_MAX_FD`).
+const MAX_FDS: usize = 253;
+/// Room for those and the sender, in words, so that it is aligned.
+const CONTROL: usize = 160;
+
+/// Receives one datagram: its length, and who sent it. Descriptors that came with it are closed.
+pub(crate) fn receive(socket: BorrowedFd<'_>, text: &mut [u8]) -> io::Result<(usize, Option<Sender>)> {
+    const { assert!(CONTROL * size_of::<u64>() >= MAX_FDS * size_of::<RawFd>() + size_of::<libc::ucred>() + 64) };
+    let mut control = [0_u64; CONTROL];
+    let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
+    // SAFETY: all zeroes is a message without anything.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: `message` points to buffers of the lengths that it tells, which outlive the call.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    let mut sender = None;
+    // SAFETY: the kernel has written whole headers, and their lengths, into `control`, which still lives. The data of
+    // each is read as what its type says, wherever it lies; the descriptors are new, and nobody else's.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while let Some(found) = header.as_ref() {
+            let data = libc::CMSG_DATA(header);
+            match (found.cmsg_level, found.cmsg_type) {
+                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                    let libc::ucred { pid, uid, .. } = data.cast::<libc::ucred>().read_unaligned();
+                    sender = Some(Sender { pid, uid });
+                }
+                (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                    #[allow(clippy::unnecessary_cast, reason = "musl counts it in 32 bits")]
+                    let bytes = found.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                    for index in 0..bytes / size_of::<RawFd>() {
+                        let fd = data.cast::<RawFd>().add(index).read_unaligned();
+                        drop(OwnedFd::from_raw_fd(fd));
+                    }
+                }
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    Ok((length, sender))
 }
 
 /// A descriptor whose readability is awaited.

@@ -146,7 +146,8 @@ impl Process {
         self
     }
 
-    /// Runs it as another user, without supplementary groups. Only root may.
+    /// Runs it as another user, without supplementary groups. Only root may. It does not start without a
+    /// [`gid`](Self::gid) too: it would keep this program's group, which is root's.
     #[must_use]
     pub fn uid(mut self, uid: u32) -> Self {
         self.uid = Some(uid);

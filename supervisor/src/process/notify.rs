@@ -1,28 +1,22 @@
 //! The receiving end of `sd_notify(3)`.
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_passcred;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
-    SocketType, UCred,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::procfs;
 use super::tag::Tag;
-use crate::sys::Readable;
+use crate::sys::{self, Readable, Sender};
 
 /// systemd takes as much.
 const MAX_MESSAGE: usize = 4096;
-/// As many descriptors as one message can carry (`SCM_MAX_FD`).
-const MAX_FDS: usize = 253;
 
 /// What the process has said so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,23 +32,26 @@ pub(super) struct Said {
 #[derive(Debug)]
 pub(super) struct Socket {
     fd: Readable,
-    tag: Tag,
+    address: String,
 }
 
 impl Socket {
     /// In the abstract namespace, so it needs no directory and leaves nothing behind; but a process in another network
-    /// namespace does not reach it.
-    pub(super) fn bind(tag: Tag) -> io::Result<Self> {
+    /// namespace does not reach it. The kernel chooses a name that is free, so nobody can take it before.
+    pub(super) fn bind() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         set_socket_passcred(&fd, true)?;
-        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name(tag).as_bytes())?)?;
-        Ok(Self { fd: Readable::new(Arc::new(fd))?, tag })
+        rustix::net::bind(&fd, &SocketAddrUnix::new_unnamed())?;
+        let bound = SocketAddrUnix::try_from(rustix::net::getsockname(&fd)?)?;
+        let name = bound.abstract_name().and_then(|name| std::str::from_utf8(name).ok());
+        let name = name.ok_or_else(|| io::Error::other("the kernel gave the socket no name"))?;
+        Ok(Self { address: format!("@{name}"), fd: Readable::new(Arc::new(fd))? })
     }
 
     /// The value for `NOTIFY_SOCKET`.
     pub(super) fn address(&self) -> String {
-        format!("@{}", name(self.tag))
+        self.address.clone()
     }
 
     /// Starts to listen to the process and its descendants.
@@ -67,8 +64,8 @@ impl Socket {
         loop {
             let Ok(mut readable) = self.fd.readable().await else { return };
             // The descriptors of a message are closed here, which is what a sender of BARRIER=1 waits for.
-            match readable.try_io(|fd| receive(fd.get_ref())) {
-                Ok(Ok((text, Some(sender)))) if senders.accept(&sender) => {
+            match readable.try_io(|fd| receive(fd.get_ref().as_fd())) {
+                Ok(Ok((text, Some(sender)))) if senders.accept(sender) => {
                     let messages = parse(&text, Instant::now());
                     say.send_modify(|said| messages.for_each(|message| said.hear(message)));
                 }
@@ -88,10 +85,6 @@ pub(super) struct Listener {
     _task: AbortOnDropHandle<()>,
 }
 
-fn name(tag: Tag) -> String {
-    format!("nodekeel/notify/{:x}", tag.limit())
-}
-
 /// Who may speak for a process.
 #[derive(Debug)]
 pub(super) struct Senders {
@@ -104,9 +97,11 @@ pub(super) struct Senders {
 impl Senders {
     /// The process and its descendants. A sender that has ended meanwhile, as `systemd-notify` does, can't be asked for
     /// its mark: it must have been of the process' user, who could make the process say anything, or of this program's.
-    fn accept(&self, sender: &UCred) -> bool {
-        let pid = sender.pid.as_raw_nonzero().get();
-        let uid = sender.uid.as_raw();
+    /// One of a PID namespace above is no descendant.
+    fn accept(&self, Sender { pid, uid }: Sender) -> bool {
+        if pid == 0 {
+            return false;
+        }
         match procfs::locks_limit(pid) {
             Ok(limit) => pid == self.main || Tag::from_limit(limit) == Some(self.tag),
             Err(_) => uid == self.uid || uid == rustix::process::geteuid().as_raw(),
@@ -115,21 +110,10 @@ impl Senders {
 }
 
 /// One datagram and who sent it. Descriptors that came with it are closed.
-fn receive(fd: impl AsFd) -> io::Result<(Vec<u8>, Option<UCred>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS), ScmCredentials(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+fn receive(fd: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Option<Sender>)> {
     let mut text = vec![0; MAX_MESSAGE];
-    let received =
-        rustix::net::recvmsg(fd, &mut [IoSliceMut::new(&mut text)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    text.truncate(received.bytes);
-    let mut sender = None;
-    for message in ancillary.drain() {
-        match message {
-            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials),
-            RecvAncillaryMessage::ScmRights(fds) => fds.for_each(drop),
-            _ => {}
-        }
-    }
+    let (length, sender) = sys::receive(fd, &mut text)?;
+    text.truncate(length);
     Ok((text, sender))
 }
 
@@ -174,21 +158,35 @@ mod tests {
     use crate::process::tag::{Program, Tags};
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     use std::io::{IoSlice, Read as _};
+    use std::mem::MaybeUninit;
 
-    fn socket() -> Socket {
+    fn tag() -> Tag {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
-        Socket::bind(Tags::new(Program::current().expect("proc is mounted"), thread).next())
-            .expect("it is bound")
+        Tags::new(Program::current().expect("proc is mounted"), thread).next()
+    }
+
+    #[tokio::test]
+    async fn no_two_sockets_have_one_name() {
+        let sockets = [Socket::bind(), Socket::bind()].map(|socket| socket.expect("it is bound"));
+        assert_ne!(sockets[0].address(), sockets[1].address());
+        assert!(sockets[0].address().len() > 1, "{sockets:?}");
+    }
+
+    #[test]
+    fn a_sender_from_above_is_no_descendant() {
+        let uid = rustix::process::geteuid().as_raw();
+        let senders = Senders { tag: tag(), main: procfs::own_pid(), uid };
+        assert!(senders.accept(Sender { pid: procfs::own_pid(), uid }));
+        assert!(!senders.accept(Sender { pid: 0, uid }));
     }
 
     #[tokio::test]
     async fn a_barrier_is_lifted_once_all_before_it_is_heard() {
-        let socket = socket();
+        let socket = Socket::bind().expect("it is bound");
         let address = SocketAddrUnix::new_abstract_name(&socket.address().as_bytes()[1..]).expect("a name");
         let main = procfs::own_pid();
         let uid = rustix::process::getuid().as_raw();
-        let tag = socket.tag;
-        let listener = socket.listen(Senders { tag, main, uid });
+        let listener = socket.listen(Senders { tag: tag(), main, uid });
         let sender = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).expect("a socket");
         rustix::net::connect(&sender, &address).expect("it is there");
         rustix::net::send(&sender, b"READY=1", SendFlags::empty()).expect("it is sent");

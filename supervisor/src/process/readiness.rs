@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -26,7 +28,7 @@ pub type ProbeFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>
 ///
 /// # Contract
 /// A probe makes one real request and does not retry: that is done for it, with growing pauses from 20 ms to 1 s. It is
-/// dropped when it takes longer than five seconds, or when the process ends.
+/// dropped when it takes longer than five seconds, or when the process ends. One that panics has failed.
 pub trait Probe: Send + Sync + 'static {
     /// Asks once.
     fn probe(&self) -> ProbeFuture;
@@ -96,7 +98,10 @@ impl Readiness {
     /// Resolves when the process is ready, or when it has taken too long: with the time it had, and what is missing.
     ///
     /// It never resolves for a process that has to exit first, unless that takes too long.
-    pub(super) async fn wait(&self, said: Option<watch::Receiver<Said>>) -> Result<(), (Duration, String)> {
+    pub(super) async fn wait(
+        &self,
+        mut said: Option<watch::Receiver<Said>>,
+    ) -> Result<(), (Duration, String)> {
         let began = Instant::now();
         let within = self.within.unwrap_or(if self.exit { Duration::MAX } else { Duration::from_secs(60) });
         // A time too long for the clock is none.
@@ -104,16 +109,15 @@ impl Readiness {
         if self.exit {
             return Err((expired(deadline, within).await, "it has not exited".to_owned()));
         }
-        if let Some(mut said) = said {
-            self.wait_said(&mut said, &mut deadline)
-                .await
-                .map_err(|missing| (deadline.map_or(within, |at| at - began), missing))?;
-        }
-        let within = deadline.map_or(within, |at| at - began);
-        match &self.probe {
-            Some(probe) => wait_probe(&**probe, deadline).await.map_err(|missing| (within, missing)),
+        let missing = match &mut said {
+            Some(said) => self.wait_said(said, &mut deadline).await,
             None => Ok(()),
-        }
+        };
+        let missing = match (missing, &self.probe) {
+            (Ok(()), Some(probe)) => wait_probe(&**probe, said, &mut deadline).await,
+            (missing, _) => missing,
+        };
+        missing.map_err(|missing| (deadline.map_or(within, |at| at - began), missing))
     }
 
     async fn wait_said(
@@ -126,7 +130,7 @@ impl Readiness {
             if ready {
                 return Ok(());
             }
-            *deadline = deadline.map(|at| extended.map_or(at, |extended| at.max(extended)));
+            *deadline = later(*deadline, extended);
             // Without a listener it can't become ready any more, so the time goes by.
             let changed = async {
                 if said.changed().await.is_err() {
@@ -154,22 +158,54 @@ async fn expired(deadline: Option<Instant>, within: Duration) -> Duration {
     within
 }
 
-async fn wait_probe(probe: &dyn Probe, deadline: Option<Instant>) -> Result<(), String> {
+async fn wait_probe(
+    probe: &dyn Probe,
+    mut said: Option<watch::Receiver<Said>>,
+    deadline: &mut Option<Instant>,
+) -> Result<(), String> {
     let mut last = "it was never answered".to_owned();
     let mut pause = FIRST_PAUSE;
     let probing = async {
         loop {
-            match timeout(LONGEST_PROBE, probe.probe()).await {
-                Ok(Ok(())) => return,
-                Ok(Err(failure)) => last = failure.to_string(),
+            // It has nothing of ours that a panic could leave half done.
+            let asked = AssertUnwindSafe(async { probe.probe().await }).catch_unwind();
+            match timeout(LONGEST_PROBE, asked).await {
+                Ok(Ok(Ok(()))) => return,
+                Ok(Ok(Err(failure))) => last = failure.to_string(),
+                Ok(Err(_panic)) => last = "it panics".to_owned(),
                 Err(_) => last = format!("no answer within {LONGEST_PROBE:?}"),
             }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     };
-    let answered = at(deadline, probing).await;
-    answered.ok_or_else(|| format!("its probe fails: {last}"))
+    tokio::select! {
+        biased;
+        () = probing => return Ok(()),
+        () = over(&mut said, deadline) => {}
+    }
+    Err(format!("its probe fails: {last}"))
+}
+
+/// Resolves when the time is over, with what the process asks for meanwhile.
+async fn over(said: &mut Option<watch::Receiver<Said>>, deadline: &mut Option<Instant>) {
+    loop {
+        let changed = async {
+            if let Some(said) = said
+                && said.changed().await.is_ok()
+            {
+                return said.borrow_and_update().extended;
+            }
+            std::future::pending().await
+        };
+        let Some(extended) = at(*deadline, changed).await else { return };
+        *deadline = later(*deadline, extended);
+    }
+}
+
+/// What is left of a time when more was asked for.
+fn later(deadline: Option<Instant>, extended: Option<Instant>) -> Option<Instant> {
+    deadline.map(|at| extended.map_or(at, |extended| at.max(extended)))
 }
 
 impl fmt::Debug for Readiness {
@@ -236,5 +272,33 @@ mod tests {
         let missing = "it has not sent READY=1, its status is \"loading\"".to_owned();
         assert_eq!(late, (Duration::from_secs(9), missing));
         assert_eq!(began.elapsed().as_secs(), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_process_can_ask_for_more_time_while_it_is_probed() {
+        let (say, said) = watch::channel(Said { ready: true, ..Said::default() });
+        let began = Instant::now();
+        let probe = move || {
+            say.send_modify(|said| said.extended = Some(began + Duration::from_secs(9)));
+            async { Err::<(), _>("loading") }
+        };
+        let readiness = Readiness::notify().and_probe(probe).within(Duration::from_secs(3));
+        let late = readiness.wait(Some(said)).await.expect_err("it never succeeds");
+        assert_eq!(late, (Duration::from_secs(9), "its probe fails: loading".to_owned()));
+        assert_eq!(began.elapsed().as_secs(), 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_panics_has_failed_and_is_asked_again() {
+        let asked = AtomicU32::new(0);
+        let probe = move || {
+            let first = asked.fetch_add(1, Ordering::Relaxed) == 0;
+            assert!(!first, "a bug of the probe");
+            async { Ok::<(), Failure>(()) }
+        };
+        Readiness::probe(probe).wait(None).await.expect("the second is answered");
+        let always = || async { if true { panic!("a bug") } else { Ok::<(), Failure>(()) } };
+        let late = Readiness::probe(always).within(Duration::from_secs(3)).wait(None).await;
+        assert_eq!(late, Err((Duration::from_secs(3), "its probe fails: it panics".to_owned())));
     }
 }

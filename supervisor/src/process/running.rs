@@ -39,7 +39,7 @@ impl Running {
     ) -> Result<Self, ProcessError> {
         let tag = host.shared.tags.next();
         let prepare = |error| spawn::failed(process, Step::Setup, error);
-        let socket = process.readiness.notify.then(|| Socket::bind(tag)).transpose().map_err(prepare)?;
+        let socket = process.readiness.notify.then(Socket::bind).transpose().map_err(prepare)?;
         let (image, ends) =
             spawn::image(process, tag, socket.as_ref().map(Socket::address)).map_err(prepare)?;
         let born = host.spawner.spawn(image, tag, process.kill, &host.shared).await;

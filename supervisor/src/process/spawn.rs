@@ -145,6 +145,10 @@ pub(super) struct Ends {
 
 /// Prepares everything that can be prepared before there is a process.
 pub(super) fn image(process: &Process, tag: Tag, notify_socket: Option<String>) -> io::Result<(Image, Ends)> {
+    if process.uid.is_some() && process.gid.is_none() {
+        let advice = "a user without a group would keep this program's group: give it a gid too";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, advice));
+    }
     let (stdout, child_stdout) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, child_stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let stdio = [stdin(&process.stdin)?, child_stdout, child_stderr];

@@ -48,6 +48,8 @@ async fn what_cannot_be_executed_says_who_why_and_what_to_do() {
     assert_eq!(refused(sh("true").current_dir("/no/such")).await, format!("start /bin/sh: {expected}"));
     let error = refused(sh("true").arg("a\0b")).await;
     assert!(error.contains("has a NUL byte in it"), "{error}");
+    let error = refused(sh("true").uid(1234)).await;
+    assert!(error.contains("give it a gid too"), "{error}");
     let error = refused(sh("true").env("A=B", "c")).await;
     assert!(error.contains("can't name a variable"), "{error}");
 }
