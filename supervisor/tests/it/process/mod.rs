@@ -23,6 +23,9 @@ use tokio::sync::Notify;
 /// What a stop may take on top of the grace.
 const MARGIN: Duration = Duration::from_millis(50);
 
+/// After which something that is awaited is taken for something that never comes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Held by a test that measures, and by those that take all the machine has.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
@@ -147,7 +150,8 @@ impl Output {
             if let Some(rest) = complete.lines().find_map(|line| line.strip_prefix(start)) {
                 return rest.trim().to_owned();
             }
-            more.await;
+            let waited = tokio::time::timeout(PATIENCE, more).await;
+            waited.unwrap_or_else(|_| panic!("no line {start:?} in {:?}", self.text()));
         }
     }
 

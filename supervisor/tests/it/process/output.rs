@@ -1,6 +1,8 @@
 //! What goes in and out of a process.
 
 use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::process::{KillMode, Readiness, Stdin};
@@ -29,9 +31,13 @@ async fn output_is_there_before_the_end_is_told() {
 
 #[tokio::test]
 async fn a_survivor_that_keeps_the_pipe_open_does_not_keep_the_run() {
-    let script = "echo pid $$; setsid sh -c 'echo up; sleep 100' & sleep 0.05; exec sleep 0.01";
-    let bed = Bed::once(sh(script).kill(KillMode::Process).ready(Readiness::exit()));
+    let script = "echo pid $$; setsid sh -c 'echo up; sleep 100' & read go";
+    let (reader, writer) = io::pipe().expect("a pipe");
+    let process = sh(script).kill(KillMode::Process).ready(Readiness::exit());
+    let bed = Bed::once(process.stdin(Stdin::from(OwnedFd::from(reader))));
     let mark = mark_of(bed.output.pid().await);
+    bed.output.line("up").await;
+    (&writer).write_all(b"go\n").expect("it reads");
     assert_eq!(bed.ended().await, (State::Done, Exit::Done));
     let left = marked(&mark);
     assert!(!left.is_empty(), "it lives on");

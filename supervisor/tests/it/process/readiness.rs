@@ -15,7 +15,7 @@ fn notifying(messages: &[&str]) -> Process {
     let script = format!(
         r#"use Socket; $|=1; my $name = $ENV{{NOTIFY_SOCKET}}; $name =~ s/^@/\0/;
         socket(my $s, AF_UNIX, SOCK_DGRAM, 0) or die; connect($s, sockaddr_un($name)) or die "$!";
-        my $told = 1; $SIG{{USR1}} = sub {{ $told++ }}; print "pid $$\n";
+        my $told = 1; $SIG{{USR1}} = sub {{ $told++ }}; print "pid $$\nsocket $ENV{{NOTIFY_SOCKET}}\n";
         for ({}) {{ until ($told) {{ select undef,undef,undef,.01 }} $told--; defined(send($s, $_, 0)) or die "$!"; print "sent $_\n" }}
         sleep 100"#,
         quoted.join(",")
@@ -51,28 +51,29 @@ async fn a_descendant_may_say_it_and_be_gone() {
 
 #[tokio::test]
 async fn nobody_else_may_say_it() {
-    let bed = Bed::once(
-        sh("echo pid $$; echo socket $NOTIFY_SOCKET; exec sleep 100")
-            .ready(Readiness::notify().within(Duration::from_millis(300))),
-    );
+    let bed = Bed::once(notifying(&["STATUS=up", "READY=1"]).ready(Readiness::notify()));
+    let pid = bed.output.pid().await;
+    bed.output.line("sent STATUS=up").await;
     let name = bed.output.line("socket @").await;
     use std::os::linux::net::SocketAddrExt as _;
     let address = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
     let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
     assert_eq!(socket.send_to_addr(b"READY=1", &address).expect("it is there"), 7);
-    let (error, _) = bed.failed().await;
-    assert_eq!(error, "not ready within 300ms: it has not sent READY=1");
+    let early = tokio::time::timeout(Duration::from_millis(300), bed.until(State::Ready)).await;
+    assert!(early.is_err(), "this program has no say: {early:?}");
+    std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
+    bed.until(State::Ready).await;
     bed.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_ready_in_time_is_stopped_and_says_what_it_waited_for() {
     let process =
-        notifying(&["STATUS=reading the disk"]).ready(Readiness::notify().within(Duration::from_millis(500)));
+        notifying(&["STATUS=reading the disk"]).ready(Readiness::notify().within(Duration::from_secs(3)));
     let bed = Bed::once(process);
     let mark = mark_of(bed.output.pid().await);
     let (error, exit) = bed.failed().await;
-    assert_eq!(error, "not ready within 500ms: it has not sent READY=1, its status is \"reading the disk\"");
+    assert_eq!(error, "not ready within 3s: it has not sent READY=1, its status is \"reading the disk\"");
     assert_eq!(
         (exit.signal.map(|signal| signal.to_string()).as_deref(), marked(&mark).len()),
         (Some("SIGTERM"), 0)
