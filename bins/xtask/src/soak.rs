@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use crate::planted;
 use crate::report::Report;
 use crate::run::{self, Echo};
+use crate::test;
 
 /// A test at its full count.
 struct Soak {
@@ -18,35 +19,20 @@ struct Soak {
     count: (&'static str, &'static str),
 }
 
-const SOAKS: [Soak; 2] = [
-    Soak {
-        name: "supervisor-core",
-        test: &[
-            "-p",
-            "nodekeel-supervisor",
-            "--lib",
-            "--",
-            "random_operations_keep_the_invariants",
-            "--nocapture",
-        ],
-        count: ("NODEKEEL_OPS", "5000000"),
-    },
-    Soak {
-        name: "supervisor-process",
-        test: &[
-            "-p",
-            "nodekeel-supervisor",
-            "--test",
-            "it",
-            "--",
-            "process::",
-            "--include-ignored",
-            "--nocapture",
-        ],
-        count: ("NODEKEEL_ROUNDS", "1000"),
-    },
-];
-
+const CORE: Soak = Soak {
+    name: "supervisor-core",
+    test: &[
+        "-p",
+        "nodekeel-supervisor",
+        "--lib",
+        "--",
+        "random_operations_keep_the_invariants",
+        "--nocapture",
+    ],
+    count: ("NODEKEEL_OPS", "5000000"),
+};
+/// The rounds of child processes, in every way in which they have to hold.
+const PROCESS: (&str, (&str, &str)) = ("supervisor-process", ("NODEKEEL_ROUNDS", "1000"));
 /// The bugs that the supervisor's random operations have to find.
 const PLANTED: &str = "planted-bugs";
 const WITHIN: Duration = Duration::from_secs(3600);
@@ -54,22 +40,31 @@ const WITHIN: Duration = Duration::from_secs(3600);
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let is_chosen = |soak: &str| name.is_none_or(|name| name == soak);
-    let chosen: Vec<&Soak> = SOAKS.iter().filter(|soak| is_chosen(soak.name)).collect();
-    if chosen.is_empty() && !is_chosen(PLANTED) {
-        let names: Vec<_> = SOAKS.iter().map(|soak| soak.name).chain([PLANTED]).collect();
+    let names = [CORE.name, PROCESS.0, PLANTED];
+    if !names.into_iter().any(is_chosen) {
         bail!("no such soak; there are: {}", names.join(", "));
     }
     let mut report = Report::default();
     if is_chosen(PLANTED) {
         planted::run(&mut report)?;
     }
-    for soak in chosen {
-        let (variable, count) = soak.count;
-        run::headline(&format!("{} ({variable}={count})", soak.name));
-        let mut command = run::cargo(&["test", "--all-features"]);
-        command.args(soak.test).env(variable, count);
-        let ran = run::stream(command, Echo::Shown, WITHIN)?;
-        report.checked(soak.name, ran.took, ran.problem);
+    if is_chosen(CORE.name) {
+        CORE.run(&mut report)?;
+    }
+    if is_chosen(PROCESS.0) {
+        test::process_rounds(PROCESS.1, WITHIN, &mut report)?;
     }
     Ok(report.finish())
+}
+
+impl Soak {
+    fn run(&self, report: &mut Report) -> Result<()> {
+        let (variable, count) = self.count;
+        run::headline(&format!("{} ({variable}={count})", self.name));
+        let mut command = run::cargo(&["test", "--all-features"]);
+        command.args(self.test).env(variable, count);
+        let ran = run::stream(command, Echo::Shown, WITHIN)?;
+        report.checked(self.name, ran.took, ran.problem);
+        Ok(())
+    }
 }

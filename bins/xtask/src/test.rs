@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::planted;
 use crate::report::{Part, Report};
@@ -49,6 +49,24 @@ pub(crate) fn run() -> Result<ExitCode> {
         report.could_not_run("planted bugs", &format!("{error:#}"));
     }
     Ok(report.finish())
+}
+
+/// Runs the rounds of child processes as often as `count` says, in every way in which they have to hold.
+pub(crate) fn process_rounds(count: (&str, &str), within: Duration, report: &mut Report) -> Result<()> {
+    let (package, target, _) = PROCESS_TESTS;
+    let built = binaries::build(PART_WITHIN)?;
+    let is_it = |binary: &&Binary| (binary.package.as_str(), binary.target.as_str()) == (package, target);
+    let binary = built.binaries.iter().find(is_it).context("the tests of child processes were not built")?;
+    let selection = Selection::Module("process::rounds::");
+    for way in [Way::AsIs].into_iter().chain(ways::others(run::is_root())) {
+        let name = format!("{} {selection}{} ({}={})", binary.name(), way.label(), count.0, count.1);
+        run::headline(&name);
+        let Prepared { mut command, home: _home } = ways::command(binary, way, &selection)?;
+        command.env(count.0, count.1).arg("--nocapture");
+        let ran = run::stream(command, Echo::Shown, within)?;
+        judge(&name, &ran, &selection, report);
+    }
+    Ok(())
 }
 
 fn run_binary(binary: &Binary, report: &mut Report) {
