@@ -4,10 +4,10 @@ mod names;
 mod socket;
 mod streams;
 
-pub(crate) use socket::{Listening, probe};
+pub(crate) use socket::{Socket, probe};
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
@@ -28,15 +28,10 @@ const MAX_STATUS_ENTRIES: u32 = 1000;
 /// How long calls under way may take when the node stops; streams end by themselves.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The socket that was bound before anything was started; it serves the first run.
-pub(crate) type First = Arc<Mutex<Option<Listening>>>;
-
 /// The runnable that serves the control API.
-pub(crate) fn serve(shared: Arc<Shared>, first: First) -> impl Runnable {
-    let path = shared.plan.socket.clone();
+pub(crate) fn serve(shared: Arc<Shared>, socket: Arc<Socket>) -> impl Runnable {
     let listen = move || {
-        let bound = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let listening = bound.map_or_else(|| Listening::new(&path).map_err(std::io::Error::other), Ok);
+        let listening = socket.listen().map_err(std::io::Error::other);
         async move { listening }
     };
     let own = nix::unistd::geteuid().as_raw();

@@ -1,7 +1,7 @@
 //! A node: the tree of everything that a plan says.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use nodekeel_logtree::{Journal, Level, Limits, Message};
@@ -89,6 +89,7 @@ const RESERVED: [&str; 4] = ["control", "etcd", "containerd", "service"];
 #[derive(Debug)]
 pub struct Node {
     shared: Arc<Shared>,
+    socket: Arc<control::Socket>,
     /// Other instances are kept out until everything has stopped.
     _data: DataDir,
 }
@@ -145,9 +146,8 @@ impl Node {
         check_names(&deps.runnables)?;
         let data = DataDir::take(&plan.config.node.data)?;
         prepare(&plan, &data)?;
-        let listening =
-            control::Listening::new(&plan.socket).map_err(|error| StartError::Control(error.into()))?;
-        let listening: control::First = Arc::new(Mutex::new(Some(listening)));
+        let socket = control::Socket::new(&plan.socket).map_err(|error| StartError::Control(error.into()))?;
+        let socket = Arc::new(socket);
         let history = History::new(plan.config.events.keep);
         let shared = Arc::new(Shared {
             plan,
@@ -161,13 +161,10 @@ impl Node {
             let dn = planned.dn.parse().expect("a planned service has a valid name");
             shared.journal.append(&dn, Message::new(Level::Warn, format!("skipped: {reason}")));
         }
-        let supervisor = Supervisor::builder().output(JournalSink(deps.journal)).hook(history).start(root(
-            Arc::clone(&shared),
-            listening,
-            deps.runnables,
-        ));
+        let root = root(Arc::clone(&shared), Arc::clone(&socket), deps.runnables);
+        let supervisor = Supervisor::builder().output(JournalSink(deps.journal)).hook(history).start(root);
         shared.put(Some(Arc::new(supervisor)));
-        Ok(Self { shared, _data: data })
+        Ok(Self { shared, socket, _data: data })
     }
 
     /// Where the control API is served.
@@ -207,6 +204,7 @@ impl Drop for Node {
     /// The tree holds what the control API tells, so the supervisor would not go by itself.
     fn drop(&mut self) {
         drop(self.shared.put(None));
+        self.socket.close();
     }
 }
 
@@ -239,12 +237,12 @@ fn prepare(plan: &Plan, data: &DataDir) -> Result<(), DataError> {
 }
 
 /// The root: the control API first, so that it is the last to stop; then the builder's own, then the services.
-fn root(shared: Arc<Shared>, listening: control::First, own: Vec<Own>) -> impl Runnable {
+fn root(shared: Arc<Shared>, socket: Arc<control::Socket>, own: Vec<Own>) -> impl Runnable {
     let own: Arc<[Own]> = own.into();
     move |ctx: Context| {
-        let (shared, listening, own) = (Arc::clone(&shared), Arc::clone(&listening), Arc::clone(&own));
+        let (shared, socket, own) = (Arc::clone(&shared), Arc::clone(&socket), Arc::clone(&own));
         async move {
-            ctx.run("control", control::serve(Arc::clone(&shared), listening))?;
+            ctx.run("control", control::serve(Arc::clone(&shared), socket))?;
             for Own { name, runnable } in own.iter() {
                 ctx.run(name.clone(), share(runnable))?;
             }

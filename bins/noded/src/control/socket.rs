@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use futures_util::Stream;
@@ -76,31 +77,75 @@ fn probe_file(path: &Path) -> Result<(), BindError> {
     Err(BindError::NoSocket { path, what })
 }
 
-/// The accepted connections; the socket's file goes with it.
+/// The node's socket. It stays bound while what serves it is restarted: who connects meanwhile is answered then.
 #[derive(Debug)]
-pub(crate) struct Listening {
-    listener: UnixListener,
+pub(crate) struct Socket {
     path: PathBuf,
+    bound: Mutex<Option<Arc<Bound>>>,
 }
 
-impl Listening {
+/// A socket that is listened on; its file goes with it.
+#[derive(Debug)]
+struct Bound {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the file.
+    file: (u64, u64),
+}
+
+impl Socket {
+    /// Binds it.
     pub(crate) fn new(path: &Path) -> Result<Self, BindError> {
-        Ok(Self { listener: bind(path)?, path: path.to_owned() })
+        let bound = Mutex::new(Some(Bound::new(path)?));
+        Ok(Self { path: path.to_owned(), bound })
+    }
+
+    /// The connections to it; where somebody has removed its file, to a new one.
+    pub(crate) fn listen(&self) -> Result<Listening, BindError> {
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let there = bound.take().filter(|bound| file_at(&self.path) == Some(bound.file));
+        let there = there.map_or_else(|| Bound::new(&self.path), Ok)?;
+        *bound = Some(Arc::clone(&there));
+        Ok(Listening(there))
+    }
+
+    /// Removes it, unless it is still listened on.
+    pub(crate) fn close(&self) {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
+
+impl Bound {
+    fn new(path: &Path) -> Result<Arc<Self>, BindError> {
+        let listener = bind(path)?;
+        let failed = || BindError::Bind { path: path.to_owned(), source: io::ErrorKind::NotFound.into() };
+        let file = file_at(path).ok_or_else(failed)?;
+        Ok(Arc::new(Self { listener, path: path.to_owned(), file }))
+    }
+}
+
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // If that fails, the file is one of a dead instance, which the next one replaces.
+        if file_at(&self.path) == Some(self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The accepted connections.
+#[derive(Debug)]
+pub(crate) struct Listening(Arc<Bound>);
 
 impl Stream for Listening {
     type Item = io::Result<Connection>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.listener.poll_accept(cx).map(|accepted| Some(accepted.map(|(connection, _)| connection)))
-    }
-}
-
-impl Drop for Listening {
-    fn drop(&mut self) {
-        // If that fails, the file is one of a dead instance, which the next one replaces.
-        let _ = fs::remove_file(&self.path);
+        self.0.listener.poll_accept(cx).map(|accepted| Some(accepted.map(|(connection, _)| connection)))
     }
 }
 

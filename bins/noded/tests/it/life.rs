@@ -95,10 +95,9 @@ fn a_later_signal_forces_and_leaves_nobody_behind() {
 #[test]
 fn copies_of_a_signal_within_a_second_are_one() {
     let (mut node, _) = stubborn("1500ms");
-    node.signal(Signal::SIGTERM);
-    node.wait_for_line("a second signal forces");
-    node.signal(Signal::SIGTERM);
-    node.signal(Signal::SIGINT);
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        node.signal(signal);
+    }
     let (status, lines) = node.wait();
     assert_eq!(status.code(), Some(0), "{lines:#?}");
 }

@@ -7,4 +7,5 @@ mod errors;
 mod harness;
 mod life;
 mod logs;
+mod nodectl;
 mod services;
