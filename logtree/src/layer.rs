@@ -30,6 +30,10 @@ thread_local! {
 /// An event goes to the name in its own field `dn`; else to that of the innermost span around it that has such a field;
 /// else to the default name. A `dn` that is no name is kept as an ordinary field. Events below the least level of their
 /// name are not formatted. Spans themselves are not stored.
+///
+/// It gives no hint of the least level it needs: that would hold for all layers of the subscriber, and a span below that
+/// level could name no more. Where libraries trace much, filter the layer alone, with
+/// [`Layer::with_filter`](tracing_subscriber::Layer::with_filter): what no layer wants is then not even built.
 #[derive(Debug)]
 pub struct JournalLayer {
     shared: Arc<Shared>,
