@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nodekeel_supervisor::process::{Process, Readiness};
 use nodekeel_supervisor::{Child, Context, Event, Failure, Origin, Restart, State, Supervisor};
+use tokio::sync::mpsc::{self, UnboundedSender};
 
 /// A shell that starts a daemon which leaves its session, ignores TERM, says something and works.
 const SCRIPT: &str = r#"
@@ -16,14 +17,23 @@ echo "with a warning" >&2
 exec sleep 1000
 "#;
 
+/// How many lines the worker says.
+const WORDS: usize = 2;
+
 /// Prints each piece of output with its origin. A real program hands it to a journal.
-struct Prefixed(String);
+struct Prefixed {
+    prefix: String,
+    /// Where each line is told of.
+    said: Option<UnboundedSender<()>>,
+}
 
 impl io::Write for Prefixed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut out = io::stdout().lock();
         for line in String::from_utf8_lossy(bytes).lines() {
-            writeln!(out, "{}  {line}", self.0)?;
+            writeln!(out, "{}  {line}", self.prefix)?;
+            // Nobody waits for it any more once it has been heard.
+            _ = self.said.as_ref().map(|said| said.send(()));
         }
         Ok(bytes.len())
     }
@@ -35,9 +45,11 @@ impl io::Write for Prefixed {
 
 #[tokio::main]
 async fn main() {
+    let (say, mut said) = mpsc::unbounded_channel();
     let supervisor = Supervisor::builder()
-        .output(|origin: Origin<'_>| {
-            Prefixed(format!("{} {} run {}", origin.dn, origin.stream, origin.generation))
+        .output(move |origin: Origin<'_>| Prefixed {
+            prefix: format!("{} {} run {}", origin.dn, origin.stream, origin.generation),
+            said: (origin.dn == "root.worker").then(|| say.clone()),
         })
         .hook(|event: &Event| println!("event {:>2}  {}  {}", event.seq, event.dn, event.change))
         .start(|ctx: Context| async move {
@@ -54,6 +66,10 @@ async fn main() {
             Err::<(), Failure>(ctx.cancelled().await.into())
         });
 
+    // What it says comes when the kernel lets it, like anybody's output.
+    for _ in 0..WORDS {
+        said.recv().await.expect("the output lives as long as the supervisor");
+    }
     let mut changes = supervisor.watch();
     while supervisor.snapshot().iter().all(|node| node.state != State::Dead) {
         changes.changed().await.expect("the supervisor lives as long as this function");
