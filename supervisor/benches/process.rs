@@ -1,0 +1,303 @@
+//! Child processes beside runit and s6: how soon one that is killed runs again, and how late one ends that has to be
+//! killed.
+//!
+//! `cargo xtask bench supervisor-process`
+
+use std::fs::{self, File};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child as StdChild, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use nodekeel_supervisor::process::{Process, Stdin};
+use nodekeel_supervisor::{Backoff, Context, Failure, Origin, Policy, Supervisor};
+use rustix::fs::inotify;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+use testbed::bench::{BenchRow, median, percentile};
+use tokio::sync::Notify;
+
+const SAMPLES: usize = 200;
+/// s6-supervise pauses for a second after each end, whatever it is told: so it is asked in each fifth round only.
+const PATIENT: usize = 5;
+/// runsv pauses for a second after a run that was shorter than that: so each lives longer, and what is measured is the
+/// restart and not that pause.
+const LIFE: Duration = Duration::from_millis(1100);
+const WITHIN: Duration = Duration::from_secs(10);
+
+const STOPS: usize = 20;
+const GRACE: Duration = Duration::from_millis(300);
+/// The last of them has forked twice, is in a session of its own and ignores TERM.
+const STUBBORN: &str = r#"(setsid sh -c 'trap "" TERM; echo up; exec sleep 100' &); exec sleep 100"#;
+
+fn main() -> Result<()> {
+    let mut args = std::env::args();
+    if args.next().is_some_and(|name| name.ends_with("/run")) {
+        return serve();
+    }
+    // A process of its own, as the peers are.
+    if args.next().as_deref() == Some("supervise") {
+        return supervise(&PathBuf::from(args.next().context("the program to supervise")?));
+    }
+    let dir = tempfile::tempdir()?;
+    let mut ours = Contender::start(dir.path(), "nodekeel", |service| {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("supervise").arg(service.join("run"));
+        Ok(command)
+    })?;
+    let mut runit = peer(dir.path(), "runit", "runsv");
+    let mut s6 = peer(dir.path(), "s6", "s6-supervise");
+    let mut bare = Vec::with_capacity(SAMPLES);
+    for round in 0..SAMPLES {
+        let_live();
+        // In turn, so that a machine that gets slower meanwhile slows all.
+        bare.push(bare_start()?);
+        let s6 = s6.as_mut().filter(|_| round % PATIENT == 0);
+        for contender in [Some(&mut ours), runit.as_mut(), s6].into_iter().flatten() {
+            contender.sample()?;
+        }
+    }
+    let mut rows = restart_rows(&ours, runit.as_ref(), s6.as_ref(), &bare);
+    drop((ours, runit, s6));
+    rows.push(stop_row()?);
+    testbed::bench::write("supervisor-process", &rows)?;
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "that time goes by is the event")]
+fn let_live() {
+    std::thread::sleep(LIFE);
+}
+
+fn restart_rows(
+    ours: &Contender,
+    runit: Option<&Contender>,
+    s6: Option<&Contender>,
+    bare: &[f64],
+) -> Vec<BenchRow> {
+    let mut rows = Vec::new();
+    for (percent, goal) in [(50.0, 1.5), (99.0, 5.0)] {
+        for (name, peer, pause) in [("runit", runit, ""), ("s6", s6, ", which pauses for a second")] {
+            let row = BenchRow::new(
+                format!("restart-p{percent}-{name}"),
+                format!("kill -9 of a supervised child to the exec of the next, no backoff, p{percent}, beside {name}{pause}; limit: fork, exec and wait of /bin/true"),
+                "ms",
+                percentile(&ours.samples, percent),
+            )
+            .limit(percentile(bare, percent))
+            .at_most(goal);
+            rows.push(match peer {
+                Some(peer) => row.peer(peer.name, &peer.version, percentile(&peer.samples, percent)),
+                None => row,
+            });
+        }
+    }
+    rows
+}
+
+/// The service: it lives until it is ended. A program of this bench's own, because s6-supervise gives it arguments.
+fn serve() -> Result<()> {
+    io::copy(&mut io::stdin(), &mut io::sink())?;
+    Ok(())
+}
+
+/// A supervisor of one service, which is a copy of this program that reads a pipe into which nobody writes.
+struct Contender {
+    name: &'static str,
+    version: String,
+    supervisor: StdChild,
+    /// What the exec of the service is seen by.
+    opened: OwnedFd,
+    service: PathBuf,
+    child: Pid,
+    /// Milliseconds.
+    samples: Vec<f64>,
+    /// As long as this is open, the service has something to wait for.
+    _stdin: io::PipeWriter,
+}
+
+impl Contender {
+    fn start(dir: &Path, name: &'static str, command: impl FnOnce(&Path) -> Result<Command>) -> Result<Self> {
+        let service = dir.join(name);
+        fs::create_dir(&service)?;
+        fs::copy(std::env::current_exe()?, service.join("run"))?;
+        // Every exec opens its file, and nobody else opens this one.
+        let opened = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        inotify::add_watch(&opened, service.join("run"), inotify::WatchFlags::OPEN)?;
+        let (reader, writer) = io::pipe()?;
+        let supervisor = command(&service)?
+            .stdin(Stdio::from(reader))
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("start {name}"))?;
+        let version = version(name);
+        let mut contender = Self {
+            name,
+            version,
+            supervisor,
+            opened,
+            service,
+            child: Pid::INIT,
+            samples: Vec::with_capacity(SAMPLES),
+            _stdin: writer,
+        };
+        contender.wait_opened()?;
+        contender.child = contender.find_child()?;
+        Ok(contender)
+    }
+
+    fn sample(&mut self) -> Result<()> {
+        self.forget_opened()?;
+        let began = Instant::now();
+        rustix::process::kill_process(self.child, Signal::KILL)?;
+        self.wait_opened()?;
+        self.samples.push(began.elapsed().as_secs_f64() * 1e3);
+        self.child = self.find_child()?;
+        Ok(())
+    }
+
+    fn wait_opened(&self) -> Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.opened, PollFlags::IN)];
+        let within = Timespec { tv_sec: i64::try_from(WITHIN.as_secs())?, tv_nsec: 0 };
+        anyhow::ensure!(poll(&mut fds, Some(&within))? == 1, "{} starts nothing", self.name);
+        Ok(())
+    }
+
+    /// What comes later is of the next start.
+    fn forget_opened(&self) -> Result<()> {
+        let mut events = [MaybeUninit::uninit(); 1024];
+        let mut reader = inotify::Reader::new(&self.opened, &mut events);
+        loop {
+            match reader.next() {
+                Ok(_) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The new child, which may not have completed its exec. This is not measured.
+    fn find_child(&self) -> Result<Pid> {
+        let runs = |pid: &i32| {
+            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == self.service.join("run"))
+        };
+        let is_other = |pid: &i32| *pid != self.child.as_raw_nonzero().get();
+        testbed::wait_until(WITHIN, "the next run to be there", || {
+            let found = children(self.supervisor.id())?.into_iter().filter(is_other).find(runs);
+            found.and_then(Pid::from_raw).context("it is not")
+        })
+    }
+}
+
+impl Drop for Contender {
+    fn drop(&mut self) {
+        // Each of them ends its service when it is asked to end.
+        if let Some(pid) = i32::try_from(self.supervisor.id()).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        }
+        let _ = self.supervisor.wait();
+    }
+}
+
+/// One whose program is not there is left out.
+fn peer(dir: &Path, name: &'static str, program: &str) -> Option<Contender> {
+    let started = Contender::start(dir, name, |service| {
+        let mut command = Command::new(program);
+        command.arg(service);
+        Ok(command)
+    });
+    started.map_err(|error| println!("without the peer {name}: {error:#}")).ok()
+}
+
+/// As the package says: neither program tells its own.
+fn version(package: &str) -> String {
+    let output =
+        Command::new("dpkg-query").args(["-W", "-f=${Version}", package]).stderr(Stdio::null()).output();
+    let version = output.ok().filter(|output| output.status.success());
+    version
+        .map_or_else(|| "unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The children of all threads of a program.
+fn children(pid: u32) -> Result<Vec<i32>> {
+    let mut children = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may have ended meanwhile.
+        let text = fs::read_to_string(thread?.path().join("children")).unwrap_or_default();
+        children.extend(text.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    Ok(children)
+}
+
+/// What a restart can't do without.
+fn bare_start() -> Result<f64> {
+    let began = Instant::now();
+    let status = Command::new("/bin/true").status()?;
+    anyhow::ensure!(status.success(), "/bin/true: {status}");
+    Ok(began.elapsed().as_secs_f64() * 1e3)
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn supervise(program: &Path) -> Result<()> {
+    let stdin = Stdin::from(File::open("/dev/stdin")?);
+    let process = Process::new(program).stdin(stdin);
+    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
+    let mut asked = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let supervisor = Supervisor::builder().policy(policy).start(root(process));
+    asked.recv().await;
+    supervisor.shutdown().await;
+    Ok(())
+}
+
+fn root(process: Process) -> impl nodekeel_supervisor::Runnable {
+    move |ctx: Context| {
+        let process = process.clone();
+        async move {
+            ctx.run("p", process)?;
+            ctx.ready()?;
+            Err::<(), Failure>(ctx.cancelled().await.into())
+        }
+    }
+}
+
+/// How much longer than its grace a stop takes of one whose descendant has to be looked for and killed.
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_row() -> Result<BenchRow> {
+    let mut samples = Vec::with_capacity(STOPS);
+    for _ in 0..STOPS {
+        let up = Arc::new(Notify::new());
+        let said = Arc::clone(&up);
+        let process =
+            Process::new("/bin/sh").args(["-c", STUBBORN]).env("PATH", "/usr/bin:/bin").grace(GRACE);
+        let supervisor =
+            Supervisor::builder().output(move |_: Origin<'_>| Told(Arc::clone(&said))).start(root(process));
+        tokio::time::timeout(WITHIN, up.notified()).await.context("the process comes up")?;
+        let began = Instant::now();
+        let report = supervisor.shutdown().await;
+        samples.push((began.elapsed().as_secs_f64() - GRACE.as_secs_f64()) * 1e3);
+        anyhow::ensure!(report.stragglers.is_empty(), "{report:?}");
+    }
+    let work = format!(
+        "stop of a process with a descendant that has forked twice, has its own session and ignores TERM: time over its grace of {GRACE:?}, p50"
+    );
+    Ok(BenchRow::new("stop-over-grace", work, "ms", median(&samples)).at_most(50.0))
+}
+
+/// Tells that something was written.
+struct Told(Arc<Notify>);
+
+impl io::Write for Told {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.notify_one();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
