@@ -36,7 +36,8 @@ const STUBBORN: &str = r#"(setsid sh -c 'trap "" TERM; echo up; exec sleep 100' 
 
 fn main() -> Result<()> {
     let mut args = std::env::args();
-    if args.next().is_some_and(|name| name.ends_with("/run")) {
+    // The name is a path or not, as each supervisor likes it.
+    if args.next().is_some_and(|name| Path::new(&name).ends_with("run")) {
         return serve();
     }
     // A process of its own, as the peers are.
