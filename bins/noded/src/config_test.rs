@@ -103,6 +103,14 @@ fn an_error_speaks_of_the_file_and_not_of_types() {
             "[[services]]\nname = \"a\"",
             "services: must be a table, written [services]; a service of your own is a [[service]]",
         ),
+        (
+            "[[service]]\nname = \"a\"\ncommand = [\"x\"]\nrestart = 3",
+            ":4:11: service[0].restart: must be text in quotes",
+        ),
+        (
+            "[[service]]\nname = \"a\"\ncommand = [\"x\"]\nbackoff = [\"1s\", 2.0, \"1s\", 0.5]",
+            ":4:11: service[0].backoff: must be a table in braces, like { initial",
+        ),
         ("node = [\"a\"]", ":1:8: node: must be a table, written [node]"),
     ] {
         let error = parse(text).expect_err(text);

@@ -9,6 +9,7 @@ use nodekeel_node::node::{Deps, Node, journal};
 use nodekeel_node::notify::notify;
 use nodekeel_node::plan::Plan;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::Targets;
@@ -22,7 +23,7 @@ const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(plan: Plan, ConsoleLevel(console): ConsoleLevel) -> anyhow::Result<ExitCode> {
     let journal = journal(&plan.config.log);
-    collect(&journal, console).context("collect the log")?;
+    tracing::subscriber::set_global_default(collector(&journal, console)).context("collect the log")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -40,10 +41,7 @@ pub(crate) fn run(plan: Plan, ConsoleLevel(console): ConsoleLevel) -> anyhow::Re
 
 /// Sends what is traced into the journal: nodekeel's own as far down as the console shows it, that of the libraries
 /// below it from `info` on. Below that they would trace how the log is sent to its readers, and that would never end.
-fn collect(
-    journal: &Journal,
-    console: Option<Level>,
-) -> Result<(), tracing::subscriber::SetGlobalDefaultError> {
+fn collector(journal: &Journal, console: Option<Level>) -> impl Subscriber {
     let level = console.unwrap_or(Level::Info).min(Level::Info);
     let own = match level {
         Level::Trace => LevelFilter::TRACE,
@@ -53,7 +51,7 @@ fn collect(
     let targets =
         Targets::new().with_default(LevelFilter::INFO).with_target("nodekeel", own).with_target("noded", own);
     let layer = journal.layer().min_level(level).with_filter(targets);
-    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer))
+    tracing_subscriber::registry().with(layer)
 }
 
 async fn until_signalled(plan: Plan, journal: Journal, console: &Console) -> anyhow::Result<ExitCode> {
@@ -117,5 +115,38 @@ fn tell_manager(message: &str) {
         && let Err(error) = notify(&socket, message)
     {
         tracing::warn!(dn = "noded", "NOTIFY_SOCKET does not take {message}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_libraries_trace_is_neither_built_nor_stored() {
+        for (console, hint, stored) in [
+            (None, LevelFilter::INFO, &[][..]),
+            (Some(Level::Error), LevelFilter::INFO, &[]),
+            (Some(Level::Debug), LevelFilter::DEBUG, &["own debug"]),
+            (Some(Level::Trace), LevelFilter::TRACE, &["own trace", "own debug"]),
+        ] {
+            let journal = Journal::default();
+            let collector = collector(&journal, console);
+            assert_eq!(collector.max_level_hint(), Some(hint), "{console:?}");
+            tracing::subscriber::with_default(collector, || {
+                let library = tracing::trace_span!(target: "h2::proto", "poll");
+                assert!(library.is_disabled());
+                let own = tracing::info_span!(target: "nodekeel_supervisor", "run", dn = "a").entered();
+                assert!(!own.is_disabled());
+                tracing::trace!(target: "nodekeel_supervisor", "own trace");
+                tracing::debug!(target: "noded", "own debug");
+                tracing::debug!(target: "h2::codec", "sent");
+            });
+            let mut log =
+                journal.read(nodekeel_logtree::Query::new("a".parse().expect("a name"))).expect("read");
+            let texts: Vec<_> = log.backlog().iter().map(nodekeel_logtree::render::full).collect();
+            assert_eq!(texts.len(), stored.len(), "{console:?}: {texts:?}");
+            assert!(texts.iter().zip(stored).all(|(line, text)| line.ends_with(text)), "{texts:?}");
+        }
     }
 }

@@ -29,10 +29,22 @@ impl<'a> Document<'a> {
             }
         }
         let (services, span) = self.value_at("service")?;
-        let all_tables =
-            services.as_array().is_some_and(|all| all.iter().all(|one| one.get_ref().is_table()));
-        let message = "there may be several services, so each is written [[service]], in two brackets";
-        (!all_tables).then(|| (span, "service".to_owned(), message.to_owned()))
+        let refuse = |span, path: String, message: &str| Some((span, path, message.to_owned()));
+        let tables = services.as_array().filter(|all| all.iter().all(|one| one.get_ref().is_table()));
+        let Some(tables) = tables else {
+            let message = "there may be several services, so each is written [[service]], in two brackets";
+            return refuse(span, "service".to_owned(), message);
+        };
+        for (index, service) in tables.iter().enumerate() {
+            let mut fields = service.get_ref().as_table()?.iter();
+            if let Some((_, backoff)) = fields.find(|(key, _)| key.get_ref() == "backoff")
+                && !backoff.get_ref().is_table()
+            {
+                let message = "must be a table in braces, like { initial = \"500ms\", max = \"60s\" }";
+                return refuse(backoff.span(), format!("service[{index}].backoff"), message);
+            }
+        }
+        None
     }
 
     /// The value of a key that lies in tables alone.
@@ -144,6 +156,8 @@ pub(super) fn one_line(text: &str, error: &toml::de::Error) -> String {
         "duplicate key" if !place.is_empty() => {
             format!("the key {place} is given twice in the same table; remove one of them")
         }
+        // What it says where it expected one word of several.
+        "wanted string or table" => "must be text in quotes".to_owned(),
         _ => in_words(&message),
     }
 }

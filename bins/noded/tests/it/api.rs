@@ -63,6 +63,28 @@ async fn a_builders_runnable_can_not_take_a_name_of_the_nodes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_socket_that_is_taken_meanwhile_keeps_everything_from_starting() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.path().join("s");
+    let started = Arc::new(AtomicBool::new(false));
+    let mut config = Config::parse("test.toml".as_ref(), BARE).unwrap();
+    config.node.data = scratch.path().join("data");
+    config.control.socket = Some(socket.clone());
+    let plan = Plan::make(config, Search::from_lists(None, None), false).unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let mut deps = Deps::new(Journal::default());
+    let noted = Arc::clone(&started);
+    deps.runnables.push(Own::new("noted", move |ctx: Context| {
+        noted.store(true, Ordering::Relaxed);
+        async move { Err::<(), _>(ctx.cancelled().await) }
+    }));
+    let error = Node::start(plan, deps).unwrap_err();
+    assert!(matches!(&error, StartError::Control(_)), "{error}");
+    assert!(error.to_string().contains("is served by another program; set control.socket"), "{error}");
+    assert!(!started.load(Ordering::Relaxed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_watched_tree_shows_a_stop_and_a_start() {
     let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(Arc::default()))).await;
     let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();

@@ -133,6 +133,7 @@ fn a_failed_service_shows_its_end_in_the_tree_and_raw_lines_their_time() {
     node.wait_for_event("root.service.a", 1, "exited");
     let tree = node.ask(&["tree"]);
     assert!(tree.lines().any(|line| line.contains(" a ") && line.contains("exited with code 3")), "{tree}");
+    node.follow(&["logs", "-f", "--raw", "root.service.a"]).find(|entry| entry["text"] == "last words");
     let log = node.ask(&["logs", "--raw", "root.service.a"]);
     let [line] = &log.lines().collect::<Vec<_>>()[..] else { panic!("one line: {log}") };
     let (time, rest) = line.split_once("  ").unwrap();
