@@ -22,6 +22,40 @@ pub(crate) struct Host {
     pub(super) shared: Arc<Shared>,
     pub(super) spawner: Spawner,
     _reaper: AbortOnDropHandle<()>,
+    _subreaper: Subreaper,
+}
+
+/// How many hosts need this program to be the one that orphans go to, and whether it was before the first of them. It
+/// is a property of the whole program, so they count together.
+static SUBREAPERS: Mutex<(usize, bool)> = Mutex::new((0, false));
+
+/// As long as it lives, orphans come to this program. After the last of them they go where they went before: nobody
+/// here would wait for them.
+#[derive(Debug)]
+struct Subreaper;
+
+impl Subreaper {
+    fn new() -> io::Result<Self> {
+        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        if subreapers.0 == 0 {
+            let before = rustix::process::child_subreaper()?.is_some();
+            rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+            subreapers.1 = before;
+        }
+        subreapers.0 += 1;
+        Ok(Self)
+    }
+}
+
+impl Drop for Subreaper {
+    fn drop(&mut self) {
+        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        subreapers.0 -= 1;
+        if *subreapers == (0, false) {
+            // A kernel that has set it takes it back.
+            let _ = rustix::process::set_child_subreaper(None);
+        }
+    }
 }
 
 impl Host {
@@ -30,7 +64,7 @@ impl Host {
     pub(crate) fn new() -> io::Result<Self> {
         procfs::check()?;
         let program = Program::current()?;
-        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let subreaper = Subreaper::new()?;
         let child_ended = tokio::signal::unix::signal(SignalKind::child())?;
         let children_before = if is_init() { mark_own_children(program)? } else { HashSet::new() };
         let spawner = Spawner::start()?;
@@ -44,7 +78,7 @@ impl Host {
             snapshots: Snapshots::default(),
         });
         let reaper = AbortOnDropHandle::new(tokio::spawn(reap::run(Arc::clone(&shared), child_ended)));
-        Ok(Self { shared, spawner, _reaper: reaper })
+        Ok(Self { shared, spawner, _reaper: reaper, _subreaper: subreaper })
     }
 }
 

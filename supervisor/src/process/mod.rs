@@ -28,6 +28,11 @@
 //! up below another init; it waits for those orphans, and for nobody else's children: `std::process` and
 //! `tokio::process` work beside it, also when the program is PID 1.
 //!
+//! One kind of orphan stays a zombie for as long as the program runs: that of a child which the program itself has
+//! started by other means, and which has left it behind. Nothing tells it from a child that `std::process` has yet to
+//! wait for, and a status that is taken from that would be worse. So start what leaves orphans as a [`Process`]. Once
+//! the last supervisor that ran one has ended, the program is the subreaper no more, unless it was before.
+//!
 //! # When the program itself dies
 //! The main processes get SIGKILL from the kernel. What they have forked is not reached by that.
 

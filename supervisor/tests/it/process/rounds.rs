@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::process::{Process, Readiness};
 use nodekeel_supervisor::{Child, Context, Exit, Failure, Policy, Restart, State, Supervisor};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, child_subreaper, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 
 use super::{ALONE, Bed, describe, mark_of, marked, perl, pids, sh};
@@ -127,6 +127,12 @@ fn alone() {
     took.sort();
     let (median, worst) = (took[took.len() / 2], took[took.len() - 1]);
     println!("{rounds} rounds of {}: down in {median:?}, at worst {worst:?}", mixture().len());
+    let no_subreaper = || match child_subreaper() {
+        Ok(None) => Ok(()),
+        other => Err(anyhow::anyhow!("orphans still come here: {other:?}")),
+    };
+    testbed::wait_until(Duration::from_secs(5), "orphans to go elsewhere again", no_subreaper)
+        .expect("they come only as long as somebody waits for them");
     let threads =
         || if count("/proc/self/task") <= 4 { Ok(()) } else { Err(anyhow::anyhow!("too many threads")) };
     testbed::wait_until(Duration::from_secs(5), "the threads to end", threads)
