@@ -29,11 +29,17 @@ fn main() -> ExitCode {
         }
     };
     done.unwrap_or_else(|error| {
-        for line in format!("{error:#}").lines() {
-            let _ = writeln!(std::io::stderr(), "noded: {line}");
-        }
+        tell(&error);
         ExitCode::from(exit_code(&error))
     })
+}
+
+/// Says on stderr what went wrong. Whoever does not read it must not keep noded from ending.
+fn tell(error: &anyhow::Error) {
+    let text: String = format!("{error:#}").lines().map(|line| format!("noded: {line}\n")).collect();
+    let (written, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || written.send(std::io::stderr().write_all(text.as_bytes())));
+    let _ = wait.recv_timeout(console::ALLOWANCE);
 }
 
 /// Prints to stdout, where a reader that has seen enough is no failure.

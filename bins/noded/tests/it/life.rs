@@ -1,6 +1,6 @@
 //! A node's life as a process: ready, drained, forced, and what is skipped.
 
-use std::io::Write as _;
+use std::io::{PipeReader, PipeWriter, Write as _};
 use std::os::unix::net::UnixDatagram;
 
 use nix::sys::signal::Signal;
@@ -111,11 +111,29 @@ fn a_hangup_drains_too() {
     assert!(!node.socket().exists());
 }
 
-#[test]
-fn a_term_stops_it_though_nobody_reads_what_it_prints() {
+/// A pipe that takes nothing more.
+fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let bytes = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
     writer.write_all(&vec![b'x'; usize::try_from(bytes).unwrap()]).unwrap();
+    (reader, writer)
+}
+
+#[test]
+fn a_failure_ends_it_though_nobody_reads_what_it_prints() {
+    let (_reader, writer) = full_pipe();
+    let mut child = noded(&["run", "--config", "/nowhere/noded.toml"]).stderr(writer).spawn().unwrap();
+    let ended = || child.try_wait().unwrap().ok_or_else(|| anyhow::anyhow!("it goes on"));
+    let ended = testbed::wait_until(HANG, "its end", ended);
+    if ended.is_err() {
+        child.kill().unwrap();
+    }
+    assert_eq!(ended.unwrap().code(), Some(3));
+}
+
+#[test]
+fn a_term_stops_it_though_nobody_reads_what_it_prints() {
+    let (_reader, writer) = full_pipe();
     let mut node = Noded::spawn(Scratch::new().unwrap(), BARE, &["--log-level", "info"], |command| {
         command.stderr(writer);
     });
@@ -128,7 +146,6 @@ fn a_term_stops_it_though_nobody_reads_what_it_prints() {
     let ended = || node.ended().ok_or_else(|| anyhow::anyhow!("it goes on"));
     let status = testbed::wait_until(HANG, "its end", ended).unwrap();
     assert_eq!(status.code(), Some(0));
-    drop(reader);
 }
 
 #[test]
