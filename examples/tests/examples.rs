@@ -33,12 +33,14 @@ fn supervise_shows_a_service_failing_restarting_and_reporting() {
         "root.flaky run 1  started",
         "dead: the disk went away",
         "scheduled with backoff",
-        "root.flaky run 3  ready",
         "2 restarts, 2 failures in a row",
         "run 2 ended dead: the disk went away",
         "stopped, 0 stragglers",
     ];
-    assert_in_order(&printed("supervise"), &pieces);
+    let text = printed("supervise");
+    assert_in_order(&text, &pieces);
+    // Events are delivered by a task of their own, so the last one may come after what main says of it.
+    assert!(text.contains("root.flaky run 3  ready"), "{text}");
 }
 
 #[test]
