@@ -13,6 +13,12 @@ fn traced(journal: &Journal, work: impl FnOnce()) {
 }
 
 fn traced_by(layer: JournalLayer, work: impl FnOnce()) {
+    // Whether anybody wants an event is kept per event for all threads: without a subscriber that lives as long as the
+    // program, tests that begin and end at the same time can race for the answer.
+    static FOR_ALL: std::sync::Once = std::sync::Once::new();
+    FOR_ALL.call_once(|| {
+        tracing::subscriber::set_global_default(tracing_subscriber::registry()).expect("it is the only one");
+    });
     tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), work);
 }
 

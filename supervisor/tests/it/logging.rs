@@ -73,6 +73,18 @@ impl tracing::Subscriber for Lines {
 }
 
 impl Lines {
+    /// Collects what this thread logs, until the guard is dropped.
+    fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
+        // Whether anybody wants a line is kept per line for all threads: without a collector that lives as long as the
+        // program, a test that collects nothing can race with this one for the answer.
+        static FOR_ALL: std::sync::Once = std::sync::Once::new();
+        FOR_ALL.call_once(|| {
+            tracing::subscriber::set_global_default(Self::default()).expect("it is the only one")
+        });
+        let lines = Self::default();
+        (lines.clone(), tracing::subscriber::set_default(lines))
+    }
+
     fn of(&self, dn: &str) -> Vec<String> {
         let lines = self.lines.lock().expect("no panic holds it");
         lines.iter().filter(|(of, _)| of == dn).map(|(_, line)| line.clone()).collect()
@@ -82,8 +94,7 @@ impl Lines {
 // reference case 12
 #[tokio::test(start_paused = true)]
 async fn what_a_runnable_logs_is_found_by_its_name_and_a_name_has_one_owner() {
-    let lines = Lines::default();
-    let _guard = tracing::subscriber::set_default(lines.clone());
+    let (lines, _guard) = Lines::collect();
     let supervisor = Supervisor::builder().start(|ctx: Context| async move {
         ctx.run("foo", |ctx: Context| async move {
             tracing::info!("in foo itself");
@@ -110,8 +121,7 @@ async fn what_a_runnable_logs_is_found_by_its_name_and_a_name_has_one_owner() {
 
 #[tokio::test(start_paused = true)]
 async fn a_death_is_logged_at_the_name_of_who_died_and_the_restart_at_the_supervisors() {
-    let lines = Lines::default();
-    let _guard = tracing::subscriber::set_default(lines.clone());
+    let (lines, _guard) = Lines::collect();
     let _supervisor = Supervisor::builder().start(|ctx: Context| async move {
         ctx.run("child", |_: Context| async { Err::<(), _>(Failure::new("disk gone")) })?;
         steady(ctx).await
