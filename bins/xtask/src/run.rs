@@ -162,6 +162,8 @@ mod tests {
     #[test]
     fn a_process_left_behind_is_a_problem() {
         let ran = stream(shell("setsid sleep 1000 >/dev/null 2>&1 &"), Echo::Hidden, SOON).unwrap();
-        assert_eq!(ran.problem.as_deref(), Some("left running: sleep 1000"));
+        let problem = ran.problem.unwrap_or_default();
+        // It is setsid itself for a moment.
+        assert!(problem.starts_with("left running: ") && problem.ends_with("sleep 1000"), "{problem}");
     }
 }
