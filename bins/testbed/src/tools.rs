@@ -39,6 +39,19 @@ pub const UNSHARE: Tool = Tool { name: "unshare", package: "util-linux" };
 pub const ALL: [Tool; 10] =
     [ETCD, ETCDCTL, CONTAINERD, CTR, RUNC, PROTOC, RUNSV, S6_SUPERVISE, SETPRIV, UNSHARE];
 
+/// A file that a program reads, and the Debian package that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedFile {
+    /// Where the package puts it.
+    pub path: &'static str,
+    /// The Debian package that has it.
+    pub package: &'static str,
+}
+
+/// What those programs read and their own packages only recommend: protoc knows no standard type without it.
+pub const FILES: [SharedFile; 1] =
+    [SharedFile { path: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" }];
+
 /// A program that is nowhere it was searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {

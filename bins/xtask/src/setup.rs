@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use testbed::{Table, tools};
+use testbed::{Table, tools, tools::SharedFile};
 
 use crate::run;
 
@@ -18,10 +18,14 @@ const POLICY_TEXT: &str = "#!/bin/sh\n# Made by nodekeel's set-up; gone when it 
 
 /// Says what is there and what is missing; the exit code is 1 when something is.
 pub(crate) fn check() -> Result<ExitCode> {
-    let mut table = Table::new(["program", "Debian package", "found at"]);
+    let mut table = Table::new(["program or file", "Debian package", "found at"]);
     for tool in tools::ALL {
         let place = tools::find(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
         table.row([tool.name, tool.package, &place]);
+    }
+    for SharedFile { path, package } in tools::FILES {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        table.row([name, package, if Path::new(path).exists() { path } else { "MISSING" }]);
     }
     println!("{table}");
     let packages = missing_packages();
@@ -67,7 +71,9 @@ pub(crate) fn install() -> Result<()> {
 
 fn missing_packages() -> Vec<&'static str> {
     let missing = tools::ALL.into_iter().filter(|tool| tools::find(*tool).is_err());
-    let mut packages: Vec<_> = missing.map(|tool| tool.package).collect();
+    let files = tools::FILES.into_iter().filter(|file| !Path::new(file.path).exists());
+    let mut packages: Vec<_> =
+        missing.map(|tool| tool.package).chain(files.map(|file| file.package)).collect();
     packages.dedup();
     packages
 }

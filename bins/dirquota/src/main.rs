@@ -1,0 +1,3 @@
+//! Sets and shows the limits of one directory tree.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! Per-node volumes with limits, for a cluster that is already there.
+
+fn main() {}

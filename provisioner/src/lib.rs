@@ -1,0 +1,1 @@
+//! Per-node volumes for Kubernetes: claim in, directory with a quota and PersistentVolume out, and back.
