@@ -1,1 +1,16 @@
 //! A node's directories as types: fd-relative access, atomic durable files, a step journal, the data partition.
+
+mod calls;
+mod dir;
+mod error;
+mod faults;
+mod metadata;
+mod name;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use dir::{Dir, READ_LIMIT, Removed, Rename};
+pub use error::{Error, Operation};
+pub use metadata::{Entry, FileKind, Metadata, Mode};
+pub use name::{InvalidName, Name};

@@ -1,0 +1,3 @@
+//! Tests of the crate as others see it.
+
+mod dir;
