@@ -1,0 +1,55 @@
+//! The seam.
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+
+use crate::{Change, Error, ProjectId, Status};
+
+/// Gives directories limits of their own.
+///
+/// # Contract
+/// - `dir` is open for reading and is a directory; anything else is [`Error::NotADirectory`].
+/// - [`set`](Self::set): an unlimited directory gets a project of its own, that no other directory has, and its limits
+///   bind before the first file can be made in it. It has to be empty ([`Error::NotEmpty`]), because what is in it
+///   already would not be counted. Setting again changes the limits alone, each by itself, and is idempotent. A failure
+///   leaves the directory as it was, or limited; never with a project and without the limits.
+/// - A limit of bytes is rounded up to whole KiB, and the status says to what. 0 and what exceeds 2⁶³ − 1 are
+///   [`Error::Limit`]. A limit below the usage is accepted; [`Status::over_limit`] tells.
+/// - [`status`](Self::status) is `None` for a directory without a project. Of a directory inside a limited one, it is
+///   that one's, because that one counts; [`set`](Self::set) and [`clear`](Self::clear) refuse it ([`Error::Inherited`]).
+/// - [`clear`](Self::clear): the directory is without limits and without a project, also when it was before. It has to
+///   be empty.
+/// - Limits are as durable as what is written to the file system: they are there after a crash if the file system was
+///   synced since.
+/// - All of it may be called from many threads at once, and be repeated after it was killed at any point.
+pub trait QuotaSetter: Send + Sync + Debug {
+    /// Changes the limits of a directory and gives it a project if it has none.
+    ///
+    /// # Errors
+    /// As the contract says, and [`Error::Kernel`]. [`Error::is_retryable`] tells whether a retry helps.
+    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, Error>;
+
+    /// The limits and the usage that count for a directory.
+    ///
+    /// # Errors
+    /// As the contract says, and [`Error::Kernel`].
+    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, Error>;
+
+    /// Takes the limits and the project from an empty directory.
+    ///
+    /// # Errors
+    /// As the contract says, and [`Error::Kernel`]: the directory is then limited, or unlimited with its project, and
+    /// clearing it again goes on.
+    fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error>;
+
+    /// Lets go of what is kept for a project whose directory has been removed, also when nothing is.
+    ///
+    /// What keeps nothing beside the directory itself has nothing to do here, and by default nothing is done.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while anything belongs to the project.
+    fn release(&self, project: ProjectId) -> Result<(), Error> {
+        let _ = project;
+        Ok(())
+    }
+}

@@ -1,0 +1,4 @@
+//! The crate's API, as its users have it.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod memory;
