@@ -350,7 +350,7 @@ impl Dir {
 
     fn open_beneath(&self, path: &Path, flags: OFlags, operation: Operation) -> Result<OwnedFd, Error> {
         let wrong = |source: io::Error| Error::new(operation, self.full(path), source);
-        if path.as_os_str().is_empty() {
+        if path.as_os_str().is_empty() && flags.intersects(OFlags::DIRECTORY | OFlags::PATH) {
             return calls::open_beneath(self, Path::new("."), flags)
                 .map_err(|source| wrong(resolved(source)));
         }

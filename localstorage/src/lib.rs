@@ -6,6 +6,9 @@ mod error;
 mod faults;
 mod metadata;
 mod name;
+mod placement;
+
+pub mod mem;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -14,3 +17,4 @@ pub use dir::{Dir, READ_LIMIT, Removed, Rename};
 pub use error::{Error, Operation};
 pub use metadata::{Entry, FileKind, Metadata, Mode};
 pub use name::{InvalidName, Name};
+pub use placement::{OsPlacement, Placement};

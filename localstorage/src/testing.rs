@@ -1,3 +1,6 @@
-//! For tests: failpoints before every system call.
+//! For tests: failpoints before every system call, and the checks that every implementation of a trait passes.
+
+mod placement;
 
 pub use crate::faults::{Verdict, with_hook};
+pub use placement::conformance;

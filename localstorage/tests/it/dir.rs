@@ -3,8 +3,8 @@
 use nodekeel_localstorage::{Dir, Error, FileKind, Mode, Rename};
 
 fn scratch() -> (tempfile::TempDir, Dir) {
-    let temporary = tempfile::tempdir().unwrap();
-    let dir = Dir::open(temporary.path()).unwrap();
+    let temporary = tempfile::tempdir().expect("a directory");
+    let dir = Dir::open(temporary.path()).expect("it opens");
     (temporary, dir)
 }
 

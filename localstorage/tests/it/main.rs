@@ -1,3 +1,4 @@
 //! Tests of the crate as others see it.
 
 mod dir;
+mod placement;
