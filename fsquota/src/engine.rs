@@ -71,19 +71,37 @@ impl<K: Kernel> Engine<K> {
         ProjectId::new(self.tag(dir)?.project).map(|project| self.read(project)).transpose()
     }
 
-    /// Unlimited first, and then no longer of the project: killed in between, the directory still says whose limits
-    /// have to be lifted.
     pub(crate) fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         let is_removed = self.look(dir)?.is_removed;
-        let Some(project) = ProjectId::new(self.tag(dir)?.project) else { return Ok(()) };
-        if is_removed {
-            return self.limit(project, KernelChange::UNLIMITED);
-        }
-        self.refuse_inherited(dir, project)?;
-        if !is_empty(dir)? {
+        let has_project = self.tag(dir)?.project != 0;
+        if has_project && !is_removed && !is_empty(dir)? {
+            // Whose it is says more than that it is not empty.
+            self.refuse_inherited(dir)?;
             return Err(Error::NotEmpty);
         }
+        match self.begin_clearing(dir)? {
+            Some(_) if !is_removed => self.finish_clearing(dir),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lifts the limits first: killed after that, the directory still says whose limits have to be lifted.
+    pub(crate) fn begin_clearing(&self, dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, Error> {
+        let is_removed = self.look(dir)?.is_removed;
+        let tag = self.tag(dir)?;
+        let Some(project) = ProjectId::new(tag.project) else { return Ok(None) };
+        if !is_removed {
+            self.refuse_inherited(dir)?;
+        }
         self.limit(project, KernelChange::UNLIMITED)?;
+        if !is_removed {
+            let tag = Tag { inherit: false, ..tag };
+            self.kernel.set_tag(dir, tag).map_err(Call::WriteProject.failed())?;
+        }
+        Ok(Some(project))
+    }
+
+    pub(crate) fn finish_clearing(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         self.kernel.set_tag(dir, Tag::default()).map_err(Call::WriteProject.failed())
     }
 
@@ -143,7 +161,7 @@ impl<K: Kernel> Engine<K> {
         tag: Tag,
         change: KernelChange,
     ) -> Result<ProjectId, Error> {
-        self.refuse_inherited(dir, project)?;
+        self.refuse_inherited(dir)?;
         if !change.is_nothing() {
             self.limit(project, change)?;
         }
@@ -188,7 +206,7 @@ impl<K: Kernel> Engine<K> {
         Ok(record.inodes <= 1 || !is_empty(dir)?)
     }
 
-    fn refuse_inherited(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<(), Error> {
+    fn refuse_inherited(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let Ok(above) = rustix::fs::openat(dir, "..", flags, Mode::empty()) else {
             // Whoever may not look there has to take the directory's word.
@@ -202,10 +220,9 @@ impl<K: Kernel> Engine<K> {
         if here == there || here.0 != there.0 {
             return Ok(());
         }
-        match self.tag(above.as_fd())? {
-            Tag { project: number, inherit: true } if number == project.get() => {
-                Err(Error::Inherited { project })
-            }
+        let (here, above) = (self.tag(dir)?, self.tag(above.as_fd())?);
+        match ProjectId::new(here.project) {
+            Some(project) if above == (Tag { inherit: true, ..here }) => Err(Error::Inherited { project }),
             _ => Ok(()),
         }
     }

@@ -19,6 +19,13 @@ impl ProjectRange {
         if first.get() <= last.get() { Some(Self { first, last }) } else { None }
     }
 
+    /// Every number that there can be.
+    pub(crate) fn all() -> Self {
+        const FIRST: ProjectId = ProjectId::new(1).expect("a valid number");
+        const LAST: ProjectId = ProjectId::new(u32::MAX - 1).expect("a valid number");
+        Self { first: FIRST, last: LAST }
+    }
+
     /// The smallest.
     pub const fn first(self) -> ProjectId {
         self.first

@@ -35,9 +35,7 @@ impl MemQuota {
 
     /// Every project, by number.
     pub fn list(&self) -> Vec<Status> {
-        let all = ProjectId::new(1).zip(ProjectId::new(u32::MAX - 1));
-        let all = all.and_then(|(first, last)| ProjectRange::new(first, last)).unwrap_or_default();
-        self.0.kernel.without_failures(|| self.0.list(all)).unwrap_or_default()
+        self.0.kernel.without_failures(|| self.0.list(ProjectRange::all())).unwrap_or_default()
     }
 
     /// Releases every project whose directory has been removed, and names them.
