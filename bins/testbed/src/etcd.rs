@@ -92,7 +92,7 @@ impl Etcd {
 }
 
 /// *Source:* etcd's server/etcdserver/api/etcdhttp: `GET /health` answers `{"health":"true"}` once there is a leader.
-fn is_healthy(client: &Port) -> Result<()> {
+pub(crate) fn is_healthy(client: &Port) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&client.address().into(), CALL_WITHIN).context("connect")?;
     stream.set_read_timeout(Some(CALL_WITHIN)).context("limit the call")?;
     let request = format!("GET /health HTTP/1.0\r\nHost: {}\r\n\r\n", client.address());
@@ -104,7 +104,7 @@ fn is_healthy(client: &Port) -> Result<()> {
     Ok(())
 }
 
-fn is_port_taken(error: &anyhow::Error) -> bool {
+pub(crate) fn is_port_taken(error: &anyhow::Error) -> bool {
     format!("{error:#}").contains("address already in use")
 }
 

@@ -17,12 +17,15 @@ mod containerd;
 mod daemon;
 mod etcd;
 mod exit;
+mod kube;
 mod port;
 mod scratch;
 mod table;
 mod wait;
 
 pub mod bench;
+pub mod cache;
+pub mod gotool;
 pub mod leftovers;
 pub mod tools;
 
@@ -30,6 +33,7 @@ pub use containerd::Containerd;
 pub use daemon::{Daemon, output};
 pub use etcd::Etcd;
 pub use exit::{end_group, wait_exit};
+pub use kube::{Change, FakeNode, Kube, KubeBuilder, Part, Programs, User, Watch};
 pub use port::{Port, free_port};
 pub use scratch::Scratch;
 pub use table::Table;

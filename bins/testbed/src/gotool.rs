@@ -1,0 +1,225 @@
+//! Daemons and tools that Debian has not, or only old: built once from pinned Go modules into the cache.
+//!
+//! A set of programs is a Go module of this package (`tools/NAME/go.mod`, with every checksum in `go.sum`). What is
+//! built is kept under a name that holds a hash of both files and of the flags, so another pin is another directory
+//! and a half-built one is never found.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use sha2::{Digest as _, Sha256};
+
+use crate::cache;
+
+mod build;
+mod go;
+
+pub use go::Unfit;
+
+/// Programs that are built together.
+#[derive(Clone, Copy, Debug)]
+pub struct GoTools {
+    /// What they are called together, as `kubernetes`.
+    pub name: &'static str,
+    /// Their version, as upstream's tag has it without the `v`.
+    pub version: &'static str,
+    /// The programs.
+    pub programs: &'static [Program],
+    /// How long the first build takes on two idle cores, for people who wait for it.
+    pub first_build: &'static str,
+    go_mod: &'static str,
+    go_sum: &'static str,
+    tags: &'static str,
+    /// Linker flags beyond those that leave out symbols.
+    ldflags: &'static str,
+}
+
+/// One program of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The name of its file.
+    pub file: &'static str,
+    /// The Go package of its `main`.
+    pub package: &'static str,
+}
+
+const fn program(file: &'static str, package: &'static str) -> Program {
+    Program { file, package }
+}
+
+/// The control plane, the kubelet and kubectl. Without the linker flags they call themselves v0.0.0.
+pub const KUBERNETES: GoTools = GoTools {
+    name: "kubernetes",
+    version: "1.36.3",
+    programs: &[
+        program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        program("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+        program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+        program("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+        program("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    ],
+    first_build: "5 minutes",
+    go_mod: include_str!("../tools/kubernetes/go.mod"),
+    go_sum: include_str!("../tools/kubernetes/go.sum"),
+    tags: "",
+    ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
+              -X k8s.io/component-base/version.gitMinor=36",
+};
+
+/// An etcd that knows what the API server of that age asks for: with Debian's 3.4 a streamed list (WatchList) ends in
+/// an error event, because it has no `RequestWatchProgress`.
+pub const ETCD: GoTools = GoTools {
+    name: "etcd",
+    version: "3.7.3",
+    programs: &[
+        program("etcd", "go.etcd.io/etcd/server/v3"),
+        program("etcdctl", "go.etcd.io/etcd/etcdctl/v3"),
+    ],
+    first_build: "20 seconds",
+    go_mod: include_str!("../tools/etcd/go.mod"),
+    go_sum: include_str!("../tools/etcd/go.sum"),
+    tags: "",
+    ldflags: "",
+};
+
+/// The container runtime of a node in a guest; it calls Debian's runc.
+pub const CONTAINERD: GoTools = GoTools {
+    name: "containerd",
+    version: "2.4.2",
+    programs: &[
+        program("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+        program("containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"),
+        program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+    ],
+    first_build: "50 seconds",
+    go_mod: include_str!("../tools/containerd/go.mod"),
+    go_sum: include_str!("../tools/containerd/go.sum"),
+    tags: "no_btrfs",
+    ldflags: "-X github.com/containerd/containerd/v2/version.Version=v2.4.2",
+};
+
+/// The conformance tests of CSI drivers.
+pub const CSI_SANITY: GoTools = GoTools {
+    name: "csi-sanity",
+    version: "5.6.0",
+    programs: &[program("csi-sanity", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")],
+    first_build: "15 seconds",
+    go_mod: include_str!("../tools/csi-sanity/go.mod"),
+    go_sum: include_str!("../tools/csi-sanity/go.sum"),
+    tags: "",
+    ldflags: "",
+};
+
+/// Everything that is built so.
+pub const ALL: [GoTools; 4] = [ETCD, KUBERNETES, CONTAINERD, CSI_SANITY];
+
+impl GoTools {
+    /// The directory with the programs, which are built first where they are not there yet. Progress goes to standard
+    /// error; of two processes that come at once, one waits for the other.
+    ///
+    /// # Errors
+    /// [`Unfit`] where there is no Go that could build them; else why the build failed, with its last output.
+    pub fn directory(&self) -> Result<PathBuf> {
+        self.directory_in(&cache::directory()?)
+    }
+
+    /// One of the programs, built first where it is not there yet.
+    ///
+    /// # Errors
+    /// As [`directory`](Self::directory).
+    ///
+    /// # Panics
+    /// When the module has no such program.
+    pub fn program(&self, file: &str) -> Result<PathBuf> {
+        assert!(self.programs.iter().any(|program| program.file == file), "{} has no {file}", self.name);
+        Ok(self.directory()?.join(file))
+    }
+
+    /// The directory with the programs, if they have been built.
+    pub fn built(&self) -> Option<PathBuf> {
+        let directory = cache::directory().ok()?.join(self.entry());
+        directory.is_dir().then_some(directory)
+    }
+
+    /// Says why they could not be built here, before anybody waits for it.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn check(&self) -> Result<(), Unfit> {
+        go::find(self.go_version()).map(drop)
+    }
+
+    fn directory_in(&self, cache: &Path) -> Result<PathBuf> {
+        cache::entry_in(cache, &self.entry(), |partial| build::build(self, partial))
+    }
+
+    /// Its name in the cache.
+    fn entry(&self) -> String {
+        format!("{}-{}-{}", self.name, self.version, self.key())
+    }
+
+    /// Changes with whatever makes the programs other ones, but for the Go that builds them.
+    fn key(&self) -> String {
+        let mut hash = Sha256::new();
+        let programs: String = self.programs.iter().map(|p| format!("{} {}\n", p.file, p.package)).collect();
+        for part in [
+            self.go_mod,
+            self.go_sum,
+            self.tags,
+            self.ldflags,
+            &programs,
+            build::FLAGS,
+            std::env::consts::ARCH,
+        ] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.finalize()[..6].iter().fold(String::new(), |mut key, byte| {
+            // Writing into a string can't fail.
+            let _ = write!(key, "{byte:02x}");
+            key
+        })
+    }
+
+    /// What the module's `go` line asks for.
+    fn go_version(&self) -> go::Version {
+        let line = self.go_mod.lines().find_map(|line| line.strip_prefix("go "));
+        line.and_then(go::Version::parse).expect("go.mod has a go line: it was written by go mod tidy")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn every_module_pins_the_version_that_it_says_and_lists_its_programs_as_tools() {
+        for tools in ALL {
+            let pin = format!(" v{}", tools.version);
+            assert!(tools.go_mod.contains(&pin), "{} does not pin {pin}", tools.name);
+            for program in tools.programs {
+                assert!(tools.go_mod.contains(program.package), "{} is no tool", program.file);
+            }
+            assert!(!tools.go_sum.is_empty() && tools.go_version().parts() >= (1, 26, 0));
+        }
+    }
+
+    #[test]
+    fn what_makes_other_programs_makes_another_directory() {
+        let tagged = GoTools { tags: "x", ..ETCD };
+        let renamed = GoTools { ldflags: "x", ..ETCD };
+        let entries = [ETCD, tagged, renamed].map(|tools| tools.entry());
+        assert!(entries[0] != entries[1] && entries[1] != entries[2] && entries[0] != entries[2]);
+        assert_eq!(entries[0], ETCD.entry());
+    }
+
+    #[test]
+    fn what_is_built_is_not_built_again() {
+        let cache = tempfile::tempdir().unwrap();
+        let place = cache.path().join(ETCD.entry());
+        fs::create_dir_all(&place).unwrap();
+        assert_eq!(ETCD.directory_in(cache.path()).unwrap(), place);
+    }
+}

@@ -1,0 +1,145 @@
+//! One build, with its progress.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{GoTools, go};
+
+/// What every build is given: paths of this machine left out, and no symbols (a third of the size).
+pub(super) const FLAGS: &str = "-trimpath -s -w";
+const LINES_SHOWN: usize = 20;
+const TERMINAL_EVERY: Duration = Duration::from_millis(200);
+const FILE_EVERY: Duration = Duration::from_secs(20);
+
+/// Builds all programs into the directory, and leaves there of what they were built.
+pub(super) fn build(tools: &GoTools, partial: &Path) -> Result<()> {
+    let go = go::find(tools.go_version())?;
+    let module = partial.join("module");
+    fs::create_dir(&module).with_context(|| format!("create {}", module.display()))?;
+    for (name, text) in [("go.mod", tools.go_mod), ("go.sum", tools.go_sum)] {
+        fs::write(module.join(name), text).with_context(|| format!("write {name}"))?;
+    }
+    let mut progress = Progress::new(tools, &go);
+    for (index, program) in tools.programs.iter().enumerate() {
+        progress.program = format!("{} ({} of {})", program.file, index + 1, tools.programs.len());
+        let mut command = command(tools, &go, &module);
+        command.arg("-o").arg(partial.join(program.file)).arg(program.package);
+        run(command, &mut progress).with_context(|| format!("build {} {}", program.file, tools.version))?;
+    }
+    progress.done();
+    Ok(())
+}
+
+fn command(tools: &GoTools, go: &go::Go, module: &Path) -> Command {
+    let mut command = Command::new(&go.path);
+    command.current_dir(module).args(["build", "-v", "-trimpath", "-buildvcs=false"]);
+    if !tools.tags.is_empty() {
+        command.args(["-tags", tools.tags]);
+    }
+    command.arg(format!("-ldflags=-s -w {}", tools.ldflags));
+    // The machine's proxies and caches stay as they are set; what would change the result does not.
+    command.env("CGO_ENABLED", "0").env("GOWORK", "off").env_remove("GOFLAGS").env_remove("GOEXPERIMENT");
+    if go.fetches {
+        command.env("GOTOOLCHAIN", "auto");
+    }
+    command
+}
+
+fn run(mut command: Command, progress: &mut Progress) -> Result<()> {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("execute go")?;
+    let pipe = child.stderr.take().context("its messages are piped")?;
+    let mut lines = Vec::new();
+    for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+        progress.tell(&line);
+        lines.push(line);
+    }
+    let status = child.wait().context("reap go")?;
+    let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
+    ensure!(status.success(), "go ended with {status}; its last output:\n{}", last.join("\n"));
+    Ok(())
+}
+
+/// Tells people how far it is: on a terminal in one line that changes, else in a line now and then.
+#[derive(Debug)]
+struct Progress {
+    title: String,
+    program: String,
+    compiled: usize,
+    start: Instant,
+    told: Instant,
+    is_terminal: bool,
+}
+
+impl Progress {
+    fn new(tools: &GoTools, go: &go::Go) -> Self {
+        let title = format!("{} {}", tools.name, tools.version);
+        let is_terminal = std::io::stderr().is_terminal();
+        let now = Instant::now();
+        let progress =
+            Self { title, program: String::new(), compiled: 0, start: now, told: now, is_terminal };
+        let fetches = if go.fetches { "; go fetches a newer go first" } else { "" };
+        progress.say(&format!("building it, once: about {} on two cores{fetches}", tools.first_build), "\n");
+        progress
+    }
+
+    /// Go says each package that it compiles, each module that it fetches, and what is wrong.
+    fn tell(&mut self, line: &str) {
+        let is_package = !line.contains(' ') && !line.starts_with('#');
+        self.compiled += usize::from(is_package);
+        let every = if self.is_terminal { TERMINAL_EVERY } else { FILE_EVERY };
+        if self.told.elapsed() >= every {
+            self.told = Instant::now();
+            let doing = if is_package { "compiling" } else { line };
+            let text = format!("{}: {doing}, {} packages so far", self.program, self.compiled);
+            self.say(&text, if self.is_terminal { "" } else { "\n" });
+        }
+    }
+
+    fn done(&self) {
+        self.say(&format!("built in {} s", self.start.elapsed().as_secs()), "\n");
+    }
+
+    /// Straight to the descriptor: the test harness hides what the print macros write until a test has failed.
+    fn say(&self, text: &str, end: &str) {
+        let begin = if self.is_terminal { "\r\x1b[K" } else { "" };
+        let seconds = self.start.elapsed().as_secs();
+        // Whoever closed standard error does not want to hear it.
+        let _ = write!(std::io::stderr(), "{begin}{}: [{seconds:3} s] {text}{end}", self.title);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn silent() -> Progress {
+        let now = Instant::now();
+        let (title, program) = (String::new(), String::new());
+        Progress { title, program, compiled: 0, start: now, told: now, is_terminal: false }
+    }
+
+    #[test]
+    fn packages_are_counted_and_other_messages_are_not() {
+        let mut progress = silent();
+        run(shell("echo go: downloading x v1 >&2; echo a/b >&2; echo a/c >&2"), &mut progress).unwrap();
+        assert_eq!(progress.compiled, 2);
+    }
+
+    #[test]
+    fn a_failed_build_says_what_go_said() {
+        let error = run(shell("echo a/b; echo no such host >&2; exit 1"), &mut silent()).unwrap_err();
+        assert!(error.to_string().contains("no such host"), "{error}");
+    }
+}

@@ -1,0 +1,152 @@
+//! A real Kubernetes control plane.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::etcd::is_port_taken;
+use crate::{Daemon, Scratch};
+
+mod access;
+mod fake_node;
+mod launch;
+mod objects;
+mod options;
+mod part;
+mod programs;
+mod watch;
+
+pub use fake_node::FakeNode;
+pub use options::{KubeBuilder, User};
+pub use part::Part;
+pub use programs::Programs;
+pub use watch::{Change, Watch};
+
+use launch::Ports;
+use options::Options;
+
+/// How often a start is tried when a foreign program has taken a port in between.
+const TRIES: usize = 5;
+/// The API server takes five seconds to end in good order, and lets requests finish for up to a minute.
+const STOPS_WITHIN: Duration = Duration::from_secs(75);
+
+/// Etcd, API server, controller manager and scheduler on loopback ports of their own, serving when [`Kube::start`]
+/// returns.
+///
+/// Users are told apart by tokens, and authorized as in a real cluster (Node, RBAC). There is no node in it: make
+/// [fake ones](Self::fake_node), or join real ones. Pods get no service account unless
+/// [asked for](KubeBuilder::service_accounts). A node that says nothing for a day is still taken for alive.
+///
+/// All of it ends when this is dropped, by SIGKILL: nobody needs the state any more.
+#[derive(Debug)]
+pub struct Kube {
+    daemons: BTreeMap<Part, Daemon>,
+    ports: Ports,
+    options: Options,
+    programs: Programs,
+    /// Dropped last: certificates, kubeconfigs, and etcd's data, which outlive a restart of their daemons.
+    home: Scratch,
+}
+
+impl Kube {
+    /// Starts one as it usually is.
+    ///
+    /// # Errors
+    /// As [`KubeBuilder::start`].
+    pub fn start() -> Result<Self> {
+        Self::builder().start()
+    }
+
+    /// Starts with another choice of daemons, users or flags.
+    pub fn builder() -> KubeBuilder {
+        KubeBuilder::default()
+    }
+
+    /// Where the API server answers on this machine.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.ports.apiserver.address())
+    }
+
+    /// The API server's port at 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.ports.apiserver.number()
+    }
+
+    /// The URL of etcd.
+    pub fn etcd_endpoint(&self) -> String {
+        format!("http://{}", self.ports.etcd.address())
+    }
+
+    /// One of the daemons; `None` while it doesn't run.
+    pub fn daemon(&self, part: Part) -> Option<&Daemon> {
+        self.daemons.get(&part)
+    }
+
+    /// Where its programs are.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// Kills a daemon (SIGKILL). Nothing happens when it doesn't run.
+    pub fn kill(&mut self, part: Part) {
+        self.daemons.remove(&part);
+    }
+
+    /// Asks a daemon to end and waits for that. Nothing happens when it doesn't run.
+    ///
+    /// # Errors
+    /// When it does not end in time; it is killed then.
+    pub fn stop(&mut self, part: Part) -> Result<()> {
+        let Some(mut daemon) = self.daemons.remove(&part) else { return Ok(()) };
+        match daemon.terminate(STOPS_WITHIN)? {
+            Some(_) => Ok(()),
+            None => bail!("{part} did not end within {STOPS_WITHIN:?}"),
+        }
+    }
+
+    /// Starts a daemon that was killed or stopped, or left out by the builder; it is ready when this returns. State,
+    /// ports, certificates and tokens are the same as before.
+    ///
+    /// # Errors
+    /// When it already runs, or does not come up; with its last output.
+    pub fn launch(&mut self, part: Part) -> Result<()> {
+        if self.daemons.contains_key(&part) {
+            bail!("{part} already runs");
+        }
+        let daemon = self.start_daemon(part).with_context(|| format!("start {part}"))?;
+        self.daemons.insert(part, daemon);
+        Ok(())
+    }
+
+    /// Kills the API server and starts it again: what was watched is cut off, what was stored is still there.
+    ///
+    /// # Errors
+    /// When it does not come up; with its last output.
+    pub fn restart_apiserver(&mut self) -> Result<()> {
+        self.kill(Part::Apiserver);
+        self.launch(Part::Apiserver)
+    }
+}
+
+impl Drop for Kube {
+    fn drop(&mut self) {
+        // In the order of the parts: an API server that outlives its etcd has much to say about that.
+        while self.daemons.pop_first().is_some() {}
+    }
+}
+
+fn start(options: &Options) -> Result<Kube> {
+    let programs = Programs::locate()?;
+    let mut tries = 1;
+    loop {
+        match Kube::try_start(options.clone(), programs.clone()) {
+            Err(error) if tries < TRIES && is_port_taken(&error) => tries += 1,
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "kube_test.rs"]
+mod tests;

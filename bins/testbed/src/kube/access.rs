@@ -1,0 +1,131 @@
+//! Who may call: tokens and kubeconfigs.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::{Kube, User};
+use crate::output;
+
+/// The address at which a guest with user networking finds this machine's loopback interface. The API server's
+/// certificate holds it.
+///
+/// *Source:* QEMU's manual, network options: the host of `-netdev user` is x.x.x.2.
+pub(super) const SEEN_FROM_GUEST: &str = "10.0.2.2";
+
+impl Kube {
+    /// The kubeconfig of a user: `admin`, or one that the builder was given.
+    ///
+    /// # Errors
+    /// When there is no such user.
+    pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+        let path = kubeconfig_path(self.home.path(), user);
+        if !path.exists() {
+            let names: Vec<_> = self.options.users.iter().map(|user| user.name.as_str()).collect();
+            bail!("there is no user {user:?}, only {}", names.join(", "));
+        }
+        Ok(path)
+    }
+
+    /// The same for a guest with user networking, as text, with the certificate in it.
+    ///
+    /// # Errors
+    /// As [`kubeconfig`](Self::kubeconfig).
+    pub fn kubeconfig_for_guest(&self, user: &str) -> Result<String> {
+        let mut kubectl = self.kubectl_as(user)?;
+        let text = output(kubectl.args(["config", "view", "--raw", "--flatten", "--output=json"]))?;
+        let mut config: Value = serde_json::from_str(&text).context("parse the kubeconfig")?;
+        config["clusters"][0]["cluster"]["server"] =
+            format!("https://{SEEN_FROM_GUEST}:{}", self.port()).into();
+        Ok(config.to_string())
+    }
+
+    /// A kubeconfig with a real token of an existing service account, issued by the API server for an hour.
+    ///
+    /// # Errors
+    /// When there is no such account.
+    pub fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        let mut kubectl = self.kubectl();
+        let token = output(kubectl.args(["create", "token", "--namespace", namespace, name]))?;
+        let user = format!("token:{namespace}:{name}");
+        let path = kubeconfig_path(self.home.path(), &user);
+        self.write_kubeconfig(&user, token.trim())?;
+        Ok(path)
+    }
+
+    /// Writes the token file and the kubeconfigs; before any daemon runs.
+    pub(super) fn write_access(&self) -> Result<()> {
+        let mut tokens = String::new();
+        for user in &self.options.users {
+            let token = random_token()?;
+            tokens += &token_line(&token, user);
+            self.write_kubeconfig(&user.name, &token)?;
+        }
+        let path = self.tokens();
+        fs::write(&path, tokens).with_context(|| format!("write {}", path.display()))
+    }
+
+    pub(super) fn tokens(&self) -> PathBuf {
+        self.home.path().join("tokens.csv")
+    }
+
+    /// Where the API server keeps the key and the certificate that it makes for itself.
+    pub(super) fn pki(&self) -> PathBuf {
+        self.home.path().join("pki")
+    }
+
+    fn write_kubeconfig(&self, user: &str, token: &str) -> Result<()> {
+        let path = kubeconfig_path(self.home.path(), user);
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "testbed",
+            "clusters": [{"name": "testbed", "cluster": {
+                "server": self.url(), "certificate-authority": self.pki().join("apiserver.crt"),
+            }}],
+            "users": [{"name": user, "user": {"token": token}}],
+            "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": user}}],
+        });
+        fs::write(&path, config.to_string()).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+fn kubeconfig_path(home: &Path, user: &str) -> PathBuf {
+    home.join(format!("{}.kubeconfig", user.replace(['/', ':'], "-")))
+}
+
+/// *Source:* kubernetes.io, authentication, static token file: `token,user,uid,"group1,group2"`.
+fn token_line(token: &str, user: &User) -> String {
+    let name = &user.name;
+    match user.groups.as_slice() {
+        [] => format!("{token},{name},{name}\n"),
+        groups => format!("{token},{name},{name},\"{}\"\n", groups.join(",")),
+    }
+}
+
+/// Another user of this machine reaches the port, too, and must not guess it.
+fn random_token() -> Result<String> {
+    let mut bytes = [0; 16];
+    let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    random.context("read /dev/urandom")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_lines_hold_the_groups_as_one_field() {
+        let line = token_line("t", &User::service_account("a", "b"));
+        let name = "system:serviceaccount:a:b";
+        assert_eq!(line, format!("t,{name},{name},\"system:serviceaccounts,system:serviceaccounts:a\"\n"));
+        assert_eq!(token_line("t", &User::new("u")), "t,u,u\n");
+    }
+
+    #[test]
+    fn a_token_is_never_the_same() {
+        assert_ne!(random_token().unwrap(), random_token().unwrap());
+    }
+}

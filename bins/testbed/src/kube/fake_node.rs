@@ -1,0 +1,85 @@
+//! Nodes that exist as objects only.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{Kube, Part};
+
+/// A node without a machine: pods are placed on it, and never run.
+#[derive(Clone, Debug)]
+pub struct FakeNode {
+    name: String,
+    labels: Vec<(String, String)>,
+    drivers: Vec<String>,
+}
+
+impl FakeNode {
+    /// A node of this name, which is its host name, too.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), labels: Vec::new(), drivers: Vec::new() }
+    }
+
+    /// Adds a label.
+    #[must_use]
+    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.push((key.into(), value.into()));
+        self
+    }
+
+    /// Adds a CSI driver that is registered on it, known there by the node's name and its host name's label.
+    #[must_use]
+    pub fn driver(mut self, driver: impl Into<String>) -> Self {
+        self.drivers.push(driver.into());
+        self
+    }
+
+    fn manifests(&self) -> [serde_json::Value; 2] {
+        let mut labels: serde_json::Map<_, _> =
+            self.labels.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        labels.insert(HOST_NAME.into(), self.name.clone().into());
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": self.name, "labels": labels},
+        });
+        let driver =
+            |driver: &String| json!({"name": driver, "nodeID": self.name, "topologyKeys": [HOST_NAME]});
+        let drivers: Vec<_> = self.drivers.iter().map(driver).collect();
+        let csi = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSINode",
+            "metadata": {"name": self.name}, "spec": {"drivers": drivers},
+        });
+        [node, csi]
+    }
+}
+
+/// *Source:* kubernetes.io, well-known labels.
+const HOST_NAME: &str = "kubernetes.io/hostname";
+/// Put on every new node that has not said yet that it is ready; taken off by the controller manager.
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+
+impl Kube {
+    /// Makes a fake node, with its CSINode; pods can be placed on it when this returns.
+    ///
+    /// # Errors
+    /// What kubectl says.
+    pub fn fake_node(&self, node: &FakeNode) -> Result<()> {
+        for manifest in node.manifests() {
+            self.apply(&manifest.to_string())?;
+        }
+        let resources = json!({"cpu": "64", "memory": "256Gi", "pods": "10000", "ephemeral-storage": "1Ti"});
+        let ready = json!({"type": "Ready", "status": "True", "reason": "Fake", "message": "it only exists"});
+        let status = json!({"status": {
+            "capacity": resources, "allocatable": resources, "conditions": [ready],
+            "addresses": [{"type": "Hostname", "address": node.name}],
+        }});
+        self.patch_status("node", &node.name, &status)?;
+        if self.daemon(Part::ControllerManager).is_none() {
+            return self.patch("node", &node.name, &json!({"spec": {"taints": null}}));
+        }
+        let is_tainted = |node: &serde_json::Value| {
+            let taints = node["spec"]["taints"].as_array();
+            taints.is_some_and(|taints| taints.iter().any(|taint| taint["key"] == NOT_READY))
+        };
+        self.until("node", &node.name, |node| !is_tainted(node)).map(drop)
+    }
+}

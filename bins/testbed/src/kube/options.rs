@@ -1,0 +1,129 @@
+//! What a control plane is started with.
+
+use anyhow::Result;
+
+use super::{Kube, Part};
+
+/// Somebody who may call the API, by a token of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The name by which [`Kube::kubeconfig`] knows it, and RBAC too.
+    pub name: String,
+    /// Its groups, beside `system:authenticated`.
+    pub groups: Vec<String>,
+}
+
+impl User {
+    /// A user who may do nothing until a role is bound to its name.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), groups: Vec::new() }
+    }
+
+    /// The kubelet of this node, as the Node authorizer knows it: `system:node:NAME`.
+    pub fn node(name: &str) -> Self {
+        Self { name: format!("system:node:{name}"), groups: vec!["system:nodes".into()] }
+    }
+
+    /// A service account, as role bindings know it: `system:serviceaccount:NAMESPACE:NAME`.
+    pub fn service_account(namespace: &str, name: &str) -> Self {
+        Self {
+            name: format!("system:serviceaccount:{namespace}:{name}"),
+            groups: vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")],
+        }
+    }
+
+    fn with_group(name: &str, group: &str) -> Self {
+        Self { name: name.into(), groups: vec![group.into()] }
+    }
+}
+
+/// The user who may do everything.
+pub(super) const ADMIN: &str = "admin";
+/// Whom the controller manager is. It runs all controllers under its own name, which is more than its role allows.
+pub(super) const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
+pub(super) const SCHEDULER: &str = "system:kube-scheduler";
+
+#[derive(Clone, Debug)]
+pub(super) struct Options {
+    pub(super) users: Vec<User>,
+    pub(super) left_out: Vec<Part>,
+    pub(super) arguments: Vec<(Part, String)>,
+    pub(super) service_accounts: bool,
+}
+
+/// The choices of a control plane that is not started yet.
+#[derive(Clone, Debug)]
+#[must_use = "nothing runs before it is started"]
+pub struct KubeBuilder {
+    options: Options,
+}
+
+impl Default for KubeBuilder {
+    fn default() -> Self {
+        let masters = "system:masters";
+        let users = vec![
+            User::with_group(ADMIN, masters),
+            User::with_group(CONTROLLER_MANAGER, masters),
+            User::new(SCHEDULER),
+        ];
+        let options = Options { users, left_out: Vec::new(), arguments: Vec::new(), service_accounts: false };
+        Self { options }
+    }
+}
+
+impl KubeBuilder {
+    /// Adds a user; `admin` is always there.
+    pub fn user(mut self, user: User) -> Self {
+        self.options.users.push(user);
+        self
+    }
+
+    /// Leaves a daemon out. [`Kube::launch`] can start it later.
+    pub fn without(mut self, part: Part) -> Self {
+        self.options.left_out.push(part);
+        self
+    }
+
+    /// Adds a flag to a daemon's command line, after its own: of a flag that is given twice the last one counts.
+    pub fn argument(mut self, part: Part, argument: impl Into<String>) -> Self {
+        self.options.arguments.push((part, argument.into()));
+        self
+    }
+
+    /// How many requests a second the controller manager may make, instead of its 20: it is what a burst of claims
+    /// waits for.
+    pub fn controller_requests_per_second(self, count: u32) -> Self {
+        let manager = Part::ControllerManager;
+        self.argument(manager, format!("--kube-api-qps={count}"))
+            .argument(manager, format!("--kube-api-burst={count}"))
+    }
+
+    /// Gives pods a service account and its token, as a real cluster does. No pod can be made in a namespace before its
+    /// account `default` is there; in the namespace `default` it is when [`start`](Self::start) returns.
+    pub fn service_accounts(mut self) -> Self {
+        self.options.service_accounts = true;
+        self
+    }
+
+    /// Starts it and waits until every daemon answers. The first time on a machine, the programs are built, which
+    /// takes minutes and is told on standard error.
+    ///
+    /// # Errors
+    /// Where a program is missing and can't be built; else which daemon did not come up, with its last output.
+    pub fn start(self) -> Result<Kube> {
+        super::start(&self.options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_accounts_and_nodes_are_named_as_the_authorizers_know_them() {
+        let account = User::service_account("kube-system", "p");
+        assert_eq!(account.name, "system:serviceaccount:kube-system:p");
+        assert!(account.groups.contains(&"system:serviceaccounts:kube-system".to_owned()));
+        assert_eq!(User::node("a").groups, ["system:nodes"]);
+    }
+}

@@ -1,0 +1,38 @@
+//! The daemons of a control plane.
+
+use std::fmt;
+
+/// A daemon of a control plane, in the order in which they are ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Part {
+    /// Places pods on nodes.
+    Scheduler,
+    /// Binds claims, collects garbage, looks after nodes and whatever else goes on by itself.
+    ControllerManager,
+    /// Serves the API.
+    Apiserver,
+    /// Holds the state.
+    Etcd,
+}
+
+impl Part {
+    /// All of them, in the order in which they are started.
+    pub(super) const ALL: [Self; 4] = [Self::Etcd, Self::Apiserver, Self::ControllerManager, Self::Scheduler];
+
+    /// The name of its program's file.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Scheduler => "kube-scheduler",
+            Self::ControllerManager => "kube-controller-manager",
+            Self::Apiserver => "kube-apiserver",
+            Self::Etcd => "etcd",
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.program())
+    }
+}

@@ -1,0 +1,111 @@
+//! Where the programs of a control plane are.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+
+use crate::gotool::{self, GoTools};
+
+/// Every program that a control plane and its callers run.
+const PROGRAMS: [&str; 6] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"];
+
+/// The programs of one version of Kubernetes.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    paths: Vec<(&'static str, PathBuf)>,
+}
+
+impl Programs {
+    /// Finds them: all of them in `NODEKEEL_KUBE_BIN` where that is set; else those of `KUBEBUILDER_ASSETS` (which
+    /// usually holds etcd, the API server and kubectl alone); what is missing then is taken from the cache, and built
+    /// into it first if it isn't there.
+    ///
+    /// # Errors
+    /// Which program `NODEKEEL_KUBE_BIN` lacks; why one could not be built.
+    pub fn locate() -> Result<Self> {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        Self::locate_by(set("NODEKEEL_KUBE_BIN"), set("KUBEBUILDER_ASSETS"), &mut |tools| tools.directory())
+    }
+
+    fn locate_by(
+        own: Option<OsString>,
+        assets: Option<OsString>,
+        build: &mut dyn FnMut(&GoTools) -> Result<PathBuf>,
+    ) -> Result<Self> {
+        let mut paths = Vec::new();
+        for program in PROGRAMS {
+            paths.push((program, path(program, own.as_deref().map(Path::new), assets.as_deref(), build)?));
+        }
+        Ok(Self { paths })
+    }
+
+    /// One of them, by the name of its file: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`,
+    /// `kubectl`, `kubelet`.
+    ///
+    /// # Panics
+    /// When it is another.
+    pub fn path(&self, program: &str) -> &Path {
+        let found = self.paths.iter().find(|(name, _)| *name == program);
+        found.map(|(_, path)| path.as_path()).expect("the program is one of PROGRAMS")
+    }
+}
+
+fn path(
+    program: &str,
+    own: Option<&Path>,
+    assets: Option<&std::ffi::OsStr>,
+    build: &mut dyn FnMut(&GoTools) -> Result<PathBuf>,
+) -> Result<PathBuf> {
+    if let Some(directory) = own {
+        let path = directory.join(program);
+        ensure!(path.is_file(), "NODEKEEL_KUBE_BIN is set, and {} is no file", path.display());
+        return Ok(path);
+    }
+    let asset = assets.map(|directory| Path::new(directory).join(program)).filter(|path| path.is_file());
+    match asset {
+        Some(path) => Ok(path),
+        None if program == "etcd" => Ok(build(&gotool::ETCD)?.join(program)),
+        None => Ok(build(&gotool::KUBERNETES)?.join(program)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn built(tools: &GoTools) -> Result<PathBuf> {
+        Ok(Path::new("/built").join(tools.name))
+    }
+
+    #[test]
+    fn what_nobody_has_is_built() {
+        let programs = Programs::locate_by(None, None, &mut built).unwrap();
+        assert_eq!(programs.path("etcd"), Path::new("/built/etcd/etcd"));
+        assert_eq!(programs.path("kubelet"), Path::new("/built/kubernetes/kubelet"));
+    }
+
+    #[test]
+    fn assets_win_for_what_they_hold() {
+        let assets = tempfile::tempdir().unwrap();
+        fs::write(assets.path().join("kube-apiserver"), "").unwrap();
+        let programs = Programs::locate_by(None, Some(assets.path().into()), &mut built).unwrap();
+        assert_eq!(programs.path("kube-apiserver"), assets.path().join("kube-apiserver"));
+        assert_eq!(programs.path("kube-scheduler"), Path::new("/built/kubernetes/kube-scheduler"));
+    }
+
+    #[test]
+    fn a_directory_of_ones_own_must_hold_all() {
+        let own = tempfile::tempdir().unwrap();
+        let lacking = |_: &GoTools| panic!("nothing is built where a directory is given");
+        let error = Programs::locate_by(Some(own.path().into()), None, &mut { lacking }).unwrap_err();
+        assert!(error.to_string().contains("NODEKEEL_KUBE_BIN"), "{error}");
+        for program in PROGRAMS {
+            fs::write(own.path().join(program), "").unwrap();
+        }
+        let programs = Programs::locate_by(Some(own.path().into()), None, &mut { lacking }).unwrap();
+        assert_eq!(programs.path("kubectl"), own.path().join("kubectl"));
+    }
+}

@@ -1,0 +1,163 @@
+//! What changes, as it changes.
+
+use std::io::{BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use serde_json::{Deserializer, Value};
+
+use crate::end_group;
+
+/// What has become of an object.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Change {
+    /// It is there and is like this.
+    Is(Value),
+    /// It is gone and was like this.
+    Gone(Value),
+}
+
+impl Change {
+    /// The object.
+    pub fn object(&self) -> &Value {
+        match self {
+            Self::Is(object) | Self::Gone(object) => object,
+        }
+    }
+
+    /// The object.
+    pub fn into_object(self) -> Value {
+        match self {
+            Self::Is(object) | Self::Gone(object) => object,
+        }
+    }
+}
+
+/// A running `kubectl get --watch`, ended when this is dropped. It also ends by itself when the API server does.
+#[derive(Debug)]
+pub struct Watch {
+    child: Child,
+    changes: Receiver<Result<Change>>,
+    last: Option<Change>,
+}
+
+impl Watch {
+    /// Adds to a `kubectl get …` what makes it a watch.
+    pub(super) fn start(kubectl: &mut Command) -> Result<Self> {
+        kubectl.args(["--watch", "--output-watch-events", "--output=json"]).process_group(0);
+        kubectl.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = kubectl.spawn().context("execute kubectl")?;
+        let (output, errors) = child.stdout.take().zip(child.stderr.take()).context("its output is piped")?;
+        let (sender, changes) = channel();
+        thread::spawn(move || {
+            for change in read(output, errors) {
+                // The watch was dropped.
+                if sender.send(change).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { child, changes, last: None })
+    }
+
+    /// The next change; `None` if there is none in time.
+    ///
+    /// # Errors
+    /// When the watch has ended: with what kubectl said.
+    pub fn next(&mut self, within: Duration) -> Result<Option<Change>> {
+        match self.changes.recv_timeout(within) {
+            Ok(change) => {
+                let change = change?;
+                self.last = Some(change.clone());
+                Ok(Some(change))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("the watch has ended"),
+        }
+    }
+
+    /// The first change from here on that is as it should be.
+    ///
+    /// # Errors
+    /// When there is none in time: with the last change that there was.
+    pub fn until(&mut self, within: Duration, mut is_so: impl FnMut(&Change) -> bool) -> Result<Change> {
+        let end = Instant::now() + within;
+        while let Some(change) = self.next(end.saturating_duration_since(Instant::now()))? {
+            if is_so(&change) {
+                return Ok(change);
+            }
+        }
+        match &self.last {
+            Some(last) => bail!("it did not come within {within:?}; the last change: {last:?}"),
+            None => bail!("it did not come within {within:?}; nothing has changed"),
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Err(error) = end_group(&mut self.child) {
+            eprintln!("testbed: {error:#}");
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Value,
+}
+
+/// *Source:* kubectl get --help: `--output-watch-events` gives `{"type": …, "object": …}`, one after the other.
+fn read(output: ChildStdout, mut errors: ChildStderr) -> impl Iterator<Item = Result<Change>> {
+    let events = Deserializer::from_reader(BufReader::new(output)).into_iter::<Event>();
+    let changes = events.map(|event| match event.context("read the watch")? {
+        Event { kind, object } if kind == "DELETED" => Ok(Change::Gone(object)),
+        Event { kind, object } if kind == "ERROR" => bail!("the watch has failed: {object}"),
+        Event { object, .. } => Ok(Change::Is(object)),
+    });
+    let end = std::iter::once_with(move || {
+        let mut said = String::new();
+        errors.read_to_string(&mut said).context("read what kubectl said")?;
+        bail!("the watch has ended: {}", said.trim())
+    });
+    changes.chain(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    fn watch(script: &str) -> Watch {
+        Watch::start(Command::new("sh").args(["-c", script])).unwrap()
+    }
+
+    #[test]
+    fn changes_come_one_by_one_and_the_end_tells_why() {
+        let mut watch = watch(
+            r#"echo '{"type":"ADDED","object":{"n":1}}{"type":"MODIFIED","object":{"n":2}}'
+               echo '{"type":"DELETED","object":{"n":2}}'; echo cut off >&2"#,
+        );
+        let change = watch.until(SOON, |change| change.object()["n"] == 2).unwrap();
+        assert!(matches!(change, Change::Is(_)));
+        assert!(matches!(watch.next(SOON).unwrap(), Some(Change::Gone(_))));
+        assert!(watch.next(SOON).unwrap_err().to_string().contains("cut off"));
+    }
+
+    #[test]
+    fn what_does_not_come_is_told_with_the_last_change() {
+        let mut watch = watch(r#"echo '{"type":"ADDED","object":{"n":1}}'; exec sleep 1000"#);
+        assert!(watch.next(SOON).unwrap().is_some());
+        let error = watch.until(Duration::from_millis(1), |_| false).unwrap_err();
+        assert!(error.to_string().contains("\"n\": Number(1)"), "{error}");
+    }
+}

@@ -1,0 +1,151 @@
+use serde_json::json;
+
+use super::*;
+use crate::leftovers;
+
+const CLAIM: &str = r#"
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: nobody}
+provisioner: nobody.example.com
+volumeBindingMode: WaitForFirstConsumer
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data, namespace: default}
+spec:
+  accessModes: [ReadWriteOnce]
+  storageClassName: nobody
+  resources: {requests: {storage: 1Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: writer, namespace: default}
+spec:
+  containers: [{name: c, image: nothing, volumeMounts: [{name: data, mountPath: /data}]}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+"#;
+
+/// Where pods find the node that the scheduler has selected for their claim.
+const SELECTED: &str = "volume.kubernetes.io/selected-node";
+
+#[test]
+#[ignore = "needs kube"]
+fn a_claim_waits_for_its_pod_gets_a_node_and_outlives_the_api_server() {
+    let mut kube = Kube::start().unwrap();
+    kube.fake_node(&FakeNode::new("node-a").driver("nobody.example.com")).unwrap();
+    kube.apply(CLAIM).unwrap();
+    let claim =
+        kube.until("pvc", "default/data", |claim| claim["metadata"]["annotations"][SELECTED] == "node-a");
+    let uid = claim.unwrap()["metadata"]["uid"].clone();
+    assert!(kube.until_event("default/data", "ExternalProvisioning").is_ok());
+
+    let mut watch = kube.watch("pvc").unwrap();
+    watch.next(Duration::from_secs(10)).unwrap();
+    kube.restart_apiserver().unwrap();
+    assert!(watch.until(Duration::from_secs(30), |_| false).is_err(), "the watch outlived its server");
+    assert_eq!(kube.get("pvc", "default/data").unwrap()["metadata"]["uid"], uid);
+    // The others have found it again.
+    kube.patch("pvc", "default/data", &json!({"metadata": {"annotations": {SELECTED: null}}})).unwrap();
+    kube.until("pvc", "default/data", |claim| claim["metadata"]["annotations"][SELECTED] == "node-a")
+        .unwrap();
+
+    let mut directories = vec![kube.home.path().to_owned()];
+    directories.extend(kube.daemons.values().map(|daemon| daemon.directory().to_owned()));
+    drop(kube);
+    for directory in directories {
+        assert_eq!(leftovers::processes(&directory).unwrap(), []);
+        assert!(!directory.exists());
+    }
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn users_may_do_what_roles_allow_and_no_more() {
+    let (account, node) = (User::service_account("kube-system", "reader"), User::node("node-a"));
+    let kube = Kube::builder()
+        .user(account.clone())
+        .user(node.clone())
+        .without(Part::Scheduler)
+        .without(Part::ControllerManager)
+        .start()
+        .unwrap();
+    let may = |user: &User, what: &[&str]| {
+        let mut kubectl = kube.kubectl_as(&user.name).unwrap();
+        kubectl.args(["auth", "can-i", "--quiet", "--all-namespaces"]).args(what).status().unwrap().success()
+    };
+    assert!(!may(&account, &["list", "persistentvolumes"]));
+    kube.apply(
+        r#"
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reader}
+rules: [{apiGroups: [""], resources: [persistentvolumes], verbs: [list]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
+subjects: [{kind: ServiceAccount, name: reader, namespace: kube-system}]
+"#,
+    )
+    .unwrap();
+    assert!(
+        may(&account, &["list", "persistentvolumes"]) && !may(&account, &["delete", "persistentvolumes"])
+    );
+    assert!(may(&node, &["create", "nodes"]) && !may(&node, &["delete", "namespaces"]));
+    assert!(kube.kubeconfig("somebody else").is_err());
+
+    // A token that the server has issued itself is the same account.
+    kube.create(r#"{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "reader", "namespace": "kube-system"}}"#)
+        .unwrap();
+    let config = kube.service_account_kubeconfig("kube-system", "reader").unwrap();
+    let mut kubectl = kube.bare_kubectl();
+    kubectl.arg("--kubeconfig").arg(config).args(["auth", "can-i", "list", "persistentvolumes"]);
+    assert_eq!(crate::output(&mut kubectl).unwrap().trim(), "yes");
+
+    // A guest finds this machine at another address.
+    let config = kube.kubeconfig_for_guest(&node.name).unwrap();
+    assert!(config.contains(&format!("https://10.0.2.2:{}", kube.port())));
+    assert!(config.contains("certificate-authority-data") && !config.contains("/pki/"), "{config}");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn every_daemon_can_be_killed_or_stopped_and_comes_back() {
+    let mut kube = Kube::builder().service_accounts().start().unwrap();
+    assert!(kube.find("serviceaccount", "default/default").unwrap().is_some());
+    kube.stop(Part::Scheduler).unwrap();
+    kube.launch(Part::Scheduler).unwrap();
+    for part in [Part::ControllerManager, Part::Etcd] {
+        kube.kill(part);
+        assert!(kube.daemon(part).is_none());
+        kube.launch(part).unwrap();
+        assert!(kube.launch(part).is_err(), "{part} was started twice");
+    }
+    kube.kill(Part::Apiserver);
+    assert!(kube.get("namespace", "default").is_err());
+    kube.launch(Part::Apiserver).unwrap();
+    kube.create(r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x"}}"#).unwrap();
+    kube.wait("serviceaccount", "x/default", "create").unwrap();
+    kube.delete("namespace", "x").unwrap();
+    kube.until_gone("namespace", "x").unwrap();
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_streamed_list_ends_with_its_bookmark() {
+    let kube = Kube::builder().without(Part::Scheduler).without(Part::ControllerManager).start().unwrap();
+    let query = "watch=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
+    let path = format!("/api/v1/namespaces?{query}&timeoutSeconds=2");
+    let events = crate::output(kube.kubectl().args(["get", "--raw", &path])).unwrap();
+    assert!(events.contains("k8s.io/initial-events-end") && !events.contains("ERROR"), "{events}");
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_daemon_that_cannot_start_is_named_with_what_it_said() {
+    let error = Kube::builder().argument(Part::Apiserver, "--no-such-flag").start().unwrap_err();
+    let text = format!("{error:#}");
+    assert!(text.contains("kube-apiserver") && text.contains("no-such-flag"), "{text}");
+}
