@@ -88,6 +88,16 @@ impl Daemon {
     pub fn terminate(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             kill_process(Pid::from_child(&self.child), Signal::TERM).context("ask the daemon to end")?;
+        }
+        self.wait(deadline)
+    }
+
+    /// Waits for its end; `None` if it still runs at the deadline.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn wait(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
+        if self.ended.is_none() {
             self.ended = wait_exit(&mut self.child, deadline)?;
         }
         Ok(self.ended)
@@ -111,7 +121,8 @@ impl Daemon {
         }
     }
 
-    fn last_output(&self) -> String {
+    /// The last lines of its output, for an error.
+    pub(crate) fn last_output(&self) -> String {
         let log = self.log().unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         format!("its last output:\n{}\n", lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n"))

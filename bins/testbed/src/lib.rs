@@ -26,6 +26,7 @@ mod wait;
 pub mod bench;
 pub mod cache;
 pub mod gotool;
+pub mod guest;
 pub mod leftovers;
 pub mod tools;
 
@@ -33,6 +34,7 @@ pub use containerd::Containerd;
 pub use daemon::{Daemon, output};
 pub use etcd::Etcd;
 pub use exit::{end_group, wait_exit};
+pub use guest::Guest;
 pub use kube::{Change, FakeNode, Kube, KubeBuilder, Part, Programs, User, Watch};
 pub use port::{Port, free_port};
 pub use scratch::Scratch;

@@ -34,10 +34,65 @@ pub const S6_SUPERVISE: Tool = Tool { name: "s6-supervise", package: "s6" };
 pub const SETPRIV: Tool = Tool { name: "setpriv", package: "util-linux" };
 /// Runs a program in namespaces of its own.
 pub const UNSHARE: Tool = Tool { name: "unshare", package: "util-linux" };
+/// The machine in which guests run.
+pub const QEMU: Tool = Tool { name: "qemu-system-x86_64", package: "qemu-system-x86" };
+/// A guest's small programs; static, since its shell comes before every library.
+pub const BUSYBOX: Tool = Tool { name: "busybox", package: "busybox-static" };
+/// A guest's shell once its root is there.
+pub const SH: Tool = Tool { name: "sh", package: "dash" };
+/// Makes a guest's root out of a tar stream.
+pub const SQFSTAR: Tool = Tool { name: "sqfstar", package: "squashfs-tools" };
+/// Tells which libraries a guest's programs need.
+pub const LDD: Tool = Tool { name: "ldd", package: "libc-bin" };
+/// Writes the index of a guest's kernel modules.
+pub const DEPMOD: Tool = Tool { name: "depmod", package: "kmod" };
+/// Tells the order in which they load.
+pub const MODPROBE: Tool = Tool { name: "modprobe", package: "kmod" };
+/// Makes XFS.
+pub const MKFS_XFS: Tool = Tool { name: "mkfs.xfs", package: "xfsprogs" };
+/// XFS' own program for quotas, a peer in benches.
+pub const XFS_QUOTA: Tool = Tool { name: "xfs_quota", package: "xfsprogs" };
+/// Makes ext4.
+pub const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
+/// Changes an ext4's features.
+pub const TUNE2FS: Tool = Tool { name: "tune2fs", package: "e2fsprogs" };
+/// Makes FAT.
+pub const MKFS_VFAT: Tool = Tool { name: "mkfs.vfat", package: "dosfstools" };
+/// Tells what a disk holds.
+pub const BLKID: Tool = Tool { name: "blkid", package: "util-linux" };
+/// Mounts with every option, which busybox doesn't.
+pub const MOUNT: Tool = Tool { name: "mount", package: "mount" };
+/// Its counterpart.
+pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 
 /// Everything that the workspace's tests, benches and demo run.
-pub const ALL: [Tool; 10] =
-    [ETCD, ETCDCTL, CONTAINERD, CTR, RUNC, PROTOC, RUNSV, S6_SUPERVISE, SETPRIV, UNSHARE];
+pub const ALL: [Tool; 25] = [
+    ETCD,
+    ETCDCTL,
+    CONTAINERD,
+    CTR,
+    RUNC,
+    PROTOC,
+    RUNSV,
+    S6_SUPERVISE,
+    SETPRIV,
+    UNSHARE,
+    QEMU,
+    BUSYBOX,
+    SH,
+    SQFSTAR,
+    LDD,
+    DEPMOD,
+    MODPROBE,
+    MKFS_XFS,
+    XFS_QUOTA,
+    MKFS_EXT4,
+    TUNE2FS,
+    MKFS_VFAT,
+    BLKID,
+    MOUNT,
+    UMOUNT,
+];
 
 /// A file that a program reads, and the Debian package that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

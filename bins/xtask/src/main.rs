@@ -8,6 +8,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 mod bench;
 mod check;
 mod demo;
+mod kernel_test;
 mod planted;
 mod report;
 mod run;
@@ -35,6 +36,11 @@ enum Task {
     Demo,
     /// Run every test on the real things, and fail if one could not run
     Test,
+    /// Run the tests that need a kernel of their own, in a guest
+    KernelTest {
+        /// Only those with this in `PACKAGE BINARY TEST`
+        filter: Option<String>,
+    },
     /// Format, lints, docs, each crate and each feature alone, dependencies
     Check,
     /// Run the long random tests at their full counts
@@ -69,6 +75,7 @@ fn start(arguments: Arguments) -> Result<ExitCode> {
         Some(Task::Setup { check: false }) => setup::install().map(|()| ExitCode::SUCCESS),
         Some(Task::Demo) => demo::run().map(|()| ExitCode::SUCCESS),
         Some(Task::Test) => test::run(),
+        Some(Task::KernelTest { filter }) => kernel_test::run(filter.as_deref()),
         Some(Task::Check) => check::run(),
         Some(Task::Soak { name }) => soak::run(name.as_deref()),
         Some(Task::Bench { name }) => bench::run(name.as_deref()),

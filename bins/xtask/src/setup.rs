@@ -74,6 +74,7 @@ fn missing_packages() -> Vec<&'static str> {
     let files = tools::FILES.into_iter().filter(|file| !Path::new(file.path).exists());
     let mut packages: Vec<_> =
         missing.map(|tool| tool.package).chain(files.map(|file| file.package)).collect();
+    packages.sort_unstable();
     packages.dedup();
     packages
 }

@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use crate::kernel_test::{self, Job};
 use crate::planted;
 use crate::report::{Part, Report};
 use crate::run::{self, Echo, Ran};
 use crate::setup;
 
-mod binaries;
+pub(crate) mod binaries;
 mod libtest;
-mod ways;
+pub(crate) mod ways;
 
 use binaries::{Binary, Built};
-use libtest::Outcome;
-use ways::{Prepared, Selection, Way};
+use libtest::{Ignored, Outcome};
+use ways::{Prepared, Selection, Sorted, Way};
 
 /// Longer than a cold build takes.
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
@@ -36,11 +37,10 @@ pub(crate) fn run() -> Result<ExitCode> {
     run::headline("set-up");
     setup::install()?;
     run::headline("build everything");
-    let Built { binaries, examples, took, problem } = binaries::build(BUILD_WITHIN)?;
+    let Built { binaries, examples, took, problem } = binaries::build(&[], BUILD_WITHIN)?;
     report.checked("build", took, problem);
-    for binary in &binaries {
-        run_binary(binary, &mut report);
-    }
+    let in_guests = binaries.iter().filter_map(|binary| run_binary(binary, &mut report)).collect();
+    kernel_test::run_jobs(in_guests, &mut report);
     for example in &examples {
         run_example(example, &mut report);
     }
@@ -54,7 +54,7 @@ pub(crate) fn run() -> Result<ExitCode> {
 /// Runs the rounds of child processes as often as `count` says, in every way in which they have to hold.
 pub(crate) fn process_rounds(count: (&str, &str), within: Duration, report: &mut Report) -> Result<()> {
     let (package, target, _) = PROCESS_TESTS;
-    let built = binaries::build(PART_WITHIN)?;
+    let built = binaries::build(&[PROCESS_TESTS.0.to_owned()], PART_WITHIN)?;
     let is_it = |binary: &&Binary| (binary.package.as_str(), binary.target.as_str()) == (package, target);
     let binary = built.binaries.iter().find(is_it).context("the tests of child processes were not built")?;
     let selection = Selection::Module("process::rounds::");
@@ -69,13 +69,14 @@ pub(crate) fn process_rounds(count: (&str, &str), within: Duration, report: &mut
     Ok(())
 }
 
-fn run_binary(binary: &Binary, report: &mut Report) {
+/// Runs what runs here, and gives what runs in a guest.
+fn run_binary(binary: &Binary, report: &mut Report) -> Option<Job> {
     let ran = run_selected(binary, Way::AsIs, &Selection::Unmarked, report);
-    let (waiting, unknown) = ways::sort(ran.ignored, run::is_root());
+    let Sorted { here, kernel, unknown } = ways::sort(ran.ignored, run::is_root());
     for (test, why) in unknown {
         report.could_not_run(&format!("{} {test}", binary.name()), &why);
     }
-    for (way, tests) in waiting {
+    for (way, tests) in here {
         run_selected(binary, way, &Selection::Exactly(tests), report);
     }
     let (package, target, module) = PROCESS_TESTS;
@@ -84,6 +85,19 @@ fn run_binary(binary: &Binary, report: &mut Report) {
             run_selected(binary, way, &Selection::Module(module), report);
         }
     }
+    Job::new(binary.clone(), kernel)
+}
+
+/// The binary's ignored tests with their reasons; none of its tests runs.
+pub(crate) fn list_ignored(binary: &Binary) -> Result<Vec<Ignored>> {
+    let listed = testbed::output(binary.command().args(["--list", "--ignored", "--format", "terse"]))?;
+    let names: Vec<&str> = listed.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    // The list is without reasons: those are told by a run of exactly what is ignored.
+    let told = testbed::output(binary.command().arg("--exact").args(names))?;
+    Ok(libtest::read(&told.lines().map(String::from).collect::<Vec<_>>()).ignored)
 }
 
 fn run_selected(binary: &Binary, way: Way, selection: &Selection, report: &mut Report) -> Outcome {
@@ -102,7 +116,7 @@ fn run_selected(binary: &Binary, way: Way, selection: &Selection, report: &mut R
 }
 
 /// Takes the counts out of the output; a run that gives none, or fewer than were asked for, has failed.
-fn judge(name: &str, ran: &Ran, selection: &Selection, report: &mut Report) -> Outcome {
+pub(crate) fn judge(name: &str, ran: &Ran, selection: &Selection, report: &mut Report) -> Outcome {
     let mut outcome = libtest::read(&ran.lines);
     let missing = match selection {
         _ if !outcome.is_complete => Some("ended without a result".to_owned()),

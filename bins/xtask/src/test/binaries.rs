@@ -19,18 +19,21 @@ pub(crate) struct Binary {
     /// Where it is.
     pub(crate) path: PathBuf,
     /// The package's directory, in which cargo runs it.
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
+    /// The programs of the package, which a test knows by their paths.
+    pub(crate) programs: Vec<PathBuf>,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Test,
+    Program,
     Example,
 }
 
 /// What the build has made.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Built {
     /// The test binaries.
     pub(crate) binaries: Vec<Binary>,
@@ -59,20 +62,39 @@ impl Binary {
     }
 }
 
-/// Builds every program, test and example of the workspace once, with all features.
-pub(crate) fn build(deadline: Duration) -> Result<Built> {
+/// Builds every program, test and example of these packages once, with all features; of the workspace, where none is
+/// given.
+pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Built> {
+    let chosen: Vec<&str> = match packages {
+        [] => vec!["--workspace"],
+        packages => packages.iter().flat_map(|package| ["--package", package]).collect(),
+    };
+    let start = |arguments: &[&str]| {
+        let mut command = run::cargo(arguments);
+        command.args(&chosen).args(["--all-features", "--message-format=json-render-diagnostics"]);
+        run::stream(command, Echo::Hidden, deadline)
+    };
     // A test may run the program of another package, which building the tests alone doesn't make.
-    let programs = run::cargo(&["build", "--workspace", "--all-features", "--bins"]);
-    let first = run::stream(programs, Echo::Shown, deadline)?;
-    let format = "--message-format=json-render-diagnostics";
-    let command =
-        run::cargo(&["test", "--workspace", "--all-features", "--no-run", "--no-fail-fast", format]);
-    let ran = run::stream(command, Echo::Hidden, deadline)?;
-    let all: Vec<Binary> = ran.lines.iter().filter_map(|line| parse(line)).collect();
-    let (examples, binaries): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|binary| binary.kind == Kind::Example);
-    let examples = examples.into_iter().filter(|example| example.package == "examples").collect();
-    Ok(Built { binaries, examples, took: first.took + ran.took, problem: first.problem.or(ran.problem) })
+    let first = start(&["build", "--bins"])?;
+    let ran = start(&["test", "--no-run", "--no-fail-fast"])?;
+    let all = first.lines.iter().chain(&ran.lines).filter_map(|line| parse(line));
+    let mut built =
+        Built { took: first.took + ran.took, problem: first.problem.or(ran.problem), ..Built::default() };
+    let mut programs = Vec::new();
+    for binary in all {
+        match binary.kind {
+            Kind::Test => built.binaries.push(binary),
+            Kind::Program => programs.push(binary),
+            Kind::Example if binary.package == "examples" => built.examples.push(binary),
+            Kind::Example => {}
+        }
+    }
+    for binary in &mut built.binaries {
+        let own = programs.iter().filter(|program| program.package == binary.package);
+        binary.programs = own.map(|program| program.path.clone()).collect();
+        binary.programs.dedup();
+    }
+    Ok(built)
 }
 
 /// *Source:* the cargo book, external tools: the message `compiler-artifact`.
@@ -86,11 +108,13 @@ fn parse(line: &str) -> Option<Binary> {
     let kind = match (message["profile"]["test"].as_bool()?, target["kind"][0].as_str()?) {
         (true, _) => Kind::Test,
         (false, "example") => Kind::Example,
+        (false, "bin") => Kind::Program,
         (false, _) => return None,
     };
     let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
     let package = package_name(message["package_id"].as_str()?)?;
-    Some(Binary { package, target: target["name"].as_str()?.to_owned(), path, directory, kind })
+    let target = target["name"].as_str()?.to_owned();
+    Some(Binary { package, target, path, directory, programs: Vec::new(), kind })
 }
 
 /// *Source:* the cargo book, package id specifications: `URL#NAME@VERSION`, or `URL#VERSION` where the URL ends with
@@ -114,17 +138,17 @@ mod tests {
     }
 
     #[test]
-    fn test_binaries_and_examples_are_picked_out() {
+    fn test_binaries_programs_and_examples_are_picked_out() {
         let test = parse(&artifact(true, "test", r#""/w/target/it-1""#)).unwrap();
         assert_eq!((test.name(), test.kind), ("nodekeel-supervisor it".to_owned(), Kind::Test));
         assert_eq!(test.directory, Path::new("/w/supervisor"));
         let example = parse(&artifact(false, "example", r#""/w/target/x""#)).unwrap();
         assert_eq!(example.kind, Kind::Example);
+        assert_eq!(parse(&artifact(false, "bin", r#""/w/target/noded""#)).unwrap().kind, Kind::Program);
     }
 
     #[test]
-    fn programs_libraries_and_other_messages_are_not() {
-        assert_eq!(parse(&artifact(false, "bin", r#""/w/target/noded""#)), None);
+    fn libraries_and_other_messages_are_not() {
         assert_eq!(parse(&artifact(true, "lib", "null")), None);
         assert_eq!(parse(r#"{"reason":"build-finished","success":true}"#), None);
     }

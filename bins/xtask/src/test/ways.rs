@@ -1,4 +1,4 @@
-//! The ways in which a test runs: as whoever calls, as a plain user, as PID 1.
+//! The ways in which a test runs: as whoever calls, as a plain user, as PID 1, in a guest.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,6 +13,7 @@ use testbed::{Scratch, tools};
 
 use super::binaries::Binary;
 use super::libtest::Ignored;
+use crate::kernel_test::need::Need;
 use crate::run;
 
 /// The user that owns nothing.
@@ -59,7 +60,7 @@ pub(crate) enum Selection {
 }
 
 impl Selection {
-    fn arguments(&self) -> Vec<String> {
+    pub(crate) fn arguments(&self) -> Vec<String> {
         match self {
             Self::Unmarked => Vec::new(),
             Self::Module(module) => vec![(*module).to_owned()],
@@ -83,26 +84,49 @@ impl fmt::Display for Selection {
 /// A test that nobody knows how to run, and why.
 pub(crate) type Unknown = (String, String);
 
-/// Sorts the ignored tests by the way that their need asks for. A `soak` waits for its own command.
-pub(crate) fn sort(ignored: Vec<Ignored>, is_root: bool) -> (BTreeMap<Way, Vec<String>>, Vec<Unknown>) {
-    let (mut waiting, mut unknown) = (BTreeMap::<_, Vec<String>>::new(), Vec::new());
+/// Ignored tests by what they wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Sorted {
+    /// Those that run on this machine.
+    pub(crate) here: BTreeMap<Way, Vec<String>>,
+    /// Those that run in a guest.
+    pub(crate) kernel: Vec<(Need, String)>,
+    pub(crate) unknown: Vec<Unknown>,
+}
+
+/// Sorts the ignored tests by what their need asks for. A `soak` waits for its own command.
+pub(crate) fn sort(ignored: Vec<Ignored>, is_root: bool) -> Sorted {
+    let mut sorted = Sorted::default();
     for Ignored { test, reason } in ignored {
-        match way(&reason, is_root) {
-            Ok(Some(way)) => waiting.entry(way).or_default().push(test),
-            Ok(None) => {}
-            Err(why) => unknown.push((test, why)),
+        match asked(&reason, is_root) {
+            Ok(Asked::Way(way)) => sorted.here.entry(way).or_default().push(test),
+            Ok(Asked::Kernel(need)) => sorted.kernel.push((need, test)),
+            Ok(Asked::Soak) => {}
+            Err(why) => sorted.unknown.push((test, why)),
         }
     }
-    (waiting, unknown)
+    sorted
+}
+
+/// What an ignored test waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Way(Way),
+    Kernel(Need),
+    Soak,
 }
 
 /// Reads `needs A, B and C: why`.
-fn way(reason: &str, is_root: bool) -> Result<Option<Way>, String> {
+fn asked(reason: &str, is_root: bool) -> Result<Asked, String> {
     if reason == "soak" || reason.starts_with("soak:") {
-        return Ok(None);
+        return Ok(Asked::Soak);
     }
     let stated = reason.strip_prefix("needs ").ok_or(format!("ignored for no known need ({reason:?})"))?;
-    let needs = stated.split(':').next().unwrap_or_default().replace(" and ", ", ");
+    let needs = stated.split(':').next().unwrap_or_default();
+    if needs.starts_with("kernel") {
+        return Need::parse(needs).map(Asked::Kernel);
+    }
+    let needs = needs.replace(" and ", ", ");
     let mut way = Way::AsIs;
     for need in needs.split(", ") {
         match need.trim() {
@@ -115,7 +139,7 @@ fn way(reason: &str, is_root: bool) -> Result<Option<Way>, String> {
             other => return Err(format!("needs {other:?}, which this command doesn't know")),
         }
     }
-    Ok(Some(way))
+    Ok(Asked::Way(way))
 }
 
 /// A command, and what it stands on.
@@ -191,19 +215,23 @@ mod tests {
 
     #[test]
     fn needs_choose_the_way() {
-        assert_eq!(way("needs root and containerd", true), Ok(Some(Way::AsIs)));
-        assert_eq!(way("needs etcd, containerd and root: it kills both", true), Ok(Some(Way::AsIs)));
-        assert_eq!(way("needs plain user: root passes every check", true), Ok(Some(Way::PlainUser)));
-        assert_eq!(way("needs to be PID 1", true), Ok(Some(Way::Pid1)));
-        assert_eq!(way("soak: 1,000 rounds", true), Ok(None));
+        let way = |reason: &str| asked(reason, true);
+        assert_eq!(way("needs root and containerd"), Ok(Asked::Way(Way::AsIs)));
+        assert_eq!(way("needs etcd, containerd and root: it kills both"), Ok(Asked::Way(Way::AsIs)));
+        assert_eq!(way("needs plain user: root passes every check"), Ok(Asked::Way(Way::PlainUser)));
+        assert_eq!(way("needs to be PID 1"), Ok(Asked::Way(Way::Pid1)));
+        assert_eq!(way("soak: 1,000 rounds"), Ok(Asked::Soak));
+        let need = Need { network: true, ..Need::default() };
+        assert_eq!(way("needs kernel with network: it asks the machine"), Ok(Asked::Kernel(need)));
     }
 
     #[test]
     fn what_cannot_be_met_or_is_not_stated_is_told() {
-        assert!(way("needs root", false).is_err());
-        assert!(way("flaky", true).is_err());
-        assert!(way("", true).is_err());
-        assert!(way("needs a moon rocket", true).unwrap_err().contains("a moon rocket"));
+        assert!(asked("needs root", false).is_err());
+        assert!(asked("flaky", true).is_err());
+        assert!(asked("", true).is_err());
+        assert!(asked("needs a moon rocket", true).unwrap_err().contains("a moon rocket"));
+        assert!(asked("needs kernel with a moon rocket", true).unwrap_err().contains("a moon rocket"));
     }
 
     #[test]

@@ -1,0 +1,359 @@
+//! A guest with a kernel of its own, for what this machine's kernel can't or shouldn't do.
+//!
+//! [`Guest`] boots QEMU with Debian's cloud kernel: no root is needed, nothing is installed, and what happens in there
+//! stays in there. The root is a read-only image made for each boot of programs of this machine, with a layer in memory
+//! over it; state lives in memory or on sparse disks, and is gone with the guest. Kernel modules are loaded when they
+//! are asked for (`mount -t xfs`, `ip link add type veth`), all of the kernel's are there.
+//!
+//! ```no_run
+//! use std::{process::Command, time::Duration};
+//!
+//! let guest = testbed::Guest::builder().disk(1 << 30).boot()?;
+//! let code = guest.run(Command::new("mkfs.xfs").arg("/dev/vdc"), Duration::from_secs(30), |line| println!("{line}"))?;
+//! assert_eq!(code, 0);
+//! # Ok::<(), anyhow::Error>(())
+//! ```
+//!
+//! A test that runs in a guest finds its disks by [`inside`].
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{Daemon, Scratch, tools};
+
+mod cpio;
+pub mod inside;
+mod kernel;
+mod qemu;
+mod task;
+mod tree;
+
+pub use task::Task;
+
+use kernel::Kernel;
+use task::Control;
+use tree::Tree;
+
+const BOOT_WITHIN: Duration = Duration::from_secs(120);
+const START: &str = include_str!("guest/start.sh");
+const AGENT: &str = include_str!("guest/agent.sh");
+/// The agent is started by init, which reaps what it leaves.
+const INITTAB: &str = "::once:/usr/lib/nodekeel/agent\n";
+const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/sh\n";
+const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
+const HOSTS: &str = "127.0.0.1 localhost guest\n10.0.2.2 host\n";
+const MACHINE_ID: &str = "6e6f64656b65656c6775657374000001\n";
+
+/// Programs that every guest has besides busybox.
+const PROGRAMS: [tools::Tool; 10] = [
+    tools::MKFS_XFS,
+    tools::MKFS_EXT4,
+    tools::MKFS_VFAT,
+    tools::XFS_QUOTA,
+    tools::TUNE2FS,
+    tools::BLKID,
+    tools::MOUNT,
+    tools::UMOUNT,
+    tools::SETPRIV,
+    tools::UNSHARE,
+];
+
+/// What a guest is made of; ends with [`Builder::boot`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    memory: u64,
+    cpus: u32,
+    disks: Vec<Disk>,
+    network: bool,
+    forwards: Vec<Forward>,
+    modules: Vec<String>,
+    launcher: Vec<OsString>,
+    boot_within: Duration,
+    tree: Tree,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Disk {
+    Fresh(u64),
+    At(PathBuf),
+}
+
+impl Disk {
+    fn path(&self, directory: &Path, number: usize) -> PathBuf {
+        match self {
+            Self::Fresh(_) => directory.join(format!("disk{number}")),
+            Self::At(path) => path.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Forward {
+    host: SocketAddr,
+    guest: u16,
+}
+
+impl Builder {
+    /// Bytes of memory, in whole MiB; 1 GiB without. The machine gives only what the guest touches.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// Processors; 2 without.
+    #[must_use]
+    pub fn cpus(mut self, count: u32) -> Self {
+        self.cpus = count;
+        self
+    }
+
+    /// Adds an empty disk of that many bytes. Only what the guest writes takes room.
+    #[must_use]
+    pub fn disk(mut self, bytes: u64) -> Self {
+        self.disks.push(Disk::Fresh(bytes));
+        self
+    }
+
+    /// Adds a disk that is a file of this machine, which stays when the guest is gone: another boot finds what it left.
+    #[must_use]
+    pub fn disk_at(mut self, file: impl Into<PathBuf>) -> Self {
+        self.disks.push(Disk::At(file.into()));
+        self
+    }
+
+    /// Gives it a network: 10.0.2.15, with this machine's loopback at 10.0.2.2 and its outside world behind.
+    #[must_use]
+    pub fn network(mut self) -> Self {
+        self.network = true;
+        self
+    }
+
+    /// Leads connections to an address of this machine to a TCP port of the guest; implies a network.
+    #[must_use]
+    pub fn forward(mut self, host: SocketAddr, guest: u16) -> Self {
+        self.forwards.push(Forward { host, guest });
+        self.network()
+    }
+
+    /// Loads a kernel module at boot: one that nothing asks for by itself, such as `softdog`.
+    #[must_use]
+    pub fn module(mut self, name: impl Into<String>) -> Self {
+        self.modules.push(name.into());
+        self
+    }
+
+    /// Puts a file of this machine into the guest's root, with its mode.
+    #[must_use]
+    pub fn file(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Self {
+        self.tree.file(at, source.as_ref());
+        self
+    }
+
+    /// Puts a text into the guest's root.
+    #[must_use]
+    pub fn text(mut self, at: impl AsRef<Path>, mode: u32, content: impl Into<Vec<u8>>) -> Self {
+        self.tree.text(at, mode, content);
+        self
+    }
+
+    /// Puts a link into the guest's root.
+    #[must_use]
+    pub fn link(mut self, at: impl AsRef<Path>, target: impl Into<PathBuf>) -> Self {
+        self.tree.link(at, target);
+        self
+    }
+
+    /// Puts a program of this machine, with the libraries that it is linked to, into the guest's root.
+    #[must_use]
+    pub fn program(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Self {
+        self.tree.program(at, source.as_ref());
+        self
+    }
+
+    /// Puts a directory of this machine into the guest's root, without what is hidden or named `target`.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn directory(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Result<Self> {
+        let keep = |name: &std::ffi::OsStr| name != "target" && !name.as_encoded_bytes().starts_with(b".");
+        self.tree.copy(at.as_ref(), source.as_ref(), &keep)?;
+        Ok(self)
+    }
+
+    /// The words that stand before QEMU, such as `nsenter --net=…`.
+    #[must_use]
+    pub fn launcher(mut self, words: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.launcher = words.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How long it may take until commands can run in it; two minutes without.
+    #[must_use]
+    pub fn boot_within(mut self, deadline: Duration) -> Self {
+        self.boot_within = deadline;
+        self
+    }
+
+    /// Boots it and waits until commands can run in it.
+    ///
+    /// # Errors
+    /// [`tools::Missing`] where a program isn't installed, the kernel that can't be had, or why the guest did not come
+    /// up, with the last lines of its console.
+    pub fn boot(mut self) -> Result<Guest> {
+        let kernel = Kernel::prepare()?;
+        let scratch = Scratch::new()?;
+        self.furnish()?;
+        self.tree.write_image(&scratch.path().join("root"))?;
+        for (number, disk) in self.disks.iter().enumerate() {
+            if let Disk::Fresh(bytes) = disk {
+                make_disk(&disk.path(scratch.path(), number), *bytes)?;
+            }
+        }
+        let command = qemu::command(&self, &kernel, scratch.path())?;
+        let socket = scratch.path().join("control");
+        let mut port = None;
+        let daemon = Daemon::start(command, scratch, || {
+            port = Some(UnixStream::connect(&socket).context("connect to the guest's control port")?);
+            Ok(())
+        })?;
+        let (control, up) = Control::new(port.context("QEMU ended before the guest was there")?)?;
+        let guest = Guest { daemon, control };
+        up.wait(self.boot_within).with_context(|| guest.last_words())?;
+        Ok(guest)
+    }
+
+    /// Adds what every guest has.
+    fn furnish(&mut self) -> Result<()> {
+        let busybox = tools::find(tools::BUSYBOX)?;
+        self.tree.file("/usr/bin/busybox", &busybox);
+        for program in PROGRAMS {
+            let source = tools::find(program)?;
+            self.tree.program(Path::new("/usr/sbin").join(program.name), &source);
+        }
+        // Busybox's own shell takes its applets for programs that come earlier in PATH.
+        self.tree.program("/bin/sh", &tools::find(tools::SH)?);
+        // Where the kernel looks for it.
+        self.tree.link("/sbin/modprobe", "/usr/bin/busybox");
+        let applets = crate::output(Command::new(&busybox).arg("--list"))?;
+        for applet in applets.lines().filter(|applet| *applet != "busybox") {
+            self.tree.link(Path::new("/usr/bin").join(applet), "/usr/bin/busybox");
+        }
+        self.tree.text("/usr/lib/nodekeel/start", 0o755, START);
+        self.tree.text("/usr/lib/nodekeel/agent", 0o755, AGENT);
+        let files = [
+            ("inittab", INITTAB),
+            ("passwd", PASSWD),
+            ("group", GROUP),
+            ("hosts", HOSTS),
+            ("hostname", "guest\n"),
+            ("machine-id", MACHINE_ID),
+        ];
+        for (name, content) in files {
+            self.tree.text(Path::new("/etc").join(name), 0o644, content);
+        }
+        Ok(())
+    }
+}
+
+fn make_disk(path: &Path, bytes: u64) -> Result<()> {
+    ensure!(bytes > 0, "a disk has a size");
+    let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    file.set_len(bytes).with_context(|| format!("size {}", path.display()))
+}
+
+/// A running guest; it is gone, as by a power cut, when this is dropped.
+#[derive(Debug)]
+pub struct Guest {
+    control: Arc<Control>,
+    daemon: Daemon,
+}
+
+impl Guest {
+    /// A guest with 1 GiB of memory, two processors, no disk and no network.
+    pub fn builder() -> Builder {
+        Builder {
+            memory: 1 << 30,
+            cpus: 2,
+            disks: Vec::new(),
+            network: false,
+            forwards: Vec::new(),
+            modules: Vec::new(),
+            launcher: Vec::new(),
+            boot_within: BOOT_WITHIN,
+            tree: Tree::skeleton(),
+        }
+    }
+
+    /// Runs a command in the guest and gives its exit code: 128 + N where signal N ended it. Program, arguments,
+    /// directory and the variables set on the command are taken; what it writes, to either of its outputs, is passed on
+    /// line by line. A program without a slash is searched in the guest's `PATH`.
+    ///
+    /// # Errors
+    /// At the deadline, or when the guest ends before the command does; both with the last lines of the console.
+    pub fn run(&self, command: &Command, deadline: Duration, on_line: impl FnMut(&str)) -> Result<i32> {
+        let name = command.get_program().display();
+        let ran = self.start(command)?.wait(deadline, on_line);
+        ran.with_context(|| format!("run {name} in the guest; {}", self.last_words()))
+    }
+
+    /// Runs a command in the guest to its end and gives what it wrote.
+    ///
+    /// # Errors
+    /// As [`Guest::run`], and when the command fails.
+    pub fn output(&self, command: &Command, deadline: Duration) -> Result<String> {
+        let mut text = String::new();
+        let code = self.run(command, deadline, |line| text.extend([line, "\n"]))?;
+        ensure!(
+            code == 0,
+            "{} failed in the guest ({code}): {}",
+            command.get_program().display(),
+            text.trim()
+        );
+        Ok(text)
+    }
+
+    /// Starts a command in the guest; several run beside each other.
+    ///
+    /// # Errors
+    /// When the guest has ended.
+    pub fn start(&self, command: &Command) -> Result<Task> {
+        self.control.start(command).with_context(|| self.last_words())
+    }
+
+    /// What the kernel and the guest's start have written so far.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn console(&self) -> Result<String> {
+        self.daemon.log()
+    }
+
+    /// The daemon below: QEMU.
+    pub fn daemon(&self) -> &Daemon {
+        &self.daemon
+    }
+
+    /// Writes everything to the disks and powers off.
+    ///
+    /// # Errors
+    /// When it still runs at the deadline.
+    pub fn power_off(mut self, deadline: Duration) -> Result<()> {
+        self.control.ask("off")?;
+        let ended = self.daemon.wait(deadline)?;
+        ensure!(ended.is_some(), "the guest still ran {deadline:?} after it was to power off");
+        Ok(())
+    }
+
+    fn last_words(&self) -> String {
+        format!("the guest's console, {}", self.daemon.last_output())
+    }
+}

@@ -1,0 +1,53 @@
+#!/bin/sh
+# The guest's end of the control port. One request a line from the host:
+#   run ID SNIPPET    run a snippet of shell in a session of its own
+#   kill ID SIGNAL    send a signal to the process group of that session
+#   off               write everything to the disks and power off
+# and one answer a line:
+#   up                requests are read
+#   out ID LINE       the snippet wrote this line
+#   end ID CODE       the snippet ended with this code (128 + N for signal N)
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root NODEKEEL_GUEST=1
+tasks=/run/nodekeel
+mkdir -p "$tasks"
+# The driver makes the port's device in its own time, and there is nobody here to tell of it.
+until port=$(ls /dev/vport*p1 2>/dev/null); do usleep 5000; done
+exec 3<>"$port"
+
+# Passes on what comes through the pipe, line by line, until the mark that `start` writes behind the snippet's last
+# word: a process that the snippet left behind may keep the pipe open for ever.
+report='{
+    at = index($0, "\036end ")
+    if (at == 0) print "out " id " " $0
+    if (at > 1) print "out " id " " substr($0, 1, at - 1)
+    if (at > 0) { print "end " id " " substr($0, at + 5); exit }
+    fflush()
+}'
+
+start() {
+    awk -v id="$1" "$report" <"$tasks/$1/out" >&3 &
+    exec 4>"$tasks/$1/out"
+    setsid sh -c "exec 3>&- 4>&-; echo \$\$ >$tasks/$1/started; $2" </dev/null >&4 2>&4
+    printf '\036end %s\n' "$?" >&4
+}
+
+echo up >&3
+while read -r verb id rest <&3; do
+    case $verb in
+    run)
+        mkdir "$tasks/$id"
+        mkfifo "$tasks/$id/out" "$tasks/$id/started"
+        start "$id" "$rest" &
+        read -r pid <"$tasks/$id/started"
+        echo "$pid" >"$tasks/$id/pid"
+        ;;
+    kill)
+        kill -s "$rest" -- "-$(cat "$tasks/$id/pid")"
+        ;;
+    off)
+        sync
+        umount -a -r 2>/dev/null
+        poweroff -f
+        ;;
+    esac
+done

@@ -1,0 +1,44 @@
+#!/bin/busybox sh
+# The guest's first process, in the initramfs: loads what the root needs, mounts it, and hands over to init in there.
+# The host says the rest in the environment (unknown words of the kernel's command line):
+#   NODEKEEL_MODULES    modules to load once the root is there, separated by commas
+set -e
+trap 'echo "nodekeel: the guest could not start"; busybox poweroff -f' EXIT
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sysfs /sys
+busybox mount -t devtmpfs devtmpfs /dev
+for module in /modules/*.ko; do
+    busybox insmod "$module"
+done
+
+# A disk is known by its serial number, whatever order the kernel found it in.
+disk() {
+    for block in /sys/block/*; do
+        if [ "$(busybox cat "$block/serial" 2>/dev/null)" = "$1" ]; then
+            echo "/dev/${block##*/}"
+            return
+        fi
+    done
+    echo "nodekeel: no disk $1" >&2
+    return 1
+}
+
+busybox mount -t tmpfs -o mode=0755 tmpfs /state
+busybox mkdir /state/upper /state/work
+busybox mount -t squashfs -o ro "$(disk root)" /image
+busybox mount -t overlay -o lowerdir=/image,upperdir=/state/upper,workdir=/state/work overlay /root
+busybox mount -t squashfs -o ro "$(disk modules)" /root/usr/lib/modules
+
+NODEKEEL_GUEST_DISKS=
+number=0
+while device=$(disk "disk$number" 2>/dev/null); do
+    NODEKEEL_GUEST_DISKS="${NODEKEEL_GUEST_DISKS:+$NODEKEEL_GUEST_DISKS:}$device"
+    number=$((number + 1))
+done
+export NODEKEEL_GUEST_DISKS
+
+for directory in proc sys dev; do
+    busybox mount -o move "/$directory" "/root/$directory"
+done
+trap - EXIT
+exec busybox switch_root /root /usr/lib/nodekeel/start

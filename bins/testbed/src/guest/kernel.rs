@@ -1,0 +1,270 @@
+//! The guest's kernel: where it comes from, and the two images made of it once.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::cpio::Archive;
+use super::tree::Tree;
+use crate::{cache, output, tools};
+
+/// A directory with `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`, such as `dpkg -x` of a kernel package makes, or
+/// `/` where the machine's own kernel is meant.
+const GIVEN: &str = "NODEKEEL_GUEST_KERNEL";
+/// Debian's kernel for virtual machines: few drivers, everything that the tests need as a module.
+const PACKAGE: &str = "linux-image-cloud-amd64";
+/// What the root's image needs before it can be mounted; everything else is loaded from there when it is asked for.
+const EARLY: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_console", "squashfs", "overlay"];
+const INIT: &str = include_str!("init.sh");
+
+/// What QEMU boots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kernel {
+    /// The compressed kernel.
+    pub(super) image: PathBuf,
+    /// The first file system: a shell and the modules that find the root.
+    pub(super) initramfs: PathBuf,
+    /// All modules, as a squashfs that is mounted at `/usr/lib/modules`.
+    pub(super) modules: PathBuf,
+}
+
+impl Kernel {
+    /// Finds or makes them.
+    ///
+    /// # Errors
+    /// When there is no kernel and none can be downloaded, or a tool is missing or fails.
+    pub(super) fn prepare() -> Result<Self> {
+        let source = source()?;
+        let (release, image) = find_release(&source)?;
+        let busybox = tools::find(tools::BUSYBOX)?;
+        let key = key(&release, &image, &busybox)?;
+        let directory = cache::entry(&format!("guest-{key}"), |directory| {
+            let modules = release_modules(&source, &release)?;
+            let work = directory.join("work");
+            let tree = index_modules(&modules, &work, &release)?;
+            fs::copy(&image, directory.join("vmlinuz"))
+                .with_context(|| format!("copy {}", image.display()))?;
+            write_initramfs(&directory.join("initramfs"), &busybox, &work, &release)?;
+            write_modules(tree, &directory.join("modules"), &release)?;
+            fs::remove_dir_all(&work).with_context(|| format!("remove {}", work.display()))
+        })?;
+        let [image, initramfs, modules] =
+            ["vmlinuz", "initramfs", "modules"].map(|name| directory.join(name));
+        Ok(Self { image, initramfs, modules })
+    }
+}
+
+/// What the images are made of: another kernel, shell or script makes others.
+fn key(release: &str, image: &Path, busybox: &Path) -> Result<String> {
+    let mut hasher = DefaultHasher::new();
+    (INIT, EARLY).hash(&mut hasher);
+    for file in [image, busybox] {
+        fs::read(file).with_context(|| format!("read {}", file.display()))?.hash(&mut hasher);
+    }
+    Ok(format!("{release}-{:016x}", hasher.finish()))
+}
+
+/// The directory that holds the kernel: the caller's, or the one that was downloaded once.
+fn source() -> Result<PathBuf> {
+    if let Some(given) = std::env::var_os(GIVEN).filter(|given| !given.is_empty()) {
+        return Ok(given.into());
+    }
+    ensure!(
+        cfg!(target_arch = "x86_64"),
+        "no kernel is known to fetch for this processor: set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules"
+    );
+    cache::entry(PACKAGE, |directory| {
+        download(directory).with_context(|| {
+            format!("fetch a kernel; where this can't be, set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules")
+        })
+    })
+}
+
+fn download(directory: &Path) -> Result<()> {
+    let apt = Apt::new(directory)?;
+    let file = apt.fetch().or_else(|error| {
+        // The machine's lists may be absent or older than the archive; renewing those needs root, own ones don't.
+        eprintln!("testbed: {error:#}; trying again with lists of its own");
+        apt.with_own_lists()?.fetch()
+    })?;
+    let dpkg = tools::find(tools::Tool { name: "dpkg", package: "dpkg" })?;
+    output(Command::new(dpkg).arg("-x").arg(&file).arg(directory))?;
+    fs::remove_dir_all(apt.work).context("remove the downloaded package")
+}
+
+/// apt-get, used as a plain user may: it downloads, and installs nothing.
+#[derive(Debug)]
+struct Apt {
+    work: PathBuf,
+    options: Vec<String>,
+}
+
+impl Apt {
+    fn new(directory: &Path) -> Result<Self> {
+        let work = directory.join("apt");
+        fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
+        Ok(Self { work, options: Vec::new() })
+    }
+
+    fn with_own_lists(&self) -> Result<Self> {
+        let [state, cached] = ["state", "cache"].map(|name| self.work.join(name));
+        for directory in [state.join("lists/partial"), cached.join("archives/partial")] {
+            fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+        }
+        let options = vec![
+            format!("-oDir::State={}", state.display()),
+            format!("-oDir::Cache={}", cached.display()),
+            // Else root's apt downloads as a user that may not enter here.
+            "-oAPT::Sandbox::User=root".to_owned(),
+        ];
+        let own = Self { work: self.work.clone(), options };
+        own.run("apt-get", &["update"])?;
+        Ok(own)
+    }
+
+    /// Downloads the package that the kernel's metapackage stands for.
+    fn fetch(&self) -> Result<PathBuf> {
+        let text = self.run("apt-cache", &["depends", PACKAGE])?;
+        let package = text.lines().find_map(kernel_package);
+        let package = package.with_context(|| format!("apt-cache knows no kernel behind {PACKAGE}"))?;
+        self.run("apt-get", &["download", package])?;
+        let mut found = fs::read_dir(&self.work).context("list the downloads")?.flatten();
+        let is_package = |name: &str| name.starts_with(package) && name.ends_with(".deb");
+        let file = found.find(|entry| is_package(&entry.file_name().to_string_lossy()));
+        Ok(file.with_context(|| format!("apt-get download {package} left no file"))?.path())
+    }
+
+    fn run(&self, program: &'static str, arguments: &[&str]) -> Result<String> {
+        let tool = tools::find(tools::Tool { name: program, package: "apt" })?;
+        let mut command = Command::new(tool);
+        output(command.args(&self.options).args(arguments).current_dir(&self.work).env("LC_ALL", "C"))
+    }
+}
+
+fn kernel_package(line: &str) -> Option<&str> {
+    line.trim().strip_prefix("Depends: ").filter(|name| name.starts_with("linux-image-"))
+}
+
+/// The newest kernel of the directory, and its file.
+fn find_release(source: &Path) -> Result<(String, PathBuf)> {
+    let boot = source.join("boot");
+    let entries = fs::read_dir(&boot).with_context(|| format!("list {}", boot.display()))?.flatten();
+    let kernels = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        Some((name.strip_prefix("vmlinuz-")?.to_owned(), entry.path()))
+    });
+    let newest = kernels.max_by_key(|(release, _)| version(release));
+    newest.with_context(|| format!("no vmlinuz-* in {}", boot.display()))
+}
+
+/// The numbers of a release, by which `6.10` comes after `6.9`.
+fn version(release: &str) -> Vec<u64> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+fn release_modules(source: &Path, release: &str) -> Result<PathBuf> {
+    let places = ["lib/modules", "usr/lib/modules"].map(|place| source.join(place).join(release));
+    match places.iter().find(|place| place.is_dir()) {
+        Some(place) => Ok(place.clone()),
+        None => bail!("no modules of {release} in {}", source.display()),
+    }
+}
+
+/// Writes the modules' indexes, which the package leaves to its installation; the modules stay where they are.
+fn index_modules(modules: &Path, work: &Path, release: &str) -> Result<PathBuf> {
+    let own = work.join("lib/modules").join(release);
+    fs::create_dir_all(&own).with_context(|| format!("create {}", own.display()))?;
+    for name in ["kernel", "modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        let from = modules.canonicalize().with_context(|| format!("find {}", modules.display()))?.join(name);
+        if from.exists() {
+            std::os::unix::fs::symlink(&from, own.join(name)).with_context(|| format!("link to {name}"))?;
+        }
+    }
+    let depmod = tools::find(tools::DEPMOD)?;
+    output(Command::new(depmod).arg("-b").arg(work).arg(release))?;
+    Ok(own)
+}
+
+fn write_initramfs(to: &Path, busybox: &Path, work: &Path, release: &str) -> Result<()> {
+    let file = File::create(to).with_context(|| format!("create {}", to.display()))?;
+    let mut archive = Archive::new(BufWriter::new(file));
+    let shell = fs::read(busybox).with_context(|| format!("read {}", busybox.display()))?;
+    let modules = early_modules(work, release)?;
+    let written = (|| {
+        for directory in ["bin", "dev", "proc", "sys", "modules", "state", "image", "root"] {
+            archive.directory(directory)?;
+        }
+        archive.console()?;
+        archive.program("bin/busybox", &shell)?;
+        archive.link("bin/sh", "busybox")?;
+        archive.program("init", INIT.as_bytes())?;
+        for (place, module) in modules.iter().enumerate() {
+            archive.program(&format!("modules/{place:02}.ko"), module)?;
+        }
+        archive.finish()
+    })();
+    written.with_context(|| format!("write {}", to.display()))
+}
+
+/// The modules of [`EARLY`] and those that they stand on, in the order in which they load.
+fn early_modules(work: &Path, release: &str) -> Result<Vec<Vec<u8>>> {
+    let modprobe = tools::find(tools::MODPROBE)?;
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for module in EARLY {
+        let mut command = Command::new(&modprobe);
+        command.arg("-d").arg(work).args(["-S", release, "--show-depends", module]);
+        for line in output(&mut command)?.lines() {
+            // `builtin NAME` is in the kernel already.
+            let path = line.strip_prefix("insmod ").map(|path| PathBuf::from(path.trim_end()));
+            paths.extend(path.filter(|path| !paths.contains(path)));
+        }
+    }
+    paths.iter().map(|path| read_module(path)).collect()
+}
+
+fn read_module(path: &Path) -> Result<Vec<u8>> {
+    let program = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => tools::Tool { name: "xz", package: "xz-utils" },
+        Some("zst") => tools::Tool { name: "zstd", package: "zstd" },
+        _ => return fs::read(path).with_context(|| format!("read {}", path.display())),
+    };
+    let done = Command::new(tools::find(program)?).arg("-dc").arg(path).output();
+    let done = done.with_context(|| format!("unpack {}", path.display()))?;
+    ensure!(done.status.success(), "{} can't unpack {}", program.name, path.display());
+    Ok(done.stdout)
+}
+
+fn write_modules(indexed: PathBuf, to: &Path, release: &str) -> Result<()> {
+    let mut tree = Tree::default();
+    let at = Path::new("/").join(release);
+    tree.copy(&at, &indexed, &|_| true)?;
+    let kernel = indexed.join("kernel").canonicalize().context("find the modules")?;
+    tree.copy(&at.join("kernel"), &kernel, &|_| true)?;
+    tree.write_image(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_release_is_known_by_its_numbers() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("boot")).unwrap();
+        for release in ["6.9.12-amd64", "6.10.3-amd64", "6.10.3-2-amd64"] {
+            fs::write(directory.path().join("boot").join(format!("vmlinuz-{release}")), "").unwrap();
+        }
+        assert_eq!(find_release(directory.path()).unwrap().0, "6.10.3-2-amd64");
+        assert!(release_modules(directory.path(), "6.9.12-amd64").is_err());
+    }
+
+    #[test]
+    fn the_kernel_behind_the_metapackage_is_found() {
+        let text = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n  Suggests: x\n";
+        assert_eq!(text.lines().find_map(kernel_package), Some("linux-image-6.1.0-56-cloud-amd64"));
+    }
+}

@@ -1,0 +1,100 @@
+//! QEMU's command line.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::kernel::Kernel;
+use super::{Builder, Forward};
+use crate::tools;
+
+/// What helped a guest under emulation: no mitigations, no self-tests; a panic is an end at once.
+const KERNEL_LINE: &str =
+    "console=ttyS0 panic=-1 reboot=t mitigations=off nokaslr cryptomgr.notests quiet loglevel=5";
+/// With cx16, QEMU 7.2 double-faults newer guests now and then.
+const MACHINE: [&str; 10] = [
+    "-machine",
+    "q35",
+    "-accel",
+    "tcg,thread=multi",
+    "-cpu",
+    "max,-cx16",
+    "-nodefaults",
+    "-no-user-config",
+    "-no-reboot",
+    "-display",
+];
+
+/// The command that boots the guest; its console is the command's standard output.
+pub(super) fn command(builder: &Builder, kernel: &Kernel, directory: &Path) -> Result<Command> {
+    let qemu = tools::find(tools::QEMU)?;
+    let mut line: Vec<OsString> = builder.launcher.clone();
+    line.push(qemu.into());
+    let mut command = Command::new(&line[0]);
+    command.args(&line[1..]).args(MACHINE).arg("none");
+    command.args(["-smp", &builder.cpus.to_string(), "-m", &format!("{}M", builder.memory >> 20)]);
+    command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&kernel.initramfs);
+    command.args(["-append", &kernel_line(builder)]);
+    drive(&mut command, "root", &directory.join("root"), true);
+    drive(&mut command, "modules", &kernel.modules, true);
+    for (number, disk) in builder.disks.iter().enumerate() {
+        drive(&mut command, &format!("disk{number}"), &disk.path(directory, number), false);
+    }
+    // Without signal=off, Ctrl-C would end QEMU by the terminal's settings, which are not ours to change.
+    command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
+    command.args(["-device", "virtio-serial-pci,max_ports=2"]);
+    command
+        .arg("-chardev")
+        .arg(option("socket,id=control,server=on,wait=off,path=", &directory.join("control")));
+    command.args(["-device", "virtserialport,chardev=control,nr=1,name=control"]);
+    if builder.network {
+        command.args(["-netdev", &network(&builder.forwards)]);
+        command.args(["-device", "virtio-net-pci,netdev=network,romfile="]);
+    }
+    Ok(command)
+}
+
+fn kernel_line(builder: &Builder) -> String {
+    let network = builder.network.then_some("virtio_net").into_iter();
+    let modules: Vec<&str> = network.chain(builder.modules.iter().map(String::as_str)).collect();
+    format!("{KERNEL_LINE} NODEKEEL_MODULES={}", modules.join(","))
+}
+
+/// A disk that the guest knows by its serial number. Its writes needn't survive this machine: only the guest dies here.
+fn drive(command: &mut Command, serial: &str, file: &Path, is_read_only: bool) {
+    let access = if is_read_only { "readonly=on" } else { "cache=unsafe,discard=unmap" };
+    command.arg("-drive").arg(option(&format!("if=none,id={serial},format=raw,{access},file="), file));
+    command.args(["-device", &format!("virtio-blk-pci,drive={serial},serial={serial}")]);
+}
+
+/// *Source:* qemu(1): a comma within a value is written twice.
+fn option(before: &str, path: &Path) -> OsString {
+    let mut text = OsString::from(before);
+    text.push(path.to_string_lossy().replace(',', ",,"));
+    text
+}
+
+fn network(forwards: &[Forward]) -> String {
+    let rules = forwards
+        .iter()
+        .map(|Forward { host, guest }| format!(",hostfwd=tcp:{}:{}-:{guest}", host.ip(), host.port()));
+    format!("user,id=network,ipv6=off{}", rules.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_the_machine_lead_into_the_guest() {
+        let forward = Forward { host: "127.0.0.1:2222".parse().unwrap(), guest: 22 };
+        assert_eq!(network(&[forward]), "user,id=network,ipv6=off,hostfwd=tcp:127.0.0.1:2222-:22");
+    }
+
+    #[test]
+    fn commas_in_a_path_end_no_option() {
+        assert_eq!(option("file=", Path::new("/a,b")), OsString::from("file=/a,,b"));
+    }
+}

@@ -1,0 +1,125 @@
+//! What a test asks of its guest: the rest of `#[ignore = "needs kernel with …"]`.
+
+/// What a guest has to have. Of two tests that ask for different things, both are content with the larger one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// How many empty disks.
+    pub(crate) disks: u32,
+    /// Bytes of each of them.
+    pub(crate) disk_size: u64,
+    /// Bytes of memory.
+    pub(crate) memory: u64,
+    pub(crate) cpus: u32,
+    pub(crate) network: bool,
+}
+
+impl Default for Need {
+    fn default() -> Self {
+        Self { disks: 0, disk_size: 0, memory: 1 << 30, cpus: 2, network: false }
+    }
+}
+
+impl Need {
+    /// Reads `kernel`, or `kernel with` and what it must have, separated by commas or `and`: `2 disks of 1 GiB`,
+    /// `a disk of 512 MiB`, `2 GiB of memory`, `4 processors`, `network`. Who runs there is root anyway: `root` says
+    /// nothing more.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let unknown = || format!("needs {text:?}, which this command doesn't know");
+        let rest = text.trim().strip_prefix("kernel").ok_or_else(unknown)?;
+        let items = rest.replace(" with ", ", ").replace(" and ", ", ");
+        let items = match items.strip_prefix(", ") {
+            None if items.is_empty() => return Ok(Self::default()),
+            None => return Err(unknown()),
+            Some(items) => items.to_owned(),
+        };
+        items.split(", ").try_fold(Self::default(), |need, item| need.with(item.trim()))
+    }
+
+    fn with(mut self, item: &str) -> Result<Self, String> {
+        let unknown = || format!("needs a kernel with {item:?}, which this command doesn't know");
+        match item {
+            "network" | "a network" => self.network = true,
+            "root" => {}
+            _ => {
+                let (count, what) = item.split_once(' ').ok_or_else(unknown)?;
+                let count = if count == "a" { 1 } else { count.parse::<u32>().map_err(|_| unknown())? };
+                match what.split_once(" of ") {
+                    Some((unit, "memory")) => self.memory = size(count, unit).ok_or_else(unknown)?,
+                    Some(("disk" | "disks", bytes)) => {
+                        let (number, unit) = bytes.split_once(' ').ok_or_else(unknown)?;
+                        let number = number.parse().map_err(|_| unknown())?;
+                        (self.disks, self.disk_size) = (count, size(number, unit).ok_or_else(unknown)?);
+                    }
+                    None if matches!(what, "processor" | "processors") => self.cpus = count,
+                    _ => return Err(unknown()),
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// What contents both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            disks: self.disks.max(other.disks),
+            disk_size: self.disk_size.max(other.disk_size),
+            memory: self.memory.max(other.memory),
+            cpus: self.cpus.max(other.cpus),
+            network: self.network || other.network,
+        }
+    }
+}
+
+fn size(number: u32, unit: &str) -> Option<u64> {
+    let shift = match unit {
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => return None,
+    };
+    // A number of nothing is a slip.
+    (number > 0).then(|| u64::from(number) << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_read() {
+        let need = Need::parse("kernel with 2 disks of 1 GiB, network and 1536 MiB of memory").unwrap();
+        let expected =
+            Need { disks: 2, disk_size: 1 << 30, memory: 1536 << 20, network: true, ..Need::default() };
+        assert_eq!(need, expected);
+        assert_eq!(Need::parse("kernel"), Ok(Need::default()));
+        assert_eq!(Need::parse("kernel and root"), Ok(Need::default()));
+        let need = Need::parse("kernel with a disk of 512 MiB and 4 processors").unwrap();
+        assert_eq!((need.disks, need.disk_size, need.cpus), (1, 512 << 20, 4));
+    }
+
+    #[test]
+    fn what_is_not_known_is_no_need() {
+        for text in [
+            "",
+            "kernels",
+            "kernel with",
+            "kernel with disks",
+            "kernel with 2 disks",
+            "kernel with 0 GiB of memory",
+            "kernel with 1 TiB of memory",
+            "kernel with two disks of 1 GiB",
+            "kernel with a moon rocket",
+            "kernel, etcd",
+        ] {
+            assert!(Need::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn one_guest_can_content_two_tests() {
+        let [one, two] = ["kernel with 2 disks of 1 GiB", "kernel with a disk of 4 GiB and network"]
+            .map(|text| Need::parse(text).unwrap());
+        let both = one.and(two);
+        assert_eq!((both.disks, both.disk_size, both.network), (2, 4 << 30, true));
+        assert_eq!(both, two.and(one));
+    }
+}
