@@ -44,7 +44,7 @@ pub(crate) fn open_above(dir: impl AsFd) -> Result<OwnedFd> {
 /// Creates a file of the caller's own, which nobody else may open yet. Fails where the name is taken.
 pub(crate) fn create_new(dir: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
     faults::before("creat")?;
-    let flags = OFlags::WRONLY | OFlags::EXCL | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     retry_on_intr(|| fs::openat2(dir.as_fd(), name, flags, Mode::RUSR | Mode::WUSR, BENEATH))
 }
 

@@ -8,6 +8,7 @@ mod metadata;
 mod name;
 mod placement;
 
+pub mod journal;
 pub mod mem;
 
 #[cfg(any(test, feature = "testing"))]

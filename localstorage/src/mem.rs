@@ -84,6 +84,11 @@ impl Default for MemPlacement {
 }
 
 impl MemPlacement {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Lets one of the next operations fail: 1 is the very next.
     pub fn fail(&self, nth: u64, fault: Fault) {
         self.state().fault = Some((nth, fault));

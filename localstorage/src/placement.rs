@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
+use crate::calls;
 use crate::dir::Dir;
 use crate::error::{Error, Operation};
-use crate::metadata::{Entry, FileKind, Mode};
+use crate::metadata::{Entry, FileKind, Metadata, Mode};
 use crate::name;
 
 /// Where a tree of directories and files is placed: a directory of the operating system ([`OsPlacement`]), memory
@@ -71,6 +72,18 @@ pub trait Placement: Debug + Send + Sync {
             Err(error) => Err(error),
         }
     }
+
+    /// Gives a file exactly this mode, where modes are kept, and tells whether there is one. Its content stays.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read) and [`write`](Self::write), but for a file that is missing.
+    fn set_mode(&self, path: &Path, mode: Mode) -> Result<bool, Error> {
+        match self.read(path) {
+            Ok(content) => self.write(path, &content, mode).map(|()| true),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// A directory of the operating system.
@@ -117,5 +130,19 @@ impl Placement for OsPlacement {
 
     fn remove(&self, path: &Path) -> Result<bool, Error> {
         self.dir.remove_tree(path)
+    }
+
+    fn set_mode(&self, path: &Path, mode: Mode) -> Result<bool, Error> {
+        let file = match self.dir.open_file(path) {
+            Err(error) if error.is_not_found() => return Ok(false),
+            file => file?,
+        };
+        let wrong = |source: rustix::io::Errno| Error::new(Operation::Write, self.path(path), source);
+        // Not where it has the mode: the file system may be read-only.
+        if Metadata::of(&calls::stat(&file).map_err(wrong)?).mode != mode {
+            calls::set_mode(&file, mode.raw()).map_err(wrong)?;
+            calls::sync(&file).map_err(wrong)?;
+        }
+        Ok(true)
     }
 }

@@ -131,8 +131,8 @@ impl<'a> Checked<'a> {
     fn kinds_are_not_confused(&self) {
         self.must(self.0.create_dir(&at("dir"), Mode::PRIVATE_DIR), "a directory is made");
         self.write("file", b"kept");
-        let (no_file, no_dir): (fn(&Error) -> bool, fn(&Error) -> bool) =
-            (Error::is_not_a_file, Error::is_not_a_directory);
+        let no_file: fn(&Error) -> bool = Error::is_not_a_file;
+        let no_dir: fn(&Error) -> bool = Error::is_not_a_directory;
         let write = |path| self.0.write(&at(path), b"", Mode::PRIVATE_FILE);
         self.refused(self.0.read(&at("dir")), ("a directory is not read", no_file));
         self.refused(write("dir"), ("no file takes a directory's place", no_file));
