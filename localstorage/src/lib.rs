@@ -10,6 +10,11 @@ mod placement;
 
 pub mod journal;
 pub mod mem;
+pub mod mount;
+#[cfg(feature = "pki")]
+pub mod pki;
+pub mod tree;
+pub mod volume;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

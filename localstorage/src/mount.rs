@@ -1,9 +1,9 @@
 //! What is mounted where: mounts as plain data, and the seam by which they are made.
 
 mod os;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod recorder;
-mod table;
+pub(crate) mod table;
 
 use std::fmt;
 use std::io;
@@ -13,8 +13,6 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 pub use os::OsMounter;
-#[cfg(feature = "testing")]
-pub use table::{MountEntry, parse_mountinfo};
 
 /// Flags of a mount, with the kernel's numbers.
 ///
@@ -152,12 +150,12 @@ impl Mounted {
     /// Whether this is what mounting `source` by `spec` makes: the same type and flags, each option asked for, and the
     /// same device where the source is one.
     pub fn is(&self, spec: &MountSpec, source: Option<(u32, u32)>) -> bool {
-        let has = |option: &&str| self.options.iter().any(|is| same_option(is, option));
+        let has = |option: &str| self.options.iter().any(|is| same_option(is, option));
         self.fstype == spec.fstype
             && self.flags == spec.flags
             && source.is_none_or(|device| device == self.device)
             // A mode is of the root directory, which whoever places a tree there sets; mountinfo leaves defaults out.
-            && spec.options.iter().filter(|option| !option.starts_with("mode=")).all(|option| has(&option))
+            && spec.options.iter().filter(|option| !option.starts_with("mode=")).all(|option| has(option))
     }
 }
 

@@ -36,13 +36,15 @@ impl Mounter for OsMounter {
                 false => Err(MountError::Conflict { target: target.to_owned(), is: Box::new(is) }),
             };
         }
-        let at = open_target(target)
-            .map_err(|source| MountError::Target { target: target.to_owned(), source })?;
-        Attempt::new(spec).and_then(|attempt| attempt.attach(source, at)).map_err(|failed| MountError::Mount {
-            target: target.to_owned(),
-            fstype: spec.fstype,
-            kernel: failed.kernel,
-            source: failed.source,
+        let at =
+            open_target(target).map_err(|source| MountError::Target { target: target.to_owned(), source })?;
+        Attempt::new(spec).and_then(|attempt| attempt.attach(source, at)).map_err(|failed| {
+            MountError::Mount {
+                target: target.to_owned(),
+                fstype: spec.fstype,
+                kernel: failed.kernel,
+                source: failed.source,
+            }
         })
     }
 

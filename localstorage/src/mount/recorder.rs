@@ -73,8 +73,7 @@ impl Mounter for RecordingMounter {
             });
         }
         let options = spec.options.iter().map(|option| (*option).to_owned()).collect();
-        let mounted =
-            Mounted { fstype: spec.fstype.into(), device: (0, 0), flags: spec.flags, options };
+        let mounted = Mounted { fstype: spec.fstype.into(), device: (0, 0), flags: spec.flags, options };
         recorded.stacks.entry(target.into()).or_default().push((source.map(Path::to_owned), mounted));
         let (source, target) = (source.map(Path::to_owned), target.to_owned());
         recorded.calls.push(MountCall::Mount { spec: *spec, source, target });

@@ -11,17 +11,17 @@ use super::{MountFlags, Mounted};
 
 /// One line of the table: what is mounted, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountEntry {
+pub(super) struct MountEntry {
     /// The directory, by its absolute path.
-    pub target: PathBuf,
+    pub(super) target: PathBuf,
     /// What is mounted on it.
-    pub mounted: Mounted,
+    pub(super) mounted: Mounted,
 }
 
 /// Parses the table; lines of another form are skipped, since a newer kernel may add some.
 ///
 /// Later lines are mounted over earlier ones of the same target.
-pub fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
+pub(super) fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
 
@@ -85,6 +85,20 @@ fn escape(field: &[u8]) -> String {
     text
 }
 
+/// What the table of mounts may hold: never panics, and what is read prints to what is read again.
+///
+/// # Panics
+/// Where that isn't so.
+#[cfg(any(test, feature = "testing"))]
+pub fn mountinfo(bytes: &[u8]) {
+    for entry in parse_mountinfo(bytes) {
+        let again = parse_mountinfo(entry.to_string().as_bytes());
+        assert_eq!(again.len(), 1, "one line is one entry");
+        assert_eq!(again[0].target, entry.target, "a path is read as it was printed");
+        assert_eq!(again[0].mounted.flags, entry.mounted.flags, "flags are read as they were printed");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -121,7 +135,7 @@ nonsense
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
-            let _ = parse_mountinfo(&bytes);
+            mountinfo(&bytes);
         }
 
         #[test]

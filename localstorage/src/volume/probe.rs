@@ -65,11 +65,31 @@ pub enum Contents {
         /// All signatures found, in the order of their offsets.
         found: Vec<Signature>,
     },
+    /// Not a disk but a directory, with files in it.
+    Files {
+        /// How many entries, of which some may be directories.
+        entries: usize,
+    },
     /// Something else: never formatted unasked.
     Occupied {
         /// All signatures found, in the order of their offsets; never empty.
         found: Vec<Signature>,
     },
+}
+
+impl fmt::Display for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Contents::Blank => f.write_str("nothing"),
+            Contents::Interrupted => f.write_str("a format that was interrupted"),
+            Contents::Xfs { label, .. } => write!(f, "an XFS labelled {label:?}"),
+            Contents::Files { entries } => write!(f, "{entries} files"),
+            Contents::Occupied { found } => {
+                let all: Vec<_> = found.iter().map(Signature::to_string).collect();
+                f.write_str(&all.join(", "))
+            }
+        }
+    }
 }
 
 /// Whether a signature counts from the start of the disk or from its end.
@@ -186,6 +206,26 @@ pub fn probe(disk: &mut (impl Read + Seek)) -> io::Result<Contents> {
     })
 }
 
+/// What the ends of a disk may hold: never panics, and nothing but zeros is said to be blank.
+///
+/// # Panics
+/// Where that isn't so.
+#[cfg(any(test, feature = "testing"))]
+pub fn disk_image(bytes: &[u8]) {
+    // Arbitrary bytes at the start, at the end and all over; short ones are padded.
+    for (at, size) in
+        [(0, 2 * WINDOW), (2 * WINDOW, 2 * WINDOW + bytes.len() as u64), (0, bytes.len() as u64)]
+    {
+        let mut image = vec![0; size as usize];
+        let start = (at as usize).min(image.len());
+        let len = bytes.len().min(image.len() - start);
+        image[start..start + len].copy_from_slice(&bytes[..len]);
+        if let Ok(Contents::Blank) = probe(&mut io::Cursor::new(&image)) {
+            assert!(image[..QUIET].iter().all(|byte| *byte == 0), "what holds data is not blank");
+        }
+    }
+}
+
 /// Where the claim lies on a disk of this size.
 pub(crate) fn claim_offset(size: u64) -> u64 {
     size.saturating_sub(CLAIM_FROM_END) / 4096 * 4096
@@ -202,7 +242,10 @@ impl Ends {
     fn read(disk: &mut (impl Read + Seek)) -> io::Result<Ends> {
         let size = disk.seek(SeekFrom::End(0))?;
         if size < SMALLEST {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("a disk of {size} bytes is too small")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("a disk of {size} bytes is too small"),
+            ));
         }
         let mut window = |at: u64| {
             let mut bytes = vec![0; WINDOW as usize];

@@ -1,0 +1,107 @@
+//! Private keys.
+
+use std::fmt;
+
+use rcgen::{KeyPair, PKCS_ED25519};
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::{FormatError, PkiError, pem};
+
+/// The label of PKCS #8.
+const LABEL: &str = "PRIVATE KEY";
+
+/// An Ed25519 private key.
+///
+/// Its memory is wiped when it is dropped, its `Debug` prints nothing of it, and it has no `Display` and no `Clone`.
+pub struct PrivateKey {
+    pkcs8: Zeroizing<Vec<u8>>,
+    public: PublicKey,
+}
+
+/// The raw bytes of an Ed25519 public key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PublicKey([u8; 32]);
+
+impl PublicKey {
+    pub(super) fn try_new(raw: &[u8]) -> Result<PublicKey, FormatError> {
+        raw.try_into().map(PublicKey).map_err(|_| FormatError::NotEd25519)
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The first 16 bytes in hexadecimal: a node is named after them.
+    pub fn short_id(&self) -> String {
+        self.0[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PublicKey({}…)", self.short_id())
+    }
+}
+
+impl PrivateKey {
+    /// A new key from the system's random numbers.
+    ///
+    /// # Errors
+    /// [`PkiError::Generate`]: there are no random numbers to be had.
+    pub fn generate() -> Result<PrivateKey, PkiError> {
+        let mut pair = KeyPair::generate_for(&PKCS_ED25519).map_err(PkiError::generate)?;
+        let key = PrivateKey::from_pkcs8(pair.serialized_der()).map_err(PkiError::generate);
+        pair.zeroize();
+        key
+    }
+
+    /// Reads PKCS #8 in PEM, exactly one block of it.
+    ///
+    /// # Errors
+    /// What is wrong with it; none of the file's bytes is in the error.
+    pub fn from_pem(text: &[u8]) -> Result<PrivateKey, FormatError> {
+        PrivateKey::from_pkcs8(&pem::decode(text, LABEL)?)
+    }
+
+    /// Reads PKCS #8 as DER.
+    ///
+    /// # Errors
+    /// [`FormatError::Der`], and [`FormatError::NotEd25519`] for a good key of another kind.
+    pub fn from_pkcs8(der: &[u8]) -> Result<PrivateKey, FormatError> {
+        let mut pair = KeyPair::try_from(der).map_err(|_| FormatError::Der { what: "private key" })?;
+        let public = match pair.algorithm() == &PKCS_ED25519 {
+            true => PublicKey::try_new(pair.public_key_raw()),
+            false => Err(FormatError::NotEd25519),
+        };
+        pair.zeroize();
+        Ok(PrivateKey { pkcs8: Zeroizing::new(der.to_vec()), public: public? })
+    }
+
+    /// The key as PKCS #8 in PEM; wiped when dropped.
+    pub fn to_pem(&self) -> Zeroizing<String> {
+        pem::encode(LABEL, &self.pkcs8)
+    }
+
+    /// The key itself, as PKCS #8 in DER: for whoever signs with it. Don't keep copies.
+    pub fn expose_pkcs8(&self) -> &[u8] {
+        &self.pkcs8
+    }
+
+    /// The public half.
+    pub fn public(&self) -> PublicKey {
+        self.public
+    }
+
+    /// The key in the form that signs certificates.
+    pub(super) fn signer(&self) -> Result<KeyPair, PkiError> {
+        KeyPair::try_from(&self.pkcs8[..]).map_err(PkiError::generate)
+    }
+}
+
+/// Nothing of the key, not even its length.
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrivateKey").finish_non_exhaustive()
+    }
+}

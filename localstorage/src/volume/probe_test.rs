@@ -1,0 +1,125 @@
+use std::io::Cursor;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// A disk of zeros with these bytes in it.
+fn disk(size: u64, parts: &[(u64, &[u8])]) -> Cursor<Vec<u8>> {
+    let mut bytes = vec![0; size as usize];
+    for (offset, part) in parts {
+        bytes[*offset as usize..][..part.len()].copy_from_slice(part);
+    }
+    Cursor::new(bytes)
+}
+
+fn contents(size: u64, parts: &[(u64, &[u8])]) -> Contents {
+    probe(&mut disk(size, parts)).unwrap()
+}
+
+#[test]
+fn every_signature_of_the_table_is_found_alone_on_any_size_of_disk() {
+    for size in [2 * MIB, 2 * MIB + 512, 3 * MIB + 4096, 5 * MIB + 1024] {
+        assert_eq!(contents(size, &[]), Contents::Blank);
+        for (name, from, distance, magic) in SIGNATURES {
+            let offset = if matches!(from, Start) { *distance } else { size - distance };
+            let found = match contents(size, &[(offset, magic)]) {
+                Contents::Xfs { found, .. } | Contents::Occupied { found } => found,
+                other => panic!("{name} at {offset} of {size} is {other:?}"),
+            };
+            assert!(found.contains(&Signature { name, offset }), "{name}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn signatures_whose_place_depends_on_the_size_are_found() {
+    for size in [2 * MIB, 2 * MIB + 512, 3 * MIB + 65_536 + 4096] {
+        let newer = (size / 512 - 16) / 8 * 8 * 512;
+        let older = size / 65_536 * 65_536 - 65_536;
+        let labels = size / (256 << 10) * (256 << 10) - (512 << 10);
+        for (name, offset, magic) in [
+            ("linux_raid_member", newer, RAID),
+            ("linux_raid_member", older, RAID),
+            ("zfs_member", 128 << 10, UBERBLOCK[0]),
+            ("zfs_member", (256 << 10) + (255 << 10), UBERBLOCK[1]),
+            ("zfs_member", labels + (130 << 10), UBERBLOCK[0]),
+            ("swap", 4086, b"SWAPSPACE2"),
+            ("swap", 65_526, b"SWAPSPACE2"),
+            ("swsuspend", 4086, b"S1SUSPEND\0"),
+        ] {
+            let found = Contents::Occupied { found: vec![Signature { name, offset }] };
+            assert_eq!(contents(size, &[(offset, magic)]), found, "{size}");
+        }
+    }
+}
+
+#[test]
+fn bytes_that_no_table_knows_are_data_and_not_blank() {
+    for offset in [0, 511, 4096, 65_535] {
+        let found = vec![Signature { name: "data", offset }];
+        assert_eq!(contents(2 * MIB, &[(offset, b"x")]), Contents::Occupied { found });
+    }
+    assert_eq!(contents(2 * MIB, &[(65_536, b"x")]), Contents::Blank);
+}
+
+#[test]
+fn an_xfs_has_its_label_and_one_that_is_being_made_is_none() {
+    let label = |label: &[u8], in_progress: u8| {
+        contents(2 * MIB, &[(0, b"XFSB"), (108, label), (126, &[in_progress])])
+    };
+    assert!(matches!(label(b"nodekeel", 0), Contents::Xfs { label, .. } if label == "nodekeel"));
+    assert!(matches!(label(b"twelve-bytes", 0), Contents::Xfs { label, .. } if label == "twelve-bytes"));
+    assert!(matches!(label(b"\xff", 0), Contents::Xfs { label, .. } if label == "\u{fffd}"));
+    assert!(matches!(label(b"nodekeel", 1), Contents::Occupied { .. }));
+}
+
+#[test]
+fn a_claim_counts_whatever_lies_beside_it_and_only_in_its_place() {
+    for size in [2 * MIB, 3 * MIB + 512] {
+        let at = claim_offset(size);
+        assert_eq!(contents(size, &[(at, &CLAIM)]), Contents::Interrupted);
+        assert_eq!(contents(size, &[(0, b"XFSB"), (at, &CLAIM)]), Contents::Interrupted);
+        assert_eq!(contents(size, &[(at + 512, &CLAIM)]), Contents::Blank);
+        assert!(matches!(contents(size, &[(0, &CLAIM)]), Contents::Occupied { .. }));
+    }
+}
+
+#[test]
+fn what_is_too_small_or_cannot_be_read_is_an_error() {
+    assert!(probe(&mut disk(2 * MIB - 1, &[])).is_err());
+    struct Broken(Cursor<Vec<u8>>);
+    impl Read for Broken {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            // The last MiB can't be read.
+            if self.0.position() >= MIB { Err(io::ErrorKind::Other.into()) } else { self.0.read(bytes) }
+        }
+    }
+    impl Seek for Broken {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.0.seek(to)
+        }
+    }
+    assert!(probe(&mut Broken(disk(2 * MIB, &[]))).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn arbitrary_bytes_never_panic_and_are_never_blank(bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
+        disk_image(&bytes);
+    }
+
+    #[test]
+    fn a_disk_with_a_byte_near_its_start_is_never_formatted_unasked(
+        size in 2 * MIB..4 * MIB,
+        offset in 0..QUIET as u64,
+        byte in 1u8..,
+    ) {
+        let found = contents(size, &[(offset, &[byte])]);
+        prop_assert!(matches!(found, Contents::Occupied { .. }), "{found:?}");
+    }
+}
