@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Scratch, end_group, leftovers, wait_exit, wait_until};
 
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// Ten times what the slowest of them takes on a machine that does nothing else.
+const READY_WITHIN: Duration = Duration::from_secs(60);
 const LINES_SHOWN: usize = 20;
 
 /// A running daemon and its directory; both are gone when this is dropped.

@@ -9,6 +9,7 @@ mod bench;
 mod check;
 mod demo;
 mod kernel_test;
+mod kube;
 mod planted;
 mod report;
 mod run;
@@ -26,7 +27,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Install what tests, benches and the demo run (Debian packages); a second run costs nothing
+    /// Install what tests, benches and the demo run, and build what Debian has not; a second run costs nothing
     Setup {
         /// Only say what is missing
         #[arg(long)]
@@ -40,6 +41,11 @@ enum Task {
     KernelTest {
         /// Only those with this in `PACKAGE BINARY TEST`
         filter: Option<String>,
+    },
+    /// A Kubernetes control plane for people, in the background
+    Kube {
+        #[command(subcommand)]
+        task: kube::Task,
     },
     /// Format, lints, docs, each crate and each feature alone, dependencies
     Check,
@@ -72,10 +78,13 @@ fn start(arguments: Arguments) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Some(Task::Setup { check: true }) => setup::check(),
-        Some(Task::Setup { check: false }) => setup::install().map(|()| ExitCode::SUCCESS),
+        Some(Task::Setup { check: false }) => {
+            setup::install().and_then(|()| kube::tools::build()).map(|()| ExitCode::SUCCESS)
+        }
         Some(Task::Demo) => demo::run().map(|()| ExitCode::SUCCESS),
         Some(Task::Test) => test::run(),
         Some(Task::KernelTest { filter }) => kernel_test::run(filter.as_deref()),
+        Some(Task::Kube { task }) => kube::run(&task).map(|()| ExitCode::SUCCESS),
         Some(Task::Check) => check::run(),
         Some(Task::Soak { name }) => soak::run(name.as_deref()),
         Some(Task::Bench { name }) => bench::run(name.as_deref()),

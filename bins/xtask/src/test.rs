@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::kernel_test::{self, Job};
+use crate::kube;
 use crate::planted;
 use crate::report::{Part, Report};
 use crate::run::{self, Echo, Ran};
@@ -36,6 +37,9 @@ pub(crate) fn run() -> Result<ExitCode> {
     let mut report = Report::default();
     run::headline("set-up");
     setup::install()?;
+    if let Err(error) = kube::tools::build() {
+        report.could_not_run("the tools that Debian has not", &format!("{error:#}"));
+    }
     run::headline("build everything");
     let Built { binaries, examples, took, problem } = binaries::build(&[], BUILD_WITHIN)?;
     report.checked("build", took, problem);

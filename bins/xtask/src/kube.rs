@@ -1,0 +1,175 @@
+//! `cargo xtask kube up|down|env`: a control plane for people, in the background.
+//!
+//! One process holds it: it is this program again, and what it started ends with it, however that happens. It listens
+//! on a socket in the cache; whoever connects asks it to end, and sees the connection close when nothing is left.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Subcommand;
+use rustix::fs::{FlockOperation, flock};
+use testbed::{Kube, Programs, Scratch, cache};
+
+pub(crate) mod tools;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Start etcd, API server, controller manager and scheduler on loopback, and leave them running
+    Up,
+    /// End them and remove all that they had
+    Down,
+    /// Print how to use it: eval "$(cargo xtask kube env)"
+    Env,
+    /// Hold it until somebody asks for its end; what `up` starts
+    #[command(hide = true)]
+    Hold,
+}
+
+/// What the holder says when everything answers.
+const READY: &str = "ready";
+
+pub(crate) fn run(task: &Task) -> Result<()> {
+    let state = State(cache::directory()?.join("kube"));
+    match task {
+        Task::Up => up(&state),
+        Task::Down => down(&state),
+        Task::Env => env(&state),
+        Task::Hold => hold(&state),
+    }
+}
+
+/// The directory where the running control plane is found again.
+#[derive(Debug)]
+struct State(PathBuf);
+
+impl State {
+    fn socket(&self) -> PathBuf {
+        self.0.join("socket")
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        self.0.join("kubeconfig")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.0.join("log")
+    }
+
+    /// Makes the directory; `None` when a holder has it.
+    fn claim(&self) -> Result<Option<File>> {
+        let directory = &self.0;
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.with_context(|| format!("create {}", directory.display()))?;
+        let file = File::open(directory).with_context(|| format!("open {}", directory.display()))?;
+        Ok(flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok().then_some(file))
+    }
+
+    fn remove(&self) -> Result<()> {
+        fs::remove_dir_all(&self.0).with_context(|| format!("remove {}", self.0.display()))
+    }
+}
+
+fn up(state: &State) -> Result<()> {
+    let free = state.claim()?.is_some();
+    ensure!(
+        free,
+        "it is up already: `cargo xtask kube env` tells how to use it, `cargo xtask kube down` ends it"
+    );
+    // In the foreground, where people see how far a first build is.
+    Programs::locate()?;
+    println!("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler");
+    let mut holder = start_holder(state)?;
+    let output = holder.stdout.take().context("its output is piped")?;
+    for line in BufReader::new(output).lines().map_while(Result::ok) {
+        if line == READY {
+            println!("it is up; to use it in this shell: eval \"$(cargo xtask kube env)\"");
+            return Ok(());
+        }
+        println!("{line}");
+    }
+    let status = holder.wait().context("reap the holder")?;
+    let log = fs::read_to_string(state.log()).unwrap_or_default();
+    state.remove()?;
+    bail!("it did not come up ({status}):\n{log}")
+}
+
+fn start_holder(state: &State) -> Result<Child> {
+    let log = File::create(state.log()).with_context(|| format!("create {}", state.log().display()))?;
+    let own = std::env::current_exe().context("find this program")?;
+    let mut holder = Command::new(own);
+    holder.args(["kube", "hold"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    // Neither a Ctrl-C nor the terminal's end is meant for it.
+    holder.process_group(0).spawn().context("start the holder")
+}
+
+fn hold(state: &State) -> Result<()> {
+    let _claim = state.claim()?.context("somebody else holds it")?;
+    for stale in [state.socket(), state.kubeconfig()] {
+        match fs::remove_file(&stale) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("remove {}", stale.display()));
+            }
+            _ => {}
+        }
+    }
+    let start = Instant::now();
+    let kube = Kube::start()?;
+    say(&format!("{} answers after {:.1} s", kube.url(), start.elapsed().as_secs_f64()));
+    symlink(kube.kubeconfig("admin")?, state.kubeconfig()).context("link the kubeconfig")?;
+    let listener = UnixListener::bind(state.socket()).context("listen for the end")?;
+    say(READY);
+    let (_asks, _) = listener.accept().context("wait for the end")?;
+    drop(kube);
+    state.remove()
+    // The connection closes with this process: whoever asked knows that nothing is left.
+}
+
+/// Whoever waited for it may have gone.
+fn say(line: &str) {
+    let mut output = std::io::stdout();
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}
+
+fn down(state: &State) -> Result<()> {
+    match UnixStream::connect(state.socket()) {
+        Ok(mut holder) => {
+            holder.read_to_end(&mut Vec::new()).context("wait for the end")?;
+            ensure!(!state.0.exists(), "{} is left: {}", state.0.display(), last_words(state));
+            println!("it is down; nothing is left");
+            Ok(())
+        }
+        Err(_) if state.claim()?.is_none() => {
+            bail!("it is just coming up or going down; try again")
+        }
+        Err(_) => {
+            state.remove()?;
+            // What a killed holder left is swept with any new scratch directory.
+            Scratch::new()?.close()?;
+            println!("it is not up");
+            Ok(())
+        }
+    }
+}
+
+fn last_words(state: &State) -> String {
+    fs::read_to_string(state.log()).unwrap_or_default()
+}
+
+fn env(state: &State) -> Result<()> {
+    let kubeconfig = state.kubeconfig();
+    let is_up = state.0.exists() && state.claim()?.is_none() && kubeconfig.exists();
+    ensure!(is_up, "it is not up: `cargo xtask kube up` starts it");
+    println!("export KUBECONFIG={}", kubeconfig.display());
+    let programs = Programs::locate()?;
+    if let Some(directory) = programs.path("kubectl").parent() {
+        println!("export PATH=\"$PATH:{}\"", directory.display());
+    }
+    Ok(())
+}
