@@ -1,7 +1,7 @@
 //! The crate's only unsafe code: system calls that std and rustix don't offer, and the birth of a child process.
 #![allow(
     unsafe_code,
-    reason = "prlimit, waitid's pid, arbitrary signal numbers, senders without a pid and a child that shares memory until it execs"
+    reason = "what rustix can't: signals by number, a child that shares memory until it execs"
 )]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -49,6 +49,29 @@ pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> 
     let info = ptr::null::<libc::siginfo_t>();
     // SAFETY: the descriptor is open while it is borrowed; without an info the kernel makes one.
     check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, info, 0) })
+}
+
+/// Who the parent of a process is, from Linux 6.13 on.
+pub(crate) fn parent(pidfd: BorrowedFd<'_>) -> io::Result<i32> {
+    /// The first version of the kernel's, whose size is part of the request.
+    #[repr(C)]
+    #[derive(Default)]
+    struct PidfdInfo {
+        mask: u64,
+        cgroup: u64,
+        pid: u32,
+        tgid: u32,
+        ppid: u32,
+        ids: [u32; 8],
+        exit_code: i32,
+    }
+    /// `_IOWR(0xFF, 11, struct pidfd_info)`
+    const PIDFD_GET_INFO: u32 = 0xC040_FF0B;
+    const { assert!(size_of::<PidfdInfo>() == 64) };
+    let mut info = PidfdInfo { mask: 1, ..PidfdInfo::default() };
+    // SAFETY: the kernel writes no more than the size in the request, which is that of `info`.
+    check(unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) })?;
+    i32::try_from(info.ppid).map_err(io::Error::other)
 }
 
 /// Sends a signal to whatever process has this pid now.

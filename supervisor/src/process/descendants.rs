@@ -3,83 +3,28 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant as Moment};
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::procfs::{self, Stat};
+use super::procfs;
+use super::snapshot::{Snapshot, Snapshots};
 use super::status::Signal;
 use super::tag::{Giver, Tag};
 use crate::sys::{self, Readable};
 
 /// How many ends are awaited at once: each takes a descriptor.
 const WATCHED: usize = 128;
-/// How many pids in a row that are nobody's of interest end a chase.
-const CHASED: usize = 256;
-/// How often it is looked again where a look can't be trusted.
+/// How often those are looked for that were born while others were signalled: each time they should be fewer.
+const CHASES: usize = 64;
+/// How many looks in a row may find somebody new before others get the thread for a while.
 const LOOKS: usize = 16;
 /// When it is looked again while this program has no descriptor left to look or to wait with: nothing tells when it has.
 const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(20);
-
-/// All processes at one moment, with their marks.
-#[derive(Debug)]
-pub(super) struct Snapshot {
-    /// The soft limits of file locks by pid, ascending.
-    limits: Vec<(i32, u64)>,
-    /// Those that ended before their mark was read, and may have forked before that.
-    missed: Vec<i32>,
-    stats: OnceLock<HashMap<i32, Stat>>,
-}
-
-impl Snapshot {
-    fn take() -> io::Result<Self> {
-        let pids = procfs::pids()?;
-        let mut snapshot =
-            Self { limits: Vec::with_capacity(pids.len()), missed: Vec::new(), stats: OnceLock::new() };
-        for pid in pids {
-            match procfs::locks_limit_to_signal(pid) {
-                Ok(limit) => snapshot.limits.push((pid, limit)),
-                Err(error) if is_gone(&error) => snapshot.missed.push(pid),
-                Err(_) => {}
-            }
-        }
-        Ok(snapshot)
-    }
-
-    /// Read only when somebody is left to look for: it takes ten times as long as the rest.
-    fn stats(&self) -> &HashMap<i32, Stat> {
-        let read =
-            || self.limits.iter().filter_map(|&(pid, _)| Some((pid, procfs::stat(pid).ok()?))).collect();
-        self.stats.get_or_init(read)
-    }
-}
-
-/// Hands out snapshots. Who asks while one is being taken shares the next with all others who do.
-#[derive(Debug, Default)]
-pub(super) struct Snapshots {
-    latest: tokio::sync::Mutex<Option<(Moment, Arc<Snapshot>)>>,
-}
-
-impl Snapshots {
-    /// One that was begun after this was called.
-    pub(super) async fn fresh(&self) -> io::Result<Arc<Snapshot>> {
-        let asked = Moment::now();
-        let mut latest = self.latest.lock().await;
-        if let Some((began, snapshot)) = &*latest
-            && *began >= asked
-        {
-            return Ok(Arc::clone(snapshot));
-        }
-        let began = Moment::now();
-        let snapshot = Arc::new(Snapshot::take()?);
-        *latest = Some((began, Arc::clone(&snapshot)));
-        Ok(snapshot)
-    }
-}
 
 /// One process that is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,15 +55,15 @@ struct Round {
     changed: bool,
     /// Somebody is there whose end can't be awaited.
     unheld: bool,
-    /// The first who was gone already.
-    gone: Option<i32>,
 }
 
-/// The descendants of one start of a process, without its main process, whose owner waits for it.
+/// The descendants of one start of a process. Its main process is killed with them, but it is its owner who asks it to
+/// end, and who waits for it.
 #[derive(Debug)]
 pub(super) struct Family {
     tag: Tag,
     main: i32,
+    main_fd: Arc<OwnedFd>,
     /// Supervisors below, which mark their children themselves.
     nested: HashSet<Giver>,
     /// Those that have no mark, or one that can't be told: known by the parents that they had when they were found.
@@ -133,10 +78,11 @@ pub(super) struct Family {
 }
 
 impl Family {
-    pub(super) fn new(tag: Tag, main: i32) -> Self {
+    pub(super) fn new(tag: Tag, main: i32, main_fd: Arc<OwnedFd>) -> Self {
         Self {
             tag,
             main,
+            main_fd,
             nested: HashSet::new(),
             strays: Vec::new(),
             searched: None,
@@ -146,26 +92,18 @@ impl Family {
         }
     }
 
-    /// Sends `polite` to everybody, and `KILL` from the deadline on, until nobody is left. What is to be killed is
-    /// looked for again and again until a look finds nobody new, so that a process that forks without end loses the race.
+    /// Sends `polite` to everybody, and kills from the deadline on, until nobody is left.
     pub(super) async fn end(&mut self, snapshots: &Snapshots, polite: Signal, deadline: Instant) {
-        let mut looks = 0;
         loop {
-            let snapshot = match snapshots.fresh().await {
-                Ok(snapshot) => snapshot,
+            let kill = Instant::now() >= deadline;
+            let round = match self.pass(snapshots, if kill { Signal::KILL } else { polite }) {
+                Ok(Some(round)) => round,
+                Ok(None) => return,
                 Err(error) if is_short(&error) => {
                     sleep(WITHOUT_DESCRIPTORS).await;
                     continue;
                 }
                 Err(error) => return tracing::error!(%error, "can't look for descendants in /proc"),
-            };
-            let kill = Instant::now() >= deadline;
-            let Some(round) = self.round(&snapshot, if kill { Signal::KILL } else { polite }) else {
-                looks += 1;
-                if !snapshot.missed.is_empty() && looks < LOOKS {
-                    continue;
-                }
-                return;
             };
             if kill && round.changed {
                 tokio::task::yield_now().await;
@@ -183,84 +121,92 @@ impl Family {
             } else if timeout_at(deadline, ended).await.is_err() {
                 continue;
             }
-            if !self.reap(watched) && !round.changed && all {
+            if !self.reap(watched, snapshots) && !round.changed && all {
                 return tracing::debug!("descendants that have ended are left to a parent elsewhere");
             }
         }
     }
 
     /// Kills everybody, without waiting for it.
-    pub(super) fn kill(&mut self) {
-        for _ in 0..LOOKS {
-            let Ok(snapshot) = Snapshot::take() else { return };
-            match self.round(&snapshot, Signal::KILL) {
-                Some(round) if !round.changed => return,
-                None if snapshot.missed.is_empty() => return,
-                _ => {}
-            }
-        }
+    pub(super) fn kill(&mut self, snapshots: &Snapshots) {
+        // `end` tells why it is not possible.
+        let _ = self.pass(snapshots, Signal::KILL);
     }
 
     /// Asks everybody to end, once: whoever is found later is asked by [`end`](Self::end). The main process is asked
     /// first, so that no death of a child seems an accident to it, but after those are found that are known by their
     /// parents only, while these live.
-    pub(super) async fn ask(&mut self, snapshots: &Snapshots, polite: Signal, ask_main: impl FnOnce()) {
+    pub(super) fn ask(&mut self, snapshots: &Snapshots, polite: Signal, ask_main: impl FnOnce()) {
         // Without a snapshot nobody else can be signalled: `end` tells.
-        let Ok(mut snapshot) = snapshots.fresh().await else { return ask_main() };
-        self.find_strays(&self.marked(&snapshot), &snapshot);
-        self.searched = Some(polite);
+        if let Ok(snapshot) = snapshots.fresh() {
+            self.find_strays(&snapshot);
+            self.searched = Some(polite);
+        }
         ask_main();
         // A process that forks without end is asked no more: it is killed when its time is over.
-        for _ in 0..LOOKS {
-            if !self.round(&snapshot, polite).is_some_and(|round| round.changed) {
-                return;
+        let _ = self.pass(snapshots, polite);
+    }
+
+    /// Signals everybody, until a look finds nobody new, so that a process that forks without end loses the race. `None`
+    /// when nobody is there.
+    ///
+    /// Those that are known by their parents are looked for before the first signal of a kind, because a parent that is
+    /// dead tells nothing. So the main process is killed only after that, but then at once.
+    fn pass(&mut self, snapshots: &Snapshots, signal: Signal) -> io::Result<Option<Round>> {
+        let mut snapshot = snapshots.fresh();
+        if self.searched != Some(signal) {
+            if let Ok(snapshot) = &snapshot {
+                self.find_strays(snapshot);
+                self.searched = Some(signal);
             }
-            match snapshots.fresh().await {
-                Ok(fresh) => snapshot = fresh,
-                Err(_) => return,
+            if signal == Signal::KILL {
+                // It may have ended.
+                let _ = sys::send_signal(self.main_fd.as_fd(), signal.number());
             }
+        }
+        let mut looks = 1;
+        loop {
+            let round = self.round(&*snapshot?, signal);
+            if looks == LOOKS || !round.as_ref().is_some_and(|round| round.changed) {
+                return Ok(round);
+            }
+            looks += 1;
+            snapshot = snapshots.fresh();
         }
     }
 
-    /// Signals everybody. `None` when nobody is there.
-    ///
-    /// Those that are known by their parents are looked for before the first signal of a kind. After that time is
-    /// short, because a process that is found may fork and be gone, and a parent that is dead tells nothing.
+    /// Signals everybody, once each. `None` when nobody is there.
     fn round(&mut self, snapshot: &Snapshot, signal: Signal) -> Option<Round> {
         let mut round = Round::default();
-        let mut marked = self.marked(snapshot);
         self.forget_gone_strays(snapshot);
-        if marked.is_empty() && self.strays.is_empty() {
-            for pid in &snapshot.missed {
-                self.chase(*pid, signal, &mut round);
-            }
-            return round.changed.then_some(round);
+        let mut members = self.marked(snapshot);
+        members.extend(&self.strays);
+        if members.is_empty() {
+            return None;
         }
-        if self.searched != Some(signal) {
-            self.find_strays(&marked, snapshot);
-            self.searched = Some(signal);
-            marked = self.marked(snapshot);
-        }
-        self.signal(&marked, signal, &mut round);
-        self.signal(&self.strays.clone(), signal, &mut round);
-        if let Some(pid) = round.gone {
-            self.chase(pid, signal, &mut round);
+        self.signal(&members, signal, &mut round);
+        if round.changed {
+            self.chase(snapshot.newest(), signal, &mut round);
         }
         Some(round)
     }
 
-    /// Signals those that a process may have become which had forked and was gone when it was looked at. The kernel
-    /// gives out pids in order, so they are not far, and here is no time to look at all the others before.
-    fn chase(&mut self, gone: i32, signal: Signal, round: &mut Round) {
-        let (mut pid, mut misses) = (gone, 0);
-        while misses < CHASED {
-            pid += 1;
-            misses += 1;
-            let found = procfs::locks_limit_to_signal(pid).ok().filter(|limit| self.is_marked(*limit));
-            if let Some(limit) = found.filter(|_| pid != self.main) {
-                self.signal(&[Member { pid, limit, start: None }], signal, round);
-                misses = 0;
+    /// Signals those that were born since a snapshot, and since that was done, until nobody is born any more: what has
+    /// forked and is gone may be one of them. The kernel gives out pids in order and tells the last, so these are few,
+    /// and here is no time to look at all the others.
+    fn chase(&mut self, mut from: i32, signal: Signal, round: &mut Round) {
+        for _ in 0..CHASES {
+            let Ok(to) = procfs::newest_pid() else { return };
+            if to == from {
+                return;
             }
+            for pid in procfs::pids_after(from, to) {
+                let limit = procfs::locks_limit_to_signal(pid).ok().filter(|limit| self.is_marked(*limit));
+                if let Some(limit) = limit.filter(|_| pid != self.main) {
+                    self.signal(&[Member { pid, limit, start: None }], signal, round);
+                }
+            }
+            from = to;
         }
     }
 
@@ -268,7 +214,7 @@ impl Family {
     fn marked(&self, snapshot: &Snapshot) -> Vec<Member> {
         let own = procfs::own_pid();
         let candidates =
-            snapshot.limits.iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main);
+            snapshot.limits().iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main);
         candidates
             .filter(|(_, limit)| self.is_marked(*limit))
             .map(|&(pid, limit)| Member { pid, limit, start: None })
@@ -282,40 +228,36 @@ impl Family {
 
     /// Adds those that have changed their mark, as a nested supervisor's children have: the first of these gives away
     /// the mark of all.
-    fn find_strays(&mut self, marked: &[Member], snapshot: &Snapshot) {
-        let stats = snapshot.stats();
-        let mut children = HashMap::<i32, Vec<Member>>::new();
-        for &(pid, limit) in &snapshot.limits {
-            if let Some(stat) = stats.get(&pid) {
-                children.entry(stat.parent).or_default().push(Member { pid, limit, start: Some(stat.start) });
-            }
+    fn find_strays(&mut self, snapshot: &Snapshot) {
+        let mut children = HashMap::<i32, Vec<i32>>::new();
+        for (&pid, &parent) in snapshot.parents() {
+            children.entry(parent).or_default().push(pid);
         }
+        let marked = self.marked(snapshot);
         let parents = marked.iter().chain(&self.strays).map(|member| member.pid).chain([self.main]);
         let mut known: HashSet<i32> = parents.collect();
         let mut parents: Vec<i32> = known.iter().copied().collect();
         while let Some(parent) = parents.pop() {
-            for member in
-                children.get(&parent).into_iter().flatten().filter(|member| known.insert(member.pid))
-            {
-                parents.push(member.pid);
-                match Tag::from_limit(member.limit).map(Tag::giver) {
-                    None => self.strays.push(*member),
-                    Some(giver) if giver != self.tag.giver() => _ = self.nested.insert(giver),
-                    Some(_own) => {}
+            for &pid in children.get(&parent).into_iter().flatten().filter(|pid| known.insert(**pid)) {
+                parents.push(pid);
+                let Some(limit) = snapshot.limit(pid) else { continue };
+                match (Tag::from_limit(limit).map(Tag::giver), procfs::stat(pid)) {
+                    (Some(giver), _) => _ = self.nested.insert(giver),
+                    (None, Ok(stat)) if stat.parent == parent => {
+                        self.strays.push(Member { pid, limit, start: Some(stat.start) });
+                    }
+                    // It has ended, or its parent has.
+                    _ => {}
                 }
             }
         }
     }
 
     fn forget_gone_strays(&mut self, snapshot: &Snapshot) {
-        let is_there = |member: &Member| {
-            let at = snapshot.limits.binary_search_by_key(&member.pid, |(pid, _)| *pid);
-            at.is_ok_and(|at| snapshot.limits[at].1 == member.limit)
-        };
         self.strays.retain(|member| {
-            is_there(member)
+            snapshot.limit(member.pid) == Some(member.limit)
                 && !self.untouchable.contains(member)
-                && snapshot.stats().get(&member.pid).is_some_and(|stat| Some(stat.start) == member.start)
+                && procfs::stat(member.pid).is_ok_and(|stat| Some(stat.start) == member.start)
         });
     }
 
@@ -326,7 +268,6 @@ impl Family {
                 Ok(fd) => fd,
                 Err(error) if is_gone(&error) => {
                     round.changed = true;
-                    round.gone = round.gone.or(Some(member.pid));
                     continue;
                 }
                 Err(error) => {
@@ -377,11 +318,11 @@ impl Family {
     }
 
     /// Takes the statuses of those that have ended. Whether anything has come of it.
-    fn reap(&mut self, watched: Vec<(Member, Readable)>) -> bool {
+    fn reap(&mut self, watched: Vec<(Member, Readable)>, snapshots: &Snapshots) -> bool {
         let mut progress = false;
         for (member, end) in watched {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            match rustix::process::waitid(WaitId::PidFd(end.fd()), options) {
+            match snapshots.reap(|| rustix::process::waitid(WaitId::PidFd(end.fd()), options)) {
                 Ok(Some(_)) => progress = true,
                 // Not a child of this program: its parent has waited for it, or lives on; or it is about to be one.
                 Err(Errno::CHILD) => progress |= self.dead.insert(member),
@@ -405,8 +346,9 @@ fn is_short(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
+/// Whether there is no such process, but at most a thread of that id.
 fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
 }
 
 /// A stopped process acts on a signal only when it goes on.

@@ -9,9 +9,9 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::descendants::Snapshots;
 use super::procfs;
 use super::reap;
+use super::snapshot::Snapshots;
 use super::spawn::Spawner;
 use super::tag::{Program, Tag, Tags};
 use crate::sys;
@@ -68,14 +68,15 @@ impl Host {
         let child_ended = tokio::signal::unix::signal(SignalKind::child())?;
         let children_before = if is_init() { mark_own_children(program)? } else { HashSet::new() };
         let spawner = Spawner::start()?;
+        let tags = Tags::new(program, spawner.thread());
         let shared = Arc::new(Shared {
             program,
-            tags: Tags::new(program, spawner.thread()),
+            snapshots: Snapshots::new(tags.giver()),
+            tags,
             own_limit: own_limit(),
             children_before,
             registry: Mutex::default(),
             reap_again: Notify::new(),
-            snapshots: Snapshots::default(),
         });
         let reaper = AbortOnDropHandle::new(tokio::spawn(reap::run(Arc::clone(&shared), child_ended)));
         Ok(Self { shared, spawner, _reaper: reaper, _subreaper: subreaper })

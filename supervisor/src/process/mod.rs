@@ -46,6 +46,7 @@ mod readiness;
 mod reap;
 mod run;
 mod running;
+mod snapshot;
 mod spawn;
 mod status;
 mod tag;

@@ -14,10 +14,14 @@ use super::procfs;
 use super::tag::Tag;
 use crate::sys;
 
+/// How many orphans in a row are waited for before others get the thread: they may come without end.
+const AT_ONCE: usize = 64;
+
 /// Reaps for as long as it is polled.
 pub(super) async fn run(shared: Arc<Shared>, mut child_ended: tokio::signal::unix::Signal) {
     loop {
         reap(&shared);
+        tokio::task::yield_now().await;
         tokio::select! {
             _ = child_ended.recv() => {}
             () = shared.reap_again.notified() => {}
@@ -28,7 +32,8 @@ pub(super) async fn run(shared: Arc<Shared>, mut child_ended: tokio::signal::uni
 /// Looks at the first child that has ended only, which costs one system call; at all processes where that child is
 /// somebody else's to wait for and may hide others.
 fn reap(shared: &Shared) {
-    while let Ok(Some(pid)) = sys::dead_child() {
+    for _ in 0..AT_ONCE {
+        let Ok(Some(pid)) = sys::dead_child() else { return };
         // The run that waits for its main process tells when it has.
         if shared.is_main(pid) {
             return;
@@ -37,6 +42,7 @@ fn reap(shared: &Shared) {
             return reap_all(shared);
         }
     }
+    shared.reap_again.notify_one();
 }
 
 fn reap_all(shared: &Shared) {
@@ -57,7 +63,10 @@ fn reap_orphan(shared: &Shared, pid: i32) -> bool {
     };
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     is_orphan(shared, pid).unwrap_or(false)
-        && matches!(rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options), Ok(Some(_)))
+        && matches!(
+            shared.snapshots.reap(|| rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options)),
+            Ok(Some(_))
+        )
 }
 
 /// Whether nobody in this program waits for the process, should it be a child of it.

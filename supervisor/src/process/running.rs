@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus};
 use tokio::time::{Instant, timeout_at};
 
+use super::Process;
 use super::descendants::Family;
 use super::error::ProcessError;
 use super::host::Host;
@@ -13,7 +14,6 @@ use super::notify::{Listener, Senders, Socket};
 use super::output::{Pumps, Sink};
 use super::spawn::{self, Main};
 use super::status::{ProcessExit, Signal};
-use super::{KillMode, Process};
 use crate::sys::{Readable, Step};
 
 /// One start of a process. Dropped before its end, everything that it was to take with it is killed.
@@ -25,7 +25,6 @@ pub(super) struct Running {
     status: Option<WaitIdStatus>,
     pumps: Option<Pumps>,
     pub(super) listener: Option<Listener>,
-    kill: KillMode,
     /// Whether everything that was to end with it has ended.
     settled: bool,
 }
@@ -57,7 +56,6 @@ impl Running {
             status: None,
             pumps: Some(pumps),
             listener,
-            kill: process.kill,
             settled: false,
         })
     }
@@ -77,36 +75,32 @@ impl Running {
 
     /// Asks everything to end, and ends it when the deadline has come.
     pub(super) async fn stop(&mut self, signal: Signal, deadline: Instant) -> io::Result<()> {
-        let mut family = self.family();
+        let mut family = self.main().family();
         let host = Arc::clone(&self.host);
         match &mut family {
-            Some(family) => family.ask(&host.shared.snapshots, signal, || self.ask(signal)).await,
+            Some(family) => family.ask(&host.shared.snapshots, signal, || self.ask(signal)),
             None => self.ask(signal),
         }
         if let Ok(ended) = timeout_at(deadline, self.wait()).await {
             ended?;
-            end(family.as_mut(), &host, signal, deadline).await;
         } else {
-            if let Err(error) = self.main().signal(Signal::KILL) {
+            if family.is_none()
+                && let Err(error) = self.main().signal(Signal::KILL)
+            {
                 tracing::warn!(pid = self.main().pid, %error, "can't kill the process");
             }
             tokio::join!(self.wait(), end(family.as_mut(), &host, signal, deadline)).0?;
-            // What was forked by the main process while it was being killed.
-            end(family.as_mut(), &host, signal, deadline).await;
         }
+        // Also what was forked by the main process while it was being killed.
+        end(family.as_mut(), &host, signal, deadline).await;
         self.settled = true;
         Ok(())
     }
 
     /// Ends what the main process has left behind, where it is to go with it.
     pub(super) async fn end_rest(&mut self, signal: Signal, deadline: Instant) {
-        end(self.family().as_mut(), &self.host, signal, deadline).await;
+        end(self.main().family().as_mut(), &self.host, signal, deadline).await;
         self.settled = true;
-    }
-
-    fn family(&self) -> Option<Family> {
-        let Main { tag, pid, .. } = *self.main();
-        (self.kill == KillMode::Descendants).then(|| Family::new(tag, pid))
     }
 
     /// What is told of the end, with everything that was written before it.
@@ -143,7 +137,7 @@ impl Drop for Running {
         let Some((main, ended)) = self.main.take().filter(|_| !self.settled) else { return };
         main.kill();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(bury(Arc::clone(&self.host), main, ended, self.kill));
+            runtime.spawn(bury(Arc::clone(&self.host), main, ended));
         }
     }
 }
@@ -155,12 +149,11 @@ async fn end(family: Option<&mut Family>, host: &Host, signal: Signal, deadline:
 }
 
 /// Waits for the end of a process that has been killed, and of its descendants.
-async fn bury(host: Arc<Host>, mut main: Main, ended: Readable, kill: KillMode) {
+async fn bury(host: Arc<Host>, mut main: Main, ended: Readable) {
     drop(ended.readable().await);
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(ended.fd()), options) {
         main.waited();
     }
-    let mut family = (kill == KillMode::Descendants).then(|| Family::new(main.tag, main.pid));
-    end(family.as_mut(), &host, Signal::KILL, Instant::now()).await;
+    end(main.family().as_mut(), &host, Signal::KILL, Instant::now()).await;
 }

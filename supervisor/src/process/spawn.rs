@@ -85,6 +85,8 @@ impl Job {
         shared.begin_start(tag);
         let result = sys::spawn(&image);
         shared.end_start(tag, result.as_ref().ok().map(|(pid, _)| *pid));
+        // Its descriptors are the child's alone from now on.
+        drop(image);
         let main =
             result.map(|(pid, pidfd)| Main { shared, tag, kill, pid, pidfd: Arc::new(pidfd), waited: false });
         // Who no longer waits for it drops it, and so kills it.
@@ -117,13 +119,17 @@ impl Main {
 
     /// Kills it, and its descendants where they go with it, without waiting for it.
     pub(super) fn kill(&self) {
-        if !self.waited {
+        match self.family() {
+            Some(mut family) => family.kill(&self.shared.snapshots),
             // It may have ended.
-            let _ = self.signal(Signal::KILL);
+            None => drop(self.signal(Signal::KILL)),
         }
-        if self.kill == KillMode::Descendants {
-            Family::new(self.tag, self.pid).kill();
-        }
+    }
+
+    /// Those that go with it.
+    pub(super) fn family(&self) -> Option<Family> {
+        let is_alone = self.kill == KillMode::Process;
+        (!is_alone).then(|| Family::new(self.tag, self.pid, Arc::clone(&self.pidfd)))
     }
 }
 

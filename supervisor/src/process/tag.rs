@@ -93,9 +93,14 @@ impl Tags {
         Tag(self.host | u64::from(self.next.fetch_add(1, Ordering::Relaxed)) & START_MASK)
     }
 
+    /// The host.
+    pub(super) fn giver(&self) -> Giver {
+        Tag(self.host).giver()
+    }
+
     /// Whether this host gave it out.
     pub(super) fn gave(&self, tag: Tag) -> bool {
-        tag.giver() == Tag(self.host).giver()
+        tag.giver() == self.giver()
     }
 }
 

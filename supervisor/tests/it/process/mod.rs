@@ -3,6 +3,7 @@
 mod beside;
 mod descendants;
 mod end;
+mod load;
 mod output;
 mod readiness;
 mod rounds;

@@ -97,13 +97,21 @@ fn in_a_program_of_its_own(test: &str, job: impl FnOnce()) {
         return job();
     }
     let _alone = ALONE.blocking_lock();
-    let status = std::process::Command::new(std::env::current_exe().expect("it has a path"))
+    let output = std::process::Command::new(std::env::current_exe().expect("it has a path"))
         .args(["--exact", &format!("process::rounds::{test}"), "--nocapture"])
         .env(IS_THE_PROGRAM, "1")
         .stdin(Stdio::null())
-        .status()
+        .output()
         .expect("it starts");
-    assert!(status.success());
+    let said = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy);
+    assert!(output.status.success(), "{}:\n{}\n{}", output.status, last(&said[0]), last(&said[1]));
+    println!("{}", last(&said[0]));
+}
+
+/// The end of what a program has said: enough for a panic with its backtrace.
+fn last(said: &str) -> String {
+    let lines: Vec<&str> = said.lines().collect();
+    lines[lines.len().saturating_sub(60)..].join("\n")
 }
 
 fn runtime() -> Runtime {
