@@ -92,7 +92,24 @@ impl Certificate {
         (issuer.is_ca || issuer.der == self.der)
             && parsed.issuer().as_raw() == by.subject().as_raw()
             && parsed.verify_signature(Some(by.public_key())).is_ok()
+            && is_canonical(&self.der, parsed.tbs_certificate.as_ref(), &parsed.signature_value.data)
     }
+}
+
+/// Whether this is the only way to write what was signed with its Ed25519 signature. What lies around the two is signed
+/// by nobody, and a parser may take more than one form of it: then two files would be one certificate.
+fn is_canonical(der: &[u8], signed: &[u8], signature: &[u8]) -> bool {
+    /// The algorithm, and the beginning of a bit string of 64 bytes. *Source:* RFC 8410, RFC 5280 section 4.1.
+    const ED25519: [u8; 10] = [0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x41, 0x00];
+    let body = [signed, &ED25519, signature].concat();
+    let [.., high, low] = body.len().to_be_bytes();
+    let header: &[u8] = match body.len() {
+        0..=0x7f => &[0x30, low],
+        0x80..=0xff => &[0x30, 0x81, low],
+        0x100..=0xffff => &[0x30, 0x82, high, low],
+        _ => return false,
+    };
+    signature.len() == 64 && der.strip_prefix(header) == Some(&body[..])
 }
 
 fn parse(der: &[u8]) -> Result<X509Certificate<'_>, FormatError> {
@@ -130,7 +147,8 @@ impl RevocationList {
             return Err(FormatError::TrailingData);
         }
         let by = parse(&ca.der)?;
-        let is_ours = list.issuer().as_raw() == by.subject().as_raw();
+        let is_ours = list.issuer().as_raw() == by.subject().as_raw()
+            && is_canonical(der, list.tbs_cert_list.as_ref(), &list.signature_value.data);
         if !is_ours || list.verify_signature(by.public_key()).is_err() {
             return Err(FormatError::Signature);
         }
