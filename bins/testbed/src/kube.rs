@@ -9,8 +9,11 @@ use crate::etcd::is_port_taken;
 use crate::{Daemon, Scratch};
 
 mod access;
+mod egress;
 mod fake_node;
+mod image;
 mod launch;
+mod node;
 mod objects;
 mod options;
 mod part;
@@ -18,11 +21,14 @@ mod programs;
 mod watch;
 
 pub use fake_node::FakeNode;
+pub use image::{BUSYBOX_IMAGE, Image};
+pub use node::{GUEST_NODE, GuestNode, GuestNodeBuilder};
 pub use options::{KubeBuilder, User};
 pub use part::Part;
 pub use programs::Programs;
 pub use watch::{Change, Watch};
 
+use egress::Egress;
 use launch::Ports;
 use options::Options;
 
@@ -35,7 +41,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(75);
 /// returns.
 ///
 /// Users are told apart by tokens, and authorized as in a real cluster (Node, RBAC). There is no node in it: make
-/// [fake ones](Self::fake_node), or join real ones. Pods get no service account unless
+/// [fake ones](Self::fake_node), or join [real ones](GuestNode). Pods get no service account unless
 /// [asked for](KubeBuilder::service_accounts). A node that says nothing for a day is still taken for alive.
 ///
 /// All of it ends when this is dropped, by SIGKILL: nobody needs the state any more.
@@ -45,6 +51,7 @@ pub struct Kube {
     ports: Ports,
     options: Options,
     programs: Programs,
+    egress: Egress,
     /// Dropped last: certificates, kubeconfigs, and etcd's data, which outlive a restart of their daemons.
     home: Scratch,
 }
@@ -150,3 +157,7 @@ fn start(options: &Options) -> Result<Kube> {
 #[cfg(test)]
 #[path = "kube_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "kube_node_test.rs"]
+mod node_tests;

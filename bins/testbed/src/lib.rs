@@ -35,7 +35,10 @@ pub use daemon::{Daemon, output};
 pub use etcd::Etcd;
 pub use exit::{end_group, wait_exit};
 pub use guest::Guest;
-pub use kube::{Change, FakeNode, Kube, KubeBuilder, Part, Programs, User, Watch};
+pub use kube::{
+    BUSYBOX_IMAGE, Change, FakeNode, GUEST_NODE, GuestNode, GuestNodeBuilder, Image, Kube, KubeBuilder, Part,
+    Programs, User, Watch,
+};
 pub use port::{Port, free_port};
 pub use scratch::Scratch;
 pub use table::Table;

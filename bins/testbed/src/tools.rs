@@ -103,9 +103,11 @@ pub struct SharedFile {
     pub package: &'static str,
 }
 
-/// What those programs read and their own packages only recommend: protoc knows no standard type without it.
-pub const FILES: [SharedFile; 1] =
-    [SharedFile { path: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" }];
+/// What those programs read or run and no package of theirs needs: protoc's standard types, and the network of pods.
+pub const FILES: [SharedFile; 2] = [
+    SharedFile { path: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" },
+    SharedFile { path: "/usr/lib/cni/bridge", package: "containernetworking-plugins" },
+];
 
 /// A program that is nowhere it was searched.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::access::SEEN_FROM_GUEST;
+use super::egress::Egress;
 use super::options::{CONTROLLER_MANAGER, Options, SCHEDULER};
 use super::{Kube, Part, Programs};
 use crate::etcd::is_healthy;
@@ -41,7 +42,8 @@ impl Ports {
 impl Kube {
     pub(super) fn try_start(options: Options, programs: Programs) -> Result<Self> {
         let (home, ports) = (Scratch::new()?, Ports::free()?);
-        let mut kube = Self { daemons: BTreeMap::new(), ports, options, programs, home };
+        let egress = Egress::start(home.path().join("egress.socket"))?;
+        let mut kube = Self { daemons: BTreeMap::new(), ports, options, programs, egress, home };
         kube.write_access()?;
         let is_wanted = |part: &Part| !kube.options.left_out.contains(part);
         let wanted: Vec<Part> = Part::ALL.into_iter().filter(is_wanted).collect();
@@ -118,6 +120,9 @@ impl Kube {
         command.arg("--service-account-issuer=https://kubernetes.default.svc");
         command
             .args(["--service-cluster-ip-range=10.0.0.0/24", "--kubelet-preferred-address-types=InternalIP"]);
+        let egress = self.home.path().join("egress.json");
+        fs::write(&egress, self.egress.config()).with_context(|| format!("write {}", egress.display()))?;
+        command.arg(format!("--egress-selector-config-file={}", egress.display()));
         if !self.options.service_accounts {
             command.arg("--disable-admission-plugins=ServiceAccount");
         }

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use super::{Change, Kube, Watch};
 use crate::output;
 
 /// How long the waiting calls wait.
-const WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
+const WITHIN: Duration = Duration::from_secs(60);
 
 /// A name is `NAMESPACE/NAME`, or `NAME` for what lies in no namespace.
 impl Kube {
@@ -149,10 +150,24 @@ impl Kube {
     ///
     /// # Errors
     /// When it isn't so within a minute: with the object as it was last.
-    pub fn until(&self, kind: &str, name: &str, mut is_so: impl FnMut(&Value) -> bool) -> Result<Value> {
+    pub fn until(&self, kind: &str, name: &str, is_so: impl FnMut(&Value) -> bool) -> Result<Value> {
+        self.until_within(WITHIN, kind, name, is_so)
+    }
+
+    /// The same with another deadline.
+    ///
+    /// # Errors
+    /// When it isn't so in time: with the object as it was last.
+    pub fn until_within(
+        &self,
+        within: Duration,
+        kind: &str,
+        name: &str,
+        mut is_so: impl FnMut(&Value) -> bool,
+    ) -> Result<Value> {
         let mut kubectl = self.kubectl();
         let mut watch = Watch::start(kubectl.args(["get", kind]).args(selected(name)))?;
-        let found = watch.until(WITHIN, |change| matches!(change, Change::Is(object) if is_so(object)));
+        let found = watch.until(within, |change| matches!(change, Change::Is(object) if is_so(object)));
         Ok(found.with_context(|| format!("wait for {kind} {name}"))?.into_object())
     }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Kube, Part};
+use super::{GUEST_NODE, Kube, Part};
 
 /// Somebody who may call the API, by a token of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +65,7 @@ impl Default for KubeBuilder {
             User::with_group(ADMIN, masters),
             User::with_group(CONTROLLER_MANAGER, masters),
             User::new(SCHEDULER),
+            User::node(GUEST_NODE),
         ];
         let options = Options { users, left_out: Vec::new(), arguments: Vec::new(), service_accounts: false };
         Self { options }
@@ -72,7 +73,7 @@ impl Default for KubeBuilder {
 }
 
 impl KubeBuilder {
-    /// Adds a user; `admin` is always there.
+    /// Adds a user; `admin` and the node [`GUEST_NODE`] are always there.
     pub fn user(mut self, user: User) -> Self {
         self.options.users.push(user);
         self

@@ -1,0 +1,127 @@
+//! The way from the API server to nodes in guests, which it can't reach by their addresses.
+//!
+//! A guest's network ends at this machine's loopback interface: its kubelet's port is led to the same port there. The
+//! API server asks this proxy for every connection to a node, and gets that one. It makes `kubectl logs` and `exec`
+//! work without any right over the machine's own network.
+
+use std::io::{BufReader, Write as _};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+/// A running proxy; it takes no new connections when this is dropped.
+#[derive(Debug)]
+pub(super) struct Egress {
+    socket: PathBuf,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Egress {
+    pub(super) fn start(socket: PathBuf) -> Result<Self> {
+        let listener =
+            UnixListener::bind(&socket).with_context(|| format!("listen on {}", socket.display()))?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_over);
+        thread::spawn(move || {
+            for caller in listener.incoming().flatten() {
+                if seen.load(Ordering::SeqCst) {
+                    break;
+                }
+                // A caller that goes, or asks for a port that nobody serves, sees its connection close.
+                thread::spawn(move || serve(caller));
+            }
+        });
+        Ok(Self { socket, is_over })
+    }
+
+    /// *Source:* kubernetes.io, setting up the konnectivity service: `cluster` are nodes, pods and services.
+    pub(super) fn config(&self) -> String {
+        let transport = json!({"uds": {"udsName": self.socket}});
+        let config = json!({
+            "apiVersion": "apiserver.k8s.io/v1beta1", "kind": "EgressSelectorConfiguration",
+            "egressSelections": [{
+                "name": "cluster",
+                "connection": {"proxyProtocol": "HTTPConnect", "transport": transport},
+            }],
+        });
+        config.to_string()
+    }
+}
+
+impl Drop for Egress {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        // Wakes the thread that accepts.
+        drop(UnixStream::connect(&self.socket));
+    }
+}
+
+fn serve(caller: UnixStream) -> Result<()> {
+    let mut reader = BufReader::new(caller.try_clone().context("share the connection")?);
+    let port = port(&mut reader)?;
+    let node = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).context("connect to the node")?;
+    (&caller).write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").context("answer")?;
+    let (mut to_node, mut back) = (node.try_clone().context("share the connection")?, caller);
+    thread::spawn(move || {
+        // The reader may hold more than the request.
+        let _ = std::io::copy(&mut reader, &mut to_node);
+        let _ = to_node.shutdown(Shutdown::Write);
+    });
+    let mut from_node = node;
+    let _ = std::io::copy(&mut from_node, &mut back);
+    let _ = back.shutdown(Shutdown::Both);
+    Ok(())
+}
+
+/// Reads `CONNECT ADDRESS:PORT HTTP/1.1` and the empty line behind its headers.
+fn port(reader: &mut impl std::io::BufRead) -> Result<u16> {
+    let mut request = String::new();
+    reader.read_line(&mut request).context("read the request")?;
+    let mut line = String::new();
+    while reader.read_line(&mut line).context("read the headers")? > 2 {
+        line.clear();
+    }
+    let target = request.strip_prefix("CONNECT ").and_then(|rest| rest.split(' ').next());
+    let port = target.and_then(|target| target.rsplit(':').next()?.parse().ok());
+    port.with_context(|| format!("no CONNECT: {request:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read as _;
+    use std::net::TcpListener;
+
+    #[test]
+    fn whatever_the_address_the_port_of_this_machine_is_reached() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("egress");
+        let proxy = Egress::start(socket.clone()).unwrap();
+        let node = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = node.local_addr().unwrap().port();
+        let mut caller = UnixStream::connect(&socket).unwrap();
+        write!(caller, "CONNECT 10.0.2.15:{port} HTTP/1.1\r\nHost: x\r\n\r\nhello").unwrap();
+        let (mut at_node, _) = node.accept().unwrap();
+        let mut heard = [0; 5];
+        at_node.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"hello");
+        at_node.write_all(b"bye").unwrap();
+        drop(at_node);
+        let mut answer = String::new();
+        caller.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\nbye"), "{answer}");
+        drop(proxy);
+    }
+
+    #[test]
+    fn anything_but_connect_is_refused() {
+        assert!(port(&mut &b"GET / HTTP/1.1\r\n\r\n"[..]).is_err());
+        assert!(port(&mut &b""[..]).is_err());
+    }
+}

@@ -1,0 +1,287 @@
+//! A real node, in a guest.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::access::SEEN_FROM_GUEST;
+use super::image::{self, BUSYBOX_IMAGE, Image};
+use super::{Kube, User};
+use crate::guest::{self, Task};
+use crate::{Guest, Port, Scratch, free_port, gotool, tools};
+
+/// The name of the node that every control plane knows: others need their [`User::node`].
+pub const GUEST_NODE: &str = "guest";
+
+const STEP_WITHIN: Duration = Duration::from_secs(60);
+/// An emulated processor is five to ten times slower than the machine's, which others may use as well.
+const READY_WITHIN: Duration = Duration::from_secs(180);
+const IMAGES: &str = "/usr/lib/nodekeel/images";
+const CNI_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
+const CNI_DIRECTORY: &str = "/usr/lib/cni";
+const PREPARE: &str = include_str!("node/prepare.sh");
+const PREPARE_AT: &str = "/usr/lib/nodekeel/prepare";
+const IMPORT_AT: &str = "/usr/lib/nodekeel/import";
+const IMPORT: &str = include_str!("node/import.sh");
+const CONTAINERD_CONFIG: &str = include_str!("node/containerd.toml");
+const NETWORK: &str = include_str!("node/network.json");
+
+/// What a node is made of; ends with [`join`](Self::join).
+#[derive(Clone, Debug)]
+#[must_use = "there is no node before it has joined"]
+pub struct GuestNodeBuilder {
+    name: String,
+    disk: u64,
+    images: Vec<PathBuf>,
+    settings: Value,
+    guest: guest::Builder,
+}
+
+/// A node whose kubelet and containerd run in a guest with a kernel of its own.
+///
+/// All below `/var/lib` lies on an XFS that enforces project quotas. Pods on its own network and on a bridge reach the
+/// API at its service address, 10.0.0.1. It knows the images that it was given and [`BUSYBOX_IMAGE`]; pods must not
+/// pull (`imagePullPolicy: Never`).
+#[derive(Debug)]
+pub struct GuestNode {
+    name: String,
+    kubelet: Option<Task>,
+    containerd: Option<Task>,
+    guest: Guest,
+    /// The kubelet's, in the guest and at this machine's loopback interface.
+    port: Port,
+    _images: Scratch,
+}
+
+impl GuestNode {
+    /// A node named [`GUEST_NODE`] with 1.5 GiB of memory and a disk of 8 GiB.
+    pub fn builder() -> GuestNodeBuilder {
+        GuestNodeBuilder {
+            name: GUEST_NODE.into(),
+            disk: 8 << 30,
+            images: Vec::new(),
+            settings: json!({}),
+            guest: Guest::builder().memory(1536 << 20),
+        }
+    }
+
+    /// Its name, and its host name's label.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The guest below.
+    pub fn guest(&self) -> &Guest {
+        &self.guest
+    }
+
+    /// Runs a script of shell in the guest to its end and gives what it wrote.
+    ///
+    /// # Errors
+    /// When it fails, or takes longer than a minute.
+    pub fn shell(&self, script: &str) -> Result<String> {
+        self.guest.output(Command::new("sh").args(["-c", script]), STEP_WITHIN)
+    }
+
+    /// The last lines of a log: `kubelet` or `containerd`.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub fn log(&self, daemon: &str) -> Result<String> {
+        self.shell(&format!("tail -n 30 /var/log/{daemon}.log"))
+    }
+
+    /// Kills the kubelet (SIGKILL); pods run on. Nothing happens when it doesn't run.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub fn kill_kubelet(&mut self) -> Result<()> {
+        let Some(kubelet) = self.kubelet.take() else { return Ok(()) };
+        kubelet.signal("KILL")?;
+        kubelet.wait(STEP_WITHIN, |_| {}).map(drop)
+    }
+
+    /// Starts the kubelet, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it does not; with the last lines of its log.
+    pub fn start_kubelet(&mut self) -> Result<()> {
+        let (name, port) = (&self.name, self.port.number());
+        let address = "10.0.2.15";
+        self.kubelet = Some(self.start(&format!(
+            "exec kubelet --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubeconfig \
+             --hostname-override={name} --node-ip={address} >>/var/log/kubelet.log 2>&1"
+        ))?);
+        let probe = format!("until nc {address} {port} </dev/null >/dev/null 2>&1; do usleep 50000; done");
+        self.guest
+            .output(Command::new("sh").args(["-c", &probe]), READY_WITHIN)
+            .with_context(|| self.last_words("kubelet"))?;
+        Ok(())
+    }
+
+    fn start_containerd(&mut self) -> Result<()> {
+        self.containerd = Some(self.start("exec containerd >/var/log/containerd.log 2>&1")?);
+        // It makes the file when it listens.
+        self.shell("until [ -S /run/containerd/containerd.sock ]; do usleep 20000; done")
+            .with_context(|| self.last_words("containerd"))?;
+        Ok(())
+    }
+
+    fn start(&self, script: &str) -> Result<Task> {
+        self.guest.start(Command::new("sh").args(["-c", script]))
+    }
+
+    fn last_words(&self, daemon: &str) -> String {
+        let log = self.log(daemon).unwrap_or_else(|error| format!("{error:#}"));
+        format!("the last lines of {daemon}:\n{log}")
+    }
+}
+
+impl GuestNodeBuilder {
+    /// Another name; the control plane must have its [`User::node`].
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Adds an image: a tar, or a directory with an OCI layout.
+    pub fn image(mut self, image: impl Into<PathBuf>) -> Self {
+        self.images.push(image.into());
+        self
+    }
+
+    /// The size in bytes of the disk that holds `/var/lib`.
+    pub fn disk(mut self, bytes: u64) -> Self {
+        self.disk = bytes;
+        self
+    }
+
+    /// Sets a field of the kubelet's configuration (`kubelet.config.k8s.io/v1beta1`).
+    pub fn kubelet_setting(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.settings[field] = value.into();
+        self
+    }
+
+    /// Changes the guest: memory, files, modules.
+    pub fn guest(mut self, change: impl FnOnce(guest::Builder) -> guest::Builder) -> Self {
+        self.guest = change(self.guest);
+        self
+    }
+
+    /// Boots it, joins it to the control plane, and waits until it is ready and has its images.
+    ///
+    /// # Errors
+    /// What is missing on this machine; which step failed in the guest, with the last lines of what it said.
+    pub fn join(self, kube: &Kube) -> Result<GuestNode> {
+        let (port, images, name) = (free_port()?, Scratch::new()?, self.name.clone());
+        let guest = self.furnish(kube, &port, &images)?.boot().context("boot the node")?;
+        let mut node = GuestNode { name, kubelet: None, containerd: None, guest, port, _images: images };
+        node.shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.port())).context("prepare the node")?;
+        node.start_containerd()?;
+        let import = node.start(IMPORT_AT)?;
+        node.start_kubelet()?;
+        let mut said = String::new();
+        let code = import.wait(READY_WITHIN, |line| said.extend([line, "\n"])).context("import images")?;
+        ensure!(code == 0, "the import of images failed: {said}");
+        kube.until_within(READY_WITHIN, "node", &node.name, is_ready)
+            .with_context(|| node.last_words("kubelet"))?;
+        Ok(node)
+    }
+
+    fn furnish(&self, kube: &Kube, port: &Port, images: &Scratch) -> Result<guest::Builder> {
+        let runtime = gotool::CONTAINERD.directory()?;
+        let mut guest = self.guest.clone().disk(self.disk);
+        let loopback = port.address();
+        guest = guest.forward(loopback.into(), loopback.port());
+        for program in ["containerd", "containerd-shim-runc-v2", "ctr"] {
+            guest = guest.file(Path::new("/usr/bin").join(program), runtime.join(program));
+        }
+        guest = guest.file("/usr/bin/kubelet", kube.programs().path("kubelet"));
+        guest = guest.program("/usr/bin/runc", tools::find(tools::RUNC)?);
+        for plugin in CNI_PLUGINS {
+            let source = Path::new(CNI_DIRECTORY).join(plugin);
+            ensure!(
+                source.exists(),
+                "{} is missing: install Debian's {}",
+                source.display(),
+                "containernetworking-plugins"
+            );
+            guest = guest.program(Path::new("/opt/cni/bin").join(plugin), source);
+        }
+        for (number, archive) in self.archives(images)?.into_iter().enumerate() {
+            guest = guest.file(Path::new(IMAGES).join(format!("{number}.tar")), archive);
+        }
+        let kubeconfig = kube.kubeconfig_for_guest(&User::node(&self.name).name)?;
+        Ok(guest
+            .text(PREPARE_AT, 0o755, PREPARE)
+            .text(IMPORT_AT, 0o755, IMPORT)
+            .text("/etc/kubernetes/kubeconfig", 0o600, kubeconfig)
+            .text("/etc/kubernetes/kubelet.json", 0o644, self.kubelet_config(port).to_string())
+            .text("/etc/containerd/config.toml", 0o644, CONTAINERD_CONFIG.replace("PAUSE", BUSYBOX_IMAGE))
+            .text("/etc/cni/net.d/10-pods.conflist", 0o644, NETWORK))
+    }
+
+    /// The images as archives.
+    fn archives(&self, scratch: &Scratch) -> Result<Vec<PathBuf>> {
+        let busybox = scratch.path().join("busybox.tar");
+        Image::busybox()?.write(&busybox)?;
+        let mut archives = vec![busybox];
+        for (number, image) in self.images.iter().enumerate() {
+            let packed = scratch.path().join(format!("{number}.tar"));
+            if image.is_dir() {
+                image::archive(image, &packed)?;
+                archives.push(packed);
+            } else {
+                archives.push(image.clone());
+            }
+        }
+        Ok(archives)
+    }
+
+    fn kubelet_config(&self, port: &Port) -> Value {
+        let mut config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+            "port": port.number(),
+            // It is reached from this machine's loopback interface alone.
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+            "cgroupDriver": "cgroupfs", "failSwapOn": false, "resolvConf": "",
+            // Ready as soon as it is, and nothing evicted for the guest's small size.
+            "nodeStatusUpdateFrequency": "1s",
+            "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            "imageGCHighThresholdPercent": 100,
+        });
+        if let (Some(config), Some(settings)) = (config.as_object_mut(), self.settings.as_object()) {
+            config.extend(settings.clone());
+        }
+        config
+    }
+}
+
+fn is_ready(node: &Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_of_the_callers_wins() {
+        let port = free_port().unwrap();
+        let builder = GuestNode::builder().kubelet_setting("failSwapOn", true);
+        let config = builder.kubelet_config(&port);
+        assert_eq!((&config["failSwapOn"], &config["port"]), (&json!(true), &json!(port.number())));
+    }
+
+    #[test]
+    fn ready_is_a_condition_that_is_true() {
+        let node = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
+        assert!(is_ready(&node("True")) && !is_ready(&node("Unknown")) && !is_ready(&json!({})));
+    }
+}
