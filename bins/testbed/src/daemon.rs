@@ -58,7 +58,7 @@ impl Daemon {
         };
         let mut daemon = Self { child, ended: None, keeper, log, scratch };
         daemon.tell_keeper()?;
-        daemon.wait_ready(&name, &mut ready).with_context(|| daemon.last_output())?;
+        daemon.wait_ready(&name, &mut ready).with_context(|| daemon.last_output(LINES_SHOWN))?;
         Ok(daemon)
     }
 
@@ -123,10 +123,10 @@ impl Daemon {
     }
 
     /// The last lines of its output, for an error.
-    pub(crate) fn last_output(&self) -> String {
+    pub(crate) fn last_output(&self, count: usize) -> String {
         let log = self.log().unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
-        format!("its last output:\n{}\n", lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n"))
+        format!("its last output:\n{}\n", lines[lines.len().saturating_sub(count)..].join("\n"))
     }
 }
 

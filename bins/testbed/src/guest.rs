@@ -32,6 +32,7 @@ use crate::{Daemon, Scratch, tools};
 mod cpio;
 pub mod inside;
 mod kernel;
+mod kvm;
 mod qemu;
 mod task;
 mod tree;
@@ -43,6 +44,8 @@ use task::Control;
 use tree::Tree;
 
 const BOOT_WITHIN: Duration = Duration::from_secs(120);
+/// A kernel's panic takes that many.
+const LINES_SHOWN: usize = 60;
 const START: &str = include_str!("guest/start.sh");
 const AGENT: &str = include_str!("guest/agent.sh");
 /// The agent is started by init, which reaps what it leaves.
@@ -218,7 +221,7 @@ impl Builder {
                 make_disk(&disk.path(scratch.path(), number), *bytes)?;
             }
         }
-        let command = qemu::command(&self, &kernel, scratch.path())?;
+        let command = qemu::command(&self, &kernel, kvm::accelerator(&kernel)?, scratch.path())?;
         let socket = scratch.path().join("control");
         let mut port = None;
         let daemon = Daemon::start(command, scratch, || {
@@ -298,10 +301,16 @@ impl Guest {
     /// line by line. A program without a slash is searched in the guest's `PATH`.
     ///
     /// # Errors
-    /// At the deadline, or when the guest ends before the command does; both with the last lines of the console.
+    /// At the deadline, when the command is killed, or when the guest ends before the command does; both with the last
+    /// lines of the console.
     pub fn run(&self, command: &Command, deadline: Duration, on_line: impl FnMut(&str)) -> Result<i32> {
         let name = command.get_program().display();
-        let ran = self.start(command)?.wait(deadline, on_line);
+        let task = self.start(command)?;
+        let ran = task.wait(deadline, on_line);
+        if ran.is_err() {
+            // It may have ended with the guest; of two errors, the first one tells more.
+            let _ = task.signal("KILL");
+        }
         ran.with_context(|| format!("run {name} in the guest; {}", self.last_words()))
     }
 
@@ -354,6 +363,10 @@ impl Guest {
     }
 
     fn last_words(&self) -> String {
-        format!("the guest's console, {}", self.daemon.last_output())
+        format!("the guest's console, {}", self.daemon.last_output(LINES_SHOWN))
     }
 }
+
+#[cfg(test)]
+#[path = "guest_test.rs"]
+mod tests;

@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/busybox sh
 # The guest's end of the control port. One request a line from the host:
 #   run ID SNIPPET    run a snippet of shell in a session of its own
 #   kill ID SIGNAL    send a signal to the process group of that session
@@ -26,8 +26,8 @@ report='{
 
 start() {
     awk -v id="$1" "$report" <"$tasks/$1/out" >&3 &
-    exec 4>"$tasks/$1/out"
-    setsid sh -c "exec 3>&- 4>&-; echo \$\$ >$tasks/$1/started; $2" </dev/null >&4 2>&4
+    exec 4<>"$tasks/$1/out" 5>&-
+    setsid sh -c "exec 3>&- 4>&- 5>&-; echo \$\$ >$tasks/$1/started; $2" </dev/null >&4 2>&4
     printf '\036end %s\n' "$?" >&4
 }
 
@@ -37,12 +37,15 @@ while read -r verb id rest <&3; do
     run)
         mkdir "$tasks/$id"
         mkfifo "$tasks/$id/out" "$tasks/$id/started"
+        # Opened for both, a pipe needs nobody at its other end: an opening that waits is broken off by a child's end.
+        exec 5<>"$tasks/$id/started"
         start "$id" "$rest" &
-        read -r pid <"$tasks/$id/started"
+        until read -r pid <&5; do :; done
+        exec 5>&-
         echo "$pid" >"$tasks/$id/pid"
         ;;
     kill)
-        kill -s "$rest" -- "-$(cat "$tasks/$id/pid")"
+        kill -s "$rest" "-$(cat "$tasks/$id/pid")"
         ;;
     off)
         sync

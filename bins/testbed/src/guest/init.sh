@@ -2,6 +2,11 @@
 # The guest's first process, in the initramfs: loads what the root needs, mounts it, and hands over to init in there.
 # The host says the rest in the environment (unknown words of the kernel's command line):
 #   NODEKEEL_MODULES    modules to load once the root is there, separated by commas
+#   NODEKEEL_PROBE      set where the host only wants to know whether a guest comes this far
+if [ -n "$NODEKEEL_PROBE" ]; then
+    echo "nodekeel: user space was reached"
+    busybox poweroff -f
+fi
 set -e
 trap 'echo "nodekeel: the guest could not start"; busybox poweroff -f' EXIT
 busybox mount -t proc proc /proc

@@ -3,13 +3,14 @@
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::BufWriter;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::cpio::Archive;
-use super::tree::Tree;
+use super::tree::{Tree, libraries};
 use crate::{cache, output, tools};
 
 /// A directory with `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`, such as `dpkg -x` of a kernel package makes, or
@@ -24,6 +25,8 @@ const INIT: &str = include_str!("init.sh");
 /// What QEMU boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kernel {
+    /// Its release, and a number that changes with the images.
+    pub(super) name: String,
     /// The compressed kernel.
     pub(super) image: PathBuf,
     /// The first file system: a shell and the modules that find the root.
@@ -41,8 +44,10 @@ impl Kernel {
         let source = source()?;
         let (release, image) = find_release(&source)?;
         let busybox = tools::find(tools::BUSYBOX)?;
-        let key = key(&release, &image, &busybox)?;
-        let directory = cache::entry(&format!("guest-{key}"), |directory| {
+        let name = name(&release, &image, &busybox)?;
+        let directory = cache::entry(&format!("guest-{name}"), |directory| {
+            let is_static = libraries(std::slice::from_ref(&busybox))?.is_empty();
+            ensure!(is_static, "{} isn't static: install Debian's busybox-static", busybox.display());
             let modules = release_modules(&source, &release)?;
             let work = directory.join("work");
             let tree = index_modules(&modules, &work, &release)?;
@@ -54,16 +59,18 @@ impl Kernel {
         })?;
         let [image, initramfs, modules] =
             ["vmlinuz", "initramfs", "modules"].map(|name| directory.join(name));
-        Ok(Self { image, initramfs, modules })
+        Ok(Self { name, image, initramfs, modules })
     }
 }
 
 /// What the images are made of: another kernel, shell or script makes others.
-fn key(release: &str, image: &Path, busybox: &Path) -> Result<String> {
+fn name(release: &str, image: &Path, busybox: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     (INIT, EARLY).hash(&mut hasher);
     for file in [image, busybox] {
-        fs::read(file).with_context(|| format!("read {}", file.display()))?.hash(&mut hasher);
+        // To read them would take longer than all else that a boot prepares.
+        let stat = file.metadata().with_context(|| format!("stat {}", file.display()))?;
+        (stat.len(), stat.mtime(), stat.mtime_nsec()).hash(&mut hasher);
     }
     Ok(format!("{release}-{:016x}", hasher.finish()))
 }
@@ -163,7 +170,7 @@ fn find_release(source: &Path) -> Result<(String, PathBuf)> {
 
 /// The numbers of a release, by which `6.10` comes after `6.9`.
 fn version(release: &str) -> Vec<u64> {
-    release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+    release.split(['.', '-']).filter_map(|number| number.parse().ok()).collect()
 }
 
 fn release_modules(source: &Path, release: &str) -> Result<PathBuf> {

@@ -14,36 +14,46 @@ use crate::tools;
 const KERNEL_LINE: &str =
     "console=ttyS0 panic=-1 reboot=t mitigations=off nokaslr cryptomgr.notests quiet loglevel=5";
 /// With cx16, QEMU 7.2 double-faults newer guests now and then.
-const MACHINE: [&str; 10] = [
+const MACHINE: [&str; 9] = [
     "-machine",
     "q35",
-    "-accel",
-    "tcg,thread=multi",
     "-cpu",
     "max,-cx16",
     "-nodefaults",
     "-no-user-config",
     "-no-reboot",
     "-display",
+    "none",
 ];
 
+/// What computes the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// QEMU itself, on any machine.
+    Tcg,
+}
+
 /// The command that boots the guest; its console is the command's standard output.
-pub(super) fn command(builder: &Builder, kernel: &Kernel, directory: &Path) -> Result<Command> {
-    let qemu = tools::find(tools::QEMU)?;
+pub(super) fn command(
+    builder: &Builder,
+    kernel: &Kernel,
+    accelerator: Accelerator,
+    directory: &Path,
+) -> Result<Command> {
     let mut line: Vec<OsString> = builder.launcher.clone();
-    line.push(qemu.into());
+    line.push(tools::find(tools::QEMU)?.into());
     let mut command = Command::new(&line[0]);
-    command.args(&line[1..]).args(MACHINE).arg("none");
+    command.args(&line[1..]);
+    machine(&mut command, kernel, accelerator);
     command.args(["-smp", &builder.cpus.to_string(), "-m", &format!("{}M", builder.memory >> 20)]);
-    command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&kernel.initramfs);
     command.args(["-append", &kernel_line(builder)]);
     drive(&mut command, "root", &directory.join("root"), true);
     drive(&mut command, "modules", &kernel.modules, true);
     for (number, disk) in builder.disks.iter().enumerate() {
         drive(&mut command, &format!("disk{number}"), &disk.path(directory, number), false);
     }
-    // Without signal=off, Ctrl-C would end QEMU by the terminal's settings, which are not ours to change.
-    command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);
     command
         .arg("-chardev")
@@ -54,6 +64,25 @@ pub(super) fn command(builder: &Builder, kernel: &Kernel, directory: &Path) -> R
         command.args(["-device", "virtio-net-pci,netdev=network,romfile="]);
     }
     Ok(command)
+}
+
+/// The command that boots the kernel as far as init.sh's first lines.
+pub(super) fn probe(kernel: &Kernel, accelerator: Accelerator) -> Result<Command> {
+    let mut command = Command::new(tools::find(tools::QEMU)?);
+    machine(&mut command, kernel, accelerator);
+    command.args(["-smp", "2", "-m", "256M", "-append", &format!("{KERNEL_LINE} NODEKEEL_PROBE=1")]);
+    Ok(command)
+}
+
+fn machine(command: &mut Command, kernel: &Kernel, accelerator: Accelerator) {
+    let accelerator = match accelerator {
+        Accelerator::Kvm => "kvm",
+        Accelerator::Tcg => "tcg,thread=multi",
+    };
+    command.args(MACHINE).args(["-accel", accelerator]);
+    command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&kernel.initramfs);
+    // Without signal=off, Ctrl-C would end QEMU by the terminal's settings, which are not ours to change.
+    command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
 }
 
 fn kernel_line(builder: &Builder) -> String {

@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/busybox sh
 # The guest's first process in its root: mounts, network, then busybox's init, which reaps orphans and runs the agent.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 mkdir -p /dev/pts /dev/shm /dev/mqueue
@@ -10,11 +10,10 @@ mount -t tmpfs -o mode=0755 tmpfs /run
 mkdir -p /mnt
 mount --bind /tmp /mnt
 mount -t tmpfs -o mode=1777 tmpfs /tmp
-for directory in /mnt/*/; do
-    [ -d "$directory" ] || continue
-    name=$(basename "$directory")
-    mkdir "/tmp/$name"
-    mount --bind "$directory" "/tmp/$name"
+for entry in /mnt/*; do
+    [ -e "$entry" ] || continue
+    if [ -d "$entry" ]; then mkdir "/tmp/${entry##*/}"; else : >"/tmp/${entry##*/}"; fi
+    mount --bind "$entry" "/tmp/${entry##*/}"
 done
 umount /mnt
 mount -t cgroup2 -o nsdelegate cgroup2 /sys/fs/cgroup

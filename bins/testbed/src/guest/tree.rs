@@ -202,7 +202,7 @@ fn append(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Entry) ->
 }
 
 /// The libraries and loaders that the programs need, with their places.
-fn libraries(programs: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
+pub(super) fn libraries(programs: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
     if programs.is_empty() {
         return Ok(Vec::new());
     }

@@ -1,0 +1,115 @@
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+
+use super::*;
+use crate::{free_port, leftovers, wait_until};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn shell(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    command
+}
+
+fn lines(guest: &Guest, command: &Command) -> (i32, Vec<String>) {
+    let mut lines = Vec::new();
+    let code = guest.run(command, SOON, |line| lines.push(line.to_owned())).unwrap();
+    (code, lines)
+}
+
+#[test]
+#[ignore = "needs qemu-system-x86"]
+fn a_guest_gives_back_codes_and_lines_and_leaves_nothing() {
+    let guest = Guest::builder().text("/etc/it's", 0o640, "text\n").boot().unwrap();
+    assert_eq!(lines(&guest, &shell("exit 7")), (7, vec![]));
+    assert_eq!(lines(&guest, &shell("kill -s KILL $$")).0, 128 + 9);
+    assert_eq!(lines(&guest, &Command::new("no-such-program")).0, 127);
+    let mixed = "echo a; echo; echo ' b ' >&2; printf 'no end'; sleep 1000 & exit 3";
+    assert_eq!(lines(&guest, &shell(mixed)), (3, ["a", "", " b ", "no end"].map(String::from).to_vec()));
+    let mut command = shell(r#"echo "$A" "$(pwd)" $(stat -c '%a %u' "/etc/it's")"#);
+    command.env("A", "it's $b").current_dir("/usr/lib");
+    assert_eq!(guest.output(&command, SOON).unwrap(), "it's $b /usr/lib 640 0\n");
+    let error = guest.output(&shell("echo not so; exit 1"), SOON).unwrap_err();
+    assert!(error.to_string().contains("not so"), "{error}");
+    let directory = guest.daemon().directory().to_owned();
+    drop(guest);
+    assert_eq!(leftovers::processes(&directory).unwrap(), []);
+    assert!(!directory.exists());
+}
+
+#[test]
+#[ignore = "needs qemu-system-x86"]
+fn commands_run_beside_each_other_and_what_hangs_is_killed_at_its_deadline() {
+    let guest = Guest::builder().boot().unwrap();
+    let waiting =
+        guest.start(&shell("mkfifo /run/f; echo ready; read -r word </run/f; echo $word; exit 5")).unwrap();
+    waiting.wait_for_line("ready", SOON).unwrap();
+    let hanging = shell("echo last words >/dev/console; sleep 1000");
+    let error = format!("{:#}", guest.run(&hanging, Duration::from_secs(2), |_| ()).unwrap_err());
+    assert!(error.contains("last words") && error.contains("still ran after 2s"), "{error}");
+    wait_until(SOON, "the hanging command's end", || {
+        let processes = guest.output(&Command::new("ps"), SOON)?;
+        ensure!(!processes.contains("sleep 1000"), "{processes}");
+        Ok(())
+    })
+    .unwrap();
+    guest.output(&shell("echo word >/run/f"), SOON).unwrap();
+    let mut said = Vec::new();
+    assert_eq!(waiting.wait(SOON, |line| said.push(line.to_owned())).unwrap(), 5);
+    assert_eq!(said, ["word"]);
+    let killed = guest.start(&shell("echo up; sleep 1000; echo on")).unwrap();
+    killed.wait_for_line("up", SOON).unwrap();
+    killed.signal("KILL").unwrap();
+    assert_eq!(killed.wait(SOON, |line| assert_ne!(line, "on")).unwrap(), 128 + 9);
+}
+
+#[test]
+#[ignore = "needs qemu-system-x86"]
+fn a_panic_is_a_failure_that_shows_the_last_lines() {
+    let guest = Guest::builder().cpus(1).memory(256 << 20).boot().unwrap();
+    let waiting = guest.start(&shell("sleep 1000")).unwrap();
+    let ended = guest.run(&shell("echo c >/proc/sysrq-trigger"), SOON, |_| ());
+    let error = format!("{:#}", ended.unwrap_err());
+    assert!(error.contains("sysrq triggered crash") && error.contains("ended before"), "{error}");
+    assert!(waiting.wait(SOON, |_| ()).unwrap_err().to_string().contains("ended before"));
+    assert!(guest.run(&shell("true"), SOON, |_| ()).is_err());
+}
+
+#[test]
+#[ignore = "needs qemu-system-x86"]
+fn a_disk_that_is_a_file_stays_and_the_network_leads_both_ways() {
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path().join("disk");
+    make_disk(&file, 512 << 20).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server =
+        thread::spawn(move || listener.accept().unwrap().0.write_all(b"from the machine\n").unwrap());
+    let forwarded = free_port().unwrap();
+    let guest = Guest::builder().disk_at(&file).forward(forwarded.address().into(), 7000).boot().unwrap();
+    let text = guest.output(&shell(&format!("nc host {port}")), SOON).unwrap();
+    assert_eq!(text, "from the machine\n");
+    server.join().unwrap();
+
+    let _serving = guest.start(&shell("while true; do echo from the guest | nc -l -p 7000; done")).unwrap();
+    let answer = wait_until(SOON, "the guest's server", || {
+        let mut text = String::new();
+        TcpStream::connect(forwarded.address())?.read_to_string(&mut text)?;
+        ensure!(!text.is_empty(), "no answer");
+        Ok(text)
+    });
+    assert_eq!(answer.unwrap(), "from the guest\n");
+
+    guest.output(&shell("mkfs.ext4 -q /dev/vdc && mount /dev/vdc /mnt && echo kept >/mnt/a"), SOON).unwrap();
+    guest.power_off(SOON).unwrap();
+    let again = Guest::builder().disk_at(&file).boot().unwrap();
+    assert_eq!(again.output(&shell("mount /dev/vdc /mnt && cat /mnt/a"), SOON).unwrap(), "kept\n");
+}
+
+#[test]
+fn a_disk_without_a_size_is_refused() {
+    let scratch = Scratch::new().unwrap();
+    assert!(make_disk(&scratch.path().join("disk"), 0).is_err());
+}
