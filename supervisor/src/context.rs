@@ -16,6 +16,7 @@ use crate::output::{Origin, Stream};
 use crate::process::Host;
 use crate::runnable::{Cancelled, Child, Runnable};
 use crate::state::Exit;
+use crate::switch::Switches;
 use crate::task;
 
 /// One run's view of the tree. It is cheap to clone, and becomes stale when the run ends: then it can still be asked
@@ -28,9 +29,7 @@ struct Inner {
     key: Key,
     dn: Arc<str>,
     generation: u64,
-    token: CancellationToken,
-    /// Drops what still runs, where the cancellation did not help.
-    abort: CancellationToken,
+    switches: Arc<Switches>,
     helpers: Mutex<Helpers>,
 }
 
@@ -67,9 +66,9 @@ impl Context {
         key: Key,
         dn: Arc<str>,
         generation: u64,
-        [token, abort]: [CancellationToken; 2],
+        switches: Arc<Switches>,
     ) -> Self {
-        Self(Arc::new(Inner { driver, key, dn, generation, token, abort, helpers: Mutex::default() }))
+        Self(Arc::new(Inner { driver, key, dn, generation, switches, helpers: Mutex::default() }))
     }
 
     /// Adds one child, a group of its own, and starts it.
@@ -122,18 +121,18 @@ impl Context {
     /// # Cancel safety
     /// It can be dropped and called again at any time.
     pub async fn cancelled(&self) -> Cancelled {
-        self.0.token.cancelled().await;
+        self.0.switches.cancelled().happened().await;
         Cancelled
     }
 
     /// Whether the runnable has to stop.
     pub fn is_cancelled(&self) -> bool {
-        self.0.token.is_cancelled()
+        self.0.switches.cancelled().has_happened()
     }
 
     /// A token that is cancelled with this context, for libraries that take one. Cancelling it does nothing to the tree.
     pub fn token(&self) -> CancellationToken {
-        self.0.token.child_token()
+        self.0.switches.token()
     }
 
     /// A span with the field `dn`, by which a subscriber finds the runnable's log. What the runnable does itself is in
@@ -235,8 +234,9 @@ impl Context {
         self.0.key
     }
 
-    pub(crate) fn abort(&self) -> &CancellationToken {
-        &self.0.abort
+    /// Resolves when the run has been given up on.
+    pub(crate) async fn aborted(&self) {
+        self.0.switches.aborted.happened().await;
     }
 
     /// Waits for the helpers, which are told to stop unless the runnable ended well.

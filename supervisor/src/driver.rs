@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::context::Context;
 use crate::event::{Change, Event};
@@ -19,6 +18,7 @@ use crate::policy::Policy;
 use crate::process::Host;
 use crate::runnable::{Child, Runnable};
 use crate::state::State;
+use crate::switch::Switches;
 use crate::task;
 
 /// What all contexts of one supervisor share.
@@ -51,8 +51,8 @@ struct DriverState {
 
 struct Run {
     runnable: Arc<dyn Runnable>,
-    token: CancellationToken,
-    abort: CancellationToken,
+    /// Of the latest start.
+    switches: Arc<Switches>,
 }
 
 /// What is left to do when the lock is free: it calls code that is not this crate's.
@@ -211,8 +211,8 @@ impl Driver {
         for action in actions {
             match action {
                 Action::Start { key, dn, generation } => self.start_run(state, key, dn, generation),
-                Action::Cancel(key) => state.run_mut(key.slot).token.cancel(),
-                Action::Abort(key) => state.run_mut(key.slot).abort.cancel(),
+                Action::Cancel(key) => state.run_mut(key.slot).switches.cancel(),
+                Action::Abort(key) => state.run_mut(key.slot).switches.aborted.happen(),
                 Action::Forget { slot } => outcome.forgotten.extend(state.runs[slot as usize].take()),
                 Action::Event { dn, generation, change } => {
                     outcome.events.push(self.event(state, dn, generation, change));
@@ -237,9 +237,8 @@ impl Driver {
 
     fn start_run(self: &Arc<Self>, state: &mut DriverState, key: Key, dn: Arc<str>, generation: u64) {
         let run = state.run_mut(key.slot);
-        (run.token, run.abort) = (CancellationToken::new(), CancellationToken::new());
-        let tokens = [run.token.clone(), run.abort.clone()];
-        let context = Context::new(Arc::clone(self), key, dn, generation, tokens);
+        run.switches = Arc::default();
+        let context = Context::new(Arc::clone(self), key, dn, generation, Arc::clone(&run.switches));
         self.runtime.spawn(task::run(Arc::clone(&run.runnable), context));
     }
 
@@ -271,7 +270,7 @@ impl DriverState {
 
 impl Run {
     fn of(runnable: Box<dyn Runnable>) -> Self {
-        Self { runnable: runnable.into(), token: CancellationToken::new(), abort: CancellationToken::new() }
+        Self { runnable: runnable.into(), switches: Arc::default() }
     }
 }
 

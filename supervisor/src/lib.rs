@@ -71,6 +71,7 @@ mod runnable;
 #[cfg(feature = "tonic")]
 mod serve;
 mod state;
+mod switch;
 mod sys;
 mod task;
 #[cfg(feature = "testing")]

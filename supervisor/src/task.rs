@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
@@ -31,8 +32,16 @@ pub(crate) async fn contain<T>(
     part: impl Future<Output = T>,
 ) -> Option<Result<T, String>> {
     let part = CURRENT.scope(context.key(), part).instrument(context.span());
-    let contained = AssertUnwindSafe(context.abort().run_until_cancelled(part)).catch_unwind();
-    match contained.await {
+    let until_aborted = async move {
+        // Pinned here, so that it is not stored once more.
+        let mut part = pin!(part);
+        tokio::select! {
+            biased;
+            () = context.aborted() => None,
+            ended = &mut part => Some(ended),
+        }
+    };
+    match AssertUnwindSafe(until_aborted).catch_unwind().await {
         Ok(ended) => ended.map(Ok),
         Err(panic) => Some(Err(panic_message(&*panic))),
     }
