@@ -349,8 +349,9 @@ unsafe fn become_image(plan: &Plan<'_>) -> Step {
                 return Step::Setup;
             }
         }
-        // Descriptors that this program inherited without the flag. A kernel before 5.11 can't, and leaks those.
-        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        // Also those with the flag, because the exec may take long: nobody is to wait for the end of a pipe till then. A
+        // kernel before 5.9 can't, and leaks those that this program inherited without the flag.
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
         default_signals();
         let errno = libc::__errno_location();
         let mut denied = false;

@@ -100,8 +100,8 @@ pub(super) struct Shared {
 
 #[derive(Debug, Default)]
 struct Registry {
-    /// The start that is under way: its main process is not known yet.
-    starting: Option<Tag>,
+    /// The starts that are under way: their main processes are not known yet.
+    starting: HashSet<Tag>,
     /// The processes that runs wait for.
     mains: HashMap<i32, Tag>,
 }
@@ -112,7 +112,7 @@ impl Shared {
     }
 
     pub(super) fn is_starting(&self, tag: Tag) -> bool {
-        self.lock().starting == Some(tag)
+        self.lock().starting.contains(&tag)
     }
 
     /// Whether a process without a mark has come to PID 1 from outside of its program: `nsenter` brings such. Both its
@@ -122,12 +122,12 @@ impl Shared {
     }
 
     pub(super) fn begin_start(&self, tag: Tag) {
-        self.lock().starting = Some(tag);
+        self.lock().starting.insert(tag);
     }
 
     pub(super) fn end_start(&self, tag: Tag, main: Option<i32>) {
         let mut registry = self.lock();
-        registry.starting = None;
+        registry.starting.remove(&tag);
         registry.mains.extend(main.map(|pid| (pid, tag)));
         drop(registry);
         self.reap_again.notify_one();

@@ -6,12 +6,14 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::descendants::Family;
 use super::error::ProcessError;
@@ -24,41 +26,40 @@ use crate::sys::{self, Image, Step};
 /// Where a program without a slash is looked for when the process has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// The thread on which all processes of a host are born.
+/// When a start that no thread has begun with gets a thread of its own.
+const BUSY: Duration = Duration::from_millis(100);
+
+/// The threads on which all processes of a host are born.
 ///
-/// A parent-death signal comes when the thread ends that has forked, not when its program does. So it is one thread,
-/// and it lives as long as the host.
+/// A parent-death signal comes when the thread ends that has forked, not when its program does. So they live as long as
+/// the host. It is one, unless the kernel takes long over a program, on a mount that does not answer, say: the thread
+/// stands still until it runs, and the others must not wait for that.
 #[derive(Debug)]
 pub(super) struct Spawner {
     jobs: mpsc::Sender<Job>,
+    waiting: Arc<Mutex<mpsc::Receiver<Job>>>,
     thread: i32,
 }
 
+#[derive(Debug)]
 struct Job {
     image: Image,
     tag: Tag,
     kill: KillMode,
     shared: Arc<Shared>,
+    begun: oneshot::Sender<()>,
     born: oneshot::Sender<Result<Main, (Step, io::Error)>>,
 }
 
 impl Spawner {
     pub(super) fn start() -> io::Result<Self> {
-        let (jobs, waiting) = mpsc::channel::<Job>();
-        let (started, thread) = mpsc::sync_channel(1);
-        let run = move || {
-            // The receiver waits below.
-            let _ = started.send(rustix::thread::gettid());
-            for job in waiting {
-                job.run();
-            }
-        };
-        thread::Builder::new().name("process-spawner".to_owned()).spawn(run)?;
-        let thread = thread.recv().map_err(io::Error::other)?;
-        Ok(Self { jobs, thread: thread.as_raw_nonzero().get() })
+        let (jobs, waiting) = mpsc::channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        let thread = add_thread(&waiting)?;
+        Ok(Self { jobs, waiting, thread })
     }
 
-    /// The thread's id.
+    /// The id of the first thread.
     pub(super) fn thread(&self) -> i32 {
         self.thread
     }
@@ -71,17 +72,38 @@ impl Spawner {
         kill: KillMode,
         shared: &Arc<Shared>,
     ) -> Result<Main, (Step, io::Error)> {
-        let (born, result) = oneshot::channel();
-        let job = Job { image, tag, kill, shared: Arc::clone(shared), born };
+        let ((begun, has_begun), (born, result)) = (oneshot::channel(), oneshot::channel());
+        let job = Job { image, tag, kill, shared: Arc::clone(shared), begun, born };
         let gone = || (Step::Fork, io::Error::other("the thread that starts processes has ended"));
         self.jobs.send(job).map_err(|_| gone())?;
+        if timeout(BUSY, has_begun).await.is_err()
+            && let Err(error) = add_thread(&self.waiting)
+        {
+            tracing::warn!(%error, "a process waits for one that takes long to start: no thread for it");
+        }
         result.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
+/// Adds a thread that takes jobs until there is nobody left to give any. Returns its id.
+fn add_thread(waiting: &Arc<Mutex<mpsc::Receiver<Job>>>) -> io::Result<i32> {
+    let (started, thread) = mpsc::sync_channel(1);
+    let waiting = Arc::clone(waiting);
+    let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+    let run = move || {
+        // The receiver waits below.
+        let _ = started.send(rustix::thread::gettid());
+        std::iter::from_fn(next).for_each(Job::run);
+    };
+    thread::Builder::new().name("process-spawner".to_owned()).spawn(run)?;
+    Ok(thread.recv().map_err(io::Error::other)?.as_raw_nonzero().get())
+}
+
 impl Job {
     fn run(self) {
-        let Self { image, tag, kill, shared, born } = self;
+        let Self { image, tag, kill, shared, begun, born } = self;
+        // Who no longer waits for it needs no answer.
+        let _ = begun.send(());
         shared.begin_start(tag);
         let result = sys::spawn(&image);
         shared.end_start(tag, result.as_ref().ok().map(|(pid, _)| *pid));

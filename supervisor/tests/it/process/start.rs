@@ -1,10 +1,12 @@
 //! What a process is born with, and what keeps it from being born.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 
-use nodekeel_supervisor::process::Process;
-use nodekeel_supervisor::{Exit, State};
+use nodekeel_supervisor::process::{Process, Stdin};
+use nodekeel_supervisor::testing::Recorder;
+use nodekeel_supervisor::{Context, Exit, Failure, State, Supervisor};
 
 use super::{Bed, mark_of, perl, sh, until_gone};
 
@@ -131,6 +133,44 @@ async fn it_runs_as_the_user_it_should_or_says_that_it_may_not() {
             "{error}"
         );
     }
+}
+
+// The kernel lets nobody open a file that another program has a lease on until that has given it back.
+#[tokio::test]
+async fn a_program_that_the_kernel_can_not_run_yet_holds_up_no_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("slow");
+    fs::copy("/bin/sleep", &program).expect("it is copied");
+    let script = r#"$SIG{IO} = 'IGNORE'; my ($setlease, $exclusive) = (1024, 1); open(my $file, "+<", $ARGV[0]) or die;
+        fcntl($file, $setlease, $exclusive) or die "lease: $!"; $| = 1; print "up\n"; <STDIN>; "#;
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let lease = Bed::once(perl(script).arg(&program).stdin(Stdin::from(OwnedFd::from(reader))));
+    lease.output.line("up").await;
+
+    let recorder = Recorder::default();
+    let supervisor = Supervisor::builder().hook(recorder.clone()).start(move |ctx: Context| {
+        let slow = Process::new(program.clone()).arg("100");
+        async move {
+            ctx.run("slow", slow)?;
+            ctx.run("quick", sh("exec sleep 100"))?;
+            ctx.ready()?;
+            Err::<(), Failure>(ctx.cancelled().await.into())
+        }
+    });
+    recorder.until("root.quick", State::Ready).await;
+    let state_of_slow = || {
+        let tree = supervisor.snapshot();
+        tree.iter().find(|node| &*node.dn == "root.slow").map(|node| (node.state, node.generation))
+    };
+    assert_eq!(state_of_slow(), Some((State::New, 1)), "the kernel still waits for the lease");
+    drop(writer);
+    recorder.until("root.slow", State::Ready).await;
+    lease.shutdown().await;
+    supervisor.restart("root.quick").expect("it is there");
+    recorder.until("root.quick", State::Ready).await;
+    assert_eq!(state_of_slow(), Some((State::Ready, 1)), "the thread that started it lives as long");
+    let report = supervisor.shutdown().await;
+    assert!(report.stragglers.is_empty(), "{report:?}");
 }
 
 const KILLED: &str = "NODEKEEL_TEST_IS_KILLED";
