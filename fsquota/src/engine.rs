@@ -295,3 +295,7 @@ fn is_empty(dir: BorrowedFd<'_>) -> Result<bool, Error> {
     }
     Ok(true)
 }
+
+#[cfg(all(test, feature = "testing"))]
+#[path = "engine_test.rs"]
+mod tests;

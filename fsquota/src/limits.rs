@@ -102,7 +102,7 @@ impl<T> From<Option<T>> for Limit<T> {
 /// What becomes of both limits; by default they stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Change {
-    /// The limit of bytes, rounded up to whole KiB.
+    /// The limit of bytes, rounded up to whole KiB, by XFS to its blocks.
     pub bytes: Limit<Bytes>,
     /// The limit of inodes.
     pub inodes: Limit<Inodes>,
@@ -122,12 +122,20 @@ pub enum LimitError {
     /// The kernel takes 0 for "unlimited"; a directory alone takes an inode, so nothing could live by it anyway.
     #[error("a limit of 0 can't be set; leave it unlimited, or give at least 1")]
     Zero,
-    /// Beyond what file systems hold, 2⁶³ − 1.
-    #[error("{0} is above {MAX}, the largest limit")]
-    TooLarge(u64),
+    /// Beyond what file systems can keep account of.
+    #[error("{asked} is above {largest}, the largest limit")]
+    #[non_exhaustive]
+    TooLarge {
+        /// What was asked for.
+        asked: u64,
+        /// What would be possible.
+        largest: u64,
+    },
 }
 
-const MAX: u64 = i64::MAX as u64;
+/// The kernel counts in signed 64 bits, and XFS rounds up to blocks of up to 64 KiB.
+const LARGEST_BYTES: u64 = i64::MAX as u64 / 65_536 * 65_536;
+const LARGEST_INODES: u64 = i64::MAX as u64;
 
 /// The unit of the kernel's limits of blocks. *Source:* linux/quota.h, `QIF_DQBLKSIZE`.
 pub(crate) const KIB: u64 = 1024;
@@ -157,12 +165,12 @@ impl TryFrom<Change> for KernelChange {
 
     fn try_from(change: Change) -> Result<Self, LimitError> {
         let kib = match change.bytes {
-            Limit::At(Bytes(bytes)) => Some(checked(bytes, bytes.div_ceil(KIB).checked_mul(KIB))? / KIB),
+            Limit::At(Bytes(bytes)) => Some(checked(bytes, LARGEST_BYTES)?.div_ceil(KIB)),
             Limit::Unlimited => Some(0),
             Limit::Keep => None,
         };
         let inodes = match change.inodes {
-            Limit::At(Inodes(inodes)) => Some(checked(inodes, Some(inodes))?),
+            Limit::At(Inodes(inodes)) => Some(checked(inodes, LARGEST_INODES)?),
             Limit::Unlimited => Some(0),
             Limit::Keep => None,
         };
@@ -170,10 +178,10 @@ impl TryFrom<Change> for KernelChange {
     }
 }
 
-fn checked(asked: u64, rounded: Option<u64>) -> Result<u64, LimitError> {
-    match rounded {
-        Some(0) => Err(LimitError::Zero),
-        Some(rounded) if rounded <= MAX => Ok(rounded),
-        _ => Err(LimitError::TooLarge(asked)),
+fn checked(asked: u64, largest: u64) -> Result<u64, LimitError> {
+    match asked {
+        0 => Err(LimitError::Zero),
+        _ if asked <= largest => Ok(asked),
+        _ => Err(LimitError::TooLarge { asked, largest }),
     }
 }

@@ -135,3 +135,7 @@ fn search(taken: &impl Taken, first: u32, last: u32) -> io::Result<Option<u32>> 
         }
     }
 }
+
+#[cfg(test)]
+#[path = "range_test.rs"]
+mod tests;

@@ -13,8 +13,8 @@ use crate::{Change, Error, ProjectId, Status};
 ///   bind before the first file can be made in it. It has to be empty ([`Error::NotEmpty`]), because what is in it
 ///   already would not be counted. Setting again changes the limits alone, each by itself, and is idempotent. A failure
 ///   leaves the directory as it was, or limited; never with a project and without the limits.
-/// - A limit of bytes is rounded up to whole KiB, and the status says to what. 0 and what exceeds 2⁶³ − 1 are
-///   [`Error::Limit`]. A limit below the usage is accepted; [`Status::over_limit`] tells.
+/// - A limit of bytes is rounded up to whole KiB, by XFS to its blocks, and the status says to what. 0, more than
+///   2⁶³ − 64 Ki bytes and more than 2⁶³ − 1 inodes are [`Error::Limit`]. A limit below the usage is accepted; [`Status::over_limit`] tells.
 /// - [`status`](Self::status) is `None` for a directory without a project. Of a directory inside a limited one, it is
 ///   that one's, because that one counts; [`set`](Self::set) and [`clear`](Self::clear) refuse it ([`Error::Inherited`]).
 /// - [`clear`](Self::clear): the directory is without limits and without a project, also when it was before. It has to

@@ -1,7 +1,7 @@
 //! An implementation in memory, and the suite that every implementation passes.
 
 mod conformance;
-mod memory;
+pub(crate) mod memory;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -74,4 +74,12 @@ impl QuotaSetter for MemQuota {
     fn release(&self, project: ProjectId) -> Result<(), Error> {
         self.0.release(project)
     }
+}
+
+/// [`ProjectQuota`](crate::ProjectQuota) that names the device to the kernel, as it does before Linux 5.14.
+///
+/// # Errors
+/// As [`ProjectQuota::open`](crate::ProjectQuota::open).
+pub fn by_device(path: &std::path::Path) -> Result<crate::ProjectQuota, crate::OpenError> {
+    crate::ProjectQuota::open_by(path, ProjectRange::default(), crate::file_system::Way::Device)
 }

@@ -16,7 +16,7 @@ use crate::limits::KernelChange;
 type Identity = (u64, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     state: Mutex<State>,
     failures: Mutex<VecDeque<(Call, io::ErrorKind)>>,
     unfailing: AtomicBool,
@@ -31,11 +31,11 @@ struct State {
 }
 
 impl Memory {
-    pub(super) fn fail(&self, call: Call, error: io::ErrorKind) {
+    pub(crate) fn fail(&self, call: Call, error: io::ErrorKind) {
         lock(&self.failures).push_back((call, error));
     }
 
-    pub(super) fn without_failures<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn without_failures<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = self.unfailing.swap(true, Ordering::Relaxed);
         let result = work();
         self.unfailing.store(before, Ordering::Relaxed);

@@ -1,4 +1,6 @@
 //! The crate's API, as its users have it.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod kernel;
 mod memory;
+mod states;

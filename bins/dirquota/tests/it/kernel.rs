@@ -1,0 +1,129 @@
+//! In a guest whose kernel has quotas.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use testbed::guest::inside::{Disk, FileSystem, Mounted};
+
+use crate::{dirquota, failed, text};
+
+fn place(kind: FileSystem) -> Mounted {
+    Disk::take().unwrap().mount(kind, "prjquota").unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = dirquota(&[args, &["-o", "json"]].concat());
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.stderr, b"");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn make(mounted: &Mounted, name: &str) -> String {
+    let path = mounted.path().join(name);
+    fs::create_dir(&path).unwrap();
+    text(&path).to_owned()
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn limits_are_set_shown_listed_and_cleared() {
+    for kind in [FileSystem::Xfs, FileSystem::Ext4] {
+        let mounted = place(kind);
+        let (mount, dir) = (text(mounted.path()), make(&mounted, "dir"));
+        let set = json(&["set", &dir, "--bytes", "10Mi", "--inodes", "1k"]);
+        assert_eq!((&set["bytes"]["limit"], &set["inodes"]["limit"]), (&(10 << 20).into(), &1000.into()));
+        assert_eq!((&set["inodes"]["used"], &set["inodes"]["available"]), (&1.into(), &999.into()));
+        assert_eq!(json(&["show", &dir])[0], set);
+        let listed = json(&["list", mount]);
+        assert_eq!(
+            (listed[0]["project"].clone(), listed.as_array().unwrap().len()),
+            (set["project"].clone(), 1)
+        );
+        let lifted = json(&["set", &dir, "--bytes", "none"]);
+        assert_eq!((&lifted["bytes"]["limit"], &lifted["inodes"]["limit"]), (&Value::Null, &1000.into()));
+        fs::write(Path::new(&dir).join("file"), "x").unwrap();
+        let (said, code) = failed(&["clear", &dir]);
+        assert!(code == Some(1) && said.contains("--recursive"), "{said}");
+        assert_eq!(json(&["clear", &dir, "--recursive"])["tree"]["changed"], 1);
+        assert_eq!(json(&["list", mount]), Value::Array(Vec::new()));
+        let (said, code) = failed(&["show", &dir]);
+        assert_eq!((said, code), (format!("dirquota: {dir} has no limits"), Some(4)));
+    }
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn people_get_a_table_and_a_warning() {
+    let mounted = place(FileSystem::Xfs);
+    let dir = make(&mounted, "dir");
+    let output = dirquota(&["set", &dir, "--bytes", "10Mi"]);
+    let (table, warning) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(table.contains("10Mi") && table.lines().count() == 2, "{table}");
+    assert!(
+        warning.starts_with("dirquota: warning: whoever owns a file, outside a user namespace"),
+        "{warning}"
+    );
+    assert_eq!(dirquota(&["set", &dir, "--bytes", "10Mi", "-q"]).stderr, b"");
+    let checked = String::from_utf8(dirquota(&["check", &dir]).stdout).unwrap();
+    assert!(checked.contains("limits bind (xfs on /dev/") && checked.contains("warning: "), "{checked}");
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn what_is_in_a_full_directory_is_taken_when_asked_for() {
+    let mounted = place(FileSystem::Ext4);
+    let dir = make(&mounted, "dir");
+    fs::create_dir_all(mounted.path().join("dir/a/b")).unwrap();
+    let (said, code) = failed(&["set", &dir, "--inodes", "100"]);
+    assert!(code == Some(1) && said.contains("is not empty") && said.contains("--recursive"), "{said}");
+    let set = json(&["set", &dir, "--inodes", "100", "--recursive"]);
+    assert_eq!((&set["inodes"]["used"], &set["tree"]["changed"]), (&3.into(), &2.into()));
+    let (said, code) = failed(&["set", text(&mounted.path().join("dir/a")), "--inodes", "5"]);
+    assert!(code == Some(1) && said.contains("belongs to project"), "{said}");
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn processes_at_once_never_give_the_same_number() {
+    for kind in [FileSystem::Xfs, FileSystem::Ext4] {
+        let mounted = place(kind);
+        let start = |number: usize| {
+            let dir = make(&mounted, &number.to_string());
+            let mut command = Command::new(env!("CARGO_BIN_EXE_dirquota"));
+            command.args(["set", &dir, "--bytes", "1Mi", "-o", "json"]).stdout(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let started: Vec<Child> = (0..30).map(start).collect();
+        let project = |child: Child| {
+            let output = child.wait_with_output().unwrap();
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()["project"].as_u64().unwrap()
+        };
+        let given: HashSet<u64> = started.into_iter().map(project).collect();
+        assert_eq!(given.len(), 30);
+    }
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn what_to_mount_how_is_said() {
+    let mounted = Disk::take().unwrap().mount(FileSystem::Xfs, "").unwrap();
+    let (said, code) = failed(&["check", text(mounted.path())]);
+    assert!(code == Some(3) && said.contains("mount it with `-o prjquota`"), "{said}");
+    assert_eq!(said.lines().count(), 1);
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn limits_of_removed_directories_are_released() {
+    let mounted = place(FileSystem::Xfs);
+    let dir = make(&mounted, "dir");
+    let project = json(&["set", &dir, "--bytes", "1Mi"])["project"].clone();
+    fs::remove_dir(&dir).unwrap();
+    let mount = text(mounted.path());
+    assert_eq!(json(&["release", mount])["projects"], Value::Array(vec![project]));
+    assert_eq!(json(&["list", mount]), Value::Array(Vec::new()));
+}
