@@ -27,7 +27,7 @@ use node::History;
 use node::Node;
 pub(crate) use node::{Past, Settings};
 pub use signals::{SignalError, SpawnError};
-pub(crate) use status::{Status, Waiting};
+pub(crate) use status::Status;
 
 use crate::event::Change;
 use crate::name::ROOT;

@@ -121,10 +121,10 @@ pub struct ExitRecord {
     pub exit: Exit,
 }
 
-/// What keeps a node from going on.
+/// What keeps a node from going on, with points in time as `At`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum WaitingFor {
+pub enum WaitingFor<At = SystemTime> {
     /// Nothing: it is ready, or done for good.
     Nothing,
     /// Its runnable, which has not signalled ready.
@@ -132,7 +132,7 @@ pub enum WaitingFor {
     /// Another runnable to become ready, asked for by [`wait_ready`](crate::Context::wait_ready).
     Dependency(Arc<str>),
     /// Its backoff; when that ends.
-    Backoff(SystemTime),
+    Backoff(At),
     /// Its runnable, which has been cancelled and has not returned.
     Return,
     /// Descendants that still run, which keep it from being restarted: the first few of them.
@@ -143,7 +143,23 @@ pub enum WaitingFor {
     Operator,
 }
 
-impl fmt::Display for WaitingFor {
+impl<At> WaitingFor<At> {
+    /// The same by another clock.
+    pub(crate) fn at<Other>(self, time: impl FnOnce(At) -> Other) -> WaitingFor<Other> {
+        match self {
+            Self::Nothing => WaitingFor::Nothing,
+            Self::ReadySignal => WaitingFor::ReadySignal,
+            Self::Dependency(dn) => WaitingFor::Dependency(dn),
+            Self::Backoff(until) => WaitingFor::Backoff(time(until)),
+            Self::Return => WaitingFor::Return,
+            Self::Descendants(dns) => WaitingFor::Descendants(dns),
+            Self::Parent => WaitingFor::Parent,
+            Self::Operator => WaitingFor::Operator,
+        }
+    }
+}
+
+impl<At> fmt::Display for WaitingFor<At> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => f.write_str("nothing"),

@@ -9,12 +9,12 @@ use tokio::task::JoinHandle;
 
 use crate::driver::Driver;
 use crate::event::{Event, EventHook};
-use crate::machine::{ControlError, Machine, Status, Waiting};
+use crate::machine::{ControlError, Machine, Status};
 use crate::name::ROOT;
 use crate::output::{Discard, OutputSink};
 use crate::policy::Policy;
 use crate::runnable::{Child, Runnable};
-use crate::state::{ExitRecord, NodeStatus, WaitingFor};
+use crate::state::{ExitRecord, NodeStatus};
 
 /// How long a runnable may take to stop where nobody says otherwise.
 const DEFAULT_STOP_WITHIN: Duration = Duration::from_secs(30);
@@ -140,16 +140,7 @@ impl Supervisor {
             generation: status.generation,
             failures: status.failures,
             exits: status.exits.iter().map(record).collect(),
-            waiting_for: match &status.waiting_for {
-                Waiting::Nothing => WaitingFor::Nothing,
-                Waiting::ReadySignal => WaitingFor::ReadySignal,
-                Waiting::Dependency(dn) => WaitingFor::Dependency(Arc::clone(dn)),
-                Waiting::Backoff(until) => WaitingFor::Backoff(self.driver.wall(*until)),
-                Waiting::Return => WaitingFor::Return,
-                Waiting::Descendants(dns) => WaitingFor::Descendants(dns.clone()),
-                Waiting::Parent => WaitingFor::Parent,
-                Waiting::Operator => WaitingFor::Operator,
-            },
+            waiting_for: status.waiting_for.clone().at(|until| self.driver.wall(until)),
         }
     }
 }

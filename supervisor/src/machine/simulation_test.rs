@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Action, Ended, Key, Machine, Settings, Time, Waiting};
+use super::{Action, Ended, Key, Machine, Settings, Time};
 use crate::event::{Cause, Change};
 use crate::policy::{Policy, Restart};
-use crate::state::{Exit, State};
+use crate::state::{Exit, State, WaitingFor};
 
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 const OPS_PER_ROUND: u32 = 400;
@@ -32,6 +32,49 @@ struct Known {
     pushed: bool,
     settings: Settings,
     group: (String, u64),
+}
+
+impl Known {
+    /// It is going to be started again after a delay.
+    fn scheduled(&mut self, dn: &str, delay: Time, failures: Option<u32>) {
+        let before = self.state;
+        let has_ended = matches!(before, State::Dead | State::Canceled | State::Done);
+        assert!(has_ended, "{dn}: {before} → scheduled");
+        let failed = before == State::Dead && !self.pushed;
+        let failures = failures.expect("what is scheduled is in the tree");
+        let interval = self.settings.policy.backoff.interval(failures);
+        if failed {
+            assert!(failures >= 1, "{dn} died and backs off from no failure");
+            assert!(delay >= interval.mul_f64(0.499), "{dn}: {delay:?} after {failures} failures");
+        }
+        assert!(self.pushed || failed || delay.is_zero(), "{dn} did not fail and backs off");
+        assert!(delay <= interval.mul_f64(1.501), "{dn}: {delay:?} after {failures} failures");
+        assert!(interval <= Duration::from_secs(60), "{dn}: {delay:?} after {failures} failures");
+        (self.cancelled, self.pushed) = (false, false);
+    }
+
+    /// It has ended, and `failures` in a row are what it is to count from now on.
+    fn exited(&mut self, dn: &str, state: State, exit: &Exit, now: Time, failures: &mut u32) {
+        let before = self.state;
+        let never_started = before == State::Waiting && state == State::Canceled;
+        assert!(before.is_running() || never_started, "{dn}: {before} → {state}");
+        if state == State::Done {
+            let one_shot = self.settings.policy.restart != Restart::Always && !self.cancelled;
+            let as_agreed = self.signalled_ready && self.signalled_done;
+            assert!(self.ended_ok && (as_agreed || one_shot), "{dn} is done without having said so");
+        }
+        assert_eq!(state == State::Canceled, *exit == Exit::Cancelled, "{dn}: {exit}");
+        let worked = self.ending_since.unwrap_or(now).saturating_sub(self.ready_since);
+        let stable = before == State::Ready && worked >= self.settings.policy.stable_after;
+        if stable || state == State::Done {
+            *failures = 0;
+        }
+        if state == State::Dead {
+            *failures += 1;
+            self.cancelled = true;
+        }
+        self.last_exit = Some(state);
+    }
 }
 
 /// A task that the world runs.
@@ -382,24 +425,7 @@ impl World {
             self.nodes.get_mut(dn).unwrap_or_else(|| panic!("{dn} is reported and unknown: {change}"));
         let before = known.state;
         match change {
-            Change::Scheduled { delay } => {
-                assert!(
-                    matches!(before, State::Dead | State::Canceled | State::Done),
-                    "{dn}: {before} → {change}"
-                );
-                let failed = before == State::Dead && !known.pushed;
-                let failures = failures.expect("what is scheduled is in the tree");
-                let interval = known.settings.policy.backoff.interval(failures);
-                if failed {
-                    assert!(failures >= 1, "{dn} died and backs off from no failure");
-                    assert!(*delay >= interval.mul_f64(0.499), "{dn}: {delay:?} after {failures} failures");
-                }
-                assert!(known.pushed || failed || delay.is_zero(), "{dn} did not fail and backs off");
-                assert!(*delay <= interval.mul_f64(1.501), "{dn}: {delay:?} after {failures} failures");
-                assert!(interval <= Duration::from_secs(60), "{dn}: {delay:?} after {failures} failures");
-                known.cancelled = false;
-                known.pushed = false;
-            }
+            Change::Scheduled { delay } => known.scheduled(dn, *delay, failures),
             Change::Started => {
                 assert!(matches!(before, State::Waiting | State::Stopped), "{dn}: {before} → {change}");
                 (known.signalled_ready, known.signalled_done, known.ended_ok) = (false, false, false);
@@ -410,28 +436,9 @@ impl World {
                 (known.signalled_ready, known.ready_since) = (true, now);
             }
             Change::Exited { state, exit } => {
-                let never_started = before == State::Waiting && *state == State::Canceled;
-                assert!(before.is_running() || never_started, "{dn}: {before} → {change}");
-                if *state == State::Done {
-                    let one_shot = known.settings.policy.restart != Restart::Always && !known.cancelled;
-                    let as_agreed = known.signalled_ready && known.signalled_done;
-                    assert!(known.ended_ok && (as_agreed || one_shot), "{dn} is done without having said so");
-                }
-                assert_eq!(*state == State::Canceled, *exit == Exit::Cancelled, "{dn}: {change}");
-                let worked = known.ending_since.unwrap_or(now).saturating_sub(known.ready_since);
-                let stable = before == State::Ready && worked >= known.settings.policy.stable_after;
                 let expected = self.failures.entry(Arc::clone(dn)).or_default();
-                if stable || *state == State::Done {
-                    *expected = 0;
-                }
-                if *state == State::Dead {
-                    *expected += 1;
-                }
+                known.exited(dn, *state, exit, now, expected);
                 assert_eq!(failures.unwrap_or(*expected), *expected, "{dn} counts its failures wrong");
-                if *state == State::Dead {
-                    known.cancelled = true;
-                }
-                known.last_exit = Some(*state);
             }
             Change::Stopped => assert_ne!(before, State::Stopped, "{dn} was stopped twice"),
             Change::Removed => {
@@ -483,7 +490,7 @@ impl World {
                 "{dn} is {} and its task exists: {runs}",
                 status.state
             );
-            if let Waiting::Backoff(until) = status.waiting_for {
+            if let WaitingFor::Backoff(until) = status.waiting_for {
                 assert!(until > self.now, "{dn} is due and was not started");
                 assert!(self.machine.next_deadline().is_some_and(|at| at <= until), "nobody will start {dn}");
             }

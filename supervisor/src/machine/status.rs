@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::node::Past;
 use super::{Machine, ROOT_SLOT, Time};
-use crate::state::State;
+use crate::state::{State, WaitingFor};
 
 /// How many running descendants a status names.
 const NAMED_DESCENDANTS: usize = 5;
@@ -19,20 +19,7 @@ pub(crate) struct Status<'a> {
     pub(crate) generation: u64,
     pub(crate) failures: u32,
     pub(crate) exits: &'a VecDeque<Past>,
-    pub(crate) waiting_for: Waiting,
-}
-
-/// See [`WaitingFor`](crate::WaitingFor).
-#[derive(Debug, PartialEq)]
-pub(crate) enum Waiting {
-    Nothing,
-    ReadySignal,
-    Dependency(Arc<str>),
-    Backoff(Time),
-    Return,
-    Descendants(Vec<Arc<str>>),
-    Parent,
-    Operator,
+    pub(crate) waiting_for: WaitingFor<Time>,
 }
 
 impl Machine {
@@ -65,18 +52,18 @@ impl Machine {
         }
     }
 
-    fn waiting_for(&self, slot: u32) -> Waiting {
+    fn waiting_for(&self, slot: u32) -> WaitingFor<Time> {
         let node = self.node(slot);
         match node.phase {
-            State::Waiting => Waiting::Backoff(node.timer.unwrap_or(node.since)),
-            State::Stopped => Waiting::Operator,
-            State::New | State::Ready if node.cancelled => Waiting::Return,
-            State::New => node.dependency.clone().map_or(Waiting::ReadySignal, Waiting::Dependency),
-            State::Ready => Waiting::Nothing,
-            _ if !node.cancelled => Waiting::Nothing,
-            _ if node.live > 0 => Waiting::Descendants(self.running_below(slot)),
-            _ if node.parent.is_some_and(|parent| self.node(parent).cancelled) => Waiting::Parent,
-            _ => Waiting::Nothing,
+            State::Waiting => WaitingFor::Backoff(node.timer.unwrap_or(node.since)),
+            State::Stopped => WaitingFor::Operator,
+            State::New | State::Ready if node.cancelled => WaitingFor::Return,
+            State::New => node.dependency.clone().map_or(WaitingFor::ReadySignal, WaitingFor::Dependency),
+            State::Ready => WaitingFor::Nothing,
+            _ if !node.cancelled => WaitingFor::Nothing,
+            _ if node.live > 0 => WaitingFor::Descendants(self.running_below(slot)),
+            _ if node.parent.is_some_and(|parent| self.node(parent).cancelled) => WaitingFor::Parent,
+            _ => WaitingFor::Nothing,
         }
     }
 
