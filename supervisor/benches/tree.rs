@@ -46,54 +46,28 @@ async fn main() -> anyhow::Result<()> {
             theirs[2].push(up[1]);
         }
     }
-    let peer = |row: BenchRow, samples: &[f64], scale: f64| match samples.is_empty() {
-        true => row,
-        false => row.peer("suture", "4.0.6", median(samples) / scale),
-    };
-    let rows = [
-        peer(
-            BenchRow::new(
-                "restart",
-                "exit of a runnable to its next run, no backoff, p50",
-                "µs",
-                median(&ours[0]) / 1e3,
-            ),
-            &theirs[0],
-            1e3,
-        )
-        .at_most(5.0),
-        BenchRow::new(
-            "restart-group-64",
-            "one failure to all 64 of its group running again, p50",
-            "µs",
-            median(&ours[1]) / 1e3,
-        )
-        .at_most(200.0),
-        peer(
-            BenchRow::new(
-                "up-10000",
-                "10,000 children of one parent added and running",
-                "ms",
-                median(&ours[2]) / 1e6,
-            ),
-            &theirs[1],
-            1e6,
-        )
-        .at_most(50.0),
-        peer(
-            BenchRow::new(
-                "bytes-each",
-                "resident memory of one of 10,000 idle runnables",
-                "bytes",
-                median(&ours[3]),
-            ),
-            &theirs[2],
-            1.0,
-        )
-        .at_most(1536.0),
-    ];
-    testbed::bench::write("supervisor-tree", &rows)?;
+    testbed::bench::write("supervisor-tree", &rows(&ours, &theirs))?;
     Ok(())
+}
+
+/// What was measured, beside the peer where it was there.
+fn rows(ours: &[Vec<f64>; 4], theirs: &[Vec<f64>; 3]) -> [BenchRow; 4] {
+    let row =
+        |id, work, unit, index: usize, scale| BenchRow::new(id, work, unit, median(&ours[index]) / scale);
+    let beside = |row: BenchRow, index: usize, scale: f64| match theirs[index].is_empty() {
+        true => row,
+        false => row.peer("suture", "4.0.6", median(&theirs[index]) / scale),
+    };
+    let restart = row("restart", "exit of a runnable to its next run, no backoff, p50", "µs", 0, 1e3);
+    let group = "one failure to all 64 of its group running again, p50";
+    let up = row("up-10000", "10,000 children of one parent added and running", "ms", 2, 1e6);
+    let bytes = row("bytes-each", "resident memory of one of 10,000 idle runnables", "bytes", 3, 1.0);
+    [
+        beside(restart, 0, 1e3).at_most(5.0),
+        row("restart-group-64", group, "µs", 1, 1e3).at_most(200.0),
+        beside(up, 1, 1e6).at_most(50.0),
+        beside(bytes, 2, 1.0).at_most(1536.0),
+    ]
 }
 
 fn tree(root: impl nodekeel_supervisor::Runnable) -> Supervisor {

@@ -127,9 +127,17 @@ fn a_file_that_is_no_utf8_is_refused_at_its_line() {
     assert!(error.ends_with("noded.toml:2:12: is not UTF-8 here; save the file as UTF-8"), "{error}");
 }
 
+/// What each text is refused with.
+fn refused<const N: usize>(cases: [(String, &str); N]) {
+    for (text, says) in cases {
+        let error = parse(&text).expect_err(&text);
+        assert!(error.contains(says), "{text:?}\n is: {error}\nnot: {says}");
+    }
+}
+
 #[test]
-fn rules_between_fields_name_the_field_too() {
-    for (text, says) in [
+fn rules_between_services_name_the_field_too() {
+    refused([
         (
             service("depends_on = [\"etcd\", \"b\"]"),
             ":4:23: service[0].depends_on[1]: a depends on \"b\", which is no service; there are etcd, containerd, a",
@@ -156,6 +164,12 @@ fn rules_between_fields_name_the_field_too() {
         ),
         ("[[service]]\nname = \"etcd\"\ncommand = [\"x\"]".into(), "is a service of the node itself"),
         ("[[service]]\nname = \"b\"\ncommand = []".into(), "service[0].command: b has no program to run"),
+    ]);
+}
+
+#[test]
+fn rules_between_fields_name_the_field_too() {
+    refused([
         (service("readiness = { probe = [] }"), "service[0].readiness: the probe of a has no program to run"),
         (service("readiness = \"soon\""), "must be \"started\", \"notify\", \"exit\" or { probe"),
         (
@@ -170,6 +184,12 @@ fn rules_between_fields_name_the_field_too() {
             "service[0].environment: \"A=B\" can't be a variable's name",
         ),
         (service("directory = \"srv\""), "service[0].directory: srv is not absolute"),
+    ]);
+}
+
+#[test]
+fn values_out_of_range_name_the_field_and_the_range() {
+    refused([
         (
             "[services.etcd]\npeer_port = 2379".into(),
             ":2:13: services.etcd.peer_port: 2379 is the client port too",
@@ -197,10 +217,7 @@ fn rules_between_fields_name_the_field_too() {
             format!("services.etcd.enable = false\n{}", service("depends_on = [\"etcd\"]")),
             "set services.etcd.enable = true",
         ),
-    ] {
-        let error = parse(&text).expect_err(&text);
-        assert!(error.contains(says), "{text:?}\n is: {error}\nnot: {says}");
-    }
+    ]);
 }
 
 #[test]

@@ -83,16 +83,7 @@ mod wire;
 /// The control API's messages, its client, and with the feature `node` its server: generated from
 /// `proto/nodekeel/control/v1/control.proto`, where they are described.
 #[cfg(feature = "client")]
-#[allow(
-    missing_docs,
-    missing_debug_implementations,
-    clippy::all,
-    clippy::pedantic,
-    clippy::exhaustive_enums,
-    unreachable_pub,
-    unnameable_types,
-    reason = "generated"
-)]
+#[allow(missing_docs, clippy::all, clippy::pedantic, clippy::exhaustive_enums, reason = "generated")]
 pub mod v1 {
     tonic::include_proto!("nodekeel.control.v1");
 }
