@@ -1,8 +1,5 @@
 //! The crate's only unsafe code: system calls that std and rustix don't offer, and the birth of a child process.
-#![allow(
-    unsafe_code,
-    reason = "what rustix can't: signals by number, a child that shares memory until it execs"
-)]
+#![allow(unsafe_code, reason = "signals by number, and a child that shares memory until it execs")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
