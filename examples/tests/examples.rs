@@ -65,3 +65,21 @@ fn log_tree_shows_backlog_and_stream() {
     ];
     assert_in_order(&printed("log_tree"), &pieces);
 }
+
+#[test]
+fn place_tree_shows_a_declaration_and_what_it_becomes() {
+    let pieces = [
+        "# what is declared",
+        "0700 pki/",
+        "0600   cert-key.pem",
+        "0640 sensors.json",
+        "# what is written is read: [\"roof\", \"cellar\"]",
+        "absent, which is no error: None",
+        "# what is there now",
+        "0750 acme-station/",
+        "0640   sensors.json",
+        "# a second new volume: /data holds",
+        "# after a restart the node's role is worker",
+    ];
+    assert_in_order(&printed("place_tree"), &pieces);
+}
