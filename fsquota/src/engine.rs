@@ -105,6 +105,17 @@ impl<K: Kernel> Engine<K> {
         self.kernel.set_tag(dir, Tag::default()).map_err(Call::WriteProject.failed())
     }
 
+    #[cfg(feature = "testing")]
+    pub(crate) fn range(&self) -> ProjectRange {
+        self.range
+    }
+
+    /// The number that the next directory would get, were it not for this.
+    #[cfg(feature = "testing")]
+    pub(crate) fn find_free(&self) -> Result<ProjectId, Error> {
+        self.allocation()?.next()
+    }
+
     /// Lifts the limits of a project that nothing belongs to.
     pub(crate) fn release(&self, project: ProjectId) -> Result<(), Error> {
         let _allocation = self.allocation()?;

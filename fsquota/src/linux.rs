@@ -123,3 +123,7 @@ pub(crate) fn set_tag(file: BorrowedFd<'_>, tag: Tag) -> io::Result<()> {
     attributes.flags = (attributes.flags & !sys::INHERIT) | if tag.inherit { sys::INHERIT } else { 0 };
     sys::set_attributes(file, &attributes)
 }
+
+#[cfg(test)]
+#[path = "linux_test.rs"]
+mod tests;

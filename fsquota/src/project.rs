@@ -105,6 +105,11 @@ impl ProjectQuota {
         Ok(changed)
     }
 
+    #[cfg(feature = "testing")]
+    pub(crate) fn engine(&self) -> &Engine<Linux> {
+        &self.engine
+    }
+
     /// The directory where the file system is mounted.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.engine.kernel.root.as_fd()

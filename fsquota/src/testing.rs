@@ -1,11 +1,16 @@
-//! An implementation in memory, and the suite that every implementation passes.
+//! An implementation in memory, the suite that every implementation passes, and checks over arbitrary input: property
+//! tests run those on what proptest makes up, fuzz targets on what the fuzzer finds.
 
+mod bare;
+mod checks;
 mod conformance;
 pub(crate) mod memory;
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
+pub use bare::Bare;
+pub use checks::{check_fdinfo, check_mountinfo, check_quantity};
 pub use conformance::conformance;
 
 use crate::engine::{Contents, Engine};

@@ -28,7 +28,7 @@ fn make(mounted: &Mounted, name: &str) -> String {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn limits_are_set_shown_listed_and_cleared() {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
         let mounted = place(kind);
@@ -55,7 +55,7 @@ fn limits_are_set_shown_listed_and_cleared() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn people_get_a_table_and_a_warning() {
     let mounted = place(FileSystem::Xfs);
     let dir = make(&mounted, "dir");
@@ -73,7 +73,7 @@ fn people_get_a_table_and_a_warning() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn what_is_in_a_full_directory_is_taken_when_asked_for() {
     let mounted = place(FileSystem::Ext4);
     let dir = make(&mounted, "dir");
@@ -87,7 +87,7 @@ fn what_is_in_a_full_directory_is_taken_when_asked_for() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn processes_at_once_never_give_the_same_number() {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
         let mounted = place(kind);
@@ -108,7 +108,7 @@ fn processes_at_once_never_give_the_same_number() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn what_to_mount_how_is_said() {
     let mounted = Disk::take().unwrap().mount(FileSystem::Xfs, "").unwrap();
     let (said, code) = failed(&["check", text(mounted.path())]);
@@ -117,7 +117,7 @@ fn what_to_mount_how_is_said() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn limits_of_removed_directories_are_released() {
     let mounted = place(FileSystem::Xfs);
     let dir = make(&mounted, "dir");

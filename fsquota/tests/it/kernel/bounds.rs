@@ -10,7 +10,7 @@ use super::{Place, at, bound, crowd, fill, on_both};
 const MIB: u64 = 1 << 20;
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn writing_stops_at_the_limit_of_bytes_and_nowhere_else() {
     on_both(|place| {
         place.limited("small", at(MIB, 100));
@@ -26,7 +26,7 @@ fn writing_stops_at_the_limit_of_bytes_and_nowhere_else() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn files_below_are_counted_at_any_depth() {
     on_both(|place| {
         place.limited("dir", at(MIB, 100));
@@ -38,7 +38,7 @@ fn files_below_are_counted_at_any_depth() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn making_files_stops_at_the_limit_of_inodes() {
     on_both(|place| {
         place.limited("dir", at(64 * MIB, 20));
@@ -49,7 +49,7 @@ fn making_files_stops_at_the_limit_of_inodes() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn limits_survive_a_remount_and_still_bind() {
     on_both(|mut place| {
         let before = place.limited("dir", at(MIB, 20));
@@ -70,7 +70,7 @@ fn limits_survive_a_remount_and_still_bind() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_raised_limit_lets_writing_go_on_and_a_lowered_one_stops_it_at_once() {
     on_both(|place| {
         place.limited("dir", at(MIB, 100));
@@ -93,7 +93,7 @@ fn a_raised_limit_lets_writing_go_on_and_a_lowered_one_stops_it_at_once() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn what_is_read_back_is_near_what_was_written() {
     on_both(|place| {
         place.limited("dir", at(MIB, 100));
@@ -111,7 +111,7 @@ fn what_is_read_back_is_near_what_was_written() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn inside_a_limited_directory_the_file_system_is_as_large_as_the_limit() {
     on_both(|place| {
         place.limited("dir", at(8 * MIB, 100));
@@ -121,7 +121,7 @@ fn inside_a_limited_directory_the_file_system_is_as_large_as_the_limit() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn ext4_does_not_bind_the_privileged_as_the_warning_says() {
     let place = Place::new(testbed::guest::inside::FileSystem::Ext4);
     assert!(place.quota.warnings().contains(&nodekeel_fsquota::Warning::PrivilegedCanExceed));

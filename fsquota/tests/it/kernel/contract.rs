@@ -16,7 +16,7 @@ fn range(first: u32, last: u32) -> ProjectRange {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn the_kernels_quotas_conform() {
     on_both(|place| {
         fs::create_dir(place.path("scratch")).unwrap();
@@ -26,7 +26,7 @@ fn the_kernels_quotas_conform() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn the_older_call_by_device_conforms() {
     on_both(|place| {
         fs::create_dir(place.path("scratch")).unwrap();
@@ -36,7 +36,7 @@ fn the_older_call_by_device_conforms() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn the_state_table_holds() {
     on_both(|place| {
         fs::create_dir(place.path("scratch")).unwrap();
@@ -45,7 +45,7 @@ fn the_state_table_holds() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn the_other_flags_of_a_directory_stay_and_its_project_is_passed_on() {
     on_both(|place| {
         let dir = place.make("dir");
@@ -65,7 +65,7 @@ fn the_other_flags_of_a_directory_stay_and_its_project_is_passed_on() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_number_in_use_is_not_given_though_its_limits_are_none() {
     on_both(|place| {
         let quota = ProjectQuota::open_with(place.mounted.path(), range(500, 503)).unwrap();
@@ -87,7 +87,7 @@ fn a_number_in_use_is_not_given_though_its_limits_are_none() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn everything_is_listed_also_what_others_made() {
     let place = Place::new(FileSystem::Xfs);
     let ours = place.limited("ours", at(1 << 20, 10));
@@ -110,7 +110,7 @@ fn everything_is_listed_also_what_others_made() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn limits_of_removed_directories_are_released_by_number_or_found() {
     on_both(|place| {
         let first = place.limited("first", at(1 << 20, 1000)).project;

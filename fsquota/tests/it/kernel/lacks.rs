@@ -22,7 +22,7 @@ fn mounted_with(kind: FileSystem, options: &str) -> (OpenError, String) {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_mount_without_project_quotas() {
     let (error, text) = mounted_with(FileSystem::Xfs, "");
     assert!(matches!(error, OpenError::NotMounted { .. }) && text.contains("-o prjquota"), "{text}");
@@ -31,7 +31,7 @@ fn a_mount_without_project_quotas() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_mount_that_counts_and_does_not_enforce() {
     let (error, text) = mounted_with(FileSystem::Xfs, "pqnoenforce");
     assert!(matches!(error, OpenError::NotEnforced { .. }), "{text}");
@@ -40,7 +40,7 @@ fn a_mount_that_counts_and_does_not_enforce() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn an_ext4_that_keeps_no_projects() {
     let (error, text) = mounted_with(FileSystem::PlainExt4, "");
     assert!(matches!(error, OpenError::NoProjectFeature { .. }), "{text}");
@@ -48,7 +48,7 @@ fn an_ext4_that_keeps_no_projects() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_read_only_mount() {
     on_both(|place| {
         let path = place.mounted.path().to_owned();
@@ -61,14 +61,14 @@ fn a_read_only_mount() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn another_file_system() {
     let error = refused(Path::new("/proc"));
     assert!(matches!(&error, OpenError::OtherKind { found, .. } if found == "proc"), "{error}");
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn no_permission() {
     on_both(|place| {
         let error = without(CapabilitySet::SYS_ADMIN, || refused(place.mounted.path()));
@@ -77,7 +77,7 @@ fn no_permission() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_part_of_a_file_system_works_with_a_warning() {
     on_both(|place| {
         place.make("part");
@@ -93,7 +93,7 @@ fn a_part_of_a_file_system_works_with_a_warning() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn any_directory_of_it_names_the_file_system() {
     let place = Place::new(FileSystem::Xfs);
     std::fs::create_dir_all(place.path("a/b")).unwrap();

@@ -11,7 +11,7 @@ use nodekeel_fsquota::{ProjectQuota, QuotaSetter as _};
 use super::{at, on_both};
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn those_who_opened_it_each_for_themselves_never_give_the_same_number() {
     on_both(|place| {
         let work = |number: usize| {
@@ -34,7 +34,7 @@ fn those_who_opened_it_each_for_themselves_never_give_the_same_number() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_process_killed_with_the_lock_holds_nobody_up() {
     on_both(|place| {
         let mut holder = Command::new("flock");

@@ -21,7 +21,7 @@ fn furnish(place: &Place) {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_full_directory_is_refused_and_taken_when_its_tree_is_asked_for() {
     on_both(|place| {
         furnish(&place);
@@ -42,7 +42,7 @@ fn a_full_directory_is_refused_and_taken_when_its_tree_is_asked_for() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_tree_is_cleared_and_its_number_free_again() {
     on_both(|place| {
         furnish(&place);
@@ -62,7 +62,7 @@ fn a_tree_is_cleared_and_its_number_free_again() {
 }
 
 #[test]
-#[ignore = "needs kernel"]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn directories_with_limits_of_their_own_keep_them() {
     on_both(|place| {
         fs::create_dir(place.path("full")).unwrap();

@@ -1,0 +1,198 @@
+//! What limits cost with 0 to 100,000 projects there, on XFS and ext4: setting and reading one directory's, and finding
+//! a free number. Ours, the bare calls and `xfs_quota` take turns.
+//!
+//! It boots a guest and runs itself there. Inside of one, or with a directory of a mounted file system as its argument,
+//! it measures at once. Under emulation a system call costs many times what it does otherwise: ratios hold, times don't.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use nodekeel_fsquota::testing::Bare;
+use nodekeel_fsquota::{Bytes, Change, Inodes, Kind, Limit, ProjectId, ProjectQuota, QuotaSetter as _};
+use testbed::bench::BenchRow;
+use testbed::guest::inside::{self, Disk, FileSystem};
+
+const PROJECTS: [u32; 4] = [0, 1_000, 10_000, 100_000];
+const ROUNDS: usize = 101;
+/// The peer is a process each time.
+const PEER_ROUNDS: usize = 3;
+const WITHIN: Duration = Duration::from_secs(1500);
+/// Before each row, where the rows go through a pipe.
+const MARK: &str = "row ";
+
+fn main() -> Result<()> {
+    // Cargo calls with `--bench`.
+    let given = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    match given {
+        Some(directory) => measure(Path::new(&directory)),
+        None if inside::is_inside() => measure_on_disks(),
+        None => in_a_guest(),
+    }
+}
+
+/// Runs this very program in a guest, and writes the rows that it prints.
+fn in_a_guest() -> Result<()> {
+    let program = std::env::current_exe().context("find this program")?;
+    let guest = testbed::Guest::builder().disk(4 << 30).program("/usr/bin/quota-bench", &program).boot()?;
+    let mut rows = Vec::new();
+    let code = guest.run(&Command::new("/usr/bin/quota-bench"), WITHIN, |line| {
+        println!("{line}");
+        rows.extend(line.strip_prefix(MARK).and_then(|row| serde_json::from_str::<BenchRow>(row).ok()));
+    })?;
+    ensure!(code == 0 && !rows.is_empty(), "the guest measured {} rows and ended with {code}", rows.len());
+    testbed::bench::write("quota", &rows)?;
+    Ok(())
+}
+
+fn measure_on_disks() -> Result<()> {
+    for kind in [FileSystem::Xfs, FileSystem::Ext4] {
+        let mounted = Disk::take()?.mount(kind, "prjquota")?;
+        measure(mounted.path())?;
+    }
+    Ok(())
+}
+
+fn measure(directory: &Path) -> Result<()> {
+    let mut there = 0;
+    for projects in PROJECTS {
+        let quota = ProjectQuota::open(directory)?;
+        // Limits alone take a number, too, and are made much faster than directories.
+        for offset in there..projects {
+            Bare(&quota).limit(number(&quota, offset)?, 1024, 100)?;
+        }
+        there = projects;
+        let bench = Bench { quota, directory: directory.into(), projects };
+        for row in [bench.set_and_read()?, bench.next_number()?, bench.first_number()?] {
+            println!("{MARK}{}", serde_json::to_string(&row)?);
+        }
+    }
+    Ok(())
+}
+
+fn number(quota: &ProjectQuota, offset: u32) -> Result<ProjectId> {
+    ProjectId::new(Bare(quota).range().first().get() + offset).context("beyond the last number")
+}
+
+struct Bench {
+    quota: ProjectQuota,
+    directory: PathBuf,
+    projects: u32,
+}
+
+impl Bench {
+    fn row(&self, what: &str, work: &str, ours: f64, peer: f64, limit: f64) -> Result<BenchRow> {
+        let kind = self.quota.file_system().kind;
+        let version = testbed::output(Command::new("xfs_quota").arg("-V"))?;
+        let version = version.trim().rsplit(' ').next().unwrap_or("unknown").to_owned();
+        let work = format!("{work}; {kind} with {} projects", self.projects);
+        Ok(BenchRow::new(format!("{what}_{kind}_{}", self.projects), work, "us", ours)
+            .peer("xfs_quota", version, peer)
+            .limit(limit))
+    }
+
+    /// A directory, which is gone when the work is done.
+    fn with_directory(&self, work: impl FnOnce(&File, &Path) -> Result<f64>) -> Result<f64> {
+        let path = self.directory.join("measured");
+        fs::create_dir(&path)?;
+        let dir = File::open(&path)?;
+        let took = work(&dir, &path)?;
+        self.quota.clear(dir.as_fd())?;
+        fs::remove_dir(&path)?;
+        Ok(took)
+    }
+
+    fn set_and_read(&self) -> Result<BenchRow> {
+        let change = Change { bytes: Limit::At(Bytes(1 << 20)), inodes: Limit::At(Inodes(100)) };
+        let bare = Bare(&self.quota);
+        let free = number(&self.quota, self.projects + 1000)?;
+        let (mut ours, mut limits, mut peers) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            ours.push(self.with_directory(|dir, _| {
+                timed(|| Ok((self.quota.set(dir.as_fd(), change)?, self.quota.status(dir.as_fd())?)))
+            })?);
+            limits.push(self.with_directory(|dir, _| {
+                timed(|| {
+                    bare.limit(free, 1024, 100)?;
+                    bare.tag(dir.as_fd(), free)?;
+                    Ok(bare.is_taken(free)?)
+                })
+            })?);
+            if round < PEER_ROUNDS {
+                peers.push(self.with_directory(|_, path| self.peer_sets_and_reads(path, free))?);
+            }
+        }
+        let work = "give a new directory both limits and read them back";
+        self.row("set_get", work, median(ours), median(peers), median(limits))
+    }
+
+    fn peer_sets_and_reads(&self, path: &Path, free: ProjectId) -> Result<f64> {
+        let commands = [
+            format!("project -s -p {} {free}", path.display()),
+            format!("limit -p bhard=1m ihard=100 {free}"),
+            format!("quota -p -N -b -i {free}"),
+        ];
+        timed(|| self.xfs_quota(&commands))
+    }
+
+    fn xfs_quota(&self, commands: &[String]) -> Result<String> {
+        let mut command = Command::new("xfs_quota");
+        command.arg("-x");
+        if self.quota.file_system().kind == Kind::Ext4 {
+            command.arg("-f");
+        }
+        command.args(commands.iter().flat_map(|one| ["-c", one]));
+        testbed::output(command.arg(&self.directory))
+    }
+
+    /// As in a process that has given numbers before.
+    fn next_number(&self) -> Result<BenchRow> {
+        let bare = Bare(&self.quota);
+        bare.find_free()?;
+        let free = number(&self.quota, self.projects + 1000)?;
+        let (mut ours, mut limits) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            ours.push(timed(|| Ok(bare.find_free()?))?);
+            limits.push(timed(|| Ok(bare.is_taken(free)?))?);
+        }
+        let limit = median(limits);
+        let row = self.row("next_id", "find a free number", median(ours), self.peer_finds()?, limit)?;
+        Ok(row.at_most(limit * 4.0))
+    }
+
+    /// As in a process that has just started.
+    fn first_number(&self) -> Result<BenchRow> {
+        let free = number(&self.quota, self.projects + 1000)?;
+        let (mut ours, mut limits) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let quota = ProjectQuota::open(&self.directory)?;
+            ours.push(timed(|| Ok(Bare(&quota).find_free()?))?);
+            limits.push(timed(|| Ok(Bare(&quota).is_taken(free)?))?);
+        }
+        let work = "find a free number, the first of a process";
+        self.row("first_id", work, median(ours), self.peer_finds()?, median(limits))
+    }
+
+    /// The way of those who run a program: list all, take the largest number and one more.
+    fn peer_finds(&self) -> Result<f64> {
+        let report = || self.xfs_quota(&["report -p -n -N".to_owned()]);
+        let took = (0..PEER_ROUNDS).map(|_| timed(report)).collect::<Result<Vec<f64>>>()?;
+        Ok(median(took))
+    }
+}
+
+/// Microseconds.
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
+    let start = Instant::now();
+    let done = work();
+    let took = start.elapsed();
+    done.map(|_| took.as_secs_f64() * 1e6)
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}

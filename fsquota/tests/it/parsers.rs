@@ -1,0 +1,78 @@
+//! What comes from outside: quantities, and the kernel's lists.
+
+use nodekeel_fsquota::testing::{check_fdinfo, check_mountinfo, check_quantity};
+use nodekeel_fsquota::{Bytes, Inodes, QuantityError};
+use proptest::prelude::*;
+
+#[test]
+fn quantities_are_read_as_people_mean_them() {
+    for (text, bytes) in [
+        ("0", 0),
+        ("4096", 4096),
+        ("10Gi", 10 << 30),
+        ("10GiB", 10 << 30),
+        ("1.5G", 1_500_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("100k", 100_000),
+        ("100K", 100_000),
+        ("512B", 512),
+        ("0.5Ki", 512),
+        ("0.0001Ki", 1),
+        ("1.00000000000000000000000001", 2),
+        ("18446744073709551615", u64::MAX),
+        ("15Ei", 15 << 60),
+    ] {
+        assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+    }
+    assert_eq!("100k".parse(), Ok(Inodes(100_000)));
+    assert_eq!(
+        ("10Gi".to_owned(), "100k".to_owned()),
+        (Bytes(10 << 30).to_string(), Inodes(100_000).to_string())
+    );
+}
+
+#[test]
+fn what_is_no_quantity_is_said_to_be_none() {
+    let why = |text: &str| text.parse::<Bytes>().unwrap_err();
+    for text in ["", ".", "1.", ".5", "1.2.3", "Gi", "B"] {
+        assert!(matches!(why(text), QuantityError::NotANumber(_)), "{text:?}: {}", why(text));
+    }
+    for text in ["10Qi", "10 Gi", "10gi", "-1", "+1", "1e3", "10GiBB", "\u{661}", "0x10"] {
+        assert!(matches!(why(text), QuantityError::UnknownSuffix(_)), "{text:?}: {}", why(text));
+    }
+    for text in ["16Ei", "18446744073709551616", "18.5E", "99999999999999999999999"] {
+        assert!(matches!(why(text), QuantityError::TooLarge(_)), "{text:?}: {}", why(text));
+    }
+    assert!("1KiB".parse::<Inodes>().is_err(), "inodes are no bytes");
+}
+
+proptest! {
+    #[test]
+    fn every_number_is_read_as_it_is_displayed(number: u64, shift in 0u32..64) {
+        for number in [number, number >> shift, number >> shift << shift, 10u64.pow(shift % 20)] {
+            check_quantity(Bytes(number).to_string().as_bytes());
+            prop_assert_eq!(Bytes(number).to_string().parse(), Ok(Bytes(number)));
+            prop_assert_eq!(Inodes(number).to_string().parse(), Ok(Inodes(number)));
+        }
+    }
+
+    #[test]
+    fn no_text_is_read_wrongly(text in "[0-9.]{0,25}[kKMGTPEiB]{0,4}|.*") {
+        check_quantity(text.as_bytes());
+    }
+
+    #[test]
+    fn no_mountinfo_is_read_wrongly(
+        text in prop::collection::vec(any::<u8>(), 0..200),
+        line in "[0-9]{1,3} 1 [0-9]{1,4}:[0-9]{1,4} (/|[a-z\\\\0-7#\u{fc}]){1,12} /[a-z\\\\0-7]{0,12} rw( [a-z:0-9]{1,9}){0,2} - (xfs|ext4|e\\\\040) /dev/[a-z\\\\04]{1,9} r[ow],[a-z=,]{0,9}",
+    ) {
+        check_mountinfo(&text);
+        check_mountinfo(line.as_bytes());
+        check_mountinfo(&[line.as_bytes(), b"\n", &text, b"\n", line.as_bytes()].concat());
+    }
+
+    #[test]
+    fn no_fdinfo_is_read_wrongly(text in "(pos:|mnt_id:|[a-z]{0,3})[\t 0-9a-z-]{0,20}\n?.*") {
+        check_fdinfo(text.as_bytes());
+    }
+}
