@@ -5,15 +5,21 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Error, Result, bail};
 use serde_json::Value;
 use testbed::bench::{self, BenchRow};
 
+use crate::kernel_test::{self, need::Need};
 use crate::report::Report;
-use crate::run::{self, Echo};
+use crate::run::{self, Echo, Ran};
 use crate::setup;
+use crate::test::binaries;
 
 const WITHIN: Duration = Duration::from_secs(1800);
+
+/// Where a member's manifest says which of its benches run in a guest, and what that must have:
+/// `[package.metadata.kernel-benches]`, `quota = "kernel with a disk of 4 GiB"`.
+const IN_GUEST: &str = "kernel-benches";
 
 /// A bench target of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +28,24 @@ struct Bench {
     /// The member's directory, as `supervisor`.
     directory: String,
     target: String,
+    /// What the guest must have in which it runs.
+    need: Option<Need>,
 }
 
 impl Bench {
     fn name(&self) -> String {
         format!("{}-{}", self.directory, self.target)
+    }
+
+    fn run(&self) -> Result<Ran> {
+        let arguments = ["bench", "-p", &self.package, "--bench", &self.target];
+        match self.need {
+            None => run::stream(run::cargo(&arguments), Echo::Shown, WITHIN),
+            Some(need) => {
+                let built = binaries::build_one(&arguments, WITHIN)?;
+                kernel_test::bench(&built, need, WITHIN)
+            }
+        }
     }
 
     /// Whether people mean it by this name: `supervisor-tree`, `tree`, or `supervisor` for all of its member.
@@ -37,7 +56,7 @@ impl Bench {
 
 /// Runs the named ones, or all. A missed goal is no failure, a bench that did not run is.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
-    let all = benches(&run::metadata()?);
+    let all = benches(&run::metadata()?)?;
     let chosen: Vec<&Bench> =
         all.iter().filter(|bench| name.is_none_or(|name| bench.is_meant(name))).collect();
     if chosen.is_empty() {
@@ -49,8 +68,7 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     for bench in chosen {
         run::headline(&bench.name());
         let start = SystemTime::now();
-        let command = run::cargo(&["bench", "-p", &bench.package, "--bench", &bench.target]);
-        let ran = run::stream(command, Echo::Shown, WITHIN)?;
+        let ran = bench.run()?;
         let written = written_since(&bench::directory(), start)?;
         let silent = written.is_empty().then(|| "wrote no row".to_owned());
         report.checked(&bench.name(), ran.took, ran.problem.or(silent));
@@ -61,21 +79,23 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     Ok(report.finish())
 }
 
-fn benches(metadata: &Value) -> Vec<Bench> {
+fn benches(metadata: &Value) -> Result<Vec<Bench>> {
     let mut found = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let directory =
             package["manifest_path"].as_str().and_then(|path| Path::new(path).parent()?.file_name());
         let targets = package["targets"].as_array().into_iter().flatten();
         for target in targets.filter(|target| target["kind"][0] == "bench") {
+            let need = target["name"].as_str().and_then(|name| package["metadata"][IN_GUEST][name].as_str());
             found.push(Bench {
+                need: need.map(Need::parse).transpose().map_err(Error::msg)?,
                 package: package["name"].as_str().unwrap_or_default().to_owned(),
                 directory: directory.unwrap_or_default().to_string_lossy().into_owned(),
                 target: target["name"].as_str().unwrap_or_default().to_owned(),
             });
         }
     }
-    found
+    Ok(found)
 }
 
 /// The rows of the files that were written since then: a bench names its files itself.
@@ -104,11 +124,25 @@ mod tests {
         let metadata = serde_json::json!({"packages": [{
             "name": "nodekeel-supervisor", "manifest_path": "/w/supervisor/Cargo.toml",
             "targets": [{"kind": ["lib"], "name": "nodekeel_supervisor"}, {"kind": ["bench"], "name": "tree"}],
+            "metadata": null,
         }]});
-        let found = benches(&metadata);
-        assert_eq!(found.len(), 1);
+        let found = benches(&metadata).unwrap();
+        assert_eq!((found.len(), found[0].need), (1, None));
         assert!(["supervisor-tree", "supervisor", "tree"].iter().all(|name| found[0].is_meant(name)));
         assert!(!found[0].is_meant("logtree"));
+    }
+
+    #[test]
+    fn a_manifest_sends_a_bench_into_a_guest() {
+        let metadata = |need: &str| {
+            serde_json::json!({"packages": [{
+                "name": "nodekeel-fsquota", "manifest_path": "/w/fsquota/Cargo.toml",
+                "targets": [{"kind": ["bench"], "name": "quota"}], "metadata": {"kernel-benches": {"quota": need}},
+            }]})
+        };
+        let found = benches(&metadata("kernel with a disk of 4 GiB")).unwrap();
+        assert_eq!(found[0].need.map(|need| (need.disks, need.disk_size)), Some((1, 4 << 30)));
+        assert!(benches(&metadata("a moon rocket")).is_err());
     }
 
     #[test]

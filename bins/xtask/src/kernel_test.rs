@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use testbed::{Guest, guest};
+use testbed::{Guest, bench, guest};
 
 use crate::report::Report;
 use crate::run::{self, Ran};
@@ -24,6 +24,9 @@ use need::Need;
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 /// Longer than a binary's tests take in a guest, which computes ten times slower than this machine.
 const BINARY_WITHIN: Duration = Duration::from_secs(8 * 60);
+/// Where a bench in a guest leaves its rows.
+const TARGET_IN_GUEST: &str = "/run/target";
+const COPY_WITHIN: Duration = Duration::from_secs(30);
 /// What marks a test for this command, at the beginning of its line.
 const MARK: &str = "#[ignore = \"needs kernel";
 
@@ -38,7 +41,7 @@ pub(crate) struct Job {
 /// Builds the packages that have such tests, and runs those of them whose `PACKAGE BINARY TEST` contains the filter.
 pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     setup::install()?;
-    let packages = packages(&run::metadata()?);
+    let packages = narrowed(packages(&run::metadata()?), filter);
     let mut report = Report::default();
     let mut jobs = Vec::new();
     if !packages.is_empty() {
@@ -139,6 +142,26 @@ pub(crate) fn furnish(mut builder: guest::Builder, binary: &Binary) -> Result<gu
     builder.directory(&binary.directory, &binary.directory)
 }
 
+/// Runs a bench in a guest of its own, and puts the rows that it wrote there where those of other benches are.
+pub(crate) fn bench(binary: &Binary, need: Need, deadline: Duration) -> Result<Ran> {
+    let guest = furnish(guest(need), binary)?.boot()?;
+    let mut command = binary.command();
+    command.arg("--bench").env("CARGO_TARGET_DIR", TARGET_IN_GUEST);
+    let (ran, error) = stream(&guest, &command, deadline);
+    if let Some(error) = error {
+        return Err(error);
+    }
+    let rows = format!("{TARGET_IN_GUEST}/bench");
+    let names = guest.output(Command::new("find").args([&rows, "-name", "*.json"]), COPY_WITHIN)?;
+    fs::create_dir_all(bench::directory()).context("create the directory of rows")?;
+    for path in names.lines().map(Path::new) {
+        let text = guest.output(Command::new("cat").arg(path), COPY_WITHIN)?;
+        let place = bench::directory().join(path.file_name().unwrap_or_default());
+        fs::write(&place, text).with_context(|| format!("write {}", place.display()))?;
+    }
+    Ok(ran)
+}
+
 /// The tests of the binary that wait for a guest; needs that nobody understands are failures.
 fn job(binary: Binary, filter: Option<&str>, report: &mut Report) -> Result<Option<Job>> {
     let is_meant =
@@ -173,6 +196,12 @@ fn packages(metadata: &Value) -> Vec<String> {
     marked.filter_map(|package| package["name"].as_str().map(String::from)).collect()
 }
 
+/// A filter that begins with a package's whole name means no other package: those needn't be built.
+fn narrowed(packages: Vec<String>, filter: Option<&str>) -> Vec<String> {
+    let first = filter.and_then(|filter| filter.split(' ').next()).unwrap_or_default();
+    if packages.iter().any(|package| package == first) { vec![first.to_owned()] } else { packages }
+}
+
 fn is_marked(path: &Path) -> bool {
     if path.is_dir() {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -203,5 +232,13 @@ mod tests {
             place("words", "// #[ignore = \"needs kernel\"] is for others"),
         ]});
         assert_eq!(packages(&metadata), ["marked"]);
+    }
+
+    #[test]
+    fn a_filter_that_begins_with_a_package_builds_that_one_alone() {
+        let packages = || vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(narrowed(packages(), Some("b it x::y")), ["b"]);
+        assert_eq!(narrowed(packages(), Some("bo")), packages());
+        assert_eq!(narrowed(packages(), None), packages());
     }
 }

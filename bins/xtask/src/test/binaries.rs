@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use crate::run::{self, Echo};
@@ -95,6 +95,19 @@ pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Built> {
         binary.programs.dedup();
     }
     Ok(built)
+}
+
+/// Builds the one test or bench that these arguments of cargo mean.
+pub(crate) fn build_one(arguments: &[&str], deadline: Duration) -> Result<Binary> {
+    let mut command = run::cargo(arguments);
+    command.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let ran = run::stream(command, Echo::Hidden, deadline)?;
+    if let Some(problem) = ran.problem {
+        bail!("cargo {}: {problem}", arguments.join(" "));
+    }
+    let mut built = ran.lines.iter().filter_map(|line| parse(line));
+    let binary = built.find(|binary| binary.kind == Kind::Test);
+    binary.with_context(|| format!("cargo {} built no executable", arguments.join(" ")))
 }
 
 /// *Source:* the cargo book, external tools: the message `compiler-artifact`.
