@@ -1,7 +1,7 @@
 //! The kernel's mounts.
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::Dir;
@@ -39,6 +39,14 @@ impl OsMounts {
     /// For targets below this directory, the kubelet's. It is opened anew for each call: it may be mounted later.
     pub fn new(kubelet: impl Into<PathBuf>) -> Self {
         Self { kubelet: kubelet.into() }
+    }
+
+    /// Finds out whether a directory could be mounted, without mounting it.
+    ///
+    /// # Errors
+    /// What the kernel says: it is too old, or the caller isn't root.
+    pub fn probe(volume: BorrowedFd<'_>) -> io::Result<()> {
+        detached(volume, MountFlags::default()).map(drop)
     }
 
     /// The directory that the target is in; `None` where there is none.
@@ -189,18 +197,23 @@ fn is_empty(dir: BorrowedFd<'_>) -> io::Result<bool> {
 
 /// Binds one directory over another, both by descriptor.
 fn bind(volume: BorrowedFd<'_>, over: BorrowedFd<'_>, flags: MountFlags) -> io::Result<()> {
+    let mount = detached(volume, flags)?;
+    let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(&mount, c"", over, c"", both)?)
+}
+
+/// A mount of a directory that is nowhere yet, and gone when it is dropped.
+fn detached(volume: BorrowedFd<'_>, flags: MountFlags) -> io::Result<OwnedFd> {
     let clone =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let mount = rustix::mount::open_tree(volume, c"", clone)?;
-    sys::set_flags(mount.as_fd(), flags).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOSYS) => io::Error::new(
-            io::ErrorKind::Unsupported,
-            "the kernel has no mount_setattr: Linux 5.12 or newer is needed",
-        ),
+    let old = "the kernel has no mount_setattr: Linux 5.12 or newer is needed";
+    let set = sys::set_flags(mount.as_fd(), flags);
+    set.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOSYS) => io::Error::new(io::ErrorKind::Unsupported, old),
         _ => error,
     })?;
-    let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    Ok(rustix::mount::move_mount(&mount, c"", over, c"", both)?)
+    Ok(mount)
 }
 
 /// Unmounts the topmost mount at a name. The directory above is named by its descriptor, and a link isn't followed: it

@@ -9,6 +9,7 @@
     clippy::exhaustive_enums,
     clippy::missing_errors_doc,
     rustdoc::all,
+    unnameable_types,
     unreachable_pub,
     dead_code,
     reason = "generated, with the specification's own words"
@@ -25,6 +26,7 @@ pub mod csi {
     clippy::exhaustive_enums,
     clippy::missing_errors_doc,
     rustdoc::all,
+    unnameable_types,
     unreachable_pub,
     dead_code,
     reason = "generated, with Kubernetes' own words"
