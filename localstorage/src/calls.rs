@@ -23,14 +23,18 @@ pub(crate) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd> {
 /// Opens what lies beneath `dir`, where no symbolic link is on the way.
 pub(crate) fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlags) -> Result<OwnedFd> {
     faults::before("openat2")?;
-    let (dir, flags) = (dir.as_fd(), flags | OFlags::CLOEXEC | OFlags::NOFOLLOW);
+    let (dir, mut flags) = (dir.as_fd(), flags | OFlags::CLOEXEC);
+    // With a path alone this opens a link itself. Else it would hide that a link is what is in the way.
+    if flags.contains(OFlags::PATH) {
+        flags |= OFlags::NOFOLLOW;
+    }
     retry_on_intr(|| fs::openat2(dir, path, flags, Mode::empty(), BENEATH))
 }
 
 /// As [`open_beneath`], and on the same mount.
 pub(crate) fn open_same_mount(dir: impl AsFd, name: &OsStr, flags: OFlags) -> Result<OwnedFd> {
     faults::before("openat2")?;
-    let (dir, flags) = (dir.as_fd(), flags | OFlags::CLOEXEC | OFlags::NOFOLLOW);
+    let (dir, flags) = (dir.as_fd(), flags | OFlags::CLOEXEC);
     retry_on_intr(|| fs::openat2(dir, name, flags, Mode::empty(), BENEATH | ResolveFlags::NO_XDEV))
 }
 

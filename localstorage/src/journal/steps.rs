@@ -137,8 +137,10 @@ impl Steps {
         if progress.names != self.names {
             return Err(StepsError::Other { path, recorded: progress.names, asked: self.names.clone() });
         }
-        let mut run = Run { journal, progress, is_resumed, is_told: false, hook: Box::new(hook) };
-        if !is_resumed {
+        let mut run = Run { journal, progress, is_resumed, hook: Box::new(hook) };
+        if is_resumed {
+            run.tell_next();
+        } else {
             run.commit(0, state.to_vec())?;
         }
         Ok(run)
@@ -153,20 +155,13 @@ pub struct Run {
     journal: Journal,
     progress: Progress,
     is_resumed: bool,
-    /// Whether the hook has heard of the next step.
-    is_told: bool,
     hook: Hook,
 }
 
 impl Run {
     /// The step to do now; none after the last.
-    pub fn step(&mut self) -> Option<&str> {
-        let name = self.progress.names.get(self.progress.next)?;
-        if !self.is_told {
-            self.is_told = true;
-            (self.hook)(Point::Before(name));
-        }
-        Some(name)
+    pub fn step(&self) -> Option<&str> {
+        self.progress.names.get(self.progress.next).map(String::as_str)
     }
 
     /// What the last step, or the beginning, has recorded.
@@ -198,8 +193,8 @@ impl Run {
         &mut self,
         mut work: impl FnMut(&str, &[u8]) -> Result<Vec<u8>, E>,
     ) -> Result<(), E> {
-        while self.step().is_some() {
-            let state = work(&self.progress.names[self.progress.next], &self.progress.state)?;
+        while let Some(step) = self.step() {
+            let state = work(step, self.state())?;
             self.done(state)?;
         }
         Ok(())
@@ -219,9 +214,15 @@ impl Run {
         hook(Point::Committing(progress.names.get(next).map(String::as_str)));
         self.journal.commit(&content).map_err(StepsError::Journal)?;
         (progress.next, progress.state) = (next, state);
-        self.is_told = false;
         hook(Point::Committed(progress.names.get(next).map(String::as_str)));
+        self.tell_next();
         Ok(())
+    }
+
+    fn tell_next(&mut self) {
+        if let Some(name) = self.progress.names.get(self.progress.next) {
+            (self.hook)(Point::Before(name));
+        }
     }
 }
 

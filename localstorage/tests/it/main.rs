@@ -1,9 +1,17 @@
 //! Tests of the crate as others see it.
 
+mod bed;
 mod dir;
 mod disks;
+mod journal;
+mod kernel;
+mod matrix;
+mod model;
 mod mount;
+mod paths;
 mod pki;
 mod placement;
+mod removal;
+mod replace;
 mod tree;
 mod volume;

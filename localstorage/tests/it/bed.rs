@@ -1,0 +1,48 @@
+//! What the tests share.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+use nodekeel_localstorage::Dir;
+use tempfile::TempDir;
+
+/// What a program of its own is to do.
+const TASK: &str = "NODEKEEL_LOCALSTORAGE_TASK";
+
+pub(crate) fn scratch() -> (TempDir, Dir) {
+    let temporary = tempfile::tempdir().expect("a directory");
+    let dir = Dir::open(temporary.path()).expect("it opens");
+    (temporary, dir)
+}
+
+/// The name of every entry below, with siblings and all.
+pub(crate) fn raw_names(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).expect("it is a directory");
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = entries.map(|entry| name(entry.expect("an entry"))).collect();
+    names.sort();
+    names
+}
+
+/// What this process is to do, where it was started for a test of another one.
+pub(crate) fn task() -> Option<String> {
+    std::env::var(TASK).ok()
+}
+
+/// Runs one test of this program again, in a process of its own that is told what to do.
+pub(crate) fn run_alone(test: &str, task: &str) -> ExitStatus {
+    let mut command = Command::new(std::env::current_exe().expect("it has a path"));
+    command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
+    command.env(TASK, task).stdin(Stdio::null()).stdout(Stdio::null());
+    command.status().expect("it starts")
+}
+
+/// Does a test's work in a process of its own: for what all threads of a process share.
+pub(crate) fn alone(test: &str, work: impl FnOnce()) {
+    if task().is_some() {
+        return work();
+    }
+    let status = run_alone(test, "alone");
+    assert!(status.success(), "{status}");
+}

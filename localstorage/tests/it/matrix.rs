@@ -1,0 +1,242 @@
+//! What is killed, or fails, at every system call, leaves the old state or the new one, and can be done again.
+
+use std::cell::Cell;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use nodekeel_localstorage::journal::Journal;
+use nodekeel_localstorage::testing::{Verdict, with_hook};
+use nodekeel_localstorage::{Dir, Mode};
+use rustix::io::Errno;
+use rustix::process::{Signal, getpid, kill_process};
+
+use crate::bed::{raw_names, run_alone, task};
+
+mod scenarios;
+
+pub(crate) use scenarios::{ALL, Scenario};
+
+/// A place for one scenario, gone when this is dropped.
+struct Bed {
+    _temporary: tempfile::TempDir,
+    dir: Dir,
+}
+
+impl Bed {
+    fn new(scenario: &Scenario, base: &Path) -> Self {
+        let temporary = tempfile::tempdir_in(base).expect("a directory");
+        let bed = Self { dir: Self::open(temporary.path()), _temporary: temporary };
+        (scenario.prepare)(&bed.dir);
+        bed
+    }
+
+    /// Beside the directory is a place to keep what was promised.
+    fn open(path: &Path) -> Dir {
+        Dir::open(path).and_then(|dir| dir.ensure_dir("work", Mode::PRIVATE_DIR)).expect("it is made")
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path().parent().expect("it is in another")
+    }
+
+    fn siblings(&self) -> Vec<String> {
+        let names = raw_names(self.dir.path());
+        names.into_iter().filter(|name| name.starts_with(".nodekeel-")).collect()
+    }
+
+    fn finish(&self, scenario: &Scenario, what: &str) {
+        (scenario.work)(&self.dir).unwrap_or_else(|error| panic!("{what}, done again: {error:#}"));
+        self.dir.sweep().expect("it sweeps");
+        (scenario.is_sound)(&self.dir);
+        (scenario.is_done)(&self.dir);
+        assert_eq!(self.siblings(), [""; 0], "{what}");
+    }
+}
+
+/// In memory where that can be: a process that is killed loses nothing that the kernel has, so a disk would only take
+/// longer. The tests in the guest use disks.
+fn base() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    match tempfile::tempdir_in(&memory) {
+        Ok(_) => memory,
+        Err(_) => std::env::temp_dir(),
+    }
+}
+
+/// Counts the calls, and asks what becomes of each. Writes are cut into pieces.
+fn counted<R>(
+    scenario: &Scenario,
+    mut verdict: impl FnMut(u32) -> Verdict + 'static,
+    work: impl FnOnce() -> R,
+) -> (R, u32) {
+    let count = Rc::new(Cell::new(0));
+    let (counter, piece) = (Rc::clone(&count), scenario.piece);
+    let hook = move |_call: &'static str| {
+        counter.set(counter.get() + 1);
+        match verdict(counter.get()) {
+            Verdict::Go => Verdict::Short(piece),
+            other => other,
+        }
+    };
+    let result = with_hook(hook, work);
+    (result, count.get())
+}
+
+/// What a process of its own does: the work, until it kills itself. Without a task, all the work.
+#[test]
+fn works_until_it_is_killed() {
+    let Some(task) = task() else {
+        for scenario in ALL {
+            Bed::new(scenario, &base()).finish(scenario, scenario.name);
+        }
+        return;
+    };
+    let words: Vec<&str> = task.splitn(3, ' ').collect();
+    let (scenario, nth) = (scenarios::named(words[0]), words[1].parse::<u32>().expect("a number"));
+    let dir = Bed::open(Path::new(words[2]));
+    let kill = move |count| {
+        if count == nth {
+            kill_process(getpid(), Signal::KILL).expect("it kills itself");
+        }
+        Verdict::Go
+    };
+    counted(scenario, kill, || (scenario.work)(&dir)).0.expect("nothing fails");
+}
+
+/// Kills the work before each of its system calls, one process for each. Returns how many calls there are.
+pub(crate) fn kill_everywhere(scenario: &Scenario, base: &Path) -> u32 {
+    for nth in 1.. {
+        let bed = Bed::new(scenario, base);
+        let task = format!("{} {nth} {}", scenario.name, bed.path().display());
+        let status = run_alone("matrix::works_until_it_is_killed", &task);
+        let what = format!("{} killed before call {nth}", scenario.name);
+        let was_killed = status.signal() == Some(Signal::KILL.as_raw());
+        assert!(was_killed || status.success(), "{what}: {status}");
+        (scenario.is_sound)(&bed.dir);
+        if !was_killed {
+            (scenario.is_done)(&bed.dir);
+        }
+        bed.finish(scenario, &what);
+        if !was_killed {
+            println!("{}: killed before each of {} calls", scenario.name, nth - 1);
+            return nth - 1;
+        }
+    }
+    unreachable!("each work has an end")
+}
+
+/// Lets each system call fail, alone or with all that follow. Returns how many failures there were.
+pub(crate) fn fail_everywhere(scenario: &Scenario, base: &Path) -> u32 {
+    let mut failures = 0;
+    for errno in [Errno::IO, Errno::NOSPC] {
+        for is_lasting in [false, true] {
+            for nth in 1.. {
+                let bed = Bed::new(scenario, base);
+                let fail = move |count| match count {
+                    _ if count == nth || (is_lasting && count > nth) => Verdict::Fail(errno.raw_os_error()),
+                    _ => Verdict::Go,
+                };
+                let (result, count) = counted(scenario, fail, || (scenario.work)(&bed.dir));
+                let what = format!("{}, {errno:?} at call {nth} (lasting: {is_lasting})", scenario.name);
+                (scenario.is_sound)(&bed.dir);
+                if result.is_ok() {
+                    assert!(count < nth, "{what}: it is not reported");
+                    (scenario.is_done)(&bed.dir);
+                    break;
+                }
+                failures += 1;
+                if !is_lasting {
+                    assert_eq!(bed.siblings().len(), scenario.stale(&bed.dir), "{what}: it cleans up");
+                }
+                bed.finish(scenario, &what);
+            }
+        }
+    }
+    println!("{}: {failures} failures", scenario.name);
+    failures
+}
+
+/// The calls of each scenario, at least: fewer would say that the failpoints are not asked any more.
+macro_rules! matrix {
+    ($($name:ident: $least:expr;)*) => {
+        mod killed_at_every_call {
+            $(#[test]
+            fn $name() {
+                let scenario = super::scenarios::named(stringify!($name));
+                let calls = super::kill_everywhere(scenario, &super::base());
+                assert!(calls >= $least, "{calls} calls");
+            })*
+        }
+
+        mod failing_at_every_call {
+            $(#[test]
+            fn $name() {
+                let scenario = super::scenarios::named(stringify!($name));
+                let failures = super::fail_everywhere(scenario, &super::base());
+                assert!(failures >= 4 * $least, "{failures} failures");
+            })*
+        }
+
+        #[test]
+        fn every_scenario_is_run() {
+            let run = [$(stringify!($name)),*];
+            assert_eq!(ALL.iter().map(|scenario| scenario.name).collect::<Vec<_>>(), run);
+        }
+    };
+}
+
+matrix! {
+    replace: 15;
+    create: 8;
+    ensure_dirs: 10;
+    rename: 5;
+    remove: 150;
+    sweep: 8;
+    journal: 130;
+    steps: 45;
+}
+
+/// What is on a full file system stays whole; a file of `large` bytes doesn't fit.
+pub(crate) fn stays_whole_when_full(dir: &Dir, large: usize) {
+    let old = vec![1; 1000];
+    dir.write("file", &old, Mode::PRIVATE_FILE).expect("there is space");
+    let mut journal = Journal::open(dir, "journal").expect("it opens");
+    for content in [[1; 100], [2; 100]] {
+        journal.commit(&content).expect("there is space");
+    }
+    let filled = fill(dir, large);
+    for size in [large, 100_000] {
+        let error = dir.write("file", &vec![2; size], Mode::PRIVATE_FILE).expect_err("it is full");
+        assert!(error.is_full(), "{error:?}");
+        assert_eq!(dir.read("file").expect("it is there"), old);
+    }
+    assert!(raw_names(dir.path()).iter().all(|name| !name.starts_with(".nodekeel-")));
+    let error = journal.commit(&vec![3; 1 << 20]).expect_err("it is full");
+    assert!(error.is_full(), "{error:?}");
+    assert_eq!(journal.state(), Some(&[2; 100][..]));
+    for content in [[4; 100], [5; 100], [6; 100]] {
+        journal.commit(&content).expect("its files keep their blocks");
+    }
+    drop(journal);
+    assert_eq!(Journal::open(dir, "journal").expect("it opens").state(), Some(&[6; 100][..]));
+    for index in 0..filled {
+        assert!(dir.remove_file(format!("fill-{index}")).expect("it is removed"));
+    }
+    dir.write("file", &[3; 100_000], Mode::PRIVATE_FILE).expect("there is space again");
+}
+
+/// Writes files until none of 4 KiB fits; how many.
+fn fill(dir: &Dir, large: usize) -> usize {
+    let (mut size, mut count) = (large, 0);
+    while size >= 4096 {
+        match dir.write(format!("fill-{count}"), &vec![0; size], Mode::PRIVATE_FILE) {
+            Ok(()) => count += 1,
+            Err(error) => {
+                assert!(error.is_full(), "{error:?}");
+                size /= 2;
+            }
+        }
+    }
+    count
+}
