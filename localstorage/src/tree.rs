@@ -76,24 +76,27 @@
 
 pub(crate) mod commit;
 mod data;
+mod directory;
 mod ephemeral;
 mod esp;
 mod etc;
-mod handle;
+mod file;
 mod names;
 mod root;
 mod run;
 mod shape;
 mod site;
+mod special;
 
 pub use data::{
     ClusterNetworking, Credentialed, Data, DevicePlugins, Etcd, Identity, Kubelet, Kubernetes, Pki, Plugins,
     PluginsRegistry,
 };
+pub use directory::{Directory, MountPoint};
 pub use ephemeral::{Consensus, Containerd, Ephemeral};
 pub use esp::{BootImages, Efi, Esp, EspNode};
 pub use etc::Etc;
-pub use handle::{Directory, Fifo, File, LoadError, MountPoint, Socket, Undecodable};
+pub use file::{File, LoadError, Undecodable};
 pub use names::{Names, NamesError};
 pub use root::Root;
 pub use run::{Run, Tmp};
@@ -101,6 +104,7 @@ pub use run::{Run, Tmp};
 pub use shape::check;
 pub use shape::{Declared, InvalidLayout, LayoutProblem, SOCKET_PATH_MAX, Shape};
 pub use site::{Node, PlaceError, Site, Spot};
+pub use special::{Fifo, Socket};
 
 /// Declares directories and what is in them; see [`tree`](crate::tree) for how and why.
 ///

@@ -72,18 +72,18 @@ impl Names {
         &self.devices
     }
 
-    /// Fills the placeholders of a declared name.
+    /// Fills in the variables of a declared name.
     pub(super) fn fill(&self, declared: &str) -> Result<String, LayoutProblem> {
         let mut filled = String::with_capacity(declared.len());
         let mut rest = declared;
         while let Some((before, after)) = rest.split_once('{') {
-            let (placeholder, behind) = after.split_once('}').ok_or(LayoutProblem::Placeholder)?;
+            let (variable, behind) = after.split_once('}').ok_or(LayoutProblem::Variable)?;
             filled.push_str(before);
-            filled.push_str(match placeholder {
+            filled.push_str(match variable {
                 "brand" => &self.brand,
                 "driver" => &self.driver,
                 "devices" => &self.devices,
-                _ => return Err(LayoutProblem::Placeholder),
+                _ => return Err(LayoutProblem::Variable),
             });
             rest = behind;
         }

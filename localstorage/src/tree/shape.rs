@@ -101,7 +101,7 @@ impl Shape {
 /// One line of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Declared {
-    /// Its name, with [placeholders](Names) not filled in.
+    /// Its name, with [variables](Names) not filled in.
     pub name: &'static str,
     /// Its permissions.
     pub mode: Mode,
@@ -119,9 +119,9 @@ pub enum LayoutProblem {
     /// Something else in the same directory has the name.
     #[error("duplicate")]
     Duplicate,
-    /// There is no such placeholder.
-    #[error("unknown placeholder")]
-    Placeholder,
+    /// There is no such variable.
+    #[error("unknown variable")]
+    Variable,
     /// Nobody could listen on it: place the tree nearer to the root.
     #[error("a socket's path of {bytes} bytes is longer than {SOCKET_PATH_MAX}")]
     SocketPath {

@@ -89,6 +89,14 @@ impl Disk {
     }
 }
 
+/// Unlocks at once. Closing alone would not: a child that another thread is starting has the descriptor until it
+/// executes its program, and the lock with it.
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
     move |source| VolumeError::Device { step, path: path.to_owned(), source }
 }

@@ -64,10 +64,12 @@ impl Bench {
 
     /// A program in the place of mkfs.xfs.
     fn script(&self, script: &str) -> PathBuf {
-        let path = self.temporary.path().join("mkfs");
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        path
+        let path = |name| self.temporary.path().join(name);
+        fs::write(path("mkfs.text"), script).unwrap();
+        // A child that another test starts may hold what this process writes; nothing busy could be executed.
+        assert!(Command::new("cp").args([path("mkfs.text"), path("mkfs")]).status().unwrap().success());
+        fs::set_permissions(path("mkfs"), fs::Permissions::from_mode(0o755)).unwrap();
+        path("mkfs")
     }
 }
 

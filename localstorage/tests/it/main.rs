@@ -1,6 +1,7 @@
 //! Tests of the crate as others see it.
 
 mod bed;
+mod commit;
 mod dir;
 mod disks;
 mod journal;

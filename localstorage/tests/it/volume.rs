@@ -2,8 +2,9 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _};
@@ -44,9 +45,11 @@ impl Bench {
     }
 
     fn mkfs(&self, script: &str) {
-        fs::write(self.path("mkfs.new"), script).unwrap();
-        fs::set_permissions(self.path("mkfs.new"), fs::Permissions::from_mode(0o755)).unwrap();
-        fs::rename(self.path("mkfs.new"), self.path("mkfs")).unwrap();
+        fs::write(self.path("mkfs.text"), script).unwrap();
+        // A child that another test starts may hold what this process writes; nothing busy could be executed.
+        let copied =
+            Command::new("install").arg("-m755").args([self.path("mkfs.text"), self.path("mkfs")]).status();
+        assert!(copied.unwrap().success());
     }
 
     fn volume(&self) -> Plain {
