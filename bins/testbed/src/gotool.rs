@@ -142,14 +142,6 @@ impl GoTools {
         directory.is_dir().then_some(directory)
     }
 
-    /// Says why they could not be built here, before anybody waits for it.
-    ///
-    /// # Errors
-    /// The reason.
-    pub fn check(&self) -> Result<(), Unfit> {
-        go::find(self.go_version()).map(drop)
-    }
-
     fn directory_in(&self, cache: &Path) -> Result<PathBuf> {
         cache::entry_in(cache, &self.entry(), |partial| build::build(self, partial))
     }
@@ -189,6 +181,15 @@ impl GoTools {
     }
 }
 
+/// *Source:* the names of Go's `GOARCH`, which OCI uses, too.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,5 +222,15 @@ mod tests {
         let place = cache.path().join(ETCD.entry());
         fs::create_dir_all(&place).unwrap();
         assert_eq!(ETCD.directory_in(cache.path()).unwrap(), place);
+    }
+
+    #[test]
+    #[ignore = "needs go"]
+    fn what_was_built_runs_and_knows_its_version() {
+        let csi = CSI_SANITY.program("csi-sanity").unwrap();
+        let help = std::process::Command::new(csi).arg("--help").output().unwrap();
+        assert!(String::from_utf8_lossy(&help.stderr).contains("csi.endpoint"));
+        let etcd = crate::output(std::process::Command::new(ETCD.program("etcd").unwrap()).arg("--version"));
+        assert!(etcd.unwrap().contains(ETCD.version));
     }
 }

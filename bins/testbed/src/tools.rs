@@ -26,6 +26,8 @@ pub const CTR: Tool = Tool { name: "ctr", package: "containerd" };
 pub const RUNC: Tool = Tool { name: "runc", package: "runc" };
 /// The compiler of protobuf files, which the builds of etcd's and containerd's clients call.
 pub const PROTOC: Tool = Tool { name: "protoc", package: "protobuf-compiler" };
+/// Go's compiler, which builds what Debian has not, after it has fetched a newer one where it is old.
+pub const GO: Tool = Tool { name: "go", package: "golang-go" };
 /// Runit's supervisor of one process, a peer in benches.
 pub const RUNSV: Tool = Tool { name: "runsv", package: "runit" };
 /// S6's supervisor of one process, a peer in benches.
@@ -66,13 +68,14 @@ pub const MOUNT: Tool = Tool { name: "mount", package: "mount" };
 pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 
 /// Everything that the workspace's tests, benches and demo run.
-pub const ALL: [Tool; 25] = [
+pub const ALL: [Tool; 26] = [
     ETCD,
     ETCDCTL,
     CONTAINERD,
     CTR,
     RUNC,
     PROTOC,
+    GO,
     RUNSV,
     S6_SUPERVISE,
     SETPRIV,

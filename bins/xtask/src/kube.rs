@@ -15,21 +15,28 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Subcommand;
 use rustix::fs::{FlockOperation, flock};
-use testbed::{Kube, Programs, Scratch, cache};
+use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, Programs, Scratch, cache, gotool};
 
 pub(crate) mod tools;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
     /// Start etcd, API server, controller manager and scheduler on loopback, and leave them running
-    Up,
+    Up {
+        /// With a real node, in a guest
+        #[arg(long)]
+        node: bool,
+    },
     /// End them and remove all that they had
     Down,
     /// Print how to use it: eval "$(cargo xtask kube env)"
     Env,
     /// Hold it until somebody asks for its end; what `up` starts
     #[command(hide = true)]
-    Hold,
+    Hold {
+        #[arg(long)]
+        node: bool,
+    },
 }
 
 /// What the holder says when everything answers.
@@ -38,10 +45,10 @@ const READY: &str = "ready";
 pub(crate) fn run(task: &Task) -> Result<()> {
     let state = State(cache::directory()?.join("kube"));
     match task {
-        Task::Up => up(&state),
+        Task::Up { node } => up(&state, *node),
         Task::Down => down(&state),
         Task::Env => env(&state),
-        Task::Hold => hold(&state),
+        Task::Hold { node } => hold(&state, *node),
     }
 }
 
@@ -76,7 +83,7 @@ impl State {
     }
 }
 
-fn up(state: &State) -> Result<()> {
+fn up(state: &State, node: bool) -> Result<()> {
     let free = state.claim()?.is_some();
     ensure!(
         free,
@@ -84,8 +91,11 @@ fn up(state: &State) -> Result<()> {
     );
     // In the foreground, where people see how far a first build is.
     Programs::locate()?;
+    if node {
+        gotool::CONTAINERD.directory()?;
+    }
     println!("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler");
-    let mut holder = start_holder(state)?;
+    let mut holder = start_holder(state, node)?;
     let output = holder.stdout.take().context("its output is piped")?;
     for line in BufReader::new(output).lines().map_while(Result::ok) {
         if line == READY {
@@ -100,16 +110,21 @@ fn up(state: &State) -> Result<()> {
     bail!("it did not come up ({status}):\n{log}")
 }
 
-fn start_holder(state: &State) -> Result<Child> {
+fn start_holder(state: &State, node: bool) -> Result<Child> {
     let log = File::create(state.log()).with_context(|| format!("create {}", state.log().display()))?;
     let own = std::env::current_exe().context("find this program")?;
     let mut holder = Command::new(own);
-    holder.args(["kube", "hold"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    holder
+        .args(["kube", "hold"])
+        .args(node.then_some("--node"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log);
     // Neither a Ctrl-C nor the terminal's end is meant for it.
     holder.process_group(0).spawn().context("start the holder")
 }
 
-fn hold(state: &State) -> Result<()> {
+fn hold(state: &State, with_node: bool) -> Result<()> {
     let _claim = state.claim()?.context("somebody else holds it")?;
     for stale in [state.socket(), state.kubeconfig()] {
         match fs::remove_file(&stale) {
@@ -120,15 +135,28 @@ fn hold(state: &State) -> Result<()> {
         }
     }
     let start = Instant::now();
-    let kube = Kube::start()?;
+    let kube = if with_node { Kube::builder().service_accounts().start()? } else { Kube::start()? };
     say(&format!("{} answers after {:.1} s", kube.url(), start.elapsed().as_secs_f64()));
+    let node = if with_node { Some(join(&kube)?) } else { None };
     symlink(kube.kubeconfig("admin")?, state.kubeconfig()).context("link the kubeconfig")?;
     let listener = UnixListener::bind(state.socket()).context("listen for the end")?;
     say(READY);
     let (_asks, _) = listener.accept().context("wait for the end")?;
-    drop(kube);
+    drop((node, kube));
     state.remove()
     // The connection closes with this process: whoever asked knows that nothing is left.
+}
+
+fn join(kube: &Kube) -> Result<GuestNode> {
+    say("booting a node in a guest");
+    let start = Instant::now();
+    let node = GuestNode::builder().join(kube)?;
+    let seconds = start.elapsed().as_secs_f64();
+    say(&format!(
+        "the node {:?} is ready after {seconds:.1} s; it has the image {BUSYBOX_IMAGE}",
+        node.name()
+    ));
+    Ok(node)
 }
 
 /// Whoever waited for it may have gone.

@@ -44,8 +44,8 @@ fn command(tools: &GoTools, go: &go::Go, module: &Path) -> Command {
     command.arg(format!("-ldflags=-s -w {}", tools.ldflags));
     // The machine's proxies and caches stay as they are set; what would change the result does not.
     command.env("CGO_ENABLED", "0").env("GOWORK", "off").env_remove("GOFLAGS").env_remove("GOEXPERIMENT");
-    if go.fetches {
-        command.env("GOTOOLCHAIN", "auto");
+    if let Some(toolchain) = go.toolchain {
+        command.env("GOTOOLCHAIN", toolchain);
     }
     command
 }
@@ -83,7 +83,7 @@ impl Progress {
         let now = Instant::now();
         let progress =
             Self { title, program: String::new(), compiled: 0, start: now, told: now, is_terminal };
-        let fetches = if go.fetches { "; go fetches a newer go first" } else { "" };
+        let fetches = if go.toolchain == Some("auto") { "; go fetches a newer go first" } else { "" };
         progress.say(&format!("building it, once: about {} on two cores{fetches}", tools.first_build), "\n");
         progress
     }

@@ -1,17 +1,23 @@
-//! The Go that is on the machine, and whether it can build what is asked for.
+//! The Go that is on the machine, and the newer one that it fetches.
 
 use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{output, tools};
+use anyhow::{Context as _, Result};
+
+use crate::{cache, output, tools};
 
 /// From here on Go fetches the newer Go that a module asks for by itself.
 ///
 /// *Source:* go.dev/doc/toolchain.
 const FETCHES_ITSELF: Version = Version(1, 21, 0);
-/// Where the archives of go.dev/dl are unpacked by their instructions, and Debian's backports lie.
-const USUAL: [&str; 2] = ["/usr/local/go/bin/go", "/usr/lib/go/bin/go"];
+/// What is fetched where the machine's Go is older than that: every Go is a module of this name, too.
+const TOOLCHAIN: &str = "go1.26.8";
+/// Where the archives of go.dev/dl are unpacked by their instructions.
+const USUAL: &str = "/usr/local/go/bin/go";
 
 /// A version of Go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,58 +60,93 @@ impl fmt::Display for Unfit {
 
 impl std::error::Error for Unfit {}
 
-/// A Go that can build for a module, and what `GOTOOLCHAIN` has to be for that.
+/// What has to happen before a Go can build for a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// It is new enough.
+    None,
+    /// It fetches a newer one by itself.
+    Automatic,
+    /// It is told to fetch a newer one.
+    Fetch,
+}
+
+/// A Go that can build for a module, and the `GOTOOLCHAIN` that it needs for that.
 #[derive(Debug)]
 pub(super) struct Go {
     pub(super) path: PathBuf,
-    /// Whether it fetches a newer one first.
-    pub(super) fetches: bool,
+    pub(super) toolchain: Option<&'static str>,
 }
 
-/// Finds a Go that can build what needs `needed`.
-pub(super) fn find(needed: Version) -> Result<Go, Unfit> {
-    let path = locate().ok_or_else(|| Unfit(missing(needed)))?;
-    let told = output(Command::new(&path).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"));
-    let told = told.map_err(|error| Unfit(format!("{error:#}")))?;
-    // A development version, which has no number: it is as new as can be.
-    let fetches = Version::parse(&told).is_some_and(|has| has < needed);
-    if fetches {
-        may_fetch(&path, &told, needed)?;
+/// Finds a Go that can build what needs `needed`, or has it fetched.
+///
+/// # Errors
+/// [`Unfit`] where there is none, or it may not fetch a newer one; why the fetching failed.
+pub(super) fn find(needed: Version) -> Result<Go> {
+    let path = locate().ok_or_else(|| Unfit(missing()))?;
+    let told = output(Command::new(&path).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"))?;
+    match step(told.trim(), needed, std::env::var("GOTOOLCHAIN").ok().as_deref())? {
+        Step::None => Ok(Go { path, toolchain: None }),
+        Step::Automatic => Ok(Go { path, toolchain: Some("auto") }),
+        Step::Fetch => Ok(Go { path: fetched(&path)?, toolchain: Some("local") }),
     }
-    Ok(Go { path, fetches })
 }
 
 fn locate() -> Option<PathBuf> {
-    let go = tools::Tool { name: "go", package: "golang-go" };
-    let usual = || USUAL.iter().map(PathBuf::from).find(|path| path.is_file());
-    tools::find(go).ok().or_else(usual)
+    let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
+    tools::find(tools::GO).ok().or_else(usual)
 }
 
-fn may_fetch(path: &Path, told: &str, needed: Version) -> Result<(), Unfit> {
-    let (path, told) = (path.display(), told.trim());
-    let has = Version::parse(told).unwrap_or(FETCHES_ITSELF);
-    if has < FETCHES_ITSELF {
-        return Err(Unfit(format!("{path} is {told}, which is too old: {}", remedy(needed))));
+fn step(told: &str, needed: Version, choice: Option<&str>) -> Result<Step, Unfit> {
+    match Version::parse(told) {
+        Some(has) if has < needed => match choice {
+            Some("local") => Err(Unfit(format!(
+                "{told} is here and Go {needed} is needed; the newer one would be fetched, but GOTOOLCHAIN=local \
+                 forbids it: unset GOTOOLCHAIN"
+            ))),
+            _ if has < FETCHES_ITSELF => Ok(Step::Fetch),
+            _ => Ok(Step::Automatic),
+        },
+        // A development version has no number: it is as new as can be.
+        _ => Ok(Step::None),
     }
-    match std::env::var("GOTOOLCHAIN") {
-        Ok(choice) if choice == "local" => Err(Unfit(format!(
-            "{path} is {told} and Go {needed} is needed; it would fetch that itself, but GOTOOLCHAIN=local forbids it: \
-             unset GOTOOLCHAIN"
-        ))),
-        _ => Ok(()),
+}
+
+fn missing() -> String {
+    "there is no Go, which builds the Kubernetes tools: `cargo xtask setup` installs Debian's golang-go, which fetches a \
+     newer one; or unpack an archive of https://go.dev/dl to /usr/local/go; or set NODEKEEL_KUBE_BIN to a directory \
+     with the programs"
+        .into()
+}
+
+/// The newer Go, which the old one fetches as a module and checks against the checksum database.
+///
+/// *Source:* go.dev/doc/toolchain: the module `golang.org/toolchain`, whose files come without their execute bits.
+fn fetched(old: &Path) -> Result<PathBuf> {
+    let module = format!("golang.org/toolchain@v0.0.1-{TOOLCHAIN}.linux-{}", super::architecture());
+    let entry = cache::entry(&format!("{TOOLCHAIN}-{}", super::architecture()), |partial| {
+        eprintln!("{TOOLCHAIN}: {} is too old; it fetches this one, once: some 90 MB", old.display());
+        let mut command = Command::new(old);
+        command.args(["mod", "download", &module]).current_dir(partial).env("GOWORK", "off");
+        command.env("GOMODCACHE", partial).env("GOFLAGS", "-modcacherw");
+        output(&mut command).with_context(|| format!("fetch {module}"))?;
+        let root = partial.join(&module);
+        for directory in ["bin", &format!("pkg/tool/linux_{}", super::architecture())] {
+            make_executable(&root.join(directory))?;
+        }
+        // The archive, now that it is unpacked.
+        fs::remove_dir_all(partial.join("cache")).context("remove the archive")
+    })?;
+    Ok(entry.join(module).join("bin/go"))
+}
+
+fn make_executable(directory: &Path) -> Result<()> {
+    for entry in fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))?.flatten() {
+        let path = entry.path();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            .with_context(|| format!("chmod {}", path.display()))?;
     }
-}
-
-fn missing(needed: Version) -> String {
-    format!("there is no Go, which builds the Kubernetes tools: {}", remedy(needed))
-}
-
-fn remedy(needed: Version) -> String {
-    format!(
-        "install Go {FETCHES_ITSELF} or newer (`apt-get install golang-go` from Debian 13 on; before, unpack the \
-         archive of https://go.dev/dl to /usr/local/go); it fetches Go {needed} by itself. Or set NODEKEEL_KUBE_BIN \
-         to a directory with the programs"
-    )
+    Ok(())
 }
 
 #[cfg(test)]
@@ -123,10 +164,19 @@ mod tests {
     }
 
     #[test]
-    fn a_go_that_cannot_fetch_is_refused_with_what_to_do() {
-        let needed = Version(1, 26, 0);
-        let unfit = may_fetch(Path::new("/usr/bin/go"), "go1.19.8", needed).unwrap_err();
-        assert!(unfit.to_string().contains("go1.19.8") && unfit.to_string().contains("go.dev/dl"), "{unfit}");
-        assert!(missing(needed).contains("NODEKEEL_KUBE_BIN"));
+    fn an_old_go_gets_a_newer_one_unless_that_is_forbidden() {
+        let step = |told, choice| step(told, Version(1, 26, 0), choice);
+        assert_eq!(step("go1.26.8", Some("local")), Ok(Step::None));
+        assert_eq!(step("devel +abc", None), Ok(Step::None));
+        assert_eq!(step("go1.24.4", None), Ok(Step::Automatic));
+        assert_eq!(step("go1.19.8", None), Ok(Step::Fetch));
+        let unfit = step("go1.24.4", Some("local")).unwrap_err();
+        assert!(unfit.to_string().contains("unset GOTOOLCHAIN"), "{unfit}");
+    }
+
+    #[test]
+    fn what_is_fetched_is_new_enough_for_every_module() {
+        let fetched = Version::parse(TOOLCHAIN).unwrap();
+        assert!(super::super::ALL.iter().all(|tools| tools.go_version() <= fetched));
     }
 }

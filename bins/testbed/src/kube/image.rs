@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::gotool::architecture;
 use crate::{output, tools};
 
 /// The image that every node in a guest has: busybox with its applets. It is what pods are begun with, too, so it
@@ -136,15 +137,6 @@ fn digest(content: &[u8]) -> String {
 
 fn hex(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// *Source:* the names of Go's `GOARCH`, which OCI uses.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ impl GuestNode {
         kubelet.wait(STEP_WITHIN, |_| {}).map(drop)
     }
 
-    /// Starts the kubelet, and waits until it answers.
+    /// Starts the kubelet, and waits until it answers; it learns of its pods a moment later.
     ///
     /// # Errors
     /// When it does not; with the last lines of its log.
