@@ -100,6 +100,8 @@ fn a_link_at_any_component_is_not_followed() {
     }
 }
 
+type Removal = fn(&Dir) -> Result<bool, Error>;
+
 #[test]
 fn a_link_as_the_last_name_is_replaced_or_removed_itself() {
     let (_temporary, dir, outside) = with_link_at(3);
@@ -110,8 +112,7 @@ fn a_link_as_the_last_name_is_replaced_or_removed_itself() {
     assert!(dir.exists(path).expect("it is there"));
     dir.write(path, b"new", Mode::PRIVATE_FILE).expect("it takes the link's place");
     assert_eq!(dir.read(path).expect("it is a file now"), b"new");
-    let removals: [fn(&Dir) -> Result<bool, Error>; 2] =
-        [|dir| dir.remove_file("link"), |dir| dir.remove_tree("link")];
+    let removals: [Removal; 2] = [|dir| dir.remove_file("link"), |dir| dir.remove_tree("link")];
     for remove in removals {
         symlink(outside.join(path), dir.path().join("link")).expect("it is made");
         assert!(remove(&dir).expect("it is removed"));
