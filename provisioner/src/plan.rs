@@ -17,7 +17,9 @@ use crate::name::{DriverName, NodeName};
 use crate::quantity::QuantityError;
 
 pub use claim::{ClaimAction, ClaimIgnored, SeenClaim, plan_claim};
+pub(crate) use claim::{class_name, ignored, reference};
 pub use volume::{VolumeAction, VolumeIgnored, plan_volume};
+pub(crate) use volume::{has_finalizer, not_here};
 
 /// Names the driver that must provision a claim. *Source:* Kubernetes, "well-known labels, annotations and taints".
 pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";

@@ -170,3 +170,8 @@ impl StoreError {
         !matches!(self, Self::NotFound { .. })
     }
 }
+
+/// The larger of two limits, where none is the largest.
+pub(crate) fn larger<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+    a.zip(b).map(|(a, b)| a.max(b))
+}

@@ -1,1 +1,164 @@
+//! The table of decisions on volumes.
 
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::objects::{DRIVER, NODE, identity, uid, volume};
+
+const DELETED: &str = "2026-01-01T00:00:00Z";
+
+fn plan(patch: Value) -> VolumeAction {
+    plan_volume(&identity(NODE), &volume(1, patch))
+}
+
+fn affinity(expressions: Value) -> Value {
+    json!({ "spec": { "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": expressions }] } } } })
+}
+
+fn hostname(values: Value) -> Value {
+    json!([{ "key": "kubernetes.io/hostname", "operator": "In", "values": values }])
+}
+
+fn state(phase: &str, policy: &str, deleted: bool, finalizers: Value) -> Value {
+    json!({
+        "metadata": { "deletionTimestamp": deleted.then_some(DELETED), "finalizers": finalizers },
+        "spec": { "persistentVolumeReclaimPolicy": policy },
+        "status": { "phase": phase },
+    })
+}
+
+fn id() -> VolumeId {
+    VolumeId::from_uid(&uid(1)).expect("a UUID")
+}
+
+#[test]
+fn a_released_volume_is_deleted_and_a_kept_one_let_be() {
+    let ours = json!([FINALIZER]);
+    let none = json!([]);
+    let ignore = VolumeAction::Ignore;
+    let table = [
+        (state("Released", "Delete", false, ours.clone()), VolumeAction::Delete(id())),
+        (state("Released", "Delete", false, none.clone()), VolumeAction::Delete(id())),
+        (state("Released", "Delete", true, ours.clone()), VolumeAction::Delete(id())),
+        (state("Released", "Delete", true, none.clone()), ignore(VolumeIgnored::LetGo)),
+        (state("Bound", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
+        (state("Bound", "Delete", true, ours.clone()), ignore(VolumeIgnored::InUse)),
+        (state("Bound", "Delete", false, none.clone()), VolumeAction::Protect),
+        (state("Bound", "Delete", true, none.clone()), ignore(VolumeIgnored::InUse)),
+        (state("Available", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
+        (state("Failed", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
+        (state("Available", "Delete", true, ours.clone()), VolumeAction::Delete(id())),
+        (state("Failed", "Delete", true, ours.clone()), VolumeAction::Delete(id())),
+        (state("", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
+        (state("Released", "Retain", false, none.clone()), ignore(VolumeIgnored::Retained)),
+        (state("Released", "Retain", true, none.clone()), ignore(VolumeIgnored::Retained)),
+        (state("Released", "Retain", true, ours.clone()), VolumeAction::Release),
+        (state("Released", "Recycle", false, none.clone()), ignore(VolumeIgnored::Retained)),
+        (state("Bound", "Retain", false, ours), VolumeAction::Release),
+    ];
+    for (patch, action) in table {
+        assert_eq!(plan(patch.clone()), action, "{patch}");
+    }
+}
+
+#[test]
+fn without_finalizers_a_released_volume_is_deleted_also_when_its_object_is_going() {
+    let me = Identity { finalizer: None, ..identity(NODE) };
+    for deleted in [false, true] {
+        let volume = volume(1, state("Released", "Delete", deleted, json!([])));
+        assert_eq!(plan_volume(&me, &volume), VolumeAction::Delete(id()));
+    }
+    let bound = volume(1, state("Bound", "Delete", false, json!([])));
+    assert_eq!(plan_volume(&me, &bound), VolumeAction::Ignore(VolumeIgnored::InUse));
+}
+
+#[test]
+fn another_drivers_volume_is_ignored() {
+    for csi in [Value::Null, json!({ "driver": "other.example" })] {
+        assert_eq!(plan(json!({ "spec": { "csi": csi } })), VolumeAction::Ignore(VolumeIgnored::OtherDriver));
+    }
+    assert_eq!(
+        plan_volume(&identity(NODE), &Default::default()),
+        VolumeAction::Ignore(VolumeIgnored::OtherDriver)
+    );
+}
+
+#[test]
+fn a_volume_that_is_not_on_this_node_alone_is_ignored() {
+    let other_operator = json!([{ "key": "kubernetes.io/hostname", "operator": "NotIn", "values": [NODE] }]);
+    let other_key = json!([{ "key": "zone", "operator": "In", "values": [NODE] }]);
+    let missing_values = json!([{ "key": "kubernetes.io/hostname", "operator": "In" }]);
+    let two_terms = json!([{ "matchExpressions": hostname(json!([NODE])) }, { "matchExpressions": [] }]);
+    let patches = [
+        json!({ "spec": { "nodeAffinity": Value::Null } }),
+        json!({ "spec": { "nodeAffinity": { "required": Value::Null } } }),
+        json!({ "spec": { "nodeAffinity": { "required": { "nodeSelectorTerms": [] } } } }),
+        json!({ "spec": { "nodeAffinity": { "required": { "nodeSelectorTerms": two_terms } } } }),
+        affinity(json!([])),
+        affinity(hostname(json!([]))),
+        affinity(hostname(json!(["node-b"]))),
+        affinity(hostname(json!([NODE, "node-b"]))),
+        affinity(other_operator),
+        affinity(other_key),
+        affinity(missing_values),
+    ];
+    for patch in patches {
+        assert_eq!(plan(patch.clone()), VolumeAction::Ignore(VolumeIgnored::OtherNode), "{patch}");
+    }
+}
+
+#[test]
+fn a_handle_that_is_not_the_name_of_a_volume_of_ours_is_refused() {
+    let long = "x".repeat(4096);
+    let handles = ["", ".", "..", "../x", "/", "/etc", "a\0b", "pvc-1", long.as_str(), "PVC-9f0e5d3c"];
+    for handle in handles {
+        let action = plan(json!({ "spec": { "csi": { "volumeHandle": handle } } }));
+        let VolumeAction::Refuse(VolumeRefusal::Handle { handle: shown }) = action else {
+            panic!("{handle:?}: {action:?}")
+        };
+        assert!(shown.len() <= 64 * 4);
+    }
+    let other = json!({ "spec": { "csi": { "volumeHandle": format!("pvc-{}", uid(2)) } } });
+    assert!(matches!(plan(other), VolumeAction::Refuse(VolumeRefusal::OtherVolume { .. })));
+}
+
+#[test]
+fn a_volume_that_was_not_made_by_us_or_for_this_claim_is_refused() {
+    for by in [Value::Null, json!("other.example")] {
+        let patch = json!({ "metadata": { "annotations": { "pv.kubernetes.io/provisioned-by": by } } });
+        assert_eq!(plan(patch), VolumeAction::Refuse(VolumeRefusal::NotProvisioned));
+    }
+    for claim in [Value::Null, json!({ "uid": uid(2) })] {
+        let patch = json!({ "spec": { "claimRef": claim } });
+        assert!(matches!(plan(patch), VolumeAction::Refuse(VolumeRefusal::OtherClaim { .. })));
+    }
+}
+
+#[test]
+fn what_is_not_ours_gets_no_finalizer_and_loses_none() {
+    let foreign = json!({ "driver": DRIVER, "volumeHandle": ".." });
+    for policy in ["Delete", "Retain"] {
+        for finalizers in [json!([]), json!([FINALIZER])] {
+            let mut patch = state("Bound", policy, false, finalizers);
+            patch["spec"]["csi"] = foreign.clone();
+            assert!(matches!(plan(patch), VolumeAction::Ignore(_)));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_volume_makes_it_panic_and_only_its_own_name_is_ever_deleted(
+        handle in ".{0,50}", name in ".{0,50}", phase in "(Released|Bound|Failed|Available)?", policy in "(Delete|Retain)?",
+    ) {
+        let action = plan(json!({
+            "metadata": { "name": name },
+            "spec": { "csi": { "volumeHandle": handle }, "persistentVolumeReclaimPolicy": policy },
+            "status": { "phase": phase },
+        }));
+        if let VolumeAction::Delete(id) = action {
+            prop_assert_eq!((id.as_str(), id.as_str()), (handle.as_str(), name.as_str()));
+        }
+    }
+}

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use nodekeel_fsquota::{Bytes, Inodes, Limits, Usage};
 
 use crate::id::VolumeId;
-use crate::store::{Cause, StoreError, VolumeStore, VolumeUsage};
+use crate::store::{Cause, StoreError, VolumeStore, VolumeUsage, larger};
 
 /// A store that holds volumes in memory: nothing is written, nothing survives. Clones share their volumes.
 #[derive(Clone, Default)]
@@ -75,11 +75,6 @@ impl State {
             }
         }
     }
-}
-
-/// The larger of two limits, where none is the largest.
-fn larger<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
-    a.zip(b).map(|(a, b)| a.max(b))
 }
 
 #[async_trait]

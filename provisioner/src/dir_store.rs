@@ -1,0 +1,382 @@
+//! Volumes as directories with limits.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use nodekeel_fsquota::{Error as QuotaError, Limits, QuotaSetter, Status};
+use nodekeel_localstorage::{Dir, Error as DirError, FileKind, Mode, Rename};
+
+use crate::id::VolumeId;
+use crate::step::{Hook, Step, Steps};
+use crate::store::{Cause, OpenVolume, StoreError, VolumeStore, VolumeUsage, larger};
+
+mod grave;
+
+use grave::{Eraser, Grave};
+
+/// Where volumes are, by id.
+const VOLUMES: &str = "volumes";
+
+/// Where volumes are born.
+const NEW: &str = ".new";
+
+/// Where volumes go to be erased.
+const TRASH: &str = ".trash";
+
+/// How many volumes can be worked on at the same time; two that share a lock wait for each other.
+const LOCKS: usize = 64;
+
+/// A store that keeps each volume as a directory with a quota of its own.
+///
+/// ```text
+/// <base>/volumes/pvc-<uid>          a volume: limited, at its final place since the moment of its birth
+///        .new/pvc-<uid>             a directory that is not a volume yet: nobody has seen it
+///        .trash/pvc-<uid>.7.0/      a grave: what was volume 7 of the quota, and is none for anybody any more
+///               └─ volume           what is left of it
+/// ```
+///
+/// The three are `0700`, so that nobody else reaches a volume but through its mount; a volume itself has the
+/// [mode](DirStoreOptions::mode) that pods need.
+///
+/// # The directories are the journal
+/// There is no record beside the directories that could contradict them: what is in `.new` was never handed out, what is in
+/// `volumes` is whole and has its limits, and what is in a grave is to be erased. Both renames are atomic and synced, so
+/// a crash at any point leaves each volume in exactly one of the three, and the place tells what is to be done. The one
+/// fact that the erased directory took with it, its project number, is in the name of the grave, which is removed last.
+///
+/// A new store over the same directory sweeps `.new` and goes on erasing. There must be one store per directory.
+///
+/// # Erasing
+/// It goes on in a thread of its own, one grave after the other, so that the death of a large volume holds up neither births
+/// nor other deaths. Dropping the store stops it between two files; the next store goes on.
+pub struct DirStore {
+    inner: Arc<Inner>,
+    eraser: Eraser,
+}
+
+/// What can be chosen about a [`DirStore`]; the default is what pods need.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct DirStoreOptions {
+    /// The mode of a volume's directory. Default `0777`: containers run as any user, and a class without fsGroup support gives
+    /// them no other way to write. Nobody else gets past the `0700` above it.
+    pub mode: Mode,
+    /// Hears of each step.
+    pub hook: Option<Arc<dyn Hook>>,
+}
+
+impl Default for DirStoreOptions {
+    fn default() -> Self {
+        Self { mode: Mode::new(0o777), hook: None }
+    }
+}
+
+/// What the directories or the quota said.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirStoreError {
+    /// Something could not be done with a directory or in it.
+    #[error(transparent)]
+    Directory(DirError),
+    /// The quota of a directory could not be read or changed.
+    #[error("the quota of {}", path.display())]
+    Quota {
+        /// The directory.
+        path: PathBuf,
+        /// What the quota said.
+        #[source]
+        source: QuotaError,
+    },
+    /// A volume has no limits, although it was born with some: somebody has taken them. Set them with `dirquota`.
+    #[error("{} has no limits", path.display())]
+    Unlimited {
+        /// The volume's directory.
+        path: PathBuf,
+    },
+    /// The thread that erases could not be started.
+    #[error("start the thread that erases volumes")]
+    Thread(#[source] std::io::Error),
+    /// The runtime stopped before the work was done. The next store finds it as it is.
+    #[error("the runtime stopped before the work was done")]
+    Stopped,
+}
+
+struct Inner {
+    volumes: Dir,
+    new: Dir,
+    trash: Dir,
+    quota: Arc<dyn QuotaSetter>,
+    mode: Mode,
+    steps: Steps,
+    locks: [Mutex<()>; LOCKS],
+    hasher: RandomState,
+}
+
+impl DirStore {
+    /// A store in this directory, as [`DirStoreOptions::default`] says. It blocks while it sweeps what a crash left behind.
+    ///
+    /// # Errors
+    /// [`DirStoreError`]: the directory can't be used; the text says what to change.
+    pub fn new(base: Dir, quota: Arc<dyn QuotaSetter>) -> Result<Self, DirStoreError> {
+        Self::with(base, quota, DirStoreOptions::default())
+    }
+
+    /// As [`new`](Self::new), with options.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with(
+        base: Dir,
+        quota: Arc<dyn QuotaSetter>,
+        options: DirStoreOptions,
+    ) -> Result<Self, DirStoreError> {
+        let ensure = |name| base.ensure_dir(name, Mode::PRIVATE_DIR).map_err(DirStoreError::Directory);
+        let inner = Arc::new(Inner {
+            volumes: ensure(VOLUMES)?,
+            new: ensure(NEW)?,
+            trash: ensure(TRASH)?,
+            quota,
+            mode: options.mode,
+            steps: Steps::new(options.hook),
+            locks: [const { Mutex::new(()) }; LOCKS],
+            hasher: RandomState::new(),
+        });
+        inner.sweep_new()?;
+        let graves = inner.graves()?;
+        let eraser = Eraser::start(&inner, graves).map_err(DirStoreError::Thread)?;
+        Ok(Self { inner, eraser })
+    }
+
+    /// Waits until nothing is left to erase.
+    ///
+    /// # Cancel safety
+    /// It only looks.
+    pub async fn erased(&self) {
+        self.eraser.idle().await;
+    }
+
+    /// How many volumes are still being erased.
+    pub fn erasing(&self) -> usize {
+        self.eraser.pending()
+    }
+
+    /// Does blocking work for one volume, or for none, on a thread that may block.
+    async fn block<T: Send + 'static>(
+        &self,
+        id: Option<&VolumeId>,
+        work: impl FnOnce(&Inner) -> Result<T, DirStoreError> + Send + 'static,
+    ) -> Result<T, DirStoreError> {
+        let (inner, id) = (Arc::clone(&self.inner), id.cloned());
+        let work = move || {
+            let lock = id.map(|id| inner.lock(&id));
+            let _held = lock.map(|lock| inner.locks[lock].lock().unwrap_or_else(PoisonError::into_inner));
+            work(&inner)
+        };
+        tokio::task::spawn_blocking(work).await.unwrap_or(Err(DirStoreError::Stopped))
+    }
+}
+
+impl Inner {
+    fn lock(&self, id: &VolumeId) -> usize {
+        usize::try_from(self.hasher.hash_one(id) % LOCKS as u64).unwrap_or_default()
+    }
+
+    /// A volume's directory, if there is one.
+    fn find(&self, id: &VolumeId) -> Result<Option<Dir>, DirStoreError> {
+        match self.volumes.open_dir(id.as_str()) {
+            Ok(dir) => Ok(Some(dir)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(DirStoreError::Directory(error)),
+        }
+    }
+
+    fn create(&self, id: &VolumeId, limits: Limits) -> Result<(), DirStoreError> {
+        if let Some(dir) = self.find(id)? {
+            return self.raise(&dir, limits);
+        }
+        let born = self.bear(id, limits);
+        if born.is_err() {
+            // The claim may go to another node, and then nobody comes back to this one. What stays is swept at the next start.
+            let _ = self.discard(id.as_str().as_ref());
+        }
+        born
+    }
+
+    fn bear(&self, id: &VolumeId, limits: Limits) -> Result<(), DirStoreError> {
+        let make = || self.new.ensure_dir(id.as_str(), self.mode);
+        let dir = self.steps.make(Step::MakeDirectory, make).map_err(DirStoreError::Directory)?;
+        self.steps.make(Step::Limit, || self.limit(&dir, limits))?;
+        // The rename comes after the limits in the file system's log, so the sync that makes it durable makes them durable.
+        dir.sync().map_err(DirStoreError::Directory)?;
+        let publish = || self.new.rename(id.as_str(), &self.volumes, id.as_str(), Rename::Exclusive);
+        self.steps.make(Step::Publish, publish).map_err(DirStoreError::Directory)
+    }
+
+    /// Raises the limits of a volume that exists already, where they are lower.
+    fn raise(&self, dir: &Dir, limits: Limits) -> Result<(), DirStoreError> {
+        let old = self.status(dir)?.limits;
+        let raised =
+            Limits { bytes: larger(old.bytes, limits.bytes), inodes: larger(old.inodes, limits.inodes) };
+        if raised != old { self.limit(dir, raised) } else { Ok(()) }
+    }
+
+    fn limit(&self, dir: &Dir, limits: Limits) -> Result<(), DirStoreError> {
+        let set = self.quota.set(dir.as_fd(), limits.into());
+        set.map(drop).map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
+    }
+
+    fn status(&self, dir: &Dir) -> Result<Status, DirStoreError> {
+        self.find_status(dir)?.ok_or_else(|| DirStoreError::Unlimited { path: dir.path().to_owned() })
+    }
+
+    fn find_status(&self, dir: &Dir) -> Result<Option<Status>, DirStoreError> {
+        let status = self.quota.status(dir.as_fd());
+        status.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
+    }
+
+    /// Renames a volume into a grave; none if there is no such volume.
+    fn bury(&self, id: &VolumeId) -> Result<Option<Grave>, DirStoreError> {
+        let Some(dir) = self.find(id)? else { return Ok(None) };
+        let project = self.find_status(&dir)?.map(|status| status.project);
+        let dig = || Grave::dig(&self.trash, id, project);
+        let grave = self.steps.make(Step::Dig, dig).map_err(DirStoreError::Directory)?;
+        let bury = || grave.take(&self.volumes, id, &self.trash);
+        self.steps.make(Step::Bury, bury).map_err(DirStoreError::Directory)?;
+        Ok(Some(grave))
+    }
+
+    fn list(&self) -> Result<Vec<VolumeId>, DirStoreError> {
+        let entries = self.volumes.list().map_err(DirStoreError::Directory)?;
+        let dirs = entries.iter().filter(|entry| entry.kind == FileKind::Dir);
+        // Whatever else somebody has put there is nobody's volume.
+        Ok(dirs.filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
+    }
+
+    /// Removes what was being born when the last store ended.
+    fn sweep_new(&self) -> Result<(), DirStoreError> {
+        let entries = self.new.list().map_err(DirStoreError::Directory)?;
+        entries.iter().try_for_each(|entry| self.discard(entry.name.as_os_str()))
+    }
+
+    /// Removes what was being born: nobody has seen it.
+    fn discard(&self, name: &OsStr) -> Result<(), DirStoreError> {
+        match self.new.open_dir(name) {
+            Ok(dir) => self
+                .quota
+                .clear(dir.as_fd())
+                .map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })?,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) if error.is_not_a_directory() => {}
+            Err(error) => return Err(DirStoreError::Directory(error)),
+        }
+        self.new.remove_tree(name).map(drop).map_err(DirStoreError::Directory)
+    }
+
+    fn graves(&self) -> Result<Vec<Grave>, DirStoreError> {
+        let entries = self.trash.list().map_err(DirStoreError::Directory)?;
+        Ok(entries.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
+    }
+}
+
+impl DirStoreError {
+    /// Whether the disk, its inodes or its project numbers are used up.
+    fn is_full(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        match self {
+            Self::Directory(error) => error.is_full(),
+            Self::Quota { source: QuotaError::Exhausted { .. }, .. } => true,
+            Self::Quota { source: QuotaError::Kernel { source, .. }, .. } => {
+                matches!(source.kind(), StorageFull | QuotaExceeded)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What a failed call is called, where it isn't that the disk is full.
+type Named = fn(VolumeId, Cause) -> StoreError;
+
+fn named(id: &VolumeId, error: DirStoreError, name: Named) -> StoreError {
+    let (id, is_full) = (id.clone(), error.is_full());
+    let source: Cause = Box::new(error);
+    if is_full { StoreError::Exhausted { id, source } } else { name(id, source) }
+}
+
+#[async_trait]
+impl VolumeStore for DirStore {
+    async fn create(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
+        let owned = id.clone();
+        let created = self.block(Some(id), move |inner| inner.create(&owned, limits)).await;
+        created.map_err(|error| named(id, error, |id, source| StoreError::Create { id, source }))
+    }
+
+    async fn resize(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
+        let owned = id.clone();
+        let resize = move |inner: &Inner| match inner.find(&owned)? {
+            Some(dir) => inner.limit(&dir, limits).map(Some),
+            None => Ok(None),
+        };
+        let resized = self.block(Some(id), resize).await;
+        let resized =
+            resized.map_err(|error| named(id, error, |id, source| StoreError::Resize { id, source }))?;
+        resized.ok_or_else(|| StoreError::NotFound { id: id.clone() })
+    }
+
+    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError> {
+        let owned = id.clone();
+        let read = move |inner: &Inner| match inner.find(&owned)? {
+            Some(dir) => inner.status(&dir).map(Some),
+            None => Ok(None),
+        };
+        let status = self.block(Some(id), read).await;
+        let status =
+            status.map_err(|source| StoreError::Usage { id: id.clone(), source: Box::new(source) })?;
+        let status = status.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+        Ok(VolumeUsage { limits: status.limits, usage: status.usage })
+    }
+
+    async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
+        let owned = id.clone();
+        let buried = self.block(Some(id), move |inner| inner.bury(&owned)).await;
+        let grave =
+            buried.map_err(|source| StoreError::Remove { id: id.clone(), source: Box::new(source) })?;
+        grave.into_iter().for_each(|grave| self.eraser.erase(grave));
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {
+        let listed = self.block(None, Inner::list).await;
+        listed.map_err(|source| StoreError::List { source: Box::new(source) })
+    }
+}
+
+impl OpenVolume for DirStore {
+    fn open(&self, id: &VolumeId) -> Result<OwnedFd, StoreError> {
+        let failed = |source: DirError| StoreError::Open { id: id.clone(), source: Box::new(source) };
+        match self.inner.volumes.open_dir(id.as_str()) {
+            Ok(dir) => dir
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(|source| StoreError::Open { id: id.clone(), source: Box::new(source) }),
+            Err(error) if error.is_not_found() => Err(StoreError::NotFound { id: id.clone() }),
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+impl fmt::Debug for DirStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirStore").field("volumes", &self.inner.volumes.path()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for DirStoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirStoreOptions").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,266 @@
+//! The end of a volume: graves, and the thread that empties them.
+
+use std::fmt;
+use std::io;
+use std::ops::ControlFlow;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nodekeel_fsquota::ProjectId;
+use nodekeel_localstorage::{Dir, Error as DirError, Mode, Rename};
+use nodekeel_supervisor::Backoff;
+use tokio::sync::watch;
+
+use crate::dir_store::{DirStoreError, Inner};
+use crate::id::VolumeId;
+use crate::step::Step;
+
+/// What a volume is called in its grave.
+const VOLUME: &str = "volume";
+
+/// Begins the name of a grave that is the volume itself: there was no room for a directory around it.
+const BARE: &str = "bare-";
+
+/// How soon what could not be erased is tried again. What is mounted or kept open needs somebody's doing, so it is told
+/// each time.
+const RETRY: Backoff =
+    Backoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_secs(300), jitter: 0.0 };
+
+/// A place in the trash: `pvc-<uid>.<project>.<number>`, where a project of 0 is none and the number tells apart several
+/// volumes that had the same id one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Grave {
+    id: VolumeId,
+    project: Option<ProjectId>,
+    number: u32,
+    is_bare: bool,
+}
+
+impl Grave {
+    /// Makes an empty grave, or finds one; or the name of a bare one, where the disk has no room for a directory.
+    pub(super) fn dig(trash: &Dir, id: &VolumeId, project: Option<ProjectId>) -> Result<Self, DirError> {
+        let mut grave = Self { id: id.clone(), project, number: 0, is_bare: false };
+        loop {
+            match trash.ensure_dir(grave.to_string(), Mode::PRIVATE_DIR) {
+                Ok(dir) if !dir.exists(VOLUME)? => return Ok(grave),
+                Ok(_) => grave.number += 1,
+                Err(error) if error.is_full() => return Ok(Self { is_bare: true, ..grave }),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Renames the volume into the grave.
+    pub(super) fn take(&self, volumes: &Dir, id: &VolumeId, trash: &Dir) -> Result<(), DirError> {
+        volumes.rename(id.as_str(), trash, self.content(), Rename::Exclusive)
+    }
+
+    /// Where what is to be erased is.
+    fn content(&self) -> String {
+        match self.is_bare {
+            true => self.to_string(),
+            false => format!("{self}/{VOLUME}"),
+        }
+    }
+}
+
+impl fmt::Display for Grave {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bare = if self.is_bare { BARE } else { "" };
+        let project = self.project.map_or(0, ProjectId::get);
+        write!(f, "{bare}{}.{project}.{}", self.id, self.number)
+    }
+}
+
+impl FromStr for Grave {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        let (is_bare, rest) = match name.strip_prefix(BARE) {
+            Some(rest) => (true, rest),
+            None => (false, name),
+        };
+        let mut parts = rest.split('.');
+        let mut next = || parts.next().ok_or(());
+        let (id, project, number) = (next()?, next()?, next()?);
+        let grave = Self {
+            id: id.parse().map_err(|_| ())?,
+            project: ProjectId::new(project.parse().map_err(|_| ())?),
+            number: number.parse().map_err(|_| ())?,
+            is_bare,
+        };
+        // A name that isn't written as this would write it is somebody else's.
+        if grave.to_string() == name { Ok(grave) } else { Err(()) }
+    }
+}
+
+/// The thread that empties graves, one after the other.
+#[derive(Debug)]
+pub(super) struct Eraser {
+    queue: Option<Sender<Grave>>,
+    pending: watch::Sender<usize>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Eraser {
+    pub(super) fn start(inner: &Arc<Inner>, graves: Vec<Grave>) -> io::Result<Self> {
+        let (queue, graves_to_come) = mpsc::channel();
+        let (pending, stop) = (watch::Sender::new(0), Arc::new(AtomicBool::new(false)));
+        let worker = Worker {
+            inner: Arc::clone(inner),
+            pending: pending.clone(),
+            stop: Arc::clone(&stop),
+            failed: Vec::new(),
+        };
+        let thread = std::thread::Builder::new().name("erase-volumes".to_owned());
+        let thread = Some(thread.spawn(move || worker.run(&graves_to_come))?);
+        let eraser = Self { queue: Some(queue), pending, stop, thread };
+        graves.into_iter().for_each(|grave| eraser.erase(grave));
+        Ok(eraser)
+    }
+
+    pub(super) fn erase(&self, grave: Grave) {
+        self.pending.send_modify(|pending| *pending += 1);
+        // The thread ends after this only; if it has panicked, the next store finds the grave.
+        let _ = self.queue.as_ref().map(|queue| queue.send(grave));
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        *self.pending.borrow()
+    }
+
+    pub(super) async fn idle(&self) {
+        // The sender is held here, so the wait ends by what it waits for.
+        let _ = self.pending.subscribe().wait_for(|&pending| pending == 0).await;
+    }
+}
+
+impl Drop for Eraser {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // It has told its panic itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A grave that could not be emptied.
+struct Failed {
+    grave: Grave,
+    failures: u32,
+    due: Instant,
+}
+
+struct Worker {
+    inner: Arc<Inner>,
+    pending: watch::Sender<usize>,
+    stop: Arc<AtomicBool>,
+    failed: Vec<Failed>,
+}
+
+impl Worker {
+    fn run(mut self, queue: &Receiver<Grave>) {
+        while let Some((grave, failures)) = self.next(queue) {
+            match self.empty(&grave) {
+                Ok(()) => self.pending.send_modify(|pending| *pending -= 1),
+                Err(_) if self.is_stopped() => return,
+                Err(error) => self.fail(grave, failures + 1, &error),
+            }
+        }
+    }
+
+    /// The next grave to empty: one that waits for its next try, or a new one. None once the store is dropped.
+    fn next(&mut self, queue: &Receiver<Grave>) -> Option<(Grave, u32)> {
+        let first = self.failed.iter().enumerate().min_by_key(|(_, failed)| failed.due);
+        let Some((place, due)) = first.map(|(place, failed)| (place, failed.due)) else {
+            return queue.recv().ok().map(|grave| (grave, 0)).filter(|_| !self.is_stopped());
+        };
+        match queue.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            Ok(grave) => Some((grave, 0)).filter(|_| !self.is_stopped()),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => {
+                let failed = self.failed.swap_remove(place);
+                Some((failed.grave, failed.failures))
+            }
+        }
+    }
+
+    fn fail(&mut self, grave: Grave, failures: u32, error: &DirStoreError) {
+        tracing::warn!(%grave, "can't erase a removed volume, will try again: {error}{}", causes(error));
+        self.failed.push(Failed { grave, failures, due: Instant::now() + RETRY.interval(failures) });
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn empty(&self, grave: &Grave) -> Result<(), DirStoreError> {
+        let steps = &self.inner.steps;
+        steps.make(Step::Erase, || self.erase(grave))?;
+        if let Some(project) = grave.project.filter(|project| !self.is_alive(grave, *project)) {
+            steps.make(Step::Release, || self.release(grave, project))?;
+        }
+        let level = || self.inner.trash.remove_tree(grave.to_string());
+        steps.make(Step::Level, level).map(drop).map_err(DirStoreError::Directory)
+    }
+
+    fn erase(&self, grave: &Grave) -> Result<(), DirStoreError> {
+        let mut go_on =
+            |_| if self.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let erased = self.inner.trash.remove_tree_with(grave.content(), &mut go_on);
+        erased.map(drop).map_err(DirStoreError::Directory)
+    }
+
+    /// Whether the volume still is where volumes are, because a crash came between its grave and its funeral.
+    fn is_alive(&self, grave: &Grave, project: ProjectId) -> bool {
+        let status = self.inner.find(&grave.id).ok().flatten().map(|dir| self.inner.find_status(&dir));
+        status.is_some_and(|status| {
+            status.is_ok_and(|status| status.is_some_and(|status| status.project == project))
+        })
+    }
+
+    fn release(&self, grave: &Grave, project: ProjectId) -> Result<(), DirStoreError> {
+        let path = self.inner.trash.path().join(grave.to_string());
+        self.inner.quota.release(project).map_err(|source| DirStoreError::Quota { path, source })
+    }
+}
+
+/// The causes of an error, each after a colon.
+fn causes(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |error| error.source()).map(|error| format!(": {error}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn only_what_is_written_as_a_grave_is_one() {
+        let id = "pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f";
+        for good in [format!("{id}.7.0"), format!("{id}.0.12"), format!("bare-{id}.7.0")] {
+            assert_eq!(good.parse::<Grave>().map(|grave| grave.to_string()), Ok(good));
+        }
+        let bad =
+            [id.to_owned(), format!("{id}.7"), format!("{id}.07.0"), format!("{id}.7.0.1"), "..".to_owned()];
+        for bad in bad {
+            assert!(bad.parse::<Grave>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_is_a_grave_or_not(name in "(bare-)?(pvc-[0-9a-f-]{36})?[.0-9a-z-]{0,20}") {
+            if let Ok(grave) = name.parse::<Grave>() {
+                prop_assert_eq!(grave.to_string(), name);
+            }
+        }
+    }
+}
