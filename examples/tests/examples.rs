@@ -83,3 +83,17 @@ fn place_tree_shows_a_declaration_and_what_it_becomes() {
     ];
     assert_in_order(&printed("place_tree"), &pieces);
 }
+
+#[test]
+fn own_quota_shows_a_refusal_and_conforms() {
+    let pieces = [
+        "first may take 60Mi bytes",
+        "second may not take 60Mi",
+        "second may take 40Mi",
+        "first may make 99 more files",
+        "a limit of 0 is refused: true",
+        "second may take 100Mi",
+        "it conforms",
+    ];
+    assert_in_order(&printed("own_quota"), &pieces);
+}
