@@ -80,13 +80,14 @@ const HOSTS: &str = "127.0.0.1 localhost guest\n10.0.2.2 host\n";
 const MACHINE_ID: &str = "6e6f64656b65656c6775657374000001\n";
 
 /// Programs that every guest has besides busybox.
-const PROGRAMS: [tools::Tool; 10] = [
+const PROGRAMS: [tools::Tool; 11] = [
     tools::MKFS_XFS,
     tools::MKFS_EXT4,
     tools::MKFS_VFAT,
     tools::XFS_QUOTA,
     tools::TUNE2FS,
     tools::BLKID,
+    tools::FLOCK,
     tools::MOUNT,
     tools::UMOUNT,
     tools::SETPRIV,

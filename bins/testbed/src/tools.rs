@@ -62,13 +62,15 @@ pub const TUNE2FS: Tool = Tool { name: "tune2fs", package: "e2fsprogs" };
 pub const MKFS_VFAT: Tool = Tool { name: "mkfs.vfat", package: "dosfstools" };
 /// Tells what a disk holds.
 pub const BLKID: Tool = Tool { name: "blkid", package: "util-linux" };
+/// Runs a program with a file locked.
+pub const FLOCK: Tool = Tool { name: "flock", package: "util-linux" };
 /// Mounts with every option, which busybox doesn't.
 pub const MOUNT: Tool = Tool { name: "mount", package: "mount" };
 /// Its counterpart.
 pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 
 /// Everything that the workspace's tests, benches and demo run.
-pub const ALL: [Tool; 26] = [
+pub const ALL: [Tool; 27] = [
     ETCD,
     ETCDCTL,
     CONTAINERD,
@@ -93,6 +95,7 @@ pub const ALL: [Tool; 26] = [
     TUNE2FS,
     MKFS_VFAT,
     BLKID,
+    FLOCK,
     MOUNT,
     UMOUNT,
 ];
