@@ -86,7 +86,7 @@ pub trait Placement: Debug + Send + Sync {
     }
 }
 
-/// A directory of the operating system.
+/// A directory of the operating system. Making a directory also [sweeps](Dir::sweep) it.
 #[derive(Debug)]
 pub struct OsPlacement {
     dir: Dir,

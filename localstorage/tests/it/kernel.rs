@@ -13,7 +13,8 @@ fn holds_on(kind: FileSystem) {
         .and_then(|dir| dir.ensure_dir("top", Mode::PRIVATE_DIR))
         .expect("it is made");
     testing::conformance(&OsPlacement::new(dir.try_clone().expect("a copy")));
-    for scenario in matrix::ALL {
+    // A guest takes a while for each process. What is torn at each byte, and the long removal, are killed in memory.
+    for scenario in ["replace", "create", "rename", "steps"].map(matrix::named) {
         matrix::fail_everywhere(scenario, dir.path());
         matrix::kill_everywhere(scenario, dir.path());
     }

@@ -15,7 +15,7 @@ use crate::bed::{raw_names, run_alone, task};
 
 mod scenarios;
 
-pub(crate) use scenarios::{ALL, Scenario};
+pub(crate) use scenarios::{ALL, Scenario, named};
 
 /// A place for one scenario, gone when this is dropped.
 struct Bed {
