@@ -11,7 +11,7 @@ spec:
   - name: c
     image: localhost/busybox:1
     imagePullPolicy: Never
-    command: [sh, -c, "echo hello from $(uname -r); exec sleep 1000000"]
+    args: [sh, -c, "echo hello from $(uname -r); exec sleep 1000000"]
 "#;
 
 #[test]

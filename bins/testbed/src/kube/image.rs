@@ -23,12 +23,15 @@ pub struct Image {
     files: Vec<(PathBuf, PathBuf)>,
     links: Vec<(PathBuf, PathBuf)>,
     entrypoint: Vec<String>,
+    /// What stands behind the entrypoint unless the pod gives arguments.
+    command: Vec<String>,
 }
 
 impl Image {
     /// An empty image. A node finds it by its whole name, such as `localhost/tool:1`.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), files: Vec::new(), links: Vec::new(), entrypoint: Vec::new() }
+        let (files, links) = (Vec::new(), Vec::new());
+        Self { name: name.into(), files, links, entrypoint: Vec::new(), command: Vec::new() }
     }
 
     /// Adds a file of this machine, with its mode. A program should be static: nothing else is in there.
@@ -56,7 +59,8 @@ impl Image {
         for applet in applets.lines().filter(|applet| *applet != "busybox") {
             image.links.push((Path::new("bin").join(applet), "busybox".into()));
         }
-        Ok(image.entrypoint(["/bin/busybox", "tail", "-f", "/dev/null"]))
+        image.command = ["/bin/busybox", "tail", "-f", "/dev/null"].map(String::from).to_vec();
+        Ok(image)
     }
 
     /// Writes it as a tar of an OCI layout, which `ctr images import` reads.
@@ -70,7 +74,10 @@ impl Image {
         let layer = self.layer().with_context(|| format!("make the layer of {}", self.name))?;
         let config = json!({
             "architecture": architecture(), "os": "linux",
-            "config": {"Entrypoint": self.entrypoint, "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]},
+            "config": {
+                "Entrypoint": self.entrypoint, "Cmd": self.command,
+                "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+            },
             "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
         });
         let config = config.to_string().into_bytes();
