@@ -1,4 +1,58 @@
 //! Per-node volumes for Kubernetes: claim in, directory with a quota and PersistentVolume out, and back.
+//!
+//! It has no central controller and elects nobody: each node serves the claims that are placed on it. It makes no block
+//! volumes, no snapshots and no clones, and refuses claims that ask for them; it never makes an empty volume for a restore.
+//!
+//! ```text
+//!  claims ─┐                      ┌─ VolumeStore: a directory, born with its limits
+//!  classes ├─▶ plan (pure) ─▶ apply ─ PersistentVolume: one POST, complete
+//!  volumes ┘                      └─ event: ProvisioningSucceeded, ProvisioningFailed, VolumeFailedDelete
+//! ```
+//!
+//! A claim of a driver and a node is provisioned, and a released volume of both is destroyed:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use nodekeel_fsquota::QuotaSetter;
+//! use nodekeel_localstorage::Dir;
+//! use nodekeel_provisioner::{Config, Deps, DirStore, DriverName, FINALIZER, Identity, NodeName, Provisioner};
+//!
+//! # fn example(client: kube::Client, quota: Arc<dyn QuotaSetter>) -> Result<Provisioner, Box<dyn std::error::Error>> {
+//! let identity = Identity {
+//!     driver: DriverName::try_new("volumes.example.org")?,
+//!     node: NodeName::try_new("node-a")?,
+//!     finalizer: Some(FINALIZER.to_owned()),
+//! };
+//! let store = Arc::new(DirStore::new(Dir::open("/data/volumes")?, quota)?);
+//! let deps = Deps { client, store, meter: Arc::new(()), registered: None, hook: None };
+//! // It is a `Runnable`: give it to a supervisor, or run it by itself with `run_until`.
+//! Ok(Provisioner::new(Config::new(identity), deps))
+//! # }
+//! ```
+//!
+//! # How it behaves
+//! - A volume is named after its claim's UID and nothing else ([`VolumeId`]). What comes from outside either is such a name or
+//!   names nothing, so no handle reaches another volume, or a path.
+//! - A PersistentVolume is ours only if driver, annotation, affinity to this node alone, handle, name and claim agree. Before
+//!   one is destroyed, it and its claim are read from the API server again, and the act is logged.
+//! - Before a volume is made, its claim is read again: a cache that lags makes no second one.
+//! - What fails is tried again after 1 s, doubled up to 5 min, for each object by itself; what is refused is told once and not
+//!   tried until it changes.
+//! - Everything can be killed anywhere. Empty volumes whose claim went before they were handed out are swept.
+//!
+//! # Bring your own
+//! - [`VolumeStore`]: where volumes live. `testing::conformance` checks yours; [`DirStore`] is ours.
+//! - [`Meter`]: what is counted.
+//!
+//! # Features
+//! - `csi`: the CSI node plugin.
+//! - `metrics`: a [`Meter`] over a Prometheus registry.
+//! - `testing`: a store and an API server in memory, objects, and the store's contract as a check.
+//!
+//! # Where it comes from
+//! Monogon's `provisioner.go` (one agent per node, quotas on directories), without its holes: unchecked handles, blind
+//! dereferences, no backoff, deletion that blocks everything. What others expect of a provisioner (annotations, finalizer, event
+//! reasons, metrics) is that of the external-provisioner.
 
 mod apply;
 mod controller;

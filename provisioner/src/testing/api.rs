@@ -174,6 +174,8 @@ impl FakeApi {
             return Ok(respond(Err(StatusCode::NOT_FOUND)));
         };
         let fault = self.state().request(call.verb, call.key.kind);
+        // Whoever counts requests looks again.
+        self.0.changed.send_replace(());
         match fault {
             Some(Fault::Status(code)) => {
                 return Ok(respond(Err(

@@ -21,7 +21,8 @@ pub fn check_handle(handle: &[u8]) {
     let handle = String::from_utf8_lossy(handle);
     let id = handle.parse::<VolumeId>();
     assert!(id.as_ref().is_ok_and(|id| id.as_str() == handle) || id.is_err(), "{handle:?}");
-    let action = plan_volume(&identity(NODE), &volume(1, json!({ "spec": { "csi": { "volumeHandle": handle } } })));
+    let action =
+        plan_volume(&identity(NODE), &volume(1, json!({ "spec": { "csi": { "volumeHandle": handle } } })));
     match (action, id) {
         (VolumeAction::Delete(deleted), Ok(id)) => assert_eq!(deleted, id),
         (VolumeAction::Refuse(VolumeRefusal::OtherVolume { handle }), Ok(id)) => assert_eq!(handle, id),

@@ -1,6 +1,7 @@
 //! The provisioner as its users see it.
 
 mod csi;
+mod kills;
 mod manifests;
 mod service;
 mod stores;
