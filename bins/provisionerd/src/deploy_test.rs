@@ -1,0 +1,169 @@
+//! The manifests, against the code.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use crate::cli::Cli;
+use crate::config::Config;
+
+const CSI_DRIVER: &str = include_str!("../../../deploy/csidriver.yaml");
+const CLASSES: &str = include_str!("../../../deploy/storageclass.yaml");
+const DAEMON_SET: &str = include_str!("../../../deploy/daemonset.yaml");
+const NAMESPACE: &str = include_str!("../../../deploy/namespace.yaml");
+const ALL: &str = include_str!("../../../deploy/kustomization.yaml");
+const PROFILE: &str = include_str!("../../../deploy/seccomp/nodekeel-limits.json");
+
+fn documents(yaml: &str) -> Vec<Value> {
+    serde_saphyr::from_multiple(yaml).expect("YAML")
+}
+
+fn document(yaml: &str) -> Value {
+    documents(yaml).pop().expect("a document")
+}
+
+fn list<'a>(value: &'a Value, path: &str) -> &'a Vec<Value> {
+    value.pointer(path).and_then(Value::as_array).unwrap_or_else(|| panic!("{path} is a list"))
+}
+
+fn text<'a>(value: &'a Value, path: &str) -> &'a str {
+    value.pointer(path).and_then(Value::as_str).unwrap_or_else(|| panic!("{path} is a text"))
+}
+
+#[test]
+fn all_objects_have_the_drivers_name() {
+    let driver = Config::default().driver;
+    assert_eq!(text(&document(CSI_DRIVER), "/metadata/name"), driver.as_str());
+    for class in documents(CLASSES) {
+        assert_eq!(text(&class, "/provisioner"), driver.as_str());
+    }
+    let plugin = format!("/var/lib/kubelet/plugins/{driver}");
+    assert_eq!(DAEMON_SET.matches(&plugin).count(), 2, "the plugin's directory, inside and outside");
+}
+
+#[test]
+fn objects_are_of_the_types_that_the_api_knows() {
+    let driver: k8s_openapi::api::storage::v1::CSIDriver =
+        serde_saphyr::from_str(CSI_DRIVER).expect("a CSIDriver");
+    assert_eq!(driver.spec.attach_required, Some(false));
+    assert_eq!(driver.spec.fs_group_policy.as_deref(), Some("File"));
+    assert_eq!(driver.spec.volume_lifecycle_modes, Some(vec!["Persistent".into()]));
+    let classes: Vec<k8s_openapi::api::storage::v1::StorageClass> =
+        serde_saphyr::from_multiple(CLASSES).expect("StorageClasses");
+    assert!(classes.iter().all(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")));
+    let policies: Vec<_> = classes.iter().filter_map(|class| class.reclaim_policy.as_deref()).collect();
+    assert_eq!(policies, ["Delete", "Retain"]);
+    let set: k8s_openapi::api::apps::v1::DaemonSet = serde_saphyr::from_str(DAEMON_SET).expect("a DaemonSet");
+    let labels = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone()).expect("labels");
+    let of_pods =
+        set.spec.and_then(|spec| spec.template.metadata).and_then(|pods| pods.labels).expect("labels");
+    assert!(labels.iter().all(|label| of_pods.iter().any(|other| other == label)));
+    let _: k8s_openapi::api::core::v1::Namespace = serde_saphyr::from_str(NAMESPACE).expect("a Namespace");
+}
+
+#[test]
+fn the_daemon_set_starts_the_program_as_it_wants_to_be_started() {
+    let set = document(DAEMON_SET);
+    let container = &list(&set, "/spec/template/spec/containers")[0];
+    let args = list(container, "/args").iter().map(|arg| arg.as_str().expect("a text"));
+    let line: Vec<_> = std::iter::once("provisionerd").chain(args).collect();
+    let cli = <Cli as clap::Parser>::try_parse_from(line).expect("the program's own arguments");
+    let Some(crate::cli::Command::Run { flags }) = cli.command else { panic!("it runs") };
+    let config = flags.config().expect("a configuration");
+    let port = i64::from(config.listen.port());
+    assert_eq!(container.pointer("/ports/0/containerPort").and_then(Value::as_i64), Some(port));
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        assert_eq!(text(container, &format!("/{probe}/httpGet/host")), config.listen.ip().to_string());
+    }
+    assert_eq!(text(container, "/readinessProbe/httpGet/path"), "/readyz");
+    let inside: BTreeSet<_> =
+        list(container, "/volumeMounts").iter().map(|it| text(it, "/mountPath")).collect();
+    let kubelet = config.kubelet.display();
+    let expected = BTreeSet::from([
+        config.directory.display().to_string(),
+        format!("{kubelet}/pods"),
+        format!("{kubelet}/plugins/{}", config.driver),
+        format!("{kubelet}/plugins_registry"),
+    ]);
+    assert_eq!(inside, expected.iter().map(String::as_str).collect(), "what it needs, and nothing else");
+    let image = text(container, "/image");
+    assert!(image.ends_with(&format!("nodekeel/provisionerd:{}", env!("CARGO_PKG_VERSION"))), "{image}");
+}
+
+#[test]
+fn what_is_mounted_inside_is_where_it_is_outside() {
+    let set = document(DAEMON_SET);
+    let mounts = list(&set, "/spec/template/spec/containers/0/volumeMounts");
+    let volumes = list(&set, "/spec/template/spec/volumes");
+    assert_eq!(mounts.len(), volumes.len());
+    for mount in mounts {
+        let name = text(mount, "/name");
+        let volume = volumes.iter().find(|volume| text(volume, "/name") == name).expect("a volume");
+        assert_eq!(text(volume, "/hostPath/path"), text(mount, "/mountPath"));
+        let is_shared = mount.pointer("/mountPropagation").and_then(Value::as_str) == Some("Bidirectional");
+        assert_eq!(is_shared, name == "pods", "only what pods see is shared");
+    }
+}
+
+#[test]
+fn one_command_applies_every_manifest() {
+    let listed: BTreeSet<_> = list(&document(ALL), "/resources")
+        .iter()
+        .map(|file| file.as_str().expect("a text").to_owned())
+        .collect();
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let files = std::fs::read_dir(directory).expect("list").map(|file| file.expect("a file").file_name());
+    let manifests: BTreeSet<_> = files
+        .filter_map(|name| name.into_string().ok())
+        .filter(|name| name.ends_with(".yaml") && name != "kustomization.yaml")
+        .collect();
+    assert_eq!(listed, manifests);
+}
+
+/// What takes a file out of its limit. *Source:* linux/fs.h.
+const DENIED: [u32; 3] = [0x401c_5820, 0x4008_6602, 0x4004_6602];
+
+fn profile() -> Value {
+    serde_json::from_str(PROFILE).expect("JSON")
+}
+
+/// Whether the profile lets an ioctl through: one of its rules is enough.
+fn is_allowed(profile: &Value, command: u64) -> bool {
+    let rules = list(profile, "/syscalls").iter();
+    let ioctls = rules.filter(|rule| list(rule, "/names").iter().any(|name| name == "ioctl"));
+    ioctls.map(|rule| list(rule, "/args")).any(|args| {
+        args.iter().all(|arg| {
+            let number = |path: &str| arg.pointer(path).and_then(Value::as_u64).expect("a number");
+            assert_eq!((number("/index"), text(arg, "/op")), (1, "SCMP_CMP_MASKED_EQ"));
+            command & number("/value") == number("/valueTwo")
+        })
+    })
+}
+
+#[test]
+fn the_profile_refuses_what_it_doesnt_know() {
+    let profile = profile();
+    assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
+    let names: Vec<_> = list(&profile, "/syscalls")
+        .iter()
+        .flat_map(|rule| list(rule, "/names"))
+        .filter_map(Value::as_str)
+        .collect();
+    assert!(!names.contains(&"file_setattr") && !names.contains(&"io_uring_setup"));
+    assert!(names.contains(&"execve") && names.contains(&"openat"));
+}
+
+proptest! {
+    #[test]
+    fn the_profile_refuses_exactly_what_takes_a_file_out_of_its_limit(high: u32, near in 0..32_u32, any: u32) {
+        let profile = profile();
+        let whole = |low: u32| u64::from(high) << 32 | u64::from(low);
+        for denied in DENIED {
+            prop_assert!(!is_allowed(&profile, whole(denied)));
+            let other = denied ^ (1 << near);
+            prop_assert_eq!(is_allowed(&profile, whole(other)), !DENIED.contains(&other));
+        }
+        prop_assert_eq!(is_allowed(&profile, whole(any)), !DENIED.contains(&any));
+    }
+}

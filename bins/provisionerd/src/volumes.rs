@@ -1,0 +1,125 @@
+//! The directory of volumes, opened for one instance.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nodekeel_fsquota::{OpenError, ProjectQuota};
+use nodekeel_localstorage::{Dir, Error as DirError};
+use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, Hook};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::config::Config;
+
+/// Why there can be no volumes.
+#[derive(Debug, Error)]
+pub(crate) enum VolumesError {
+    #[error(
+        "{} can't be opened: make it on XFS or ext4 with project quotas, or give another by --directory",
+        path.display()
+    )]
+    Open {
+        path: PathBuf,
+        #[source]
+        source: DirError,
+    },
+    #[error("{} can have no volumes with limits", path.display())]
+    Quota {
+        path: PathBuf,
+        #[source]
+        source: OpenError,
+    },
+    #[error("another instance works on {}: end it, or give another by --directory", path.display())]
+    InUse { path: PathBuf },
+    #[error("lock {}", path.display())]
+    Lock {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("take up the volumes of {}", path.display())]
+    Store {
+        path: PathBuf,
+        #[source]
+        source: DirStoreError,
+    },
+}
+
+/// The volumes of a node. The directory is locked as long as this lives; the kernel unlocks it for whoever is killed.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    pub(crate) store: Arc<DirStore>,
+    _lock: Dir,
+}
+
+/// Opens the directory, with the quotas of its file system.
+pub(crate) fn open(config: &Config) -> Result<(Dir, ProjectQuota), VolumesError> {
+    let path = || config.directory.clone();
+    let base = Dir::open(&config.directory).map_err(|source| VolumesError::Open { path: path(), source })?;
+    let quota = ProjectQuota::open(&config.directory)
+        .map_err(|source| VolumesError::Quota { path: path(), source })?;
+    Ok((base, quota))
+}
+
+/// Locks the directory; false where another instance has it.
+pub(crate) fn lock(base: &Dir) -> io::Result<bool> {
+    match rustix::fs::flock(base.as_fd(), FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+impl Volumes {
+    /// Takes the directory, and goes on with what a killed instance has begun.
+    pub(crate) fn take(config: &Config, hook: Option<Arc<dyn Hook>>) -> Result<Self, VolumesError> {
+        let path = || config.directory.clone();
+        let (base, quota) = open(config)?;
+        let lock =
+            Dir::open(&config.directory).map_err(|source| VolumesError::Open { path: path(), source })?;
+        match self::lock(&lock) {
+            Ok(true) => {}
+            Ok(false) => return Err(VolumesError::InUse { path: path() }),
+            Err(source) => return Err(VolumesError::Lock { path: path(), source }),
+        }
+        for warning in quota.warnings() {
+            tracing::warn!("limits of volumes: {warning}");
+        }
+        let mut options = DirStoreOptions::default();
+        options.mode = config.volume_mode;
+        options.hook = hook;
+        let store = DirStore::with(base, Arc::new(quota), options)
+            .map_err(|source| VolumesError::Store { path: path(), source })?;
+        Ok(Self { store: Arc::new(store), _lock: lock })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_one_instances() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let open = || Dir::open(directory.path()).expect("open");
+        let (first, second) = (open(), open());
+        assert!(lock(&first).expect("lock"));
+        assert!(!lock(&second).expect("lock"));
+        drop(first);
+        assert!(lock(&second).expect("lock"));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_what_to_do() {
+        let config = Config { directory: "/nowhere/at/all".into(), ..Config::default() };
+        let error = open(&config).expect_err("no such directory");
+        assert!(error.to_string().contains("--directory"), "{error}");
+        let config = Config { directory: "/proc".into(), ..Config::default() };
+        let error = open(&config).expect_err("no quotas there");
+        let source = std::error::Error::source(&error).expect("a cause").to_string();
+        assert!(source.contains("use XFS or ext4"), "{source}");
+    }
+}

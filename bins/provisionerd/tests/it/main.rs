@@ -1,0 +1,3 @@
+//! provisionerd as its user sees it.
+
+mod words;
