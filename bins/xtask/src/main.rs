@@ -10,6 +10,7 @@ mod check;
 mod demo;
 mod kernel_test;
 mod kube;
+mod oci;
 mod planted;
 mod report;
 mod run;
@@ -47,6 +48,8 @@ enum Task {
         #[command(subcommand)]
         task: kube::Task,
     },
+    /// Make an image of a program, as an OCI layout in a tar
+    Oci(oci::Arguments),
     /// Format, lints, docs, each crate and each feature alone, dependencies
     Check,
     /// Run the long random tests at their full counts
@@ -85,6 +88,7 @@ fn start(arguments: Arguments) -> Result<ExitCode> {
         Some(Task::Test) => test::run(),
         Some(Task::KernelTest { filter }) => kernel_test::run(filter.as_deref()),
         Some(Task::Kube { task }) => kube::run(&task).map(|()| ExitCode::SUCCESS),
+        Some(Task::Oci(arguments)) => oci::run(&arguments).map(|()| ExitCode::SUCCESS),
         Some(Task::Check) => check::run(),
         Some(Task::Soak { name }) => soak::run(name.as_deref()),
         Some(Task::Bench { name }) => bench::run(name.as_deref()),
