@@ -77,9 +77,11 @@ fn unknown_flag(flag: &str) -> Status {
 
 impl Publish {
     pub(super) fn parse(request: &csi::NodePublishVolumeRequest, kubelet: &Path) -> Result<Self, Status> {
+        // What is missing comes first: it is wrong whatever the rest is.
+        present(&[("volume_id", &request.volume_id), ("target_path", &request.target_path)])?;
+        let capability = request.volume_capability.as_ref().ok_or_else(|| missing("volume_capability"))?;
         let id = volume_id(&request.volume_id)?;
         let target = target(kubelet, &request.target_path, "target_path")?;
-        let capability = request.volume_capability.as_ref().ok_or_else(|| missing("volume_capability"))?;
         let mode = access_mode(capability)?;
         let mut options = MountOptions::default();
         for flag in flags(capability)? {
@@ -99,6 +101,7 @@ pub(super) struct Unpublish {
 
 impl Unpublish {
     pub(super) fn parse(request: &csi::NodeUnpublishVolumeRequest, kubelet: &Path) -> Result<Self, Status> {
+        present(&[("volume_id", &request.volume_id), ("target_path", &request.target_path)])?;
         let id = volume_id(&request.volume_id)?;
         Ok(Self { id, target: target(kubelet, &request.target_path, "target_path")? })
     }
@@ -113,13 +116,11 @@ pub(super) struct Stats {
 
 impl Stats {
     pub(super) fn parse(request: &csi::NodeGetVolumeStatsRequest, kubelet: &Path) -> Result<Self, Status> {
+        present(&[("volume_id", &request.volume_id), ("volume_path", &request.volume_path)])?;
         let id = volume_id(&request.volume_id)?;
         // Any other path is one at which the volume isn't.
-        let target = match request.volume_path.as_str() {
-            "" => return Err(missing("volume_path")),
-            path => Target::try_new(kubelet, path)
-                .map_err(|error| Status::not_found(format!("volume {id} is not at volume_path: {error}")))?,
-        };
+        let target = Target::try_new(kubelet, &request.volume_path)
+            .map_err(|error| Status::not_found(format!("volume {id} is not at volume_path: {error}")))?;
         Ok(Self { id, target })
     }
 }
@@ -128,11 +129,13 @@ fn missing(field: &str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
 }
 
+/// Refuses a request that lacks one of these fields.
+fn present(fields: &[(&str, &str)]) -> Result<(), Status> {
+    fields.iter().find(|(_, text)| text.is_empty()).map_or(Ok(()), |(field, _)| Err(missing(field)))
+}
+
+/// A text that can't be an id names no volume.
 fn volume_id(text: &str) -> Result<VolumeId, Status> {
-    if text.is_empty() {
-        return Err(missing("volume_id"));
-    }
-    // A text that can't be an id names no volume.
     text.parse().map_err(|error| Status::not_found(format!("volume_id: {error}")))
 }
 

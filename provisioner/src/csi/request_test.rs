@@ -40,7 +40,12 @@ fn capability(request: &mut csi::NodePublishVolumeRequest) -> &mut csi::VolumeCa
 #[test]
 fn what_is_missing_is_named() {
     assert!(refused(|request| request.volume_id.clear()).contains("volume_id is missing"));
-    assert!(refused(|request| request.target_path.clear()).contains("target_path: the path is missing"));
+    assert!(refused(|request| request.target_path.clear()).contains("target_path is missing"));
+    let both = |request: &mut csi::NodePublishVolumeRequest| {
+        request.volume_id = "unknown".into();
+        request.volume_capability = None;
+    };
+    assert!(refused(both).contains("volume_capability is missing"), "also where the volume is unknown");
     assert!(refused(|request| request.volume_capability = None).contains("volume_capability is missing"));
     assert!(refused(|request| capability(request).access_mode = None).contains("access_mode is missing"));
     assert!(refused(|request| capability(request).access_type = None).contains("access_type is missing"));

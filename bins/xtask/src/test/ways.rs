@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use testbed::{Scratch, tools};
+use testbed::{Scratch, gotool, tools};
 
 use super::binaries::Binary;
 use super::libtest::Ignored;
@@ -136,6 +136,7 @@ fn asked(reason: &str, is_root: bool) -> Result<Asked, String> {
             "PID 1" | "to be PID 1" => way = Way::Pid1,
             // The set-up has built the programs; a node of it runs in a guest, whose tools are installed.
             "kube" | "a node" => {}
+            program if gotool::ALL.iter().any(|known| known.name == program) => {}
             // The set-up has installed every tool.
             tool if tools::ALL.iter().any(|known| known.name == tool || known.package == tool) => {}
             other => return Err(format!("needs {other:?}, which this command doesn't know")),
