@@ -20,7 +20,6 @@ pub(crate) struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one of them")]
 pub(crate) enum Command {
     /// Make and destroy volumes for this node until SIGTERM, SIGINT or SIGHUP
     Run {
