@@ -100,6 +100,7 @@ fn own_quota_shows_a_refusal_and_conforms() {
 
 #[test]
 fn own_volume_store_conforms_and_refuses_to_overbook() {
-    let pieces = ["the store keeps the contract", "000000000001: made", "000000000002 on this node: the claim goes"];
+    let pieces =
+        ["the store keeps the contract", "000000000001: made", "000000000002 on this node: the claim goes"];
     assert_in_order(&printed("own_volume_store"), &pieces);
 }
