@@ -3,6 +3,7 @@
 mod graph;
 mod locate;
 mod value;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +16,13 @@ use serde::Deserialize;
 pub use graph::{order, valid_name};
 use locate::Document;
 pub use value::{Backoff, Readiness, Restart};
+pub use volumes::{ProvisionerConfig, Quota};
 
 /// The commented file that is shipped: every key, at its default.
 pub const SHIPPED: &str = include_str!("../noded.toml");
 
 /// The names by which `depends_on` calls the node's own services.
-pub const BUILT_IN: [&str; 2] = ["etcd", "containerd"];
+pub const BUILT_IN: [&str; 3] = ["etcd", "containerd", "provisioner"];
 
 /// The whole configuration. Its default is that of an empty file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -36,6 +38,8 @@ pub struct Config {
     pub control: ControlConfig,
     /// `[services]`
     pub services: ServicesConfig,
+    /// `[provisioner]`: volumes, where a Kubernetes API is given.
+    pub provisioner: Option<ProvisionerConfig>,
     /// `[[service]]`: the operator's own services.
     pub service: Vec<UserService>,
 }

@@ -34,6 +34,16 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
     let config = parse(&example.join("\n")).expect("the example parses");
     let [service] = &config.service[..] else { panic!("one service: {config:?}") };
     assert_eq!((service.name.as_str(), service.depends_on.as_slice()), ("web", &["etcd".to_owned()][..]));
+    let provisioner = config.provisioner.expect("it is shown");
+    let bare = parse("provisioner.kubeconfig = \"/etc/kubernetes/provisioner.conf\"")
+        .expect("it parses")
+        .provisioner;
+    let default = ProvisionerConfig {
+        node: provisioner.node.clone(),
+        directory: provisioner.directory.clone(),
+        ..bare.expect("given")
+    };
+    assert_eq!(provisioner, default, "what has a default is shown at it");
     assert_eq!(service.backoff, Backoff::default());
     for key in [
         "name",
@@ -46,6 +56,13 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "restart",
         "backoff",
         "grace",
+        "kubeconfig",
+        "node",
+        "driver",
+        "directory",
+        "quota",
+        "csi",
+        "kubelet",
     ] {
         assert!(example.iter().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not shown");
     }
@@ -140,7 +157,7 @@ fn rules_between_services_name_the_field_too() {
     refused([
         (
             service("depends_on = [\"etcd\", \"b\"]"),
-            ":4:23: service[0].depends_on[1]: a depends on \"b\", which is no service; there are etcd, containerd, a",
+            ":4:23: service[0].depends_on[1]: a depends on \"b\", which is no service; there are etcd, containerd, provisioner, a",
         ),
         (
             service("depends_on = [\"a\"]"),
@@ -231,4 +248,33 @@ fn services_come_after_what_they_depend_on_and_else_in_the_order_of_the_file() {
     let config = parse(&text.concat()).expect("it is a graph");
     let names: Vec<_> = order(&config.service).expect("no cycle").iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names, ["d", "b", "c", "a"]);
+}
+
+#[test]
+fn a_wrong_provisioner_is_refused_at_its_line_and_field() {
+    let given = "[provisioner]\nkubeconfig = \"/k\"\n";
+    refused([
+        ("[provisioner]\ncsi = false".into(), ":1:1: provisioner: missing field `kubeconfig`"),
+        ("[provisioner]\nkubeconfig = \"k\"".into(), ":2:14: provisioner.kubeconfig: \"k\" is not absolute"),
+        (format!("{given}quotas = \"none\""), ":3:1: provisioner.quotas: unknown field `quotas`"),
+        (
+            format!("{given}quota = \"off\""),
+            ":3:9: provisioner.quota: unknown variant `off`, expected `require` or `none`",
+        ),
+        (format!("{given}driver = \"Not A Name\""), ":3:10: provisioner.driver: "),
+        (format!("{given}node = \"a_b\""), ":3:8: provisioner.node: "),
+        (format!("{given}csi = \"no\""), ":3:7: provisioner.csi: must be true or false, without quotes"),
+        (format!("{given}directory = \"v\""), ":3:13: provisioner.directory: \"v\" is not absolute"),
+        ("provisioner = \"k\"".into(), ":1:15: provisioner: must be a table, written [provisioner]"),
+        (
+            format!("node.name = \"My Node\"\n{given}"),
+            "provisioner.node: a node of Kubernetes can't be called \"My Node\", which is node.name",
+        ),
+        (service("depends_on = [\"provisioner\"]"), "a depends on provisioner; give provisioner.kubeconfig"),
+    ]);
+    let config =
+        parse(&format!("{given}{}", service("depends_on = [\"provisioner\"]"))).expect("it is there");
+    let provisioner = config.provisioner.expect("given");
+    assert_eq!(provisioner.quota, Quota::Require, "limits bind unless somebody has said that they need not");
+    assert_eq!(provisioner.node_name("node").expect("the node's own").as_str(), "node");
 }

@@ -1,87 +1,48 @@
-//! The data directory: one noded at a time, everything below it.
+//! The data directory: one noded at a time, everything below it reached through its descriptor.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+mod error;
+
+use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
 use nix::errno::Errno;
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
-use nix::sys::statvfs::statvfs;
-use nix::unistd::{AccessFlags, access};
-use thiserror::Error;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::Mode as CreationMode;
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, PROC_SUPER_MAGIC, SYSFS_MAGIC, fstatfs};
+use nix::sys::statvfs::fstatvfs;
+use nix::unistd::{AccessFlags, faccessat};
+use nodekeel_localstorage::tree::PlaceError;
+use nodekeel_localstorage::{Dir, Error as DirError, Mode};
 
-/// Why the data directory can't be used.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum DataError {
-    /// Another instance has it.
-    #[error("data directory {} is used by {holder}; stop that one, or give another directory with --data", path.display())]
-    InUse {
-        /// The data directory.
-        path: PathBuf,
-        /// Who has it.
-        holder: String,
-    },
-    /// It is a file, or below one, or a file is where one of its own directories has to be.
-    #[error("{} is no directory; move it away, or give another directory with --data", path.display())]
-    NotADirectory {
-        /// What is in the way.
-        path: PathBuf,
-    },
-    /// This user may not write there.
-    #[error(
-        "no permission to write to {}; run noded as its owner or as root, or give another directory with --data",
-        path.display()
-    )]
-    Permission {
-        /// The directory that exists and can't be written to.
-        path: PathBuf,
-    },
-    /// No file can be made there, whoever tries.
-    #[error("nothing can be kept in {}: it is {why}; give another directory with --data", path.display())]
-    Unfit {
-        /// The directory that exists.
-        path: PathBuf,
-        /// What it is.
-        why: &'static str,
-    },
-    /// The file system is full, or nearly.
-    #[error(
-        "no room on the disk of {}: {} MiB are free and {} MiB needed; free some, or give another directory with --data",
-        path.display(), free >> 20, needed.div_ceil(1 << 20)
-    )]
-    Full {
-        /// A directory on that file system.
-        path: PathBuf,
-        /// Bytes that are free.
-        free: u64,
-        /// Bytes that are needed.
-        needed: u64,
-    },
-    /// Something could not be created or written.
-    #[error("write {}", path.display())]
-    Write {
-        /// What.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-}
+use crate::layout::{self, Root};
+
+pub use error::DataError;
+
+/// The lock's name, as the layout declares it.
+const LOCK: &str = "lock";
+
+/// The mode of a data directory that has to be made; one that is there keeps its own.
+const MODE: Mode = Mode::new(0o755);
+
+const READ_ONLY: &str = "mounted read-only";
 
 /// Says what would keep an instance from using the directory and these directories below it; touches nothing.
 ///
 /// # Errors
 /// See [`DataError`].
-pub fn probe(data: &Path, below: &[&str], needed: u64) -> Result<(), DataError> {
-    probe_lock(data)?;
+pub fn probe(data: &Path, below: &[String], needed: u64) -> Result<(), DataError> {
     let existing = data.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
-    probe_directory(existing)?;
-    for path in below.iter().map(|name| data.join(name)).filter(|path| path.symlink_metadata().is_ok()) {
-        probe_directory(&path)?;
+    let dir = open(existing)?;
+    if existing == data {
+        probe_lock(&dir)?;
     }
-    if let Ok(disk) = statvfs(existing) {
+    probe_directory(&dir)?;
+    if existing == data {
+        probe_below(&dir, below)?;
+    }
+    if let Ok(disk) = fstatvfs(&dir) {
         let free = disk.blocks_available().saturating_mul(disk.fragment_size());
         if free < needed {
             return Err(DataError::Full { path: existing.to_owned(), free, needed });
@@ -90,31 +51,53 @@ pub fn probe(data: &Path, below: &[&str], needed: u64) -> Result<(), DataError> 
     Ok(())
 }
 
-fn probe_lock(data: &Path) -> Result<(), DataError> {
-    let path = data.join("lock");
-    match OpenOptions::new().read(true).write(true).open(&path) {
-        Ok(mut lock) if matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)) => {
-            Err(DataError::InUse { path: data.to_owned(), holder: holder(&mut lock) })
+fn probe_below(data: &Dir, below: &[String]) -> Result<(), DataError> {
+    for name in below {
+        match data.open_dir(name) {
+            Ok(dir) => probe_directory(&dir)?,
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
         }
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(DataError::Permission { path }),
-        _ => Ok(()),
+    }
+    if below.iter().any(|name| name == "etcd") && data.exists("etcd/member").unwrap_or_default() {
+        let etcd = data.path().join("etcd");
+        return Err(DataError::Former { path: etcd.join("member"), to: etcd.join("data") });
+    }
+    Ok(())
+}
+
+/// Opens a directory of the operator's, through whatever links lead to it.
+pub(crate) fn open(path: &Path) -> Result<Dir, DataError> {
+    // A link that leads nowhere is there, and is no directory.
+    let is_gone = |error: &DirError| error.is_not_found() || error.is_not_a_directory();
+    Dir::open(path).map_err(|error| match is_gone(&error) {
+        true => DataError::NotADirectory { path: path.to_owned() },
+        false => error.into(),
+    })
+}
+
+fn probe_lock(data: &Dir) -> Result<(), DataError> {
+    match data.open_file(LOCK) {
+        Ok(mut lock) if matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)) => {
+            Err(DataError::InUse { path: data.path().to_owned(), holder: holder(&mut lock) })
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
-/// Says what would keep this user from making files in a directory that exists.
-pub(crate) fn probe_directory(path: &Path) -> Result<(), DataError> {
-    let path = path.to_owned();
-    if !path.is_dir() {
-        return Err(DataError::NotADirectory { path });
-    }
+/// Says what would keep this user from making files in a directory.
+pub(crate) fn probe_directory(dir: &Dir) -> Result<(), DataError> {
+    let path = dir.path().to_owned();
     // Root is told that it may write everywhere.
-    let kind = statfs(&path).map(|system| system.filesystem_type());
+    let kind = fstatfs(dir).map(|system| system.filesystem_type());
     if let Ok(PROC_SUPER_MAGIC | SYSFS_MAGIC | CGROUP2_SUPER_MAGIC) = kind {
         return Err(DataError::Unfit { path, why: "a view of the kernel, not a disk" });
     }
-    match access(&path, AccessFlags::W_OK | AccessFlags::X_OK) {
+    match faccessat(dir, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::empty()) {
         Ok(()) => Ok(()),
-        Err(Errno::EROFS) => Err(DataError::Unfit { path, why: "mounted read-only" }),
+        Err(Errno::EROFS) => Err(DataError::Unfit { path, why: READ_ONLY }),
         Err(_) => Err(DataError::Permission { path }),
     }
 }
@@ -122,55 +105,73 @@ pub(crate) fn probe_directory(path: &Path) -> Result<(), DataError> {
 /// The data directory while this instance has it; the lock goes with the value, or with the process.
 #[derive(Debug)]
 pub struct DataDir {
-    path: PathBuf,
+    root: Root,
     _lock: File,
 }
 
 impl DataDir {
-    /// Creates the directory if it is absent, and takes it.
+    /// Creates the directory, whose path is absolute, if it is absent, and takes it.
     ///
     /// # Errors
     /// See [`DataError`].
     pub fn take(path: &Path) -> Result<Self, DataError> {
-        make(path, 0o755)?;
-        let lock_path = path.join("lock");
-        let failed = |source| DataError::Write { path: lock_path.clone(), source };
-        let mut options = OpenOptions::new();
-        // Whoever may open it may lock it, and so keep the node from starting.
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut lock = options.open(&lock_path).map_err(failed)?;
-        lock.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(DataError::InUse { path: path.to_owned(), holder: holder(&mut lock) });
-            }
-            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        let dir = make(path)?;
+        let lock = lock(&dir)?;
+        let root = layout::place(dir).map_err(|error| placed(path, error))?;
+        Ok(Self { root, _lock: lock })
+    }
+
+    /// What lies in it.
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+}
+
+/// What could not be placed in the data directory.
+pub(crate) fn placed(data: &Path, error: PlaceError) -> DataError {
+    match error {
+        PlaceError::Directory { source, .. }
+        | PlaceError::File { source, .. }
+        | PlaceError::Commit { source, .. } => source.into(),
+        source => DataError::Place { path: data.to_owned(), source },
+    }
+}
+
+/// Opens the directory. What is missing of its path is made, and survives a power cut.
+fn make(path: &Path) -> Result<Dir, DataError> {
+    let existing = path.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
+    let dir = open(existing)?;
+    match path.strip_prefix(existing) {
+        Ok(missing) if !missing.as_os_str().is_empty() => Ok(dir.ensure_dir(missing, MODE)?),
+        _ => Ok(dir),
+    }
+}
+
+fn lock(dir: &Dir) -> Result<File, DataError> {
+    let path = dir.path().join(LOCK);
+    let failed = |source| DataError::Lock { path: path.clone(), source };
+    // One name in a directory that is open, and no link: as `Dir` would, which has no way to open what may be absent.
+    let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    // Whoever may open it may lock it, and so keep the node from starting.
+    let opened = openat(dir, LOCK, flags, CreationMode::S_IRUSR | CreationMode::S_IWUSR);
+    let mut lock: File = match opened {
+        Ok(fd) => fd.into(),
+        Err(Errno::ELOOP) => return Err(DataError::Symlink { path }),
+        Err(Errno::EISDIR) => return Err(DataError::NotAFile { path }),
+        Err(Errno::EACCES) => return Err(DataError::Permission { path }),
+        Err(errno) => return Err(failed(errno.into())),
+    };
+    lock.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(DataError::InUse { path: dir.path().to_owned(), holder: holder(&mut lock) });
         }
-        lock.set_len(0).map_err(failed)?;
-        writeln!(lock, "{}", std::process::id()).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Err(TryLockError::Error(source)) => return Err(failed(source)),
     }
-
-    /// A directory below it, created if it is absent; one that exists keeps its mode.
-    ///
-    /// # Errors
-    /// [`DataError::Write`].
-    pub fn directory(&self, name: &str, mode: u32) -> Result<PathBuf, DataError> {
-        let path = self.path.join(name);
-        make(&path, mode)?;
-        Ok(path)
-    }
-}
-
-fn make(path: &Path, mode: u32) -> Result<(), DataError> {
-    let failed = |source| DataError::Write { path: path.to_owned(), source };
-    DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)
-}
-
-/// Writes a file of the node's own as a whole.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), DataError> {
-    fs::write(path, text).map_err(|source| DataError::Write { path: path.to_owned(), source })
+    lock.set_len(0).map_err(failed)?;
+    writeln!(lock, "{}", std::process::id()).map_err(failed)?;
+    Ok(lock)
 }
 
 /// Who wrote the lock file, if that process lives; somebody else may have locked it.
@@ -185,7 +186,13 @@ fn holder(lock: &mut File) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn below(names: &[&str]) -> Vec<String> {
+        names.iter().copied().map(String::from).collect()
+    }
 
     #[test]
     fn a_second_instance_is_refused_until_the_first_is_gone() {
@@ -234,11 +241,53 @@ mod tests {
         let scratch = tempfile::tempdir().expect("a directory");
         let etcd = scratch.path().join("etcd");
         fs::write(&etcd, "").expect("written");
-        probe(scratch.path(), &["run"], 0).expect("run can be made");
+        probe(scratch.path(), &below(&["run"]), 0).expect("run can be made");
         assert!(
-            matches!(probe(scratch.path(), &["run", "etcd"], 0), Err(DataError::NotADirectory { path }) if path == etcd)
+            matches!(probe(scratch.path(), &below(&["run", "etcd"]), 0), Err(DataError::NotADirectory { path }) if path == etcd)
         );
         let kernel = probe(Path::new("/proc/x/y"), &[], 0).expect_err("not even root can").to_string();
         assert!(kernel.contains("nothing can be kept in /proc: it is a view of the kernel"), "{kernel}");
+    }
+
+    #[test]
+    fn a_symbolic_link_in_the_way_is_named_and_nothing_is_made_behind_it() {
+        let elsewhere = tempfile::tempdir().expect("a directory");
+        for name in ["lock", "run", "etcd"] {
+            let scratch = tempfile::tempdir().expect("a directory");
+            let link = scratch.path().join(name);
+            std::os::unix::fs::symlink(elsewhere.path(), &link).expect("linked");
+            let error = probe(scratch.path(), &below(&["run", "etcd"]), 0).expect_err("a link");
+            assert!(matches!(&error, DataError::Symlink { path } if *path == link), "{error}");
+            assert!(error.to_string().contains("replace it by what it points to"), "{error}");
+            if name != "etcd" {
+                let error = DataDir::take(scratch.path()).expect_err("a link");
+                assert!(matches!(&error, DataError::Symlink { path } if *path == link), "{error}");
+            }
+            assert_eq!(fs::read_dir(elsewhere.path()).expect("there").count(), 0);
+        }
+        // A link that leads to the directory is its owner's affair.
+        let link = elsewhere.path().join("link");
+        let scratch = tempfile::tempdir().expect("a directory");
+        std::os::unix::fs::symlink(scratch.path(), &link).expect("linked");
+        probe(&link, &below(&["run"]), 0).expect("followed");
+        DataDir::take(&link).expect("followed");
+        assert!(scratch.path().join("run").is_dir());
+    }
+
+    #[test]
+    fn etcd_data_of_the_former_layout_is_refused_with_the_command_that_moves_it() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(scratch.path().join("etcd/member")).expect("made");
+        probe(scratch.path(), &below(&["run"]), 0).expect("without etcd it is nobody's");
+        let error =
+            probe(scratch.path(), &below(&["run", "etcd", "etcd/data"]), 0).expect_err("it is the old one");
+        let (_, command) = error
+            .to_string()
+            .split_once("new place: ")
+            .map(|(a, b)| (a.to_owned(), b.to_owned()))
+            .expect("a command");
+        let status = std::process::Command::new("/bin/sh").args(["-c", &command]).status().expect("run");
+        assert!(status.success() && scratch.path().join("etcd/data/member").is_dir(), "{command}");
+        probe(scratch.path(), &below(&["run", "etcd", "etcd/data"]), 0).expect("it is moved");
     }
 }

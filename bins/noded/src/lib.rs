@@ -1,7 +1,7 @@
-//! A node as a library: etcd, containerd and services of your own under one supervisor, with their logs in one tree and
-//! a control API on a unix socket.
+//! A node as a library: etcd, containerd, volumes for a Kubernetes cluster and services of your own under one supervisor,
+//! with their logs in one tree and a control API on a unix socket.
 //!
-//! It does not form clusters, provision volumes or run Kubernetes, and it does not configure the machine.
+//! It does not form clusters or run Kubernetes, and it does not configure the machine.
 //!
 //! ```text
 //! root
@@ -9,6 +9,7 @@
 //! ├─ <your runnables> given in code
 //! ├─ etcd             ready when it has said so and answers a linearizable read
 //! ├─ containerd       ready when it has said so and tells its version
+//! ├─ provisioner      where a Kubernetes API is given: ready when it has seen all claims, and the kubelet knows it
 //! └─ service
 //!    └─ <name>        the operator's own, from the configuration; each after what it depends on
 //! ```
@@ -51,7 +52,7 @@
 //! - `client`: only the control API's client, which needs no protoc.
 //!
 //! # Third-party types in the API
-//! tonic and prost (the generated client), and nodekeel's own supervisor and logtree.
+//! tonic and prost (the generated client), and nodekeel's own supervisor, logtree, localstorage and provisioner.
 
 #[cfg(feature = "client")]
 pub mod client;
@@ -63,6 +64,8 @@ mod control;
 pub mod data;
 #[cfg(feature = "node")]
 pub mod history;
+#[cfg(feature = "node")]
+mod layout;
 #[cfg(feature = "node")]
 pub mod node;
 #[cfg(feature = "node")]

@@ -69,7 +69,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     match (error.downcast_ref::<Problems>(), error.downcast_ref::<StartError>()) {
         (Some(problems), _) if problems.in_use => 5,
         (_, Some(StartError::Data(DataError::InUse { .. }))) => 5,
-        (Some(_), _) | (_, Some(StartError::Data(_) | StartError::Control(_))) => 4,
+        (Some(_), _) | (_, Some(StartError::Data(_) | StartError::Volumes(_) | StartError::Control(_))) => 4,
         _ if error.is::<ConfigError>() => 3,
         _ => 1,
     }

@@ -12,10 +12,12 @@ use nodekeel_supervisor::{
 use thiserror::Error;
 
 use crate::config::{LogConfig, valid_name};
-use crate::data::{DataDir, DataError};
+use crate::data::{self, DataDir, DataError};
 use crate::history::History;
+use crate::layout::{OfContainerd, OfEtcd, OfVolumes, RunOfContainerd};
 use crate::output::JournalSink;
 use crate::plan::{Plan, Planned, Service, User};
+use crate::service::provisioner::Taken;
 use crate::{control, service, v1, wire};
 
 /// What a node is given beside its plan.
@@ -71,6 +73,9 @@ pub enum StartError {
     /// The data directory can't be used.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// There can be no volumes.
+    #[error(transparent)]
+    Volumes(Box<dyn std::error::Error + Send + Sync>),
     /// The control API can't be served where it should be.
     #[error(transparent)]
     Control(Box<dyn std::error::Error + Send + Sync>),
@@ -83,7 +88,7 @@ pub enum StartError {
 }
 
 /// What stands below the root already.
-const RESERVED: [&str; 4] = ["control", "etcd", "containerd", "service"];
+const RESERVED: [&str; 5] = ["control", "etcd", "containerd", "provisioner", "service"];
 
 /// A running node. Dropping it stops it without waiting.
 #[derive(Debug)]
@@ -146,6 +151,7 @@ impl Node {
         check_names(&deps.runnables)?;
         let data = DataDir::take(&plan.config.node.data)?;
         prepare(&plan, &data)?;
+        let volumes = take_volumes(&plan, &deps.journal)?;
         let socket = control::Socket::new(&plan.socket).map_err(|error| StartError::Control(error.into()))?;
         let socket = Arc::new(socket);
         let history = History::new(plan.config.events.keep);
@@ -161,7 +167,7 @@ impl Node {
             let dn = planned.dn.parse().expect("a planned service has a valid name");
             shared.journal.append(&dn, Message::new(Level::Warn, format!("skipped: {reason}")));
         }
-        let root = root(Arc::clone(&shared), Arc::clone(&socket), deps.runnables);
+        let root = root(Arc::clone(&shared), Arc::clone(&socket), (deps.runnables, volumes));
         let supervisor = Supervisor::builder().output(JournalSink(deps.journal)).hook(history).start(root);
         shared.put(Some(Arc::new(supervisor)));
         Ok(Self { shared, socket, _data: data })
@@ -221,26 +227,45 @@ fn check_names(runnables: &[Own]) -> Result<(), StartError> {
 
 /// Makes the directories that the services expect.
 fn prepare(plan: &Plan, data: &DataDir) -> Result<(), DataError> {
-    data.directory("run", 0o700)?;
+    let root = data.root();
+    let failed = |error| data::placed(root.path(), error);
     for planned in plan.services.iter().filter(|planned| planned.skipped.is_none()) {
         match &planned.service {
-            Service::Etcd(_) => drop(data.directory("etcd", 0o700)?),
+            Service::Etcd(_) => drop(root.extend::<OfEtcd>().map_err(failed)?),
             Service::Containerd(containerd) => {
-                data.directory("containerd", 0o755)?;
-                data.directory("run/containerd", 0o700)?;
-                service::containerd::write_config(containerd)?;
+                let own = root.extend::<OfContainerd>().map_err(failed)?.containerd;
+                root.run.extend::<RunOfContainerd>().map_err(failed)?;
+                own.config.write(service::containerd::config(containerd).as_bytes())?;
             }
-            Service::User(_) => {}
+            Service::Provisioner(volumes) if volumes.is_own => {
+                drop(root.extend::<OfVolumes>().map_err(failed)?);
+            }
+            Service::Provisioner(_) | Service::User(_) => {}
         }
     }
     Ok(())
 }
 
+/// Takes the volumes, where the node is to have some.
+fn take_volumes(plan: &Plan, journal: &Journal) -> Result<Option<Taken>, StartError> {
+    let wanted = plan.services.iter().find_map(|planned| match &planned.service {
+        Service::Provisioner(volumes) if planned.skipped.is_none() => Some(volumes),
+        _ => None,
+    });
+    let taken = wanted.map(|volumes| Taken::take(volumes, journal)).transpose();
+    taken.map_err(|error| StartError::Volumes(error.into()))
+}
+
 /// The root: the control API first, so that it is the last to stop; then the builder's own, then the services.
-fn root(shared: Arc<Shared>, socket: Arc<control::Socket>, own: Vec<Own>) -> impl Runnable {
+fn root(
+    shared: Arc<Shared>,
+    socket: Arc<control::Socket>,
+    (own, volumes): (Vec<Own>, Option<Taken>),
+) -> impl Runnable {
     let own: Arc<[Own]> = own.into();
     move |ctx: Context| {
         let (shared, socket, own) = (Arc::clone(&shared), Arc::clone(&socket), Arc::clone(&own));
+        let mut volumes = volumes.clone();
         async move {
             ctx.run("control", control::serve(Arc::clone(&shared), socket))?;
             for Own { name, runnable } in own.iter() {
@@ -254,6 +279,11 @@ fn root(shared: Arc<Shared>, socket: Arc<control::Socket>, own: Vec<Own>) -> imp
                     Service::Containerd(containerd) => {
                         let path = shared.plan.search.as_path_variable();
                         ctx.run("containerd", service::containerd::process(containerd, path, grace))?;
+                    }
+                    Service::Provisioner(_) => {
+                        let taken =
+                            volumes.take().expect("planned volumes are taken before the tree is started");
+                        ctx.run("provisioner", taken)?;
                     }
                     Service::User(service) => user.push(User::clone(service)),
                 }

@@ -1,14 +1,23 @@
 //! What a configuration comes to on this machine, found out without touching anything.
 
+mod show;
+mod volumes;
+
 use std::fmt;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
+use nodekeel_localstorage::Dir;
+
 use crate::config::{Config, ContainerdConfig, EtcdConfig, Readiness, UserService, order};
 use crate::control;
 use crate::data::{self, DataError};
+use crate::layout::{self, OfContainerd, OfEtcd, Part, Root, RunOfContainerd};
 use crate::ports;
 use crate::search::Search;
+
+pub(crate) use volumes::no_limits;
+pub use volumes::{Limits, Volumes};
 
 /// Longest path of a unix socket: `sun_path` less its closing zero (unix(7)).
 pub const MAX_SOCKET_BYTES: usize = 107;
@@ -51,6 +60,8 @@ pub enum Service {
     Etcd(Etcd),
     /// The node's containerd.
     Containerd(Containerd),
+    /// Volumes of a Kubernetes cluster.
+    Provisioner(Box<Volumes>),
     /// One of the operator's.
     User(Box<User>),
 }
@@ -129,14 +140,18 @@ impl Plan {
         };
         config.node.data = absolute(&config.node.data)?;
         let socket = absolute(&config.socket())?;
-        let mut planner = Planner { dev, search: &search, problems: Vec::new(), services: Vec::new() };
+        let unplaced = |error| in_the_way(data::placed(&config.node.data, error).to_string());
+        let root = layout::planned(&config.node.data).map_err(unplaced)?;
+        let mut planner = Planner { dev, search: &search, root, problems: Vec::new(), services: Vec::new() };
         planner.etcd(&config);
         planner.containerd(&config);
+        planner.provisioner(&config);
         planner.user_services(&config);
         let Planner { mut problems, services, .. } = planner;
 
         let data = &config.node.data;
-        let (below, needed) = needs(data, &services);
+        let (parts, needed) = needs(data, &services);
+        let below: Vec<String> = parts.into_iter().flat_map(Part::directories).collect();
         match data::probe(data, &below, needed) {
             Ok(()) => {}
             Err(error @ DataError::InUse { .. }) => {
@@ -154,27 +169,35 @@ impl Plan {
     }
 }
 
-/// The directories below the data directory that will be used, and the bytes that have to be free.
-fn needs(data: &Path, services: &[Planned]) -> (Vec<&'static str>, u64) {
-    let mut below = vec!["run"];
+/// The parts of the layout that will be placed, and the bytes that have to be free.
+fn needs(data: &Path, services: &[Planned]) -> (Vec<Part>, u64) {
+    let mut parts = vec![Part::Root];
     let mut bytes = NODE_BYTES;
     for planned in services.iter().filter(|planned| planned.skipped.is_none()) {
-        match planned.service {
+        match &planned.service {
             Service::Etcd(_) => {
-                below.push("etcd");
+                parts.push(Part::Etcd);
                 // One that has run has its segments already.
-                bytes += if data.join("etcd/member").exists() { 0 } else { ETCD_BYTES };
+                let has_run =
+                    Dir::open(data).and_then(|dir| dir.exists("etcd/data/member")).unwrap_or_default();
+                bytes += if has_run { 0 } else { ETCD_BYTES };
             }
-            Service::Containerd(_) => below.extend(["containerd", "run/containerd"]),
-            Service::User(_) => {}
+            Service::Containerd(_) => parts.push(Part::Containerd),
+            Service::Provisioner(volumes) if volumes.is_own => parts.push(Part::Volumes),
+            Service::Provisioner(_) | Service::User(_) => {}
         }
     }
-    (below, bytes)
+    (parts, bytes)
 }
+
+/// Why a part can be placed in memory: there, nothing is in its way, and there is no socket whose path may be too long.
+const SHORT: &str = "a part without sockets is placed in memory";
 
 struct Planner<'a> {
     dev: bool,
     search: &'a Search,
+    /// The layout in memory, for its paths.
+    root: Root,
     problems: Vec<String>,
     services: Vec<Planned>,
 }
@@ -191,8 +214,8 @@ impl Planner<'_> {
             self.port(etcd.client_port, "services.etcd.client_port");
             self.port(etcd.peer_port, "services.etcd.peer_port");
         }
-        let service =
-            Service::Etcd(Etcd { binary, data: config.node.data.join("etcd"), config: etcd.clone() });
+        let data = self.root.extend::<OfEtcd>().expect(SHORT).etcd.data.path().to_owned();
+        let service = Service::Etcd(Etcd { binary, data, config: etcd.clone() });
         self.services.push(Planned { dn: "root.etcd".into(), service, skipped });
     }
 
@@ -207,8 +230,8 @@ impl Planner<'_> {
             let reason = "needs root: run noded as root, or set services.containerd.enable = false";
             skipped = self.missing("containerd", reason.into());
         }
-        let data = config.node.data.join("containerd");
-        let run = config.node.data.join("run/containerd");
+        let data = self.root.extend::<OfContainerd>().expect(SHORT).containerd.path().to_owned();
+        let run = self.root.run.extend::<RunOfContainerd>().expect(SHORT).containerd.path().to_owned();
         let planned = Containerd { binary, data, run, config: containerd.clone() };
         if skipped.is_none() {
             // containerd serves a second socket beside its own, under the name with this ending.
@@ -334,52 +357,4 @@ fn too_long(socket: &Path, remedy: &str) -> Option<String> {
             "socket path {path} has {bytes} bytes, and a unix socket's has at most {MAX_SOCKET_BYTES}; {remedy}"
         )
     })
-}
-
-impl fmt::Display for Plan {
-    /// What would happen, for people.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "node {} with data in {}", self.config.node.name, self.config.node.data.display())?;
-        writeln!(f, "{:<24} the control API on {}", "root.control", self.socket.display())?;
-        for planned in &self.services {
-            write!(f, "{:<24} ", planned.dn)?;
-            match &planned.skipped {
-                Some(reason) => writeln!(f, "skipped: {reason}")?,
-                None => writeln!(f, "{}", planned.service)?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for Service {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Etcd(etcd) => write!(
-                f,
-                "{}, clients on 127.0.0.1:{}, peers on 127.0.0.1:{}, data in {}",
-                etcd.binary.display(),
-                etcd.config.client_port,
-                etcd.config.peer_port,
-                etcd.data.display()
-            ),
-            Self::Containerd(containerd) => write!(
-                f,
-                "{}, API on {}, data in {}",
-                containerd.binary.display(),
-                containerd.socket().display(),
-                containerd.data.display()
-            ),
-            Self::User(user) => {
-                write!(f, "{}", user.binary.display())?;
-                for argument in &user.config.command[1..] {
-                    write!(f, " {argument:?}")?;
-                }
-                if !user.after.is_empty() {
-                    write!(f, ", after {}", user.after.join(", "))?;
-                }
-                Ok(())
-            }
-        }
-    }
 }

@@ -48,8 +48,12 @@ fn collector(journal: &Journal, console: Option<Level>) -> impl Subscriber {
         Level::Debug => LevelFilter::DEBUG,
         _ => LevelFilter::INFO,
     };
-    let targets =
-        Targets::new().with_default(LevelFilter::INFO).with_target("nodekeel", own).with_target("noded", own);
+    let targets = Targets::new()
+        .with_default(LevelFilter::INFO)
+        .with_target("nodekeel", own)
+        .with_target("noded", own)
+        // Every call to the API server that fails, which is told with its reason by whoever has made it.
+        .with_target("kube_client::client::builder", LevelFilter::OFF);
     let layer = journal.layer().min_level(level).with_filter(targets);
     tracing_subscriber::registry().with(layer)
 }

@@ -2,4 +2,6 @@
 
 pub(crate) mod containerd;
 pub(crate) mod etcd;
+mod no_quota;
+pub(crate) mod provisioner;
 pub(crate) mod user;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{BUILT_IN, Config, Readiness, Restart, UserService};
+use super::{BUILT_IN, Config, Readiness, Restart, UserService, volumes};
 
 /// The least that a log can do with: an entry may take a quarter of it.
 const MIN_LOG_BYTES: usize = 64 * 1024;
@@ -25,7 +25,7 @@ pub(super) struct Wrong {
     pub(super) message: String,
 }
 
-fn wrong(field: impl Into<String>, message: impl Into<String>) -> Result<(), Wrong> {
+pub(super) fn wrong(field: impl Into<String>, message: impl Into<String>) -> Result<(), Wrong> {
     Err(Wrong { field: field.into(), message: message.into() })
 }
 
@@ -57,6 +57,7 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
     check_program("services.containerd", containerd.binary.as_deref(), &containerd.extra_args)?;
     check_span("node.grace", Some(config.node.grace))?;
     check_sizes(config)?;
+    volumes::check(config)?;
     for (index, service) in config.service.iter().enumerate() {
         check_service(config, index, service)?;
     }
@@ -73,7 +74,7 @@ fn check_program(table: &str, binary: Option<&Path>, extra_args: &[String]) -> R
 }
 
 /// The kernel takes no text that holds a NUL.
-fn check_nul<'a, T: AsRef<str> + ?Sized + 'a>(
+pub(super) fn check_nul<'a, T: AsRef<str> + ?Sized + 'a>(
     field: &str,
     texts: impl IntoIterator<Item = &'a T>,
 ) -> Result<(), Wrong> {
@@ -207,6 +208,7 @@ fn check_dependencies(config: &Config, index: usize, service: &UserService) -> R
         let enabled = match dependency.as_str() {
             "etcd" => services.etcd.enable,
             "containerd" => services.containerd.enable,
+            "provisioner" => config.provisioner.is_some(),
             other if config.service.iter().any(|known| known.name == other) => true,
             other => {
                 let known: Vec<_> =
@@ -220,8 +222,11 @@ fn check_dependencies(config: &Config, index: usize, service: &UserService) -> R
             }
         };
         if !enabled {
-            let message =
-                format!("{} depends on {dependency}; set services.{dependency}.enable = true", service.name);
+            let remedy = match dependency.as_str() {
+                "provisioner" => "give provisioner.kubeconfig".to_owned(),
+                _ => format!("set services.{dependency}.enable = true"),
+            };
+            let message = format!("{} depends on {dependency}; {remedy}", service.name);
             return wrong(field, message);
         }
     }

@@ -16,7 +16,16 @@ impl<'a> Document<'a> {
     /// A table of the file that is written as something else: where, its name, and how it is written instead. The
     /// parser would take the values of a list for those of the table's keys, in their order.
     pub(super) fn misshapen(&self) -> Option<(Range<usize>, String, String)> {
-        for path in ["node", "log", "events", "control", "services", "services.etcd", "services.containerd"] {
+        for path in [
+            "node",
+            "log",
+            "events",
+            "control",
+            "services",
+            "services.etcd",
+            "services.containerd",
+            "provisioner",
+        ] {
             if let Some((value, span)) = self.value_at(path)
                 && !value.is_table()
             {

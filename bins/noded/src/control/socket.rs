@@ -1,8 +1,7 @@
-//! The socket's file.
+//! The socket's file, in a directory that is held open.
 
-use std::fs;
+use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -10,10 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use futures_util::Stream;
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
+use nodekeel_localstorage::{Dir, Error as DirError, FileKind};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
 
-use crate::data::{DataError, probe_directory};
+use crate::data::{self, DataError, probe_directory};
 
 /// Why the control API can't be served where it should be.
 #[derive(Debug, Error)]
@@ -36,45 +37,66 @@ pub(crate) enum BindError {
         #[source]
         source: io::Error,
     },
+    #[error("look at the control socket {}", path.display())]
+    Look {
+        path: PathBuf,
+        #[source]
+        source: DirError,
+    },
 }
 
 /// Says what would keep the socket from being made by a node with this data directory; touches nothing.
 pub(crate) fn probe(path: &Path, data: &Path) -> Result<(), BindError> {
-    probe_file(path)?;
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    if parent == data || parent == data.join("run") {
+    let parent = parent(path);
+    let opened = data::open(parent).and_then(|dir| probe_directory(&dir).map(|()| dir));
+    let is_own = parent == data || parent == data.join("run");
+    match opened {
+        Ok(dir) => probe_file(&dir, path),
         // They are the data directory's matter, which makes them.
-        return Ok(());
-    }
-    let (path, parent) = (path.to_owned(), parent.to_owned());
-    match probe_directory(&parent) {
-        Ok(()) => Ok(()),
-        _ if !parent.exists() => Err(BindError::NoParent { path, parent }),
-        Err(DataError::NotADirectory { path: file }) => {
-            Err(BindError::Parent { path, reason: format!("{} is no directory", file.display()) })
-        }
-        Err(DataError::Unfit { path: directory, why }) => {
-            Err(BindError::Parent { path, reason: format!("{} is {why}", directory.display()) })
-        }
-        Err(_) => {
-            Err(BindError::Parent { path, reason: format!("no permission to write to {}", parent.display()) })
-        }
+        _ if is_own => Ok(()),
+        Err(error) => Err(parent_error(path, error)),
     }
 }
 
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+/// Why there is no directory for the socket.
+fn parent_error(path: &Path, error: DataError) -> BindError {
+    let (path, parent) = (path.to_owned(), parent(path).to_owned());
+    let reason = match error {
+        _ if !parent.exists() && parent.parent().is_none_or(|above| !above.is_file()) => {
+            return BindError::NoParent { path, parent };
+        }
+        DataError::NotADirectory { path: file } => format!("{} is no directory", file.display()),
+        DataError::Unfit { path: directory, why } => format!("{} is {why}", directory.display()),
+        _ => format!("no permission to write to {}", parent.display()),
+    };
+    BindError::Parent { path, reason }
+}
+
 /// Says whether something else is where the socket should be.
-fn probe_file(path: &Path) -> Result<(), BindError> {
-    let Ok(file) = fs::symlink_metadata(path) else { return Ok(()) };
-    let (path, kind) = (path.to_owned(), file.file_type());
-    let what = match () {
-        () if kind.is_socket() && UnixStream::connect(&path).is_ok() => return Err(BindError::Live { path }),
-        () if kind.is_socket() => return Ok(()),
-        () if kind.is_dir() => "a directory",
-        () if kind.is_symlink() => "a symbolic link",
-        () if kind.is_file() => "a file",
-        () => "something that is no socket",
+fn probe_file(dir: &Dir, path: &Path) -> Result<(), BindError> {
+    let kind = match dir.metadata(name(path)) {
+        Ok(file) => file.kind,
+        Err(error) if error.is_not_found() => return Ok(()),
+        Err(source) => return Err(BindError::Look { path: path.to_owned(), source }),
+    };
+    let path = path.to_owned();
+    let what = match kind {
+        FileKind::Socket if UnixStream::connect(&path).is_ok() => return Err(BindError::Live { path }),
+        FileKind::Socket => return Ok(()),
+        FileKind::Dir => "a directory",
+        FileKind::Symlink => "a symbolic link",
+        FileKind::File => "a file",
+        _ => "something that is no socket",
     };
     Err(BindError::NoSocket { path, what })
+}
+
+fn name(path: &Path) -> &OsStr {
+    path.file_name().unwrap_or_default()
 }
 
 /// The node's socket. It stays bound while what serves it is restarted: who connects meanwhile is answered then.
@@ -88,6 +110,7 @@ pub(crate) struct Socket {
 #[derive(Debug)]
 struct Bound {
     listener: UnixListener,
+    dir: Dir,
     path: PathBuf,
     /// Device and inode of the file.
     file: (u64, u64),
@@ -103,7 +126,7 @@ impl Socket {
     /// The connections to it; where somebody has removed its file, to a new one.
     pub(crate) fn listen(&self) -> Result<Listening, BindError> {
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
-        let there = bound.take().filter(|bound| file_at(&self.path) == Some(bound.file));
+        let there = bound.take().filter(|bound| bound.is_there());
         let there = there.map_or_else(|| Bound::new(&self.path), Ok)?;
         *bound = Some(Arc::clone(&there));
         Ok(Listening(there))
@@ -117,22 +140,29 @@ impl Socket {
 
 impl Bound {
     fn new(path: &Path) -> Result<Arc<Self>, BindError> {
-        let listener = bind(path)?;
+        let dir = data::open(parent(path)).map_err(|error| parent_error(path, error))?;
+        let listener = bind(&dir, path)?;
         let failed = || BindError::Bind { path: path.to_owned(), source: io::ErrorKind::NotFound.into() };
-        let file = file_at(path).ok_or_else(failed)?;
-        Ok(Arc::new(Self { listener, path: path.to_owned(), file }))
+        let file = file_in(&dir, path).ok_or_else(failed)?;
+        Ok(Arc::new(Self { listener, dir, path: path.to_owned(), file }))
+    }
+
+    /// Whether its file is still where clients look for it.
+    fn is_there(&self) -> bool {
+        let dir = Dir::open(parent(&self.path));
+        dir.is_ok_and(|dir| file_in(&dir, &self.path) == Some(self.file))
     }
 }
 
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
+fn file_in(dir: &Dir, path: &Path) -> Option<(u64, u64)> {
+    dir.metadata(name(path)).ok().map(|file| (file.device, file.inode))
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
         // If that fails, the file is one of a dead instance, which the next one replaces.
-        if file_at(&self.path) == Some(self.file) {
-            let _ = fs::remove_file(&self.path);
+        if file_in(&self.dir, &self.path) == Some(self.file) {
+            let _ = self.dir.remove_file(name(&self.path));
         }
     }
 }
@@ -152,26 +182,29 @@ impl Stream for Listening {
 /// Listens. A socket on which nobody listens is what a dead instance left behind, and is replaced.
 ///
 /// Between the file's creation and its mode another user might connect: every call's credentials are checked too.
-fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    probe_file(path)?;
+fn bind(dir: &Dir, path: &Path) -> Result<UnixListener, BindError> {
+    probe_file(dir, path)?;
     let failed = |source| BindError::Bind { path: path.to_owned(), source };
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
+    dir.remove_file(name(path)).map_err(|source| BindError::Look { path: path.to_owned(), source })?;
+    // The kernel binds by path alone.
     let listener = UnixListener::bind(path).map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+    fchmodat(dir, name(path), mode, FchmodatFlags::FollowSymlink).map_err(|errno| failed(errno.into()))?;
     Ok(listener)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[tokio::test]
     async fn a_dead_socket_is_replaced_and_nothing_else_is() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("s");
+        let bind = |path: &Path| super::bind(&Dir::open(scratch.path()).expect("there"), path);
         drop(bind(&path).expect("nothing is there"));
         let live = bind(&path).expect("a dead socket is there");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);

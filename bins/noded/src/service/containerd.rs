@@ -7,7 +7,6 @@ use containerd_client::services::v1::version_client::VersionClient;
 use nodekeel_supervisor::Failure;
 use nodekeel_supervisor::process::{KillMode, Process, Readiness};
 
-use crate::data::{self, DataError};
 use crate::plan::Containerd;
 
 /// What a node without Kubernetes' runtime interface has no use for, or what would need more than a kernel and root:
@@ -25,13 +24,9 @@ const DISABLED: [&str; 10] = [
     "io.containerd.snapshotter.v1.zfs",
 ];
 
-/// Writes containerd's own configuration; it is made anew at each start of the node.
-pub(crate) fn write_config(containerd: &Containerd) -> Result<(), DataError> {
-    data::write(&containerd.data.join("config.toml"), &config(containerd))
-}
-
-/// Version 2 of its format, which 1.6 demands and 2.x still reads.
-fn config(containerd: &Containerd) -> String {
+/// Its own configuration, made anew at each start of the node: version 2 of its format, which 1.6 demands and 2.x still
+/// reads.
+pub(crate) fn config(containerd: &Containerd) -> String {
     let text = |path: &Path| toml::Value::from(&*path.to_string_lossy()).to_string();
     let disabled: Vec<_> = DISABLED.iter().map(|plugin| format!("  {plugin:?},\n")).collect();
     format!(

@@ -3,9 +3,11 @@
 
 mod api;
 mod daemons;
+mod data;
 mod errors;
 mod harness;
 mod life;
 mod logs;
 mod nodectl;
 mod services;
+mod volumes;
