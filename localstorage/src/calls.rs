@@ -2,7 +2,7 @@
 //! at any of them.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{self, AtFlags, FlockOperation, IFlags, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
@@ -72,10 +72,46 @@ pub(crate) fn stat_at(dir: impl AsFd, name: &OsStr) -> Result<Stat> {
     fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Opens the listing of a directory anew, so that two listings don't move each other.
-pub(crate) fn read_dir(dir: impl AsFd) -> Result<fs::Dir> {
-    faults::before("getdents64")?;
-    fs::Dir::read_from(dir)
+/// Gives a file that is held open as nothing but a path another mode: for directories that shut out their owner.
+pub(crate) fn set_mode_of_path(file: impl AsFd, mode: Mode) -> Result<()> {
+    faults::before("chmod")?;
+    fs::chmod(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()), mode)
+}
+
+/// The entries of a directory. The kernel gives many at once; the failpoints are asked before each.
+#[derive(Debug)]
+pub(crate) struct Listing(fs::Dir);
+
+impl Listing {
+    /// Of a directory that was opened for nothing else.
+    pub(crate) fn new(dir: OwnedFd) -> Result<Self> {
+        fs::Dir::new(dir).map(Self)
+    }
+
+    /// Opens the directory anew, so that two listings don't move each other.
+    pub(crate) fn of(dir: impl AsFd) -> Result<Self> {
+        faults::before("openat")?;
+        fs::Dir::read_from(dir).map(Self)
+    }
+
+    pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>> {
+        self.0.fd()
+    }
+
+    pub(crate) fn rewind(&mut self) {
+        self.0.rewind();
+    }
+}
+
+impl Iterator for Listing {
+    type Item = Result<fs::DirEntry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match faults::before("getdents64") {
+            Ok(()) => self.0.read(),
+            Err(source) => Some(Err(source)),
+        }
+    }
 }
 
 pub(crate) fn read(file: impl AsFd, buffer: &mut [u8]) -> Result<usize> {

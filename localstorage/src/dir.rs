@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use crate::calls::{self, Location};
+use crate::calls::{self, Listing, Location};
 use crate::error::{Error, Operation, Refusal, resolved};
 use crate::metadata::{Entry, FileKind, Metadata, Mode};
 use crate::name::{self, Name};
@@ -144,7 +144,8 @@ impl Dir {
     /// Opens a directory below, and creates it where it is missing, with those above it.
     ///
     /// The directory has exactly that mode afterwards, also where it was there before; those above it only where they
-    /// are created. All of them are durable.
+    /// are created (by a call that is killed between the two, with what the umask leaves of it: place a tree to repair
+    /// that). All of them are durable.
     ///
     /// # Errors
     /// [`Operation::CreateDir`]; [`is_not_a_directory`](Error::is_not_a_directory) and
@@ -171,8 +172,16 @@ impl Dir {
             Err(Errno::EXIST) => false,
             Err(source) => return Err(source.into()),
         };
-        let fd = calls::open_beneath(self, Path::new(name), LISTABLE).map_err(resolved)?;
-        let level = Self { fd, path: self.path.join(name) };
+        let fd = match calls::open_beneath(self, Path::new(name), LISTABLE) {
+            // The umask has shut out the owner.
+            Err(Errno::ACCESS) if created => {
+                let shut = calls::open_beneath(self, Path::new(name), OFlags::PATH | OFlags::DIRECTORY);
+                calls::set_mode_of_path(shut.map_err(resolved)?, Mode::PRIVATE_DIR.raw())?;
+                calls::open_beneath(self, Path::new(name), LISTABLE)
+            }
+            opened => opened,
+        };
+        let level = Self { fd: fd.map_err(resolved)?, path: self.path.join(name) };
         if created {
             level.set_mode(mode)?;
         }
@@ -242,7 +251,7 @@ impl Dir {
 
     fn entries(&self) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
-        for entry in calls::read_dir(self)? {
+        for entry in Listing::of(self)? {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if name == "." || name == ".." || name::is_sibling(name.as_bytes()) {

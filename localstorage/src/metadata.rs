@@ -134,8 +134,11 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    // `Stat`'s types differ between architectures.
-    #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
+    #[allow(
+        clippy::unnecessary_cast,
+        clippy::useless_conversion,
+        reason = "the types differ between architectures"
+    )]
     pub(crate) fn of(stat: &Stat) -> Self {
         Self {
             kind: FileType::from_raw_mode(stat.st_mode).into(),

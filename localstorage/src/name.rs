@@ -110,7 +110,8 @@ pub enum InvalidName {
     /// No file system takes it.
     #[error("a name is longer than {NAME_MAX} bytes")]
     TooLong,
-    /// Names of this form are kept for files that are being written; see [`Dir::write`](crate::Dir::write).
+    /// Names of this form are kept for files that are being written; see [`Dir::write`](crate::Dir::write) and
+    /// [`Directory::commit`](crate::tree::Directory::commit).
     #[error("a name has the form of a file that is being written")]
     Reserved,
 }

@@ -34,7 +34,8 @@ pub use probe::{Contents, Signature, probe};
 ///
 /// # Contract
 /// - [`mount_new`](DataVolume::mount_new) destroys nothing but what it is told to, by what it found there before. A call
-///   that was killed at any point is made again with the same arguments, and goes on.
+///   that was killed at any point is made again with the same arguments, and goes on; where all was done but its return,
+///   that call is refused as [`Occupied`](VolumeError::Occupied), and the volume is there.
 /// - [`mount_existing`](DataVolume::mount_existing) writes nothing, and opens only what `mount_new` has completed.
 /// - Both give the volume's own top directory, held open: what is written through it reaches the volume or nothing.
 /// - A failed call leaves the volume [`Unmounted`](State::Unmounted), and can be made again.

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Dir as Listing, FileType, IFlags, OFlags};
+use rustix::fs::{FileType, IFlags, Mode as RawMode, OFlags};
 use rustix::io::Errno;
 
 use super::{Dir, LISTABLE};
-use crate::calls;
+use crate::calls::{self, Listing};
 use crate::error::{Error, Operation, Refusal, resolved};
 use crate::metadata::Metadata;
 
@@ -33,8 +33,9 @@ pub struct Removed {
 impl Dir {
     /// Removes a file, or a directory with all that is below it, and tells whether there was something.
     ///
-    /// Nothing is followed: no symbolic link, and no mount point, at which it stops instead. Files and directories that
-    /// are marked immutable or append-only lose the mark. It takes a bounded number of descriptors and no stack, however
+    /// Nothing is followed: no symbolic link, and no mount point, at which it stops instead. Nothing in the tree forbids
+    /// its removal: files and directories lose the marks of being immutable or append-only, and directories get the
+    /// permissions that their owner needs. It takes a bounded number of descriptors and no stack, however
     /// deep the tree is. It can be killed at any point and called again; durable once it has returned.
     ///
     /// # Errors
@@ -88,7 +89,7 @@ impl Level {
     fn next(&mut self) -> io::Result<Option<(OsString, FileType)>> {
         let listing = self.listing.as_mut().expect("the lowest level is held open");
         loop {
-            match listing.read().transpose()? {
+            match listing.next().transpose()? {
                 None => return Ok(None),
                 Some(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
                 Some(entry) => {
@@ -113,13 +114,13 @@ struct Removal<'a> {
 impl Removal<'_> {
     /// Removes what has the name in the directory.
     fn run(&mut self, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<bool> {
-        let outcome = remove_or_open(parent, name.to_owned(), FileType::Unknown)?;
+        let outcome = remove_or_open(Holder::outside(parent), name.to_owned(), FileType::Unknown)?;
         let was_there = !matches!(outcome, Outcome::Absent);
         self.go_on(outcome)?;
         while let Some(level) = self.levels.last_mut() {
             match level.next()? {
                 Some((name, kind)) => {
-                    let outcome = remove_or_open(level.fd()?, name, kind)?;
+                    let outcome = remove_or_open(Holder::inside(level.fd()?), name, kind)?;
                     self.go_on(outcome)?;
                 }
                 None => self.leave(parent)?,
@@ -149,9 +150,9 @@ impl Removal<'_> {
     /// Removes the lowest directory, of which nothing was left.
     fn leave(&mut self, top: BorrowedFd<'_>) -> io::Result<()> {
         let above = self.above()?;
-        let fd = above.as_ref().map_or(top, OwnedFd::as_fd);
+        let holder = above.as_ref().map_or(Holder::outside(top), |above| Holder::inside(above.as_fd()));
         let Some(level) = self.levels.last_mut() else { return Ok(()) };
-        match unmarked(fd, &level.name, || calls::remove_dir(fd, &level.name)) {
+        match forced(holder, &level.name, || calls::remove_dir(holder.dir, &level.name)) {
             Ok(()) => {
                 self.levels.pop();
                 self.count()
@@ -208,6 +209,24 @@ impl Removal<'_> {
     }
 }
 
+/// The directory that an entry is in.
+#[derive(Clone, Copy, Debug)]
+struct Holder<'a> {
+    dir: BorrowedFd<'a>,
+    /// Whether it is of the tree. The one that the tree is in keeps what its owner has forbidden.
+    is_inside: bool,
+}
+
+impl<'a> Holder<'a> {
+    fn outside(dir: BorrowedFd<'a>) -> Self {
+        Self { dir, is_inside: false }
+    }
+
+    fn inside(dir: BorrowedFd<'a>) -> Self {
+        Self { dir, is_inside: true }
+    }
+}
+
 /// What became of an entry.
 #[derive(Debug)]
 enum Outcome {
@@ -220,21 +239,26 @@ enum Outcome {
 
 /// Removes what has the name, unless it is a directory. A listing need not tell the kind, and what it tells may have
 /// changed.
-fn remove_or_open(dir: BorrowedFd<'_>, name: OsString, kind: FileType) -> io::Result<Outcome> {
+fn remove_or_open(holder: Holder<'_>, name: OsString, kind: FileType) -> io::Result<Outcome> {
     if kind != FileType::Directory && kind != FileType::Unknown {
-        match unmarked(dir, &name, || calls::unlink(dir, &name)) {
+        match forced(holder, &name, || calls::unlink(holder.dir, &name)) {
             Ok(()) => return Ok(Outcome::Removed),
             Err(Errno::NOENT) => return Ok(Outcome::Absent),
             Err(Errno::ISDIR) => {}
             Err(source) => return Err(mounted(source)),
         }
     }
-    match calls::open_same_mount(dir, &name, LISTABLE) {
+    let open = || calls::open_same_mount(holder.dir, &name, LISTABLE);
+    let opened = match open() {
+        Err(Errno::ACCESS) => let_in(holder, &name).and_then(|()| open()),
+        opened => opened,
+    };
+    match opened {
         Ok(fd) => Ok(Outcome::Opened(Level::new(name, fd)?)),
         Err(Errno::NOENT) => Ok(Outcome::Absent),
         // Any kind but a directory, and never asked for twice.
         Err(Errno::NOTDIR | Errno::LOOP) if kind != FileType::RegularFile => {
-            remove_or_open(dir, name, FileType::RegularFile)
+            remove_or_open(holder, name, FileType::RegularFile)
         }
         Err(source) => Err(mounted(source)),
     }
@@ -248,22 +272,25 @@ fn mounted(errno: Errno) -> io::Error {
     }
 }
 
-/// Removes; where that isn't permitted, once more without the marks that forbid it, on the entry and on its directory.
-fn unmarked(
-    dir: BorrowedFd<'_>,
+/// Removes; where that is forbidden, once more without what forbids it on the entry and on its directory.
+fn forced(
+    holder: Holder<'_>,
     name: &OsStr,
     remove: impl Fn() -> rustix::io::Result<()>,
 ) -> rustix::io::Result<()> {
-    match remove() {
-        Err(Errno::PERM) => {}
+    let forbidden = match remove() {
+        Err(forbidden @ (Errno::PERM | Errno::ACCESS)) => forbidden,
         done => return done,
+    };
+    if holder.is_inside {
+        unmark(holder.dir);
+        let_owner_in(holder.dir);
     }
-    unmark(dir);
     // Only of what may be opened without an effect: devices and pipes have no such marks.
-    let kind = calls::stat_at(dir, name).map(|stat| FileType::from_raw_mode(stat.st_mode));
-    if matches!(kind, Ok(FileType::RegularFile | FileType::Directory)) {
+    let kind = calls::stat_at(holder.dir, name).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    if forbidden == Errno::PERM && matches!(kind, Ok(FileType::RegularFile | FileType::Directory)) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        if let Ok(file) = calls::open_same_mount(dir, name, flags) {
+        if let Ok(file) = calls::open_same_mount(holder.dir, name, flags) {
             unmark(file.as_fd());
         }
     }
@@ -278,6 +305,25 @@ fn unmark(file: BorrowedFd<'_>) {
     {
         let _ = calls::set_inode_flags(file, flags.difference(marks));
     }
+}
+
+/// Lets a directory's owner remove what is in it; likewise.
+fn let_owner_in(dir: BorrowedFd<'_>) {
+    if let Ok(stat) = calls::stat(dir)
+        && !RawMode::from_raw_mode(stat.st_mode).contains(RawMode::RWXU)
+    {
+        let _ = calls::set_mode(dir, RawMode::from_raw_mode(stat.st_mode) | RawMode::RWXU);
+    }
+}
+
+/// Lets the owner of a directory into it who may not even open it; and into the one that it is in.
+fn let_in(holder: Holder<'_>, name: &OsStr) -> rustix::io::Result<()> {
+    if holder.is_inside {
+        let_owner_in(holder.dir);
+    }
+    let shut = calls::open_same_mount(holder.dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
+    let mode = RawMode::from_raw_mode(calls::stat(&shut)?.st_mode);
+    calls::set_mode_of_path(&shut, mode | RawMode::RWXU)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{Dir, Parent};
-use crate::calls::{self, Location};
+use crate::calls::{self, Listing, Location};
 use crate::error::{Error, Operation};
 use crate::metadata::Mode;
 use crate::name;
@@ -49,7 +49,8 @@ impl Dir {
     }
 
     /// Removes what killed writers have left in this directory (not below it), and tells how many. What is being
-    /// written now stays: its writer holds a lock.
+    /// written now stays: its writer holds a lock. So does what the caller may not open to see that, as what another
+    /// user has left.
     ///
     /// # Errors
     /// [`Operation::Sweep`].
@@ -59,7 +60,7 @@ impl Dir {
 
     fn sweep_stale(&self) -> io::Result<usize> {
         let mut swept = 0;
-        for entry in calls::read_dir(self)? {
+        for entry in Listing::of(self)? {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if name::is_sibling(name.as_bytes()) && remove_stale(self, name)? {

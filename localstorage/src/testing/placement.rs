@@ -27,9 +27,10 @@ pub fn conformance(placement: &dyn Placement) {
 struct Checked<'a>(&'a dyn Placement);
 
 impl<'a> Checked<'a> {
-    const ALL: [fn(&Checked<'a>); 7] = [
+    const ALL: [fn(&Checked<'a>); 8] = [
         Self::contents_are_replaced,
         Self::directories_are_made_with_those_above,
+        Self::a_mode_is_given_to_what_is_there,
         Self::listings_are_sorted_and_name_kinds,
         Self::removal_takes_all_and_tells_whether_there_was_something,
         Self::kinds_are_not_confused,
@@ -87,6 +88,25 @@ impl<'a> Checked<'a> {
         self.must(self.0.create_dir(&at("a/b"), Mode::new(0o755)), "one that is there gets a mode");
         assert_eq!(self.must(self.0.read(&at("a/b/c/file")), "what is in it is kept"), b"kept");
         assert_eq!(self.must(self.0.kind(&at("a/b")), "its kind is told"), Some(FileKind::Dir));
+    }
+
+    fn a_mode_is_given_to_what_is_there(&self) {
+        self.write("file", b"kept");
+        self.must(self.0.create_dir(&at("dir"), Mode::PRIVATE_DIR), "a directory is made");
+        for mode in [0o640, 0o600] {
+            assert!(self.must(self.0.set_mode(&at("file"), Mode::new(mode)), "a file gets a mode"));
+        }
+        assert_eq!(self.must(self.0.read(&at("file")), "the file is read"), b"kept", "its content stays");
+        for path in ["none", "none/none"] {
+            let set = self.0.set_mode(&at(path), Mode::PRIVATE_FILE);
+            assert!(!self.must(set, "its absence is told"), "what is missing gets no mode");
+        }
+        let no_file: fn(&Error) -> bool = Error::is_not_a_file;
+        let set = self.0.set_mode(&at("dir"), Mode::PRIVATE_FILE);
+        self.refused(set, ("a directory gets no mode of a file", no_file));
+        let no_dir: fn(&Error) -> bool = Error::is_not_a_directory;
+        let set = self.0.set_mode(&at("file/below"), Mode::PRIVATE_FILE);
+        self.refused(set, ("nothing is in a file", no_dir));
     }
 
     fn listings_are_sorted_and_name_kinds(&self) {
@@ -181,6 +201,9 @@ impl<'a> Checked<'a> {
             self.refused(self.0.create_dir(path, Mode::PRIVATE_DIR), ("a hostile path is not made", invalid));
             self.refused(self.0.list(path), ("a hostile path is not listed", invalid));
             self.refused(self.0.remove(path), ("a hostile path is not removed", invalid));
+            let set = self.0.set_mode(path, Mode::PRIVATE_FILE);
+            self.refused(set, ("a hostile path gets no mode", invalid));
+            self.refused(self.0.kind(path), ("a hostile path has no kind", invalid));
         }
         let empty = Path::new("");
         self.refused(self.0.remove(empty), ("the top is not removed", invalid));

@@ -8,14 +8,15 @@
 use zeroize::Zeroizing;
 
 use super::{Directory, File};
-use crate::error::{Error, Operation};
+use crate::dir::READ_LIMIT;
+use crate::error::{Error, Operation, Refusal};
 use crate::metadata::Mode;
 use crate::name::Name;
 
 const MAGIC: &[u8] = b"nodekeel commit 1\n";
 
 /// The record's own name; it is there for as long as a commit takes.
-const RECORD: &str = ".commit";
+pub(super) const RECORD: &str = ".commit";
 
 /// Private, since a key may be in it.
 const MODE: Mode = Mode::PRIVATE_FILE;
@@ -35,8 +36,13 @@ pub(super) fn commit(directory: &Directory, contents: &[(&File, &[u8])]) -> Resu
             .ok_or_else(|| invalid(Operation::Write, file, "it is no file of the directory committed to"))?;
         changes.push(Change { name, mode: file.mode(), content });
     }
-    let spot = directory.spot();
-    spot.placement.write(&spot.inner.join(RECORD), &encode(&changes), MODE)?;
+    let (spot, record) = (directory.spot(), encode(&changes));
+    // What can't be read again would keep the directory from ever being placed again.
+    if record.len() as u64 > READ_LIMIT {
+        let path = directory.path().join(RECORD);
+        return Err(Error::new(Operation::Write, path, Refusal::TooLarge { limit: READ_LIMIT }));
+    }
+    spot.placement.write(&spot.inner.join(RECORD), &record, MODE)?;
     replay(directory, &changes)
 }
 

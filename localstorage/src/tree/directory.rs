@@ -106,7 +106,8 @@ impl Directory {
     /// must hold on any [`Placement`], of which it takes nothing but the durable replacement of one file.
     ///
     /// # Errors
-    /// Where the record can't be written: nothing has changed. Later: the change stands, and placing completes it.
+    /// Where the record can't be written, or would be longer than [`READ_LIMIT`](crate::READ_LIMIT): nothing has changed.
+    /// Later: the change stands, and placing completes it.
     pub fn commit(&self, contents: &[(&File, &[u8])]) -> Result<(), Error> {
         commit::commit(self, contents)
     }

@@ -6,8 +6,9 @@ use std::path::Path;
 use thiserror::Error;
 
 use super::Names;
+use super::commit::RECORD;
 use crate::metadata::Mode;
-use crate::name::{InvalidName, Name};
+use crate::name::{InvalidName, Name, is_sibling};
 
 /// Longest path that a socket can be bound to, in bytes.
 ///
@@ -57,6 +58,9 @@ impl Shape {
             let below = |problem: InvalidLayout| problem.below(&name);
             if let Err(why) = Name::try_new(name.as_str()) {
                 return Err(LayoutProblem::Name(why).of(&name));
+            }
+            if name == RECORD || is_sibling(name.as_bytes()) {
+                return Err(LayoutProblem::Name(InvalidName::Reserved).of(&name));
             }
             if seen.contains(&name) {
                 return Err(LayoutProblem::Duplicate.of(&name));

@@ -34,14 +34,17 @@ impl Directory {
     }
 
     fn make(&self, erase: &Erase) -> Result<Dir, VolumeError> {
-        let found = match Mark::read(&self.dir).map_err(VolumeError::Finish)? {
-            Mark::Unfinished => None,
-            Mark::Complete | Mark::Foreign { .. } => Some(self.contents()?),
-        };
-        match found {
-            Some(found) if *erase == Erase::Exactly(found.clone()) => self.clear()?,
-            Some(found) => return Err(VolumeError::Occupied { path: self.dir.path().to_owned(), found }),
-            None => {}
+        match Mark::read(&self.dir).map_err(VolumeError::Finish)? {
+            Mark::Unfinished => {}
+            Mark::Erasing => self.clear()?,
+            Mark::Complete | Mark::Foreign { .. } => {
+                let found = self.contents()?;
+                if *erase != Erase::Exactly(found.clone()) {
+                    return Err(VolumeError::Occupied { path: self.dir.path().to_owned(), found });
+                }
+                Mark::write_erasing(&self.dir).map_err(VolumeError::Finish)?;
+                self.clear()?;
+            }
         }
         Mark::write(&self.dir).map_err(VolumeError::Finish)?;
         self.dir.try_clone().map_err(VolumeError::Finish)
@@ -52,6 +55,7 @@ impl Directory {
         match Mark::read(&self.dir).map_err(VolumeError::Finish)? {
             Mark::Complete => self.dir.try_clone().map_err(VolumeError::Finish),
             Mark::Unfinished => Err(VolumeError::Absent { path: path() }),
+            Mark::Erasing => Err(VolumeError::Unfinished { path: path() }),
             Mark::Foreign { entries } => {
                 Err(VolumeError::NotOurs { path: path(), found: Contents::Files { entries } })
             }
@@ -63,10 +67,12 @@ impl Directory {
         Ok(Contents::Files { entries })
     }
 
-    /// The mark goes first: what is half removed is not taken for a volume.
+    /// The mark stays, and says what is going on: what is half removed is neither a volume nor somebody's files.
     fn clear(&self) -> Result<(), VolumeError> {
-        self.dir.remove_file(MARKER).map_err(VolumeError::Finish)?;
         for entry in self.dir.list().map_err(VolumeError::Finish)? {
+            if entry.name == MARKER {
+                continue;
+            }
             self.dir.remove_tree(&entry.name).map_err(VolumeError::Finish)?;
         }
         Ok(())

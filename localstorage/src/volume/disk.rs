@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::VolumeError;
-use super::probe::{CLAIM, Contents, claim_offset, probe};
+use super::probe::{Contents, SECTOR, claim, claim_offset, is_claim, probe};
 
 /// A disk that is held open, and locked against others that keep to locks: udev doesn't probe it meanwhile.
 ///
@@ -58,16 +58,20 @@ impl Disk {
     /// Formats it as XFS, so that being killed at any point is known for what it is.
     ///
     /// A claim is on the disk before the first byte of a file system, and leaves it after the last one. While it is
-    /// there, nothing can have been stored: whatever lies beside it is formatted anew.
-    pub(super) fn format(&self, format: &Format<'_>) -> Result<(), VolumeError> {
+    /// there, nothing can have been stored in what it is about: that is formatted anew.
+    pub(super) fn format(&self, format: &Format<'_>, given_up: &Contents) -> Result<(), VolumeError> {
         self.check_unused()?;
-        self.write_sector(&CLAIM).map_err(failed("claim", &self.path))?;
+        // An interrupted format has left one, which also names what it was allowed to erase.
+        if *given_up != Contents::Interrupted {
+            let claim = claim(format.label, given_up);
+            self.write_sector(&claim).map_err(failed("claim", &self.path))?;
+        }
         format.run(&self.path)?;
-        let mut sector = [0; CLAIM.len()];
+        let mut sector = [0; SECTOR];
         self.file.read_exact_at(&mut sector, self.claim_offset()).map_err(failed("read", &self.path))?;
         // It lies in what mkfs.xfs leaves free; should that change one day, there is nothing to take away.
-        if sector == CLAIM {
-            self.write_sector(&[0; CLAIM.len()]).map_err(failed("release", &self.path))?;
+        if is_claim(&sector) {
+            self.write_sector(&[0; SECTOR]).map_err(failed("release", &self.path))?;
         }
         Ok(())
     }
@@ -76,7 +80,7 @@ impl Disk {
         claim_offset(self.size)
     }
 
-    fn write_sector(&self, sector: &[u8; CLAIM.len()]) -> io::Result<()> {
+    fn write_sector(&self, sector: &[u8; SECTOR]) -> io::Result<()> {
         self.file.write_all_at(sector, self.claim_offset())?;
         self.file.sync_all()
     }

@@ -7,13 +7,16 @@ use crate::metadata::Mode;
 /// Its name, at the top of the volume.
 pub(super) const MARKER: &str = ".data-volume";
 
-const CONTENT: &[u8] = b"nodekeel data volume, format 1\n";
+const COMPLETE: &[u8] = b"nodekeel data volume, format 1\n";
+const ERASING: &[u8] = b"nodekeel data volume, format 1: being erased\n";
 
 /// What the top directory of a volume says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     /// It was completed.
     Complete,
+    /// What was in it was given up, and some of it may still be there.
+    Erasing,
     /// It is empty, or was about to be completed.
     Unfinished,
     /// There are files, and nothing says that they are ours.
@@ -26,7 +29,8 @@ pub(super) enum Mark {
 impl Mark {
     pub(super) fn read(top: &Dir) -> Result<Mark, Error> {
         match top.read_at_most(MARKER, 4096) {
-            Ok(content) if content == CONTENT => return Ok(Mark::Complete),
+            Ok(content) if content == COMPLETE => return Ok(Mark::Complete),
+            Ok(content) if content == ERASING => return Ok(Mark::Erasing),
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
@@ -38,7 +42,13 @@ impl Mark {
         }
     }
 
+    /// Says that it is complete.
     pub(super) fn write(top: &Dir) -> Result<(), Error> {
-        top.write(MARKER, CONTENT, Mode::new(0o444))
+        top.write(MARKER, COMPLETE, Mode::new(0o444))
+    }
+
+    /// Says that whatever else is in it was given up.
+    pub(super) fn write_erasing(top: &Dir) -> Result<(), Error> {
+        top.write(MARKER, ERASING, Mode::new(0o444))
     }
 }

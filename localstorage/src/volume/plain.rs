@@ -19,14 +19,15 @@ const LABEL_MAX: usize = 12;
 /// | What is on the disk | `mount_new` | `mount_existing` |
 /// |---|---|---|
 /// | nothing but zeros in the first 64 KiB, and no signature in the first and last MiB | claim, format, release, mount, mark | [`Absent`](VolumeError::Absent) |
-/// | a claim of ours: killed while formatting | formats again | [`Unfinished`](VolumeError::Unfinished) |
+/// | a claim of ours, and nothing but what it names: killed while formatting | formats again | [`Unfinished`](VolumeError::Unfinished) |
 /// | an XFS with our label, without a file and without the mark: killed before the end | mount, mark | [`Unfinished`](VolumeError::Unfinished) |
 /// | an XFS with our label and the mark | [`Occupied`](VolumeError::Occupied) | mounts |
 /// | anything else | [`Occupied`](VolumeError::Occupied) | [`NotOurs`](VolumeError::NotOurs), and is not mounted |
 /// | what can't be read | [`Device`](VolumeError::Device) | [`Device`](VolumeError::Device) |
 ///
 /// The claim is one sector near the end of the disk, synced before the format begins: no other record is needed, and the
-/// disk may be moved to another machine halfway. With [`Erase::Exactly`], what was there is given up from the claim on.
+/// disk may be moved to another machine halfway. With [`Erase::Exactly`], what was there is given up from the claim on,
+/// which names it; what somebody else has put on the disk since is not covered by it.
 #[derive(Debug)]
 pub struct Plain {
     device: PathBuf,
@@ -71,14 +72,14 @@ impl Plain {
         match step {
             Step::Refuse => return Err(VolumeError::Occupied { path: self.device.clone(), found }),
             Step::Format { force } => {
-                disk.format(&Format { mkfs: &self.mkfs, label: &self.label, force })?;
+                disk.format(&Format { mkfs: &self.mkfs, label: &self.label, force }, &found)?;
             }
             Step::Finish => {}
         }
         drop(disk);
         self.mount(|top| match Mark::read(top).map_err(VolumeError::Finish)? {
             Mark::Unfinished => Mark::write(top).map_err(VolumeError::Finish),
-            Mark::Complete | Mark::Foreign { .. } => {
+            Mark::Complete | Mark::Erasing | Mark::Foreign { .. } => {
                 Err(VolumeError::Occupied { path: self.device.clone(), found })
             }
         })
@@ -94,7 +95,7 @@ impl Plain {
         }
         self.mount(|top| match Mark::read(top).map_err(VolumeError::Finish)? {
             Mark::Complete => Ok(()),
-            Mark::Unfinished => Err(VolumeError::Unfinished { path: path() }),
+            Mark::Unfinished | Mark::Erasing => Err(VolumeError::Unfinished { path: path() }),
             Mark::Foreign { entries } => {
                 Err(VolumeError::NotOurs { path: path(), found: Contents::Files { entries } })
             }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::iter;
 
 /// How much of either end is looked at. Every signature in the table lies within.
 const WINDOW: u64 = 1 << 20;
@@ -16,19 +17,38 @@ const SMALLEST: u64 = 2 * WINDOW;
 /// at either end that mkfs.xfs wipes.
 const CLAIM_FROM_END: u64 = 512 << 10;
 
-/// The text of a claim, padded with zeros to one sector, which a disk writes wholly or not at all.
-const CLAIM_TEXT: &[u8] = b"nodekeel data volume, format 1: being formatted\n";
+/// What a claim begins with. One line each follows for what was given up, and for the label to come.
+const CLAIM_TEXT: &str = "nodekeel data volume, format 1: being formatted\n";
 
-/// One sector that says: what lies on this disk is a format of ours that did not end.
-pub(crate) const CLAIM: [u8; 512] = {
-    let mut sector = [0; 512];
-    let mut at = 0;
-    while at < CLAIM_TEXT.len() {
-        sector[at] = CLAIM_TEXT[at];
-        at += 1;
+/// A claim has one sector, which a disk writes wholly or not at all.
+pub(crate) const SECTOR: usize = 512;
+
+/// The sector that says: what lies on this disk is a format of ours that did not end.
+///
+/// Nothing wipes it but the end of that format. So it names what was given up: whatever else is found beside it has come
+/// to the disk since, and is somebody's. A line that doesn't fit is left out, and what it names is never taken for given
+/// up.
+pub(crate) fn claim(label: &str, given_up: &Contents) -> [u8; SECTOR] {
+    let mut text = CLAIM_TEXT.to_owned();
+    let named = given_up.signatures().iter().map(|signature| given_up.line(signature));
+    for line in iter::once(label_line(label)).chain(named) {
+        if text.len() + line.len() < SECTOR {
+            text.extend([&line, "\n"]);
+        }
     }
+    let mut sector = [0; SECTOR];
+    sector[..text.len()].copy_from_slice(text.as_bytes());
     sector
-};
+}
+
+/// Whether a sector is a claim.
+pub(crate) fn is_claim(sector: &[u8]) -> bool {
+    sector.starts_with(CLAIM_TEXT.as_bytes())
+}
+
+fn label_line(label: &str) -> String {
+    format!("xfs labelled {label:?}")
+}
 
 /// One thing found on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +62,10 @@ pub struct Signature {
 impl Signature {
     /// The name of what no table knows: bytes other than zero near the start of the disk.
     pub const DATA: &'static str = "data";
+
+    fn is_xfs(&self) -> bool {
+        self.name == "xfs" && self.offset == 0
+    }
 }
 
 impl fmt::Display for Signature {
@@ -56,7 +80,7 @@ impl fmt::Display for Signature {
 pub enum Contents {
     /// No signature, and nothing but zeros in the first 64 KiB.
     Blank,
-    /// The claim of a format of ours that was interrupted: nothing on it is anybody's data yet.
+    /// The claim of a format of ours that was interrupted, and nothing that has come since: nobody's data is on it.
     Interrupted,
     /// An XFS whose superblock is complete, with its label.
     Xfs {
@@ -75,6 +99,23 @@ pub enum Contents {
         /// All signatures found, in the order of their offsets; never empty.
         found: Vec<Signature>,
     },
+}
+
+impl Contents {
+    fn signatures(&self) -> &[Signature] {
+        match self {
+            Contents::Xfs { found, .. } | Contents::Occupied { found } => found,
+            _ => &[],
+        }
+    }
+
+    /// How a claim names a signature of these: a file system of the kind that we make by its label.
+    fn line(&self, signature: &Signature) -> String {
+        match self {
+            Contents::Xfs { label, .. } if signature.is_xfs() => label_line(label),
+            _ => signature.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Contents {
@@ -193,17 +234,15 @@ const RAID: &[u8] = b"\xfc\x4e\x2b\xa9";
 /// be blank.
 pub fn probe(disk: &mut (impl Read + Seek)) -> io::Result<Contents> {
     let ends = Ends::read(disk)?;
-    if ends.tail_at(ends.claim_offset(), CLAIM.len()) == Some(&CLAIM[..]) {
-        return Ok(Contents::Interrupted);
-    }
     let found = ends.signatures();
-    Ok(match found.first() {
+    let found = match found.first() {
         None => Contents::Blank,
-        Some(Signature { name: "xfs", offset: 0 }) if !ends.xfs_in_progress() => {
+        Some(first) if first.is_xfs() && !ends.xfs_in_progress() => {
             Contents::Xfs { label: ends.xfs_label(), found }
         }
         Some(_) => Contents::Occupied { found },
-    })
+    };
+    Ok(if ends.claim_covers(&found) { Contents::Interrupted } else { found })
 }
 
 /// What the ends of a disk may hold: never panics, and nothing but zeros is said to be blank.
@@ -256,8 +295,17 @@ impl Ends {
         Ok(Ends { head: window(0)?, tail: window(size - WINDOW)?, size })
     }
 
-    fn claim_offset(&self) -> u64 {
-        claim_offset(self.size)
+    /// Whether there is a claim, and nothing that it doesn't explain: what it names, a file system that is not complete,
+    /// and bytes of no known kind, which either leaves while the other takes its place.
+    fn claim_covers(&self, found: &Contents) -> bool {
+        let claim = self.tail_at(claim_offset(self.size), SECTOR).filter(|sector| is_claim(sector));
+        let Some(claim) = claim.and_then(|sector| std::str::from_utf8(sector).ok()) else { return false };
+        let names = |line: String| claim.trim_end_matches('\0').lines().any(|named| named == line);
+        found.signatures().iter().all(|signature| {
+            signature.name == Signature::DATA
+                || signature.is_xfs() && self.xfs_in_progress()
+                || names(found.line(signature))
+        })
     }
 
     /// Bytes by their offset on the disk; none where they are not wholly within the last MiB.

@@ -77,14 +77,35 @@ fn an_xfs_has_its_label_and_one_that_is_being_made_is_none() {
 }
 
 #[test]
-fn a_claim_counts_whatever_lies_beside_it_and_only_in_its_place() {
+fn a_claim_counts_in_its_place_and_for_what_it_names_alone() {
     for size in [2 * MIB, 3 * MIB + 512] {
         let at = claim_offset(size);
-        assert_eq!(contents(size, &[(at, &CLAIM)]), Contents::Interrupted);
-        assert_eq!(contents(size, &[(0, b"XFSB"), (at, &CLAIM)]), Contents::Interrupted);
-        assert_eq!(contents(size, &[(at + 512, &CLAIM)]), Contents::Blank);
-        assert!(matches!(contents(size, &[(0, &CLAIM)]), Contents::Occupied { .. }));
+        let ours = claim("ours", &Contents::Blank);
+        let interrupted = |parts: &[(u64, &[u8])]| contents(size, parts) == Contents::Interrupted;
+        assert!(interrupted(&[(at, &ours)]));
+        assert!(interrupted(&[(0, b"XFSB"), (108, b"ours"), (at, &ours)]), "complete, and not released");
+        assert!(interrupted(&[(0, b"XFSB"), (126, &[1]), (at, &ours)]), "not complete");
+        assert!(interrupted(&[(700, b"half"), (at, &ours)]), "nothing that is known");
+        assert!(!interrupted(&[(0, b"XFSB"), (108, b"other"), (at, &ours)]));
+        assert!(!interrupted(&[(0, b"LUKS\xba\xbe"), (at, &ours)]));
+        assert_eq!(contents(size, &[(at + 512, &ours)]), Contents::Blank);
+        assert!(matches!(contents(size, &[(0, &ours)]), Contents::Occupied { .. }));
+
+        let ext: (u64, &[u8]) = (1080, b"\x53\xef");
+        let given_up = claim("ours", &contents(size, &[ext]));
+        assert!(interrupted(&[ext, (at, &given_up)]));
+        assert!(interrupted(&[ext, (0, b"XFSB"), (126, &[1]), (at, &given_up)]));
+        assert!(!interrupted(&[ext, (0, b"LUKS\xba\xbe"), (at, &given_up)]));
     }
+}
+
+#[test]
+fn a_claim_that_names_too_much_covers_what_it_has_room_for() {
+    let found: Vec<_> =
+        SIGNATURES.iter().map(|(name, _, offset, _)| Signature { name, offset: *offset }).collect();
+    let sector = claim("ours", &Contents::Occupied { found });
+    assert!(is_claim(&sector) && std::str::from_utf8(&sector).unwrap().contains("xfs_log at byte 0\n"));
+    assert_eq!(sector[SECTOR - 1], 0);
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use nodekeel_localstorage::Placement as _;
 use nodekeel_localstorage::mem::{Fault, MemPlacement};
 use nodekeel_localstorage::testing::commit_record;
 use nodekeel_localstorage::tree::{Data, Site};
+use nodekeel_localstorage::{Placement as _, READ_LIMIT};
 use proptest::prelude::*;
 
 /// Two files that belong together, in what was placed again after a restart.
@@ -73,6 +73,17 @@ fn a_commit_takes_files_of_its_own_directory_only() {
     let refused = data.node.credentials.commit(&[(&data.node.roles, b"all")]).unwrap_err();
     assert!(refused.to_string().contains("roles.pb"), "{refused}");
     assert!(!data.node.roles.exists().unwrap());
+}
+
+#[test]
+fn a_commit_that_could_not_be_read_again_is_refused_and_changes_nothing() {
+    let site = Site::new(Arc::new(MemPlacement::default()), "/data");
+    let pki = site.place::<Data>().unwrap().node.credentials;
+    pki.commit(&[(&pki.certificate, b"old"), (&pki.key, b"old key")]).unwrap();
+    let half = vec![b'x'; usize::try_from(READ_LIMIT / 2).unwrap()];
+    let refused = pki.commit(&[(&pki.certificate, &half), (&pki.key, &half)]).unwrap_err();
+    assert!(refused.is_too_large(), "{refused:?}");
+    assert_eq!(both(&site), (b"old".to_vec(), b"old key".to_vec()));
 }
 
 proptest! {

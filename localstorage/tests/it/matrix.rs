@@ -1,6 +1,7 @@
 //! What is killed, or fails, at every system call, leaves the old state or the new one, and can be done again.
 
 use std::cell::Cell;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -15,7 +16,7 @@ use crate::bed::{raw_names, run_alone, task};
 
 mod scenarios;
 
-pub(crate) use scenarios::{ALL, Scenario, named};
+pub(crate) use scenarios::{ALL, Scenario};
 
 /// A place for one scenario, gone when this is dropped.
 struct Bed {
@@ -104,56 +105,88 @@ fn works_until_it_is_killed() {
     counted(scenario, kill, || (scenario.work)(&dir)).0.expect("nothing fails");
 }
 
-/// Kills the work before each of its system calls, one process for each. Returns how many calls there are.
-pub(crate) fn kill_everywhere(scenario: &Scenario, base: &Path) -> u32 {
-    for nth in 1.. {
+/// At which of its calls work is killed, or fails.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Points {
+    /// At each.
+    All,
+    /// At so many of them, chosen by the seed.
+    Sample { most: usize, seed: u64 },
+}
+
+impl Points {
+    /// A sample, or what `NODEKEEL_KILLS` and `NODEKEEL_SEED` say: `NODEKEEL_KILLS=all` is each.
+    pub(crate) fn sample(most: usize) -> Self {
+        let number = |text: String| text.parse().expect("a number");
+        let seed = std::env::var("NODEKEEL_SEED").map_or(1, number);
+        match std::env::var("NODEKEEL_KILLS").as_deref() {
+            Ok("all") => Self::All,
+            Ok(most) => Self::Sample { most: most.parse().expect("a number, or all"), seed },
+            Err(_) => Self::Sample { most, seed },
+        }
+    }
+
+    /// Those of the work, in their order, and how many calls it has.
+    fn of(self, scenario: &Scenario, base: &Path) -> (Vec<u32>, u32) {
+        let bed = Bed::new(scenario, base);
+        let (done, total) = counted(scenario, |_| Verdict::Go, || (scenario.work)(&bed.dir));
+        done.expect("nothing fails");
+        (scenario.is_done)(&bed.dir);
+        let mut points: Vec<u32> = (1..=total).collect();
+        if let Self::Sample { most, seed } = self {
+            points.sort_by_cached_key(|nth| {
+                let mut hasher = DefaultHasher::new();
+                (seed, scenario.name, nth).hash(&mut hasher);
+                hasher.finish()
+            });
+            points.truncate(most);
+            points.sort_unstable();
+        }
+        (points, total)
+    }
+}
+
+/// Kills the work before its system calls, one process for each. Returns how many there were.
+pub(crate) fn kill(scenario: &Scenario, base: &Path, points: Points) -> usize {
+    let (points, total) = points.of(scenario, base);
+    for nth in &points {
         let bed = Bed::new(scenario, base);
         let task = format!("{} {nth} {}", scenario.name, bed.path().display());
         let status = run_alone("matrix::works_until_it_is_killed", &task);
         let what = format!("{} killed before call {nth}", scenario.name);
-        let was_killed = status.signal() == Some(Signal::KILL.as_raw());
-        assert!(was_killed || status.success(), "{what}: {status}");
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{what}: {status}");
         (scenario.is_sound)(&bed.dir);
-        if !was_killed {
-            (scenario.is_done)(&bed.dir);
-        }
         bed.finish(scenario, &what);
-        if !was_killed {
-            println!("{}: killed before each of {} calls", scenario.name, nth - 1);
-            return nth - 1;
-        }
     }
-    unreachable!("each work has an end")
+    println!("{}: killed before {} of {total} calls", scenario.name, points.len());
+    points.len()
 }
 
-/// Lets each system call fail, alone or with all that follow. Returns how many failures there were.
-pub(crate) fn fail_everywhere(scenario: &Scenario, base: &Path) -> u32 {
+/// Lets system calls fail, alone or with all that follow. Returns how many failures there were.
+pub(crate) fn fail(scenario: &Scenario, base: &Path, points: Points) -> usize {
+    let (points, total) = points.of(scenario, base);
     let mut failures = 0;
     for errno in [Errno::IO, Errno::NOSPC] {
         for is_lasting in [false, true] {
-            for nth in 1.. {
+            for &nth in &points {
                 let bed = Bed::new(scenario, base);
                 let fail = move |count| match count {
                     _ if count == nth || (is_lasting && count > nth) => Verdict::Fail(errno.raw_os_error()),
                     _ => Verdict::Go,
                 };
-                let (result, count) = counted(scenario, fail, || (scenario.work)(&bed.dir));
+                let (result, _) = counted(scenario, fail, || (scenario.work)(&bed.dir));
                 let what = format!("{}, {errno:?} at call {nth} (lasting: {is_lasting})", scenario.name);
+                assert!(result.is_err(), "{what}: it is not reported");
                 (scenario.is_sound)(&bed.dir);
-                if result.is_ok() {
-                    assert!(count < nth, "{what}: it is not reported");
-                    (scenario.is_done)(&bed.dir);
-                    break;
-                }
-                failures += 1;
                 if !is_lasting {
                     assert_eq!(bed.siblings().len(), scenario.stale(&bed.dir), "{what}: it cleans up");
                 }
                 bed.finish(scenario, &what);
+                failures += 1;
             }
         }
     }
-    println!("{}: {failures} failures", scenario.name);
+    println!("{}: {failures} failures at {} of {total} calls", scenario.name, points.len());
     failures
 }
 
@@ -164,7 +197,7 @@ macro_rules! matrix {
             $(#[test]
             fn $name() {
                 let scenario = super::scenarios::named(stringify!($name));
-                let calls = super::kill_everywhere(scenario, &super::base());
+                let calls = super::kill(scenario, &super::base(), super::Points::All);
                 assert!(calls >= $least, "{calls} calls");
             })*
         }
@@ -173,7 +206,7 @@ macro_rules! matrix {
             $(#[test]
             fn $name() {
                 let scenario = super::scenarios::named(stringify!($name));
-                let failures = super::fail_everywhere(scenario, &super::base());
+                let failures = super::fail(scenario, &super::base(), super::Points::All);
                 assert!(failures >= 4 * $least, "{failures} failures");
             })*
         }

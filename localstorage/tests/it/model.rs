@@ -25,7 +25,7 @@ fn paths() -> impl Strategy<Value = String> {
 }
 
 fn operations() -> impl Strategy<Value = Vec<Operation>> {
-    let mode = || prop::sample::select(vec![0o700, 0o755, 0o640]);
+    let mode = || prop::sample::select(vec![0o700, 0o755, 0o740]);
     let one = prop_oneof![
         3 => (paths(), prop::collection::vec(any::<u8>(), 0..20), mode())
             .prop_map(|(path, content, mode)| Operation::Write(path, content, mode)),

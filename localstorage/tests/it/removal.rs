@@ -3,7 +3,7 @@
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
 use nodekeel_localstorage::{Dir, Mode};
@@ -126,6 +126,35 @@ fn marked_files_and_directories_are_removed() {
             mark(&path, marks);
         }
         assert!(fs::remove_file(below.path().join("file")).is_err(), "the mark works here");
+    }
+    assert!(dir.remove_tree("tree").expect("it is removed"));
+    assert_eq!(raw_names(temporary.path()), [""; 0]);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_mark_of_the_directory_that_a_tree_is_in_stays() {
+    let (_temporary, dir) = scratch();
+    let top = dir.ensure_dir("top", Mode::PRIVATE_DIR).expect("it is made");
+    top.ensure_dir("tree/below", Mode::PRIVATE_DIR).expect("it is made");
+    mark(top.path(), IFlags::APPEND);
+    let error = top.remove_tree("tree").expect_err("its owner wants nothing removed from it");
+    assert!(error.is_denied(), "{error:?}");
+    assert!(ioctl_getflags(&top).expect("it has marks").contains(IFlags::APPEND));
+    ioctl_setflags(&top, IFlags::empty()).expect("it may be unmarked");
+    assert!(top.remove_tree("tree").expect("it is removed"));
+}
+
+#[test]
+#[ignore = "needs a plain user: root passes every check"]
+fn directories_that_shut_out_their_owner_are_removed() {
+    let (temporary, dir) = scratch();
+    for mode in [0o000, 0o300, 0o500, 0o400] {
+        let below = dir.ensure_dir(format!("tree/{mode}/below"), Mode::PRIVATE_DIR).expect("it is made");
+        below.write("file", b"", Mode::new(0o000)).expect("it is written");
+        for path in [below.path(), below.path().parent().expect("it has one")] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is its owner's");
+        }
     }
     assert!(dir.remove_tree("tree").expect("it is removed"));
     assert_eq!(raw_names(temporary.path()), [""; 0]);

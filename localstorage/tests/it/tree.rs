@@ -161,7 +161,7 @@ fn placing_makes_directories_with_their_modes_and_repairs_them() {
     };
     expected();
     for path in ["data/etcd", "data/etcd/data", "data/node/roles.pb"] {
-        fs::set_permissions(temporary.path().join(path), fs::Permissions::from_mode(0o604)).unwrap();
+        fs::set_permissions(temporary.path().join(path), fs::Permissions::from_mode(0o704)).unwrap();
     }
     let wrong = temporary.path().join("data/etcd");
     fs::set_permissions(wrong, fs::Permissions::from_mode(0o777)).unwrap();
@@ -224,6 +224,18 @@ layout! {
         pub it: File = "{nobody}", 0o600;
     }
 
+    /// What this crate calls files of its own.
+    pub struct Reserved {
+        /// Such a file.
+        pub record: File = ".commit", 0o600;
+    }
+
+    /// Another one.
+    pub struct Sibling {
+        /// Such a file.
+        pub sibling: File = ".nodekeel-0123456789abcdef.new", 0o600;
+    }
+
     /// A socket, deep down.
     pub struct Deep {
         /// It.
@@ -243,6 +255,10 @@ fn what_is_wrong_is_told_with_its_place_before_anything_is_touched() {
     assert_eq!(invalid.at().collect::<Vec<_>>(), ["outer", "same"]);
     let error = Unknown::SHAPE.validate(&Names::default(), Path::new("/")).unwrap_err();
     assert_eq!(error.to_string(), "{nobody}: unknown variable");
+    for shape in [Reserved::SHAPE, Sibling::SHAPE] {
+        let reserved = shape.validate(&Names::default(), Path::new("/")).unwrap_err();
+        assert_eq!(reserved.problem(), LayoutProblem::Name(InvalidName::Reserved));
+    }
     assert_eq!(placement.list(Path::new("")).unwrap(), [], "nothing was made");
     site.place::<Clash>().unwrap();
 }

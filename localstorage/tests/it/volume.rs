@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _};
-use nodekeel_localstorage::testing::{MountCall, RecordingMounter, volume_conformance};
+use nodekeel_localstorage::testing::{MountCall, RecordingMounter, Verdict, volume_conformance, with_hook};
 use nodekeel_localstorage::volume::{
     Contents, DataVolume, Directory, Erase, Plain, State, VolumeError, probe,
 };
@@ -98,6 +98,94 @@ fn a_directory_with_files_of_somebody_is_neither_used_nor_touched() {
     let other = Erase::Exactly(Contents::Files { entries: 2 });
     assert!(Directory::new(dir()).mount_new(other).is_err());
     assert_eq!(dir().read("letter").unwrap(), b"dear");
+}
+
+#[test]
+fn erasing_a_directory_that_fails_at_any_call_goes_on_by_the_same_consent() {
+    let erase = || Erase::Exactly(Contents::Files { entries: 3 });
+    for nth in 1.. {
+        let temporary = tempfile::tempdir().unwrap();
+        let volume = || Directory::new(Dir::open(temporary.path()).unwrap());
+        for name in ["a", "b", "c"] {
+            fs::write(temporary.path().join(name), "dear").unwrap();
+        }
+        let mut count = 0;
+        let fail_from_nth = move |_call: &'static str| {
+            count += 1;
+            if count < nth { Verdict::Go } else { Verdict::Fail(5) }
+        };
+        let made = {
+            let volume = volume();
+            with_hook(fail_from_nth, || volume.mount_new(erase()).map(drop))
+        };
+        let again = match volume().mount_new(erase()) {
+            // Only its report has failed.
+            Err(VolumeError::Occupied { .. }) => volume().mount_existing(),
+            again => again,
+        };
+        let names = again.unwrap_or_else(|error| panic!("call {nth}: {error:?}")).list().unwrap();
+        assert!(names.len() == 1 && names[0].name == ".data-volume", "call {nth}: {names:?}");
+        if made.is_ok() {
+            assert!(nth > 10, "it makes {nth} calls");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_directory_half_erased_is_no_volume() {
+    let temporary = tempfile::tempdir().unwrap();
+    let volume = || Directory::new(Dir::open(temporary.path()).unwrap());
+    let top = volume().mount_new(Erase::Nothing).unwrap();
+    top.ensure_dir("etcd", Mode::PRIVATE_DIR).unwrap();
+    let erase = Erase::Exactly(Contents::Files { entries: 2 });
+    let volume_that_fails = volume();
+    let fail = |call: &'static str| if call == "unlinkat" { Verdict::Fail(5) } else { Verdict::Go };
+    with_hook(fail, || volume_that_fails.mount_new(erase)).unwrap_err();
+    let unfinished = volume().mount_existing().unwrap_err();
+    assert!(matches!(unfinished, VolumeError::Unfinished { .. }), "{unfinished:?}");
+}
+
+#[test]
+fn what_comes_to_a_disk_after_an_interrupted_format_is_its_owners() {
+    for (name, offset, magic) in
+        [("ext", 1080, &b"\x53\xef"[..]), ("gpt", 512, b"EFI PART"), ("XFS", 0, b"XFSB")]
+    {
+        let bench = Bench::new();
+        bench.mkfs("#!/bin/sh\nkill -9 $$\n");
+        assert!(matches!(bench.volume().mount_new(Erase::Nothing), Err(VolumeError::Format { .. })));
+        assert_eq!(bench.contents(), Contents::Interrupted);
+        // Somebody takes the disk for something else. Nothing wipes a claim but the format that it is about.
+        bench.write(offset, magic);
+        bench.mkfs(MKFS);
+        let before = bench.bytes();
+        let refused = bench.volume().mount_new(Erase::Nothing).unwrap_err();
+        assert!(matches!(refused, VolumeError::Occupied { .. }), "{name}: {refused:?}");
+        assert!(refused.to_string().contains(name), "{refused}");
+        assert!(before == bench.bytes(), "{name}: the disk has changed");
+        bench.volume().mount_new(Erase::Exactly(bench.contents())).unwrap();
+    }
+}
+
+#[test]
+fn a_format_that_may_erase_is_killed_before_it_does_and_goes_on() {
+    for (offset, magic, label) in
+        [(1080, &b"\x53\xef"[..], ""), (4 * MIB - 512, b"EFI PART", ""), (0, b"XFSB", "old")]
+    {
+        let bench = Bench::new();
+        bench.write(offset, magic);
+        bench.write(108, label.as_bytes());
+        let erase = Erase::Exactly(bench.contents());
+        bench.mkfs("#!/bin/sh\nkill -9 $$\n");
+        for _ in 0..2 {
+            let killed = bench.volume().mount_new(erase.clone()).unwrap_err();
+            assert!(matches!(killed, VolumeError::Format { .. }), "{killed:?}");
+            assert_eq!(bench.contents(), Contents::Interrupted);
+        }
+        bench.mkfs(MKFS);
+        bench.volume().mount_new(erase).unwrap();
+        assert!(matches!(bench.contents(), Contents::Xfs { label, .. } if label == "nodekeel"));
+    }
 }
 
 #[test]
