@@ -16,6 +16,10 @@ use image::Image;
 /// The one program that is made for containers.
 const PROGRAMS: [&str; 1] = ["provisionerd"];
 
+/// The need of a test that runs provisionerd from its image, and the variable that names the image's file to it.
+pub(crate) const IMAGE_NEED: &str = "provisionerd's image";
+pub(crate) const IMAGE_FILE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
+
 /// What is to be made.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -33,8 +37,14 @@ pub(crate) struct Arguments {
     tag: Option<String>,
 }
 
-/// Builds the program as one static file, and an OCI layout around it.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+/// Makes the image that tests run, and gives its file.
+pub(crate) fn for_tests() -> Result<PathBuf> {
+    let program = PROGRAMS[0].to_owned();
+    run(&Arguments { program, output: None, features: String::new(), tag: None })
+}
+
+/// Builds the program as one static file, and an OCI layout around it; gives the layout's file.
+pub(crate) fn run(arguments: &Arguments) -> Result<PathBuf> {
     let built = build(&arguments.program, &arguments.features)?;
     let bytes =
         fs::read(&built.executable).with_context(|| format!("read {}", built.executable.display()))?;
@@ -50,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     fs::write(&output, image.tar()?).with_context(|| format!("write {}", output.display()))?;
     println!("{name}\n{}  {}", image.digest(), output.display());
     println!("import it: ctr --namespace k8s.io images import {}", output.display());
-    Ok(())
+    Ok(output)
 }
 
 struct Built {
@@ -80,7 +90,7 @@ fn executable(messages: &str, program: &str) -> Option<PathBuf> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let ours = messages
         .filter(|message| message["reason"] == "compiler-artifact" && message["target"]["name"] == program);
-    ours.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last()
+    ours.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back()
 }
 
 /// Whether an ELF file asks for a dynamic linker.
