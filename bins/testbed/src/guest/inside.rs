@@ -172,8 +172,7 @@ impl Mounted {
     /// # Errors
     /// When something still uses it.
     pub fn remount(&mut self, options: &str) -> Result<()> {
-        unmount(&self.point, UnmountFlags::empty())
-            .with_context(|| format!("unmount {}", self.point.display()))?;
+        self.detach()?;
         self.attach(options)
     }
 
@@ -182,18 +181,43 @@ impl Mounted {
     /// # Errors
     /// When something still uses it.
     pub fn unmount(mut self) -> Result<Disk> {
-        unmount(&self.point, UnmountFlags::empty())
-            .with_context(|| format!("unmount {}", self.point.display()))?;
+        self.detach()?;
         match self.disk.take() {
             Some(disk) => Ok(disk),
             None => bail!("{} has no disk", self.scratch.path().display()),
         }
     }
 
+    /// Tries again while it is busy: the children that other tests are starting hold what is open here until they execute
+    /// their programs.
+    fn detach(&self) -> Result<()> {
+        const ATTEMPTS: u32 = 20_000;
+        let attempt = || match unmount(&self.point, UnmountFlags::empty()) {
+            Err(Errno::BUSY) => {
+                std::thread::yield_now();
+                Err(Errno::BUSY)
+            }
+            other => other,
+        };
+        let last = (0..ATTEMPTS).map(|_| attempt()).find(|tried| *tried != Err(Errno::BUSY));
+        last.unwrap_or(Err(Errno::BUSY)).with_context(|| format!("unmount {}", self.point.display()))
+    }
+
     fn attach(&mut self, options: &str) -> Result<()> {
+        // While one mount has its file system's module loaded, modprobe tells the next one that it is there already.
+        let _turn = lock("mount", FlockOperation::LockExclusive)?;
         let mut command = Command::new("mount");
         command.args(["-t", self.kind.name(), "-o", if options.is_empty() { "defaults" } else { options }]);
         output(command.arg(self.device()).arg(&self.point)).map(drop)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.disk.is_some() {
+            // What is still busy then is left to the scratch directory.
+            let _ = self.detach();
+        }
     }
 }
 
