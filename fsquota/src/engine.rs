@@ -1,15 +1,17 @@
 //! The order of the calls: what is read before what is written, and what is taken back when a call fails.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::FileType;
+use rustix::io::Errno;
 
 use crate::error::Call;
-use crate::kernel::{Kernel, Projects, Tag};
+use crate::kernel::{Kernel, Projects, Record, Tag};
 use crate::limits::KernelChange;
 use crate::range::{ProjectRange, find_free};
-use crate::{Change, Error, ProjectId, Status};
+use crate::{Change, Error, ProjectId, Status, Usage};
 
 /// How often an allocation begins anew because somebody without our lock took the same number.
 const ATTEMPTS: u32 = 16;
@@ -19,7 +21,7 @@ const ATTEMPTS: u32 = 16;
 pub(crate) struct Engine<K> {
     pub(crate) kernel: K,
     range: ProjectRange,
-    /// The next number to try; its lock is held while a directory gets a number.
+    /// The next number to try; its lock is held while anything is changed.
     cursor: Mutex<ProjectId>,
     /// The only file system that has these quotas; any where they are kept elsewhere.
     device: Option<u64>,
@@ -57,12 +59,19 @@ impl<K: Kernel> Engine<K> {
         if self.look(dir)?.is_removed {
             return Err(Error::Removed);
         }
+        let mut allocation = self.allocation()?;
         let tag = self.tag(dir)?;
-        let project = match ProjectId::new(tag.project) {
-            Some(project) => self.change(dir, project, tag, change)?,
-            None if contents == Contents::Refused && !is_empty(dir)? => return Err(Error::NotEmpty),
-            None => self.begin(dir, change)?,
+        let project = ProjectId::new(tag.project);
+        // Also where clearing it was begun and not finished: what is in it may have lost the project already.
+        let is_counted = project.is_some() && tag.inherit;
+        if !is_counted && contents == Contents::Refused && !is_empty(dir)? {
+            return Err(Error::NotEmpty);
+        }
+        let project = match project {
+            Some(project) => self.change(dir, project, change)?,
+            None => self.begin(&mut allocation, dir, change)?,
         };
+        drop(allocation);
         self.read(project)
     }
 
@@ -73,36 +82,48 @@ impl<K: Kernel> Engine<K> {
 
     pub(crate) fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         let is_removed = self.look(dir)?.is_removed;
-        let has_project = self.tag(dir)?.project != 0;
-        if has_project && !is_removed && !is_empty(dir)? {
+        let _allocation = self.allocation()?;
+        let Some(project) = ProjectId::new(self.tag(dir)?.project) else { return Ok(()) };
+        if !is_removed {
             // Whose it is says more than that it is not empty.
             self.refuse_inherited(dir)?;
-            return Err(Error::NotEmpty);
+            if !is_empty(dir)? {
+                return Err(Error::NotEmpty);
+            }
         }
-        match self.begin_clearing(dir)? {
-            Some(_) if !is_removed => self.finish_clearing(dir),
-            _ => Ok(()),
-        }
+        let is_shared = self.is_shared(dir, project)?;
+        self.let_go(dir, (!is_shared).then_some(project))
     }
 
-    /// Lifts the limits first: killed after that, the directory still says whose limits have to be lifted.
+    /// From now on what is made in the directory does not get its project; it stays limited until the end of it.
     pub(crate) fn begin_clearing(&self, dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, Error> {
-        let is_removed = self.look(dir)?.is_removed;
+        self.look(dir)?;
+        let _allocation = self.allocation()?;
         let tag = self.tag(dir)?;
         let Some(project) = ProjectId::new(tag.project) else { return Ok(None) };
-        if !is_removed {
-            self.refuse_inherited(dir)?;
-        }
-        self.limit(project, KernelChange::UNLIMITED)?;
-        if !is_removed {
-            let tag = Tag { inherit: false, ..tag };
-            self.kernel.set_tag(dir, tag).map_err(Call::WriteProject.failed())?;
-        }
+        self.refuse_inherited(dir)?;
+        self.set_tag(dir, Tag { inherit: false, ..tag })?;
         Ok(Some(project))
     }
 
-    pub(crate) fn finish_clearing(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
-        self.kernel.set_tag(dir, Tag::default()).map_err(Call::WriteProject.failed())
+    /// When nothing in the directory has its project any more.
+    pub(crate) fn finish_clearing(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<(), Error> {
+        let _allocation = self.allocation()?;
+        if self.tag(dir)? != (Tag { project: project.get(), inherit: false }) {
+            // Somebody has given it limits again meanwhile.
+            return Ok(());
+        }
+        let has_more = self.has_more(project)?;
+        self.let_go(dir, (!has_more).then_some(project))
+    }
+
+    /// Takes the project from the directory, and first the limits from the project: killed after that, the directory
+    /// still says whose limits have to be lifted.
+    fn let_go(&self, dir: BorrowedFd<'_>, unlimited: Option<ProjectId>) -> Result<(), Error> {
+        if let Some(project) = unlimited {
+            self.limit(project, KernelChange::UNLIMITED)?;
+        }
+        self.set_tag(dir, Tag::default())
     }
 
     #[cfg(feature = "testing")]
@@ -118,34 +139,33 @@ impl<K: Kernel> Engine<K> {
 
     /// Lifts the limits of a project that nothing belongs to.
     pub(crate) fn release(&self, project: ProjectId) -> Result<(), Error> {
-        let _allocation = self.allocation()?;
-        self.release_unused(project)
-    }
-
-    fn release_unused(&self, project: ProjectId) -> Result<(), Error> {
-        let record = || self.kernel.record(project.get()).map_err(Call::ReadLimits.failed());
-        if record()?.is_used() {
-            self.kernel.settle().map_err(Call::Settle.failed())?;
-            if record()?.is_used() {
-                return Err(Error::InUse { project });
-            }
+        if self.record(project)?.is_used() {
+            // Without the lock: it takes as long as whatever else was removed on the file system.
+            self.settle()?;
         }
-        self.limit(project, KernelChange::UNLIMITED)
+        if self.lift_if_unused(project)? { Ok(()) } else { Err(Error::InUse { project }) }
     }
 
     /// Releases every project of the range that nothing belongs to, and names them.
     pub(crate) fn release_all_unused(&self) -> Result<Vec<ProjectId>, Error> {
-        let _allocation = self.allocation()?;
-        self.kernel.settle().map_err(Call::Settle.failed())?;
+        self.settle()?;
         let mut released = Vec::new();
         for status in self.list(self.range)? {
-            let is_used = status.usage != crate::Usage::default();
-            if !is_used {
-                self.limit(status.project, KernelChange::UNLIMITED)?;
+            if status.usage == Usage::default() && self.lift_if_unused(status.project)? {
                 released.push(status.project);
             }
         }
         Ok(released)
+    }
+
+    /// Only with the lock is it known that nobody is about to tag a directory with it.
+    fn lift_if_unused(&self, project: ProjectId) -> Result<bool, Error> {
+        let _allocation = self.allocation()?;
+        if self.record(project)?.is_used() {
+            return Ok(false);
+        }
+        self.limit(project, KernelChange::UNLIMITED)?;
+        Ok(true)
     }
 
     /// The accounts of a range, by number; those without limits and usage are none.
@@ -156,7 +176,7 @@ impl<K: Kernel> Engine<K> {
             let Some(project) = ProjectId::new(number).filter(|project| range.contains(*project)) else {
                 break;
             };
-            if record != crate::kernel::Record::default() {
+            if record != Record::default() {
                 found.push(record.status(project));
             }
             from = number + 1;
@@ -169,59 +189,68 @@ impl<K: Kernel> Engine<K> {
         &self,
         dir: BorrowedFd<'_>,
         project: ProjectId,
-        tag: Tag,
         change: KernelChange,
     ) -> Result<ProjectId, Error> {
         self.refuse_inherited(dir)?;
+        if self.is_shared(dir, project)? {
+            return Err(Error::Shared { project });
+        }
         if !change.is_nothing() {
             self.limit(project, change)?;
         }
-        if !tag.inherit {
-            let tag = Tag { inherit: true, ..tag };
-            self.kernel.set_tag(dir, tag).map_err(Call::WriteProject.failed())?;
+        let tag = Tag { project: project.get(), inherit: true };
+        if self.tag(dir)? != tag {
+            self.set_tag(dir, tag)?;
         }
         Ok(project)
     }
 
     /// Gives a directory a project and its limits: the limits first, so that nothing is ever made in it without them.
-    fn begin(&self, dir: BorrowedFd<'_>, change: KernelChange) -> Result<ProjectId, Error> {
-        let mut allocation = self.allocation()?;
+    fn begin(
+        &self,
+        allocation: &mut Allocation<'_, K>,
+        dir: BorrowedFd<'_>,
+        change: KernelChange,
+    ) -> Result<ProjectId, Error> {
         for _ in 0..ATTEMPTS {
-            // Another process may have given it a project while this one waited.
-            let tag = self.tag(dir)?;
-            if let Some(project) = ProjectId::new(tag.project) {
-                return self.change(dir, project, tag, change);
-            }
             let project = allocation.next()?;
             self.limit(project, change.of_new())?;
-            let tag = Tag { project: project.get(), inherit: true };
-            if let Err(source) = self.kernel.set_tag(dir, tag) {
-                // The directory's failure is what is told; limits that stay are found by `release_unused`.
+            let tagged = self.set_tag(dir, Tag { project: project.get(), inherit: true });
+            if tagged.is_err() {
+                // The directory's failure is what is told; limits that stay are found by `release_all_unused`.
                 let _ = self.limit(project, KernelChange::UNLIMITED);
-                return Err(Call::WriteProject.failed()(source));
             }
-            if self.is_alone(dir, project)? {
+            tagged?;
+            // Who does not know our lock may have given the same number away between our look and our tag.
+            if !self.is_shared(dir, project)? {
                 return Ok(project);
             }
             // The limits may be somebody else's by now, so they stay.
-            self.kernel.set_tag(dir, Tag::default()).map_err(Call::WriteProject.failed())?;
+            self.set_tag(dir, Tag::default())?;
         }
         Err(Error::Contended)
     }
 
-    /// Whether nothing but this directory belongs to its new project. Who does not know our lock may have given the
-    /// same number to another directory between our look and our tag.
-    fn is_alone(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<bool, Error> {
-        let record = self.kernel.record(project.get()).map_err(Call::ReadLimits.failed())?;
-        // What has been made in the directory meanwhile is counted, too.
-        Ok(record.inodes <= 1 || !is_empty(dir)?)
+    /// Whether an empty directory's project has more than it, somewhere else. Of one that is not empty that would have
+    /// to be counted, so it is taken for the only one.
+    fn is_shared(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<bool, Error> {
+        Ok(self.record(project)?.inodes > 1 && is_empty(dir)? && self.has_more(project)?)
+    }
+
+    /// Whether more than one inode belongs to the project.
+    fn has_more(&self, project: ProjectId) -> Result<bool, Error> {
+        if self.record(project)?.inodes <= 1 {
+            return Ok(false);
+        }
+        self.settle()?;
+        Ok(self.record(project)?.inodes > 1)
     }
 
     fn refuse_inherited(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Ok(above) = rustix::fs::openat(dir, "..", flags, Mode::empty()) else {
+        let above = match self.kernel.above(dir) {
             // Whoever may not look there has to take the directory's word.
-            return Ok(());
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+            above => above.map_err(Call::Look.failed())?,
         };
         let identity = |fd: BorrowedFd<'_>| {
             let stat = rustix::fs::fstat(fd).map_err(|error| Call::Look.failed()(error.into()))?;
@@ -253,13 +282,24 @@ impl<K: Kernel> Engine<K> {
         self.kernel.tag(dir).map_err(Call::ReadProject.failed())
     }
 
+    fn set_tag(&self, dir: BorrowedFd<'_>, tag: Tag) -> Result<(), Error> {
+        self.kernel.set_tag(dir, tag).map_err(Call::WriteProject.failed())
+    }
+
+    fn settle(&self) -> Result<(), Error> {
+        self.kernel.settle().map_err(Call::Settle.failed())
+    }
+
     fn limit(&self, project: ProjectId, change: KernelChange) -> Result<(), Error> {
         self.kernel.set_limits(project.get(), change).map_err(Call::WriteLimits.failed())
     }
 
     fn read(&self, project: ProjectId) -> Result<Status, Error> {
-        let record = self.kernel.record(project.get()).map_err(Call::ReadLimits.failed())?;
-        Ok(record.status(project))
+        Ok(self.record(project)?.status(project))
+    }
+
+    fn record(&self, project: ProjectId) -> Result<Record, Error> {
+        self.kernel.record(project.get()).map_err(Call::ReadLimits.failed())
     }
 
     fn allocation(&self) -> Result<Allocation<'_, K>, Error> {
@@ -273,7 +313,8 @@ struct Look {
     is_removed: bool,
 }
 
-/// Held while a number is chosen and until it is seen to be taken.
+/// Held while what belongs to a number, or its limits, are looked at and changed: so nobody else gives it away, takes it
+/// back or changes it meanwhile.
 struct Allocation<'a, K: Kernel> {
     engine: &'a Engine<K>,
     cursor: MutexGuard<'a, ProjectId>,
@@ -297,14 +338,18 @@ impl<K: Kernel> Drop for Allocation<'_, K> {
 
 /// Whether nothing is in the directory.
 fn is_empty(dir: BorrowedFd<'_>) -> Result<bool, Error> {
-    let failed = |error: rustix::io::Errno| Call::Look.failed()(error.into());
+    let failed = |error: Errno| Call::Look.failed()(error.into());
     let mut entries = rustix::fs::Dir::read_from(dir).map_err(failed)?;
-    while let Some(entry) = entries.read() {
-        if !matches!(entry.map_err(failed)?.file_name().to_bytes(), b"." | b"..") {
+    loop {
+        let entry = match entries.read() {
+            // A directory that has been removed says that it is none.
+            None | Some(Err(Errno::NOENT)) => return Ok(true),
+            Some(entry) => entry.map_err(failed)?,
+        };
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             return Ok(false);
         }
     }
-    Ok(true)
 }
 
 #[cfg(all(test, feature = "testing"))]

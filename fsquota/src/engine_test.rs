@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::*;
 use crate::kernel::Record;
@@ -90,6 +90,52 @@ impl Kernel for Contested {
     }
     fn unlock(&self) {}
     fn settle(&self) -> io::Result<()> {
+        self.kernel.settle()
+    }
+}
+
+/// Sees to it that whatever is written is written under the lock, and that nobody waits with it for what others removed.
+#[derive(Debug, Default)]
+struct Guarded {
+    kernel: Memory,
+    is_locked: AtomicBool,
+}
+
+impl Guarded {
+    #[track_caller]
+    fn assert_locked(&self, locked: bool) {
+        assert_eq!(self.is_locked.load(Ordering::SeqCst), locked);
+    }
+}
+
+impl Kernel for Guarded {
+    fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag> {
+        self.kernel.tag(file)
+    }
+    fn set_tag(&self, file: BorrowedFd<'_>, tag: Tag) -> io::Result<()> {
+        self.assert_locked(true);
+        self.kernel.set_tag(file, tag)
+    }
+    fn record(&self, project: u32) -> io::Result<Record> {
+        self.kernel.record(project)
+    }
+    fn set_limits(&self, project: u32, change: KernelChange) -> io::Result<()> {
+        self.assert_locked(true);
+        self.kernel.set_limits(project, change)
+    }
+    fn next(&self, from: u32) -> io::Result<Option<(u32, Record)>> {
+        self.assert_locked(false);
+        self.kernel.next(from)
+    }
+    fn lock(&self) -> io::Result<()> {
+        self.is_locked.store(true, Ordering::SeqCst);
+        self.kernel.lock()
+    }
+    fn unlock(&self) {
+        self.is_locked.store(false, Ordering::SeqCst);
+    }
+    fn settle(&self) -> io::Result<()> {
+        self.assert_locked(false);
         self.kernel.settle()
     }
 }
@@ -227,4 +273,71 @@ fn directories_of_another_file_system_are_refused() {
     let dir = make(scratch.path(), "dir");
     let engine = engine(Memory::default()).only_on(u64::MAX);
     assert!(matches!(set(&engine, dir.as_fd()), Err(Error::OtherFileSystem)));
+}
+
+#[test]
+fn what_is_written_is_written_under_the_lock_and_nothing_long_is_done_with_it() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = make(scratch.path(), "dir");
+    let engine = engine(Guarded::default());
+    let project = set(&engine, dir.as_fd()).unwrap().project;
+    set(&engine, dir.as_fd()).unwrap();
+    assert!(matches!(engine.release(project), Err(Error::InUse { .. })));
+    engine.release_all_unused().unwrap();
+    engine.clear(dir.as_fd()).unwrap();
+    set(&engine, dir.as_fd()).unwrap();
+    let project = engine.begin_clearing(dir.as_fd()).unwrap().unwrap();
+    engine.finish_clearing(dir.as_fd(), project).unwrap();
+    assert_eq!(engine.list(ProjectRange::all()).unwrap(), []);
+}
+
+/// Two directories with one project, as a copy with all its attributes makes them.
+fn copied(scratch: &Path) -> (Engine<Memory>, File, File) {
+    let (original, copy) = (make(scratch, "original"), make(scratch, "copy"));
+    let engine = engine(Memory::default());
+    let project = set(&engine, original.as_fd()).unwrap().project;
+    engine.kernel.set_tag(copy.as_fd(), Tag { project: project.get(), inherit: true }).unwrap();
+    (engine, original, copy)
+}
+
+#[test]
+fn limits_that_are_anothers_too_are_not_changed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (engine, original, copy) = copied(scratch.path());
+    let change = Change { bytes: Limit::At(Bytes(4096)), ..CHANGE };
+    let error = engine.set(copy.as_fd(), change, Contents::Refused).unwrap_err();
+    assert!(matches!(error, Error::Shared { .. }) && error.to_string().contains("clear it"), "{error}");
+    assert_eq!(engine.status(original.as_fd()).unwrap().unwrap().limits, LIMITS);
+}
+
+#[test]
+fn clearing_leaves_the_limits_of_a_project_that_is_anothers_too() {
+    for whole_tree in [false, true] {
+        let scratch = tempfile::tempdir().unwrap();
+        let (engine, original, copy) = copied(scratch.path());
+        if whole_tree {
+            let project = engine.begin_clearing(copy.as_fd()).unwrap().unwrap();
+            engine.finish_clearing(copy.as_fd(), project).unwrap();
+        } else {
+            engine.clear(copy.as_fd()).unwrap();
+        }
+        assert_eq!(engine.status(copy.as_fd()).unwrap(), None);
+        assert_eq!(engine.status(original.as_fd()).unwrap().unwrap().limits, LIMITS);
+        let own = set(&engine, copy.as_fd()).unwrap().project;
+        assert_ne!(own, engine.status(original.as_fd()).unwrap().unwrap().project);
+    }
+}
+
+#[test]
+fn a_directory_half_cleared_is_refused_like_any_other_that_is_not_empty() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = make(scratch.path(), "dir");
+    let engine = engine(Memory::default());
+    set(&engine, dir.as_fd()).unwrap();
+    File::create(scratch.path().join("dir/file")).unwrap();
+    engine.begin_clearing(dir.as_fd()).unwrap();
+    assert!(matches!(set(&engine, dir.as_fd()), Err(Error::NotEmpty)));
+    let status = engine.set(dir.as_fd(), CHANGE, Contents::Accepted).unwrap();
+    engine.finish_clearing(dir.as_fd(), status.project).unwrap();
+    assert_eq!(engine.status(dir.as_fd()).unwrap(), Some(status), "limited again meanwhile, it stays so");
 }

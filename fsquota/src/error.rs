@@ -21,19 +21,30 @@ pub enum Error {
     #[error("the directory is on another file system")]
     OtherFileSystem,
     /// What is in the directory would keep its old project; empty it, or apply to the whole tree.
-    #[error("the directory is not empty: what is in it would not be counted")]
+    #[error(
+        "the directory is not empty, and what is in it would not be counted: empty it, or take its whole tree"
+    )]
     NotEmpty,
     /// A directory above it has the limits that count for it; projects do not nest. Change them there.
-    #[error("the directory belongs to project {project}, whose limits were set on a directory above it")]
+    #[error(
+        "the directory belongs to project {project}, whose limits were set on a directory above it: change them there"
+    )]
     Inherited {
         /// Whose it is.
+        project: ProjectId,
+    },
+    /// Something elsewhere has the same project, as a copy with all its attributes has, or what was moved out of a limited
+    /// directory: its limits would be changed, too. Clear the directory, which leaves them as they are, and set it again.
+    #[error("the directory shares project {project} with something elsewhere: clear it, then set it again")]
+    Shared {
+        /// Whose both are.
         project: ProjectId,
     },
     /// A limit can't be set at all.
     #[error("the limit is not possible")]
     Limit(#[source] LimitError),
     /// Every project number of the range is taken. Release those of removed directories, or open with a larger range.
-    #[error("all project numbers from {first} to {last} are taken")]
+    #[error("all project numbers from {first} to {last} are taken: release those of removed directories")]
     Exhausted {
         /// The first of the range.
         first: ProjectId,
@@ -41,7 +52,7 @@ pub enum Error {
         last: ProjectId,
     },
     /// Somebody who does not keep to the lock took every number that was tried. A retry helps.
-    #[error("other programs took every project number that was tried")]
+    #[error("other programs took every project number that was tried: try again")]
     Contended,
     /// Files still belong to the project, so its limits stay. A retry helps if they are being removed.
     #[error("project {project} is still in use")]

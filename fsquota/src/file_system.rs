@@ -109,6 +109,12 @@ pub enum OpenError {
         /// The name of its file system.
         found: String,
     },
+    /// Another mount lies over it, so nobody else finds the directory by which processes are kept apart.
+    #[error("another mount covers {}: unmount that one first", mount_point.display())]
+    Covered {
+        /// Where both are mounted.
+        mount_point: PathBuf,
+    },
     /// Nothing can be changed there.
     #[error("{} is mounted read-only: remount it with `mount -o remount,rw`", mount_point.display())]
     ReadOnly {
@@ -203,7 +209,7 @@ pub(crate) fn open(path: &Path, way: Way) -> Result<(Linux, FileSystem), OpenErr
     if mount.is_read_only() {
         return Err(OpenError::ReadOnly { mount_point: mount.point });
     }
-    let root = root_of(&mount, dir);
+    let root = root_of(&mount)?;
     let by_device = way == Way::Device || !sys::takes_descriptors();
     let probed = |source: io::Error| OpenError::Probe { mount_point: mount.point.clone(), source };
     let device = if by_device {
@@ -225,7 +231,7 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 fn mount_of(dir: BorrowedFd<'_>) -> io::Result<Mount> {
     let stat = rustix::fs::fstat(dir)?;
     let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let id = mounts::mount_id(&fs::read(format!("/proc/self/fdinfo/{}", dir.as_raw_fd()))?);
+    let id = mount_id(dir)?;
     let text = fs::read("/proc/self/mountinfo")?;
     let (mut by_id, mut by_device) = (None, None);
     for mount in mounts::parse(&text) {
@@ -238,12 +244,20 @@ fn mount_of(dir: BorrowedFd<'_>) -> io::Result<Mount> {
     by_id.or(by_device).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// The directory whose lock everybody takes: the mount's own, whichever directory in it was named. Where it has
-/// been covered by another mount, the one that was named.
-fn root_of(mount: &Mount, named: OwnedFd) -> OwnedFd {
-    let Ok(root) = open_directory(&mount.point) else { return named };
-    let device = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| stat.st_dev).ok();
-    if device(&root) == device(&named) { root } else { named }
+fn mount_id(dir: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    Ok(mounts::mount_id(&fs::read(format!("/proc/self/fdinfo/{}", dir.as_raw_fd()))?))
+}
+
+/// The directory whose lock everybody takes: the mount's own, whichever directory in it was named. `..` does not lead to
+/// one that another mount covers either.
+fn root_of(mount: &Mount) -> Result<OwnedFd, OpenError> {
+    let point = &mount.point;
+    let opened = |source: io::Error| OpenError::Open { path: point.clone(), source };
+    let root = open_directory(point).map_err(opened)?;
+    if mount_id(root.as_fd()).map_err(opened)? != Some(mount.id) {
+        return Err(OpenError::Covered { mount_point: point.clone() });
+    }
+    Ok(root)
 }
 
 fn check(linux: &Linux, mount: &Mount) -> Result<(), OpenError> {

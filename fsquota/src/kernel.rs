@@ -2,7 +2,9 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
 
 use crate::limits::{KIB, KernelChange};
 use crate::range::Taken;
@@ -58,8 +60,18 @@ pub(crate) trait Kernel: Debug + Send + Sync {
     /// Holds off whoever else allocates, in other processes too, until [`unlock`](Self::unlock).
     fn lock(&self) -> io::Result<()>;
     fn unlock(&self);
+    /// The directory that this one is in.
+    fn above(&self, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        above(dir)
+    }
     /// Returns when files removed before are no longer in the accounts.
     fn settle(&self) -> io::Result<()>;
+}
+
+/// What `..` leads to.
+pub(crate) fn above(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, "..", flags, Mode::empty())?)
 }
 
 /// The projects of a kernel, for finding a free one.

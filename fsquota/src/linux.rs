@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::FlockOperation;
 
 use crate::file_system::Kind;
-use crate::kernel::{Kernel, Record, Tag};
+use crate::kernel::{Kernel, Record, Tag, above};
 use crate::limits::KernelChange;
 use crate::sys::{self, Account, Target};
 
@@ -98,6 +98,12 @@ impl Kernel for Linux {
     fn unlock(&self) {
         // It can't fail for a descriptor that is open and was locked.
         let _ = rustix::fs::flock(&self.root, FlockOperation::Unlock);
+    }
+
+    /// A container may see the directory as a mount of its own, above which there is something else.
+    fn above(&self, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let own = sys::reopen(self.root.as_fd(), dir);
+        own.and_then(|own| above(own.as_fd())).or_else(|_| above(dir))
     }
 
     fn settle(&self) -> io::Result<()> {

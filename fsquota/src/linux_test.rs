@@ -80,6 +80,23 @@ fn a_tree_gets_a_project_and_loses_it_and_no_link_is_followed() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_tree_of_any_depth_takes_neither_descriptors_nor_stack() {
+    const DEPTH: u64 = 20_000;
+    let xfs = Loop::mount();
+    fs::create_dir(xfs.point.join("dir")).unwrap();
+    let mut at = OwnedFd::from(xfs.open("dir"));
+    for _ in 0..DEPTH {
+        rustix::fs::mkdirat(&at, "below", rustix::fs::Mode::RWXU).unwrap();
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        at = rustix::fs::openat(&at, "below", flags, rustix::fs::Mode::empty()).unwrap();
+    }
+    let changed = tree::change(xfs.open("dir").as_fd(), 0, 7).unwrap();
+    assert_eq!(changed.changed, DEPTH);
+    assert_eq!(tag(at.as_fd()).unwrap(), TAG, "the lowest one's");
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_kernel_or_a_mount_without_quotas_is_told() {
     let xfs = Loop::mount();
     let error = ProjectQuota::open(&xfs.point).unwrap_err();

@@ -101,7 +101,7 @@ impl ProjectQuota {
     pub fn clear_tree(&self, dir: BorrowedFd<'_>) -> Result<Changed, Error> {
         let Some(project) = self.engine.begin_clearing(dir)? else { return Ok(Changed::default()) };
         let changed = tree::change(dir, project.get(), 0)?;
-        self.engine.finish_clearing(dir)?;
+        self.engine.finish_clearing(dir, project)?;
         Ok(changed)
     }
 

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr;
 
 use libc::{c_int, c_long, c_ulong};
@@ -135,6 +135,42 @@ const _: () = assert!(SET == 0x8000_0802 && GET_NEXT == 0x8000_0902);
 
 /// The same on every architecture, since Linux 5.14. *Source:* asm-generic/unistd.h.
 const QUOTACTL_FD: c_long = 443;
+
+/// What a file system itself calls an inode. *Source:* linux/fcntl.h, `struct file_handle`; linux/exportfs.h,
+/// `MAX_HANDLE_SZ`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Handle {
+    length: u32,
+    kind: i32,
+    bytes: [u8; 128],
+}
+const _: () = assert!(size_of::<Handle>() == 136);
+
+/// The directory once more, as by a path from the root of the file system, though it was opened where it is mounted
+/// alone: so its `..` is its parent. It takes CAP_DAC_READ_SEARCH.
+pub(crate) fn reopen(root: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut handle = Handle { length: 128, kind: 0, bytes: [0; 128] };
+    let mut mount: c_int = 0;
+    // SAFETY: the kernel writes a handle of at most `length` bytes, and one `c_int`; the name ends with a NUL.
+    result(unsafe {
+        let flags = libc::AT_EMPTY_PATH;
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            dir.as_raw_fd(),
+            c"".as_ptr(),
+            &mut handle,
+            &mut mount,
+            flags,
+        )
+    })?;
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the kernel reads a handle of the length that it has written.
+    let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, root.as_raw_fd(), &mut handle, flags) };
+    result(fd)?;
+    // SAFETY: the descriptor has just been opened, and is nobody else's; it fits, because the kernel's are `int`s.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
+}
 
 /// The attributes of what the descriptor is open on.
 pub(crate) fn attributes(file: BorrowedFd<'_>) -> io::Result<Attributes> {

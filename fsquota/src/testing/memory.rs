@@ -110,6 +110,10 @@ impl State {
     /// Its own, or that of the nearest directory above it that has one.
     fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag> {
         let mut stat = rustix::fs::fstat(file)?;
+        if stat.st_nlink == 0 {
+            // It is in no directory any more, and its own tag has been let go of.
+            return Ok(Tag::default());
+        }
         let mut at = rustix::fs::openat(file, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         loop {
             if let Some((_, tag)) = self.tagged.get(&identity(&stat)) {

@@ -48,7 +48,10 @@ fn a_range_that_is_used_up_is_told_of_and_what_is_released_is_given_again() {
     assert_eq!(given, [10, 11, 12]);
     let d = make("d");
     let error = quota.set(d.as_fd(), LIMITED).unwrap_err();
-    assert_eq!(error.to_string(), "all project numbers from 10 to 12 are taken");
+    assert_eq!(
+        error.to_string(),
+        "all project numbers from 10 to 12 are taken: release those of removed directories"
+    );
     assert_eq!(quota.status(d.as_fd()).unwrap(), None);
     fs::remove_dir(scratch.path().join("b")).unwrap();
     assert!(

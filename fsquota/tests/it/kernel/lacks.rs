@@ -1,5 +1,6 @@
 //! What is missing is told, and what to do about it.
 
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 use nodekeel_fsquota::{OpenError, ProjectQuota, Warning};
@@ -100,4 +101,16 @@ fn any_directory_of_it_names_the_file_system() {
     let quota = ProjectQuota::open(&place.path("a/b")).unwrap();
     assert_eq!(quota.file_system(), place.quota.file_system());
     assert_eq!(quota.file_system().mount_point, place.mounted.path());
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_mount_that_another_one_covers() {
+    let place = Place::new(FileSystem::Xfs);
+    std::fs::create_dir(place.path("covering")).unwrap();
+    let below = place.make("below");
+    mount_bind(place.path("covering"), place.mounted.path()).unwrap();
+    let error = refused(Path::new(&format!("/proc/self/fd/{}", below.as_raw_fd())));
+    assert!(matches!(error, OpenError::Covered { .. }), "{error}");
+    unmount(place.mounted.path(), UnmountFlags::empty()).unwrap();
 }

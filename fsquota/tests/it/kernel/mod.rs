@@ -18,8 +18,9 @@ mod trees;
 /// A file system with limits that bind, on a disk of its own.
 pub(crate) struct Place {
     pub(crate) kind: FileSystem,
-    pub(crate) mounted: Mounted,
+    /// Dropped before what is mounted, which it holds open.
     pub(crate) quota: ProjectQuota,
+    pub(crate) mounted: Mounted,
 }
 
 impl Place {
