@@ -3,7 +3,7 @@
 mod error;
 
 use std::fs::{File, Permissions, TryLockError};
-use std::io::{self, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: a node with real daemons under it loses one of them and has it back.
+//! `cargo xtask demo`: a node with real daemons under it loses one of them and has it back, and turns a claim at a real
+//! API server into a volume.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,13 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use testbed::{Daemon, Scratch, free_port, leftovers, output, tools, wait_until};
+use testbed::{Daemon, Programs, Scratch, free_port, leftovers, output, tools, wait_until};
 
 use crate::{run, setup};
 
 mod node;
+mod volumes;
 
 use node::{Node, Tree};
+use volumes::Cluster;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOPPED_WITHIN: Duration = Duration::from_secs(30);
@@ -25,28 +28,40 @@ const VALUE: &str = "written before the kill";
 /// Sets up, builds, and shows a node's life; an error where anything is not as it must be.
 pub(crate) fn run() -> Result<()> {
     setup::install()?;
+    // Where people see how far a first build is.
+    Programs::locate()?;
     let programs = build()?;
     let clock = Clock(Instant::now());
     let before = traces()?;
+    let mut cluster = Cluster::start(&clock)?;
     let scratch = Scratch::new()?;
     let directory = scratch.path().to_owned();
-    clock.say(&format!("start a node in {}", directory.display()));
-    let (node, mut daemon) = start(&programs, scratch)?;
-    show(&node, &clock).with_context(|| format!("what noded said:\n{}", daemon.log().unwrap_or_default()))?;
+    let (node, mut daemon) = start(&programs, scratch, (&mut cluster, &clock))?;
+    show(&node, &cluster, &clock)
+        .with_context(|| format!("what noded said:\n{}", daemon.log().unwrap_or_default()))?;
 
     clock.say("stop the node with SIGTERM");
     let status = daemon.terminate(STOPPED_WITHIN)?.context("noded still runs")?;
     ensure!(status.success(), "noded ended with {status}:\n{}", daemon.log()?);
-    let left = leftovers::processes(&directory)?;
-    ensure!(left.is_empty(), "processes are left behind: {left:?}");
-    let mounts = leftovers::mounts(&directory)?;
-    ensure!(mounts.is_empty(), "mounts are left behind: {mounts:?}");
-    drop(daemon);
-    ensure!(!directory.exists(), "{} is left behind", directory.display());
+    let home = cluster.home().context("a control plane has a home")?.to_owned();
+    nothing_runs(&directory)?;
+    drop((daemon, cluster));
+    nothing_runs(&home)?;
+    for directory in [&directory, &home] {
+        ensure!(!directory.exists(), "{} is left behind", directory.display());
+    }
     let after = traces()?;
     let new: Vec<_> = after.difference(&before).collect();
     ensure!(new.is_empty(), "files are left behind: {new:?}");
     clock.say("noded ended with 0; no process, no mount and no file is left");
+    Ok(())
+}
+
+fn nothing_runs(directory: &Path) -> Result<()> {
+    let left = leftovers::processes(directory)?;
+    ensure!(left.is_empty(), "processes are left behind: {left:?}");
+    let mounts = leftovers::mounts(directory)?;
+    ensure!(mounts.is_empty(), "mounts are left behind: {mounts:?}");
     Ok(())
 }
 
@@ -70,16 +85,27 @@ fn build() -> Result<PathBuf> {
     Ok(Path::new(target).join("debug"))
 }
 
-fn start(programs: &Path, scratch: Scratch) -> Result<(Node, Daemon)> {
+fn start(
+    programs: &Path,
+    scratch: Scratch,
+    (cluster, clock): (&mut Cluster, &Clock),
+) -> Result<(Node, Daemon)> {
     let data = scratch.path().join("data");
     let (client, peer) = (free_port()?, free_port()?);
     let config = scratch.path().join("noded.toml");
     let text = format!(
-        "[node]\nname = \"demo\"\n\n[services.etcd]\nclient_port = {}\npeer_port = {}\n",
+        "[node]\nname = {:?}\n\n[services.etcd]\nclient_port = {}\npeer_port = {}\n",
+        volumes::NODE,
         client.number(),
         peer.number()
     );
-    fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
+    let write = |text: &str| fs::write(&config, text).with_context(|| format!("write {}", config.display()));
+    let text = cluster.configure(clock, &text, |text| {
+        write(text)?;
+        volumes::check(&programs.join("noded"), &config, &data)
+    })?;
+    write(&text)?;
+    clock.say(&format!("start a node in {}", scratch.path().display()));
     let mut command = Command::new(programs.join("noded"));
     command.arg("run").arg("--config").arg(&config).arg("--data").arg(&data);
     if !run::is_root() {
@@ -91,7 +117,7 @@ fn start(programs: &Path, scratch: Scratch) -> Result<(Node, Daemon)> {
     Ok((node, daemon))
 }
 
-fn show(node: &Node, clock: &Clock) -> Result<()> {
+fn show(node: &Node, cluster: &Cluster, clock: &Clock) -> Result<()> {
     let mut tree = Tree::watch(node)?;
     let mut services = vec!["root.etcd"];
     if run::is_root() {
@@ -115,7 +141,8 @@ fn show(node: &Node, clock: &Clock) -> Result<()> {
     for service in &services {
         show_log(node, service, clock)?;
     }
-    kill_etcd(node, &mut tree, clock)
+    kill_etcd(node, &mut tree, clock)?;
+    cluster.show(node, &mut tree, clock)
 }
 
 fn put_and_get(node: &Node, clock: &Clock) -> Result<()> {

@@ -42,7 +42,8 @@ fn what_is_in_the_way_of_the_layout_is_one_line_and_nothing_is_touched() {
     let link =
         |name: &'static str| move |data: &Path| std::os::unix::fs::symlink("/tmp", data.join(name)).unwrap();
     let former = |data: &Path| fs::create_dir_all(data.join("etcd/member")).unwrap();
-    let cases: [(&dyn Fn(&Path), &str); 4] = [
+    type Make<'a> = &'a dyn Fn(&Path);
+    let cases: [(Make<'_>, &str); 4] = [
         (
             &link("run"),
             "/data/run is a symbolic link, and none is followed below the data directory; replace it",

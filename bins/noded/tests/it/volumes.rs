@@ -195,7 +195,7 @@ fn a_claim_becomes_a_volume_of_the_node_and_goes_with_all_that_was_made_for_it()
     let kubeconfig = kube.kubeconfig(&account.name).unwrap();
     let node = Noded::start(&section(&kubeconfig, "csi = false\nquota = \"none\""));
     node.wait_for_event("root.provisioner", 1, "ready");
-    assert!(node.ask(&["tree"]).contains("root.provisioner.controller"));
+    assert!(node.ask(&["tree"]).contains("└─ controller"));
 
     kube.apply(CLASS_AND_CLAIM).unwrap();
     let claim = kube.until("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();

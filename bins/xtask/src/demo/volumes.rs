@@ -1,0 +1,234 @@
+//! The demo's volume: a claim at a real API server becomes a directory of the node, and goes again.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use testbed::{FakeNode, Kube, User, output, wait_until};
+
+use super::node::{Node, Tree};
+use super::{Clock, READY_WITHIN, indent};
+
+/// What the node is called, here and in its configuration.
+pub(super) const NODE: &str = "demo";
+/// As deploy/csidriver.yaml and deploy/storageclass.yaml call it.
+const DRIVER: &str = "volumes.nodekeel";
+const GONE_WITHIN: Duration = Duration::from_secs(30);
+const MIB: usize = 1 << 20;
+const CLAIM: &str = "default/data";
+/// How large the claim is.
+const SIZE: usize = 64 * MIB;
+
+/// What a cluster is given for the driver, as it is shipped.
+const MANIFESTS: [&str; 4] = [
+    include_str!("../../../../deploy/namespace.yaml"),
+    include_str!("../../../../deploy/rbac.yaml"),
+    include_str!("../../../../deploy/csidriver.yaml"),
+    include_str!("../../../../deploy/storageclass.yaml"),
+];
+
+const CLAIM_AND_POD: &str = r#"
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data, namespace: default}
+spec:
+  storageClassName: nodekeel
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: app, namespace: default}
+spec:
+  containers: [{name: app, image: none, volumeMounts: [{name: data, mountPath: /data}]}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+"#;
+
+/// A control plane with the driver, and the node as an object in it.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    kube: Kube,
+    kubeconfig: PathBuf,
+    /// Whether limits bind nobody here.
+    is_unlimited: bool,
+}
+
+impl Cluster {
+    /// Starts it.
+    pub(super) fn start(clock: &Clock) -> Result<Self> {
+        clock.say(
+            "start a Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler",
+        );
+        // The user to whom deploy/rbac.yaml gives its rights.
+        let account = User::service_account("nodekeel", "provisionerd");
+        let kube = Kube::builder().user(account.clone()).start()?;
+        for manifests in MANIFESTS {
+            kube.apply(manifests)?;
+        }
+        kube.fake_node(&FakeNode::new(NODE).driver(DRIVER))?;
+        let version = output(kube.kubectl().args(["version", "--output=json"]))?;
+        let version: Value = serde_json::from_str(&version).context("kubectl prints JSON")?;
+        let version = version["serverVersion"]["gitVersion"].as_str().unwrap_or("?").to_owned();
+        clock.say(&format!("Kubernetes {version} answers at {}; it knows the driver {DRIVER}", kube.url()));
+        let kubeconfig = kube.kubeconfig(&account.name)?;
+        Ok(Self { kube, kubeconfig, is_unlimited: false })
+    }
+
+    /// Where all that it keeps is, which goes with it.
+    pub(super) fn home(&self) -> Option<&Path> {
+        self.kubeconfig.parent()
+    }
+
+    /// Completes noded's configuration: with limits where `check` says that they would bind, else without, and says why.
+    pub(super) fn configure(
+        &mut self,
+        clock: &Clock,
+        text: &str,
+        check: impl Fn(&str) -> Result<String>,
+    ) -> Result<String> {
+        let with = |quota: &str| {
+            let kubeconfig = &self.kubeconfig;
+            // There is no kubelet, whose pods could be given the volume.
+            format!("{text}\n[provisioner]\nkubeconfig = {kubeconfig:?}\ncsi = false\nquota = {quota:?}\n")
+        };
+        let required = with("require");
+        let found = check(&required)?;
+        let Some(reason) = skipped(&found) else {
+            clock.say("noded check: volumes can be limited here");
+            return Ok(required);
+        };
+        clock.say("noded check: limits can't bind here, so the demo's volume will have none");
+        println!("    {reason}");
+        let without = with("none");
+        let found = check(&without)?;
+        ensure!(skipped(&found).is_none(), "there can be no volumes here:\n{found}");
+        self.is_unlimited = true;
+        Ok(without)
+    }
+
+    /// A volume's life, from the claim on.
+    pub(super) fn show(&self, node: &Node, tree: &mut Tree, clock: &Clock) -> Result<()> {
+        tree.until(READY_WITHIN, "root.provisioner is ready", |tree| tree.is_ready("root.provisioner"))?;
+        clock.say("root.provisioner has read what the API server has; claim 64 MiB for a pod");
+        self.kube.apply(CLAIM_AND_POD)?;
+        let claim = self.kube.until("pvc", CLAIM, |claim| claim["status"]["phase"] == "Bound")?;
+        let volume = claim["spec"]["volumeName"].as_str().context("a bound claim names its volume")?;
+        clock.say(&format!("the claim is bound, {} after it was made", self.age(&claim, volume)?));
+        let columns = "custom-columns=CLAIM:.spec.claimRef.name,VOLUME:.metadata.name,SIZE:.spec.capacity.storage,\
+                       DRIVER:.spec.csi.driver,NODE:.spec.nodeAffinity.required.nodeSelectorTerms[0].\
+                       matchExpressions[0].values[0],RECLAIM:.spec.persistentVolumeReclaimPolicy";
+        print!("{}", indent(&output(self.kube.kubectl().args(["get", "pv", volume, "-o", columns]))?));
+        let directory = node.data.join("volumes/volumes").join(volume);
+        ensure!(directory.is_dir(), "there is no {}", directory.display());
+        println!("    its directory: {}", directory.display());
+        self.fill(&directory, clock)?;
+        print!(
+            "{}",
+            indent(&output(node.nodectl().args(["logs", "--children", "root.provisioner", "-n", "4"]))?)
+        );
+        self.end(volume, &directory, clock)
+    }
+
+    /// How long it took, by the clock of the API server, which counts whole seconds.
+    fn age(&self, claim: &Value, volume: &str) -> Result<String> {
+        let volume = self.kube.get("pv", volume)?;
+        let at = |object: &Value| object["metadata"]["creationTimestamp"].as_str().map(seconds_of_day);
+        let (claimed, made) = at(claim).zip(at(&volume)).context("objects have creation times")?;
+        match (made + 86_400 - claimed) % 86_400 {
+            0 => Ok("less than a second".into()),
+            seconds => Ok(format!("about {seconds} s")),
+        }
+    }
+
+    /// Writes more than the claim asked for, where something stops it.
+    fn fill(&self, directory: &Path, clock: &Clock) -> Result<()> {
+        if self.is_unlimited {
+            clock.say("nothing holds it to its 64 MiB on this machine, and the node's log says so");
+            return Ok(());
+        }
+        let path = directory.join("fill");
+        let mut file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+        let block = vec![0_u8; MIB];
+        for written in 0..2 * SIZE / MIB {
+            match file.write_all(&block).and_then(|()| file.sync_data()) {
+                Ok(()) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                    clock.say(&format!("the kernel stopped a file in it after {written} MiB: {error}"));
+                    return Ok(());
+                }
+                Err(error) => return Err(error).with_context(|| format!("write {}", path.display())),
+            }
+        }
+        clock.say("nothing stopped a file in it: on ext4, limits do not bind root, and bind everybody else");
+        Ok(())
+    }
+
+    fn end(&self, volume: &str, directory: &Path, clock: &Clock) -> Result<()> {
+        clock.say("delete the pod and the claim");
+        let gone = ["delete", "pod/app", "pvc/data", "--grace-period=0", "--force"];
+        output(self.kube.kubectl().args(gone))?;
+        self.kube.until_gone("pv", volume)?;
+        wait_until(GONE_WITHIN, "the directory to go", || {
+            ensure!(!directory.exists(), "{} is still there", directory.display());
+            Ok(())
+        })?;
+        let base = directory.parent().and_then(Path::parent).context("volumes lie in a directory")?;
+        wait_until(GONE_WITHIN, "what is left of it to be erased", || {
+            let left = left_in(base)?;
+            ensure!(left.is_empty(), "left: {left:?}");
+            Ok(())
+        })?;
+        clock.say("the claim, the volume and its directory are gone");
+        Ok(())
+    }
+}
+
+/// What is in the directories of volumes, of births and of deaths.
+fn left_in(base: &Path) -> Result<Vec<PathBuf>> {
+    let mut left = Vec::new();
+    for place in ["volumes", ".new", ".trash"] {
+        let place = base.join(place);
+        let entries = fs::read_dir(&place).with_context(|| format!("list {}", place.display()))?;
+        left.extend(entries.flatten().map(|entry| entry.path()));
+    }
+    Ok(left)
+}
+
+/// Why the provisioner would be skipped, by what `noded check --dev` says.
+fn skipped(found: &str) -> Option<&str> {
+    let line = found.lines().find(|line| line.starts_with("root.provisioner "))?;
+    line.split_once(" skipped: ").map(|(_, reason)| reason)
+}
+
+/// Of `2026-01-02T03:04:05Z`.
+fn seconds_of_day(timestamp: &str) -> u32 {
+    let time = timestamp.trim_end_matches('Z').split('T').nth(1).unwrap_or_default();
+    time.split(':').fold(0, |seconds, part| seconds * 60 + part.parse::<u32>().unwrap_or_default())
+}
+
+/// `noded check` of this configuration, with what is missing skipped.
+pub(super) fn check(noded: &Path, config: &Path, data: &Path) -> Result<String> {
+    output(Command::new(noded).args(["check", "--dev", "--config"]).arg(config).arg("--data").arg(data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_there_would_be_no_volumes_is_read_from_the_plan() {
+        let plan = "node demo with data in /d\nroot.control             the control API on /s\n\
+            root.provisioner         skipped: no quotas: use XFS\n";
+        assert_eq!(skipped(plan), Some("no quotas: use XFS"));
+        assert_eq!(skipped("root.provisioner         volumes of x\n"), None);
+    }
+
+    #[test]
+    fn times_of_the_api_server_are_read_in_seconds() {
+        assert_eq!(seconds_of_day("2026-01-02T01:02:03Z"), 3723);
+    }
+}
