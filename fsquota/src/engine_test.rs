@@ -10,134 +10,70 @@ use crate::kernel::Record;
 use crate::testing::memory::Memory;
 use crate::{Bytes, Inodes, Limit, Limits};
 
-/// A kernel whose caller is killed before the n-th call: that one and all after it never happen.
-#[derive(Debug)]
-struct Mortal<'a> {
+/// A call to the kernel that is about to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    Read,
+    List,
+    SetTag(u32),
+    SetLimits,
+    Lock,
+    Unlock,
+    Settle,
+}
+
+/// A kernel before each call of which something is done, and which fails where that fails.
+struct Hooked<'a> {
     kernel: &'a Memory,
-    left: AtomicU32,
+    before: &'a Before<'a>,
 }
 
-impl<'a> Mortal<'a> {
-    fn new(kernel: &'a Memory, calls: u32) -> Self {
-        Self { kernel, left: AtomicU32::new(calls) }
-    }
+type Before<'a> = dyn Fn(About) -> io::Result<()> + Send + Sync + 'a;
 
-    fn alive(&self) -> io::Result<&'a Memory> {
-        let left = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        left.map(|_| self.kernel).map_err(|_| io::Error::other("killed"))
-    }
-
-    fn was_killed(&self) -> bool {
-        self.left.load(Ordering::SeqCst) == 0
+impl std::fmt::Debug for Hooked<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.kernel.fmt(f)
     }
 }
 
-impl Kernel for Mortal<'_> {
+impl Kernel for Hooked<'_> {
     fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag> {
-        self.alive()?.tag(file)
-    }
-    fn set_tag(&self, file: BorrowedFd<'_>, tag: Tag) -> io::Result<()> {
-        self.alive()?.set_tag(file, tag)
-    }
-    fn record(&self, project: u32) -> io::Result<Record> {
-        self.alive()?.record(project)
-    }
-    fn set_limits(&self, project: u32, change: KernelChange) -> io::Result<()> {
-        self.alive()?.set_limits(project, change)
-    }
-    fn next(&self, from: u32) -> io::Result<Option<(u32, Record)>> {
-        self.alive()?.next(from)
-    }
-    fn lock(&self) -> io::Result<()> {
-        self.alive()?.lock()
-    }
-    fn unlock(&self) {}
-    fn settle(&self) -> io::Result<()> {
-        self.alive()?.settle()
-    }
-}
-
-/// Somebody who keeps to no lock and takes the same numbers for another directory, so many times.
-#[derive(Debug)]
-struct Contested {
-    kernel: Memory,
-    rival: File,
-    times: AtomicU32,
-}
-
-impl Kernel for Contested {
-    fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag> {
+        (self.before)(About::Read)?;
         self.kernel.tag(file)
     }
     fn set_tag(&self, file: BorrowedFd<'_>, tag: Tag) -> io::Result<()> {
-        let left = self.times.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if left.is_ok() && tag.project != 0 {
-            self.kernel.set_tag(self.rival.as_fd(), tag)?;
-        }
+        (self.before)(About::SetTag(tag.project))?;
         self.kernel.set_tag(file, tag)
     }
     fn record(&self, project: u32) -> io::Result<Record> {
+        (self.before)(About::Read)?;
         self.kernel.record(project)
     }
     fn set_limits(&self, project: u32, change: KernelChange) -> io::Result<()> {
+        (self.before)(About::SetLimits)?;
         self.kernel.set_limits(project, change)
     }
     fn next(&self, from: u32) -> io::Result<Option<(u32, Record)>> {
+        (self.before)(About::List)?;
         self.kernel.next(from)
     }
     fn lock(&self) -> io::Result<()> {
-        self.kernel.lock()
-    }
-    fn unlock(&self) {}
-    fn settle(&self) -> io::Result<()> {
-        self.kernel.settle()
-    }
-}
-
-/// Sees to it that whatever is written is written under the lock, and that nobody waits with it for what others removed.
-#[derive(Debug, Default)]
-struct Guarded {
-    kernel: Memory,
-    is_locked: AtomicBool,
-}
-
-impl Guarded {
-    #[track_caller]
-    fn assert_locked(&self, locked: bool) {
-        assert_eq!(self.is_locked.load(Ordering::SeqCst), locked);
-    }
-}
-
-impl Kernel for Guarded {
-    fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag> {
-        self.kernel.tag(file)
-    }
-    fn set_tag(&self, file: BorrowedFd<'_>, tag: Tag) -> io::Result<()> {
-        self.assert_locked(true);
-        self.kernel.set_tag(file, tag)
-    }
-    fn record(&self, project: u32) -> io::Result<Record> {
-        self.kernel.record(project)
-    }
-    fn set_limits(&self, project: u32, change: KernelChange) -> io::Result<()> {
-        self.assert_locked(true);
-        self.kernel.set_limits(project, change)
-    }
-    fn next(&self, from: u32) -> io::Result<Option<(u32, Record)>> {
-        self.assert_locked(false);
-        self.kernel.next(from)
-    }
-    fn lock(&self) -> io::Result<()> {
-        self.is_locked.store(true, Ordering::SeqCst);
+        (self.before)(About::Lock)?;
         self.kernel.lock()
     }
     fn unlock(&self) {
-        self.is_locked.store(false, Ordering::SeqCst);
+        // Nobody is told that it failed.
+        let _ = (self.before)(About::Unlock);
     }
     fn settle(&self) -> io::Result<()> {
-        self.assert_locked(false);
+        (self.before)(About::Settle)?;
         self.kernel.settle()
     }
+}
+
+/// Counts down; false at 0, where it stays.
+fn count_down(left: &AtomicU32) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
 const CHANGE: Change = Change { bytes: Limit::At(Bytes(1 << 20)), inodes: Limit::At(Inodes(100)) };
@@ -152,9 +88,10 @@ fn engine<K: Kernel>(kernel: K) -> Engine<K> {
     Engine::new(kernel, ProjectRange::default())
 }
 
-/// Does the work again and again, killed before each of its calls in turn; `check` sees what each left.
+/// Does the work again and again, killed before each of its calls in turn: that one and all after it never happen.
+/// `check` sees what each left.
 fn at_every_call(
-    work: impl Fn(&Engine<Mortal<'_>>, BorrowedFd<'_>),
+    work: impl Fn(&Engine<Hooked<'_>>, BorrowedFd<'_>),
     prepare: impl Fn(&Memory, BorrowedFd<'_>),
     check: impl Fn(&Memory, BorrowedFd<'_>),
 ) {
@@ -164,10 +101,11 @@ fn at_every_call(
         let dir = make(scratch.path(), "dir");
         let memory = Memory::default();
         prepare(&memory, dir.as_fd());
-        let engine = engine(Mortal::new(&memory, calls));
-        work(&engine, dir.as_fd());
+        let left = AtomicU32::new(calls);
+        let before = |_| if count_down(&left) { Ok(()) } else { Err(io::Error::other("killed")) };
+        work(&engine(Hooked { kernel: &memory, before: &before }), dir.as_fd());
         check(&memory, dir.as_fd());
-        if !engine.kernel.was_killed() {
+        if left.into_inner() != 0 {
             break;
         }
         calls += 1;
@@ -176,8 +114,8 @@ fn at_every_call(
 }
 
 /// Somebody who lives.
-fn healthy(memory: &Memory) -> Engine<Mortal<'_>> {
-    engine(Mortal::new(memory, u32::MAX))
+fn healthy(kernel: &Memory) -> Engine<Hooked<'_>> {
+    engine(Hooked { kernel, before: &|_| Ok(()) })
 }
 
 fn set(engine: &Engine<impl Kernel>, dir: BorrowedFd<'_>) -> Result<Status, Error> {
@@ -241,30 +179,36 @@ fn limits_that_can_not_be_set_leave_the_directory_without_a_project() {
     }
 }
 
-fn contested(scratch: &Path, times: u32) -> (Engine<Contested>, File) {
-    let rival = make(scratch, "rival");
-    let kernel = Contested { kernel: Memory::default(), rival, times: AtomicU32::new(times) };
-    (engine(kernel), make(scratch, "dir"))
+/// Sets, while somebody who keeps to no lock takes the same numbers for another directory, so many times; what became of
+/// the two.
+fn contested(times: u32) -> (Result<Status, Error>, [Option<Status>; 2]) {
+    let scratch = tempfile::tempdir().unwrap();
+    let (dir, rival) = (make(scratch.path(), "dir"), make(scratch.path(), "rival"));
+    let (memory, left) = (Memory::default(), AtomicU32::new(times));
+    let before = |about| match about {
+        About::SetTag(project @ 1..) if count_down(&left) => {
+            memory.set_tag(rival.as_fd(), Tag { project, inherit: true })
+        }
+        _ => Ok(()),
+    };
+    let set = set(&engine(Hooked { kernel: &memory, before: &before }), dir.as_fd());
+    let healthy = healthy(&memory);
+    (set, [&dir, &rival].map(|dir| healthy.status(dir.as_fd()).unwrap()))
 }
 
 #[test]
 fn a_number_that_another_took_at_the_same_time_is_noticed_and_left_to_it() {
-    let scratch = tempfile::tempdir().unwrap();
-    // The tag and its withdrawal: two changes are one attempt.
-    let (engine, dir) = contested(scratch.path(), 2);
-    let ours = set(&engine, dir.as_fd()).unwrap();
-    let theirs = engine.status(engine.kernel.rival.as_fd()).unwrap().unwrap();
-    assert_ne!(ours.project, theirs.project);
-    assert_eq!(ours.limits, LIMITS);
+    let (set, [ours, theirs]) = contested(1);
+    assert_eq!(set.unwrap().limits, LIMITS);
+    assert_ne!(ours.unwrap().project, theirs.unwrap().project);
 }
 
 #[test]
 fn one_that_takes_every_number_is_told_of_in_the_end() {
-    let scratch = tempfile::tempdir().unwrap();
-    let (engine, dir) = contested(scratch.path(), u32::MAX);
-    let error = set(&engine, dir.as_fd()).unwrap_err();
+    let (set, [ours, _]) = contested(u32::MAX);
+    let error = set.unwrap_err();
     assert!(matches!(error, Error::Contended) && error.is_retryable(), "{error:?}");
-    assert_eq!(engine.status(dir.as_fd()).unwrap(), None);
+    assert_eq!(ours, None);
 }
 
 #[test]
@@ -279,7 +223,18 @@ fn directories_of_another_file_system_are_refused() {
 fn what_is_written_is_written_under_the_lock_and_nothing_long_is_done_with_it() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = make(scratch.path(), "dir");
-    let engine = engine(Guarded::default());
+    let is_locked = AtomicBool::new(false);
+    let before = |about| {
+        match about {
+            About::Lock | About::Unlock => is_locked.store(about == About::Lock, Ordering::SeqCst),
+            About::SetTag(_) | About::SetLimits => assert!(is_locked.load(Ordering::SeqCst), "{about:?}"),
+            About::List | About::Settle => assert!(!is_locked.load(Ordering::SeqCst), "{about:?}"),
+            About::Read => {}
+        }
+        Ok(())
+    };
+    let memory = Memory::default();
+    let engine = engine(Hooked { kernel: &memory, before: &before });
     let project = set(&engine, dir.as_fd()).unwrap().project;
     set(&engine, dir.as_fd()).unwrap();
     assert!(matches!(engine.release(project), Err(Error::InUse { .. })));

@@ -57,6 +57,9 @@ pub enum Warning {
     OwnersCanLeave,
     /// ext4 lets processes with CAP_SYS_RESOURCE exceed every limit.
     PrivilegedCanExceed,
+    /// Whoever can open the directory where it is mounted can take the lock by which processes are kept apart, and hold up
+    /// all who set limits.
+    OthersCanLock,
     /// Only a part of the file system is mounted here. Whoever allocates projects by another mount of it does not see
     /// our lock; both look where the other is unlikely to, and notice if they gave the same number away.
     PartOfFileSystem,
@@ -71,6 +74,10 @@ impl fmt::Display for Warning {
             }
             Self::PrivilegedCanExceed => {
                 "ext4 does not bind processes that have CAP_SYS_RESOURCE, such as root's; XFS does"
+            }
+            Self::OthersCanLock => {
+                "whoever can open the directory where it is mounted can hold up all who set limits: give it to root alone \
+                 (chmod 700)"
             }
             Self::PartOfFileSystem => {
                 "only a part of the file system is mounted here: allocate projects by one mount of it alone"
@@ -304,10 +311,14 @@ fn keeps_projects(linux: &Linux) -> bool {
 }
 
 /// The warnings that hold whatever is done there.
-pub(crate) fn warnings(file_system: &FileSystem) -> Vec<Warning> {
+pub(crate) fn warnings(file_system: &FileSystem, root: BorrowedFd<'_>) -> Vec<Warning> {
     let mut warnings = vec![Warning::OwnersCanLeave];
     if file_system.kind == Kind::Ext4 {
         warnings.push(Warning::PrivilegedCanExceed);
+    }
+    let others = Mode::RGRP | Mode::ROTH;
+    if rustix::fs::fstat(root).is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).intersects(others)) {
+        warnings.push(Warning::OthersCanLock);
     }
     if file_system.root != Path::new("/") {
         warnings.push(Warning::PartOfFileSystem);

@@ -41,7 +41,8 @@
 //! # What it does not protect from
 //!
 //! Whoever owns a file and is in the initial user namespace can take it out of its project, and so out of the limits;
-//! ext4 lets CAP_SYS_RESOURCE exceed them. [`ProjectQuota::warnings`] says what holds where. Run what is limited in a
+//! ext4 lets CAP_SYS_RESOURCE exceed them. Whoever can open the directory where the file system is mounted can take the
+//! lock of those who set limits. [`ProjectQuota::warnings`] says what holds where. Run what is limited in a
 //! user namespace, or deny it the ioctl `FS_IOC_FSSETXATTR`. A limit is no reservation, either: the sum of all may be
 //! more than there is (`examples/own_quota.rs` minds that).
 //!

@@ -57,7 +57,7 @@ impl ProjectQuota {
 
     /// What the limits do not protect from.
     pub fn warnings(&self) -> Vec<Warning> {
-        file_system::warnings(&self.file_system)
+        file_system::warnings(&self.file_system, self.root())
     }
 
     /// Every project of the file system that anything belongs to or that has limits, by number; also those that others
@@ -94,7 +94,9 @@ impl ProjectQuota {
     }
 
     /// As [`clear`](QuotaSetter::clear), for a directory that is not empty: all that is in it and has the directory's
-    /// project loses it. Symbolic links and special files keep it, so the number stays taken until they are removed.
+    /// project loses it. Symbolic links and special files keep it, so the number and its limits stay until they are removed
+    /// and [`release_unused`](Self::release_unused) comes, as they do where something outside of the tree has them, too. The
+    /// limits hold until the end of it.
     ///
     /// # Errors
     /// As [`clear`](QuotaSetter::clear), and [`Error::Tree`]; clearing again goes on.

@@ -18,7 +18,9 @@ use crate::{Change, Error, ProjectId, Status};
 /// - [`status`](Self::status) is `None` for a directory without a project. Of a directory inside a limited one, it is
 ///   that one's, because that one counts; [`set`](Self::set) and [`clear`](Self::clear) refuse it ([`Error::Inherited`]).
 /// - [`clear`](Self::clear): the directory is without limits and without a project, also when it was before. It has to
-///   be empty.
+///   be empty. One that has been removed is let be, or let go of; its limits end with [`release`](Self::release).
+/// - The limits of another directory stay: an empty directory whose project something else has, too, as a copy with all
+///   its attributes, is refused by [`set`](Self::set) ([`Error::Shared`]) and loses the project by [`clear`](Self::clear).
 /// - Limits are as durable as what is written to the file system: they are there after a crash if the file system was
 ///   synced since.
 /// - All of it may be called from many threads at once, and be repeated after it was killed at any point.

@@ -111,6 +111,7 @@ fn name(warning: Warning) -> &'static str {
     match warning {
         Warning::OwnersCanLeave => "owners_can_leave",
         Warning::PrivilegedCanExceed => "privileged_can_exceed",
+        Warning::OthersCanLock => "others_can_lock",
         Warning::PartOfFileSystem => "part_of_file_system",
         _ => "other",
     }

@@ -88,6 +88,9 @@ fn a_part_of_a_file_system_works_with_a_warning() {
         let quota = ProjectQuota::open(&there).unwrap();
         assert!(quota.warnings().contains(&Warning::PartOfFileSystem), "{:?}", quota.file_system());
         assert!(!place.quota.warnings().contains(&Warning::PartOfFileSystem));
+        assert!(place.quota.warnings().contains(&Warning::OthersCanLock), "mkfs lets everybody read it");
+        rustix::fs::fchmod(place.quota.root(), rustix::fs::Mode::RWXU).unwrap();
+        assert!(!place.quota.warnings().contains(&Warning::OthersCanLock));
         drop(quota);
         unmount(&there, UnmountFlags::empty()).unwrap();
     });
