@@ -99,6 +99,7 @@ pub(crate) async fn run(
         ((), ()) = future::join(end(claim_loop), end(volume_loop)) => {}
         () = class_events => {}
         () = side => {}
+        () = world.cancelled_before_lists(token) => {}
     }
 }
 
@@ -137,6 +138,14 @@ impl World {
             return;
         }
         std::future::pending().await
+    }
+
+    /// Waits for a cancellation before the first lists are complete: then the loops haven't begun, and would never end.
+    async fn cancelled_before_lists(&self, token: &CancellationToken) {
+        token.cancelled().await;
+        if self.synced().now_or_never().is_some() {
+            std::future::pending().await
+        }
     }
 
     async fn wait_until_ready(&self, on_ready: impl FnOnce() + Send) {

@@ -2,6 +2,7 @@
 
 mod csi;
 mod kills;
+mod kube;
 mod manifests;
 mod service;
 mod stores;

@@ -7,18 +7,18 @@ use nodekeel_provisioner::testing::objects::{NODE, claim, class, identity};
 use nodekeel_provisioner::{ClaimAction, Identity, SeenClaim, manifest, plan_claim};
 use serde_json::{Value, json};
 
-struct Variant {
-    name: &'static str,
-    claim: Value,
-    class: Value,
-    finalizer: bool,
+pub(crate) struct Variant {
+    pub(crate) name: &'static str,
+    pub(crate) claim: Value,
+    pub(crate) class: Value,
+    pub(crate) finalizer: bool,
 }
 
 fn variant(name: &'static str, claim: Value, class: Value) -> Variant {
     Variant { name, claim, class, finalizer: true }
 }
 
-fn variants() -> Vec<Variant> {
+pub(crate) fn variants() -> Vec<Variant> {
     let plain = || json!({});
     vec![
         variant("plain", plain(), plain()),

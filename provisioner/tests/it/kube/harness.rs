@@ -1,0 +1,339 @@
+//! A control plane that tests share, and what each of them has of its own in it: a driver, a namespace, nodes.
+
+use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::{Event, Namespace, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::watcher::watch_object;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource};
+use nodekeel_fsquota::testing::MemQuota;
+use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::{
+    Config, Deps, DirStore, DriverName, FINALIZER, Identity, NodeName, Provisioner, RunError, SELECTED_NODE,
+    VolumeId,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testbed::{Kube, User};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// How long what has to come is waited for, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// A control plane in which the provisioner may do what deploy/ grants it.
+pub(crate) fn start() -> Kube {
+    let account = User::service_account("nodekeel", "provisionerd");
+    let builder = Kube::builder().user(account).user(User::new("nobody")).controller_requests_per_second(500);
+    let kube = builder.start().expect("a control plane");
+    kube.apply(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
+    kube.apply(include_str!("../../../../deploy/rbac.yaml")).expect("the rights");
+    kube
+}
+
+/// The one that lives as long as any test holds it.
+pub(crate) fn shared() -> Arc<Kube> {
+    static SHARED: Mutex<Weak<Kube>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let kube = Arc::new(start());
+        *shared = Arc::downgrade(&kube);
+        kube
+    })
+}
+
+/// Plays a test in the shared control plane.
+pub(crate) fn play(name: &'static str, test: impl AsyncFnOnce(Scene)) {
+    let (kube, runtime) = (shared(), runtime());
+    runtime.block_on(async { test(Scene::new(&kube, name).await).await });
+}
+
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// What a test has of its own.
+#[derive(Clone)]
+pub(crate) struct Scene {
+    pub(crate) name: &'static str,
+    pub(crate) driver: DriverName,
+    pub(crate) admin: Client,
+    account: Client,
+}
+
+pub(crate) async fn client(kube: &Kube, user: &str) -> Client {
+    let file = Kubeconfig::read_from(kube.kubeconfig(user).expect("a user")).expect("a kubeconfig");
+    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+    Client::try_from(config.expect("a configuration")).expect("a client")
+}
+
+impl Scene {
+    /// A namespace and a class that wait for the first consumer, both named after the test.
+    pub(crate) async fn new(kube: &Kube, name: &'static str) -> Self {
+        let driver = DriverName::try_new(format!("{name}.nodekeel.example")).expect("a driver's name");
+        let scene = Self::with_driver(kube, name, driver).await;
+        scene.class(name, json!({})).await;
+        scene
+    }
+
+    /// The same with another driver, and without the class.
+    pub(crate) async fn with_driver(kube: &Kube, name: &'static str, driver: DriverName) -> Self {
+        let admin = client(kube, "admin").await;
+        let account = client(kube, "system:serviceaccount:nodekeel:provisionerd").await;
+        let scene = Self { name, driver, admin, account };
+        scene
+            .create::<Namespace>(Api::all(scene.admin.clone()), json!({ "metadata": { "name": name } }))
+            .await;
+        scene
+    }
+
+    pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.admin.clone(), self.name)
+    }
+
+    pub(crate) fn volumes(&self) -> Api<PersistentVolume> {
+        Api::all(self.admin.clone())
+    }
+
+    pub(crate) fn classes(&self) -> Api<StorageClass> {
+        Api::all(self.admin.clone())
+    }
+
+    /// The name of one of this test's nodes.
+    pub(crate) fn node(&self, node: &str) -> String {
+        format!("{}-{node}", self.name)
+    }
+
+    pub(crate) async fn create<K>(&self, api: Api<K>, object: Value) -> K
+    where
+        K: Clone + Debug + DeserializeOwned + serde::Serialize,
+    {
+        let object: K = serde_json::from_value(object).expect("an object of its kind");
+        api.create(&PostParams::default(), &object).await.expect("the API server takes it")
+    }
+
+    pub(crate) async fn delete<K: Clone + Debug + DeserializeOwned>(&self, api: &Api<K>, name: &str) {
+        api.delete(name, &DeleteParams::default()).await.expect("the API server deletes it");
+    }
+
+    /// A class of this test's driver that waits for the first consumer, changed by a patch.
+    pub(crate) async fn class(&self, name: &str, patch: Value) -> StorageClass {
+        let mut class = json!({
+            "metadata": { "name": name },
+            "provisioner": self.driver.as_str(),
+            "reclaimPolicy": "Delete",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        });
+        merge(&mut class, patch);
+        self.create(self.classes(), class).await
+    }
+
+    /// A claim of 1 MiB, whose pod would be on node `a`, changed by a patch.
+    pub(crate) async fn claim(&self, name: &str, patch: Value) -> PersistentVolumeClaim {
+        let mut claim = json!({
+            "metadata": { "name": name, "annotations": { SELECTED_NODE: self.node("a") } },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": { "requests": { "storage": "1Mi" } },
+                "storageClassName": self.name,
+            },
+        });
+        merge(&mut claim, patch);
+        self.create(self.claims(), claim).await
+    }
+
+    /// Waits until a claim is bound, and gives its volume.
+    pub(crate) async fn bound(&self, claim: &str) -> PersistentVolume {
+        let is_bound =
+            |claim: Option<&PersistentVolumeClaim>| claim.is_some_and(|claim| phase(claim) == "Bound");
+        let claim = until(&self.claims(), claim, is_bound).await.expect("it is bound");
+        let name = claim.spec.and_then(|spec| spec.volume_name).expect("a bound claim names its volume");
+        self.volumes().get(&name).await.expect("a bound claim has its volume")
+    }
+
+    /// Waits until a volume is released.
+    pub(crate) async fn released(&self, volume: &str) -> PersistentVolume {
+        let is_released = |volume: Option<&PersistentVolume>| {
+            volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
+        };
+        until(&self.volumes(), volume, is_released).await.expect("it is released")
+    }
+
+    /// Waits until something is gone.
+    pub(crate) async fn gone<K>(&self, api: &Api<K>, name: &str)
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        until(api, name, |object| object.is_none()).await;
+    }
+
+    /// Waits for an event by this driver about a claim or a volume, and gives its type and its text.
+    pub(crate) async fn told(&self, about: &str, reason: &str) -> (String, String) {
+        let selector = format!("involvedObject.name={about},reason={reason}");
+        let config = watcher::Config::default().fields(&selector);
+        let events = watcher(Api::<Event>::all(self.admin.clone()), config).default_backoff();
+        let mut events = pin!(events.applied_objects().filter_map(|event| std::future::ready(event.ok())));
+        let first = tokio::time::timeout(PATIENCE, events.next()).await;
+        let event = first.unwrap_or_else(|_| panic!("no {reason} about {about}")).expect("it never ends");
+        assert_eq!(event.reporting_component.as_deref(), Some(self.driver.as_str()));
+        (event.type_.unwrap_or_default(), event.message.unwrap_or_default())
+    }
+
+    /// The reasons of the events by this driver about an object.
+    pub(crate) async fn events(&self, about: &str) -> Vec<String> {
+        let params = ListParams::default().fields(&format!("involvedObject.name={about}"));
+        let events = Api::<Event>::all(self.admin.clone()).list(&params).await.expect("events").items;
+        let ours = |event: &Event| event.reporting_component.as_deref() == Some(self.driver.as_str());
+        events.into_iter().filter(ours).map(|event| event.reason.unwrap_or_default()).collect()
+    }
+
+    /// The volumes of this test's driver.
+    pub(crate) async fn own_volumes(&self) -> Vec<PersistentVolume> {
+        let all = self.volumes().list(&ListParams::default()).await.expect("a list").items;
+        let is_own = |volume: &PersistentVolume| {
+            volume
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.csi.as_ref())
+                .is_some_and(|csi| csi.driver == self.driver.as_str())
+        };
+        all.into_iter().filter(is_own).collect()
+    }
+
+    /// A provisioner for one of this test's nodes, ready.
+    pub(crate) async fn provisioner(&self, node: &str) -> Node {
+        self.provisioner_with(&self.node(node), Some(FINALIZER.to_owned())).await
+    }
+
+    pub(crate) async fn provisioner_with(&self, node: &str, finalizer: Option<String>) -> Node {
+        let base = tempfile::tempdir().expect("a directory");
+        Node::start(self, node, finalizer, base).await
+    }
+
+    /// Volumes of this claim's, in the words of [`Node::volumes`].
+    pub(crate) fn ids(&self, claims: &[&PersistentVolumeClaim]) -> Vec<String> {
+        let mut ids: Vec<_> = claims.iter().map(|claim| id(claim).to_string()).collect();
+        ids.sort();
+        ids
+    }
+}
+
+/// A provisioner that runs, and its directories.
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) base: tempfile::TempDir,
+    pub(crate) quota: Arc<MemQuota>,
+    pub(crate) store: Arc<DirStore>,
+    token: CancellationToken,
+    run: JoinHandle<Result<std::convert::Infallible, RunError>>,
+}
+
+impl Node {
+    async fn start(scene: &Scene, name: &str, finalizer: Option<String>, base: tempfile::TempDir) -> Self {
+        let quota = Arc::new(MemQuota::new());
+        let dir = Dir::open(base.path()).expect("the base");
+        let store = Arc::new(DirStore::new(dir, Arc::clone(&quota) as _).expect("a store"));
+        let node = NodeName::try_new(name).expect("a node's name");
+        let config = Config::new(Identity { driver: scene.driver.clone(), node, finalizer });
+        let deps = Deps {
+            client: scene.account.clone(),
+            store: Arc::clone(&store) as _,
+            meter: Arc::new(()),
+            registered: None,
+            guard: None,
+            hook: None,
+        };
+        let (token, (is_ready, ready)) = (CancellationToken::new(), oneshot::channel());
+        let (provisioner, cancelled) = (Provisioner::new(config, deps), token.clone());
+        let run = tokio::spawn(async move {
+            provisioner.run_until(cancelled, || is_ready.send(()).expect("somebody waits")).await
+        });
+        tokio::time::timeout(PATIENCE, ready).await.expect("in time").expect("it gets ready");
+        Self { name: name.to_owned(), base, quota, store, token, run }
+    }
+
+    /// The directories of volumes, by name.
+    pub(crate) fn volumes(&self) -> Vec<String> {
+        names(&self.base.path().join("volumes"))
+    }
+
+    /// Asserts that nothing is left: no directory, no project.
+    pub(crate) async fn is_bare(&self) {
+        self.store.erased().await;
+        for place in ["volumes", ".new", ".trash"] {
+            assert_eq!(names(&self.base.path().join(place)), Vec::<String>::new(), "{place}");
+        }
+        assert_eq!(self.quota.list(), [], "no project is left");
+    }
+
+    /// Ends it, and asserts that it ran until now.
+    pub(crate) async fn stop(self) {
+        self.token.cancel();
+        let ended = self.run.await.expect("no panic");
+        assert!(matches!(ended, Err(RunError::Cancelled)), "{ended:?}");
+    }
+}
+
+/// Waits until an object is as it should be; `None` is one that isn't there. Outlives restarts of the API server.
+pub(crate) async fn until<K>(api: &Api<K>, name: &str, is_so: impl Fn(Option<&K>) -> bool) -> Option<K>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let mut states = pin!(watch_object(api.clone(), name).default_backoff());
+    let mut last = None;
+    let wait = async {
+        while let Some(state) = states.next().await {
+            if let Ok(object) = state {
+                if is_so(object.as_ref()) {
+                    return object;
+                }
+                last = object;
+            }
+        }
+        panic!("a watch never ends")
+    };
+    let found = tokio::time::timeout(PATIENCE, wait).await;
+    found.unwrap_or_else(|_| panic!("{name} is not as it should be: {last:?}"))
+}
+
+pub(crate) fn phase(claim: &PersistentVolumeClaim) -> &str {
+    claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// What a claim's volume is called.
+pub(crate) fn id(claim: &PersistentVolumeClaim) -> VolumeId {
+    VolumeId::from_uid(claim.metadata.uid.as_deref().expect("a UID")).expect("a UUID")
+}
+
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").file_name());
+    let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Merges a patch into a value. *Source:* RFC 7386.
+pub(crate) fn merge(value: &mut Value, patch: Value) {
+    match (value, patch) {
+        (Value::Object(map), Value::Object(patch)) => {
+            for (key, patch) in patch {
+                match patch {
+                    Value::Null => drop(map.remove(&key)),
+                    patch => merge(map.entry(key).or_insert(json!({})), patch),
+                }
+            }
+        }
+        (value, patch) => *value = patch,
+    }
+}
