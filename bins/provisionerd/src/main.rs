@@ -1,5 +1,7 @@
 //! Per-node volumes with limits, for a cluster that is already there: see docs/provisionerd.md.
 
+#[cfg(feature = "kill-points")]
+mod books;
 mod check;
 mod cli;
 mod cluster;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nodekeel_fsquota::{OpenError, ProjectQuota};
+use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
 use nodekeel_localstorage::{Dir, Error as DirError};
 use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, Hook};
 use rustix::fs::FlockOperation;
@@ -64,6 +64,22 @@ pub(crate) fn open(config: &Config) -> Result<(Dir, ProjectQuota), VolumesError>
     Ok((base, quota))
 }
 
+/// The same for `run`, which says what limits don't protect from.
+fn open_to_use(config: &Config) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesError> {
+    #[cfg(feature = "kill-points")]
+    if let Some(books) = crate::books::Books::find() {
+        let base = Dir::open(&config.directory)
+            .map_err(|source| VolumesError::Open { path: config.directory.clone(), source })?;
+        tracing::warn!("limits of volumes: they are only written down, for a test");
+        return Ok((base, Arc::new(books)));
+    }
+    let (base, quota) = open(config)?;
+    for warning in quota.warnings() {
+        tracing::warn!("limits of volumes: {warning}");
+    }
+    Ok((base, Arc::new(quota)))
+}
+
 /// Locks the directory; false where another instance has it.
 pub(crate) fn lock(base: &Dir) -> io::Result<bool> {
     match rustix::fs::flock(base.as_fd(), FlockOperation::NonBlockingLockExclusive) {
@@ -77,7 +93,7 @@ impl Volumes {
     /// Takes the directory, and goes on with what a killed instance has begun.
     pub(crate) fn take(config: &Config, hook: Option<Arc<dyn Hook>>) -> Result<Self, VolumesError> {
         let path = || config.directory.clone();
-        let (base, quota) = open(config)?;
+        let (base, quota) = open_to_use(config)?;
         let lock =
             Dir::open(&config.directory).map_err(|source| VolumesError::Open { path: path(), source })?;
         match self::lock(&lock) {
@@ -85,13 +101,10 @@ impl Volumes {
             Ok(false) => return Err(VolumesError::InUse { path: path() }),
             Err(source) => return Err(VolumesError::Lock { path: path(), source }),
         }
-        for warning in quota.warnings() {
-            tracing::warn!("limits of volumes: {warning}");
-        }
         let mut options = DirStoreOptions::default();
         options.mode = config.volume_mode;
         options.hook = hook;
-        let store = DirStore::with(base, Arc::new(quota), options)
+        let store = DirStore::with(base, quota, options)
             .map_err(|source| VolumesError::Store { path: path(), source })?;
         Ok(Self { store: Arc::new(store), _lock: lock })
     }

@@ -35,12 +35,27 @@ const CORE: Soak = Soak {
 const PROCESS: (&str, (&str, &str)) = ("supervisor-process", ("NODEKEEL_ROUNDS", "1000"));
 /// The bugs that the supervisor's random operations have to find.
 const PLANTED: &str = "planted-bugs";
+/// The program that makes volumes, killed at each moment of a volume's life, on a real API server: 30 kills a time.
+const VOLUMES: Soak = Soak {
+    name: "volume-kills",
+    test: &[
+        "-p",
+        "provisionerd",
+        "--test",
+        "it",
+        "--",
+        "crash::killed_again_and_again",
+        "--ignored",
+        "--nocapture",
+    ],
+    count: ("NODEKEEL_VOLUME_KILLS", "34"),
+};
 const WITHIN: Duration = Duration::from_secs(3600);
 
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let is_chosen = |soak: &str| name.is_none_or(|name| name == soak);
-    let names = [CORE.name, PROCESS.0, PLANTED];
+    let names = [CORE.name, PROCESS.0, PLANTED, VOLUMES.name];
     if !names.into_iter().any(is_chosen) {
         bail!("no such soak; there are: {}", names.join(", "));
     }
@@ -50,6 +65,9 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     }
     if is_chosen(CORE.name) {
         CORE.run(&mut report)?;
+    }
+    if is_chosen(VOLUMES.name) {
+        VOLUMES.run(&mut report)?;
     }
     if is_chosen(PROCESS.0) {
         test::process_rounds(PROCESS.1, WITHIN, &mut report)?;
