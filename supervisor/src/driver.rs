@@ -4,7 +4,7 @@
 //! transition. But for wakers, code that is not this crate's runs outside of it: hooks, the log, a runnable's drop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -14,8 +14,7 @@ use crate::context::Context;
 use crate::event::{Change, Event};
 use crate::machine::{Action, Key, Machine, Settings, SpawnError, Time};
 use crate::output::OutputSink;
-use crate::policy::Policy;
-use crate::process::Host;
+use crate::process::{Cgroups, Host};
 use crate::runnable::{Child, Runnable};
 use crate::state::State;
 use crate::switch::Switches;
@@ -34,6 +33,7 @@ pub(crate) struct Driver {
     version: watch::Sender<u64>,
     finished: watch::Sender<bool>,
     pub(crate) output: Box<dyn OutputSink>,
+    cgroups: Cgroups,
     /// What runs child processes, from the first of them on.
     processes: Mutex<Option<Arc<Host>>>,
 }
@@ -82,12 +82,11 @@ impl Driver {
     /// A driver whose root has been started, with its timer task and the receiving end of its events.
     pub(crate) fn start(
         root: Child,
-        policy: Policy,
-        stop_within: Duration,
+        defaults: Settings,
         output: Box<dyn OutputSink>,
         events: Option<mpsc::UnboundedSender<Event>>,
+        cgroups: Cgroups,
     ) -> Arc<Self> {
-        let defaults = Settings { policy, stop_within };
         let settings = settings_of(&root, &defaults);
         let state = DriverState {
             machine: Machine::new(Time::ZERO, settings, seed()),
@@ -107,6 +106,7 @@ impl Driver {
             version: watch::Sender::new(0),
             finished: watch::Sender::new(false),
             output,
+            cgroups,
             processes: Mutex::default(),
         });
         driver.apply(|_, _| ());
@@ -167,7 +167,7 @@ impl Driver {
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         match &*processes {
             Some(host) => Ok(Arc::clone(host)),
-            None => Ok(Arc::clone(processes.insert(Arc::new(Host::new()?)))),
+            None => Ok(Arc::clone(processes.insert(Arc::new(Host::new(&self.cgroups)?)))),
         }
     }
 

@@ -3,10 +3,12 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::time::Duration;
 
 use rustix::process::{DumpableBehavior, WaitId, WaitIdOptions};
 use tokio::io::Interest;
@@ -153,9 +155,7 @@ pub(crate) struct Readable(AsyncFd<Arc<OwnedFd>>);
 impl Readable {
     /// Must be called within a tokio runtime.
     pub(crate) fn new(fd: Arc<OwnedFd>) -> io::Result<Self> {
-        // SAFETY: the descriptor is owned, so it stays open while this lives; nobody here can put another in its place.
-        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
-        Ok(Self(fd.map_err(|error| error.into_parts().1)?))
+        register(fd, Interest::READABLE).map(Self)
     }
 
     /// Resolves when it is readable, as a pidfd is when its process has ended.
@@ -165,6 +165,40 @@ impl Readable {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.get_ref().as_fd()
+    }
+}
+
+/// A file of the kernel's that tells when its content has changed since it was read.
+#[derive(Debug)]
+pub(crate) struct Changing(AsyncFd<Arc<OwnedFd>>);
+
+impl Changing {
+    /// Must be called within a tokio runtime.
+    pub(crate) fn new(fd: Arc<OwnedFd>) -> io::Result<Self> {
+        register(fd, Interest::PRIORITY).map(Self)
+    }
+
+    /// Resolves when there may be something new to read.
+    pub(crate) async fn changed(&self) -> io::Result<()> {
+        self.0.ready(Interest::PRIORITY).await?.clear_ready();
+        Ok(())
+    }
+}
+
+fn register(fd: Arc<OwnedFd>, interest: Interest) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
+    // SAFETY: the descriptor is owned, so it stays open while this lives; nobody here can put another in its place.
+    let fd = unsafe { AsyncFd::register_with_interest(fd, interest) };
+    fd.map_err(|error| error.into_parts().1)
+}
+
+/// Waits for the same without a runtime, no longer than that.
+pub(crate) fn wait_for_change(fd: BorrowedFd<'_>, within: Duration) -> io::Result<()> {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLPRI, revents: 0 };
+    let within = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX).max(1);
+    // SAFETY: it is one, and outlives the call.
+    match check(unsafe { libc::poll(&raw mut poll, 1, within) }) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        result => result,
     }
 }
 
@@ -182,6 +216,8 @@ pub(crate) struct Image {
     pub(crate) gid: Option<u32>,
     /// The soft limit of file locks that marks it and its descendants.
     pub(crate) locks: u64,
+    /// The directory of the cgroup into which it is born; this program's, if there is none.
+    pub(crate) cgroup: Option<OwnedFd>,
 }
 
 /// What a newborn child was at when it failed.
@@ -197,6 +233,8 @@ pub(crate) enum Step {
     Directory,
     /// The program itself.
     Exec,
+    /// Its cgroup.
+    Cgroup,
 }
 
 /// Makes a child process in a process group of its own and returns once it runs the image.
@@ -205,18 +243,18 @@ pub(crate) enum Step {
 /// `posix_spawn`: a copy costs a millisecond for every 20 MB that the program uses. The calling thread stands still
 /// meanwhile.
 pub(crate) fn spawn(image: &Image) -> Result<(i32, OwnedFd), (Step, io::Error)> {
-    let plan = Plan::of(image).map_err(|error| (Step::Setup, error))?;
+    let mut plan = Plan::of(image).map_err(|error| (Step::Setup, error))?;
     // A child that changes its user makes the memory that it borrows undumpable: this keeps other programs of that user
     // out of it, and is taken back when it is over.
     let dumpable = rustix::process::dumpable_behavior();
-    let born = born(&plan);
+    let born = born(&mut plan);
     if let Ok(DumpableBehavior::Dumpable) = dumpable
         && (image.uid.is_some() || image.gid.is_some())
     {
         // Only a core dump of this program is lost if it fails.
         let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
     }
-    let (pid, pidfd) = born.map_err(|error| (Step::Fork, error))?;
+    let (pid, pidfd) = born?;
     let Some(step) = plan.failed_step() else { return Ok((pid, pidfd)) };
     let error = io::Error::from_raw_os_error(plan.errno.load(Ordering::Acquire));
     // It has ended, since it did not exec. Nobody else waits for it.
@@ -234,6 +272,8 @@ struct Plan<'a> {
     limit: libc::rlimit64,
     drop_groups: bool,
     parent: i32,
+    /// Whether the child has to enter its cgroup by itself.
+    enters: bool,
     step: AtomicU8,
     errno: AtomicI32,
 }
@@ -257,6 +297,7 @@ impl<'a> Plan<'a> {
             limit: libc::rlimit64 { rlim_cur: image.locks, rlim_max: hard },
             drop_groups: image.uid.is_some() && rustix::process::geteuid().is_root(),
             parent: rustix::process::getpid().as_raw_nonzero().get(),
+            enters: false,
             step: AtomicU8::new(0),
             errno: AtomicI32::new(0),
         })
@@ -264,35 +305,136 @@ impl<'a> Plan<'a> {
 
     fn failed_step(&self) -> Option<Step> {
         let step = self.step.load(Ordering::Acquire);
-        [Step::Setup, Step::Identity, Step::Directory, Step::Exec]
+        [Step::Setup, Step::Identity, Step::Directory, Step::Exec, Step::Cgroup]
             .into_iter()
             .find(|known| *known as u8 == step)
     }
 }
 
 /// Returns when the child has become its program or has ended.
-fn born(plan: &Plan<'_>) -> io::Result<(i32, OwnedFd)> {
+fn born(plan: &mut Plan<'_>) -> Result<(i32, OwnedFd), (Step, io::Error)> {
     const STACK: usize = 64 * 1024;
     let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
-    let top = stack.spare_capacity_mut().as_mut_ptr_range().end;
+    let stack = stack.spare_capacity_mut();
     let mut pidfd: c_int = -1;
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
     // No handler of this program may run in the child, which shares its memory: the child unblocks its signals when it
     // has none any more.
-    let mask = BlockedSignals::all()?;
-    // SAFETY: the child has a stack of its own, aligned to 16 bytes. CLONE_VFORK suspends this thread until the child has
-    // left this memory, so `plan`, `stack` and `pidfd` outlive its use of them. `child` neither allocates, locks, panics
-    // nor returns. errno is this thread's, which stands still.
-    let pid = unsafe {
-        libc::clone(child, top.cast(), flags, ptr::from_ref(plan).cast_mut().cast(), &raw mut pidfd)
+    let mask = BlockedSignals::all().map_err(|error| (Step::Fork, error))?;
+    let into = plan.image.cgroup.as_ref().map(|cgroup| {
+        // SAFETY: as for `clone` below.
+        unsafe { clone_into(cgroup.as_fd(), plan, stack, &mut pidfd) }
+    });
+    let pid = match into {
+        Some(Err(error)) if error.raw_os_error() != Some(libc::ENOSYS) => Err(error),
+        Some(Ok(pid)) => Ok(pid),
+        missing => {
+            plan.enters = missing.is_some();
+            // SAFETY: the child suspends this thread until it has left this memory, so `plan`, `stack` and `pidfd` outlive
+            // its use of them. It does not return.
+            unsafe { clone(plan, stack, &mut pidfd) }
+        }
     };
-    let error = io::Error::last_os_error();
     drop(mask);
-    if pid < 0 {
-        return Err(error);
-    }
+    let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM));
+    let step =
+        |error: &_| if plan.image.cgroup.is_some() && !is_full(error) { Step::Cgroup } else { Step::Fork };
+    let pid = pid.map_err(|error| (step(&error), error))?;
     // SAFETY: CLONE_PIDFD has stored a new descriptor, close-on-exec, that nobody else knows.
     Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+const BIRTH: c_int = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD;
+
+/// Makes a child that shares this memory, on a stack of its own, and stands still until it doesn't any more.
+///
+/// # Safety
+/// All that is given outlives the call.
+unsafe fn clone(plan: &Plan<'_>, stack: &mut [MaybeUninit<u128>], pidfd: &mut c_int) -> io::Result<i32> {
+    let plan = ptr::from_ref(plan).cast_mut().cast();
+    // SAFETY: the child's stack is aligned to 16 bytes, and `child` neither allocates, locks, panics nor returns. errno
+    // is this thread's, which stands still.
+    let pid = unsafe {
+        libc::clone(child, stack.as_mut_ptr_range().end.cast(), BIRTH | libc::SIGCHLD, plan, &raw mut *pidfd)
+    };
+    check(pid).map(|()| pid)
+}
+
+/// The same, of a child that is in that cgroup from its birth. To move it there later costs 16 ms, for which the kernel
+/// waits until nobody forks.
+///
+/// # Errors
+/// `ENOSYS` also where it is not written down for this machine: libc has no function for it, and the child needs another
+/// stack at once.
+///
+/// # Safety
+/// As for [`clone`].
+unsafe fn clone_into(
+    cgroup: BorrowedFd<'_>,
+    plan: &Plan<'_>,
+    stack: &mut [MaybeUninit<u128>],
+    pidfd: &mut c_int,
+) -> io::Result<i32> {
+    /// The kernel's, in its third version.
+    #[repr(C)]
+    #[derive(Default)]
+    struct CloneArgs {
+        flags: u64,
+        pidfd: u64,
+        child_tid: u64,
+        parent_tid: u64,
+        exit_signal: u64,
+        stack: u64,
+        stack_size: u64,
+        tls: u64,
+        set_tid: u64,
+        set_tid_size: u64,
+        cgroup: u64,
+    }
+    const CLONE_INTO_CGROUP: u64 = 1 << 33;
+    let args = CloneArgs {
+        flags: u64::from(BIRTH.unsigned_abs()) | CLONE_INTO_CGROUP,
+        pidfd: ptr::from_mut(pidfd) as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack.as_mut_ptr() as u64,
+        stack_size: size_of_val(stack) as u64,
+        cgroup: cgroup.as_raw_fd() as u64,
+        ..CloneArgs::default()
+    };
+    #[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64")))]
+    {
+        let _ = (args, plan);
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+    #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
+    {
+        let result: i64;
+        // SAFETY: the parent goes on behind the label, with its registers as the kernel has kept them. The child has a
+        // stack of its own, aligned to 16 bytes, and goes into `child`, which does not return; so it touches nothing of
+        // this function's.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                "test rax, rax",
+                "jnz 2f",
+                "xor ebp, ebp",
+                "mov rdi, r12",
+                "call r13",
+                "ud2",
+                "2:",
+                inlateout("rax") libc::SYS_clone3 => result,
+                in("rdi") &raw const args,
+                in("rsi") size_of::<CloneArgs>(),
+                in("r12") ptr::from_ref(plan),
+                in("r13") child as extern "C" fn(*mut c_void) -> c_int,
+                lateout("rcx") _,
+                lateout("r11") _,
+            );
+        }
+        i32::try_from(result)
+            .ok()
+            .filter(|pid| *pid > 0)
+            .ok_or_else(|| io::Error::from_raw_os_error(-result as i32))
+    }
 }
 
 extern "C" fn child(plan: *mut c_void) -> c_int {
@@ -316,6 +458,9 @@ unsafe fn become_image(plan: &Plan<'_>) -> Step {
     let image = plan.image;
     // SAFETY: every pointer is into `plan` or a local, and of the type that the call wants.
     unsafe {
+        if plan.enters && !enter(image) {
+            return Step::Cgroup;
+        }
         if libc::setpgid(0, 0) != 0 || libc::setrlimit64(libc::RLIMIT_LOCKS, &raw const plan.limit) != 0 {
             return Step::Setup;
         }
@@ -365,6 +510,21 @@ unsafe fn become_image(plan: &Plan<'_>) -> Step {
         }
     }
     Step::Exec
+}
+
+/// Moves the child into its cgroup. Whether that went well.
+///
+/// # Safety
+/// As for [`become_image`].
+unsafe fn enter(image: &Image) -> bool {
+    let Some(cgroup) = &image.cgroup else { return true };
+    // SAFETY: both strings outlive their calls.
+    unsafe {
+        let procs =
+            libc::openat(cgroup.as_raw_fd(), c"cgroup.procs".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        // 0 is who writes.
+        procs >= 0 && libc::write(procs, c"0".as_ptr().cast(), 1) == 1 && libc::close(procs) == 0
+    }
 }
 
 /// Every signal does what it does by default, and none is blocked.

@@ -9,10 +9,11 @@ use tokio::task::JoinHandle;
 
 use crate::driver::Driver;
 use crate::event::{Event, EventHook};
-use crate::machine::{ControlError, Machine, Status};
+use crate::machine::{ControlError, Machine, Settings, Status};
 use crate::name::ROOT;
 use crate::output::{Discard, OutputSink};
 use crate::policy::Policy;
+use crate::process::Cgroups;
 use crate::runnable::{Child, Runnable};
 use crate::state::{ExitRecord, NodeStatus};
 
@@ -35,6 +36,7 @@ pub struct Builder {
     stop_within: Duration,
     output: Box<dyn OutputSink>,
     hook: Option<Box<dyn EventHook>>,
+    cgroups: Cgroups,
 }
 
 /// What a shutdown left behind.
@@ -63,6 +65,7 @@ impl Supervisor {
             stop_within: DEFAULT_STOP_WITHIN,
             output: Box::new(Discard),
             hook: None,
+            cgroups: Cgroups::default(),
         }
     }
 
@@ -180,6 +183,13 @@ impl Builder {
         self
     }
 
+    /// Where child processes get cgroups of their own. Default: [`Cgroups::Own`].
+    #[must_use]
+    pub fn cgroups(mut self, cgroups: Cgroups) -> Self {
+        self.cgroups = cgroups;
+        self
+    }
+
     /// Starts a tree whose root is this runnable.
     ///
     /// # Panics
@@ -193,7 +203,8 @@ impl Builder {
             None => (None, None),
         };
         let root = Child::new(ROOT, root);
-        let driver = Driver::start(root, self.policy, self.stop_within, self.output, events);
+        let defaults = Settings { policy: self.policy, stop_within: self.stop_within };
+        let driver = Driver::start(root, defaults, self.output, events, self.cgroups);
         Supervisor { driver, hook: Mutex::new(hook) }
     }
 }

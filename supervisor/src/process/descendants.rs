@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::cgroup::Cgroup;
 use super::procfs;
 use super::snapshot::{Snapshot, Snapshots};
 use super::status::Signal;
@@ -64,6 +65,8 @@ pub(super) struct Family {
     tag: Tag,
     main: i32,
     main_fd: Arc<OwnedFd>,
+    /// Where all of them are that have not left it.
+    cgroup: Option<Arc<Cgroup>>,
     /// Supervisors below, which mark their children themselves.
     nested: HashSet<Giver>,
     /// Those that have no mark, or one that can't be told: known by the parents that they had when they were found.
@@ -78,11 +81,12 @@ pub(super) struct Family {
 }
 
 impl Family {
-    pub(super) fn new(tag: Tag, main: i32, main_fd: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(tag: Tag, (main, main_fd): (i32, Arc<OwnedFd>), cgroup: Option<Arc<Cgroup>>) -> Self {
         Self {
             tag,
             main,
             main_fd,
+            cgroup,
             nested: HashSet::new(),
             strays: Vec::new(),
             searched: None,
@@ -93,7 +97,37 @@ impl Family {
     }
 
     /// Sends `polite` to everybody, and kills from the deadline on, until nobody is left.
+    ///
+    /// First those in the cgroup, whom the kernel can kill all at once; then those who have left it.
     pub(super) async fn end(&mut self, snapshots: &Snapshots, polite: Signal, deadline: Instant) {
+        if let Some(cgroup) = self.cgroup.clone()
+            && let Err(error) = self.end_cgroup(&cgroup, snapshots, (polite, deadline)).await
+        {
+            tracing::warn!(%error, "can't end a cgroup as one: its processes are ended one by one");
+        }
+        self.end_marked(snapshots, polite, deadline).await;
+    }
+
+    /// Ends those in the cgroup. Who forks after it was asked is asked no more.
+    async fn end_cgroup(
+        &mut self,
+        cgroup: &Cgroup,
+        snapshots: &Snapshots,
+        (polite, deadline): (Signal, Instant),
+    ) -> io::Result<()> {
+        if Instant::now() < deadline {
+            // What it can't do the chase by marks tells.
+            let _ = self.pass(snapshots, polite);
+            if let Ok(empty) = timeout_at(deadline, cgroup.empty()).await {
+                return empty;
+            }
+        }
+        cgroup.kill()?;
+        cgroup.empty().await
+    }
+
+    /// Ends those that are known by their marks and parents.
+    async fn end_marked(&mut self, snapshots: &Snapshots, polite: Signal, deadline: Instant) {
         loop {
             let kill = Instant::now() >= deadline;
             let round = match self.pass(snapshots, if kill { Signal::KILL } else { polite }) {
@@ -129,6 +163,9 @@ impl Family {
 
     /// Kills everybody, without waiting for it.
     pub(super) fn kill(&mut self, snapshots: &Snapshots) {
+        if let Some(cgroup) = &self.cgroup {
+            let _ = cgroup.kill();
+        }
         // `end` tells why it is not possible.
         let _ = self.pass(snapshots, Signal::KILL);
     }

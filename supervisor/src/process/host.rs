@@ -9,11 +9,12 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::cgroup::{Cgroups, Home};
 use super::procfs;
 use super::reap;
 use super::snapshot::Snapshots;
 use super::spawn::Spawner;
-use super::tag::{Program, Tag, Tags};
+use super::tag::{Giver, Program, Tag, Tags};
 use crate::sys;
 
 /// Starts child processes and takes in their orphans. It lives as long as any process that it started has a run.
@@ -21,6 +22,8 @@ use crate::sys;
 pub(crate) struct Host {
     pub(super) shared: Arc<Shared>,
     pub(super) spawner: Spawner,
+    /// Where starts get cgroups of their own.
+    pub(super) home: Option<Home>,
     _reaper: AbortOnDropHandle<()>,
     _subreaper: Subreaper,
 }
@@ -61,7 +64,7 @@ impl Drop for Subreaper {
 impl Host {
     /// Makes this program the one that its children's orphans go to, for as long as it lives. Must be called within a
     /// tokio runtime that has its IO enabled.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new(cgroups: &Cgroups) -> io::Result<Self> {
         procfs::check()?;
         let program = Program::current()?;
         let subreaper = Subreaper::new()?;
@@ -69,6 +72,7 @@ impl Host {
         let children_before = if is_init() { mark_own_children(program)? } else { HashSet::new() };
         let spawner = Spawner::start()?;
         let tags = Tags::new(program, spawner.thread());
+        let home = home(cgroups, tags.giver());
         let shared = Arc::new(Shared {
             program,
             snapshots: Snapshots::new(tags.giver()),
@@ -79,7 +83,7 @@ impl Host {
             reap_again: Notify::new(),
         });
         let reaper = AbortOnDropHandle::new(tokio::spawn(reap::run(Arc::clone(&shared), child_ended)));
-        Ok(Self { shared, spawner, _reaper: reaper, _subreaper: subreaper })
+        Ok(Self { shared, spawner, home, _reaper: reaper, _subreaper: subreaper })
     }
 }
 
@@ -141,6 +145,21 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The host's directory, where it can have one; it is told once which it is.
+fn home(cgroups: &Cgroups, giver: Giver) -> Option<Home> {
+    match Home::make(cgroups, giver) {
+        Ok(Some(home)) => {
+            tracing::debug!(cgroup = %home.dir().display(), "descendants are known by their cgroup");
+            Some(home)
+        }
+        Ok(None) => None,
+        Err(error) => {
+            tracing::info!(%error, "descendants are known by their mark: cgroups can't be had");
+            None
+        }
     }
 }
 

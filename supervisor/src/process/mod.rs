@@ -22,7 +22,10 @@
 //! ```
 //!
 //! # How descendants are known
-//! Each start carries a mark that all its descendants inherit: the soft limit of file locks (`RLIMIT_LOCKS`), which
+//! Each start is born into a cgroup of its own where that can be had ([`Cgroups`]): the kernel kills all in it at once,
+//! however fast they fork, and whoever they have become.
+//!
+//! Also, and where there are no cgroups only, each start carries a mark that all its descendants inherit: the soft limit of file locks (`RLIMIT_LOCKS`), which
 //! Linux hands down but has not enforced for twenty years. `ulimit -x` shows it. A process that sets that limit is
 //! still known as long as its parents live. The program itself becomes the subreaper of its descendants, so none ends
 //! up below another init; it waits for those orphans, and for nobody else's children: `std::process` and
@@ -34,8 +37,14 @@
 //! the last supervisor that ran one has ended, the program is the subreaper no more, unless it was before.
 //!
 //! # When the program itself dies
-//! The main processes get SIGKILL from the kernel. What they have forked is not reached by that.
+//! The main processes get SIGKILL from the kernel. What they have forked is not reached by that. Where it is in a cgroup,
+//! the next supervisor with the same parent cgroup kills it before it starts anything, and waits up to a second for its
+//! end; else it lives on. What has left its cgroup lives on too, and so does what [`KillMode::Process`] leaves: such a
+//! process gets no cgroup.
+//!
+//! Which of the two is in use is told once, through `tracing`.
 
+mod cgroup;
 mod descendants;
 mod error;
 mod host;
@@ -60,6 +69,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use cgroup::Cgroups;
 pub use error::ProcessError;
 pub(crate) use host::Host;
 pub use output::{MAX_TAIL_LINE, MAX_TAIL_LINES};

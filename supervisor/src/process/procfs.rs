@@ -1,8 +1,11 @@
 //! What `/proc` tells of processes.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use rustix::process::{Pid, PidfdFlags};
@@ -99,6 +102,48 @@ pub(super) fn parent(pid: i32) -> io::Result<i32> {
     }
 }
 
+/// The directory of this program's cgroup.
+///
+/// # Errors
+/// Where no cgroup v2 is mounted in which it can be seen.
+pub(super) fn own_cgroup() -> io::Result<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup")?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let unseen =
+        || io::Error::new(io::ErrorKind::NotFound, "no cgroup v2 is mounted that shows this program's");
+    find_cgroup(&own, &mounts).ok_or_else(unseen)
+}
+
+/// Joins what `/proc/self/cgroup` and `/proc/self/mountinfo` tell. A cgroup outside of the mount, or of the namespace, is
+/// not to be reached.
+fn find_cgroup(own: &str, mounts: &str) -> Option<PathBuf> {
+    let own = Path::new(own.lines().find_map(|line| line.strip_prefix("0::"))?);
+    mounts.lines().find_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let (root, point) = kind.starts_with("cgroup2 ").then(|| {
+            let mut fields = mount.split(' ').skip(3);
+            Some((fields.next()?, fields.next()?))
+        })??;
+        let below = own.strip_prefix(unescape(root)).ok()?;
+        let is_inside = below.components().all(|part| matches!(part, Component::Normal(_)));
+        is_inside.then(|| unescape(point).join(below))
+    })
+}
+
+/// Spaces and the like are octal in the table of mounts.
+fn unescape(field: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let code =
+            after.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = code.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        bytes.push(byte.unwrap_or(first));
+        rest = if byte.is_some() { &after[3..] } else { after };
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
 /// # Errors
 /// Where there is no such process, or it is hidden.
 pub(super) fn stat(pid: i32) -> io::Result<Stat> {
@@ -161,6 +206,22 @@ mod tests {
         assert_eq!(parent(own_pid()).ok().map(i32::unsigned_abs), Some(own));
         assert_eq!(stat(own_pid()).ok().map(|stat| stat.parent.unsigned_abs()), Some(own));
         assert!(parent(i32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_cgroup_is_found_where_its_hierarchy_is_mounted() {
+        let hybrid = "30 23 0:27 / /proc rw - proc proc rw\n\
+            40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd\n\
+            41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
+        let found = |own, mounts| find_cgroup(own, mounts).map(|path| path.display().to_string());
+        let expected = Some("/sys/fs/cgroup/unified/a.slice/b".to_owned());
+        assert_eq!(found("9:name=systemd:/x\n0::/a.slice/b\n", hybrid), expected);
+        assert_eq!(found("9:name=systemd:/x\n", hybrid), None, "v1 only");
+        assert_eq!(found("0::/../other\n", hybrid), None, "of another namespace");
+        let part = "50 1 0:38 /a.slice /mnt/c\\040g rw - cgroup2 none rw\n";
+        assert_eq!(found("0::/a.slice/b\n", part).as_deref(), Some("/mnt/c g/b"));
+        assert_eq!(found("0::/b\n", part), None, "outside of what is mounted");
+        assert_eq!(unescape("\\777\\04"), PathBuf::from("\\777\\04"), "no octal byte");
     }
 
     #[test]

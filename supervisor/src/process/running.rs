@@ -12,7 +12,7 @@ use super::error::ProcessError;
 use super::host::Host;
 use super::notify::{Listener, Senders, Socket};
 use super::output::{Pumps, Sink};
-use super::spawn::{self, Main};
+use super::spawn::{self, Main, Reach};
 use super::status::{ProcessExit, Signal};
 use crate::sys::{Readable, Step};
 
@@ -39,9 +39,11 @@ impl Running {
         let tag = host.shared.tags.next();
         let prepare = |error| spawn::failed(process, Step::Setup, error);
         let socket = process.readiness.notify.then(Socket::bind).transpose().map_err(prepare)?;
-        let (image, ends) =
+        let reach = Reach::of(process.kill, tag, host.home.as_ref());
+        let (mut image, ends) =
             spawn::image(process, tag, socket.as_ref().map(Socket::address)).map_err(prepare)?;
-        let born = host.spawner.spawn(image, tag, process.kill, &host.shared).await;
+        image.cgroup = reach.directory().map_err(prepare)?;
+        let born = host.spawner.spawn(image, tag, reach, &host.shared).await;
         let main = born.map_err(|(step, error)| spawn::failed(process, step, error))?;
         let ended = Readable::new(Arc::clone(&main.pidfd)).map_err(ProcessError::Watch)?;
         let pumps =

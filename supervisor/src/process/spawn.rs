@@ -15,6 +15,7 @@ use rustix::pipe::PipeFlags;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::cgroup::{Cgroup, Home};
 use super::descendants::Family;
 use super::error::ProcessError;
 use super::host::Shared;
@@ -45,7 +46,7 @@ pub(super) struct Spawner {
 struct Job {
     image: Image,
     tag: Tag,
-    kill: KillMode,
+    reach: Reach,
     shared: Arc<Shared>,
     begun: oneshot::Sender<()>,
     born: oneshot::Sender<Result<Main, (Step, io::Error)>>,
@@ -69,11 +70,11 @@ impl Spawner {
         &self,
         image: Image,
         tag: Tag,
-        kill: KillMode,
+        reach: Reach,
         shared: &Arc<Shared>,
     ) -> Result<Main, (Step, io::Error)> {
         let ((begun, has_begun), (born, result)) = (oneshot::channel(), oneshot::channel());
-        let job = Job { image, tag, kill, shared: Arc::clone(shared), begun, born };
+        let job = Job { image, tag, reach, shared: Arc::clone(shared), begun, born };
         let gone = || (Step::Fork, io::Error::other("the thread that starts processes has ended"));
         self.jobs.send(job).map_err(|_| gone())?;
         if timeout(BUSY, has_begun).await.is_err()
@@ -101,18 +102,64 @@ fn add_thread(waiting: &Arc<Mutex<mpsc::Receiver<Job>>>) -> io::Result<i32> {
 
 impl Job {
     fn run(self) {
-        let Self { image, tag, kill, shared, begun, born } = self;
+        let Self { mut image, tag, mut reach, shared, begun, born } = self;
         // Who no longer waits for it needs no answer.
         let _ = begun.send(());
         shared.begin_start(tag);
-        let result = sys::spawn(&image);
+        let mut result = sys::spawn(&image);
+        if let Err((Step::Cgroup, error)) = &result {
+            tracing::warn!(%error, "a process can't be born into its cgroup: its descendants are known by their mark");
+            (image.cgroup, reach) = (None, Reach::Marked);
+            result = sys::spawn(&image);
+        }
         shared.end_start(tag, result.as_ref().ok().map(|(pid, _)| *pid));
         // Its descriptors are the child's alone from now on.
         drop(image);
-        let main =
-            result.map(|(pid, pidfd)| Main { shared, tag, kill, pid, pidfd: Arc::new(pidfd), waited: false });
+        let main = result.map(|(pid, pidfd)| Main {
+            shared,
+            tag,
+            reach,
+            pid,
+            pidfd: Arc::new(pidfd),
+            waited: false,
+        });
         // Who no longer waits for it drops it, and so kills it.
         drop(born.send(main));
+    }
+}
+
+/// What goes with a main process, and how it is known.
+#[derive(Debug)]
+pub(super) enum Reach {
+    /// Nobody.
+    Main,
+    /// Its descendants, by their mark.
+    Marked,
+    /// Its descendants, by their cgroup; by their mark where they have left that.
+    Cgroup(Arc<Cgroup>),
+}
+
+impl Reach {
+    pub(super) fn of(kill: KillMode, tag: Tag, home: Option<&Home>) -> Self {
+        if kill == KillMode::Process {
+            return Self::Main;
+        }
+        match home.map(|home| home.add(tag)) {
+            None => Self::Marked,
+            Some(Ok(cgroup)) => Self::Cgroup(Arc::new(cgroup)),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "no cgroup for a process: its descendants are known by their mark");
+                Self::Marked
+            }
+        }
+    }
+
+    /// Where the main process is to be born.
+    pub(super) fn directory(&self) -> io::Result<Option<OwnedFd>> {
+        match self {
+            Self::Cgroup(cgroup) => cgroup.directory().map(Some),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -123,7 +170,7 @@ pub(super) struct Main {
     pub(super) tag: Tag,
     pub(super) pid: i32,
     pub(super) pidfd: Arc<OwnedFd>,
-    kill: KillMode,
+    reach: Reach,
     waited: bool,
 }
 
@@ -150,8 +197,12 @@ impl Main {
 
     /// Those that go with it.
     pub(super) fn family(&self) -> Option<Family> {
-        let is_alone = self.kill == KillMode::Process;
-        (!is_alone).then(|| Family::new(self.tag, self.pid, Arc::clone(&self.pidfd)))
+        let cgroup = match &self.reach {
+            Reach::Main => return None,
+            Reach::Marked => None,
+            Reach::Cgroup(cgroup) => Some(Arc::clone(cgroup)),
+        };
+        Some(Family::new(self.tag, (self.pid, Arc::clone(&self.pidfd)), cgroup))
     }
 }
 
@@ -198,6 +249,7 @@ pub(super) fn image(process: &Process, tag: Tag, notify_socket: Option<String>) 
         uid: process.uid,
         gid: process.gid,
         locks: tag.limit(),
+        cgroup: None,
     };
     Ok((image, Ends { stdout, stderr }))
 }
@@ -293,6 +345,6 @@ fn advice(process: &Process, step: Step, error: &io::Error) -> String {
             "it is no program of this machine, nor a script with a #! line".into()
         }
         (Step::Exec, Some(libc::E2BIG)) => "its arguments and environment are too long".into(),
-        (Step::Fork | Step::Exec, _) => "the kernel refused".into(),
+        (Step::Fork | Step::Exec | Step::Cgroup, _) => "the kernel refused".into(),
     }
 }

@@ -11,6 +11,7 @@
 //! ```
 
 use std::collections::hash_map::DefaultHasher;
+use std::fmt;
 use std::fs;
 use std::hash::{Hash as _, Hasher as _};
 use std::io;
@@ -73,6 +74,13 @@ impl Tag {
 /// One host of one program: of the tags below one supervisor, those of a nested one have another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Giver(u64);
+
+impl fmt::Display for Giver {
+    /// The program's and the host's part, in hexadecimal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}", self.0 >> (PROGRAM_SHIFT - HOST_SHIFT) & 0x7fff, self.0 & HOST_MASK)
+    }
+}
 
 /// Gives out the tags of one host.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! Child processes as they are: those that behave, and those that do everything to stay.
 
 mod beside;
+mod cgroup;
 mod descendants;
 mod end;
 mod load;
@@ -14,7 +15,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nodekeel_supervisor::process::{Process, ProcessExit};
+use nodekeel_supervisor::process::{Cgroups, Process, ProcessExit};
 use nodekeel_supervisor::testing::Recorder;
 use nodekeel_supervisor::{
     Backoff, Change, Child, Context, Event, Exit, Failure, Origin, Policy, Restart, State, Supervisor,
@@ -29,6 +30,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Held by a test that measures, and by those that take all the machine has.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// In cgroups where they can be had: `NODEKEEL_CGROUPS=none` tests the other way of knowing descendants.
+fn cgroups() -> Cgroups {
+    match std::env::var("NODEKEEL_CGROUPS") {
+        Ok(none) if none == "none" => Cgroups::None,
+        Ok(parent) => Cgroups::Below(parent.into()),
+        Err(_) => Cgroups::Own,
+    }
+}
 
 /// A shell that runs a script, with the tools of the base system.
 fn sh(script: &str) -> Process {
@@ -63,24 +73,33 @@ impl Bed {
         Self::with(process, Restart::Never, Some(stop_within))
     }
 
+    /// One that is started once, with its cgroup there.
+    fn below(process: Process, cgroups: Cgroups) -> Self {
+        Self::build(process, (Restart::Never, None), cgroups)
+    }
+
     fn with(process: Process, restart: Restart, stop_within: Option<Duration>) -> Self {
+        Self::build(process, (restart, stop_within), cgroups())
+    }
+
+    fn build(process: Process, how: (Restart, Option<Duration>), cgroups: Cgroups) -> Self {
+        let (restart, stop_within) = how;
         let (recorder, output) = (Recorder::default(), Output::default());
         let backoff = Backoff { initial: Duration::ZERO, ..Backoff::default() };
         let policy = Policy { restart, backoff, ..Policy::default() };
-        let supervisor = Supervisor::builder().hook(recorder.clone()).output(output.clone().sink()).start(
-            move |ctx: Context| {
-                let process = process.clone();
-                async move {
-                    let child = Child::new("p", process).policy(policy);
-                    ctx.run_group([match stop_within {
-                        Some(time) => child.stop_within(time),
-                        None => child,
-                    }])?;
-                    ctx.ready()?;
-                    Err::<(), Failure>(ctx.cancelled().await.into())
-                }
-            },
-        );
+        let builder = Supervisor::builder().cgroups(cgroups).hook(recorder.clone());
+        let supervisor = builder.output(output.clone().sink()).start(move |ctx: Context| {
+            let process = process.clone();
+            async move {
+                let child = Child::new("p", process).policy(policy);
+                ctx.run_group([match stop_within {
+                    Some(time) => child.stop_within(time),
+                    None => child,
+                }])?;
+                ctx.ready()?;
+                Err::<(), Failure>(ctx.cancelled().await.into())
+            }
+        });
         Self { supervisor, recorder, output }
     }
 

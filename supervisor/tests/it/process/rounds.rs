@@ -9,7 +9,7 @@ use nodekeel_supervisor::{Child, Context, Exit, Failure, Policy, Restart, State,
 use rustix::process::{Resource, Rlimit, child_subreaper, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 
-use super::{ALONE, Bed, describe, mark_of, marked, perl, pids, sh};
+use super::{ALONE, Bed, cgroups, describe, mark_of, marked, perl, pids, sh};
 
 const IS_THE_PROGRAM: &str = "NODEKEEL_TEST_IS_THE_PROGRAM";
 const GRACE: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ fn mixture() -> Vec<Process> {
 
 /// One round: all of them at once, then down with them. How long the way down took.
 async fn round() -> Duration {
-    let supervisor = Supervisor::builder().start(|ctx: Context| async move {
+    let supervisor = Supervisor::builder().cgroups(cgroups()).start(|ctx: Context| async move {
         let policy = Policy { restart: Restart::Never, ..Policy::default() };
         for (index, process) in mixture().into_iter().enumerate() {
             ctx.run_group([Child::new(format!("p{index}"), process.grace(GRACE)).policy(policy)])?;

@@ -1,0 +1,150 @@
+//! Where cgroups can be had, the kernel knows who descends from whom.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nodekeel_supervisor::process::{Cgroups, KillMode};
+use nodekeel_supervisor::{Exit, State};
+
+use super::{Bed, mark_of, marked, read_mark, sh, until_gone};
+
+/// Set in the program that is to be killed.
+const IS_THE_PROGRAM: &str = "NODEKEEL_TEST_IS_TO_BE_KILLED";
+const GRACE: Duration = Duration::from_millis(100);
+
+/// The mounted hierarchy of version 2.
+fn hierarchy() -> PathBuf {
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("proc is mounted");
+    let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    mounts.find(|fields| fields[2] == "cgroup2").map(|fields| fields[1].into()).expect("cgroup v2 is mounted")
+}
+
+fn cgroup_of(pid: i32) -> PathBuf {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it is there");
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/")).expect("cgroup v2 is mounted");
+    hierarchy().join(path)
+}
+
+fn is_hosts(dir: &Path) -> bool {
+    dir.parent().and_then(Path::file_name).is_some_and(|name| name.to_string_lossy().starts_with("nodekeel-"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root: it makes cgroups"]
+async fn each_start_has_a_cgroup_that_goes_with_it() {
+    let bed = Bed::once(sh("echo pid $$; setsid sleep 100 & echo child $!; wait").grace(GRACE));
+    let cgroup = cgroup_of(bed.output.pid().await);
+    let child = bed.output.line("child ").await.parse().expect("a pid");
+    assert!(is_hosts(&cgroup), "{}", cgroup.display());
+    assert_eq!(cgroup_of(child), cgroup);
+    bed.supervisor.stop("root.p").expect("it is there");
+    assert_eq!(bed.ended().await, (State::Canceled, Exit::Cancelled));
+    until_no(&cgroup);
+    bed.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root: it makes cgroups"]
+async fn cgroups_of_descendants_go_too() {
+    let script = r#"own=$HIERARCHY$(sed -n 's/^0:://p' /proc/self/cgroup); mkdir -p $own/a/b; sh -c "echo \$\$ > $own/a/b/cgroup.procs; trap '' TERM; echo pid \$\$; sleep 100" & wait"#;
+    let bed = Bed::once(sh(script).env("HIERARCHY", hierarchy()).grace(GRACE));
+    let below = cgroup_of(bed.output.pid().await);
+    assert!(below.ends_with("a/b"), "{}", below.display());
+    bed.supervisor.stop("root.p").expect("it is there");
+    bed.until(State::Canceled).await;
+    until_no(below.ancestors().nth(2).expect("its start's"));
+    bed.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root: it makes cgroups"]
+async fn who_has_left_its_cgroup_goes_all_the_same() {
+    let script = r#"sh -c 'echo $$ > $PROCS; trap "" TERM; echo pid $$; exec sleep 100' & exec sleep 100"#;
+    let procs = hierarchy().join("cgroup.procs");
+    let bed = Bed::once(sh(script).env("PROCS", procs).grace(GRACE));
+    let pid = bed.output.pid().await;
+    let mark = mark_of(pid);
+    assert_eq!(cgroup_of(pid), hierarchy());
+    bed.supervisor.stop("root.p").expect("it is there");
+    bed.until(State::Canceled).await;
+    assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
+    bed.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root: it makes cgroups"]
+async fn where_there_are_to_be_none_there_are_none() {
+    let own = cgroup_of(std::process::id().cast_signed());
+    let bed = Bed::once(sh("echo pid $$; exec sleep 100").kill(KillMode::Process));
+    assert_eq!(cgroup_of(bed.output.pid().await), own, "its children are to outlive it");
+    bed.shutdown().await;
+    let bed = Bed::below(sh("echo pid $$; exec sleep 100"), Cgroups::None);
+    assert_eq!(cgroup_of(bed.output.pid().await), own);
+    bed.shutdown().await;
+    let bed = Bed::below(sh("echo pid $$; exec sleep 100"), Cgroups::Below("/no/such".into()));
+    assert_eq!(cgroup_of(bed.output.pid().await), own);
+    bed.shutdown().await;
+}
+
+/// What a killed supervisor's processes have forked dies at the next start, and what was to outlive them lives.
+#[test]
+#[ignore = "needs root: it makes cgroups"]
+fn what_a_killed_supervisor_has_left_ends_at_the_next_start() {
+    if std::env::var_os(IS_THE_PROGRAM).is_some() {
+        return to_be_killed();
+    }
+    let test = "process::cgroup::what_a_killed_supervisor_has_left_ends_at_the_next_start";
+    let mut program = Command::new(std::env::current_exe().expect("it has a path"))
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
+        .env(IS_THE_PROGRAM, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut lines = BufReader::new(program.stdout.take().expect("it is piped")).lines();
+    let mut told = |start: &str| -> i32 {
+        let found = lines.find_map(|line| line.ok()?.strip_prefix(start)?.trim().parse().ok());
+        found.unwrap_or_else(|| panic!("no {start}"))
+    };
+    let (left, kept) = (told("left "), told("kept "));
+    // Another that starts meanwhile leaves alone what belongs to one that lives.
+    runtime().block_on(start_one());
+    assert!(read_mark(left).is_some(), "its supervisor lives");
+    let home = cgroup_of(left).parent().expect("its host's").to_owned();
+    program.kill().expect("it runs");
+    program.wait().expect("it has ended");
+    assert!(read_mark(left).is_some(), "nobody else has ended it");
+    runtime().block_on(start_one());
+    until_gone(left);
+    until_no(&home);
+    assert!(read_mark(kept).is_some(), "it was to outlive its process");
+    Command::new("/bin/kill").args(["-KILL", &kept.to_string()]).status().expect("kill runs");
+}
+
+/// Starts processes that fork, tells who that is, and waits for its end.
+fn to_be_killed() {
+    runtime().block_on(async {
+        let fork = "setsid sh -c 'echo pid $$; exec sleep 100' & exec sleep 100";
+        let (left, kept) = (Bed::once(sh(fork)), Bed::once(sh(fork).kill(KillMode::Process)));
+        println!("\nleft {}\nkept {}", left.output.pid().await, kept.output.pid().await);
+        std::future::pending::<()>().await;
+    });
+}
+
+async fn start_one() {
+    let bed = Bed::once(sh("echo pid $$; exec sleep 100"));
+    bed.output.pid().await;
+    bed.shutdown().await;
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// Waits until a directory is gone: the tree is told of an end a moment before.
+fn until_no(dir: &Path) {
+    let gone = || if dir.exists() { Err(anyhow::anyhow!("{} is there", dir.display())) } else { Ok(()) };
+    testbed::wait_until(Duration::from_secs(5), "the cgroup to be removed", gone).expect("it is removed");
+}
