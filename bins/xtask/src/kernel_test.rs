@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use testbed::{Guest, bench, guest};
+use testbed::{Guest, bench, gotool, guest};
 
 use crate::report::Report;
 use crate::run::{self, Ran};
@@ -116,20 +116,23 @@ pub(crate) fn stream(guest: &Guest, command: &Command, deadline: Duration) -> (R
 
 fn boot(jobs: &[Job]) -> Result<Guest> {
     let need = jobs.iter().map(|job| job.need).reduce(Need::and).unwrap_or_default();
-    let mut builder = guest(need);
+    let mut builder = guest(need)?;
     for job in jobs {
         builder = furnish(builder, &job.binary)?;
     }
     builder.boot()
 }
 
-/// A guest with what is needed, and none of the programs.
-pub(crate) fn guest(need: Need) -> guest::Builder {
+/// A guest with what is needed, and none of the test's own programs.
+pub(crate) fn guest(need: Need) -> Result<guest::Builder> {
     let mut builder = Guest::builder().memory(need.memory).cpus(need.cpus);
     for _ in 0..need.disks {
         builder = builder.disk(need.disk_size);
     }
-    if need.network { builder.network() } else { builder }
+    if need.csi_sanity {
+        builder = builder.file("/usr/bin/csi-sanity", gotool::CSI_SANITY.program("csi-sanity")?);
+    }
+    Ok(if need.network { builder.network() } else { builder })
 }
 
 /// The test binary, the programs of its package and the package's files, each where it is on this machine: a test knows
@@ -144,7 +147,7 @@ pub(crate) fn furnish(mut builder: guest::Builder, binary: &Binary) -> Result<gu
 
 /// Runs a bench in a guest of its own, and puts the rows that it wrote there where those of other benches are.
 pub(crate) fn bench(binary: &Binary, need: Need, deadline: Duration) -> Result<Ran> {
-    let guest = furnish(guest(need), binary)?.boot()?;
+    let guest = furnish(guest(need)?, binary)?.boot()?;
     let mut command = binary.command();
     command.arg("--bench").env("CARGO_TARGET_DIR", TARGET_IN_GUEST);
     let (ran, error) = stream(&guest, &command, deadline);

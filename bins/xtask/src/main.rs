@@ -88,7 +88,7 @@ fn start(arguments: Arguments) -> Result<ExitCode> {
         Some(Task::Test) => test::run(),
         Some(Task::KernelTest { filter }) => kernel_test::run(filter.as_deref()),
         Some(Task::Kube { task }) => kube::run(&task).map(|()| ExitCode::SUCCESS),
-        Some(Task::Oci(arguments)) => oci::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Some(Task::Oci(arguments)) => oci::run(&arguments).map(|_| ExitCode::SUCCESS),
         Some(Task::Check) => check::run(),
         Some(Task::Soak { name }) => soak::run(name.as_deref()),
         Some(Task::Bench { name }) => bench::run(name.as_deref()),

@@ -1,12 +1,13 @@
 //! `cargo xtask test`: everything, on the real things, with one summary.
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
 use crate::kernel_test::{self, Job};
 use crate::kube;
+use crate::oci;
 use crate::planted;
 use crate::report::{Part, Report};
 use crate::run::{self, Echo, Ran};
@@ -41,8 +42,9 @@ pub(crate) fn run() -> Result<ExitCode> {
         report.could_not_run("the tools that Debian has not", &format!("{error:#}"));
     }
     run::headline("build everything");
-    let Built { binaries, examples, took, problem } = binaries::build(&[], BUILD_WITHIN)?;
+    let Built { mut binaries, examples, took, problem } = binaries::build(&[], BUILD_WITHIN)?;
     report.checked("build", took, problem);
+    give_image(&mut binaries, &mut report);
     let in_guests = binaries.iter().filter_map(|binary| run_binary(binary, &mut report)).collect();
     kernel_test::run_jobs(in_guests, &mut report);
     for example in &examples {
@@ -53,6 +55,20 @@ pub(crate) fn run() -> Result<ExitCode> {
         report.could_not_run("planted bugs", &format!("{error:#}"));
     }
     Ok(report.finish())
+}
+
+/// Makes the image that tests of provisionerd run, and tells them where it is.
+fn give_image(binaries: &mut [Binary], report: &mut Report) {
+    run::headline("the image of provisionerd");
+    let start = Instant::now();
+    match oci::for_tests() {
+        Ok(image) => {
+            report.checked("the image of provisionerd", start.elapsed(), None);
+            let ours = binaries.iter_mut().filter(|binary| binary.package == "provisionerd");
+            ours.for_each(|binary| binary.files.push((oci::IMAGE_FILE, image.clone())));
+        }
+        Err(error) => report.could_not_run("the image of provisionerd", &format!("{error:#}")),
+    }
 }
 
 /// Runs the rounds of child processes as often as `count` says, in every way in which they have to hold.

@@ -11,18 +11,20 @@ pub(crate) struct Need {
     pub(crate) memory: u64,
     pub(crate) cpus: u32,
     pub(crate) network: bool,
+    /// The conformance tests of the CSI.
+    pub(crate) csi_sanity: bool,
 }
 
 impl Default for Need {
     fn default() -> Self {
-        Self { disks: 0, disk_size: 0, memory: 1 << 30, cpus: 2, network: false }
+        Self { disks: 0, disk_size: 0, memory: 1 << 30, cpus: 2, network: false, csi_sanity: false }
     }
 }
 
 impl Need {
     /// Reads `kernel`, or `kernel with` and what it must have, separated by commas or `and`: `2 disks of 1 GiB`,
-    /// `a disk of 512 MiB`, `2 GiB of memory`, `4 processors`, `network`. Who runs there is root anyway: `root` says
-    /// nothing more.
+    /// `a disk of 512 MiB`, `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`. Who runs there is root anyway:
+    /// `root` says nothing more.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let unknown = || format!("needs {text:?}, which this command doesn't know");
         let rest = text.trim().strip_prefix("kernel").ok_or_else(unknown)?;
@@ -39,6 +41,7 @@ impl Need {
         let unknown = || format!("needs a kernel with {item:?}, which this command doesn't know");
         match item {
             "network" | "a network" => self.network = true,
+            "csi-sanity" => self.csi_sanity = true,
             "root" => {}
             _ => {
                 let (count, what) = item.split_once(' ').ok_or_else(unknown)?;
@@ -66,6 +69,7 @@ impl Need {
             memory: self.memory.max(other.memory),
             cpus: self.cpus.max(other.cpus),
             network: self.network || other.network,
+            csi_sanity: self.csi_sanity || other.csi_sanity,
         }
     }
 }
@@ -94,6 +98,7 @@ mod tests {
         assert_eq!(Need::parse("kernel and root"), Ok(Need::default()));
         let need = Need::parse("kernel with a disk of 512 MiB and 4 processors").unwrap();
         assert_eq!((need.disks, need.disk_size, need.cpus), (1, 512 << 20, 4));
+        assert!(Need::parse("kernel with csi-sanity").unwrap().csi_sanity);
     }
 
     #[test]

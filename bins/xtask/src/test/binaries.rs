@@ -22,6 +22,8 @@ pub(crate) struct Binary {
     pub(crate) directory: PathBuf,
     /// The programs of the package, which a test knows by their paths.
     pub(crate) programs: Vec<PathBuf>,
+    /// Files that its tests know by variables.
+    pub(crate) files: Vec<(&'static str, PathBuf)>,
     kind: Kind,
 }
 
@@ -54,9 +56,9 @@ impl Binary {
         self.prepared(Command::new(&self.path))
     }
 
-    /// The command in the directory and with the variables that cargo gives.
+    /// The command in the directory and with the variables that cargo gives, and those of its files.
     pub(crate) fn prepared(&self, mut command: Command) -> Command {
-        command.current_dir(&self.directory);
+        command.current_dir(&self.directory).envs(self.files.iter().cloned());
         command.env("CARGO_MANIFEST_DIR", &self.directory).env("CARGO_PKG_NAME", &self.package);
         command
     }
@@ -127,7 +129,7 @@ fn parse(line: &str) -> Option<Binary> {
     let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
     let package = package_name(message["package_id"].as_str()?)?;
     let target = target["name"].as_str()?.to_owned();
-    Some(Binary { package, target, path, directory, programs: Vec::new(), kind })
+    Some(Binary { package, target, path, directory, programs: Vec::new(), files: Vec::new(), kind })
 }
 
 /// *Source:* the cargo book, package id specifications: `URL#NAME@VERSION`, or `URL#VERSION` where the URL ends with

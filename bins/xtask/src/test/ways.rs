@@ -14,6 +14,7 @@ use testbed::{Scratch, gotool, tools};
 use super::binaries::Binary;
 use super::libtest::Ignored;
 use crate::kernel_test::need::Need;
+use crate::oci;
 use crate::run;
 
 /// The user that owns nothing.
@@ -136,6 +137,7 @@ fn asked(reason: &str, is_root: bool) -> Result<Asked, String> {
             "PID 1" | "to be PID 1" => way = Way::Pid1,
             // The set-up has built the programs; a node of it runs in a guest, whose tools are installed.
             "kube" | "a node" => {}
+            oci::IMAGE_NEED => {}
             program if gotool::ALL.iter().any(|known| known.name == program) => {}
             // The set-up has installed every tool.
             tool if tools::ALL.iter().any(|known| known.name == tool || known.package == tool) => {}
@@ -222,6 +224,7 @@ mod tests {
         assert_eq!(way("needs root and containerd"), Ok(Asked::Way(Way::AsIs)));
         assert_eq!(way("needs etcd, containerd and root: it kills both"), Ok(Asked::Way(Way::AsIs)));
         assert_eq!(way("needs kube and a node"), Ok(Asked::Way(Way::AsIs)));
+        assert_eq!(way("needs kube, a node and provisionerd's image"), Ok(Asked::Way(Way::AsIs)));
         assert_eq!(way("needs plain user: root passes every check"), Ok(Asked::Way(Way::PlainUser)));
         assert_eq!(way("needs to be PID 1"), Ok(Asked::Way(Way::Pid1)));
         assert_eq!(way("soak: 1,000 rounds"), Ok(Asked::Soak));
