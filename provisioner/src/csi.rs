@@ -4,7 +4,7 @@
 //! (volumes are made by the [`Provisioner`](crate::Provisioner) beside it), no staging, and no block volumes.
 //!
 //! ```text
-//!   kubelet ── plugins_registry/<driver>-reg.sock ── registration: here is a driver, and there is its socket
+//!   kubelet ── plugins_registry/<driver>@reg.sock ── registration: here is a driver, and there is its socket
 //!      │
 //!      └────── plugins/<driver>/csi.sock ─────────── node: publish, unpublish, stats
 //!                                                      │

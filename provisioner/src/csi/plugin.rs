@@ -87,7 +87,7 @@ impl Plugin {
         }
         let sockets = Sockets {
             node: kubelet.join("plugins").join(deps.driver.as_str()).join("csi.sock"),
-            registration: kubelet.join("plugins_registry").join(format!("{}-reg.sock", deps.driver)),
+            registration: kubelet.join("plugins_registry").join(registration_name(&deps.driver)),
         };
         for path in [&sockets.node, &sockets.registration] {
             socket::check(path).map_err(PluginError::Socket)?;
@@ -141,6 +141,16 @@ impl Runnable for Plugin {
             Err(ctx.cancelled().await.into())
         })
     }
+}
+
+/// The name of the registration's socket, with an `@`. For the host that it calls, the kubelet gives the path of this
+/// socket, escaped (`%2Fvar%2Flib%2F…`), which Rust's HTTP refuses: a host has no escapes. What stands before an `@` is
+/// no part of the host, and may have some. At the other socket, the kubelet asks for `localhost`.
+///
+/// *Source:* Kubernetes 1.36, `pluginmanager/operationexecutor/operation_generator.go`, `dial`; grpc-go,
+/// `encodeAuthority`; <https://github.com/kubernetes/kubernetes/pull/112597>.
+fn registration_name(driver: &DriverName) -> String {
+    format!("{driver}@reg.sock")
 }
 
 /// Makes the listener of a server, for each of its starts.

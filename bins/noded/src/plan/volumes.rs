@@ -179,7 +179,7 @@ fn no_kubelet(kubelet: &Path) -> Option<String> {
 /// Where the kubelet calls the plugin, and where it finds it.
 fn sockets(config: &ProvisionerConfig) -> [PathBuf; 2] {
     let driver = &config.driver;
-    [format!("plugins/{driver}/csi.sock"), format!("plugins_registry/{driver}-reg.sock")]
+    [format!("plugins/{driver}/csi.sock"), format!("plugins_registry/{driver}@reg.sock")]
         .map(|below| config.kubelet.join(below))
 }
 

@@ -1,10 +1,12 @@
 //! The kubelet's part, as its plugin watcher plays it.
 
+use std::fmt::Write as _;
 use std::path::Path;
 
 use thiserror::Error;
 use tonic::Status;
-use tonic::transport::{Channel, Endpoint};
+use tonic::codegen::http::uri::InvalidUri;
+use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::csi::proto::csi::node_client::NodeClient;
 use crate::csi::proto::csi::{NodeGetInfoRequest, NodeGetInfoResponse};
@@ -26,6 +28,9 @@ pub enum KubeletError {
     /// Nobody listens at the socket.
     #[error("connect to the plugin")]
     Connect(#[source] tonic::transport::Error),
+    /// The kubelet names the socket's path as the host, and in this one that is something that servers refuse.
+    #[error("call the plugin by the path of its socket")]
+    Host(#[source] InvalidUri),
     /// A call was refused.
     #[error("call the plugin")]
     Call(#[source] Status),
@@ -37,7 +42,9 @@ impl Kubelet {
     /// # Errors
     /// See [`KubeletError`].
     pub async fn find(registration: &Path) -> Result<Self, KubeletError> {
-        let mut registration = RegistrationClient::new(connect(registration).await?);
+        let origin = Uri::try_from(format!("http://{}", host(registration))).map_err(KubeletError::Host)?;
+        let channel = endpoint(registration)?.origin(origin).connect().await.map_err(KubeletError::Connect)?;
+        let mut registration = RegistrationClient::new(channel);
         let info = registration.get_info(InfoRequest {}).await.map_err(KubeletError::Call)?.into_inner();
         Ok(Self { registration, info })
     }
@@ -69,7 +76,25 @@ impl Kubelet {
 /// # Errors
 /// [`KubeletError::Connect`].
 pub async fn connect(socket: &Path) -> Result<Channel, KubeletError> {
-    let address = format!("unix://{}", socket.display());
-    let endpoint = Endpoint::try_from(address).map_err(KubeletError::Connect)?;
-    endpoint.connect().await.map_err(KubeletError::Connect)
+    endpoint(socket)?.connect().await.map_err(KubeletError::Connect)
+}
+
+fn endpoint(socket: &Path) -> Result<Endpoint, KubeletError> {
+    Endpoint::try_from(format!("unix://{}", socket.display())).map_err(KubeletError::Connect)
+}
+
+/// The host that the kubelet asks for at a registration socket.
+///
+/// *Source:* grpc-go, `clientconn.go`, `encodeAuthority`.
+fn host(socket: &Path) -> String {
+    let mut host = String::new();
+    for byte in socket.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => host.push(char::from(*byte)),
+            _ if b"-_.~!$&'()*+,;=:[]@".contains(byte) => host.push(char::from(*byte)),
+            // Writing into a string can't fail.
+            _ => drop(write!(host, "%{byte:02X}")),
+        }
+    }
+    host
 }
