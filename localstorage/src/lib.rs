@@ -13,6 +13,8 @@
 //!
 //!  journal ───── a small state in two files that are written in turn; lists of steps that go on where they were killed
 //!  volume ────── the data partition: found, made where nothing is lost, mounted
+//!  mount ─────── what is mounted where, as data, and by whom: the kernel, or the reader's own
+//!  pki ───────── a key, its certificate and the authority's, right together or not at all (feature `pki`)
 //! ```
 //!
 //! ```
@@ -43,7 +45,8 @@
 //! # Bring your own
 //! - [`Placement`]: where a tree is placed. [`mem::MemPlacement`] and [`OsPlacement`] pass the same
 //!   `testing::conformance` as yours should.
-//! - `volume::DataVolume`: what holds the data.
+//! - [`volume::DataVolume`]: what holds the data; `testing::volume_conformance` checks it.
+//! - [`mount::Mounter`]: who mounts it.
 //!
 //! # Features
 //! - `pki`: keys, certificates and lists of revoked ones in directories of their own.

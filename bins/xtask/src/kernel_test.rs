@@ -17,6 +17,7 @@ use crate::test::binaries::{self, Binary};
 use crate::test::ways::{self, Selection};
 use crate::test::{judge, list_ignored};
 
+pub(crate) mod counted;
 pub(crate) mod need;
 
 use need::Need;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::kernel_test::counted;
 use crate::planted;
 use crate::report::Report;
 use crate::run::{self, Echo};
@@ -16,6 +17,14 @@ struct Soak {
     /// Which test, as `cargo test` wants it.
     test: &'static [&'static str],
     /// The variable that the test reads its count from.
+    count: (&'static str, &'static str),
+}
+
+/// Tests in a guest at their full count.
+struct Kernel {
+    name: &'static str,
+    /// Which tests, as `cargo xtask kernel-test` wants them.
+    filter: &'static str,
     count: (&'static str, &'static str),
 }
 
@@ -35,6 +44,12 @@ const CORE: Soak = Soak {
 const PROCESS: (&str, (&str, &str)) = ("supervisor-process", ("NODEKEEL_ROUNDS", "1000"));
 /// The bugs that the supervisor's random operations have to find.
 const PLANTED: &str = "planted-bugs";
+/// Every system call of what keeps a node's files, on each file system that a node has.
+const STORAGE: Kernel = Kernel {
+    name: "storage-kills",
+    filter: "nodekeel-localstorage it kernel::",
+    count: ("NODEKEEL_KILLS", "all"),
+};
 /// The program that makes volumes, killed at each moment of a volume's life, on a real API server: 30 kills a time.
 const VOLUMES: Soak = Soak {
     name: "volume-kills",
@@ -55,7 +70,7 @@ const WITHIN: Duration = Duration::from_secs(3600);
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let is_chosen = |soak: &str| name.is_none_or(|name| name == soak);
-    let names = [CORE.name, PROCESS.0, PLANTED, VOLUMES.name];
+    let names = [CORE.name, PROCESS.0, PLANTED, STORAGE.name, VOLUMES.name];
     if !names.into_iter().any(is_chosen) {
         bail!("no such soak; there are: {}", names.join(", "));
     }
@@ -71,6 +86,9 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     }
     if is_chosen(PROCESS.0) {
         test::process_rounds(PROCESS.1, WITHIN, &mut report)?;
+    }
+    if is_chosen(STORAGE.name) {
+        counted::run(STORAGE.filter, STORAGE.count, WITHIN, &mut report)?;
     }
     Ok(report.finish())
 }

@@ -5,6 +5,7 @@ use rcgen::{
     SerialNumber, date_time_ymd,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
+use zeroize::Zeroize as _;
 
 use super::{Certificate, PkiError, PrivateKey};
 
@@ -55,7 +56,10 @@ impl Template {
     /// [`PkiError::Generate`]; a retry helps where random numbers were missing, and not where a host is no name.
     pub fn self_sign(&self, key: &PrivateKey) -> Result<Certificate, PkiError> {
         let params = self.params(key)?;
-        let signed = params.self_signed(&key.signer()?).map_err(PkiError::generate)?;
+        let mut signer = key.signer()?;
+        let signed = params.self_signed(&signer).map_err(PkiError::generate);
+        signer.zeroize();
+        let signed = signed?;
         Certificate::from_der(signed.der()).map_err(PkiError::generate)
     }
 
