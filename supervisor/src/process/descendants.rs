@@ -71,6 +71,8 @@ pub(super) struct Family {
     nested: HashSet<Giver>,
     /// Those that have no mark, or one that can't be told: known by the parents that they had when they were found.
     strays: Vec<Member>,
+    /// When nobody is asked any more: what forks without end keeps who asks from killing it.
+    asks_until: Option<Instant>,
     /// Before which signal the strays were looked for.
     searched: Option<Signal>,
     signalled: HashMap<Member, Signal>,
@@ -89,11 +91,23 @@ impl Family {
             cgroup,
             nested: HashSet::new(),
             strays: Vec::new(),
+            asks_until: None,
             searched: None,
             signalled: HashMap::new(),
             untouchable: HashSet::new(),
             dead: HashSet::new(),
         }
+    }
+
+    /// Asks nobody from then on, even in the midst of asking.
+    pub(super) fn asking_until(mut self, deadline: Instant) -> Self {
+        self.asks_until = Some(deadline);
+        self
+    }
+
+    /// Whether it is too late for a signal.
+    fn is_late(&self, signal: Signal) -> bool {
+        signal != Signal::KILL && self.asks_until.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
     /// Sends `polite` to everybody, and kills from the deadline on, until nobody is left.
@@ -204,7 +218,7 @@ impl Family {
         let mut looks = 1;
         loop {
             let round = self.round(&*snapshot?, signal);
-            if looks == LOOKS || !round.as_ref().is_some_and(|round| round.changed) {
+            if looks == LOOKS || self.is_late(signal) || !round.as_ref().is_some_and(|round| round.changed) {
                 return Ok(round);
             }
             looks += 1;
@@ -234,7 +248,7 @@ impl Family {
     fn chase(&mut self, mut from: i32, signal: Signal, round: &mut Round) {
         for _ in 0..CHASES {
             let Ok(to) = procfs::newest_pid() else { return };
-            if to == from {
+            if to == from || self.is_late(signal) {
                 return;
             }
             for pid in procfs::pids_after(from, to) {
@@ -301,6 +315,10 @@ impl Family {
     /// Sends the signal to those who have not got it yet.
     fn signal(&mut self, members: &[Member], signal: Signal, round: &mut Round) {
         for &member in members {
+            if self.is_late(signal) {
+                round.changed = true;
+                return;
+            }
             let fd = match member.open() {
                 Ok(fd) => fd,
                 Err(error) if is_gone(&error) => {

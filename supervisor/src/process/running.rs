@@ -77,7 +77,7 @@ impl Running {
 
     /// Asks everything to end, and ends it when the deadline has come.
     pub(super) async fn stop(&mut self, signal: Signal, deadline: Instant) -> io::Result<()> {
-        let mut family = self.main().family();
+        let mut family = self.main().family().map(|family| family.asking_until(deadline));
         let host = Arc::clone(&self.host);
         match &mut family {
             Some(family) => family.ask(&host.shared.snapshots, signal, || self.ask(signal)),
@@ -101,7 +101,8 @@ impl Running {
 
     /// Ends what the main process has left behind, where it is to go with it.
     pub(super) async fn end_rest(&mut self, signal: Signal, deadline: Instant) {
-        end(self.main().family().as_mut(), &self.host, signal, deadline).await;
+        let mut family = self.main().family().map(|family| family.asking_until(deadline));
+        end(family.as_mut(), &self.host, signal, deadline).await;
         self.settled = true;
     }
 
