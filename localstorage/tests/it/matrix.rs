@@ -220,14 +220,14 @@ macro_rules! matrix {
 }
 
 matrix! {
-    replace: 15;
+    replace: 17;
     create: 8;
-    ensure_dirs: 10;
+    ensure_dirs: 13;
     rename: 5;
-    remove: 150;
-    sweep: 8;
-    journal: 130;
-    steps: 45;
+    remove: 330;
+    sweep: 18;
+    journal: 136;
+    steps: 46;
 }
 
 /// What is on a full file system stays whole; a file of `large` bytes doesn't fit.
