@@ -11,18 +11,22 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::event::{Reason, Recorder};
+use crate::guard::{GuardError, Reservation, VolumeGuard};
 use crate::id::VolumeId;
+use crate::in_time::in_time;
 use crate::locks::Locks;
 use crate::manifest::manifest;
 use crate::meter::Meter;
 use crate::plan::{
     ClaimAction, ClaimRefusal, Identity, SELECTED_NODE, SeenClaim, VolumeAction, VolumeSpec, has_finalizer,
-    plan_claim, plan_volume, reference,
+    not_here, plan_claim, plan_volume, reference,
 };
 use crate::step::{Step, Steps};
 use crate::store::{StoreError, VolumeStore};
 
 mod sweep;
+
+pub(crate) use sweep::{Owner, Swept};
 
 /// Why something could not be done now.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +50,9 @@ pub(crate) enum ApplyError {
         /// Its name.
         claim: String,
     },
+    /// The volume is in use on this node, or it could not be told.
+    #[error(transparent)]
+    Guard(GuardError),
     /// Something panicked. It is a defect; what it was about is tried again.
     #[error("a defect: {text}")]
     Panicked {
@@ -118,8 +125,22 @@ fn found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
 pub(crate) enum Applied {
     /// As it should be.
     Done,
+    /// There is no room for the volume, and another node may be selected.
+    GivenUp,
     /// It turned out, on a closer look, that it must not be done.
     Refused(ClaimRefusal),
+}
+
+/// What became of a PersistentVolume that was to be made.
+enum Made {
+    /// It was made.
+    Now,
+    /// It was there already.
+    Before,
+    /// Another node has made it: the claim was selected for that one meanwhile.
+    Elsewhere,
+    /// Its name is taken.
+    Taken,
 }
 
 /// Does what was decided.
@@ -128,6 +149,7 @@ pub(crate) struct Applier {
     pub(crate) me: Identity,
     pub(crate) client: ClientDebug,
     pub(crate) store: Arc<dyn VolumeStore>,
+    pub(crate) guard: Option<Arc<dyn VolumeGuard>>,
     pub(crate) meter: Arc<dyn Meter>,
     pub(crate) recorder: Recorder,
     pub(crate) steps: Steps,
@@ -171,31 +193,39 @@ impl Applier {
             _ => return Ok(Applied::Done),
         };
         let made = self.make(&spec).await;
-        self.meter.provisioned(&spec.class, started.elapsed(), matches!(made, Ok(Applied::Done)));
+        // What was there already was counted and told before; if a crash came between, the claim is bound all the same.
+        if !matches!(made, Ok(Made::Before | Made::Elsewhere)) {
+            self.meter.provisioned(&spec.class, started.elapsed(), matches!(made, Ok(Made::Now)));
+        }
         match made {
-            Ok(Applied::Done) => {
+            Ok(Made::Now) => {
                 let note = format!("Successfully provisioned volume {}", spec.id);
                 self.recorder.tell(&spec.claim, Reason::ProvisioningSucceeded, &note).await;
                 Ok(Applied::Done)
             }
+            Ok(Made::Before) => Ok(Applied::Done),
+            Ok(Made::Elsewhere) => self.remove_unused(&spec.id).await.map(|_| Applied::Done),
+            Ok(Made::Taken) => Ok(Applied::Refused(ClaimRefusal::Taken { id: spec.id.clone() })),
             Err(ApplyError::Store(error)) if error.is_exhausted() && give_up => {
                 self.recorder.tell(&spec.claim, Reason::ProvisioningFailed, &chain(&error)).await;
-                self.give_up_node(&claim).await
+                self.give_up_node(&claim).await?;
+                Ok(Applied::GivenUp)
             }
-            made => made,
+            Err(error) => Err(error),
         }
     }
 
-    async fn make(&self, spec: &VolumeSpec) -> Result<Applied, ApplyError> {
+    async fn make(&self, spec: &VolumeSpec) -> Result<Made, ApplyError> {
         self.store.create(&spec.id, spec.limits).await.map_err(ApplyError::Store)?;
         let volume = manifest(&self.me, spec);
         let (api, params) = (self.volumes(), PostParams::default());
-        match self.steps.wait(Step::PostVolume, api.create(&params, &volume)).await {
-            Ok(_) => Ok(Applied::Done),
+        match self.steps.wait(Step::PostVolume, in_time(api.create(&params, &volume))).await {
+            Ok(_) => Ok(Made::Now),
             // An answer that was lost, or somebody else's object.
             Err(error) if code(&error) == Some(409) => match self.live_volume(spec.id.as_str()).await? {
-                Some(volume) if is_of(&volume, spec) => Ok(Applied::Done),
-                Some(_) => Ok(Applied::Refused(ClaimRefusal::Taken { id: spec.id.clone() })),
+                Some(volume) if !is_of(&volume, spec) => Ok(Made::Taken),
+                Some(volume) if is_here(&self.me, &volume) => Ok(Made::Before),
+                Some(_) => Ok(Made::Elsewhere),
                 None => Err(Call::CreateVolume.failed()(error)),
             },
             Err(error) => Err(Call::CreateVolume.failed()(error)),
@@ -205,24 +235,24 @@ impl Applier {
     /// The claim as it is now; none if it is gone, or another one has its name.
     async fn live_claim(&self, seen: &ObjectReference) -> Result<Option<PersistentVolumeClaim>, ApplyError> {
         let name = seen.name.as_deref().unwrap_or_default();
-        let claim = self.claims(seen.namespace.as_deref()).get(name).await;
+        let claim = in_time(self.claims(seen.namespace.as_deref()).get(name)).await;
         let claim = found(claim).map_err(Call::ReadClaim.failed())?;
         Ok(claim.filter(|claim| claim.metadata.uid == seen.uid))
     }
 
     async fn live_volume(&self, name: &str) -> Result<Option<PersistentVolume>, ApplyError> {
-        found(self.volumes().get(name).await).map_err(Call::ReadVolume.failed())
+        found(in_time(self.volumes().get(name)).await).map_err(Call::ReadVolume.failed())
     }
 
     /// Writes this node into a claim without one. Whoever is first wins; the others hear of it.
-    pub(crate) async fn take_node(&self, claim: &PersistentVolumeClaim) -> Result<Applied, ApplyError> {
+    pub(crate) async fn take_node(&self, claim: &PersistentVolumeClaim) -> Result<(), ApplyError> {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
         tracing::info!(claim = name, "taking a claim that waits for no consumer");
         self.select(Step::TakeNode, claim, json!(self.me.node.as_str())).await
     }
 
     /// Takes this node out of a claim, so that another one is selected.
-    async fn give_up_node(&self, claim: &PersistentVolumeClaim) -> Result<Applied, ApplyError> {
+    async fn give_up_node(&self, claim: &PersistentVolumeClaim) -> Result<(), ApplyError> {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
         tracing::info!(
             claim = name,
@@ -234,12 +264,7 @@ impl Applier {
     /// Changes the selected node of exactly this version of a claim.
     ///
     /// A patch, not an update: an update would drop the fields that this client doesn't know.
-    async fn select(
-        &self,
-        step: Step,
-        claim: &PersistentVolumeClaim,
-        node: Value,
-    ) -> Result<Applied, ApplyError> {
+    async fn select(&self, step: Step, claim: &PersistentVolumeClaim, node: Value) -> Result<(), ApplyError> {
         let meta = &claim.metadata;
         let patch = Patch::Merge(json!({ "metadata": {
             "uid": meta.uid,
@@ -248,16 +273,22 @@ impl Applier {
         } }));
         let api = self.claims(meta.namespace.as_deref());
         let (name, params) = (meta.name.as_deref().unwrap_or_default(), PatchParams::default());
-        match self.steps.wait(step, api.patch(name, &params, &patch)).await {
-            Ok(_) => Ok(Applied::Done),
+        match self.steps.wait(step, in_time(api.patch(name, &params, &patch))).await {
+            Ok(_) => Ok(()),
             // Another version, or none: the watch tells.
-            Err(error) if matches!(code(&error), Some(404 | 409)) => Ok(Applied::Done),
+            Err(error) if matches!(code(&error), Some(404 | 409)) => Ok(()),
             Err(error) => Err(Call::PatchClaim.failed()(error)),
         }
     }
 
-    /// Destroys a volume and its PersistentVolume.
-    pub(crate) async fn delete(&self, seen: &PersistentVolume, id: &VolumeId) -> Result<(), ApplyError> {
+    /// Destroys a volume and its PersistentVolume. Whether a claim of its UID was heard of, and not of that one's end, tells
+    /// whether to look for it also where the PersistentVolume doesn't say that it is.
+    pub(crate) async fn delete(
+        &self,
+        seen: &PersistentVolume,
+        id: &VolumeId,
+        is_heard_of: bool,
+    ) -> Result<(), ApplyError> {
         let _lock = self.locks.lock(id).await;
         let started = Instant::now();
         let Some(live) = self.live_volume(id.as_str()).await? else { return Ok(()) };
@@ -267,15 +298,28 @@ impl Applier {
             return Ok(());
         }
         let spec = live.spec.clone().unwrap_or_default();
-        let claim = spec.claim_ref.unwrap_or_default();
-        if self.live_claim(&claim).await?.is_some() {
-            return Err(ApplyError::ClaimLives { claim: claim.name.unwrap_or_default() });
+        let claim = match self.live_claim(&spec.claim_ref.unwrap_or_default()).await? {
+            None if is_heard_of => self.claim_of(id).await?,
+            claim => claim,
+        };
+        if let Some(claim) = claim.filter(|claim| !is_bound_elsewhere(claim, id)) {
+            return Err(ApplyError::ClaimLives { claim: claim.metadata.name.unwrap_or_default() });
         }
+        let _reserved = self.reserve(id).await?;
         tracing::info!(pv = %id, handle = %id, claim_uid = id.claim_uid(), "deleting volume");
         let deleted = self.destroy(&live, id).await;
         let class = spec.storage_class_name.unwrap_or_default();
         self.meter.deleted(&class, started.elapsed(), deleted.is_ok());
         deleted
+    }
+
+    /// Makes sure that nobody on this node uses a volume, from now on.
+    async fn reserve(&self, id: &VolumeId) -> Result<Option<Reservation>, ApplyError> {
+        let Some(guard) = self.guard.clone() else { return Ok(None) };
+        let owned = id.clone();
+        let reserved = tokio::task::spawn_blocking(move || guard.reserve(&owned)).await;
+        let stopped = |error| Err(GuardError::Look { id: id.clone(), source: Box::new(error) });
+        reserved.unwrap_or_else(stopped).map(Some).map_err(ApplyError::Guard)
     }
 
     async fn destroy(&self, live: &PersistentVolume, id: &VolumeId) -> Result<(), ApplyError> {
@@ -287,7 +331,7 @@ impl Applier {
         let preconditions = Some(Preconditions { uid, resource_version: None });
         let params = DeleteParams { preconditions, ..DeleteParams::default() };
         let (api, name) = (self.volumes(), id.as_str());
-        let deleted = self.steps.wait(Step::DeleteVolume, api.delete(name, &params)).await;
+        let deleted = self.steps.wait(Step::DeleteVolume, in_time(api.delete(name, &params))).await;
         match found(deleted).map_err(Call::DeleteVolume.failed())? {
             // It stays until its finalizers are off.
             Some(answer) => match answer.left() {
@@ -330,7 +374,7 @@ impl Applier {
             "finalizers": finalizers,
         } }));
         let (api, name) = (self.volumes(), meta.name.as_deref().unwrap_or_default());
-        let patched = self.steps.wait(step, api.patch(name, &PatchParams::default(), &patch)).await;
+        let patched = self.steps.wait(step, in_time(api.patch(name, &PatchParams::default(), &patch))).await;
         match patched {
             // Another version, or none: the watch tells.
             Err(error) if !matches!(code(&error), Some(404 | 409)) => Err(Call::PatchVolume.failed()(error)),
@@ -345,6 +389,17 @@ fn is_of(volume: &PersistentVolume, spec: &VolumeSpec) -> bool {
     let claim = found.and_then(|found| found.claim_ref.as_ref()).and_then(|claim| claim.uid.as_deref());
     let handle = found.and_then(|found| found.csi.as_ref()).map(|csi| csi.volume_handle.as_str());
     claim == Some(spec.id.claim_uid()) && handle == Some(spec.id.as_str())
+}
+
+/// Whether a PersistentVolume is of this driver and this node.
+fn is_here(me: &Identity, volume: &PersistentVolume) -> bool {
+    volume.spec.as_ref().is_some_and(|spec| not_here(me, spec).is_none())
+}
+
+/// Whether a claim has another volume, for good, so that nobody waits for the one that was made for it.
+fn is_bound_elsewhere(claim: &PersistentVolumeClaim, id: &VolumeId) -> bool {
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+    !volume.is_empty() && volume != id.as_str()
 }
 
 /// A claim as an event is about it.

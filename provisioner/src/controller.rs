@@ -16,14 +16,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apply::{Applied, ApplyError, about_claim, about_volume, chain, code};
 use crate::event::Reason;
-use crate::plan::{ClaimAction, ClaimRefusal, SeenClaim, VolumeAction, class_name, plan_claim, plan_volume};
+use crate::plan::{
+    ClaimAction, ClaimIgnored, ClaimRefusal, SeenClaim, VolumeAction, class_name, plan_claim, plan_volume,
+};
 use crate::provisioner::Provisioner;
 
 mod attempts;
+mod living;
 mod sift;
 mod sweeper;
 
 use attempts::Attempts;
+use living::Living;
 use sift::{Sifter, Signals};
 
 /// How long what may only not have been heard of is waited for, before it is said to be missing.
@@ -36,6 +40,7 @@ struct World {
     volumes: Store<PersistentVolume>,
     classes: Store<StorageClass>,
     attempts: Arc<Attempts>,
+    living: Arc<Living>,
 }
 
 /// Runs until the token is cancelled, or a watch ends.
@@ -48,16 +53,23 @@ pub(crate) async fn run(
     let (volumes, volumes_writer) = reflector::store();
     let (classes, classes_writer) = reflector::store();
     let attempts = Arc::new(Attempts::new(provisioner.config.backoff));
-    let (signals, heard) = Signals::new();
+    let (living, (signals, heard)) = (Arc::new(Living::default()), Signals::new());
     let world = Arc::new(World {
         provisioner: provisioner.clone(),
         claims: claims.clone(),
         volumes: volumes.clone(),
         classes,
         attempts: Arc::clone(&attempts),
+        living: Arc::clone(&living),
     });
-    let sifter =
-        Sifter { me: provisioner.config.identity.clone(), attempts, signals, claims: claims.clone() };
+    let sifter = Sifter {
+        me: provisioner.config.identity.clone(),
+        attempts,
+        living,
+        signals,
+        claims: claims.clone(),
+        volumes: volumes.clone(),
+    };
 
     let claim_events = {
         let sifter = sifter.clone();
@@ -91,14 +103,19 @@ pub(crate) async fn run(
         queue,
         config,
     );
-    let side = async {
+    let readiness = async {
         world.wait_until_ready(on_ready).await;
+        std::future::pending().await
+    };
+    let sweeping = async {
+        world.synced().await;
         sweeper::run(&world, heard.sweeps).await;
     };
     tokio::select! {
         ((), ()) = future::join(end(claim_loop), end(volume_loop)) => {}
         () = class_events => {}
-        () = side => {}
+        () = readiness => {}
+        () = sweeping => {}
         () = world.cancelled_before_lists(token) => {}
     }
 }
@@ -175,27 +192,39 @@ impl World {
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         let applied = match plan_claim(&applier.me, seen) {
             ClaimAction::Provision(spec) => {
+                // It was given up here, and comes back: every time a bit later.
+                if let Some(time) = self.attempts.held(&uid) {
+                    return Ok(Action::requeue(time));
+                }
                 let Some(class) = &class else { return Ok(Action::await_change()) };
                 let give_up = self.attempts.failures(&uid) + 1 >= self.provisioner.config.give_up_after;
                 applier.provision(&spec, class, give_up).await?
             }
             ClaimAction::TakeNode => {
                 let within = self.provisioner.config.take_within;
-                match self.attempts.wait_for(&uid, || within.mul_f64(attempts::chance())) {
+                let held = self.attempts.held(&uid).unwrap_or_default();
+                match self.attempts.wait_for(&uid, || held.max(within.mul_f64(attempts::chance()))) {
                     Some(time) => return Ok(Action::requeue(time)),
                     None => applier.take_node(claim).await?,
                 }
+                // Whether it can be provisioned here will be seen: what has failed before isn't forgotten.
+                return Ok(Action::await_change());
             }
             ClaimAction::Wait(refusal) => match self.attempts.wait_for(&uid, || HEARSAY) {
                 Some(time) => return Ok(Action::requeue(time)),
                 None => Applied::Refused(refusal),
             },
             ClaimAction::Refuse(refusal) => Applied::Refused(refusal),
+            ClaimAction::Ignore(ClaimIgnored::AwaitsNode) => return Ok(Action::await_change()),
             ClaimAction::Ignore(_) => Applied::Done,
         };
         match applied {
             Applied::Done => {
                 self.attempts.succeeded(&uid);
+                Ok(Action::await_change())
+            }
+            Applied::GivenUp => {
+                self.attempts.given_up(&uid);
                 Ok(Action::await_change())
             }
             Applied::Refused(refusal) => Ok(self.refuse(claim, &uid, &refusal).await),
@@ -220,7 +249,9 @@ impl World {
         let applier = &self.provisioner.applier;
         let uid = volume.metadata.uid.clone().unwrap_or_default();
         match plan_volume(&applier.me, volume) {
-            VolumeAction::Delete(id) => applier.delete(volume, &id).await?,
+            VolumeAction::Delete(id) => {
+                applier.delete(volume, &id, self.living.has(id.claim_uid())).await?;
+            }
             VolumeAction::Protect => applier.protect(volume).await?,
             VolumeAction::Release => applier.unprotect(volume).await?,
             VolumeAction::Ignore(_) => {}

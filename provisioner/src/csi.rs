@@ -24,6 +24,7 @@
 //! # Where it comes from
 //! Monogon's `metropolis/node/kubernetes/csi.go`; the CSI specification 1.13; the kubelet's `pluginregistration` v1.
 
+mod guard;
 mod identity;
 mod locks;
 mod mountinfo;

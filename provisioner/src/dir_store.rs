@@ -3,13 +3,16 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use nodekeel_fsquota::{Error as QuotaError, Limits, QuotaSetter, Status};
 use nodekeel_localstorage::{Dir, Error as DirError, FileKind, Mode, Rename};
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
 
 use crate::id::VolumeId;
 use crate::step::{Hook, Step, Steps};
@@ -17,7 +20,7 @@ use crate::store::{Cause, OpenVolume, StoreError, VolumeStore, VolumeUsage, larg
 
 mod grave;
 
-use grave::{Eraser, Grave};
+use grave::{Eraser, Grave, Queue};
 
 /// Where volumes are, by id.
 const VOLUMES: &str = "volumes";
@@ -98,9 +101,18 @@ pub enum DirStoreError {
         /// The volume's directory.
         path: PathBuf,
     },
+    /// It could not be told whether a volume is empty, or it could not be removed although it is.
+    #[error("remove {} if it is empty", path.display())]
+    RemoveEmpty {
+        /// The volume's directory.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// The thread that erases could not be started.
     #[error("start the thread that erases volumes")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
     /// The runtime stopped before the work was done. The next store finds it as it is.
     #[error("the runtime stopped before the work was done")]
     Stopped,
@@ -173,8 +185,7 @@ impl DirStore {
     ) -> Result<T, DirStoreError> {
         let (inner, id) = (Arc::clone(&self.inner), id.cloned());
         let work = move || {
-            let lock = id.map(|id| inner.lock(&id));
-            let _held = lock.map(|lock| inner.locks[lock].lock().unwrap_or_else(PoisonError::into_inner));
+            let _held = id.map(|id| inner.hold(&id));
             work(&inner)
         };
         tokio::task::spawn_blocking(work).await.unwrap_or(Err(DirStoreError::Stopped))
@@ -182,8 +193,10 @@ impl DirStore {
 }
 
 impl Inner {
-    fn lock(&self, id: &VolumeId) -> usize {
-        usize::try_from(self.hasher.hash_one(id) % LOCKS as u64).unwrap_or_default()
+    /// Keeps everybody else from a volume.
+    fn hold(&self, id: &VolumeId) -> MutexGuard<'_, ()> {
+        let lock = usize::try_from(self.hasher.hash_one(id) % LOCKS as u64).unwrap_or_default();
+        self.locks[lock].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A volume's directory, if there is one.
@@ -239,15 +252,40 @@ impl Inner {
         status.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
     }
 
-    /// Renames a volume into a grave; none if there is no such volume.
-    fn bury(&self, id: &VolumeId) -> Result<Option<Grave>, DirStoreError> {
-        let Some(dir) = self.find(id)? else { return Ok(None) };
+    /// Renames a volume, if there is one, into a grave, and has that emptied.
+    fn bury(&self, id: &VolumeId, queue: &Queue) -> Result<(), DirStoreError> {
+        let Some(dir) = self.find(id)? else { return Ok(()) };
         let project = self.find_status(&dir)?.map(|status| status.project);
         let dig = || Grave::dig(&self.trash, id, project);
         let grave = self.steps.make(Step::Dig, dig).map_err(DirStoreError::Directory)?;
         let bury = || grave.take(&self.volumes, id, &self.trash);
-        self.steps.make(Step::Bury, bury).map_err(DirStoreError::Directory)?;
-        Ok(Some(grave))
+        let buried = self.steps.make(Step::Bury, bury).map_err(DirStoreError::Directory);
+        // Where it was renamed, and that could not be made durable, nobody comes back for the grave.
+        if buried.is_ok() || matches!(self.find(id), Ok(None)) {
+            queue.erase(grave);
+        }
+        buried
+    }
+
+    /// Removes a volume that holds nothing, whatever the quota says: the kernel removes no other directory.
+    fn remove_empty(&self, id: &VolumeId, queue: &Queue) -> Result<bool, DirStoreError> {
+        let Some(dir) = self.find(id)? else { return Ok(true) };
+        let failed = |source: io::Error| DirStoreError::RemoveEmpty { path: dir.path().to_owned(), source };
+        if !is_empty(dir.as_fd()).map_err(failed)? {
+            return Ok(false);
+        }
+        let project = self.find_status(&dir)?.map(|status| status.project);
+        let dig = || Grave::dig(&self.trash, id, project);
+        let grave = self.steps.make(Step::Dig, dig).map_err(DirStoreError::Directory)?;
+        // Nothing comes into it; but it has the project's number, which is released after the volume.
+        let remove = || rustix::fs::unlinkat(&self.volumes, id.as_str(), AtFlags::REMOVEDIR);
+        let removed = self.steps.make(Step::Bury, remove);
+        queue.erase(grave);
+        match removed {
+            Ok(()) => self.volumes.sync().map(|()| true).map_err(DirStoreError::Directory),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
+            Err(errno) => Err(failed(errno.into())),
+        }
     }
 
     fn list(&self) -> Result<Vec<VolumeId>, DirStoreError> {
@@ -298,6 +336,16 @@ impl DirStoreError {
     }
 }
 
+/// Whether nothing is in a directory. It is looked for by itself: `Dir::list` leaves some names out.
+fn is_empty(dir: BorrowedFd<'_>) -> io::Result<bool> {
+    for entry in rustix::fs::Dir::read_from(dir)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// What a failed call is called, where it isn't that the disk is full.
 type Named = fn(VolumeId, Cause) -> StoreError;
 
@@ -342,11 +390,16 @@ impl VolumeStore for DirStore {
 
     async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
         let owned = id.clone();
-        let buried = self.block(Some(id), move |inner| inner.bury(&owned)).await;
-        let grave =
-            buried.map_err(|source| StoreError::Remove { id: id.clone(), source: Box::new(source) })?;
-        grave.into_iter().for_each(|grave| self.eraser.erase(grave));
-        Ok(())
+        let queue = self.eraser.queue();
+        let buried = self.block(Some(id), move |inner| inner.bury(&owned, &queue)).await;
+        buried.map_err(|source| StoreError::Remove { id: id.clone(), source: Box::new(source) })
+    }
+
+    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
+        let owned = id.clone();
+        let queue = self.eraser.queue();
+        let removed = self.block(Some(id), move |inner| inner.remove_empty(&owned, &queue)).await;
+        removed.map_err(|source| StoreError::Remove { id: id.clone(), source: Box::new(source) })
     }
 
     async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {

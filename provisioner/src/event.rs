@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 
+use crate::in_time::in_time;
 use crate::plan::Identity;
 use crate::step::{Step, Steps};
 
@@ -140,7 +141,7 @@ impl Recorder {
             type_: Some(reason.kind().to_owned()),
             ..Event::default()
         };
-        events.create(&PostParams::default(), &event).await?;
+        in_time(events.create(&PostParams::default(), &event)).await?;
         Ok(Known { name, count: 1, last: now })
     }
 
@@ -163,7 +164,7 @@ async fn again(events: &Api<Event>, known: &Known, now: Timestamp) -> Result<Kno
     let count = known.count.saturating_add(1);
     let series = EventSeries { count, last_observed_time: MicroTime(now) };
     let patch = Patch::Merge(serde_json::json!({ "series": series }));
-    events.patch(&known.name, &PatchParams::default(), &patch).await?;
+    in_time(events.patch(&known.name, &PatchParams::default(), &patch)).await?;
     Ok(Known { name: known.name.clone(), count, last: now })
 }
 

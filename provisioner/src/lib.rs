@@ -24,7 +24,7 @@
 //!     finalizer: Some(FINALIZER.to_owned()),
 //! };
 //! let store = Arc::new(DirStore::new(Dir::open("/data/volumes")?, quota)?);
-//! let deps = Deps { client, store, meter: Arc::new(()), registered: None, hook: None };
+//! let deps = Deps { client, store, meter: Arc::new(()), guard: None, registered: None, hook: None };
 //! // It is a `Runnable`: give it to a supervisor, or run it by itself with `run_until`.
 //! Ok(Provisioner::new(Config::new(identity), deps))
 //! # }
@@ -38,10 +38,13 @@
 //! - Before a volume is made, its claim is read again: a cache that lags makes no second one.
 //! - What fails is tried again after 1 s, doubled up to 5 min, for each object by itself; what is refused is told once and not
 //!   tried until it changes.
-//! - Everything can be killed anywhere. Empty volumes whose claim went before they were handed out are swept.
+//! - What is mounted on this node is not destroyed, whatever the API says of its pod and its claim.
+//! - Everything can be killed anywhere. Volumes whose claim went before they were handed out are swept, if the store finds
+//!   nothing in them.
 //!
 //! # Bring your own
 //! - [`VolumeStore`]: where volumes live. `testing::conformance` checks yours; [`DirStore`] is ours.
+//! - [`VolumeGuard`]: which volumes are in use. The CSI node plugin knows by its mounts.
 //! - [`Meter`]: what is counted.
 //!
 //! # Features
@@ -60,7 +63,9 @@ mod controller;
 pub mod csi;
 mod dir_store;
 mod event;
+mod guard;
 mod id;
+mod in_time;
 mod locks;
 mod manifest;
 mod meter;
@@ -74,11 +79,12 @@ mod store;
 pub mod testing;
 
 pub use dir_store::{DirStore, DirStoreError, DirStoreOptions};
+pub use guard::{GuardError, Reservation, VolumeGuard};
 pub use id::{VolumeId, VolumeIdError};
 pub use manifest::manifest;
+pub use meter::Meter;
 #[cfg(feature = "metrics")]
 pub use meter::PrometheusMeter;
-pub use meter::Meter;
 pub use name::{DriverName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NameError, NodeName};
 pub use plan::{
     BETA_STORAGE_PROVISIONER, ClaimAction, ClaimIgnored, ClaimRefusal, FINALIZER, HOSTNAME, Identity,

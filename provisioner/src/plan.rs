@@ -64,7 +64,7 @@ pub struct VolumeSpec {
     pub limits: Limits,
     /// The claim that it is for, with its UID.
     pub claim: ObjectReference,
-    /// The claim's access modes.
+    /// The claim's access modes; those that let somebody write come first.
     pub access_modes: Vec<String>,
     /// The claim's class.
     pub class: String,
@@ -182,6 +182,15 @@ pub enum VolumeRefusal {
     /// Its handle is the id of another volume.
     #[error("the volume handle {handle} is not the PersistentVolume's name; nothing was deleted")]
     OtherVolume {
+        /// The handle.
+        handle: VolumeId,
+    },
+    /// It doesn't say which claim it belongs to, or where that is: somebody has made it free for another.
+    #[error(
+        "volume {handle} names no claim, so nothing says that its data may go; nothing was deleted (to let its object go \
+         and keep the data, take the driver's finalizer off)"
+    )]
+    NoClaim {
         /// The handle.
         handle: VolumeId,
     },

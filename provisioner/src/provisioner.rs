@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::apply::{Applier, ClientDebug};
 use crate::controller;
 use crate::event::Recorder;
+use crate::guard::VolumeGuard;
 use crate::locks::Locks;
 use crate::meter::Meter;
 use crate::plan::Identity;
@@ -29,6 +30,8 @@ pub struct Deps {
     pub store: Arc<dyn VolumeStore>,
     /// What counts; `Arc::new(())` counts nothing.
     pub meter: Arc<dyn Meter>,
+    /// Which volumes are in use, and so can't be destroyed. `None` where nobody mounts volumes.
+    pub guard: Option<Arc<dyn VolumeGuard>>,
     /// Whether the kubelet knows the driver: readiness waits until it does. `None` where nobody serves CSI.
     pub registered: Option<watch::Receiver<bool>>,
     /// Hears of each step; for tests.
@@ -102,6 +105,7 @@ impl Provisioner {
             recorder: Recorder::new(deps.client.clone(), &me, steps.clone()),
             client: ClientDebug(deps.client),
             store: deps.store,
+            guard: deps.guard,
             meter: deps.meter,
             locks: Locks::default(),
             steps,

@@ -30,6 +30,8 @@ pub struct VolumeUsage {
 /// - **Death.** When [`remove`](Self::remove) returns, the volume is gone for every other method, will not come back by
 ///   a crash, and its name is free. A volume that isn't there is success. Erasing what it held may go on in the
 ///   background, and goes on after a restart; `remove` doesn't wait for it.
+/// - **Emptiness.** [`remove_empty`](Self::remove_empty) is a death as [`remove`](Self::remove) is, of what holds nothing.
+///   [`usage`](Self::usage) is for people and decides nothing.
 /// - **Idempotence.** Each method can be called again after an error, a crash, or a dropped future, and then ends in
 ///   the state that it would have ended in.
 /// - **Durability.** What a method did before it returned survives a power cut.
@@ -65,6 +67,19 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`StoreError::Remove`]: the volume may still be there; a retry can help.
     async fn remove(&self, id: &VolumeId) -> Result<(), StoreError>;
+
+    /// Destroys a volume if it holds nothing at all: what was made and never handed out is swept by it. `false`: the volume
+    /// was left as it is, because it holds something, or because this store can't tell, which is the default.
+    ///
+    /// It decides whether data live, so it looks at what is there, and believes no count: neither a quota's nor a file
+    /// system's.
+    ///
+    /// # Errors
+    /// [`StoreError::Remove`]: the volume may still be there; a retry can help.
+    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
+        let _ = id;
+        Ok(false)
+    }
 
     /// The volumes that there are, in the order of their ids.
     ///

@@ -124,6 +124,7 @@ impl Parts {
             client,
             store: volumes.store.clone(),
             meter: Arc::new(metrics.meter.clone()),
+            guard: plugin.as_ref().map(Plugin::guard),
             registered: plugin.as_ref().map(Plugin::known),
             hook,
         };

@@ -19,6 +19,7 @@ pub(super) struct Attempts {
 struct Past {
     failures: u32,
     due: Option<Instant>,
+    held: Option<Instant>,
     refusal: Option<String>,
 }
 
@@ -42,6 +43,18 @@ impl Attempts {
         let past = all.entry(uid.to_owned()).or_default();
         past.failures = past.failures.saturating_add(1);
         self.backoff.delay(past.failures, chance())
+    }
+
+    /// It has failed once more and been given up: it is not to be tried before it would have been tried again.
+    pub(super) fn given_up(&self, uid: &str) {
+        let time = self.failed(uid);
+        self.past().entry(uid.to_owned()).or_default().held = Some(Instant::now() + time);
+    }
+
+    /// How long it is not to be tried, after it was given up.
+    pub(super) fn held(&self, uid: &str) -> Option<Duration> {
+        let until = self.past().get(uid).and_then(|past| past.held)?;
+        Some(until.saturating_duration_since(Instant::now())).filter(|time| !time.is_zero())
     }
 
     /// It has gone through.

@@ -12,6 +12,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::apply;
 use crate::controller::attempts::Attempts;
+use crate::controller::living::Living;
 use crate::id::VolumeId;
 use crate::plan::{Identity, class_name, ignored, not_here};
 
@@ -62,7 +63,9 @@ pub(super) struct Sifter {
     pub(super) me: Identity,
     pub(super) attempts: Arc<Attempts>,
     pub(super) signals: Signals,
+    pub(super) living: Arc<Living>,
     pub(super) claims: Store<PersistentVolumeClaim>,
+    pub(super) volumes: Store<PersistentVolume>,
 }
 
 type Item<K> = Result<Event<K>, watcher::Error>;
@@ -70,17 +73,24 @@ type Item<K> = Result<Event<K>, watcher::Error>;
 impl Sifter {
     /// Claims that this node has to do something about.
     pub(super) fn claim(&self, event: Item<PersistentVolumeClaim>) -> Option<Item<PersistentVolumeClaim>> {
-        let event = sift(event, |claim| ignored(&self.me, claim).is_none())?;
+        event.iter().for_each(|event| self.living.hear(event));
+        let event = sift(event, |claim| ignored(&self.me, claim).is_none(), &self.claims)?;
         match &event {
             Ok(Event::Delete(claim)) => {
                 let uid = claim.metadata.uid.as_deref().unwrap_or_default();
                 self.attempts.forget(uid);
-                // Only of a claim that was ours until now: there is one for each claim of the cluster.
-                if self.claims.get(&ObjectRef::from_obj(claim)).is_some() {
-                    self.sweep(VolumeId::from_uid(uid).ok());
-                }
+                self.sweep(VolumeId::from_uid(uid).ok());
             }
-            Ok(Event::InitDone) => self.signals.sweep(Sweep::All),
+            Ok(Event::InitDone) => {
+                // Nobody tells of those that went while nobody listened.
+                for claim in self.claims.state() {
+                    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+                    if !self.living.has(uid) {
+                        self.attempts.forget(uid);
+                    }
+                }
+                self.signals.sweep(Sweep::All);
+            }
             _ => {}
         }
         Some(event)
@@ -91,11 +101,7 @@ impl Sifter {
         let is_here = |volume: &PersistentVolume| {
             volume.spec.as_ref().is_some_and(|spec| not_here(&self.me, spec).is_none())
         };
-        let event = match event {
-            // Nobody else's deletion is of interest.
-            Ok(Event::Delete(volume)) if !is_here(&volume) => return None,
-            event => sift(event, is_here)?,
-        };
+        let event = sift(event, is_here, &self.volumes)?;
         match &event {
             Ok(Event::Delete(volume)) => {
                 self.attempts.forget(volume.metadata.uid.as_deref().unwrap_or_default());
@@ -108,9 +114,8 @@ impl Sifter {
         Some(event)
     }
 
-    /// Classes of this driver; a claim that waits for one is looked at again.
+    /// All classes: there are few. A claim that waits for one is looked at again.
     pub(super) fn class(&self, event: Item<StorageClass>) -> Option<Item<StorageClass>> {
-        let event = sift(event, |_| true)?;
         if let Ok(Event::Apply(class) | Event::InitApply(class)) = &event {
             let name = class.metadata.name.as_deref();
             let waiting = self.claims.state().into_iter().filter(|claim| class_name(claim) == name);
@@ -134,15 +139,21 @@ impl Sifter {
     }
 }
 
-/// Turns what isn't ours, or is no longer, into a deletion, and strips the rest of what nobody here reads.
-fn sift<K: Resource>(event: Item<K>, is_ours: impl Fn(&K) -> bool) -> Option<Item<K>> {
+/// Turns what is no longer ours into a deletion, drops what never was, and strips the rest of what nobody here reads.
+///
+/// Only a deletion of what was ours until now goes through: there is one for each object of the cluster.
+fn sift<K>(event: Item<K>, is_ours: impl Fn(&K) -> bool, ours: &Store<K>) -> Option<Item<K>>
+where
+    K: Resource<DynamicType = ()> + Clone,
+{
     let strip = |mut object: K| {
         object.meta_mut().managed_fields = None;
         object
     };
+    let ends = |object: K| ours.get(&ObjectRef::from_obj(&object)).map(|_| Ok(Event::Delete(object)));
     match event {
         Ok(Event::Apply(object)) if is_ours(&object) => Some(Ok(Event::Apply(strip(object)))),
-        Ok(Event::Apply(object)) => Some(Ok(Event::Delete(object))),
+        Ok(Event::Apply(object) | Event::Delete(object)) => ends(object),
         Ok(Event::InitApply(object)) if is_ours(&object) => Some(Ok(Event::InitApply(strip(object)))),
         Ok(Event::InitApply(_)) => None,
         other => Some(other),

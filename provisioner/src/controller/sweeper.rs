@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use kube::runtime::reflector::ObjectRef;
 use nodekeel_supervisor::Backoff;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, sleep_until};
 
-use crate::apply::{ApplyError, chain};
+use crate::apply::{ApplyError, Owner, Swept, chain};
 use crate::controller::World;
 use crate::controller::attempts::chance;
 use crate::controller::sift::Sweep;
@@ -15,40 +16,119 @@ use crate::id::VolumeId;
 /// How many signals are taken at once: a list that comes anew may follow another.
 const BATCH: usize = 256;
 
+/// What is to be looked at.
+#[derive(Debug, Default)]
+struct Wanted {
+    all: bool,
+    ids: BTreeSet<VolumeId>,
+}
+
+impl Wanted {
+    fn is_empty(&self) -> bool {
+        !self.all && self.ids.is_empty()
+    }
+
+    fn add(&mut self, other: Self) {
+        self.all |= other.all;
+        self.ids.extend(other.ids);
+    }
+}
+
 /// Sweeps whenever something tells that there may be something to sweep.
 pub(super) async fn run(world: &World, mut signals: UnboundedReceiver<Sweep>) {
-    let (mut batch, mut wanted) = (Vec::new(), BTreeSet::new());
-    while signals.recv_many(&mut batch, BATCH).await > 0 {
-        let (mut all, mut failures) = (false, 0);
+    let mut sweeper = Sweeper { world, orphans: BTreeSet::new() };
+    let (mut batch, mut failed, mut failures) = (Vec::new(), Wanted::default(), 0);
+    let mut due = Instant::now();
+    loop {
+        let mut wanted = Wanted::default();
+        tokio::select! {
+            count = signals.recv_many(&mut batch, BATCH) => if count == 0 {
+                return;
+            },
+            () = sleep_until(due), if !failed.is_empty() => wanted = std::mem::take(&mut failed),
+        }
         for signal in batch.drain(..) {
             match signal {
-                Sweep::All => all = true,
-                Sweep::One(id) => drop(wanted.insert(id)),
+                Sweep::All => wanted.all = true,
+                Sweep::One(id) => drop(wanted.ids.insert(id)),
             }
         }
-        while let Err(error) = sweep(world, &mut all, &mut wanted).await {
+        let left = sweeper.sweep(wanted).await;
+        if !left.is_empty() {
             failures += 1;
             let backoff: Backoff = world.provisioner.config.backoff;
-            let time = backoff.delay(failures, chance());
-            tracing::warn!("can't look for unused volumes, will try again in {time:?}: {}", chain(&error));
-            tokio::time::sleep(time).await;
+            due = Instant::now() + backoff.delay(failures, chance());
+            failed.add(left);
+        } else if failed.is_empty() {
+            failures = 0;
         }
     }
 }
 
-/// Sweeps what is wanted; what is done is wanted no more.
-async fn sweep(world: &World, all: &mut bool, wanted: &mut BTreeSet<VolumeId>) -> Result<(), ApplyError> {
-    let applier = &world.provisioner.applier;
-    if *all {
-        wanted.extend(applier.store.list().await.map_err(ApplyError::Store)?);
-        *all = false;
-    }
-    while let Some(id) = wanted.first().cloned() {
-        // Most of them have their object here.
-        if world.volumes.get(&ObjectRef::new(id.as_str())).is_none() {
-            applier.sweep(&id).await?;
+struct Sweeper<'a> {
+    world: &'a World,
+    /// What was told.
+    orphans: BTreeSet<VolumeId>,
+}
+
+impl Sweeper<'_> {
+    /// Sweeps what is wanted; one that fails holds up no other. What is left is to be tried again.
+    async fn sweep(&mut self, wanted: Wanted) -> Wanted {
+        let applier = &self.world.provisioner.applier;
+        let (mut left, mut ids) = (Wanted::default(), wanted.ids);
+        if wanted.all {
+            match applier.store.list().await {
+                Ok(all) => ids.extend(all),
+                Err(error) => {
+                    failed(&ApplyError::Store(error));
+                    left.all = true;
+                }
+            }
         }
-        wanted.remove(&id);
+        let ids = self.without_object(ids).await;
+        if ids.is_empty() {
+            return left;
+        }
+        let owners = match applier.owners(&ids).await {
+            Ok(owners) => owners,
+            Err(error) => {
+                failed(&error);
+                left.ids = ids;
+                return left;
+            }
+        };
+        for (id, owner) in owners {
+            if self.sweep_one(&id, owner).await.inspect_err(failed).is_err() {
+                left.ids.insert(id);
+            }
+        }
+        left
     }
-    Ok(())
+
+    /// Those that exist; most of them have their object here.
+    async fn without_object(&self, mut ids: BTreeSet<VolumeId>) -> BTreeSet<VolumeId> {
+        ids.retain(|id| self.world.volumes.get(&ObjectRef::new(id.as_str())).is_none());
+        let mut there = BTreeSet::new();
+        for id in ids {
+            if self.world.provisioner.applier.exists(&id).await {
+                there.insert(id);
+            }
+        }
+        there
+    }
+
+    async fn sweep_one(&mut self, id: &VolumeId, owner: Owner) -> Result<(), ApplyError> {
+        match self.world.provisioner.applier.sweep(id, owner).await? {
+            Swept::Orphan if self.orphans.insert(id.clone()) => {
+                tracing::warn!(handle = %id, "a volume that may hold data has no PersistentVolume; it is left alone");
+            }
+            Swept::Orphan => {}
+            Swept::Nothing | Swept::Removed => drop(self.orphans.remove(id)),
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: &ApplyError) {
+    tracing::warn!("can't look for unused volumes, will try again: {}", chain(error));
 }

@@ -27,8 +27,8 @@ pub(super) struct NodeService {
 
 impl NodeService {
     /// Volumes for targets below the kubelet's directory.
-    pub(super) fn new(deps: Arc<PluginDeps>, kubelet: PathBuf) -> Self {
-        Self { deps, kubelet, locks: Locks::default() }
+    pub(super) fn new(deps: Arc<PluginDeps>, kubelet: PathBuf, locks: Locks) -> Self {
+        Self { deps, kubelet, locks }
     }
 
     /// Does what blocks, for a volume for which nothing else is done meanwhile. It ends what it has begun also where the

@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable, serve};
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
 
+use super::guard::MountGuard;
 use super::identity::IdentityService;
+use super::locks::Locks;
 use super::mounts::Mounts;
 use super::node::NodeService;
 use super::proto::csi::identity_server::IdentityServer;
@@ -18,6 +21,7 @@ use super::proto::csi::node_server::NodeServer;
 use super::proto::registration::registration_server::RegistrationServer;
 use super::registration::RegistrationService;
 use super::socket::{self, SocketError};
+use crate::guard::VolumeGuard;
 use crate::name::{DriverName, NodeName};
 use crate::store::{OpenVolume, VolumeStore};
 
@@ -65,6 +69,7 @@ pub struct Plugin {
     deps: Arc<PluginDeps>,
     kubelet: PathBuf,
     sockets: Sockets,
+    locks: Locks,
     known: watch::Sender<bool>,
 }
 
@@ -93,12 +98,28 @@ impl Plugin {
             socket::check(path).map_err(PluginError::Socket)?;
         }
         let known = watch::Sender::new(false);
-        Ok(Self { deps: Arc::new(deps), kubelet: kubelet.to_owned(), sockets, known })
+        Ok(Self {
+            deps: Arc::new(deps),
+            kubelet: kubelet.to_owned(),
+            sockets,
+            locks: Locks::default(),
+            known,
+        })
     }
 
     /// Whether the kubelet has said that it knows the driver. False again while the plugin is restarted.
     pub fn known(&self) -> watch::Receiver<bool> {
         self.known.subscribe()
+    }
+
+    /// Keeps what is mounted from being destroyed, and what is being destroyed from being mounted; for the
+    /// [`Provisioner`](crate::Provisioner) beside it.
+    pub fn guard(&self) -> Arc<dyn VolumeGuard> {
+        Arc::new(MountGuard {
+            volumes: Arc::clone(&self.deps.volumes),
+            mounts: Arc::clone(&self.deps.mounts),
+            locks: self.locks.clone(),
+        })
     }
 
     /// The socket of the identity and node services.
@@ -113,7 +134,7 @@ impl Plugin {
 
     fn node(&self) -> impl Runnable {
         let (path, deps) = (self.sockets.node.clone(), Arc::clone(&self.deps));
-        let service = NodeService::new(Arc::clone(&deps), self.kubelet.clone());
+        let service = NodeService::new(Arc::clone(&deps), self.kubelet.clone(), self.locks.clone());
         let router = move |_: &Context| {
             Server::builder()
                 .add_service(IdentityServer::new(IdentityService { driver: deps.driver.clone() }))
@@ -156,8 +177,11 @@ fn registration_name(driver: &DriverName) -> String {
 /// Makes the listener of a server, for each of its starts.
 fn listening(
     path: PathBuf,
-) -> impl Fn() -> std::future::Ready<io::Result<socket::Listening>> + Send + Sync + 'static {
-    move || std::future::ready(socket::listen(&path).map_err(io::Error::other))
+) -> impl Fn() -> BoxFuture<'static, io::Result<socket::Listening>> + Send + Sync + 'static {
+    move || {
+        let path = path.clone();
+        Box::pin(async move { socket::listen(&path).await.map_err(io::Error::other) })
+    }
 }
 
 /// Serves the registration as soon as the node service can be called. Fails where the kubelet refuses the driver: it

@@ -3,10 +3,10 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
@@ -14,6 +14,9 @@ use tokio_stream::Stream;
 
 /// Longest path of a socket. *Source:* unix(7), `sun_path`, without its final NUL.
 const MAX_PATH_BYTES: usize = 107;
+
+/// How long is waited for a connection. Where somebody listens, the kernel makes it at once.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a socket can't be made.
 #[derive(Debug, Error)]
@@ -70,12 +73,12 @@ pub(super) fn check(path: &Path) -> Result<(), SocketError> {
 }
 
 /// Listens at a path, for root alone. The socket of a killed instance is replaced; the file goes with the listener.
-pub(super) fn listen(path: &Path) -> Result<Listening, SocketError> {
+pub(super) async fn listen(path: &Path) -> Result<Listening, SocketError> {
     check(path)?;
     let parent = path.parent().unwrap_or(Path::new("/"));
     let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(parent);
     made.map_err(|source| SocketError::Parent { path: parent.to_owned(), source })?;
-    remove_stale(path)?;
+    remove_stale(path).await?;
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };
     let listener = UnixListener::bind(path).map_err(failed)?;
     let file = file_at(path).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
@@ -85,13 +88,13 @@ pub(super) fn listen(path: &Path) -> Result<Listening, SocketError> {
     Ok(listening)
 }
 
-fn remove_stale(path: &Path) -> Result<(), SocketError> {
+async fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let Ok(file) = fs::symlink_metadata(path) else { return Ok(()) };
     let path = || path.to_owned();
     if !file.file_type().is_socket() {
         return Err(SocketError::NoSocket { path: path() });
     }
-    if UnixStream::connect(path()).is_ok() {
+    if is_served(path()).await {
         return Err(SocketError::Live { path: path() });
     }
     match fs::remove_file(path()) {
@@ -99,6 +102,14 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
             Err(SocketError::Bind { path: path(), source })
         }
         _ => Ok(()),
+    }
+}
+
+/// Whether somebody listens at a socket. One whose queue of connections is full does, whether or not he takes them.
+async fn is_served(path: PathBuf) -> bool {
+    match tokio::time::timeout(PATIENCE, Connection::connect(path)).await {
+        Ok(Ok(_)) | Err(_) => true,
+        Ok(Err(error)) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
@@ -140,17 +151,31 @@ mod tests {
     async fn a_dead_socket_is_replaced_and_goes_with_its_listener() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("plugins/d/csi.sock");
-        let first = listen(&path).expect("the directory is made");
+        let first = listen(&path).await.expect("the directory is made");
         std::mem::forget(std::fs::hard_link(&path, directory.path().join("kept")));
         drop(first);
         assert!(!path.exists());
         // As SIGKILL leaves it: the file is there, and nobody listens.
         fs::rename(directory.path().join("kept"), &path).expect("rename");
-        let second = listen(&path).expect("a dead socket is replaced");
+        let second = listen(&path).await.expect("a dead socket is replaced");
         assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o600);
-        assert!(matches!(listen(&path), Err(SocketError::Live { .. })));
+        assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })));
         assert!(path.exists(), "who is refused takes nothing away");
         drop(second);
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_queue_is_full_is_live() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("csi.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).expect("bind");
+        let mut waiting = Vec::new();
+        // Nobody takes them, until no more fit in.
+        while let Ok(connection) = Connection::connect(&path).await {
+            waiting.push(connection);
+        }
+        assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })), "{} wait", waiting.len());
+        assert!(path.exists());
     }
 
     #[tokio::test]
@@ -158,9 +183,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("csi.sock");
         fs::write(&path, "a file").expect("write");
-        assert!(matches!(listen(&path), Err(SocketError::NoSocket { .. })));
+        assert!(matches!(listen(&path).await, Err(SocketError::NoSocket { .. })));
         assert_eq!(fs::read_to_string(&path).expect("read"), "a file");
         let long = directory.path().join("x".repeat(120));
-        assert!(matches!(listen(&long), Err(SocketError::TooLong { .. })));
+        assert!(matches!(listen(&long).await, Err(SocketError::TooLong { .. })));
     }
 }

@@ -1,12 +1,13 @@
 //! The end of a volume: graves, and the thread that empties them.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ const RETRY: Backoff =
 
 /// A place in the trash: `pvc-<uid>.<project>.<number>`, where a project of 0 is none and the number tells apart several
 /// volumes that had the same id one after the other.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Grave {
     id: VolumeId,
     project: Option<ProjectId>,
@@ -98,52 +99,80 @@ impl FromStr for Grave {
     }
 }
 
+/// The graves that are to be emptied. Clones are the same queue.
+#[derive(Debug, Clone)]
+pub(super) struct Queue {
+    graves: Sender<Option<Grave>>,
+    waiting: Arc<Mutex<HashSet<Grave>>>,
+    pending: watch::Sender<usize>,
+}
+
+impl Queue {
+    /// Has a grave emptied; once, however often it is asked for.
+    pub(super) fn erase(&self, grave: Grave) {
+        if self.waiting().insert(grave.clone()) {
+            self.pending.send_modify(|pending| *pending += 1);
+            // The thread ends after this only; if it has panicked, the next store finds the grave.
+            let _ = self.graves.send(Some(grave));
+        }
+    }
+
+    /// A grave is gone.
+    fn done(&self, grave: &Grave) {
+        self.waiting().remove(grave);
+        self.pending.send_modify(|pending| *pending -= 1);
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashSet<Grave>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The thread that empties graves, one after the other.
 #[derive(Debug)]
 pub(super) struct Eraser {
-    queue: Option<Sender<Grave>>,
-    pending: watch::Sender<usize>,
+    queue: Queue,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Eraser {
     pub(super) fn start(inner: &Arc<Inner>, graves: Vec<Grave>) -> io::Result<Self> {
-        let (queue, graves_to_come) = mpsc::channel();
+        let (sender, to_come) = mpsc::channel();
         let (pending, stop) = (watch::Sender::new(0), Arc::new(AtomicBool::new(false)));
+        let queue = Queue { graves: sender, waiting: Arc::default(), pending };
         let worker = Worker {
             inner: Arc::clone(inner),
-            pending: pending.clone(),
+            queue: queue.clone(),
             stop: Arc::clone(&stop),
             failed: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("erase-volumes".to_owned());
-        let thread = Some(thread.spawn(move || worker.run(&graves_to_come))?);
-        let eraser = Self { queue: Some(queue), pending, stop, thread };
-        graves.into_iter().for_each(|grave| eraser.erase(grave));
+        let thread = Some(thread.spawn(move || worker.run(&to_come))?);
+        let eraser = Self { queue, stop, thread };
+        graves.into_iter().for_each(|grave| eraser.queue.erase(grave));
         Ok(eraser)
     }
 
-    pub(super) fn erase(&self, grave: Grave) {
-        self.pending.send_modify(|pending| *pending += 1);
-        // The thread ends after this only; if it has panicked, the next store finds the grave.
-        let _ = self.queue.as_ref().map(|queue| queue.send(grave));
+    pub(super) fn queue(&self) -> Queue {
+        self.queue.clone()
     }
 
     pub(super) fn pending(&self) -> usize {
-        *self.pending.borrow()
+        *self.queue.pending.borrow()
     }
 
     pub(super) async fn idle(&self) {
         // The sender is held here, so the wait ends by what it waits for.
-        let _ = self.pending.subscribe().wait_for(|&pending| pending == 0).await;
+        let _ = self.queue.pending.subscribe().wait_for(|&pending| pending == 0).await;
     }
 }
 
 impl Drop for Eraser {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.queue = None;
+        // Wakes it where it waits.
+        let _ = self.queue.graves.send(None);
         if let Some(thread) = self.thread.take() {
             // It has told its panic itself.
             let _ = thread.join();
@@ -160,16 +189,16 @@ struct Failed {
 
 struct Worker {
     inner: Arc<Inner>,
-    pending: watch::Sender<usize>,
+    queue: Queue,
     stop: Arc<AtomicBool>,
     failed: Vec<Failed>,
 }
 
 impl Worker {
-    fn run(mut self, queue: &Receiver<Grave>) {
+    fn run(mut self, queue: &Receiver<Option<Grave>>) {
         while let Some((grave, failures)) = self.next(queue) {
             match self.empty(&grave) {
-                Ok(()) => self.pending.send_modify(|pending| *pending -= 1),
+                Ok(()) => {}
                 Err(_) if self.is_stopped() => return,
                 Err(error) => self.fail(grave, failures + 1, &error),
             }
@@ -177,19 +206,19 @@ impl Worker {
     }
 
     /// The next grave to empty: one that waits for its next try, or a new one. None once the store is dropped.
-    fn next(&mut self, queue: &Receiver<Grave>) -> Option<(Grave, u32)> {
+    fn next(&mut self, queue: &Receiver<Option<Grave>>) -> Option<(Grave, u32)> {
         let first = self.failed.iter().enumerate().min_by_key(|(_, failed)| failed.due);
-        let Some((place, due)) = first.map(|(place, failed)| (place, failed.due)) else {
-            return queue.recv().ok().map(|grave| (grave, 0)).filter(|_| !self.is_stopped());
-        };
-        match queue.recv_timeout(due.saturating_duration_since(Instant::now())) {
-            Ok(grave) => Some((grave, 0)).filter(|_| !self.is_stopped()),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => {
+        let first = first.map(|(place, failed)| (place, failed.due));
+        let wait = first.map_or(Duration::MAX, |(_, due)| due.saturating_duration_since(Instant::now()));
+        let next = match (queue.recv_timeout(wait), first) {
+            (Ok(grave), _) => grave.map(|grave| (grave, 0)),
+            (Err(RecvTimeoutError::Timeout), Some((place, _))) => {
                 let failed = self.failed.swap_remove(place);
                 Some((failed.grave, failed.failures))
             }
-        }
+            (Err(_), _) => None,
+        };
+        next.filter(|_| !self.is_stopped())
     }
 
     fn fail(&mut self, grave: Grave, failures: u32, error: &DirStoreError) {
@@ -203,12 +232,28 @@ impl Worker {
 
     fn empty(&self, grave: &Grave) -> Result<(), DirStoreError> {
         let steps = &self.inner.steps;
-        steps.make(Step::Erase, || self.erase(grave))?;
-        if let Some(project) = grave.project.filter(|project| !self.is_alive(grave, *project)) {
-            steps.make(Step::Release, || self.release(grave, project))?;
+        loop {
+            steps.make(Step::Erase, || self.erase(grave))?;
+            if let Some(project) = grave.project.filter(|project| !self.is_alive(grave, *project)) {
+                steps.make(Step::Release, || self.release(grave, project))?;
+            }
+            if self.level(grave)? {
+                return Ok(());
+            }
         }
-        let level = || self.inner.trash.remove_tree(grave.to_string());
-        steps.make(Step::Level, level).map(drop).map_err(DirStoreError::Directory)
+    }
+
+    /// Removes an empty grave; not where a removal that was tried again has just put its volume into it.
+    fn level(&self, grave: &Grave) -> Result<bool, DirStoreError> {
+        let trash = &self.inner.trash;
+        let _held = self.inner.hold(&grave.id);
+        if trash.exists(grave.content()).map_err(DirStoreError::Directory)? {
+            return Ok(false);
+        }
+        let level = || trash.remove_tree(grave.to_string());
+        self.inner.steps.make(Step::Level, level).map_err(DirStoreError::Directory)?;
+        self.queue.done(grave);
+        Ok(true)
     }
 
     fn erase(&self, grave: &Grave) -> Result<(), DirStoreError> {
@@ -220,6 +265,7 @@ impl Worker {
 
     /// Whether the volume still is where volumes are, because a crash came between its grave and its funeral.
     fn is_alive(&self, grave: &Grave, project: ProjectId) -> bool {
+        let _held = self.inner.hold(&grave.id);
         let status = self.inner.find(&grave.id).ok().flatten().map(|dir| self.inner.find_status(&dir));
         status.is_some_and(|status| {
             status.is_ok_and(|status| status.is_some_and(|status| status.project == project))

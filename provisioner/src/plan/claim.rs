@@ -191,7 +191,9 @@ fn check_kind(asked: &PersistentVolumeClaimSpec) -> Result<(), ClaimRefusal> {
 }
 
 fn access_modes(asked: &PersistentVolumeClaimSpec) -> Result<Vec<String>, ClaimRefusal> {
-    let modes = asked.access_modes.clone().unwrap_or_default();
+    let mut modes = asked.access_modes.clone().unwrap_or_default();
+    // The kubelet tells the CSI plugin the first one alone, and with ReadOnlyMany nobody could ever write.
+    modes.sort_by_key(|mode| mode == "ReadOnlyMany");
     let refused = match modes.iter().find(|mode| !ACCESS_MODES.contains(&mode.as_str())) {
         Some(mode) => Some(mode.clone()),
         None => modes.is_empty().then(String::new),

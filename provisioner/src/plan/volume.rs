@@ -54,7 +54,8 @@ pub fn plan_volume(me: &Identity, volume: &PersistentVolume) -> VolumeAction {
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
     let ends = match phase {
         "Released" => true,
-        // Nobody has ever used it, or somebody else has failed to delete it: what is to go may go.
+        // Somebody else has failed to delete it, or has made it free for another claim: what is to go may go, if it still
+        // names the claim that it was made for.
         "Available" | "Failed" => is_going && is_protected,
         _ => false,
     };
@@ -113,10 +114,17 @@ fn own(
     if volume.metadata.name.as_deref() != Some(id.as_str()) {
         return Err(VolumeRefusal::OtherVolume { handle: id });
     }
-    let claim = spec.claim_ref.as_ref().and_then(|claim| claim.uid.as_deref()).unwrap_or_default();
-    match claim == id.claim_uid() {
-        true => Ok(id),
-        false => Err(VolumeRefusal::OtherClaim { handle: id, claim: claim.to_owned() }),
+    let claim = spec.claim_ref.as_ref();
+    let claim = claim
+        .map(|claim| [&claim.namespace, &claim.name, &claim.uid].map(|text| text.as_deref().unwrap_or("")));
+    match claim {
+        Some([namespace, name, uid]) if !namespace.is_empty() && !name.is_empty() && !uid.is_empty() => {
+            match uid == id.claim_uid() {
+                true => Ok(id),
+                false => Err(VolumeRefusal::OtherClaim { handle: id, claim: uid.to_owned() }),
+            }
+        }
+        _ => Err(VolumeRefusal::NoClaim { handle: id }),
     }
 }
 

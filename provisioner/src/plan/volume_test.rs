@@ -129,9 +129,18 @@ fn a_volume_that_was_not_made_by_us_or_for_this_claim_is_refused() {
         let patch = json!({ "metadata": { "annotations": { "pv.kubernetes.io/provisioned-by": by } } });
         assert_eq!(plan(patch), VolumeAction::Refuse(VolumeRefusal::NotProvisioned));
     }
-    for claim in [Value::Null, json!({ "uid": uid(2) })] {
-        let patch = json!({ "spec": { "claimRef": claim } });
-        assert!(matches!(plan(patch), VolumeAction::Refuse(VolumeRefusal::OtherClaim { .. })));
+    let other = json!({ "spec": { "claimRef": { "uid": uid(2) } } });
+    assert!(matches!(plan(other), VolumeAction::Refuse(VolumeRefusal::OtherClaim { .. })));
+    let nobody = [
+        Value::Null,
+        json!({ "uid": Value::Null }),
+        json!({ "name": "" }),
+        json!({ "namespace": Value::Null }),
+    ];
+    for claim in nobody {
+        let mut patch = state("Available", "Delete", true, json!([FINALIZER]));
+        patch["spec"]["claimRef"] = claim;
+        assert_eq!(plan(patch), VolumeAction::Refuse(VolumeRefusal::NoClaim { handle: id() }));
     }
 }
 

@@ -183,6 +183,7 @@ impl FakeApi {
                 )));
             }
             Some(Fault::Unreachable) => return Err(std::io::ErrorKind::ConnectionRefused.into()),
+            Some(Fault::Silent) => return std::future::pending().await,
             Some(Fault::Lost) | None => {}
         }
         let response = match call.verb {

@@ -21,6 +21,7 @@ pub async fn conformance(store: &dyn VolumeStore) {
     resize(store, &id(3)).await;
     unknown(store, &id(4)).await;
     death(store, &id(5)).await;
+    emptiness(store, &id(8)).await;
     side_by_side(store).await;
     assert_eq!(ids(store).await, others, "what is not removed stays, and nothing else is left");
 }
@@ -95,6 +96,14 @@ async fn death(store: &dyn VolumeStore, id: &VolumeId) {
     remove(store, id).await;
     store.create(id, limits(2, 1024)).await.expect("the name of a removed volume is free at once");
     assert_eq!(limits_of(store, id).await, limits(2, 1024), "nothing of the removed volume is inherited");
+    remove(store, id).await;
+}
+
+async fn emptiness(store: &dyn VolumeStore, id: &VolumeId) {
+    store.remove_empty(id).await.expect("removing an unknown volume if it is empty");
+    store.create(id, limits(4, 2048)).await.expect("create");
+    let is_gone = store.remove_empty(id).await.expect("removing an empty volume");
+    assert_eq!(!ids(store).await.contains(id), is_gone, "remove_empty says whether the volume is gone");
     remove(store, id).await;
 }
 

@@ -128,6 +128,15 @@ impl VolumeStore for MemStore {
         Ok(())
     }
 
+    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
+        let is_empty = |volume: &VolumeUsage| volume.usage.inodes.0 <= 1;
+        let is_empty = self.state().volumes.get(id).is_none_or(is_empty);
+        match is_empty {
+            true => self.remove(id).await.map(|()| true),
+            false => Ok(false),
+        }
+    }
+
     async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {
         Ok(self.state().volumes.keys().cloned().collect())
     }

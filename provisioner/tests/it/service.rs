@@ -4,4 +4,5 @@ mod claims;
 mod harness;
 mod life;
 mod model;
+mod orphans;
 mod volumes;

@@ -120,3 +120,23 @@ async fn a_limit_that_cannot_be_set_leaves_no_directory() {
     );
     store.create(&id(1), LIMITS).await.expect("it works again");
 }
+
+#[tokio::test]
+async fn only_a_volume_without_a_single_name_in_it_is_removed_as_empty() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
+    let store = open(base.path(), &quota);
+    // The last is a name that a durable write of this workspace would use for a moment.
+    for (number, name) in (1..).zip(["data", ".hidden", ".nodekeel-0123456789abcdef.new"]) {
+        store.create(&id(number), LIMITS).await.expect("create");
+        let file = base.path().join("volumes").join(id(number).as_str()).join(name);
+        fs::write(&file, "").expect("a file");
+        assert!(!store.remove_empty(&id(number)).await.expect("look"), "{name}");
+        assert!(file.exists(), "{name}");
+        fs::remove_file(&file).expect("remove");
+        assert!(store.remove_empty(&id(number)).await.expect("remove"), "{name}");
+    }
+    store.erased().await;
+    assert_eq!(store.list().await.expect("list"), Vec::new());
+    assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new());
+    assert!(store.remove_empty(&id(1)).await.expect("none"), "a volume that isn't there is gone");
+}

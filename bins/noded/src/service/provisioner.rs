@@ -135,6 +135,7 @@ async fn serve(volumes: &Taken, ctx: Context) -> Result<(), Failure> {
         client,
         store: volumes.store.clone(),
         meter: Arc::new(()),
+        guard: plugin.as_ref().map(Plugin::guard),
         registered: plugin.as_ref().map(Plugin::known),
         hook: None,
     };

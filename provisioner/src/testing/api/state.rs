@@ -49,6 +49,8 @@ pub enum Fault {
     Unreachable,
     /// It is carried out, and the answer is lost.
     Lost,
+    /// It is neither carried out nor answered, and nothing ends the wait.
+    Silent,
 }
 
 impl Kind {

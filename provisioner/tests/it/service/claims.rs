@@ -3,7 +3,7 @@
 use nodekeel_fsquota::{Bytes, Inodes, Limits};
 use nodekeel_provisioner::testing::objects::{NODE, claim, class, identity, uid, volume};
 use nodekeel_provisioner::testing::{Fault, Kind, MemStore, Verb};
-use nodekeel_provisioner::{Config, VolumeStore as _};
+use nodekeel_provisioner::{Config, RunError, VolumeStore as _};
 use serde_json::json;
 
 use super::harness::{Node, api, bound, deps, id, pass, phase, told, until};
@@ -125,6 +125,42 @@ async fn a_node_without_room_gives_the_claim_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_claim_that_fits_nowhere_is_taken_and_given_up_ever_more_slowly() {
+    let (api, store) = (api(), MemStore::with_capacity(Bytes(1 << 20)));
+    api.patch(Kind::Class, "local", json!({ "volumeBindingMode": "Immediate" }));
+    let _node = Node::over(&api, &store).await;
+    let unselected = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": null } } });
+    api.create(Kind::Claim, claim(1, unselected));
+    pass(3600).await;
+    // 1, 2, 4 … 256 s and then twelve times in an hour, by two patches each.
+    let patches = api.requests(Verb::Patch, Kind::Claim);
+    assert!((20..=50).contains(&patches), "{patches} patches in an hour");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_told_is_not_told_again_while_the_volume_has_not_been_heard_of() {
+    let api = api();
+    let _node = Node::start(&api, NODE).await;
+    api.hold(Kind::Volume);
+    // The claim isn't bound, because the volume names another; it is looked at again and again.
+    api.create(Kind::Claim, claim(1, json!({ "metadata": { "namespace": "unbound" } })));
+    told(&api, "claim-1", "ProvisioningSucceeded").await;
+    for round in 0..5 {
+        api.patch(
+            Kind::Claim,
+            "claim-1",
+            json!({
+                "metadata": { "labels": { "round": round.to_string() } },
+                "spec": { "volumeName": null },
+                "status": { "phase": "Pending" },
+            }),
+        );
+        pass(10).await;
+    }
+    assert_eq!(api.events("claim-1"), [("ProvisioningSucceeded".to_owned(), 1)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_immediate_claim_is_provisioned_once_among_several_nodes() {
     let api = api();
     api.patch(Kind::Class, "local", json!({ "volumeBindingMode": "Immediate" }));
@@ -216,6 +252,25 @@ async fn an_answer_that_was_lost_makes_no_second_volume_and_no_failure() {
         "{:?}",
         api.notes("claim-1")
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_never_answered_hold_nothing_up_for_ever() {
+    let api = api();
+    let node = Node::start(&api, NODE).await;
+    // As many as are worked on at the same time.
+    for _ in 0..16 {
+        api.fail_next(Verb::Get, Kind::Claim, Fault::Silent);
+    }
+    for _ in 0..16 {
+        api.fail_next(Verb::Create, Kind::Volume, Fault::Silent);
+        api.fail_next(Verb::Create, Kind::Event, Fault::Silent);
+    }
+    for number in 0..32 {
+        api.create(Kind::Claim, claim(number, json!({})));
+    }
+    until(&api, |api| api.list(Kind::Volume).len() == 32).await;
+    assert!(matches!(node.stop().await, Some(RunError::Cancelled)));
 }
 
 #[tokio::test(start_paused = true)]

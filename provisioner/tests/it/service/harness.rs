@@ -22,6 +22,7 @@ pub(crate) fn deps(api: &FakeApi, store: &MemStore) -> Deps {
         client: api.client(),
         store: Arc::new(store.clone()),
         meter: Arc::new(()),
+        guard: None,
         registered: None,
         hook: None,
     }

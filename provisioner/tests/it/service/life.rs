@@ -9,6 +9,7 @@ use nodekeel_provisioner::{Config, Provisioner, RunError, VolumeStore as _};
 use nodekeel_supervisor::{Child, Context, Failure, Supervisor};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::harness::{Node, api, bound, deps, id, pass, until};
 
@@ -18,6 +19,25 @@ const LIMITS: Limits = Limits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes
 async fn it_ends_as_cancelled() {
     let node = Node::start(&api(), NODE).await;
     assert!(matches!(node.stop().await, Some(RunError::Cancelled)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_ends_as_cancelled_also_while_a_list_cannot_be_had() {
+    let api = api();
+    for _ in 0..1000 {
+        api.fail_next(Verb::List, Kind::Volume, Fault::Status(403));
+    }
+    api.create(Kind::Claim, claim(1, json!({})));
+    let provisioner = Provisioner::new(Config::new(identity(NODE)), deps(&api, &MemStore::default()));
+    let token = CancellationToken::new();
+    let run = tokio::spawn({
+        let token = token.clone();
+        async move { provisioner.run_until(token, || panic!("it isn't ready")).await }
+    });
+    pass(60).await;
+    token.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(1), run).await.expect("it ends at once");
+    assert!(matches!(ended.expect("no panic"), Err(RunError::Cancelled)));
 }
 
 #[tokio::test]

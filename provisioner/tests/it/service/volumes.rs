@@ -1,9 +1,14 @@
 //! Volumes out.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use nodekeel_fsquota::{Bytes, Inodes, Limits, Usage};
 use nodekeel_provisioner::testing::objects::{NODE, claim, identity, uid, volume};
 use nodekeel_provisioner::testing::{FakeApi, Fault, Kind, MemStore, Verb};
-use nodekeel_provisioner::{Config, Identity, VolumeStore as _};
+use nodekeel_provisioner::{
+    Config, Deps, GuardError, Identity, Reservation, VolumeGuard, VolumeId, VolumeStore as _,
+};
 use serde_json::{Value, json};
 
 use super::harness::{Node, api, deps, id, no_volumes, pass, phase, told, until};
@@ -143,14 +148,91 @@ async fn another_nodes_volume_and_a_malformed_one_are_let_be_without_a_word() {
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_whose_claim_lives_is_not_deleted_whatever_its_phase_says() {
+    let here = id(1).to_string();
+    for volume_name in ["", here.as_str()] {
+        let (api, store) = (api(), MemStore::default());
+        store.create(&id(1), LIMITS).await.expect("create");
+        api.create(Kind::Claim, claim(1, json!({ "spec": { "volumeName": volume_name } })));
+        api.create(Kind::Volume, volume(1, json!({ "spec": { "claimRef": { "name": "another" } } })));
+        let _node = Node::over(&api, &store).await;
+        told(&api, id(1).as_str(), "VolumeFailedDelete").await;
+        pass(3600).await;
+        assert_eq!(store.deaths(&id(1)), 0);
+        let notes = api.notes(id(1).as_str());
+        assert!(notes[0].contains("claim-1 still exists"), "{notes:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_is_pointed_at_another_claim_is_not_deleted_while_its_own_lives() {
+    for patch in [json!({ "name": "another" }), json!({ "namespace": "another" })] {
+        let api = api();
+        let node = Node::start(&api, NODE).await;
+        provisioned(&api, 1).await;
+        api.patch(Kind::Volume, id(1).as_str(), json!({ "spec": { "claimRef": patch } }));
+        until(&api, |api| phase(api, Kind::Volume, id(1).as_str()) == "Released").await;
+        pass(3600).await;
+        assert_eq!(node.store.deaths(&id(1)), 0);
+        assert_eq!(api.events(id(1).as_str())[0].0, "VolumeFailedDelete");
+        api.delete(Kind::Claim, "claim-1");
+        no_volumes(&api).await;
+        assert_eq!(node.store.deaths(&id(1)), 1, "and it goes once the claim has gone");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_whose_claim_has_no_place_is_refused_with_the_way_out() {
+    for claim in [json!({ "namespace": "" }), json!({ "name": "" }), json!({ "uid": null })] {
+        let (api, node) =
+            hostile(json!({ "spec": { "claimRef": claim }, "status": { "phase": "Released" } })).await;
+        assert_eq!(node.store.list().await.expect("list"), [id(1), id(2)]);
+        let notes = api.notes(id(1).as_str());
+        assert!(notes[0].contains("finalizer"), "{notes:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_whose_claim_is_bound_elsewhere_is_deleted() {
     let (api, store) = (api(), MemStore::default());
     store.create(&id(1), LIMITS).await.expect("create");
     api.create(Kind::Claim, claim(1, json!({ "spec": { "volumeName": "elsewhere" } })));
     let _node = Node::over(&api, &store).await;
     api.create(Kind::Volume, volume(1, json!({})));
+    no_volumes(&api).await;
+    assert_eq!(store.deaths(&id(1)), 1);
+}
+
+/// Says that volumes are in use until it is told otherwise.
+#[derive(Debug, Default)]
+struct InUse(AtomicBool);
+
+impl VolumeGuard for InUse {
+    fn reserve(&self, id: &VolumeId) -> Result<Reservation, GuardError> {
+        match self.0.load(Ordering::Relaxed) {
+            true => Ok(Reservation::new(())),
+            false => {
+                Err(GuardError::InUse { id: id.clone(), by: "a pod that was deleted by force".to_owned() })
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_in_use_is_not_deleted_and_goes_once_it_is_free() {
+    let (api, guard) = (api(), Arc::new(InUse::default()));
+    let store = MemStore::default();
+    let deps = Deps { guard: Some(guard.clone()), ..deps(&api, &store) };
+    let node = Node::with(Config::new(identity(NODE)), deps, Some(&store)).await;
+    provisioned(&api, 1).await;
+    api.delete(Kind::Claim, "claim-1");
     told(&api, id(1).as_str(), "VolumeFailedDelete").await;
-    assert_eq!(store.deaths(&id(1)), 0);
-    assert!(api.notes(id(1).as_str())[0].contains("still exists"));
+    pass(3600).await;
+    assert_eq!((node.store.deaths(&id(1)), api.requests(Verb::Delete, Kind::Volume)), (0, 0));
+    let notes = api.notes(id(1).as_str());
+    assert!(notes[0].contains("in use on this node (a pod that was deleted by force)"), "{notes:?}");
+    guard.0.store(true, Ordering::Relaxed);
+    no_volumes(&api).await;
+    assert_eq!(node.store.deaths(&id(1)), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -174,6 +256,9 @@ async fn lost_answers_and_conflicts_end_in_the_same_state() {
         (Verb::Patch, Fault::Lost),
         (Verb::Patch, Fault::Status(409)),
         (Verb::Get, Fault::Status(500)),
+        (Verb::Get, Fault::Silent),
+        (Verb::Delete, Fault::Silent),
+        (Verb::Patch, Fault::Silent),
     ];
     for (verb, fault) in faults {
         let api = api();
