@@ -1,4 +1,4 @@
-//! The ways in which a test runs: as whoever calls, as a plain user, as PID 1, in a guest.
+//! The ways in which a test runs: as whoever calls, as a plain user, as PID 1, without cgroups, in a guest.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -31,6 +31,8 @@ pub(crate) enum Way {
     PlainUser,
     /// As the first process of a PID namespace.
     Pid1,
+    /// As the caller, where no cgroups are made: descendants are known by their marks only.
+    WithoutCgroups,
 }
 
 impl Way {
@@ -40,13 +42,14 @@ impl Way {
             Self::Root => ", as root",
             Self::PlainUser => ", as a plain user",
             Self::Pid1 => ", as PID 1",
+            Self::WithoutCgroups => ", without cgroups",
         }
     }
 }
 
-/// The ways besides the caller's own: together they are root, a plain user and PID 1.
-pub(crate) fn others(is_root: bool) -> [Way; 2] {
-    [if is_root { Way::PlainUser } else { Way::Root }, Way::Pid1]
+/// The ways besides the caller's own: together they are root, a plain user and PID 1, with cgroups and without.
+pub(crate) fn others(is_root: bool) -> [Way; 3] {
+    [if is_root { Way::PlainUser } else { Way::Root }, Way::Pid1, Way::WithoutCgroups]
 }
 
 /// Which tests of a binary run.
@@ -167,6 +170,9 @@ pub(crate) fn command(binary: &Binary, way: Way, selection: &Selection) -> Resul
     line.push(binary.path.clone().into());
     let mut command = Command::new(&line[0]);
     command.args(&line[1..]).args(selection.arguments());
+    if way == Way::WithoutCgroups {
+        command.env("NODEKEEL_CGROUPS", "none");
+    }
     Ok(Prepared { command: binary.prepared(command), home: None })
 }
 
