@@ -4,7 +4,6 @@ use std::fmt;
 use std::fs;
 use std::net::TcpListener;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,10 +11,13 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use nodekeel_fsquota::ProjectQuota;
 use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::HOSTNAME;
 use nodekeel_provisioner::csi::OsMounts;
 
 use crate::config::Config;
@@ -27,7 +29,7 @@ const MISSING: u8 = 4;
 
 /// What was found about one thing.
 #[derive(Debug)]
-enum Finding {
+pub(crate) enum Finding {
     Good(String),
     /// It works, and not as one may think.
     Warning(String),
@@ -129,7 +131,7 @@ fn kubelet(config: &Config) -> Vec<Finding> {
     if findings.iter().any(Finding::is_bad) {
         return findings;
     }
-    findings.push(shared(&config.kubelet.join("pods")));
+    findings.push(shared(&config.kubelet.join("pods"), is_pod()));
     // Any directory can be mounted like any other.
     let probe = || -> Result<()> {
         let dir = Dir::open(&config.kubelet)?;
@@ -156,30 +158,29 @@ fn there(kubelet: &Path, below: &str) -> Finding {
 
 /// Whether the kubelet sees what is mounted below a directory: it does where that is a shared mount, or where this is no
 /// container.
-fn shared(path: &Path) -> Finding {
-    let is_shared = || -> Result<bool> {
-        let device = fs::metadata(path)?.dev();
-        let mounts = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
-        let number = (rustix::fs::major(device), rustix::fs::minor(device));
-        let number = format!("{}:{}", number.0, number.1);
-        // The mount that the path is on: the longest mount point above it on its device, the last of its kind.
-        let above = mounts.lines().filter_map(|line| {
-            let fields: Vec<_> = line.split(' ').collect();
-            let point = fields.get(4)?;
-            let is_above = fields.get(2) == Some(&number.as_str()) && path.starts_with(point);
-            is_above.then(|| (point.len(), fields.iter().any(|field| field.starts_with("shared:"))))
-        });
-        Ok(above.max_by_key(|(length, _)| *length).is_some_and(|(_, is_shared)| is_shared))
-    };
-    match is_shared() {
-        Ok(true) => Finding::Good(format!("what is mounted below {} is seen by the kubelet", path.display())),
-        Ok(false) => Finding::Warning(format!(
+///
+/// Where it doesn't, publishing seems to work, and pods write into a bare directory, without a limit.
+pub(crate) fn shared(path: &Path, is_pod: bool) -> Finding {
+    let advice = || {
+        format!(
             "{} is on no shared mount: where this is a container, give it mountPropagation: Bidirectional, and make the \
              host's mount shared (`mount --make-rshared /`)",
             path.display()
-        )),
-        Err(error) => Finding::Bad(error.context(format!("look at the mounts of {}", path.display()))),
+        )
+    };
+    match OsMounts::is_shared(path) {
+        Ok(true) => Finding::Good(format!("what is mounted below {} is seen by the kubelet", path.display())),
+        Ok(false) if is_pod => Finding::Bad(anyhow!(advice())),
+        Ok(false) => Finding::Warning(advice()),
+        Err(error) => {
+            Finding::Bad(anyhow!(error).context(format!("look at the mounts of {}", path.display())))
+        }
     }
+}
+
+/// Whether this is a pod's container: the kubelet gives every one this variable.
+pub(crate) fn is_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
 fn address(config: &Config) -> Finding {
@@ -207,12 +208,59 @@ async fn api(config: &Config) -> Vec<Finding> {
             let mut findings =
                 vec![Finding::Good(format!("the API server answers, Kubernetes {}", version.git_version))];
             findings.extend(allowed(&client).await);
+            findings.extend(objects(config, &client).await);
             findings
         }
         Err(error) => {
             let what = "ask the API server: is it up, and is the kubeconfig (or the service account) right?";
             vec![Finding::Bad(anyhow!(error).context(what))]
         }
+    }
+}
+
+/// What has to be in the API for pods to get their volumes.
+pub(crate) async fn objects(config: &Config, client: &Client) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Ok(name) = config.node() {
+        let node = Api::<Node>::all(client.clone()).get_opt(name.as_str()).await;
+        findings.push(hostname(name.as_str(), node));
+    }
+    if config.csi {
+        let driver = Api::<CSIDriver>::all(client.clone()).get_opt(config.driver.as_str()).await;
+        findings.push(driver_object(config.driver.as_str(), driver));
+    }
+    findings
+}
+
+/// Volumes are bound to a node by its label, pods are told to it by its name.
+fn hostname(name: &str, node: kube::Result<Option<Node>>) -> Finding {
+    let node = match node {
+        Ok(Some(node)) => node,
+        Ok(None) => return Finding::Bad(anyhow!("there is no node {name}: give its name in the API by --node")),
+        Err(error) => return Finding::Bad(anyhow!(error).context(format!("look at node {name}"))),
+    };
+    match node.metadata.labels.unwrap_or_default().get(HOSTNAME) {
+        Some(label) if label == name => Finding::Good(format!("node {name} has the label {HOSTNAME}={name}")),
+        label => Finding::Bad(anyhow!(
+            "node {name} has {HOSTNAME}={:?}, so no pod could use its volumes: `kubectl label node {name} --overwrite \
+             {HOSTNAME}={name}`, or start the kubelet with that --hostname-override",
+            label.map(String::as_str).unwrap_or_default()
+        )),
+    }
+}
+
+fn driver_object(name: &str, driver: kube::Result<Option<CSIDriver>>) -> Finding {
+    match driver {
+        Ok(Some(driver)) if driver.spec.attach_required == Some(false) => {
+            Finding::Good(format!("there is a CSIDriver {name}"))
+        }
+        Ok(Some(_)) => Finding::Bad(anyhow!(
+            "CSIDriver {name} has attachRequired: true, so pods wait for ever: apply deploy/csidriver.yaml anew"
+        )),
+        Ok(None) => Finding::Bad(anyhow!(
+            "there is no CSIDriver {name}, so pods wait for ever: apply deploy/csidriver.yaml, with this name"
+        )),
+        Err(error) => Finding::Bad(anyhow!(error).context(format!("look at CSIDriver {name}"))),
     }
 }
 
@@ -268,6 +316,38 @@ mod tests {
         let right = Right { group: "", resource: "persistentvolumes", verb: "delete" };
         let text = denied(right).to_string();
         assert!(text.contains("delete on persistentvolumes (core)") && text.contains("rbac.yaml"), "{text}");
+    }
+
+    #[test]
+    fn a_node_whose_label_isnt_its_name_is_told() {
+        let node = |label: &str| -> Node {
+            serde_json::from_value(serde_json::json!({ "metadata": { "labels": { HOSTNAME: label } } })).expect("a node")
+        };
+        assert!(!hostname("node-a", Ok(Some(node("node-a")))).is_bad());
+        let other = hostname("node-a", Ok(Some(node("ip-10-0-0-1"))));
+        assert!(other.is_bad() && other.to_string().contains("kubectl label node node-a"), "{other}");
+        assert!(hostname("node-a", Ok(Some(Node::default()))).is_bad());
+        assert!(hostname("node-a", Ok(None)).to_string().contains("--node"));
+    }
+
+    #[test]
+    fn a_driver_that_pods_would_wait_for_is_told() {
+        let driver = |attach: bool| -> CSIDriver {
+            serde_json::from_value(serde_json::json!({ "spec": { "attachRequired": attach } })).expect("a driver")
+        };
+        assert!(!driver_object("d", Ok(Some(driver(false)))).is_bad());
+        assert!(driver_object("d", Ok(Some(driver(true)))).is_bad());
+        assert!(driver_object("d", Ok(None)).to_string().contains("csidriver.yaml"));
+    }
+
+    #[test]
+    fn in_a_pod_a_mount_that_the_kubelet_cannot_see_is_bad() {
+        // Whether it is shared depends on where this runs.
+        let path = Path::new("/proc");
+        let is_shared = OsMounts::is_shared(path).expect("procfs is a mount");
+        assert_eq!(shared(path, true).is_bad(), !is_shared);
+        assert!(!shared(path, false).is_bad());
+        assert!(shared(Path::new("/nowhere/at/all"), false).is_bad());
     }
 
     #[test]

@@ -8,14 +8,16 @@ pub(crate) struct Right {
     pub(crate) verb: &'static str,
 }
 
-const NEEDED: [(&str, &str, &[&str]); 4] = [
+const NEEDED: [(&str, &str, &[&str]); 6] = [
     ("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
     ("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
+    ("", "nodes", &["get"]),
     ("storage.k8s.io", "storageclasses", &["list", "watch"]),
+    ("storage.k8s.io", "csidrivers", &["get"]),
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
 
-/// Everything that the provisioner calls; deploy/rbac.yaml grants exactly this.
+/// Everything that the provisioner and `check` call; deploy/rbac.yaml grants exactly this.
 pub(crate) fn needed() -> impl Iterator<Item = Right> {
     NEEDED
         .into_iter()

@@ -13,6 +13,7 @@ use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::check::{self, Finding};
 use crate::config::Config;
 use crate::http::{Http, Told};
 use crate::metrics::Metrics;
@@ -51,17 +52,33 @@ pub(crate) fn run(config: Config) -> Result<ExitCode> {
 async fn until_signalled(config: &Config) -> Result<ExitCode> {
     let mut signals = Signals::new()?;
     let parts = Parts::make(config).await?;
-    let store = Arc::clone(&parts.volumes.store);
     let (waiting, told) = watch::channel(vec!["the start".to_owned()]);
+    tokio::spawn(look(config.clone(), parts.client.clone()));
     let (root, _volumes) = parts.root(told);
     let supervisor = Arc::new(Supervisor::builder().hook(tell).start(root));
     let watching = tokio::spawn(watch_tree(Arc::clone(&supervisor), waiting));
-    tracing::info!(?store, listen = %config.listen, "started");
+    tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");
     signals.next().await;
     tracing::info!("stopping; a second signal forces");
     let code = stop(&supervisor, &mut signals).await;
     watching.abort();
     Ok(code)
+}
+
+/// Says what would keep pods from their volumes although all runs; none of it is a reason not to start.
+async fn look(config: Config, client: kube::Client) {
+    let mut findings = Vec::new();
+    if config.csi {
+        findings.push(check::shared(&config.kubelet.join("pods"), check::is_pod()));
+    }
+    findings.extend(check::objects(&config, &client).await);
+    for finding in findings {
+        match finding {
+            Finding::Good(_) => {}
+            Finding::Warning(text) => tracing::info!("{text}"),
+            Finding::Bad(error) => tracing::error!("{error:#}"),
+        }
+    }
 }
 
 async fn stop(supervisor: &Supervisor, signals: &mut Signals) -> ExitCode {
@@ -89,6 +106,7 @@ async fn stop(supervisor: &Supervisor, signals: &mut Signals) -> ExitCode {
 /// All that runs.
 struct Parts {
     volumes: Volumes,
+    client: kube::Client,
     provisioner: Provisioner,
     plugin: Option<Plugin>,
     listener: TcpListener,
@@ -121,19 +139,19 @@ impl Parts {
         let mut wanted = ProvisionerConfig::new(identity);
         wanted.concurrency = config.concurrency;
         let deps = Deps {
-            client,
+            client: client.clone(),
             store: volumes.store.clone(),
             meter: Arc::new(metrics.meter.clone()),
             guard: plugin.as_ref().map(Plugin::guard),
             registered: plugin.as_ref().map(Plugin::known),
             hook,
         };
-        Ok(Self { provisioner: Provisioner::new(wanted, deps), volumes, plugin, listener, metrics })
+        Ok(Self { provisioner: Provisioner::new(wanted, deps), client, volumes, plugin, listener, metrics })
     }
 
     /// The root of the tree, and what has to outlive it.
     fn root(self, waiting: watch::Receiver<Vec<String>>) -> (impl Fn(Context) -> RootRun, Volumes) {
-        let Self { volumes, provisioner, plugin, listener, metrics } = self;
+        let Self { volumes, client: _, provisioner, plugin, listener, metrics } = self;
         let known = plugin.as_ref().map(Plugin::known);
         let told = Told { metrics, store: Arc::clone(&volumes.store), known, waiting };
         let parts = std::sync::Mutex::new(Some((Http { listener, told }, plugin, provisioner)));

@@ -16,6 +16,8 @@ pub(super) struct Mount {
     pub(super) point: PathBuf,
     /// The flags of this mount alone.
     pub(super) flags: MountFlags,
+    /// What is mounted below it is seen in other places, too.
+    pub(super) is_shared: bool,
 }
 
 /// Reads all lines; one that has another form, which no kernel has written so far, is left out.
@@ -31,7 +33,9 @@ fn line(line: &[u8]) -> Option<Mount> {
     let device = (device.0.parse().ok()?, device.1.parse().ok()?);
     let _root = fields.next()?;
     let point = PathBuf::from(OsString::from_vec(unescape(fields.next()?)));
-    Some(Mount { id, device, point, flags: flags(fields.next()?) })
+    let flags = flags(fields.next()?);
+    let is_shared = fields.take_while(|field| *field != b"-").any(|field| field.starts_with(b"shared:"));
+    Some(Mount { id, device, point, flags, is_shared })
 }
 
 fn number(field: &[u8]) -> Option<u64> {
@@ -81,10 +85,17 @@ mod tests {
         let mounts = parse(text);
         assert_eq!(
             mounts[0],
-            Mount { id: 22, device: (254, 0), point: "/".into(), flags: MountFlags::default() }
+            Mount {
+                id: 22,
+                device: (254, 0),
+                point: "/".into(),
+                flags: MountFlags::default(),
+                is_shared: true
+            }
         );
         assert_eq!(mounts[1].point, PathBuf::from("/mnt/a b\\"));
         let all = MountFlags { read_only: true, no_suid: true, no_dev: true, no_exec: true };
+        assert!(!mounts[1].is_shared);
         assert_eq!((mounts[1].id, mounts[1].device, mounts[1].flags), (36, (98, 1), all));
     }
 

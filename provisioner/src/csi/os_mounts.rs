@@ -49,6 +49,17 @@ impl OsMounts {
         detached(volume, MountFlags::default()).map(drop)
     }
 
+    /// Whether what is mounted below a directory is seen outside of this container, where this is one: whether the mount
+    /// that the directory is on is shared.
+    ///
+    /// # Errors
+    /// The directory, or the mounts, can't be looked at.
+    pub fn is_shared(path: &Path) -> io::Result<bool> {
+        let stat = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::MNT_ID)?;
+        let all = mountinfo::parse(&std::fs::read(MOUNTINFO)?);
+        Ok(all.iter().any(|mount| mount.id == stat.stx_mnt_id && mount.is_shared))
+    }
+
     /// The directory that the target is in; `None` where there is none.
     fn parent(&self, target: &Target) -> Result<Option<Dir>, MountError> {
         let below = target.split().0;
