@@ -101,7 +101,9 @@ fn directory(config: &Config) -> Vec<Finding> {
         ));
     }
     findings.push(writable(&base));
-    match volumes::lock(&base) {
+    // Where there are no volumes yet, nobody works on them.
+    let locked = base.open_dir(volumes::LOCKED).map_or(Ok(true), |dir| volumes::lock(&dir));
+    match locked {
         Ok(true) => {}
         Ok(false) => {
             findings.push(Finding::Warning("another instance works on the directory at the moment".into()))

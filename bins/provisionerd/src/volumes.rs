@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
-use nodekeel_localstorage::{Dir, Error as DirError};
+use nodekeel_localstorage::{Dir, Error as DirError, Mode};
 use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, Hook};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -80,9 +80,13 @@ fn open_to_use(config: &Config) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesEr
     Ok((base, Arc::new(quota)))
 }
 
-/// Locks the directory; false where another instance has it.
-pub(crate) fn lock(base: &Dir) -> io::Result<bool> {
-    match rustix::fs::flock(base.as_fd(), FlockOperation::NonBlockingLockExclusive) {
+/// What an instance locks: where the volumes themselves are. The directory above may be the root of its file system, which
+/// is locked by whoever sets a limit there, and that would wait for this instance for ever.
+pub(crate) const LOCKED: &str = "volumes";
+
+/// Locks a directory; false where another instance has it.
+pub(crate) fn lock(dir: &Dir) -> io::Result<bool> {
+    match rustix::fs::flock(dir.as_fd(), FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(errno) => Err(errno.into()),
@@ -94,8 +98,9 @@ impl Volumes {
     pub(crate) fn take(config: &Config, hook: Option<Arc<dyn Hook>>) -> Result<Self, VolumesError> {
         let path = || config.directory.clone();
         let (base, quota) = open_to_use(config)?;
-        let lock =
-            Dir::open(&config.directory).map_err(|source| VolumesError::Open { path: path(), source })?;
+        let lock = base
+            .ensure_dir(LOCKED, Mode::PRIVATE_DIR)
+            .map_err(|source| VolumesError::Open { path: path(), source })?;
         match self::lock(&lock) {
             Ok(true) => {}
             Ok(false) => return Err(VolumesError::InUse { path: path() }),

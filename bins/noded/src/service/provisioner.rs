@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
-use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::{Dir, Mode};
 use nodekeel_logtree::{Dn, Journal, Level, Message};
 use nodekeel_provisioner::csi::{OsMounts, Plugin, PluginDeps};
 use nodekeel_provisioner::{
@@ -87,8 +87,11 @@ impl Taken {
 fn lock(base: &Dir) -> Result<File, VolumesError> {
     let path = || base.path().to_owned();
     let failed = |source| VolumesError::Lock { path: path(), source };
-    // It must not be the descriptor that the store lets go of.
-    let own = base.open_dir("").map_err(|error| VolumesError::Directory(error.into()))?;
+    // Not the directory itself: it may be the root of its file system, which is locked by whoever sets a limit there, and
+    // that would wait for this node for ever.
+    let own = base
+        .ensure_dir("volumes", Mode::PRIVATE_DIR)
+        .map_err(|error| VolumesError::Directory(error.into()))?;
     let lock = File::from(own.as_fd().try_clone_to_owned().map_err(failed)?);
     match lock.try_lock() {
         Ok(()) => Ok(lock),
