@@ -12,6 +12,8 @@ const CSI_DRIVER: &str = include_str!("../../../deploy/csidriver.yaml");
 const CLASSES: &str = include_str!("../../../deploy/storageclass.yaml");
 const DAEMON_SET: &str = include_str!("../../../deploy/daemonset.yaml");
 const NAMESPACE: &str = include_str!("../../../deploy/namespace.yaml");
+const POLICY: &str = include_str!("../../../deploy/policy/own-node.yaml");
+const ACCOUNTS: &str = include_str!("../../../deploy/rbac.yaml");
 const ALL: &str = include_str!("../../../deploy/kustomization.yaml");
 const PROFILE: &str = include_str!("../../../deploy/seccomp/nodekeel-limits.json");
 
@@ -40,6 +42,23 @@ fn all_objects_have_the_drivers_name() {
     }
     let plugin = format!("/var/lib/kubelet/plugins/{driver}");
     assert_eq!(DAEMON_SET.matches(&plugin).count(), 2, "the plugin's directory, inside and outside");
+}
+
+#[test]
+fn the_policy_is_about_this_driver_and_this_account() {
+    use k8s_openapi::api::admissionregistration::v1 as api;
+    let [policy, binding] = &documents(POLICY)[..] else { panic!("a policy and its binding") };
+    let policy: api::ValidatingAdmissionPolicy = serde_json::from_value(policy.clone()).expect("a policy");
+    let binding: api::ValidatingAdmissionPolicyBinding =
+        serde_json::from_value(binding.clone()).expect("a binding");
+    assert_eq!(binding.spec.and_then(|spec| spec.policy_name), policy.metadata.name);
+    let spec = policy.spec.expect("a spec");
+    let account = documents(ACCOUNTS).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
+    let (namespace, name) = (text(&account, "/metadata/namespace"), text(&account, "/metadata/name"));
+    let condition = &spec.match_conditions.expect("a condition")[0].expression;
+    assert!(condition.contains(&format!("'system:serviceaccount:{namespace}:{name}'")), "{condition}");
+    let driver = format!("'{}'", Config::default().driver);
+    assert!(spec.variables.expect("variables").iter().any(|it| it.expression.contains(&driver)));
 }
 
 #[test]
