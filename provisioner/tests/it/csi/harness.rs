@@ -35,6 +35,48 @@ pub(crate) struct Running {
     pub(crate) directory: Arc<TempDir>,
 }
 
+/// A plugin that listens, whatever it stands on.
+pub(crate) struct Served {
+    pub(crate) supervisor: Supervisor,
+    pub(crate) known: watch::Receiver<bool>,
+    pub(crate) registration: PathBuf,
+    pub(crate) socket: PathBuf,
+}
+
+impl Served {
+    pub(crate) async fn start(deps: PluginDeps, kubelet: &Path) -> Self {
+        let plugin = Plugin::new(deps, kubelet).expect("short paths");
+        let known = plugin.known();
+        let (registration, socket) = (plugin.registration_socket().to_owned(), plugin.socket().to_owned());
+        let plugin = std::sync::Mutex::new(Some(plugin));
+        let supervisor = Supervisor::builder().start(move |ctx: Context| {
+            let plugin = plugin.lock().expect("unpoisoned").take();
+            async move {
+                ctx.run("csi", plugin.expect("the root runs once"))?;
+                ctx.wait_ready("root.csi").await?;
+                ctx.ready()?;
+                Err::<(), Failure>(ctx.cancelled().await.into())
+            }
+        });
+        let served = Self { supervisor, known, registration, socket };
+        served.ready().await;
+        served
+    }
+
+    async fn ready(&self) {
+        let mut changes = self.supervisor.watch();
+        let is_ready = || {
+            let tree = self.supervisor.snapshot();
+            tree.iter().any(|node| {
+                node.dn.as_ref() == "root" && matches!(node.state, nodekeel_supervisor::State::Ready)
+            })
+        };
+        while !is_ready() {
+            changes.changed().await.expect("the tree lives");
+        }
+    }
+}
+
 /// Volumes with a directory each, and their limits in memory.
 #[derive(Clone)]
 pub(crate) struct Volumes {
@@ -96,35 +138,8 @@ impl Running {
             volumes: Arc::new(volumes.clone()),
             mounts: mounts(&kubelet),
         };
-        let plugin = Plugin::new(deps, &kubelet).expect("short paths");
-        let known = plugin.known();
-        let (registration, socket) = (plugin.registration_socket().to_owned(), plugin.socket().to_owned());
-        let plugin = std::sync::Mutex::new(Some(plugin));
-        let supervisor = Supervisor::builder().start(move |ctx: Context| {
-            let plugin = plugin.lock().expect("unpoisoned").take();
-            async move {
-                ctx.run("csi", plugin.expect("the root runs once"))?;
-                ctx.wait_ready("root.csi").await?;
-                ctx.ready()?;
-                Err::<(), Failure>(ctx.cancelled().await.into())
-            }
-        });
-        let running = Self { supervisor, known, registration, socket, store, volumes, directory };
-        running.ready().await;
-        running
-    }
-
-    async fn ready(&self) {
-        let mut changes = self.supervisor.watch();
-        let is_ready = || {
-            let tree = self.supervisor.snapshot();
-            tree.iter().any(|node| {
-                node.dn.as_ref() == "root" && matches!(node.state, nodekeel_supervisor::State::Ready)
-            })
-        };
-        while !is_ready() {
-            changes.changed().await.expect("the tree lives");
-        }
+        let Served { supervisor, known, registration, socket } = Served::start(deps, &kubelet).await;
+        Self { supervisor, known, registration, socket, store, volumes, directory }
     }
 
     pub(crate) fn kubelet(&self) -> PathBuf {
