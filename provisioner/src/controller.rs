@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, future, stream};
+use futures_util::{FutureExt as _, Stream, StreamExt as _, future, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
@@ -25,6 +25,7 @@ mod attempts;
 mod living;
 mod sift;
 mod sweeper;
+mod trouble;
 
 use attempts::Attempts;
 use living::Living;
@@ -129,11 +130,7 @@ fn watch<K>(api: Api<K>) -> impl Stream<Item = Result<watcher::Event<K>, watcher
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    watcher(api, watcher::Config::default()).default_backoff().inspect_err(|error| {
-        let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
-        let hint = sift::hint(error);
-        tracing::warn!(kind, "can't watch the API server{hint}, will try again: {}", chain(error));
-    })
+    trouble::patiently(watcher(api, watcher::Config::default()))
 }
 
 impl World {

@@ -238,7 +238,9 @@ pub(crate) async fn objects(config: &Config, client: &Client) -> Vec<Finding> {
 fn hostname(name: &str, node: kube::Result<Option<Node>>) -> Finding {
     let node = match node {
         Ok(Some(node)) => node,
-        Ok(None) => return Finding::Bad(anyhow!("there is no node {name}: give its name in the API by --node")),
+        Ok(None) => {
+            return Finding::Bad(anyhow!("there is no node {name}: give its name in the API by --node"));
+        }
         Err(error) => return Finding::Bad(anyhow!(error).context(format!("look at node {name}"))),
     };
     match node.metadata.labels.unwrap_or_default().get(HOSTNAME) {
@@ -323,7 +325,8 @@ mod tests {
     #[test]
     fn a_node_whose_label_isnt_its_name_is_told() {
         let node = |label: &str| -> Node {
-            serde_json::from_value(serde_json::json!({ "metadata": { "labels": { HOSTNAME: label } } })).expect("a node")
+            serde_json::from_value(serde_json::json!({ "metadata": { "labels": { HOSTNAME: label } } }))
+                .expect("a node")
         };
         assert!(!hostname("node-a", Ok(Some(node("node-a")))).is_bad());
         let other = hostname("node-a", Ok(Some(node("ip-10-0-0-1"))));
@@ -335,7 +338,8 @@ mod tests {
     #[test]
     fn a_driver_that_pods_would_wait_for_is_told() {
         let driver = |attach: bool| -> CSIDriver {
-            serde_json::from_value(serde_json::json!({ "spec": { "attachRequired": attach } })).expect("a driver")
+            serde_json::from_value(serde_json::json!({ "spec": { "attachRequired": attach } }))
+                .expect("a driver")
         };
         assert!(!driver_object("d", Ok(Some(driver(false)))).is_bad());
         assert!(driver_object("d", Ok(Some(driver(true)))).is_bad());

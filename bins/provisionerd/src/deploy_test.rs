@@ -53,7 +53,8 @@ fn the_policy_is_about_this_driver_and_this_account() {
         serde_json::from_value(binding.clone()).expect("a binding");
     assert_eq!(binding.spec.and_then(|spec| spec.policy_name), policy.metadata.name);
     let spec = policy.spec.expect("a spec");
-    let account = documents(ACCOUNTS).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
+    let account =
+        documents(ACCOUNTS).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
     let (namespace, name) = (text(&account, "/metadata/namespace"), text(&account, "/metadata/name"));
     let condition = &spec.match_conditions.expect("a condition")[0].expression;
     assert!(condition.contains(&format!("'system:serviceaccount:{namespace}:{name}'")), "{condition}");

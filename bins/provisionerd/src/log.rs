@@ -8,8 +8,9 @@ use crate::config::{Format, Log};
 
 /// Logs from now on.
 pub(crate) fn start(log: &Log) -> Result<()> {
-    let filter =
-        EnvFilter::try_new(&log.level).with_context(|| format!("read the log level {:?}", log.level))?;
+    // kube's own line for each failed call would say again what ours says once.
+    let filter = EnvFilter::try_new(format!("kube_client::client::builder=off,{}", log.level))
+        .with_context(|| format!("read the log level {:?}", log.level))?;
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     let layer = match log.format {
         Format::Compact => lines.compact().boxed(),

@@ -158,11 +158,11 @@ fn missing_modes_and_policies_have_their_defaults() {
 
 #[test]
 fn access_modes_of_one_node_are_copied_and_others_refused() {
-    for modes in
-        [json!(["ReadWriteOnce"]), json!(["ReadWriteOncePod"]), json!(["ReadOnlyMany", "ReadWriteOnce"])]
-    {
+    for modes in [json!(["ReadWriteOnce"]), json!(["ReadWriteOncePod"]), json!(["ReadOnlyMany"])] {
         assert_eq!(json!(provisioned(spec(json!({ "accessModes": modes }))).access_modes), modes);
     }
+    let both = provisioned(spec(json!({ "accessModes": ["ReadOnlyMany", "ReadWriteOnce"] })));
+    assert_eq!(both.access_modes, ["ReadWriteOnce", "ReadOnlyMany"], "the one that may write comes first");
     for modes in
         [json!(["ReadWriteMany"]), json!(["ReadWriteOnce", "ReadWriteMany"]), json!([]), json!(["x"])]
     {

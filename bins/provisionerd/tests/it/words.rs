@@ -42,11 +42,17 @@ fn the_shipped_configuration_is_printed_and_can_be_used() {
 fn a_check_has_a_line_for_each_finding_and_says_what_to_do() {
     let directory = tempfile::tempdir().expect("a directory");
     let kubelet = kubelet(directory.path());
-    let checked = provisionerd(&["check", "--directory=/proc", "--kubelet", &kubelet, "--listen=127.0.0.1:0"]);
+    let checked =
+        provisionerd(&["check", "--directory=/proc", "--kubelet", &kubelet, "--listen=127.0.0.1:0"]);
     assert_eq!(checked.status.code(), Some(4));
     let text = out(&checked);
-    assert!(text.lines().all(|line| ["ok  ", "warn", "FAIL"].iter().any(|word| line.starts_with(word))), "{text}");
-    let line = |part: &str| text.lines().find(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!(
+        text.lines().all(|line| ["ok  ", "warn", "FAIL"].iter().any(|word| line.starts_with(word))),
+        "{text}"
+    );
+    let line = |part: &str| {
+        text.lines().find(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}: {text}"))
+    };
     assert!(line("/proc").starts_with("FAIL") && line("/proc").contains("use XFS or ext4"), "{text}");
     assert!(line("--kubeconfig").starts_with("FAIL"), "{text}");
     assert!(line("kubelet/pods is there").starts_with("ok"), "{text}");
@@ -63,7 +69,8 @@ fn an_unreachable_api_is_told() {
     std::fs::write(&file, config).expect("write");
     let checked = provisionerd(&["check", "--no-csi", "--kubeconfig", file.to_str().expect("UTF-8")]);
     let text = out(&checked);
-    let line = text.lines().find(|line| line.contains("ask the API server")).unwrap_or_else(|| panic!("{text}"));
+    let line =
+        text.lines().find(|line| line.contains("ask the API server")).unwrap_or_else(|| panic!("{text}"));
     assert!(line.starts_with("FAIL") && line.contains("is it up"), "{line}");
 }
 

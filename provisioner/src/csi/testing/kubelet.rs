@@ -43,7 +43,8 @@ impl Kubelet {
     /// See [`KubeletError`].
     pub async fn find(registration: &Path) -> Result<Self, KubeletError> {
         let origin = Uri::try_from(format!("http://{}", host(registration))).map_err(KubeletError::Host)?;
-        let channel = endpoint(registration)?.origin(origin).connect().await.map_err(KubeletError::Connect)?;
+        let channel =
+            endpoint(registration)?.origin(origin).connect().await.map_err(KubeletError::Connect)?;
         let mut registration = RegistrationClient::new(channel);
         let info = registration.get_info(InfoRequest {}).await.map_err(KubeletError::Call)?.into_inner();
         Ok(Self { registration, info })
