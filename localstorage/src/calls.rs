@@ -144,6 +144,11 @@ pub(crate) fn lock(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| fs::flock(file.as_fd(), FlockOperation::LockExclusive))
 }
 
+/// Lets go of the lock, if it is held; closing the file does the rest.
+pub(crate) fn unlock(file: impl AsFd) {
+    let _ = fs::flock(file.as_fd(), FlockOperation::Unlock);
+}
+
 /// Whether the lock was free and is ours now.
 pub(crate) fn try_lock(file: impl AsFd) -> Result<bool> {
     faults::before("flock")?;

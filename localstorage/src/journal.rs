@@ -162,6 +162,16 @@ struct Slot {
     file: Option<OwnedFd>,
 }
 
+/// Unlocks at once. Closing alone would not: a child that another thread is starting has the descriptor until it
+/// executes its program, and the lock with it.
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            calls::unlock(file);
+        }
+    }
+}
+
 impl Journal {
     /// Opens the journal of that name, or creates it with no state. What it reports as its state is durable.
     ///
@@ -169,24 +179,23 @@ impl Journal {
     /// [`Error::InUse`] while it is open elsewhere; [`Error::Damaged`] and [`Error::Newer`], with nothing changed;
     /// [`Error::Name`]; [`Error::Open`].
     pub fn open(dir: &Dir, name: &str) -> Result<Self, Error> {
-        let slots = [slot_name(name, 0)?, slot_name(name, 1)?];
-        let path = dir.path().join(&slots[0]);
+        let names = [slot_name(name, 0)?, slot_name(name, 1)?];
+        let path = dir.path().join(&names[0]);
         let wrong = |source: io::Error| Error::Open { path: path.clone(), source };
         let dir = dir.open_dir("").map_err(|error| wrong(io::Error::other(error)))?;
-        let Some(first) = lock(&dir, &slots[0]).map_err(wrong)? else { return Err(Error::InUse { path }) };
-        let second = open_slot(&dir, &slots[1]).map_err(wrong)?;
-        let files = [Some(first), second];
+        let [first, second] = names;
+        let Some(file) = lock(&dir, &first).map_err(wrong)? else { return Err(Error::InUse { path }) };
+        let first = Slot { name: first, file: Some(file) };
+        let file = open_slot(&dir, &second).map_err(wrong)?;
+        let slots = [first, Slot { name: second, file }];
         let mut contents = [Vec::new(), Vec::new()];
-        for (content, file) in contents.iter_mut().zip(&files) {
-            if let Some(file) = file {
+        for (content, slot) in contents.iter_mut().zip(&slots) {
+            if let Some(file) = &slot.file {
                 *content = read_slot(file).map_err(wrong)?;
             }
         }
         let newest = newest(&contents, &path)?;
         let (generation, content) = newest.map_or((0, Vec::new()), |it| (it.generation, it.content.to_vec()));
-        let [first, second] = slots;
-        let [first_file, second_file] = files;
-        let slots = [Slot { name: first, file: first_file }, Slot { name: second, file: second_file }];
         let mut journal = Self { dir, slots, generation, content };
         journal.settle().map_err(wrong)?;
         Ok(journal)
