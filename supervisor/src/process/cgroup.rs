@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <parent>                      this program's own cgroup, or one that it was given
-//! └── nodekeel-<program>-<host> locked for as long as the host lives
+//! └── nodekeel-<program>-<host>-<n> locked for as long as the host lives
 //!     └── <start>               one start of one process, with all that descends from it
 //! ```
 //!
@@ -27,6 +27,8 @@ use crate::sys::{self, Changing};
 
 /// What all hosts' directories begin with.
 const PREFIX: &str = "nodekeel-";
+/// How many names a host tries for its directory.
+const NAMES: usize = 8;
 /// How long all together that was left by dead supervisors may take to end. It has been killed: what takes longer waits
 /// for a device, and the next host looks again.
 const LEFT_WITHIN: Duration = Duration::from_secs(1);
@@ -67,18 +69,22 @@ impl Home {
         // A child may be born elsewhere only by who may move processes from where it would have been born.
         rustix::fs::access(parent.join("cgroup.procs"), rustix::fs::Access::WRITE_OK)?;
         end_left(&parent);
-        let dir = parent.join(format!("{PREFIX}{giver}"));
-        fs::create_dir(&dir)?;
-        let made = lock(&dir).and_then(|lock| {
-            let lock = lock.ok_or(ErrorKind::WouldBlock)?;
-            fs::metadata(dir.join("cgroup.kill"))?;
-            Ok(Self { dir: dir.clone(), _lock: lock })
-        });
-        if made.is_err() {
-            // Another who has it removes it.
-            let _ = fs::remove_dir(&dir);
+        let mut names = (0..NAMES).map(|n| parent.join(format!("{PREFIX}{giver}-{n}")));
+        let made = names.find_map(|dir| Self::take(dir).transpose());
+        made.unwrap_or_else(|| Err(ErrorKind::AlreadyExists.into())).map(Some)
+    }
+
+    /// Makes a directory of that name, unless another has it: somebody who looks for what was left can take it for that as
+    /// long as it is not locked.
+    fn take(dir: PathBuf) -> io::Result<Option<Self>> {
+        match fs::create_dir(&dir) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(None),
+            made => made?,
         }
-        made.map(Some)
+        let Some(lock) = lock(&dir)? else { return Ok(None) };
+        let home = Self { dir, _lock: lock };
+        fs::metadata(home.dir.join("cgroup.kill"))?;
+        Ok(Some(home))
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -173,7 +179,7 @@ fn end_left(parent: &Path) {
     let homes = entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
     // All are killed before one is waited for, and locked until all are gone.
     let left: Vec<_> = homes.filter_map(|entry| left_in(entry.path())).collect();
-    for (cgroup, _lock) in left {
+    for Left { cgroup, .. } in &left {
         match cgroup.is_empty_by(deadline) {
             Ok(true) => {}
             Ok(false) => tracing::warn!(cgroup = %cgroup.dir.display(), "what was left in it does not die"),
@@ -182,27 +188,36 @@ fn end_left(parent: &Path) {
     }
 }
 
+/// What a host has left. The fields are dropped in this order: it is removed before it is unlocked, or a host that has
+/// only just made it could lock it in between.
+struct Left {
+    cgroup: Cgroup,
+    _lock: File,
+}
+
 /// What a host that is dead has left, killed.
-fn left_in(dir: PathBuf) -> Option<(Cgroup, File)> {
+fn left_in(dir: PathBuf) -> Option<Left> {
     let lock = lock(&dir).ok().flatten()?;
     let cgroup = Cgroup::open(&dir).ok()?;
     if cgroup.is_populated().unwrap_or(true) {
         tracing::info!(cgroup = %dir.display(), "ending what a supervisor has left that was killed");
     }
     cgroup.kill().ok()?;
-    Some((cgroup, lock))
+    Some(Left { cgroup, _lock: lock })
 }
 
-/// Takes the lock of a host's directory, unless another has it, or has removed what was at that path.
+/// Takes the lock of a host's directory, unless another has it, or has removed it.
 fn lock(dir: &Path) -> io::Result<Option<File>> {
-    let file = File::open(dir)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    }
-    let is_there = fs::metadata(dir)?.ino() == file.metadata()?.ino();
-    Ok(is_there.then_some(file))
+    let locked = || {
+        let file = File::open(dir)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        let is_there = fs::metadata(dir)?.ino() == file.metadata()?.ino();
+        Ok(is_there.then_some(file))
+    };
+    locked().or_else(|error: io::Error| match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::NotFound => Ok(None),
+        _ => Err(error),
+    })
 }
 
 /// Removes a cgroup and those below it, in which nobody is left.
