@@ -71,6 +71,7 @@ mod runnable;
 #[cfg(feature = "tonic")]
 mod serve;
 mod state;
+mod stop_signals;
 mod switch;
 mod sys;
 mod task;
@@ -88,4 +89,5 @@ pub use runnable::{Cancelled, Child, Failure, RunFuture, Runnable};
 #[cfg(feature = "tonic")]
 pub use serve::{Serve, ServeError, serve};
 pub use state::{Exit, ExitRecord, MAX_EXITS, NodeStatus, State, WaitingFor};
+pub use stop_signals::StopSignals;
 pub use tree::{Builder, ShutdownReport, Straggler, Supervisor};

@@ -1,14 +1,13 @@
 //! `noded run`: starts the node, then waits for a signal.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nodekeel_logtree::{Journal, Level};
 use nodekeel_node::node::{Deps, Node, journal};
 use nodekeel_node::notify::notify;
 use nodekeel_node::plan::Plan;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use nodekeel_supervisor::StopSignals;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::Layer as _;
@@ -17,9 +16,6 @@ use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::cli::ConsoleLevel;
 use crate::console::{ALLOWANCE, Console};
-
-/// Signals so soon after the first are copies of it: sudo and timeout pass on what a terminal has sent to all already.
-const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(plan: Plan, ConsoleLevel(console): ConsoleLevel) -> anyhow::Result<ExitCode> {
     let journal = journal(&plan.config.log);
@@ -59,28 +55,22 @@ fn collector(journal: &Journal, console: Option<Level>) -> impl Subscriber {
 }
 
 async fn until_signalled(plan: Plan, journal: Journal, console: &Console) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::new()?;
+    let mut signals = StopSignals::listen().context("listen for signals")?;
     let node = Node::start(plan, Deps::new(journal))?;
     tokio::select! {
         () = node.ready("root") => {
             console.say(&format!("control socket at {}", node.socket().display()));
             tell_manager("READY=1");
-            signals.next().await;
+            signals.asked().await;
         }
-        () = signals.next() => {}
+        () = signals.asked() => {}
     }
-    let since = Instant::now();
     let shutdown = tokio::spawn(node.shutdown());
     tell_manager("STOPPING=1");
     console.say("stopping; a second signal forces, once a second has passed");
-    let forced = async {
-        while since.elapsed() < ONE_SIGNAL {
-            signals.next().await;
-        }
-    };
     let report = tokio::select! {
         report = shutdown => report.context("stop the node")?,
-        () = forced => {
+        () = signals.insisted() => {
             console.say("forced by a second signal");
             return Ok(ExitCode::from(7));
         }
@@ -90,27 +80,6 @@ async fn until_signalled(plan: Plan, journal: Journal, console: &Console) -> any
             .say(&format!("{} did not stop within {:?} and was given up on", straggler.dn, straggler.waited));
     }
     Ok(if report.stragglers.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(6) })
-}
-
-/// The signals that drain. SIGHUP is one: nothing can be read anew, and a closed terminal must not cut the services off.
-struct Signals([Signal; 3]);
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("listen for signals");
-        let [terminate, interrupt, hangup] =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(listen);
-        Ok(Self([terminate?, interrupt?, hangup?]))
-    }
-
-    async fn next(&mut self) {
-        let [terminate, interrupt, hangup] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
 }
 
 /// Tells a service manager that started noded and wants to know.

@@ -3,14 +3,13 @@
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nodekeel_provisioner::csi::{OsMounts, Plugin, PluginDeps};
 use nodekeel_provisioner::{Config as ProvisionerConfig, Deps, FINALIZER, Hook, Identity, Provisioner};
-use nodekeel_supervisor::{Change, Context, Event, Failure, State, Supervisor};
+use nodekeel_supervisor::{Change, Context, Event, Failure, State, StopSignals, Supervisor};
 use thiserror::Error;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::check::{self, Finding};
@@ -19,9 +18,6 @@ use crate::http::{Http, Told};
 use crate::metrics::Metrics;
 use crate::volumes::Volumes;
 use crate::{cluster, log};
-
-/// Signals so soon after the first are copies of it: sudo and timeout pass on what a terminal has sent to all already.
-const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 /// How long blocking calls may take once everything else has stopped.
 const ALLOWANCE: Duration = Duration::from_secs(5);
@@ -50,7 +46,7 @@ pub(crate) fn run(config: Config) -> Result<ExitCode> {
 }
 
 async fn until_signalled(config: &Config) -> Result<ExitCode> {
-    let mut signals = Signals::new()?;
+    let mut signals = StopSignals::listen().context("listen for signals")?;
     let parts = Parts::make(config).await?;
     let (waiting, told) = watch::channel(vec!["the start".to_owned()]);
     tokio::spawn(look(config.clone(), parts.client.clone()));
@@ -58,7 +54,7 @@ async fn until_signalled(config: &Config) -> Result<ExitCode> {
     let supervisor = Arc::new(Supervisor::builder().hook(tell).start(root));
     let watching = tokio::spawn(watch_tree(Arc::clone(&supervisor), waiting));
     tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");
-    signals.next().await;
+    signals.asked().await;
     tracing::info!("stopping; a second signal forces");
     let code = stop(&supervisor, &mut signals).await;
     watching.abort();
@@ -81,17 +77,10 @@ async fn look(config: Config, client: kube::Client) {
     }
 }
 
-async fn stop(supervisor: &Supervisor, signals: &mut Signals) -> ExitCode {
-    let since = Instant::now();
-    let forced = async {
-        signals.next().await;
-        while since.elapsed() < ONE_SIGNAL {
-            signals.next().await;
-        }
-    };
+async fn stop(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCode {
     let report = tokio::select! {
         report = supervisor.shutdown() => report,
-        () = forced => {
+        () = signals.insisted() => {
             tracing::warn!("forced by a second signal");
             return ExitCode::from(7);
         }
@@ -223,25 +212,4 @@ fn hook() -> Result<Option<Arc<dyn Hook>>> {
 #[expect(clippy::unnecessary_wraps, reason = "with kill points, it can fail")]
 fn hook() -> Result<Option<Arc<dyn Hook>>> {
     Ok(None)
-}
-
-/// The signals that stop. SIGHUP is one: nothing can be read anew.
-struct Signals([Signal; 3]);
-
-impl Signals {
-    fn new() -> Result<Self> {
-        let listen = |kind| signal(kind).context("listen for signals");
-        let [terminate, interrupt, hangup] =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(listen);
-        Ok(Self([terminate?, interrupt?, hangup?]))
-    }
-
-    async fn next(&mut self) {
-        let [terminate, interrupt, hangup] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
 }
