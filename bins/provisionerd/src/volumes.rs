@@ -17,11 +17,8 @@ use crate::config::Config;
 /// Why there can be no volumes.
 #[derive(Debug, Error)]
 pub(crate) enum VolumesError {
-    #[error(
-        "{} can't be opened: make it on XFS or ext4 with project quotas, or give another by --directory",
-        path.display()
-    )]
-    Open {
+    #[error("{} can't be used: {}, or give another by --directory", path.display(), remedy(source.kind()))]
+    Directory {
         path: PathBuf,
         #[source]
         source: DirError,
@@ -34,18 +31,30 @@ pub(crate) enum VolumesError {
     },
     #[error("another instance works on {}: end it, or give another by --directory", path.display())]
     InUse { path: PathBuf },
-    #[error("lock {}", path.display())]
+    #[error("lock {}: {}, or give another by --directory", path.display(), remedy(source.kind()))]
     Lock {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("take up the volumes of {}", path.display())]
+    #[error("take up the volumes of {}: see that nobody has changed what is in it", path.display())]
     Store {
         path: PathBuf,
         #[source]
         source: DirStoreError,
     },
+}
+
+/// What to do so that a directory can be used.
+fn remedy(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::NotFound => "make it on XFS or ext4 with project quotas",
+        io::ErrorKind::PermissionDenied => "run as root",
+        io::ErrorKind::ReadOnlyFilesystem => "mount its file system for writing",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room on its file system",
+        // A link, a file, another file system: the source names it.
+        _ => "remove what is in the way",
+    }
 }
 
 /// The volumes of a node. The directory is locked as long as this lives; the kernel unlocks it for whoever is killed.
@@ -58,7 +67,8 @@ pub(crate) struct Volumes {
 /// Opens the directory, with the quotas of its file system.
 pub(crate) fn open(config: &Config) -> Result<(Dir, ProjectQuota), VolumesError> {
     let path = || config.directory.clone();
-    let base = Dir::open(&config.directory).map_err(|source| VolumesError::Open { path: path(), source })?;
+    let base =
+        Dir::open(&config.directory).map_err(|source| VolumesError::Directory { path: path(), source })?;
     let quota = ProjectQuota::open(&config.directory)
         .map_err(|source| VolumesError::Quota { path: path(), source })?;
     Ok((base, quota))
@@ -69,7 +79,7 @@ fn open_to_use(config: &Config) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesEr
     #[cfg(feature = "kill-points")]
     if let Some(books) = crate::books::Books::find() {
         let base = Dir::open(&config.directory)
-            .map_err(|source| VolumesError::Open { path: config.directory.clone(), source })?;
+            .map_err(|source| VolumesError::Directory { path: config.directory.clone(), source })?;
         tracing::warn!("limits of volumes: they are only written down, for a test");
         return Ok((base, Arc::new(books)));
     }
@@ -100,7 +110,7 @@ impl Volumes {
         let (base, quota) = open_to_use(config)?;
         let lock = base
             .ensure_dir(LOCKED, Mode::PRIVATE_DIR)
-            .map_err(|source| VolumesError::Open { path: path(), source })?;
+            .map_err(|source| VolumesError::Directory { path: path(), source })?;
         match self::lock(&lock) {
             Ok(true) => {}
             Ok(false) => return Err(VolumesError::InUse { path: path() }),
@@ -109,8 +119,10 @@ impl Volumes {
         let mut options = DirStoreOptions::default();
         options.mode = config.volume_mode;
         options.hook = hook;
-        let store = DirStore::with(base, quota, options)
-            .map_err(|source| VolumesError::Store { path: path(), source })?;
+        let store = DirStore::with(base, quota, options).map_err(|source| match source {
+            DirStoreError::Directory(source) => VolumesError::Directory { path: path(), source },
+            source => VolumesError::Store { path: path(), source },
+        })?;
         Ok(Self { store: Arc::new(store), _lock: lock })
     }
 }

@@ -4,4 +4,6 @@
 mod cluster;
 #[cfg(feature = "kill-points")]
 mod crash;
+#[cfg(feature = "kill-points")]
+mod errors;
 mod words;
