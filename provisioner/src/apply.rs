@@ -10,6 +10,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
+use crate::chain::chain;
 use crate::event::{Reason, Recorder};
 use crate::guard::{GuardError, Reservation, VolumeGuard};
 use crate::id::VolumeId;
@@ -417,16 +418,4 @@ pub(crate) fn about_volume(volume: &PersistentVolume) -> ObjectReference {
         resource_version: volume.metadata.resource_version.clone(),
         ..ObjectReference::default()
     }
-}
-
-/// An error with its causes, joined by colons; one that repeats the text before it is left out.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |error| error.source()) {
-        let cause = cause.to_string();
-        if !text.ends_with(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
 }

@@ -14,7 +14,8 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applied, ApplyError, about_claim, about_volume, chain, code};
+use crate::apply::{Applied, ApplyError, about_claim, about_volume, code};
+use crate::chain::chain;
 use crate::event::Reason;
 use crate::plan::{
     ClaimAction, ClaimIgnored, ClaimRefusal, SeenClaim, VolumeAction, class_name, plan_claim, plan_volume,

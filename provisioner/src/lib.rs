@@ -58,6 +58,7 @@
 //! reasons, metrics) is that of the external-provisioner.
 
 mod apply;
+mod chain;
 mod controller;
 #[cfg(feature = "csi")]
 pub mod csi;

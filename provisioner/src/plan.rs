@@ -121,7 +121,7 @@ pub enum ClaimRefusal {
         hint: &'static str,
     },
     /// The size asked for is no amount that a volume can have.
-    #[error("the requested storage {text:?} is {reason}; ask for 1 byte to 2^63 - 2 bytes")]
+    #[error("the requested storage {text:?} is {reason}; ask for 1 byte to 2^63 - 64Ki")]
     Size {
         /// The size as it was given.
         text: String,

@@ -4,8 +4,9 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The largest amount that is told from "too much". The API server cuts what is larger to 2^63 - 1, so that is refused.
-const MAX: u128 = i64::MAX as u128 - 1;
+/// The largest amount that is told from "too much": file systems count in signed 64 bits, in blocks of up to 64 KiB. It
+/// is below 2^63 - 1, to which the API server cuts what is larger.
+const MAX: u128 = (1 << 63) - (1 << 16);
 
 /// Longest text that is looked at.
 const MAX_BYTES: usize = 4096;
@@ -23,8 +24,8 @@ pub enum QuantityError {
     /// It is less than zero.
     #[error("less than zero")]
     Negative,
-    /// It is 2^63 - 1 or more.
-    #[error("2^63 - 1 or more")]
+    /// It is more than 2^63 - 64Ki.
+    #[error("more than 2^63 - 64Ki")]
     TooLarge,
 }
 
@@ -36,7 +37,7 @@ enum Scale {
     Two(u32),
 }
 
-/// A quantity as a whole number in `[0, 2^63 - 2]`, fractions rounded up.
+/// A quantity as a whole number in `[0, 2^63 - 64Ki]`, fractions rounded up.
 pub(crate) fn parse(text: &str) -> Result<u64, QuantityError> {
     if text.len() > MAX_BYTES {
         return Err(QuantityError::Malformed);
@@ -197,7 +198,7 @@ mod tests {
             ("1e-999999999999", 1),
             ("0e999999999999", 0),
             ("0000000000000000000000000000012", 12),
-            ("9223372036854775806", i64::MAX as u64 - 1),
+            ("9223372036854710272", (1 << 63) - (1 << 16)),
         ];
         for (text, amount) in table {
             assert_eq!(parse(text), Ok(*amount), "{text}");
@@ -207,6 +208,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         for large in [
+            "9223372036854710273",
             "9223372036854775807",
             "9223372036854775808",
             "8Ei",
@@ -250,7 +252,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_printed_is_parsed(amount in 0..i64::MAX as u64) {
+        fn what_is_printed_is_parsed(amount in 0..=MAX as u64) {
             prop_assert_eq!(parse(&print(amount).0), Ok(amount));
             prop_assert_eq!(parse(&amount.to_string()), Ok(amount));
         }

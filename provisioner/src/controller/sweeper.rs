@@ -7,7 +7,8 @@ use nodekeel_supervisor::Backoff;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep_until};
 
-use crate::apply::{ApplyError, Owner, Swept, chain};
+use crate::apply::{ApplyError, Owner, Swept};
+use crate::chain::chain;
 use crate::controller::World;
 use crate::controller::attempts::chance;
 use crate::controller::sift::Sweep;

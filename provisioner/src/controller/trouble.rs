@@ -11,7 +11,7 @@ use kube::runtime::watcher::{self, Event};
 use nodekeel_supervisor::Backoff;
 use tokio::time::Instant;
 
-use crate::apply::chain;
+use crate::chain::chain;
 use crate::controller::attempts::chance;
 use crate::controller::sift::hint;
 

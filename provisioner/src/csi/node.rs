@@ -14,6 +14,7 @@ use super::proto::csi::node_service_capability::{Rpc, Type, rpc};
 use super::proto::csi::*;
 use super::request::{Publish, Stats, Unpublish};
 use super::stats::{Space, rows};
+use crate::chain::chain;
 use crate::id::VolumeId;
 use crate::store::{OpenVolume, StoreError};
 
@@ -122,12 +123,6 @@ fn refuse_mount(error: &MountError) -> Status {
         MountError::Busy { .. } => Status::unavailable(text),
         _ => Status::internal(text),
     }
-}
-
-/// An error with its causes; the kubelet shows it in an event of the pod.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 const CAPABILITIES: [rpc::Type; 2] = [rpc::Type::GetVolumeStats, rpc::Type::SingleNodeMultiWriter];

@@ -26,10 +26,10 @@ fn what_is_not_an_empty_directory_of_one_node_is_refused_with_an_event() {
             ("selector", json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }), "spec.selector"),
             ("odd", of_class("refused-odd"), r#"parameter "inodes""#),
             ("unknown", of_class("refused-unknown"), r#"parameter "path""#),
-            ("most", storage("9223372036854775807"), "2^63 - 2"),
-            ("more", storage("9223372036854775808"), "2^63 - 2"),
-            ("exa", storage("8Ei"), "2^63 - 2"),
-            ("endless", storage("1e30"), "2^63 - 2"),
+            ("most", storage("9223372036854775807"), "2^63 - 64Ki"),
+            ("more", storage("9223372036854775808"), "2^63 - 64Ki"),
+            ("exa", storage("8Ei"), "2^63 - 64Ki"),
+            ("endless", storage("1e30"), "2^63 - 64Ki"),
         ];
         for (name, patch, _) in &cases {
             scene.claim(name, patch.clone()).await;
