@@ -11,6 +11,8 @@
 //! ```
 
 mod error;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod kv;
 mod member;
 pub mod memory;

@@ -1,6 +1,8 @@
 //! Tests of the crate as others see it.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+#[cfg(feature = "etcd")]
+mod etcd;
 mod memory;
 mod node;
 mod pki;

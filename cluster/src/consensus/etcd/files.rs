@@ -1,0 +1,204 @@
+//! What a member has on the disk, and how it starts with that.
+
+use std::path::Path;
+
+use nodekeel_localstorage::pki::{Credentials, PkiError};
+use nodekeel_localstorage::tree::{Etcd, File, Pki};
+
+use super::backend;
+use crate::consensus::{ConsensusError, Mode, Peer, Start};
+use crate::pki::{Leaf, NewAuthority, SubjectNames};
+
+nodekeel_localstorage::layout! {
+    /// What is beside the member's files until its cluster is made.
+    pub(super) struct Unsaved {
+        /// The authority of a new cluster, until its etcd keeps it.
+        pub(super) authority: Pki = "new_authority", 0o700;
+    }
+}
+
+/// What etcd is told of its cluster.
+#[derive(Debug)]
+pub(super) enum Initial {
+    /// It makes one, told apart from all others by this text.
+    New { token: String },
+    /// These are there already.
+    Existing { peers: Vec<Peer> },
+    /// Its data says who is there.
+    Known,
+}
+
+/// A member that can start.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) initial: Initial,
+    pub(super) credentials: Credentials,
+    /// The authority that has to be saved.
+    pub(super) new: Option<NewAuthority>,
+}
+
+/// Looks at what is there, and makes what is missing for this mode. It can be killed at any step, and be called again.
+pub(super) fn prepare(files: &Etcd, start: &Start) -> Result<Prepared, ConsensusError> {
+    let unsaved: Unsaved = files.extend().map_err(backend("place the member's files"))?;
+    let has_data = has_data(files)?;
+    let there = files.peer_pki.load().map_err(ConsensusError::Credentials)?;
+    if there.is_none() && has_data {
+        return Err(ConsensusError::NoCredentials { data: files.data.path().to_owned() });
+    }
+    let new = load_new(&unsaved)?;
+    let prepared = match &start.mode {
+        Mode::Restart if !has_data => {
+            return Err(ConsensusError::NoMember { data: files.data.path().to_owned() });
+        }
+        Mode::Restart => resume(files, there, new, Initial::Known)?,
+        Mode::New => create(files, &unsaved, start, there, new, has_data)?,
+        Mode::Existing { peers, credentials, revoked } => {
+            let credentials = join(files, start, there, credentials)?;
+            if files.load_revoked(&credentials.ca).map_err(ConsensusError::Credentials)?.is_none() {
+                files.store_revoked(revoked).map_err(ConsensusError::Credentials)?;
+            }
+            Prepared { initial: Initial::Existing { peers: peers.clone() }, credentials, new: None }
+        }
+    };
+    check(files, start, &prepared.credentials)?;
+    Ok(prepared)
+}
+
+/// Removes the authority that was saved. The key first: without it, the rest is known to be left over.
+pub(super) fn forget_new(files: &Etcd) -> Result<(), ConsensusError> {
+    let unsaved: Unsaved = files.extend().map_err(backend("place the member's files"))?;
+    for file in [&unsaved.authority.key, &unsaved.authority.certificate, &unsaved.authority.ca] {
+        remove(file)?;
+    }
+    Ok(())
+}
+
+fn remove(file: &File) -> Result<(), ConsensusError> {
+    file.remove().map(drop).map_err(|error| backend("remove the saved authority from the disk")(error))
+}
+
+/// The authority that is not known to be saved.
+fn load_new(unsaved: &Unsaved) -> Result<Option<NewAuthority>, ConsensusError> {
+    let presence = unsaved.authority.presence().map_err(ConsensusError::Credentials)?;
+    if !presence.key {
+        for file in [&unsaved.authority.certificate, &unsaved.authority.ca] {
+            remove(file)?;
+        }
+        return Ok(None);
+    }
+    let credentials = unsaved.authority.load().map_err(ConsensusError::Credentials)?;
+    let new = credentials.map(NewAuthority::from_credentials).transpose();
+    new.map_err(ConsensusError::Authority)
+}
+
+fn create(
+    files: &Etcd,
+    unsaved: &Unsaved,
+    start: &Start,
+    there: Option<Credentials>,
+    new: Option<NewAuthority>,
+    has_data: bool,
+) -> Result<Prepared, ConsensusError> {
+    if there.is_some() && new.is_none() {
+        // It has made its cluster, or it has joined another and not started yet: then it has no data.
+        return match has_data {
+            true => resume(files, there, None, Initial::Known),
+            false => Err(ConsensusError::AnotherMember { directory: files.peer_pki.path().to_owned() }),
+        };
+    }
+    let mut new = match new {
+        Some(new) => new,
+        None => {
+            let new = NewAuthority::generate().map_err(ConsensusError::Authority)?;
+            let kept = new.to_credentials().map_err(ConsensusError::Authority)?;
+            unsaved.authority.store(&kept).map_err(ConsensusError::Credentials)?;
+            new
+        }
+    };
+    let none = new.none_revoked().map_err(ConsensusError::Authority)?;
+    if files.load_revoked(new.certificate()).map_err(ConsensusError::Credentials)?.is_none() {
+        files.store_revoked(&none).map_err(ConsensusError::Credentials)?;
+    }
+    if there.is_none() {
+        let leaf = Leaf::member(start.name.clone(), start.address);
+        let issued = new.issue(&leaf).map_err(ConsensusError::Authority)?;
+        files.peer_pki.store(&issued).map_err(ConsensusError::Credentials)?;
+        let token = token(&issued);
+        return Ok(Prepared { initial: Initial::New { token }, credentials: issued, new: Some(new) });
+    }
+    resume(files, there, Some(new), Initial::Known).map(|prepared| {
+        let token = token(&prepared.credentials);
+        Prepared { initial: Initial::New { token }, ..prepared }
+    })
+}
+
+/// A text that no other cluster has: etcd makes the cluster's number of it.
+fn token(credentials: &Credentials) -> String {
+    format!("nodekeel-{}", credentials.ca.public().short_id())
+}
+
+/// Goes on with the credentials that are there.
+fn resume(
+    files: &Etcd,
+    there: Option<Credentials>,
+    new: Option<NewAuthority>,
+    initial: Initial,
+) -> Result<Prepared, ConsensusError> {
+    let none = || ConsensusError::NoCredentials { data: files.data.path().to_owned() };
+    let credentials = there.ok_or_else(none)?;
+    let new = new.map(|mut new| {
+        new.issued_before(credentials.certificate.clone())?;
+        Ok(new)
+    });
+    Ok(Prepared { initial, credentials, new: new.transpose().map_err(ConsensusError::Authority)? })
+}
+
+/// Takes the credentials over, unless others are there.
+fn join(
+    files: &Etcd,
+    start: &Start,
+    there: Option<Credentials>,
+    given: &Credentials,
+) -> Result<Credentials, ConsensusError> {
+    match there {
+        Some(there) if there.certificate == given.certificate && there.ca == given.ca => Ok(there),
+        Some(_) => Err(ConsensusError::AnotherMember { directory: files.peer_pki.path().to_owned() }),
+        None => {
+            // Before they are stored: credentials that don't fit this node would lock out the right ones.
+            check(files, start, given)?;
+            files.peer_pki.store(given).map_err(ConsensusError::Credentials)?;
+            let stored = files.peer_pki.load().map_err(ConsensusError::Credentials)?;
+            stored.ok_or_else(|| ConsensusError::NoCredentials { data: files.data.path().to_owned() })
+        }
+    }
+}
+
+/// That the certificate is this member's, and was not revoked.
+fn check(files: &Etcd, start: &Start, credentials: &Credentials) -> Result<(), ConsensusError> {
+    let path = |file: &File| -> std::path::PathBuf { Path::to_owned(file.path()) };
+    let names = SubjectNames::of(&credentials.certificate);
+    if !names.is_named(start.name.as_str()) || !names.addresses.contains(&start.address) {
+        return Err(ConsensusError::NotCertified {
+            certificate: path(&files.peer_pki.certificate),
+            name: start.name.clone(),
+            address: start.address,
+        });
+    }
+    let list = files.load_revoked(&credentials.ca).map_err(ConsensusError::Credentials)?;
+    match list.is_some_and(|list| list.revokes(&credentials.certificate)) {
+        true => Err(ConsensusError::Revoked { certificate: path(&files.peer_pki.certificate) }),
+        false => Ok(()),
+    }
+}
+
+/// Whether etcd has ever begun to write here.
+fn has_data(files: &Etcd) -> Result<bool, ConsensusError> {
+    let listed = files.data.list().map_err(|source| {
+        ConsensusError::Credentials(PkiError::Read { directory: files.data.path().to_owned(), source })
+    })?;
+    Ok(listed.iter().any(|entry| entry.name.as_os_str() == "member"))
+}
+
+#[cfg(test)]
+#[path = "files_test.rs"]
+mod tests;

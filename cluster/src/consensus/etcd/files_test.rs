@@ -1,0 +1,208 @@
+//! What a member finds on the disk, without an etcd.
+
+use std::sync::Arc;
+
+use nodekeel_localstorage::mem::{Fault, MemPlacement};
+use nodekeel_localstorage::tree::{Data, Site};
+use nodekeel_localstorage::{Mode as FileMode, Placement as _};
+
+use super::*;
+use crate::consensus::MemberName;
+use crate::pki::NewAuthority;
+
+struct Disk {
+    placement: Arc<MemPlacement>,
+    data: Data,
+}
+
+impl Disk {
+    fn new() -> Disk {
+        let placement = Arc::new(MemPlacement::new());
+        let data = Site::new(placement.clone(), "/data").place().unwrap();
+        Disk { placement, data }
+    }
+
+    /// As if etcd had begun to write.
+    fn with_data(self) -> Disk {
+        self.placement.create_dir(Path::new("etcd/data/member"), FileMode::PRIVATE_DIR).unwrap();
+        self
+    }
+
+    fn prepare(&self, start: &Start) -> Result<Prepared, ConsensusError> {
+        prepare(&self.data.etcd, start)
+    }
+}
+
+fn name() -> MemberName {
+    "one".parse().unwrap()
+}
+
+fn create() -> Start {
+    Start::new_cluster(name(), [192, 0, 2, 1].into())
+}
+
+fn restart() -> Start {
+    Start::restart(name(), [192, 0, 2, 1].into())
+}
+
+fn join() -> (Start, NewAuthority) {
+    let mut authority = NewAuthority::generate().unwrap();
+    let credentials = authority.issue(&Leaf::member(name(), [192, 0, 2, 1].into())).unwrap();
+    let revoked = authority.none_revoked().unwrap();
+    (Start::join(name(), [192, 0, 2, 1].into(), Vec::new(), Arc::new(credentials), revoked), authority)
+}
+
+/// All causes, joined.
+fn told(error: &ConsensusError) -> String {
+    let chain = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[test]
+fn a_new_member_killed_at_any_write_goes_on_with_one_authority() {
+    for fault in [Fault::CrashBefore, Fault::CrashAfter, Fault::Full, Fault::Device] {
+        for nth in 1.. {
+            let disk = Disk::new();
+            disk.placement.fail(nth, fault);
+            let first = disk.prepare(&create());
+            disk.placement.restart();
+            let kept = Pki::load(&disk.data.etcd.extend::<Unsaved>().unwrap().authority).unwrap();
+            let again = disk.prepare(&create()).unwrap();
+            let new = again.new.as_ref().expect("it is not saved yet");
+            assert_eq!(&again.credentials.ca, new.certificate());
+            if let Some(kept) = kept {
+                assert_eq!(&kept.certificate, new.certificate(), "what was kept is gone on with");
+            }
+            assert!(disk.data.etcd.load_revoked(new.certificate()).unwrap().is_some());
+            assert!(matches!(again.initial, Initial::New { .. }));
+            if first.is_ok() {
+                assert!(nth > 5, "there were writes to fail at: {nth}");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_saved_authority_is_forgotten_whoever_is_killed_meanwhile() {
+    for nth in 1.. {
+        let disk = Disk::new().with_data();
+        disk.placement.remove(Path::new("etcd/data/member")).unwrap();
+        disk.prepare(&create()).unwrap();
+        let disk = disk.with_data();
+        disk.placement.fail(nth, Fault::CrashAfter);
+        let forgotten = forget_new(&disk.data.etcd);
+        disk.placement.restart();
+        let again = disk.prepare(&restart()).unwrap();
+        if let Some(new) = again.new {
+            assert_eq!(new.certificate(), &again.credentials.ca, "it may be saved again");
+        }
+        forget_new(&disk.data.etcd).unwrap();
+        assert!(disk.prepare(&create()).unwrap().new.is_none());
+        let key = Path::new("etcd/new_authority/cert-key.pem");
+        assert!(disk.placement.kind(key).unwrap().is_none(), "its key is on the disk no more");
+        if forgotten.is_ok() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_file_cut_at_any_byte_is_an_error_that_names_it_and_nothing_is_changed() {
+    let disk = Disk::new();
+    disk.prepare(&create()).unwrap();
+    let disk = disk.with_data();
+    for file in [
+        "etcd/peer_pki/ca.pem",
+        "etcd/peer_pki/cert.pem",
+        "etcd/peer_pki/cert-key.pem",
+        "etcd/peer_crl",
+        "etcd/new_authority/ca.pem",
+        "etcd/new_authority/cert.pem",
+        "etcd/new_authority/cert-key.pem",
+    ] {
+        let path = Path::new(file);
+        let whole = disk.placement.read(path).unwrap();
+        // Without the newline at its end it is the same.
+        let until = whole.len() - usize::from(whole.ends_with(b"\n"));
+        for len in 0..until {
+            disk.placement.write(path, &whole[..len], FileMode::PRIVATE_FILE).unwrap();
+            for start in [create(), restart()] {
+                let error = told(&disk.prepare(&start).unwrap_err());
+                assert!(error.contains(file), "{file} cut to {len}: {error}");
+            }
+            assert_eq!(disk.placement.read(path).unwrap(), &whole[..len], "it stays as it is");
+        }
+        disk.placement.write(path, &whole, FileMode::PRIVATE_FILE).unwrap();
+        disk.prepare(&restart()).unwrap();
+    }
+}
+
+#[test]
+fn a_member_takes_over_what_it_was_given_once() {
+    let (start, _) = join();
+    let disk = Disk::new();
+    for _ in 0..2 {
+        let prepared = disk.prepare(&start).unwrap();
+        assert!(matches!(prepared.initial, Initial::Existing { .. }) && prepared.new.is_none());
+    }
+    let (other, _) = join();
+    let error = disk.prepare(&other).unwrap_err();
+    assert!(matches!(error, ConsensusError::AnotherMember { .. }), "{error:?}");
+    let error = disk.prepare(&create()).unwrap_err();
+    assert!(
+        matches!(error, ConsensusError::AnotherMember { .. }),
+        "it has joined, so it makes no cluster: {error:?}"
+    );
+    let disk = disk.with_data();
+    assert!(matches!(disk.prepare(&restart()).unwrap().initial, Initial::Known));
+}
+
+#[test]
+fn a_joiner_killed_at_any_write_goes_on() {
+    let (start, _) = join();
+    for fault in [Fault::CrashBefore, Fault::CrashAfter, Fault::Full] {
+        for nth in 1.. {
+            let disk = Disk::new();
+            disk.placement.fail(nth, fault);
+            let first = disk.prepare(&start);
+            disk.placement.restart();
+            disk.prepare(&start).unwrap();
+            if first.is_ok() {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn data_without_credentials_is_nobodys() {
+    let disk = Disk::new().with_data();
+    let (join, _) = join();
+    for start in [create(), restart(), join] {
+        let error = disk.prepare(&start).unwrap_err();
+        assert!(matches!(error, ConsensusError::NoCredentials { .. }), "{error:?}");
+    }
+    assert!(disk.data.etcd.peer_pki.presence().unwrap().is_none());
+    assert!(disk.data.etcd.extend::<Unsaved>().unwrap().authority.presence().unwrap().is_none());
+}
+
+#[test]
+fn a_certificate_of_another_name_or_address_is_not_taken() {
+    let (start, _) = join();
+    let (mut renamed, mut moved) = (start.clone(), start);
+    renamed.name = "two".parse().unwrap();
+    moved.address = [192, 0, 2, 2].into();
+    for start in [renamed, moved] {
+        let disk = Disk::new();
+        let error = disk.prepare(&start).unwrap_err();
+        assert!(matches!(error, ConsensusError::NotCertified { .. }), "{error:?}");
+        assert!(disk.data.etcd.peer_pki.presence().unwrap().is_none(), "and not stored");
+    }
+}
+
+#[test]
+fn what_was_never_a_member_can_not_go_on() {
+    let error = Disk::new().prepare(&restart()).unwrap_err();
+    assert!(matches!(error, ConsensusError::NoMember { .. }), "{error:?}");
+}

@@ -1,0 +1,182 @@
+//! Consensus by an etcd that the tree supervises: clients and members over mutual TLS.
+//!
+//! ```text
+//!  root.consensus ─┬─ etcd      the process, in a directory of its own
+//!                  ├─ crl       the list of revoked certificates, from its keys to the disk
+//!                  └─ promoter  gives learners their vote
+//! ```
+//!
+//! What is on the disk decides how a member starts, not what it was told first: see [`Consensus`]. In the order in which a
+//! cluster is made, each step finds what an earlier run has done:
+//!
+//! 1. an authority is made, and written beside the member's credentials;
+//! 2. it certifies the member; both are written;
+//! 3. etcd starts, with its data in place or anew;
+//! 4. the authority is saved into it, once, and removed from the disk.
+
+mod client;
+mod config;
+mod convert;
+mod files;
+mod kv;
+mod lease;
+mod members;
+mod process;
+mod promote;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_localstorage::pki::Certificate;
+use nodekeel_localstorage::tree::Etcd;
+use nodekeel_supervisor::{Context, Failure};
+use tokio::sync::watch::channel;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+pub use config::EtcdConfig;
+
+use self::files::Prepared;
+use self::kv::EtcdKv;
+use self::members::EtcdMembers;
+use super::kv::{KeyRange, KvStore, Range};
+use super::{
+    Consensus, ConsensusError, Member, Membership, Running, Service, Start, Started, Status, StatusWatch,
+    Turn,
+};
+use crate::pki::{Authority, AuthorityError, keep_revoked};
+
+/// The pause after a read that was not answered doubles from here.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// And ends here.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A member by etcd, 3.4 or newer, with its files in a directory.
+#[derive(Clone, Debug)]
+pub struct EtcdConsensus {
+    config: EtcdConfig,
+    files: Etcd,
+}
+
+impl EtcdConsensus {
+    /// A member whose data and credentials are in `files`, which must be in a directory of the operating system.
+    pub fn new(config: EtcdConfig, files: Etcd) -> EtcdConsensus {
+        EtcdConsensus { config, files }
+    }
+}
+
+impl Consensus for EtcdConsensus {
+    fn start(&self, start: Start) -> Started {
+        let (sender, receiver) = channel(Status::New);
+        let (sender, member) = (Arc::new(sender), self.clone());
+        let run = move |ctx: Context| {
+            let (sender, member, start) = (Arc::clone(&sender), member.clone(), start.clone());
+            async move {
+                let turn = Turn::begin(&sender);
+                let result = member.run(&ctx, &turn, start).await;
+                turn.end(result)
+            }
+        };
+        Started { service: Service::new(run), status: StatusWatch::new(receiver) }
+    }
+}
+
+impl EtcdConsensus {
+    async fn run(&self, ctx: &Context, turn: &Turn<'_>, start: Start) -> Result<(), Failure> {
+        let (name, address) = (start.name.clone(), start.address);
+        let prepared = self.prepare(start).await?;
+        ctx.run("etcd", process::process(&self.config, &self.files, &name, address, &prepared.initial))?;
+        ctx.wait_ready(&format!("{}.etcd", ctx.dn())).await?;
+        let client = client::connect(&self.config, &name, address, &prepared.credentials).await?;
+        let kv = EtcdKv::new(client, turn.stopped());
+        tokio::select! {
+            biased;
+            cancelled = ctx.cancelled() => return Err(cancelled.into()),
+            served = served(&kv) => served?,
+        }
+        let root: Arc<dyn KvStore> = Arc::new(kv.clone());
+        let ca = self.authority(&root, prepared).await?;
+        let members: Arc<dyn Membership> = Arc::new(EtcdMembers(kv));
+        let this = this(&*members, name.as_str()).await?;
+        self.run_parts(ctx, &root, &members, ca)?;
+        ctx.wait_ready(&format!("{}.crl", ctx.dn())).await?;
+        ctx.ready()?;
+        turn.running(Running::new(this, root, members));
+        Err(ctx.cancelled().await.into())
+    }
+
+    async fn prepare(&self, start: Start) -> Result<Prepared, ConsensusError> {
+        let files = self.files.clone();
+        let prepared = spawn_blocking(move || files::prepare(&files, &start)).await;
+        prepared.map_err(backend("prepare the member's files"))?
+    }
+
+    /// Saves the authority of a new cluster; checks that of any other to be the one on the disk. Gives its certificate.
+    async fn authority(
+        &self,
+        root: &Arc<dyn KvStore>,
+        prepared: Prepared,
+    ) -> Result<Certificate, ConsensusError> {
+        let Some(new) = prepared.new else {
+            let authority = Authority::load(Arc::clone(root)).await.map_err(ConsensusError::Authority)?;
+            return match authority.certificate() == &prepared.credentials.ca {
+                true => Ok(prepared.credentials.ca),
+                false => Err(ConsensusError::Authority(AuthorityError::Another)),
+            };
+        };
+        new.save(Arc::clone(root)).await.map_err(ConsensusError::Authority)?;
+        let files = self.files.clone();
+        let removed = spawn_blocking(move || files::forget_new(&files)).await;
+        removed.map_err(backend("remove the saved authority from the disk"))??;
+        Ok(prepared.credentials.ca)
+    }
+
+    fn run_parts(
+        &self,
+        ctx: &Context,
+        root: &Arc<dyn KvStore>,
+        members: &Arc<dyn Membership>,
+        ca: Certificate,
+    ) -> Result<(), Failure> {
+        let (kept, files) = (Arc::clone(root), self.files.clone());
+        ctx.run("crl", move |ctx| keep_revoked(ctx, Arc::clone(&kept), ca.clone(), files.clone()))?;
+        let (root, members) = (Arc::clone(root), Arc::clone(members));
+        ctx.run("promoter", move |ctx| {
+            promote::promote_learners(ctx, Arc::clone(&root), Arc::clone(&members))
+        })?;
+        Ok(())
+    }
+}
+
+/// Waits until the member serves reads that the others have to confirm: until it has a leader, and a vote.
+///
+/// A learner serves neither such reads nor watches, so nothing tells it that it was promoted. It is asked, with growing
+/// pauses.
+async fn served(kv: &EtcdKv) -> Result<(), ConsensusError> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match kv.range(Range::new(KeyRange::key(crate::pki::CA))).await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_retryable() => sleep(pause).await,
+            Err(source) => {
+                return Err(ConsensusError::Kv { operation: "wait for the other members", source });
+            }
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// This member, as the list has it.
+async fn this(members: &dyn Membership, name: &str) -> Result<Member, ConsensusError> {
+    let listed = members.list().await.map_err(ConsensusError::Membership)?;
+    let this = listed.into_iter().find(|member| member.name.as_deref() == Some(name));
+    this.ok_or_else(|| backend("find this member in the list")("no member has its name"))
+}
+
+pub(super) fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    operation: &str,
+) -> impl FnOnce(E) -> ConsensusError {
+    let operation = operation.to_owned();
+    move |source| ConsensusError::Backend { operation, source: source.into() }
+}

@@ -1,0 +1,80 @@
+//! One member: made, started again, killed.
+
+use std::time::Duration;
+
+use nodekeel_cluster::consensus::kv::{Follow, KeyRange, Update};
+use nodekeel_cluster::pki::Authority;
+use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
+use rustix::process::{Pid, Signal, kill_process};
+use testbed::leftovers;
+use tokio::time::timeout;
+
+use super::bed::{Bed, Version};
+use crate::node::HANG;
+
+pub(super) async fn the_keys_keep_the_contract(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.create());
+    let running = node.running().await;
+    kv_conformance(running.root()).await;
+    kv_conformance(running.kv("module", "space").unwrap()).await;
+    node.stop().await;
+}
+
+pub(super) async fn a_member_alone_keeps_the_contract(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.create());
+    let running = node.running().await;
+    let this = running.this();
+    assert_eq!(this.name.as_deref(), Some("one"));
+    assert_eq!(this.peer_urls, [bed.url().to_string()]);
+    consensus_conformance(&running).await;
+    node.stop().await;
+    assert_eq!(leftovers::processes(bed.scratch.path()).unwrap(), []);
+}
+
+pub(super) async fn a_restart_finds_the_same_authority_and_data(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut first = bed.run(bed.create());
+    let old = first.running().await;
+    old.root().put(b"/k", b"v").await.unwrap();
+    let ca = Authority::load(old.root()).await.unwrap().certificate().clone();
+    first.stop().await;
+    // By what it was told first, too: the disk decides.
+    for start in [bed.restart(), bed.create()] {
+        let mut again = bed.run(start);
+        let running = again.running().await;
+        assert_eq!(running.root().get(b"/k").await.unwrap().unwrap().value, b"v");
+        assert_eq!(Authority::load(running.root()).await.unwrap().certificate().der(), ca.der());
+        assert_eq!(running.this(), old.this());
+        again.stop().await;
+    }
+    let unsaved: Vec<_> = std::fs::read_dir(bed.data.etcd.path().join("new_authority")).unwrap().collect();
+    assert!(unsaved.is_empty(), "the authority's key is in the keys of the cluster alone: {unsaved:?}");
+}
+
+pub(super) async fn etcd_killed_comes_back_and_watches_go_on(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.create());
+    let running = node.running().await;
+    let root = running.root();
+    let mut follow = Follow::new(running.root(), KeyRange::prefix("/k/"));
+    assert!(matches!(follow.next().await.unwrap(), Update::All { kvs, .. } if kvs.is_empty()));
+    for round in 0..3 {
+        let etcd = leftovers::processes(bed.scratch.path()).unwrap();
+        let pid = etcd.iter().find(|process| process.command.contains("--data-dir")).unwrap().pid;
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        let key = format!("/k/{round}");
+        let put = async {
+            while root.put(key.as_bytes(), b"").await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(HANG, put).await.expect("it comes back in time");
+        let Update::Changes(changes) = timeout(HANG, follow.next()).await.unwrap().unwrap() else {
+            panic!("nothing was compacted");
+        };
+        assert_eq!(changes[0].key(), key.as_bytes());
+    }
+    node.stop().await;
+}

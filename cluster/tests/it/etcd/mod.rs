@@ -1,0 +1,43 @@
+//! Consensus by a real etcd: Debian's 3.4, and the newest as a Go tool, the same tests on both.
+
+mod bed;
+mod cluster;
+mod life;
+mod refused;
+
+/// One test on both.
+macro_rules! on_both {
+    ($($room:ident::$name:ident;)*) => {
+        mod debian {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                #[ignore = "needs etcd"]
+                async fn $name() {
+                    super::$room::$name(super::bed::Version::Debian).await;
+                }
+            )*
+        }
+
+        mod newest {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                #[ignore = "needs go"]
+                async fn $name() {
+                    super::$room::$name(super::bed::Version::Newest).await;
+                }
+            )*
+        }
+    };
+}
+
+on_both! {
+    life::the_keys_keep_the_contract;
+    life::a_member_alone_keeps_the_contract;
+    life::a_restart_finds_the_same_authority_and_data;
+    life::etcd_killed_comes_back_and_watches_go_on;
+    cluster::a_learner_joins_and_is_promoted;
+    cluster::members_that_start_again_find_each_other;
+    refused::a_revocation_comes_to_the_disk_and_refuses_the_client;
+    refused::only_who_has_a_certificate_is_served;
+    refused::what_does_not_fit_the_disk_is_refused;
+}

@@ -1,0 +1,91 @@
+//! Who is not served, and what does not start.
+
+use std::time::Duration;
+
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use nodekeel_cluster::consensus::Start;
+use nodekeel_cluster::pki::{Authority, Leaf, NewAuthority};
+use nodekeel_localstorage::pki::Credentials;
+use tokio::time::timeout;
+
+use super::bed::{ADDRESS, Bed, Version};
+use crate::node::HANG;
+
+async fn get(
+    bed: &Bed,
+    ca: &nodekeel_localstorage::pki::Certificate,
+    with: Option<&Credentials>,
+) -> Result<(), String> {
+    let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(ca.to_pem()));
+    if let Some(with) = with {
+        tls = tls.identity(Identity::from_pem(with.certificate.to_pem(), with.key.to_pem().as_bytes()));
+    }
+    let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
+    let mut client =
+        Client::connect([bed.client_url()], Some(options)).await.map_err(|error| error.to_string())?;
+    client.get("/k", None).await.map(drop).map_err(|error| format!("{error:?}"))
+}
+
+pub(super) async fn a_revocation_comes_to_the_disk_and_refuses_the_client(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.create());
+    let running = node.running().await;
+    let authority = Authority::load(running.root()).await.unwrap();
+    let ca = authority.certificate();
+    let client = authority.issue(&Leaf::client("revoketest".parse().unwrap())).await.unwrap();
+    let other = authority.issue(&Leaf::client("stays".parse().unwrap())).await.unwrap();
+    get(&bed, ca, Some(&client)).await.unwrap();
+    authority.revoke("revoketest").await.unwrap();
+    let on_disk = async {
+        while !bed.data.etcd.load_revoked(ca).unwrap().unwrap().revokes(&client.certificate) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(5), on_disk).await.expect("the list is on the disk within five seconds");
+    let refused = get(&bed, ca, Some(&client)).await;
+    assert!(refused.is_err(), "a client that was revoked is refused");
+    get(&bed, ca, Some(&other)).await.expect("and no other");
+    node.stop().await;
+}
+
+pub(super) async fn only_who_has_a_certificate_is_served(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.create());
+    let running = node.running().await;
+    let authority = Authority::load(running.root()).await.unwrap();
+    let ca = authority.certificate();
+    assert!(get(&bed, ca, None).await.is_err(), "who has none");
+    let mut foreign = NewAuthority::generate().unwrap();
+    let client = foreign.issue(&Leaf::client("client".parse().unwrap())).unwrap();
+    assert!(get(&bed, ca, Some(&client)).await.is_err(), "who has one of another authority");
+    let server = authority.issue(&Leaf::node("server".parse().unwrap(), vec![ADDRESS])).await.unwrap();
+    assert!(get(&bed, ca, Some(&server)).await.is_err(), "who may only be a server");
+    node.stop().await;
+}
+
+pub(super) async fn what_does_not_fit_the_disk_is_refused(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.restart());
+    assert!(node.failure().await.contains("no member to go on with"));
+    node.stop().await;
+    let mut node = bed.run(bed.create());
+    node.running().await;
+    node.stop().await;
+    let elsewhere = Start::restart(bed.name.clone(), [192, 0, 2, 9].into());
+    let mut node = bed.run(elsewhere);
+    assert!(node.failure().await.contains("192.0.2.9"), "the certificate is of another address");
+    node.stop().await;
+    let mut node = bed.run(bed.restart());
+    node.running().await;
+    let other = Bed::new(version, "two");
+    let mut other_node = other.run(other.create());
+    let foreign = bed.join(&other, &other_node.running().await).await;
+    other_node.stop().await;
+    node.stop().await;
+    let mut node = bed.run(foreign);
+    assert!(node.failure().await.contains("another member or cluster"));
+    node.stop().await;
+    let mut node = bed.run(bed.restart());
+    timeout(HANG, node.running()).await.expect("and nothing of it is lost");
+    node.stop().await;
+}
