@@ -31,6 +31,7 @@ mod trouble;
 use attempts::Attempts;
 use living::Living;
 use sift::{Sifter, Signals};
+use trouble::{Troubles, patiently};
 
 /// How long what may only not have been heard of is waited for, before it is said to be missing.
 const HEARSAY: Duration = Duration::from_secs(1);
@@ -73,15 +74,20 @@ pub(crate) async fn run(
         volumes: volumes.clone(),
     };
 
+    let troubles = Troubles::default();
     let claim_events = {
         let sifter = sifter.clone();
-        watch(world.api()).filter_map(move |event| ready(sifter.claim(event))).reflect(claims_writer)
+        watch(world.api(), &troubles)
+            .filter_map(move |event| ready(sifter.claim(event)))
+            .reflect(claims_writer)
     };
     let volume_events = {
         let sifter = sifter.clone();
-        watch(world.api()).filter_map(move |event| ready(sifter.volume(event))).reflect(volumes_writer)
+        watch(world.api(), &troubles)
+            .filter_map(move |event| ready(sifter.volume(event)))
+            .reflect(volumes_writer)
     };
-    let class_events = watch(world.api())
+    let class_events = watch(world.api(), &troubles)
         .filter_map(move |event| ready(sifter.class(event)))
         .reflect(classes_writer)
         .for_each(|_| ready(()));
@@ -127,11 +133,14 @@ pub(crate) async fn run(
 /// No selector can say what is ours: the driver of a claim is an annotation, and that of a volume a field that the API server
 /// doesn't index. A label would say it, but whoever removed the label would make the volume leak. So everything is decoded
 /// once, and what isn't ours is dropped before it is stored; lists come in pages.
-fn watch<K>(api: Api<K>) -> impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send
+fn watch<K>(
+    api: Api<K>,
+    troubles: &Troubles,
+) -> impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send + use<K>
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    trouble::patiently(watcher(api, watcher::Config::default()))
+    patiently(watcher(api, watcher::Config::default()), troubles.clone())
 }
 
 impl World {

@@ -209,8 +209,7 @@ async fn api(config: &Config) -> Vec<Finding> {
         Ok(version) => {
             let mut findings =
                 vec![Finding::Good(format!("the API server answers, Kubernetes {}", version.git_version))];
-            findings.extend(allowed(&client).await);
-            findings.extend(objects(config, &client).await);
+            findings.extend(granted(config, &client).await);
             findings
         }
         Err(error) => {
@@ -220,9 +219,9 @@ async fn api(config: &Config) -> Vec<Finding> {
     }
 }
 
-/// What has to be in the API for pods to get their volumes.
-pub(crate) async fn objects(config: &Config, client: &Client) -> Vec<Finding> {
-    let mut findings = Vec::new();
+/// What has to be allowed, and to be in the API, for pods to get their volumes.
+pub(crate) async fn granted(config: &Config, client: &Client) -> Vec<Finding> {
+    let mut findings = vec![allowed(client).await];
     if let Ok(name) = config.node() {
         let node = Api::<Node>::all(client.clone()).get_opt(name.as_str()).await;
         findings.push(hostname(name.as_str(), node));
@@ -268,26 +267,30 @@ fn driver_object(name: &str, driver: kube::Result<Option<CSIDriver>>) -> Finding
     }
 }
 
-async fn allowed(client: &Client) -> Vec<Finding> {
+async fn allowed(client: &Client) -> Finding {
     let mut missing = Vec::new();
     for right in rights::needed() {
         match is_allowed(client, right).await {
             Ok(true) => {}
-            Ok(false) => missing.push(Finding::Bad(denied(right))),
-            Err(error) => return vec![Finding::Bad(error.context("ask the API server what is allowed"))],
+            Ok(false) => missing.push(right),
+            Err(error) => return Finding::Bad(error.context("ask the API server what is allowed")),
         }
     }
     match missing.is_empty() {
-        true => vec![Finding::Good("the API server allows what is needed".into())],
-        false => missing,
+        true => Finding::Good("the API server allows what is needed".into()),
+        false => Finding::Bad(denied(&missing)),
     }
 }
 
-fn denied(Right { group, resource, verb }: Right) -> anyhow::Error {
-    let group = if group.is_empty() { "core" } else { group };
-    anyhow!(
-        "the API server doesn't allow {verb} on {resource} ({group}): apply deploy/rbac.yaml, or grant it"
-    )
+fn denied(missing: &[Right]) -> anyhow::Error {
+    let of_a_kind = missing.chunk_by(|a, b| (a.group, a.resource) == (b.group, b.resource));
+    let kinds = of_a_kind.map(|rights| {
+        let verbs: Vec<_> = rights.iter().map(|right| right.verb).collect();
+        let group = if rights[0].group.is_empty() { "core" } else { rights[0].group };
+        format!("{} on {} ({group})", verbs.join(", "), rights[0].resource)
+    });
+    let kinds = kinds.collect::<Vec<_>>().join("; ");
+    anyhow!("apply deploy/rbac.yaml, or grant it: the API server doesn't allow {kinds}")
 }
 
 async fn is_allowed(client: &Client, right: Right) -> Result<bool> {
@@ -316,10 +319,13 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_named_with_what_to_do() {
-        let right = Right { group: "", resource: "persistentvolumes", verb: "delete" };
-        let text = denied(right).to_string();
-        assert!(text.contains("delete on persistentvolumes (core)") && text.contains("rbac.yaml"), "{text}");
+    fn missing_rights_are_one_line_with_what_to_do() {
+        let right = |resource, verb| Right { group: "", resource, verb };
+        let missing =
+            [right("persistentvolumes", "get"), right("persistentvolumes", "delete"), right("nodes", "get")];
+        let text = denied(&missing).to_string();
+        assert!(text.contains("get, delete on persistentvolumes (core); get on nodes (core)"), "{text}");
+        assert!(text.contains("deploy/rbac.yaml"), "{text}");
     }
 
     #[test]
