@@ -146,12 +146,13 @@ impl<K: Kernel> Engine<K> {
         if self.lift_if_unused(project)? { Ok(()) } else { Err(Error::InUse { project }) }
     }
 
-    /// Releases every project of the range that nothing belongs to, and names them.
-    pub(crate) fn release_all_unused(&self) -> Result<Vec<ProjectId>, Error> {
+    /// Releases every project of the range that nothing belongs to, but for those that are kept, and names them.
+    pub(crate) fn release_all_unused(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
         self.settle()?;
         let mut released = Vec::new();
         for status in self.list(self.range)? {
-            if status.usage == Usage::default() && self.lift_if_unused(status.project)? {
+            let is_meant = status.usage == Usage::default() && !kept.contains(&status.project);
+            if is_meant && self.lift_if_unused(status.project)? {
                 released.push(status.project);
             }
         }

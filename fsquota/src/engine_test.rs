@@ -133,7 +133,7 @@ fn whoever_is_killed_while_setting_leaves_no_project_without_limits_and_the_next
             assert!(left.is_none_or(|status| status.limits == LIMITS), "{left:?}");
             let status = set(&healthy, dir).unwrap();
             assert_eq!(status.limits, LIMITS);
-            healthy.release_all_unused().unwrap();
+            healthy.release_all_unused(&[]).unwrap();
             assert_eq!(healthy.list(ProjectRange::all()).unwrap(), [status], "nothing else is kept");
         },
     );
@@ -238,7 +238,7 @@ fn what_is_written_is_written_under_the_lock_and_nothing_long_is_done_with_it() 
     let project = set(&engine, dir.as_fd()).unwrap().project;
     set(&engine, dir.as_fd()).unwrap();
     assert!(matches!(engine.release(project), Err(Error::InUse { .. })));
-    engine.release_all_unused().unwrap();
+    engine.release_all_unused(&[]).unwrap();
     engine.clear(dir.as_fd()).unwrap();
     set(&engine, dir.as_fd()).unwrap();
     let project = engine.begin_clearing(dir.as_fd()).unwrap().unwrap();

@@ -69,15 +69,6 @@ impl ProjectQuota {
         self.engine.list(ProjectRange::all())
     }
 
-    /// Releases every project of the range that nothing belongs to, and names them: those whose directory was removed
-    /// and whose [`release`](QuotaSetter::release) never came, and those of who was killed between limits and directory.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`].
-    pub fn release_unused(&self) -> Result<Vec<ProjectId>, Error> {
-        self.engine.release_all_unused()
-    }
-
     /// As [`set`](QuotaSetter::set), for a directory that is not empty: all that is in it and has no project gets the
     /// directory's. What has another project, symbolic links, special files and other file systems are passed over,
     /// and counted.
@@ -95,7 +86,7 @@ impl ProjectQuota {
 
     /// As [`clear`](QuotaSetter::clear), for a directory that is not empty: all that is in it and has the directory's
     /// project loses it. Symbolic links and special files keep it, so the number and its limits stay until they are removed
-    /// and [`release_unused`](Self::release_unused) comes, as they do where something outside of the tree has them, too. The
+    /// and [`release_unused`](QuotaSetter::release_unused) comes, as they do where something outside of the tree has them, too. The
     /// limits hold until the end of it.
     ///
     /// # Errors
@@ -133,5 +124,9 @@ impl QuotaSetter for ProjectQuota {
 
     fn release(&self, project: ProjectId) -> Result<(), Error> {
         self.engine.release(project)
+    }
+
+    fn release_unused(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
+        self.engine.release_all_unused(kept)
     }
 }

@@ -54,4 +54,18 @@ pub trait QuotaSetter: Send + Sync + Debug {
         let _ = project;
         Ok(())
     }
+
+    /// Lets go of what is kept for every project that nothing belongs to, and names them: what was left by who was killed
+    /// between limits and directory, or between a directory's end and [`release`](Self::release). Those of `kept` stay:
+    /// numbers that somebody will release by himself, who would else find them given away. The more projects there are,
+    /// the longer it takes.
+    ///
+    /// What keeps nothing beside the directories has nothing to do here, and by default nothing is done.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]; calling it again goes on.
+    fn release_unused(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
+        let _ = kept;
+        Ok(Vec::new())
+    }
 }

@@ -43,14 +43,6 @@ impl MemQuota {
         self.0.kernel.without_failures(|| self.0.list(ProjectRange::all())).unwrap_or_default()
     }
 
-    /// Releases every project whose directory has been removed, and names them.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] where one was asked for by [`fail`](Self::fail).
-    pub fn release_unused(&self) -> Result<Vec<ProjectId>, Error> {
-        self.0.release_all_unused()
-    }
-
     /// Makes the next call of this kind fail; of several, in turn.
     pub fn fail(&self, call: Call, error: io::ErrorKind) {
         self.0.kernel.fail(call, error);
@@ -78,6 +70,10 @@ impl QuotaSetter for MemQuota {
 
     fn release(&self, project: ProjectId) -> Result<(), Error> {
         self.0.release(project)
+    }
+
+    fn release_unused(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
+        self.0.release_all_unused(kept)
     }
 }
 

@@ -5,21 +5,28 @@ use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{Error as QuotaError, Limits, QuotaSetter, Status};
+use nodekeel_fsquota::{Limits, QuotaSetter, Status};
 use nodekeel_localstorage::{Dir, Error as DirError, FileKind, Mode, Rename};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
+use crate::chain::chain;
 use crate::id::VolumeId;
 use crate::step::{Hook, Step, Steps};
-use crate::store::{Cause, OpenVolume, StoreError, VolumeStore, VolumeUsage, larger};
+use crate::store::{OpenVolume, StoreError, VolumeStore, VolumeUsage, larger};
 
+mod error;
 mod grave;
 
+pub use error::DirStoreError;
+
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use grave::read as read_grave;
+
+use error::named;
 use grave::{Eraser, Grave, Queue};
 
 /// Where volumes are, by id.
@@ -79,45 +86,6 @@ impl Default for DirStoreOptions {
     }
 }
 
-/// What the directories or the quota said.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DirStoreError {
-    /// Something could not be done with a directory or in it.
-    #[error(transparent)]
-    Directory(DirError),
-    /// The quota of a directory could not be read or changed.
-    #[error("the quota of {}", path.display())]
-    Quota {
-        /// The directory.
-        path: PathBuf,
-        /// What the quota said.
-        #[source]
-        source: QuotaError,
-    },
-    /// A volume has no limits, although it was born with some: somebody has taken them. Set them with `dirquota`.
-    #[error("{} has no limits", path.display())]
-    Unlimited {
-        /// The volume's directory.
-        path: PathBuf,
-    },
-    /// It could not be told whether a volume is empty, or it could not be removed although it is.
-    #[error("remove {} if it is empty", path.display())]
-    RemoveEmpty {
-        /// The volume's directory.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The thread that erases could not be started.
-    #[error("start the thread that erases volumes")]
-    Thread(#[source] io::Error),
-    /// The runtime stopped before the work was done. The next store finds it as it is.
-    #[error("the runtime stopped before the work was done")]
-    Stopped,
-}
-
 struct Inner {
     volumes: Dir,
     new: Dir,
@@ -160,6 +128,7 @@ impl DirStore {
         });
         inner.sweep_new()?;
         let graves = inner.graves()?;
+        inner.release_unused(&graves);
         let eraser = Eraser::start(&inner, graves).map_err(DirStoreError::Thread)?;
         Ok(Self { inner, eraser })
     }
@@ -315,24 +284,24 @@ impl Inner {
         self.new.remove_tree(name).map(drop).map_err(DirStoreError::Directory)
     }
 
+    /// Gives back the quota's numbers that a killed instance has left without a directory that would tell of them; those of
+    /// graves are given back with them.
+    fn release_unused(&self, graves: &[Grave]) {
+        let kept: Vec<_> = graves.iter().filter_map(Grave::project).collect();
+        match self.quota.release_unused(&kept) {
+            Ok(released) if released.is_empty() => {}
+            Ok(released) => tracing::info!("gave back {} unused numbers of the quota", released.len()),
+            // They take nothing but numbers.
+            Err(error) => tracing::warn!(
+                "can't give back unused numbers of the quota, will try again at the next start: {}",
+                chain(&error)
+            ),
+        }
+    }
+
     fn graves(&self) -> Result<Vec<Grave>, DirStoreError> {
         let entries = self.trash.list().map_err(DirStoreError::Directory)?;
         Ok(entries.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
-    }
-}
-
-impl DirStoreError {
-    /// Whether the disk, its inodes or its project numbers are used up.
-    fn is_full(&self) -> bool {
-        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-        match self {
-            Self::Directory(error) => error.is_full(),
-            Self::Quota { source: QuotaError::Exhausted { .. }, .. } => true,
-            Self::Quota { source: QuotaError::Kernel { source, .. }, .. } => {
-                matches!(source.kind(), StorageFull | QuotaExceeded)
-            }
-            _ => false,
-        }
     }
 }
 
@@ -344,15 +313,6 @@ fn is_empty(dir: BorrowedFd<'_>) -> io::Result<bool> {
         }
     }
     Ok(true)
-}
-
-/// What a failed call is called, where it isn't that the disk is full.
-type Named = fn(VolumeId, Cause) -> StoreError;
-
-fn named(id: &VolumeId, error: DirStoreError, name: Named) -> StoreError {
-    let (id, is_full) = (id.clone(), error.is_full());
-    let source: Cause = Box::new(error);
-    if is_full { StoreError::Exhausted { id, source } } else { name(id, source) }
 }
 
 #[async_trait]

@@ -58,7 +58,7 @@ fn a_range_that_is_used_up_is_told_of_and_what_is_released_is_given_again() {
         matches!(quota.set(d.as_fd(), LIMITED), Err(Error::Exhausted { .. })),
         "its limits are still kept"
     );
-    assert_eq!(quota.release_unused().unwrap(), [ProjectId::new(11).unwrap()]);
+    assert_eq!(quota.release_unused(&[]).unwrap(), [ProjectId::new(11).unwrap()]);
     assert_eq!(quota.set(d.as_fd(), LIMITED).unwrap().project.get(), 11);
 }
 
@@ -71,7 +71,7 @@ fn the_limits_of_a_project_in_use_are_not_released() {
     let error = quota.release(status.project).unwrap_err();
     assert!(matches!(error, Error::InUse { .. }) && error.is_retryable(), "{error:?}");
     assert_eq!(quota.status(dir.as_fd()).unwrap(), Some(status));
-    assert_eq!(quota.release_unused().unwrap(), []);
+    assert_eq!(quota.release_unused(&[]).unwrap(), []);
 }
 
 #[test]
@@ -152,7 +152,7 @@ impl Model {
                 assert_eq!(self.quota.release(*project).is_err(), in_use);
             }
             Operation::ReleaseUnused => {
-                let released = self.quota.release_unused().unwrap();
+                let released = self.quota.release_unused(&[]).unwrap();
                 let is_expected = |id| self.expected.values().any(|status| status.project == id);
                 assert!(!released.into_iter().any(is_expected));
             }

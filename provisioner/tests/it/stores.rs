@@ -1,12 +1,13 @@
 //! What every store does, and what the one over directories does beside.
 
 use std::fs;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use nodekeel_fsquota::testing::MemQuota;
-use nodekeel_fsquota::{Bytes, Inodes, Limits};
+use nodekeel_fsquota::{Bytes, Change, Error, Inodes, Limits, ProjectId, QuotaSetter, Status};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
@@ -82,6 +83,57 @@ async fn a_new_store_sweeps_births_and_goes_on_with_deaths() {
     store.erased().await;
     assert_eq!(names(&base.path().join(".new")), Vec::<String>::new());
     assert_eq!(names(&dead), ["somebody-elses"]);
+}
+
+/// Remembers which numbers it was asked to keep.
+#[derive(Debug, Default)]
+struct Keeping {
+    quota: MemQuota,
+    kept: Mutex<Vec<ProjectId>>,
+}
+
+impl QuotaSetter for Keeping {
+    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, Error> {
+        self.quota.set(dir, change)
+    }
+
+    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, Error> {
+        self.quota.status(dir)
+    }
+
+    fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        self.quota.clear(dir)
+    }
+
+    fn release(&self, project: ProjectId) -> Result<(), Error> {
+        self.quota.release(project)
+    }
+
+    fn release_unused(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
+        self.kept.lock().expect("nobody panics with it").extend(kept);
+        self.quota.release_unused(kept)
+    }
+}
+
+#[tokio::test]
+async fn a_new_store_gives_back_the_numbers_that_a_killed_one_has_left_and_leaves_those_of_graves_to_them() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<Keeping>::default());
+    let open = || DirStore::new(Dir::open(base.path()).expect("the base"), Arc::clone(&quota) as _);
+    drop(open().expect("a store"));
+    // As whoever is killed between a directory's end and its number's leaves it.
+    let [_left, buried] = ["left", "buried"].map(|name| {
+        let path = base.path().join(name);
+        fs::create_dir(&path).expect("a directory");
+        let dir = fs::File::open(&path).expect("open");
+        let limited = quota.set(dir.as_fd(), LIMITS.into()).expect("limits");
+        fs::remove_dir(&path).expect("remove");
+        limited.project
+    });
+    fs::create_dir(base.path().join(".trash").join(format!("{}.{buried}.0", id(1)))).expect("a grave");
+    let store = open().expect("a store");
+    assert_eq!(*quota.kept.lock().expect("nobody panics with it"), [buried]);
+    store.erased().await;
+    assert_eq!(quota.quota.list(), [], "the grave has given back its own");
 }
 
 #[tokio::test]
