@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 pub use os::OsMounter;
+pub use table::{MountEntry, mount_table};
 
 /// Flags of a mount, with the kernel's numbers.
 ///

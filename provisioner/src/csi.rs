@@ -27,7 +27,6 @@
 mod guard;
 mod identity;
 mod locks;
-mod mountinfo;
 mod mounts;
 mod node;
 mod os_mounts;

@@ -12,7 +12,7 @@ use rustix::mount::{
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
 };
 
-use super::table::parse_mountinfo;
+use super::table::mount_table;
 use super::{MountError, MountFlags, MountSpec, Mounted, Mounter};
 
 /// Mounts by fsopen(2), fsmount(2) and move_mount(2), Linux 5.2 or newer, in the mount namespace of the process.
@@ -57,10 +57,10 @@ impl Mounter for OsMounter {
     }
 
     fn mounted(&self, target: &Path) -> Result<Option<Mounted>, MountError> {
-        let table = std::fs::read("/proc/self/mountinfo")
-            .map_err(|source| MountError::Table { target: target.to_owned(), source })?;
+        let table =
+            mount_table().map_err(|source| MountError::Table { target: target.to_owned(), source })?;
         // Paths compare by components, so that a trailing slash makes no difference.
-        let topmost = parse_mountinfo(&table).into_iter().rev().find(|entry| entry.target == target);
+        let topmost = table.into_iter().rev().find(|entry| entry.target == target);
         Ok(topmost.map(|entry| entry.mounted))
     }
 }

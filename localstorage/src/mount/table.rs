@@ -4,23 +4,43 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
 use super::{MountFlags, Mounted};
 
-/// One line of the table: what is mounted, and where.
+/// The mounts that the calling thread sees; only in tests do threads of one process see others than each other.
+const TABLE: &str = "/proc/thread-self/mountinfo";
+
+/// One line of the kernel's table: what is mounted, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct MountEntry {
-    /// The directory, by its absolute path.
-    pub(super) target: PathBuf,
+#[non_exhaustive]
+pub struct MountEntry {
+    /// The mount's number, as statx(2) gives it. It may be another mount's once this one is gone.
+    pub id: u64,
+    /// The directory, by its absolute path, as the calling thread sees it.
+    pub target: PathBuf,
+    /// The flags of this mount alone; those of its file system, too, are in [`mounted`](Self::mounted).
+    pub own_flags: MountFlags,
+    /// Whether what is mounted below it is seen in other mount namespaces, too.
+    pub is_shared: bool,
     /// What is mounted on it.
-    pub(super) mounted: Mounted,
+    pub mounted: Mounted,
 }
 
-/// Parses the table; lines of another form are skipped, since a newer kernel may add some.
+/// Everything that is mounted, in the order of the kernel's table: later ones may hide earlier ones.
 ///
-/// Later lines are mounted over earlier ones of the same target.
+/// *Source:* proc_pid_mountinfo(5).
+///
+/// # Errors
+/// Where `/proc` isn't mounted.
+pub fn mount_table() -> io::Result<Vec<MountEntry>> {
+    Ok(parse_mountinfo(&std::fs::read(TABLE)?))
+}
+
+/// Parses the table. Lines that are none are skipped; what a newer kernel may add at the end of one is passed over, since
+/// who asks what is in use must not miss a mount for it.
 pub(super) fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -28,22 +48,37 @@ pub(super) fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
 /// `36 35 98:0 / /mnt rw,noatime shared:1 - ext3 /dev/root rw,errors=continue`
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let (major, minor) = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let device = (major.parse().ok()?, minor.parse().ok()?);
     let target = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
-    let of_mount = std::str::from_utf8(fields.next()?).ok()?;
+    let of_mount = text(fields.next()?);
     // Optional fields, as many as there are, end with a lone dash.
-    fields.by_ref().find(|field| *field == b"-")?;
-    let fstype = String::from_utf8(unescape(fields.next()?)).ok()?;
-    let of_file_system = String::from_utf8(unescape(fields.nth(1)?)).ok()?;
-    if fields.next().is_some() || !target.is_absolute() {
+    let mut is_shared = false;
+    loop {
+        match fields.next()? {
+            b"-" => break,
+            field => is_shared |= field.starts_with(b"shared:"),
+        }
+    }
+    let fstype = text(fields.next()?);
+    let of_file_system = text(fields.nth(1)?);
+    if !target.is_absolute() {
         return None;
     }
-    let all = || of_mount.split(',').chain(of_file_system.split(','));
-    let flags = all().map(MountFlags::from_name).fold(MountFlags::NONE, MountFlags::with);
+    let flags = |options: &str| {
+        options.split(',').map(MountFlags::from_name).fold(MountFlags::NONE, MountFlags::with)
+    };
+    let (own_flags, more) = (flags(&of_mount), flags(&of_file_system));
     let is_flag = |option: &&str| MountFlags::from_name(option) != MountFlags::NONE;
-    let options = all().filter(|option| !is_flag(option) && !option.is_empty()).map(str::to_owned).collect();
-    Some(MountEntry { target, mounted: Mounted { fstype, device, flags, options } })
+    let all = of_mount.split(',').chain(of_file_system.split(','));
+    let options = all.filter(|option| !is_flag(option) && !option.is_empty()).map(str::to_owned).collect();
+    let mounted = Mounted { fstype, device, flags: own_flags.with(more), options };
+    Some(MountEntry { id, target, own_flags, is_shared, mounted })
+}
+
+fn text(field: &[u8]) -> String {
+    String::from_utf8_lossy(&unescape(field)).into_owned()
 }
 
 /// `\040` is a space: the kernel escapes what would end a field.
@@ -63,13 +98,22 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// As the kernel prints it, but for the numbers of mounts, which nothing here reads.
+/// As the kernel prints it, but for the numbers of parents, which nothing here reads.
 impl fmt::Display for MountEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mounted { fstype, device: (major, minor), flags, options } = &self.mounted;
-        let target = escape(self.target.as_os_str().as_bytes());
-        write!(f, "1 1 {major}:{minor} / {target} {flags} - {} none ", escape(fstype.as_bytes()))?;
-        f.write_str(&escape(if options.is_empty() { "rw".into() } else { options.join(",") }.as_bytes()))
+        let Self { id, target, own_flags, is_shared, mounted } = self;
+        let Mounted { fstype, device: (major, minor), flags, options } = mounted;
+        let target = escape(target.as_os_str().as_bytes());
+        let shared = if *is_shared { " shared:1" } else { "" };
+        let mut of_file_system: Vec<&str> = flags.names().collect();
+        of_file_system.extend(options.iter().map(String::as_str));
+        let all = if of_file_system.is_empty() { "rw".to_owned() } else { of_file_system.join(",") };
+        write!(
+            f,
+            "{id} 1 {major}:{minor} / {target} {own_flags}{shared} - {} none ",
+            escape(fstype.as_bytes())
+        )?;
+        f.write_str(&escape(all.as_bytes()))
     }
 }
 
@@ -95,7 +139,8 @@ pub fn mountinfo(bytes: &[u8]) {
         let again = parse_mountinfo(entry.to_string().as_bytes());
         assert_eq!(again.len(), 1, "one line is one entry");
         assert_eq!(again[0].target, entry.target, "a path is read as it was printed");
-        assert_eq!(again[0].mounted.flags, entry.mounted.flags, "flags are read as they were printed");
+        let facts = |entry: &MountEntry| (entry.id, entry.own_flags, entry.is_shared, entry.mounted.flags);
+        assert_eq!(facts(&again[0]), facts(&entry), "flags are read as they were printed");
     }
 }
 
@@ -126,6 +171,27 @@ nonsense
         assert_eq!((of("/data").device, of("/data").fstype.as_str()), ((8, 2), "xfs"));
         assert!(of("/data").options.contains(&"prjquota".to_owned()), "the topmost mount counts");
         assert_eq!(of("/with space").flags, MountFlags::NONE);
+        let facts = |entry: &MountEntry| (entry.id, entry.own_flags.to_string(), entry.is_shared);
+        assert_eq!(facts(&entries[0]), (23, "nosuid,nodev,noexec".to_owned(), true));
+        assert_eq!(
+            facts(&entries[1]),
+            (31, "nosuid,nodev,noexec".to_owned(), false),
+            "sync is its file system's"
+        );
+    }
+
+    #[test]
+    fn what_a_newer_kernel_adds_and_what_is_no_text_hides_no_mount() {
+        let text = b"1 2 3:4 / /a rw new:1 - xfs /dev/a rw added\n2 2 3:4 / /b rw - fuse.\xff b rw,o=\xfe\n";
+        assert_eq!(parse_mountinfo(text).iter().map(|entry| entry.id).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn the_mounts_of_this_machine_are_all_read() {
+        let text = std::fs::read(super::TABLE).unwrap();
+        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+        assert_eq!(parse_mountinfo(&text).len(), lines);
+        assert!(mount_table().unwrap().iter().any(|entry| entry.target.as_os_str() == "/"));
     }
 
     fn flags() -> impl Strategy<Value = MountFlags> {
@@ -143,11 +209,14 @@ nonsense
             target in prop::collection::vec(1u8..=255, 0..20),
             fstype in "[a-z0-9 \\\\]{1,8}",
             device: (u32, u32),
-            flags in flags(),
+            id: u64,
+            is_shared: bool,
+            (own_flags, more) in (flags(), flags()),
             options in prop::collection::vec("x[a-z=\\\\ ]{1,8}", 0..3),
         ) {
             let target = PathBuf::from(OsString::from_vec([b"/", &target[..]].concat()));
-            let mut entry = MountEntry { target, mounted: Mounted { fstype, device, flags, options } };
+            let mounted = Mounted { fstype, device, flags: own_flags | more, options };
+            let mut entry = MountEntry { id, target, own_flags, is_shared, mounted };
             let parsed = parse_mountinfo(entry.to_string().as_bytes());
             // `rw` is what a table prints for the want of `ro`; it is no option that anybody chose.
             let mut again = parsed;

@@ -40,6 +40,18 @@ pub struct MountFlags {
     pub no_exec: bool,
 }
 
+impl From<nodekeel_localstorage::mount::MountFlags> for MountFlags {
+    fn from(flags: nodekeel_localstorage::mount::MountFlags) -> Self {
+        use nodekeel_localstorage::mount::MountFlags as Kernel;
+        Self {
+            read_only: flags.contains(Kernel::READ_ONLY),
+            no_suid: flags.contains(Kernel::NOSUID),
+            no_dev: flags.contains(Kernel::NODEV),
+            no_exec: flags.contains(Kernel::NOEXEC),
+        }
+    }
+}
+
 /// What is mounted at a target, on top of whatever is below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mounted {

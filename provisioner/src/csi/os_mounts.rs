@@ -5,17 +5,14 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::mount::mount_table;
 use rustix::fs::{AtFlags, FileType, Mode, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-use super::mountinfo;
 use super::mounts::{Conflict, FileId, MountError, MountFlags, Mounted, Mounts};
 use super::sys;
 use super::target::Target;
-
-/// The mounts of the calling thread, which its tasks can't have changed: a set per thread only exists in tests.
-const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 
 /// Mounts as the kernel has them: binds a volume's directory, by its descriptor, to a target below the kubelet's.
 ///
@@ -56,8 +53,7 @@ impl OsMounts {
     /// The directory, or the mounts, can't be looked at.
     pub fn is_shared(path: &Path) -> io::Result<bool> {
         let stat = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::MNT_ID)?;
-        let all = mountinfo::parse(&std::fs::read(MOUNTINFO)?);
-        Ok(all.iter().any(|mount| mount.id == stat.stx_mnt_id && mount.is_shared))
+        Ok(mount_table()?.iter().any(|mount| mount.id == stat.stx_mnt_id && mount.is_shared))
     }
 
     /// The directory that the target is in; `None` where there is none.
@@ -103,8 +99,8 @@ impl Mounts for OsMounts {
     fn mounted(&self, target: &Target) -> Result<Option<Mounted>, MountError> {
         let Some(parent) = self.parent(target)? else { return Ok(None) };
         let Place::Mount { id, of } = place(&parent, target)? else { return Ok(None) };
-        let all = mountinfo::parse(&std::fs::read(MOUNTINFO).map_err(look(target))?);
-        Ok(all.into_iter().find(|mount| mount.id == id).map(|mount| Mounted { of, flags: mount.flags }))
+        let all = mount_table().map_err(look(target))?;
+        Ok(all.iter().find(|mount| mount.id == id).map(|mount| Mounted { of, flags: mount.own_flags.into() }))
     }
 
     fn mount(&self, volume: BorrowedFd<'_>, target: &Target, flags: MountFlags) -> Result<(), MountError> {
@@ -157,9 +153,9 @@ impl Mounts for OsMounts {
         let device = (rustix::fs::major(of.device), rustix::fs::minor(of.device));
         // The kernel tells mount points as they are, whatever links lead to the kubelet's directory.
         let kubelet = std::fs::canonicalize(&self.kubelet).map_err(list)?;
-        let all = mountinfo::parse(&std::fs::read(MOUNTINFO).map_err(list)?);
-        let here = all.iter().filter(|mount| mount.device == device);
-        let below = here.filter_map(|mount| Target::try_new(&kubelet, mount.point.to_str()?).ok());
+        let all = mount_table().map_err(list)?;
+        let here = all.iter().filter(|mount| mount.mounted.device == device);
+        let below = here.filter_map(|mount| Target::try_new(&kubelet, mount.target.to_str()?).ok());
         // What is gone, or hidden by another mount, can't be seen there.
         let is_it = |target: &Target| self.mounted(target).ok().flatten().is_some_and(|mount| mount.of == of);
         let mut targets: Vec<_> = below.filter(is_it).collect();
