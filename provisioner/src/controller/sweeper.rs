@@ -13,6 +13,7 @@ use crate::controller::World;
 use crate::controller::attempts::chance;
 use crate::controller::sift::Sweep;
 use crate::id::VolumeId;
+use crate::plan::{VolumeAction, VolumeIgnored, plan_volume};
 
 /// How many signals are taken at once: a list that comes anew may follow another.
 const BATCH: usize = 256;
@@ -37,7 +38,7 @@ impl Wanted {
 
 /// Sweeps whenever something tells that there may be something to sweep.
 pub(super) async fn run(world: &World, mut signals: UnboundedReceiver<Sweep>) {
-    let mut sweeper = Sweeper { world, orphans: BTreeSet::new() };
+    let mut sweeper = Sweeper { world, orphans: BTreeSet::new(), lost: BTreeSet::new() };
     let (mut batch, mut failed, mut failures) = (Vec::new(), Wanted::default(), 0);
     let mut due = Instant::now();
     loop {
@@ -55,6 +56,7 @@ pub(super) async fn run(world: &World, mut signals: UnboundedReceiver<Sweep>) {
             }
         }
         let left = sweeper.sweep(wanted).await;
+        sweeper.count().await;
         if !left.is_empty() {
             failures += 1;
             let backoff: Backoff = world.provisioner.config.backoff;
@@ -68,8 +70,10 @@ pub(super) async fn run(world: &World, mut signals: UnboundedReceiver<Sweep>) {
 
 struct Sweeper<'a> {
     world: &'a World,
-    /// What was told.
+    /// Volumes that may hold data and have no object, of which was told.
     orphans: BTreeSet<VolumeId>,
+    /// Volumes that have an object and aren't there, of which was told.
+    lost: BTreeSet<VolumeId>,
 }
 
 impl Sweeper<'_> {
@@ -79,7 +83,10 @@ impl Sweeper<'_> {
         let (mut left, mut ids) = (Wanted::default(), wanted.ids);
         if wanted.all {
             match applier.store.list().await {
-                Ok(all) => ids.extend(all),
+                Ok(all) => {
+                    ids.extend(all);
+                    self.miss(&ids).await;
+                }
                 Err(error) => {
                     failed(&ApplyError::Store(error));
                     left.all = true;
@@ -104,6 +111,42 @@ impl Sweeper<'_> {
             }
         }
         left
+    }
+
+    /// Looks for those that have an object and aren't there: not in a list that may be older than the object, and not by
+    /// themselves.
+    async fn miss(&mut self, listed: &BTreeSet<VolumeId>) {
+        let applier = &self.world.provisioner.applier;
+        for volume in self.world.volumes.state() {
+            let id = volume.metadata.name.as_deref().and_then(|name| name.parse::<VolumeId>().ok());
+            let Some(id) = id.filter(|id| !listed.contains(id)) else { continue };
+            let is_to_be = matches!(
+                plan_volume(&applier.me, &volume),
+                VolumeAction::Protect | VolumeAction::Ignore(VolumeIgnored::InUse | VolumeIgnored::Retained)
+            );
+            if is_to_be && !applier.exists(&id).await && self.lost.insert(id.clone()) {
+                tracing::error!(
+                    pv = %id,
+                    "a PersistentVolume of this node has no volume: no pod can use it; delete it, or bring its directory back"
+                );
+            }
+        }
+    }
+
+    /// Counts what there is still to be told of.
+    async fn count(&mut self) {
+        let applier = &self.world.provisioner.applier;
+        for (ids, stays) in [(&mut self.orphans, true), (&mut self.lost, false)] {
+            let mut over = Vec::new();
+            for id in ids.iter() {
+                let has_object = self.world.volumes.get(&ObjectRef::new(id.as_str())).is_some();
+                if has_object == stays || applier.exists(id).await != stays {
+                    over.push(id.clone());
+                }
+            }
+            ids.retain(|id| !over.contains(id));
+        }
+        applier.meter.orphans(self.orphans.len(), self.lost.len());
     }
 
     /// Those that exist; most of them have their object here.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
@@ -16,7 +17,9 @@ type Labels = Vec<(&'static str, String)>;
 ///
 /// - `controller_persistentvolumeclaim_provision_total`, `..._provision_failed_total`,
 ///   `..._provision_duration_seconds`, with the labels `class` and `source` (always empty: volumes are made empty);
-/// - `controller_persistentvolume_delete_total`, `..._delete_failed_total`, `..._delete_duration_seconds`, with `class`.
+/// - `controller_persistentvolume_delete_total`, `..._delete_failed_total`, `..._delete_duration_seconds`, with `class`;
+/// - `controller_persistentvolume_orphans`, with `missing`: `persistentvolume` counts volumes that may hold data and have
+///   none, `volume` counts PersistentVolumes whose volume isn't there.
 ///
 /// Durations are of attempts that succeeded, from 1 ms to about 16 s.
 ///
@@ -25,6 +28,10 @@ type Labels = Vec<(&'static str, String)>;
 pub struct PrometheusMeter {
     provision: Counters,
     delete: Counters,
+    /// Volumes without a PersistentVolume.
+    unowned: Gauge,
+    /// PersistentVolumes without a volume.
+    lost: Gauge,
 }
 
 #[derive(Debug, Clone)]
@@ -49,7 +56,12 @@ impl PrometheusMeter {
         let provision =
             Counters::register(registry, "controller_persistentvolumeclaim_provision", "provisioned");
         let delete = Counters::register(registry, "controller_persistentvolume_delete", "deleted");
-        Self { provision, delete }
+        let orphans: Family<Labels, Gauge> = Family::default();
+        let help = "Volumes and PersistentVolumes of this node of which the other is missing";
+        registry.register("controller_persistentvolume_orphans", help, Family::clone(&orphans));
+        let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
+        let (unowned, lost) = (missing("persistentvolume"), missing("volume"));
+        Self { provision, delete, unowned, lost }
     }
 }
 
@@ -89,6 +101,11 @@ impl Meter for PrometheusMeter {
     fn deleted(&self, class: &str, took: Duration, succeeded: bool) {
         self.delete.count(&vec![("class", class.to_owned())], took, succeeded);
     }
+
+    fn orphans(&self, volumes: usize, objects: usize) {
+        self.unowned.set(i64::try_from(volumes).unwrap_or(i64::MAX));
+        self.lost.set(i64::try_from(objects).unwrap_or(i64::MAX));
+    }
 }
 
 #[cfg(test)]
@@ -103,6 +120,7 @@ mod tests {
             meter.provisioned("local", Duration::from_millis(3), succeeded);
             meter.deleted("local", Duration::from_millis(3), succeeded);
         }
+        meter.orphans(2, 1);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encode");
         for line in [
@@ -112,6 +130,8 @@ mod tests {
             "controller_persistentvolume_delete_total{class=\"local\"} 1",
             "controller_persistentvolume_delete_failed_total{class=\"local\"} 1",
             "controller_persistentvolume_delete_duration_seconds_count{class=\"local\"} 1",
+            "controller_persistentvolume_orphans{missing=\"persistentvolume\"} 2",
+            "controller_persistentvolume_orphans{missing=\"volume\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

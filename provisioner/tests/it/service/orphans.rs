@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use nodekeel_fsquota::testing::MemQuota;
@@ -13,7 +14,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::{NODE, claim, identity, uid, volume};
 use nodekeel_provisioner::testing::{Kind, MemStore, Verb};
 use nodekeel_provisioner::{
-    Config, Deps, DirStore, Provisioner, StoreError, VolumeId, VolumeStore, VolumeUsage,
+    Config, Deps, DirStore, Meter, Provisioner, StoreError, VolumeId, VolumeStore, VolumeUsage,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -177,6 +178,44 @@ async fn orphans_are_looked_for_by_one_list_of_claims() {
     let lists = api.requests(Verb::List, Kind::Claim);
     assert!(lists <= 3, "{lists} lists for 50 orphans");
     assert_eq!(store.list().await.expect("list").len(), 50);
+}
+
+/// Remembers what was counted last.
+#[derive(Debug, Default)]
+struct LastCount(Mutex<(usize, usize)>);
+
+impl Meter for LastCount {
+    fn provisioned(&self, _: &str, _: Duration, _: bool) {}
+
+    fn deleted(&self, _: &str, _: Duration, _: bool) {}
+
+    fn orphans(&self, volumes: usize, objects: usize) {
+        *self.0.lock().expect("nobody panics with it") = (volumes, objects);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_lacks_the_other_is_counted_until_it_is_gone_too() {
+    let (api, store, meter) = (api(), MemStore::default(), Arc::<LastCount>::default());
+    let counted = || *meter.0.lock().expect("nobody panics with it");
+    // One volume with data and a claim that has its volume elsewhere; one object in use, without a volume; and one of each.
+    for number in [1, 3] {
+        store.create(&id(number), LIMITS).await.expect("create");
+        store.fill(&id(number), Usage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
+    }
+    for number in [2, 3] {
+        api.create(Kind::Claim, claim(number, json!({ "spec": { "volumeName": id(number).as_str() } })));
+        api.create(Kind::Volume, volume(number, json!({ "status": { "phase": "Bound" } })));
+    }
+    let deps = Deps { meter: meter.clone(), ..deps(&api, &store) };
+    let _node = Node::with(Config::new(identity(NODE)), deps, Some(&store)).await;
+    pass(60).await;
+    assert_eq!(counted(), (1, 1));
+    store.remove(&id(1)).await.expect("remove");
+    api.delete(Kind::Claim, "claim-2");
+    api.delete(Kind::Volume, id(2).as_str());
+    pass(60).await;
+    assert_eq!(counted(), (0, 0), "{:?}", api.list(Kind::Volume));
 }
 
 #[tokio::test(start_paused = true)]
