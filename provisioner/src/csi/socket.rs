@@ -1,13 +1,15 @@
-//! A unix socket at which the kubelet calls.
+//! A unix socket at which the kubelet calls, in a directory that is held open.
 
-use std::fs;
+use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use nodekeel_localstorage::{Dir, Error as DirError, FileKind, Mode};
+use rustix::fs::AtFlags;
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
 use tokio_stream::Stream;
@@ -44,14 +46,23 @@ pub enum SocketError {
         /// The file.
         path: PathBuf,
     },
-    /// The directory for it could not be made.
-    #[error("create {}", path.display())]
+    /// The directory for it could not be opened or made.
+    #[error("take the directory {} for a socket", path.display())]
     Parent {
         /// The directory.
         path: PathBuf,
         /// Why not.
         #[source]
-        source: io::Error,
+        source: DirError,
+    },
+    /// It could not be told what is there, or a dead socket could not be removed.
+    #[error("replace what is at {}", path.display())]
+    Replace {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: DirError,
     },
     /// It could not be listened on.
     #[error("listen on {}", path.display())]
@@ -72,36 +83,80 @@ pub(super) fn check(path: &Path) -> Result<(), SocketError> {
     }
 }
 
+/// A directory for a socket that has to be made. *Source:* the kubelet, which makes its own so.
+const DIRECTORY: Mode = Mode::new(0o750);
+
 /// Listens at a path, for root alone. The socket of a killed instance is replaced; the file goes with the listener.
 pub(super) async fn listen(path: &Path) -> Result<Listening, SocketError> {
     check(path)?;
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(parent);
-    made.map_err(|source| SocketError::Parent { path: parent.to_owned(), source })?;
-    remove_stale(path).await?;
+    let dir = directory(parent).map_err(|source| SocketError::Parent { path: parent.to_owned(), source })?;
+    let socket = Place { dir, path: path.to_owned() };
+    socket.clear().await?;
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    let file = file_at(path).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-    let listening = Listening { listener, path: path.to_owned(), file };
+    let listener = UnixListener::bind(socket.through_descriptor()).map_err(failed)?;
+    let file = socket.file().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let listening = Listening { listener, socket, file };
     // Whoever may look into the directory until then is root, too.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let only_root = rustix::fs::Mode::from_raw_mode(Mode::PRIVATE_FILE.bits());
+    let place = &listening.socket;
+    rustix::fs::chmodat(&place.dir, place.name(), only_root, AtFlags::empty())
+        .map_err(|errno| failed(errno.into()))?;
     Ok(listening)
 }
 
-async fn remove_stale(path: &Path) -> Result<(), SocketError> {
-    let Ok(file) = fs::symlink_metadata(path) else { return Ok(()) };
-    let path = || path.to_owned();
-    if !file.file_type().is_socket() {
-        return Err(SocketError::NoSocket { path: path() });
-    }
-    if is_served(path()).await {
-        return Err(SocketError::Live { path: path() });
-    }
-    match fs::remove_file(path()) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(SocketError::Bind { path: path(), source })
+/// Opens a directory, whose path the operator has chosen, and makes what is missing of it.
+fn directory(path: &Path) -> Result<Dir, DirError> {
+    let missing = |error: &DirError| error.is_not_found();
+    for existing in path.ancestors() {
+        match Dir::open(existing) {
+            Err(error) if missing(&error) && existing.parent().is_some() => {}
+            Ok(dir) => match path.strip_prefix(existing) {
+                Ok(rest) if !rest.as_os_str().is_empty() => return dir.ensure_dir(rest, DIRECTORY),
+                _ => return Ok(dir),
+            },
+            Err(error) => return Err(error),
         }
-        _ => Ok(()),
+    }
+    Dir::open(path)
+}
+
+/// Where a socket is, or will be.
+#[derive(Debug)]
+struct Place {
+    dir: Dir,
+    path: PathBuf,
+}
+
+impl Place {
+    fn name(&self) -> &OsStr {
+        self.path.file_name().unwrap_or_default()
+    }
+
+    /// A path that leads into the directory itself, whatever becomes of the path to it: sockets are bound by path alone.
+    fn through_descriptor(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.dir.as_fd().as_raw_fd().to_string()).join(self.name())
+    }
+
+    /// Device and inode of what is there.
+    fn file(&self) -> Option<(u64, u64)> {
+        self.dir.metadata(self.name()).ok().map(|file| (file.device, file.inode))
+    }
+
+    /// Removes the socket of a dead instance, and nothing else.
+    async fn clear(&self) -> Result<(), SocketError> {
+        let path = || self.path.clone();
+        let failed = |source| SocketError::Replace { path: path(), source };
+        match self.dir.metadata(self.name()) {
+            Err(error) if error.is_not_found() => return Ok(()),
+            Ok(file) if file.kind == FileKind::Socket => {}
+            Ok(_) => return Err(SocketError::NoSocket { path: path() }),
+            Err(error) => return Err(failed(error)),
+        }
+        if is_served(self.through_descriptor()).await {
+            return Err(SocketError::Live { path: path() });
+        }
+        self.dir.remove_file(self.name()).map(drop).map_err(failed)
     }
 }
 
@@ -117,7 +172,7 @@ async fn is_served(path: PathBuf) -> bool {
 #[derive(Debug)]
 pub(super) struct Listening {
     listener: UnixListener,
-    path: PathBuf,
+    socket: Place,
     /// Device and inode of the file.
     file: (u64, u64),
 }
@@ -133,18 +188,17 @@ impl Stream for Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         // If that fails, the file is one of a dead instance, which the next one replaces.
-        if file_at(&self.path) == Some(self.file) {
-            let _ = fs::remove_file(&self.path);
+        if self.socket.file() == Some(self.file) {
+            let _ = self.socket.dir.remove_file(self.socket.name());
         }
     }
 }
 
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     #[tokio::test]
