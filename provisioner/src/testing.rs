@@ -7,6 +7,6 @@ mod mem_store;
 pub mod objects;
 
 pub use api::{AnyBody, FakeApi, Fault, Kind, Verb};
-pub use checks::{check_handle, check_quantity};
+pub use checks::{check_grave, check_handle, check_quantity};
 pub use conformance::conformance;
 pub use mem_store::MemStore;

@@ -8,6 +8,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 mod bench;
 mod check;
 mod demo;
+mod fuzz;
 mod kernel_test;
 mod kube;
 mod oci;

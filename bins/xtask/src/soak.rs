@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::fuzz;
 use crate::kernel_test::counted;
 use crate::planted;
 use crate::report::Report;
@@ -44,6 +45,8 @@ const CORE: Soak = Soak {
 const PROCESS: (&str, (&str, &str)) = ("supervisor-process", ("NODEKEEL_ROUNDS", "1000"));
 /// The bugs that the supervisor's random operations have to find.
 const PLANTED: &str = "planted-bugs";
+/// Every fuzz target.
+const FUZZ: &str = "fuzz";
 /// Every system call of what keeps a node's files, on each file system that a node has.
 const STORAGE: Kernel = Kernel {
     name: "storage-kills",
@@ -70,13 +73,16 @@ const WITHIN: Duration = Duration::from_secs(3600);
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let is_chosen = |soak: &str| name.is_none_or(|name| name == soak);
-    let names = [CORE.name, PROCESS.0, PLANTED, STORAGE.name, VOLUMES.name];
+    let names = [CORE.name, PROCESS.0, PLANTED, FUZZ, STORAGE.name, VOLUMES.name];
     if !names.into_iter().any(is_chosen) {
         bail!("no such soak; there are: {}", names.join(", "));
     }
     let mut report = Report::default();
     if is_chosen(PLANTED) {
         planted::run(&mut report)?;
+    }
+    if is_chosen(FUZZ) {
+        fuzz::run(&mut report)?;
     }
     if is_chosen(CORE.name) {
         CORE.run(&mut report)?;

@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use crate::dir_store::read_grave;
 use crate::plan::{VolumeAction, plan_volume};
 use crate::quantity;
 use crate::testing::objects::{NODE, identity, volume};
@@ -28,5 +29,14 @@ pub fn check_handle(handle: &[u8]) {
         (VolumeAction::Refuse(VolumeRefusal::OtherVolume { handle }), Ok(id)) => assert_eq!(handle, id),
         (VolumeAction::Refuse(VolumeRefusal::Handle { .. }), Err(_)) => {}
         (action, _) => panic!("{handle:?}: {action:?}"),
+    }
+}
+
+/// A name in the trash is a grave, which has that name and no other, or somebody else's.
+pub fn check_grave(name: &[u8]) {
+    let name = String::from_utf8_lossy(name);
+    if let Some(grave) = read_grave(&name) {
+        assert_eq!(grave, name, "what would be removed is what was read");
+        assert!(grave.contains("pvc-") && !grave.contains('/'), "{grave:?}");
     }
 }

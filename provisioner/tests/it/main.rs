@@ -4,5 +4,6 @@ mod csi;
 mod kills;
 mod kube;
 mod manifests;
+mod parsers;
 mod service;
 mod stores;

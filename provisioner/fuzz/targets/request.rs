@@ -1,0 +1,4 @@
+//! See `nodekeel_provisioner::csi::testing::check_request`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::csi::testing::check_request(input));
