@@ -2,10 +2,17 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+
+/// How many older entries of a family stay beside a new one: other branches of the workspace may have other pins.
+const KEPT: usize = 2;
+
+/// What was used so lately may be in use.
+const LATELY: Duration = Duration::from_secs(24 * 3600);
 
 /// Where it is kept: `$NODEKEEL_CACHE`, else `$XDG_CACHE_HOME/nodekeel`, else `~/.cache/nodekeel`.
 ///
@@ -26,6 +33,60 @@ pub fn directory() -> Result<PathBuf> {
 /// When the cache can't be written, or `make` fails.
 pub fn entry(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     entry_in(&directory()?, name, make)
+}
+
+/// As [`entry`], for one of a family: whose names begin with `FAMILY-`, of which a newer one is wanted as a rule. When it is
+/// made, others of the family are removed that nobody has used for a day, but for the two that were used last.
+///
+/// # Errors
+/// As [`entry`].
+pub fn entry_of(family: &str, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    entry_of_in(&directory()?, family, name, make)
+}
+
+pub(crate) fn entry_of_in(
+    cache: &Path,
+    family: &str,
+    name: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let was_there = cache.join(name).exists();
+    let entry = entry_in(cache, name, make)?;
+    // A directory's time says when it was used last. Where it can't be set, it is that of its birth.
+    let _ = File::open(&entry).and_then(|directory| directory.set_modified(SystemTime::now()));
+    if !was_there {
+        sweep(cache, &format!("{family}-"), name, SystemTime::now() - LATELY);
+    }
+    Ok(entry)
+}
+
+/// Removes entries that begin so and were not used since then, but for this one and those that were used last.
+fn sweep(cache: &Path, prefix: &str, new: &str, since: SystemTime) {
+    let Ok(entries) = fs::read_dir(cache) else { return };
+    let mut others: Vec<(SystemTime, String)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let is_other = name.starts_with(prefix) && name != new;
+            let used = entry.metadata().ok().filter(|_| is_other)?.modified().ok()?;
+            Some((used, name))
+        })
+        .collect();
+    others.sort();
+    others.truncate(others.len().saturating_sub(KEPT));
+    for (_, name) in others.into_iter().filter(|(used, _)| *used < since) {
+        if let Err(error) = remove(cache, &name) {
+            eprintln!("testbed: remove {name} from the cache: {error:#}");
+        }
+    }
+}
+
+/// Removes an entry, which at no time is there in part.
+fn remove(cache: &Path, name: &str) -> Result<()> {
+    let _lock = lock(cache, name, || {})?;
+    let partial = cache.join(format!(".{name}.partial"));
+    fs::rename(cache.join(name), &partial).context("rename it away")?;
+    fs::remove_dir_all(&partial).context("remove it")
 }
 
 /// Holds a lock of the cache until it is dropped, or its process ends however that does.
@@ -95,5 +156,37 @@ mod tests {
         });
         assert!(made.unwrap().join("whole").exists());
         entry_in(cache.path(), "x", |_| panic!("it is there")).unwrap();
+    }
+
+    #[test]
+    fn a_new_entry_sweeps_what_of_its_family_nobody_has_used_lately_but_for_two() {
+        let cache = tempfile::tempdir().unwrap();
+        let days_ago = |name: &str, days: u64| {
+            let directory = cache.path().join(name);
+            fs::create_dir(&directory).unwrap();
+            let time = SystemTime::now() - Duration::from_secs(days * 24 * 3600 + 60);
+            File::open(directory).unwrap().set_modified(time).unwrap();
+        };
+        for (name, days) in
+            [("etcd-1", 9), ("etcd-2", 8), ("etcd-3", 7), ("etcd-4", 6), ("etc-1", 9), ("kube", 9)]
+        {
+            days_ago(name, days);
+        }
+        let names = || {
+            let entries = fs::read_dir(cache.path()).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
+            names.sort();
+            names
+        };
+        // It is used, so it is younger than the others.
+        entry_of_in(cache.path(), "etcd", "etcd-1", |_| panic!("it is there")).unwrap();
+        assert_eq!(names().len(), 6, "what was there sweeps nothing");
+        entry_of_in(cache.path(), "etcd", "etcd-5", |_| Ok(())).unwrap();
+        assert_eq!(names(), ["etc-1", "etcd-1", "etcd-4", "etcd-5", "kube"]);
+        for round in 6..10 {
+            entry_of_in(cache.path(), "etcd", &format!("etcd-{round}"), |_| Ok(())).unwrap();
+        }
+        assert!(names().contains(&"etcd-5".to_owned()), "what was used today stays");
     }
 }

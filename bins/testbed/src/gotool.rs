@@ -143,7 +143,7 @@ impl GoTools {
     }
 
     fn directory_in(&self, cache: &Path) -> Result<PathBuf> {
-        cache::entry_in(cache, &self.entry(), |partial| build::build(self, partial))
+        cache::entry_of_in(cache, self.name, &self.entry(), |partial| build::build(self, partial))
     }
 
     /// Its name in the cache.

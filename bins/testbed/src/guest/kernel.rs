@@ -45,7 +45,7 @@ impl Kernel {
         let (release, image) = find_release(&source)?;
         let busybox = tools::find(tools::BUSYBOX)?;
         let name = name(&release, &image, &busybox)?;
-        let directory = cache::entry(&format!("guest-{name}"), |directory| {
+        let directory = cache::entry_of("guest", &format!("guest-{name}"), |directory| {
             let is_static = libraries(std::slice::from_ref(&busybox))?.is_empty();
             ensure!(is_static, "{} isn't static: install Debian's busybox-static", busybox.display());
             let modules = release_modules(&source, &release)?;

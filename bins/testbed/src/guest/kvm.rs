@@ -25,7 +25,7 @@ pub(super) fn accelerator(kernel: &Kernel) -> Result<Accelerator> {
     }
     let host = rustix::system::uname();
     let name = format!("kvm-{}-for-{}", host.release().to_string_lossy(), kernel.name);
-    let verdict = cache::entry(&name, |directory| {
+    let verdict = cache::entry_of("kvm", &name, |directory| {
         let is_reached = is_reached(kernel)?;
         fs::write(directory.join("works"), if is_reached { "yes" } else { "no" }).context("keep the verdict")
     })?;
