@@ -3,40 +3,47 @@
 //!
 //! `cargo xtask bench quota` runs it in a guest. Elsewhere it takes a directory of a mounted file system, and the most
 //! projects to measure with: `cargo bench -p nodekeel-fsquota --bench quota -- /mnt 10000`. Under emulation a system call
-//! costs many times what it does otherwise: ratios hold, times don't.
+//! costs many times what it does otherwise: ratios hold, times don't. Each size is written as soon as it is measured; where
+//! a machine is too slow to get to the next one in time, that is said, and the bench ends.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use nodekeel_fsquota::testing::Bare;
 use nodekeel_fsquota::{Bytes, Change, Inodes, Kind, Limit, ProjectId, ProjectQuota, QuotaSetter as _};
-use testbed::bench::BenchRow;
+use testbed::bench::{BenchRow, Rows};
 use testbed::guest::inside::{Disk, FileSystem};
 
 const PROJECTS: [u32; 4] = [0, 1_000, 10_000, 100_000];
 const ROUNDS: usize = 101;
 /// The peer is a process each time.
 const PEER_ROUNDS: usize = 3;
+/// With so many projects the peer's list takes seconds, and is asked for once.
+const MANY: u32 = 10_000;
+/// How long a file system may take until its last size is there: both are done within ten minutes.
+const FILLED_WITHIN: Duration = Duration::from_secs(180);
+/// How many projects are made between two looks at the clock.
+const STRIDE: usize = 500;
 
 fn main() -> Result<()> {
     // Cargo calls with `--bench`.
     let given: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut rows = Vec::new();
+    let mut rows = Rows::new("quota");
     match given.as_slice() {
         [] => on_disks(&mut rows)?,
         [directory] => measure(Path::new(directory), u32::MAX, &mut rows)?,
         [directory, most, ..] => measure(Path::new(directory), most.parse()?, &mut rows)?,
     }
-    testbed::bench::write("quota", &rows)?;
-    Ok(())
+    rows.finish().map(drop)
 }
 
 /// On the guest's disk, XFS and then ext4.
-fn on_disks(rows: &mut Vec<BenchRow>) -> Result<()> {
+fn on_disks(rows: &mut Rows) -> Result<()> {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
         let mounted = Disk::take()?.mount(kind, "prjquota")?;
         measure(mounted.path(), u32::MAX, rows)?;
@@ -44,19 +51,39 @@ fn on_disks(rows: &mut Vec<BenchRow>) -> Result<()> {
     Ok(())
 }
 
-fn measure(directory: &Path, most: u32, rows: &mut Vec<BenchRow>) -> Result<()> {
-    let mut there = 0;
+fn measure(directory: &Path, most: u32, rows: &mut Rows) -> Result<()> {
+    let (mut there, end) = (0, Instant::now() + FILLED_WITHIN);
+    let version = testbed::output(Command::new("xfs_quota").arg("-V"))?;
+    let version = version.trim().rsplit(' ').next().unwrap_or("unknown");
     for projects in PROJECTS.into_iter().filter(|projects| *projects <= most) {
         let quota = ProjectQuota::open(directory)?;
-        // Limits alone take a number, too, and are made much faster than directories.
-        for offset in there..projects {
-            Bare(&quota).limit(number(&quota, offset)?, 1024, 100)?;
+        let start = Instant::now();
+        let filled = fill(&quota, there..projects, end)?;
+        println!("{}: projects {there} to {filled} in {:?}", quota.file_system().kind, start.elapsed());
+        there = filled;
+        let bench =
+            Bench { quota, directory: directory.into(), projects: there, version: version.to_owned() };
+        rows.add(bench.rows()?)?;
+        if there < projects {
+            println!("no time for {projects} projects: {there} are the most that were measured");
+            break;
         }
-        there = projects;
-        let bench = Bench { quota, directory: directory.into(), projects };
-        rows.extend([bench.set_and_read()?, bench.next_number()?, bench.first_number()?]);
     }
     Ok(())
+}
+
+/// Makes projects as long as there is time; how many there are then. Limits alone take a number, too, and are made much
+/// faster than directories.
+fn fill(quota: &ProjectQuota, offsets: Range<u32>, end: Instant) -> Result<u32> {
+    for first in offsets.clone().step_by(STRIDE) {
+        if Instant::now() > end {
+            return Ok(first);
+        }
+        for offset in (first..offsets.end).take(STRIDE) {
+            Bare(quota).limit(number(quota, offset)?, 1024, 100)?;
+        }
+    }
+    Ok(offsets.end)
 }
 
 fn number(quota: &ProjectQuota, offset: u32) -> Result<ProjectId> {
@@ -67,17 +94,27 @@ struct Bench {
     quota: ProjectQuota,
     directory: PathBuf,
     projects: u32,
+    /// Of the peer.
+    version: String,
 }
 
 impl Bench {
-    fn row(&self, what: &str, work: &str, ours: f64, peer: f64, limit: f64) -> Result<BenchRow> {
+    fn rows(&self) -> Result<[BenchRow; 3]> {
+        let peer = self.peer_finds()?;
+        Ok([self.set_and_read()?, self.next_number(peer)?, self.first_number(peer)?])
+    }
+
+    fn row(&self, what: &str, work: &str, ours: f64, peer: f64, limit: f64) -> BenchRow {
         let kind = self.quota.file_system().kind;
-        let version = testbed::output(Command::new("xfs_quota").arg("-V"))?;
-        let version = version.trim().rsplit(' ').next().unwrap_or("unknown").to_owned();
         let work = format!("{work}; {kind} with {} projects", self.projects);
-        Ok(BenchRow::new(format!("{what}_{kind}_{}", self.projects), work, "us", ours)
-            .peer("xfs_quota", version, peer)
-            .limit(limit))
+        BenchRow::new(format!("{what}_{kind}_{}", self.projects), work, "us", ours)
+            .peer("xfs_quota", &self.version, peer)
+            .limit(limit)
+    }
+
+    /// How often the peer is run.
+    fn peer_rounds(&self) -> usize {
+        if self.projects < MANY { PEER_ROUNDS } else { 1 }
     }
 
     /// A directory, which is gone when the work is done.
@@ -107,12 +144,12 @@ impl Bench {
                     Ok(bare.is_taken(free)?)
                 })
             })?);
-            if round < PEER_ROUNDS {
+            if round < self.peer_rounds() {
                 peers.push(self.with_directory(|_, path| self.peer_sets_and_reads(path, free))?);
             }
         }
         let work = "give a new directory both limits and read them back";
-        self.row("set_get", work, median(ours), median(peers), median(limits))
+        Ok(self.row("set_get", work, median(ours), median(peers), median(limits)))
     }
 
     fn peer_sets_and_reads(&self, path: &Path, free: ProjectId) -> Result<f64> {
@@ -135,7 +172,7 @@ impl Bench {
     }
 
     /// As in a process that has given numbers before.
-    fn next_number(&self) -> Result<BenchRow> {
+    fn next_number(&self, peer: f64) -> Result<BenchRow> {
         let bare = Bare(&self.quota);
         bare.find_free()?;
         let free = number(&self.quota, self.projects + 1000)?;
@@ -145,12 +182,12 @@ impl Bench {
             limits.push(timed(|| Ok(bare.is_taken(free)?))?);
         }
         let limit = median(limits);
-        let row = self.row("next_id", "find a free number", median(ours), self.peer_finds()?, limit)?;
+        let row = self.row("next_id", "find a free number", median(ours), peer, limit);
         Ok(row.at_most(limit * 4.0))
     }
 
     /// As in a process that has just started.
-    fn first_number(&self) -> Result<BenchRow> {
+    fn first_number(&self, peer: f64) -> Result<BenchRow> {
         let free = number(&self.quota, self.projects + 1000)?;
         let (mut ours, mut limits) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -159,13 +196,13 @@ impl Bench {
             limits.push(timed(|| Ok(Bare(&quota).is_taken(free)?))?);
         }
         let work = "find a free number, the first of a process";
-        self.row("first_id", work, median(ours), self.peer_finds()?, median(limits))
+        Ok(self.row("first_id", work, median(ours), peer, median(limits)))
     }
 
     /// The way of those who run a program: list all, take the largest number and one more.
     fn peer_finds(&self) -> Result<f64> {
         let report = || self.xfs_quota(&["report -p -n -N".to_owned()]);
-        let took = (0..PEER_ROUNDS).map(|_| timed(report)).collect::<Result<Vec<f64>>>()?;
+        let took = (0..self.peer_rounds()).map(|_| timed(report)).collect::<Result<Vec<f64>>>()?;
         Ok(median(took))
     }
 }

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use nodekeel_node::client;
 use nodekeel_node::v1::{State, TreeRequest};
 use testbed::bench::{BenchRow, write};
-use testbed::{Scratch, free_port};
+use testbed::{Scratch, free_port, process};
 
 /// How long the node is watched.
 const WATCHED: Duration = Duration::from_secs(10);
@@ -37,10 +37,10 @@ fn measure(id: &str, node: &str, config: &str) -> Result<Vec<BenchRow>> {
     let noded = start(scratch.path(), config)?;
     wait_until_ready(&scratch.path().join("data/run/control.sock"))?;
     pause(SETTLED);
-    let before = wake_ups(noded.0.id())?;
+    let before = process::wake_ups(noded.0.id())?;
     pause(WATCHED);
-    let woken = wake_ups(noded.0.id())? - before;
-    let memory = resident_kib(noded.0.id())?;
+    let woken = process::wake_ups(noded.0.id())? - before;
+    let memory = process::resident_kib(noded.0.id())?;
     noded.stop()?;
     let seconds = WATCHED.as_secs();
     let wake_ups = BenchRow::new(
@@ -108,24 +108,4 @@ fn wait_until_ready(socket: &Path) -> Result<()> {
         }
         anyhow::bail!("the node went away")
     })
-}
-
-/// How often the process' threads have been switched to: each switch away from one, by itself or not, follows one to it.
-///
-/// *Source:* proc_pid_status(5), `voluntary_ctxt_switches` and `nonvoluntary_ctxt_switches`, of each thread.
-fn wake_ups(pid: u32) -> Result<u64> {
-    let mut sum = 0;
-    for task in fs::read_dir(format!("/proc/{pid}/task")).context("list noded's threads")? {
-        let status = fs::read_to_string(task?.path().join("status")).context("read a thread's status")?;
-        let counts = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
-        sum += counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum::<u64>();
-    }
-    Ok(sum)
-}
-
-/// *Source:* proc_pid_status(5), `VmRSS`.
-fn resident_kib(pid: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("read noded's status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("noded's memory")?;
-    line.trim().trim_end_matches(" kB").parse().context("noded's memory")
 }

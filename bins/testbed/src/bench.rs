@@ -109,6 +109,39 @@ pub fn write(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Rows that are written as they are measured: where the rest is never measured, these are there.
+#[derive(Debug)]
+pub struct Rows {
+    name: String,
+    rows: Vec<BenchRow>,
+}
+
+impl Rows {
+    /// None yet, for `target/bench/NAME.json`.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), rows: Vec::new() }
+    }
+
+    /// Adds rows to the file, and prints them.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn add(&mut self, rows: impl IntoIterator<Item = BenchRow>) -> Result<()> {
+        let before = self.rows.len();
+        self.rows.extend(rows);
+        println!("{}", table(&self.rows[before..]));
+        write_in(&directory(), &self.name, &self.rows).map(drop)
+    }
+
+    /// Prints all of them as one table, as [`write()`] does.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn finish(self) -> Result<PathBuf> {
+        write(&self.name, &self.rows)
+    }
+}
+
 /// Reads the rows that [`write()`] left under this name.
 ///
 /// # Errors

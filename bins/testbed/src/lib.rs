@@ -28,6 +28,7 @@ pub mod cache;
 pub mod gotool;
 pub mod guest;
 pub mod leftovers;
+pub mod process;
 pub mod tools;
 
 pub use containerd::Containerd;

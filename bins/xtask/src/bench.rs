@@ -28,6 +28,8 @@ struct Bench {
     /// The member's directory, as `supervisor`.
     directory: String,
     target: String,
+    /// What of its package it is built with, by comma.
+    features: String,
     /// What the guest must have in which it runs.
     need: Option<Need>,
 }
@@ -38,7 +40,10 @@ impl Bench {
     }
 
     fn run(&self) -> Result<Ran> {
-        let arguments = ["bench", "-p", &self.package, "--bench", &self.target];
+        let mut arguments = vec!["bench", "-p", &self.package, "--bench", &self.target];
+        if !self.features.is_empty() {
+            arguments.extend(["--features", &self.features]);
+        }
         match self.need {
             None => run::stream(run::cargo(&arguments), Echo::Shown, WITHIN),
             Some(need) => {
@@ -92,10 +97,15 @@ fn benches(metadata: &Value) -> Result<Vec<Bench>> {
                 package: package["name"].as_str().unwrap_or_default().to_owned(),
                 directory: directory.unwrap_or_default().to_string_lossy().into_owned(),
                 target: target["name"].as_str().unwrap_or_default().to_owned(),
+                features: texts(&target["required-features"]).join(","),
             });
         }
     }
     Ok(found)
+}
+
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
 /// The rows of the files that were written since then: a bench names its files itself.
@@ -143,6 +153,15 @@ mod tests {
         let found = benches(&metadata("kernel with a disk of 4 GiB")).unwrap();
         assert_eq!(found[0].need.map(|need| (need.disks, need.disk_size)), Some((1, 4 << 30)));
         assert!(benches(&metadata("a moon rocket")).is_err());
+    }
+
+    #[test]
+    fn a_bench_is_built_with_the_features_that_it_requires() {
+        let metadata = serde_json::json!({"packages": [{
+            "name": "provisionerd", "manifest_path": "/w/bins/provisionerd/Cargo.toml", "metadata": null,
+            "targets": [{"kind": ["bench"], "name": "claims", "required-features": ["kill-points", "more"]}],
+        }]});
+        assert_eq!(benches(&metadata).unwrap()[0].features, "kill-points,more");
     }
 
     #[test]
