@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use nodekeel_localstorage::pki::PkiError;
 use thiserror::Error;
@@ -79,6 +80,14 @@ pub enum ConsensusError {
     /// The list of members could not be had. A retry may help.
     #[error("look for this member in the list")]
     Membership(#[source] MembershipError),
+    /// The member's process ends before it works: its log says why. It is tried again.
+    #[error("the member's process does not work: {failure} (the log of {log} says why)")]
+    Process {
+        /// How it ended last.
+        failure: Arc<str>,
+        /// The name under which it has logged.
+        log: String,
+    },
     /// What runs the member failed: its files, its process, its client.
     #[error("{operation}")]
     Backend {

@@ -157,7 +157,8 @@ pub(super) fn membership_error(operation: &'static str, error: api::Error) -> Me
     let says = |part| text.contains(part);
     match () {
         () if says("too many learner members") => MembershipError::TooManyLearners,
-        () if says("not enough started members") || says("unhealthy cluster") => MembershipError::NoQuorum,
+        () if says("not enough started members") => MembershipError::NoQuorum,
+        // "unhealthy cluster" is among the rest: it has not heard of all members for five seconds.
         () if is_refusal(&error) => MembershipError::Refused { operation, source: error.into() },
         () => MembershipError::Unavailable { operation, source: error.into() },
     }

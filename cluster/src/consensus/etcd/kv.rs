@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::convert::{self, CALL_WITHIN, kv_error};
 use super::{lease, watch};
+use crate::consensus::MemberId;
 use crate::consensus::kv::{
     KeyRange, KvError, KvStore, Lease, Range, Ranged, Revision, Txn, TxnResult, Watch, WatchFrom,
 };
@@ -24,6 +25,15 @@ pub(super) struct EtcdKv {
 impl EtcdKv {
     pub(super) fn new(client: api::Client, stopped: CancellationToken) -> EtcdKv {
         EtcdKv { client, stopped }
+    }
+
+    /// The number of the member that answers.
+    pub(super) async fn member_id(&self) -> Result<MemberId, KvError> {
+        const OPERATION: &str = "ask the member for its number";
+        let mut client = self.client.kv_client();
+        let answer = self.call(OPERATION, client.get(crate::pki::CA, None)).await?;
+        let nameless = || KvError::Refused { operation: OPERATION, source: "it tells none".into() };
+        answer.header().map(|header| MemberId(header.member_id())).ok_or_else(nameless)
     }
 
     /// Makes a call that ends in any case.

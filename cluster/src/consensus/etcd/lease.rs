@@ -59,8 +59,9 @@ async fn session(kv: &EtcdKv, id: LeaseId, ttl: Duration, until: &mut Instant) -
     const OPERATION: &str = "keep a lease alive";
     let mut client = kv.client.lease_client();
     let asked = Instant::now();
-    let (mut keeper, mut answers) =
-        kv.call(OPERATION, async { client.keep_alive(id.0).await }).await.map_err(lost)?;
+    let opening = kv.call(OPERATION, async { client.keep_alive(id.0).await });
+    let Ok(opened) = timeout_at(*until, opening).await else { return Ok(()) };
+    let (mut keeper, mut answers) = opened.map_err(lost)?;
     *until = asked + ttl;
     loop {
         sleep(ttl / 3).await;

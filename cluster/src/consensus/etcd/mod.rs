@@ -14,6 +14,7 @@
 //! 3. etcd starts, with its data in place or anew;
 //! 4. the authority is saved into it, once, and removed from the disk.
 
+mod child;
 mod client;
 mod config;
 mod convert;
@@ -37,13 +38,14 @@ use tokio::time::sleep;
 
 pub use config::EtcdConfig;
 
+use self::child::Child;
 use self::files::Prepared;
 use self::kv::EtcdKv;
 use self::members::EtcdMembers;
 use super::kv::{KeyRange, KvStore, Range};
 use super::{
-    Consensus, ConsensusError, Member, Membership, Running, Service, Start, Started, Status, StatusWatch,
-    Turn,
+    Consensus, ConsensusError, Member, Membership, MembershipError, Running, Service, Start, Started, Status,
+    StatusWatch, Turn,
 };
 use crate::pki::{Authority, AuthorityError, keep_revoked};
 
@@ -86,19 +88,35 @@ impl EtcdConsensus {
     async fn run(&self, ctx: &Context, turn: &Turn<'_>, start: Start) -> Result<(), Failure> {
         let (name, address) = (start.name.clone(), start.address);
         let prepared = self.prepare(start).await?;
-        ctx.run("etcd", process::process(&self.config, &self.files, &name, address, &prepared.initial))?;
-        ctx.wait_ready(&format!("{}.etcd", ctx.dn())).await?;
-        let client = client::connect(&self.config, &name, address, &prepared.credentials).await?;
-        let kv = EtcdKv::new(client, turn.stopped());
+        let process = process::process(&self.config, &self.files, &name, address, &prepared.initial);
+        let (child, mut trouble) = Child::new(process);
+        ctx.run("etcd", child)?;
+        let serving = async {
+            ctx.wait_ready(&format!("{}.etcd", ctx.dn())).await?;
+            let client = client::connect(&self.config, &name, address, &prepared.credentials).await?;
+            self.serve(ctx, turn, EtcdKv::new(client, turn.stopped()), prepared).await
+        };
         tokio::select! {
             biased;
-            cancelled = ctx.cancelled() => return Err(cancelled.into()),
-            served = served(&kv) => served?,
+            cancelled = ctx.cancelled() => Err(cancelled.into()),
+            failure = trouble.hopeless() => Err(ConsensusError::Process { failure, log: format!("{}.etcd", ctx.dn()) }.into()),
+            served = serving => served,
         }
+    }
+
+    /// Works with an etcd that is up, until it is cancelled.
+    async fn serve(
+        &self,
+        ctx: &Context,
+        turn: &Turn<'_>,
+        kv: EtcdKv,
+        prepared: Prepared,
+    ) -> Result<(), Failure> {
+        served(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv.clone());
         let ca = self.authority(&root, prepared).await?;
-        let members: Arc<dyn Membership> = Arc::new(EtcdMembers(kv));
-        let this = this(&*members, name.as_str()).await?;
+        let members: Arc<dyn Membership> = Arc::new(EtcdMembers(kv.clone()));
+        let this = this(&*members, &kv).await?;
         self.run_parts(ctx, &root, &members, ca)?;
         ctx.wait_ready(&format!("{}.crl", ctx.dn())).await?;
         ctx.ready()?;
@@ -168,10 +186,12 @@ async fn served(kv: &EtcdKv) -> Result<(), ConsensusError> {
 }
 
 /// This member, as the list has it.
-async fn this(members: &dyn Membership, name: &str) -> Result<Member, ConsensusError> {
+async fn this(members: &dyn Membership, kv: &EtcdKv) -> Result<Member, ConsensusError> {
+    let source = |source| ConsensusError::Kv { operation: "ask the member for its number", source };
+    let id = kv.member_id().await.map_err(source)?;
     let listed = members.list().await.map_err(ConsensusError::Membership)?;
-    let this = listed.into_iter().find(|member| member.name.as_deref() == Some(name));
-    this.ok_or_else(|| backend("find this member in the list")("no member has its name"))
+    let this = listed.into_iter().find(|member| member.id == id);
+    this.ok_or(ConsensusError::Membership(MembershipError::Unknown { id }))
 }
 
 pub(super) fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(

@@ -36,6 +36,8 @@ pub(super) fn process(
         .args(initial_cluster(name, &peer, initial))
         // History is kept for an hour: what watches it goes on, and the disk does not fill up.
         .args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"])
+        // Nobody here speaks its HTTP.
+        .arg("--enable-grpc-gateway=false")
         // JSON lines, which keep their levels and fields; 3.4 would write another format by itself.
         .args(["--logger", "zap", "--log-outputs", "stderr"])
         .args(&config.extra_args)

@@ -11,7 +11,8 @@ use nodekeel_cluster::pki::{Authority, Leaf};
 use nodekeel_localstorage::tree::{Data, Site};
 use nodekeel_localstorage::{Dir, OsPlacement};
 use nodekeel_supervisor::{Backoff, Origin, Policy, Supervisor};
-use testbed::{Port, Scratch, free_port, gotool, tools};
+use rustix::process::Pid;
+use testbed::{Port, Scratch, free_port, gotool, leftovers, tools};
 
 use crate::node::Node;
 
@@ -53,10 +54,11 @@ impl Bed {
         Bed { version, name: name.parse().unwrap(), peer, client, data, scratch }
     }
 
-    pub(crate) fn consensus(&self) -> EtcdConsensus {
+    pub(crate) fn consensus(&self, extra_args: &[&str]) -> EtcdConsensus {
         let mut config = EtcdConfig::new(self.version.binary());
         config.peer_port = self.peer.number();
         config.client_port = self.client.number();
+        config.extra_args = extra_args.iter().map(|arg| (*arg).to_owned()).collect();
         EtcdConsensus::new(config, self.data.etcd.clone())
     }
 
@@ -76,22 +78,33 @@ impl Bed {
         format!("https://{}", self.client.address())
     }
 
-    /// What a member that runs gives to this one.
-    pub(crate) async fn join(&self, from: &Bed, running: &Running) -> Start {
+    /// What a member that runs gives to this one, with those that are there already.
+    pub(crate) async fn join(&self, there: &[&Bed], running: &Running) -> Start {
         let authority = Authority::load(running.root()).await.unwrap();
         let credentials = authority.issue(&Leaf::member(self.name.clone(), ADDRESS)).await.unwrap();
         let revoked = authority.revoked().await.unwrap();
-        let peers = vec![Peer::new(from.name.clone(), from.url())];
+        let peers = there.iter().map(|bed| Peer::new(bed.name.clone(), bed.url())).collect();
         Start::join(self.name.clone(), ADDRESS, peers, Arc::new(credentials), revoked)
+    }
+
+    /// The process that runs now.
+    pub(crate) fn pid(&self) -> Pid {
+        let processes = leftovers::processes(self.scratch.path()).unwrap();
+        let etcd = processes.iter().find(|process| process.command.contains("--data-dir")).unwrap();
+        Pid::from_raw(etcd.pid).unwrap()
     }
 
     /// Runs it. Its output is in the file `output.log`.
     pub(crate) fn run(&self, start: Start) -> Node {
+        self.run_with(start, &[])
+    }
+
+    pub(crate) fn run_with(&self, start: Start, extra_args: &[&str]) -> Node {
         let log = self.scratch.path().join("output.log");
         let file = OpenOptions::new().create(true).append(true).open(log).unwrap();
         let output = move |_: Origin<'_>| file.try_clone().unwrap();
         let backoff = Backoff { initial: std::time::Duration::from_millis(50), ..Backoff::default() };
         let builder = Supervisor::builder().output(output).policy(Policy { backoff, ..Policy::default() });
-        Node::start_with(&self.consensus(), start, builder)
+        Node::start_with(&self.consensus(extra_args), start, builder)
     }
 }

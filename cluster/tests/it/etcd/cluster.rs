@@ -1,11 +1,13 @@
 //! Two members.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use nodekeel_cluster::consensus::NewMember;
+use nodekeel_cluster::consensus::{MembershipError, NewMember};
 use nodekeel_cluster::pki::Authority;
+use tokio::time::timeout;
 
 use super::bed::{Bed, Version};
+use crate::node::HANG;
 
 pub(super) async fn a_learner_joins_and_is_promoted(version: Version) {
     let (first, second) = (Bed::new(version, "one"), Bed::new(version, "two"));
@@ -14,7 +16,7 @@ pub(super) async fn a_learner_joins_and_is_promoted(version: Version) {
     one.root().put(b"/k", b"from the first").await.unwrap();
     let added = one.members().add_learner(&NewMember::new(second.name.clone(), second.url())).await.unwrap();
     assert!(added.is_learner);
-    let start = second.join(&first, &one).await;
+    let start = second.join(&[&first], &one).await;
     let began = Instant::now();
     let mut joined = second.run(start);
     let two = joined.running().await;
@@ -38,7 +40,7 @@ pub(super) async fn members_that_start_again_find_each_other(version: Version) {
     let mut node = first.run(first.create());
     let one = node.running().await;
     one.members().add_learner(&NewMember::new(second.name.clone(), second.url())).await.unwrap();
-    let mut joined = second.run(second.join(&first, &one).await);
+    let mut joined = second.run(second.join(&[&first], &one).await);
     joined.running().await.root().put(b"/k", b"v").await.unwrap();
     joined.stop().await;
     node.stop().await;
@@ -48,4 +50,41 @@ pub(super) async fn members_that_start_again_find_each_other(version: Version) {
     assert_eq!(one.members().list().await.unwrap(), two.members().list().await.unwrap());
     joined.stop().await;
     node.stop().await;
+}
+
+pub(super) async fn a_third_joins_and_one_that_is_removed_ends(version: Version) {
+    let beds = ["one", "two", "three"].map(|name| Bed::new(version, name));
+    let mut first = beds[0].run(beds[0].create());
+    let one = first.running().await;
+    let mut others = Vec::new();
+    for number in 1..3 {
+        let (there, bed) = (beds[..number].iter().collect::<Vec<_>>(), &beds[number]);
+        let new = NewMember::new(bed.name.clone(), bed.url());
+        retried(async || one.members().add_learner(&new).await).await;
+        let mut node = bed.run(bed.join(&there, &one).await);
+        let running = node.running().await;
+        others.push((node, running));
+    }
+    assert_eq!(one.members().list().await.unwrap().len(), 3);
+    let (mut removed, gone) = others.remove(0);
+    retried(async || one.members().remove(gone.this().id).await).await;
+    println!("{version:?}: {}", removed.failure().await);
+    assert!(gone.root().get(b"/k").await.is_err(), "what it gave out is of no use");
+    let (last, three) = others.remove(0);
+    three.root().put(b"/k", b"v").await.unwrap();
+    assert_eq!(one.members().list().await.unwrap().len(), 2);
+    removed.stop().await;
+    last.stop().await;
+    first.stop().await;
+}
+
+/// etcd refuses a change as long as it has not heard of all members for five seconds.
+async fn retried<T>(change: impl AsyncFn() -> Result<T, MembershipError>) {
+    let changing = async {
+        while let Err(error) = change().await {
+            assert!(error.is_retryable(), "{error:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(HANG, changing).await.expect("it is done in time");
 }

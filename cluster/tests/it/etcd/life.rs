@@ -5,7 +5,7 @@ use std::time::Duration;
 use nodekeel_cluster::consensus::kv::{Follow, KeyRange, Update};
 use nodekeel_cluster::pki::Authority;
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use testbed::leftovers;
 use tokio::time::timeout;
 
@@ -61,9 +61,7 @@ pub(super) async fn etcd_killed_comes_back_and_watches_go_on(version: Version) {
     let mut follow = Follow::new(running.root(), KeyRange::prefix("/k/"));
     assert!(matches!(follow.next().await.unwrap(), Update::All { kvs, .. } if kvs.is_empty()));
     for round in 0..3 {
-        let etcd = leftovers::processes(bed.scratch.path()).unwrap();
-        let pid = etcd.iter().find(|process| process.command.contains("--data-dir")).unwrap().pid;
-        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        kill_process(bed.pid(), Signal::KILL).unwrap();
         let key = format!("/k/{round}");
         let put = async {
             while root.put(key.as_bytes(), b"").await.is_err() {
@@ -76,5 +74,27 @@ pub(super) async fn etcd_killed_comes_back_and_watches_go_on(version: Version) {
         };
         assert_eq!(changes[0].key(), key.as_bytes());
     }
+    node.stop().await;
+}
+
+pub(super) async fn a_lease_that_can_not_be_kept_alive_is_told(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.create());
+    let running = node.running().await;
+    let lease = running.root().lease(Duration::from_secs(2)).await.unwrap();
+    kill_process(bed.pid(), Signal::STOP).unwrap();
+    timeout(Duration::from_secs(10), lease.ended()).await.expect("whoever holds it hears of it");
+    kill_process(bed.pid(), Signal::CONT).unwrap();
+    node.stop().await;
+}
+
+pub(super) async fn an_etcd_that_can_not_work_is_told(version: Version) {
+    let bed = Bed::new(version, "one");
+    let mut node = bed.run_with(bed.create(), &["--no-such-flag"]);
+    let failure = node.failure().await;
+    assert!(failure.contains("root.consensus.etcd") && failure.contains("exited with code"), "{failure}");
+    node.stop().await;
+    let mut node = bed.run(bed.create());
+    node.running().await;
     node.stop().await;
 }

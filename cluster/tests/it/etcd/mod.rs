@@ -35,8 +35,11 @@ on_both! {
     life::a_member_alone_keeps_the_contract;
     life::a_restart_finds_the_same_authority_and_data;
     life::etcd_killed_comes_back_and_watches_go_on;
+    life::a_lease_that_can_not_be_kept_alive_is_told;
+    life::an_etcd_that_can_not_work_is_told;
     cluster::a_learner_joins_and_is_promoted;
     cluster::members_that_start_again_find_each_other;
+    cluster::a_third_joins_and_one_that_is_removed_ends;
     refused::a_revocation_comes_to_the_disk_and_refuses_the_client;
     refused::only_who_has_a_certificate_is_served;
     refused::what_does_not_fit_the_disk_is_refused;

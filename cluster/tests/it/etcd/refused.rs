@@ -79,7 +79,7 @@ pub(super) async fn what_does_not_fit_the_disk_is_refused(version: Version) {
     node.running().await;
     let other = Bed::new(version, "two");
     let mut other_node = other.run(other.create());
-    let foreign = bed.join(&other, &other_node.running().await).await;
+    let foreign = bed.join(&[&other], &other_node.running().await).await;
     other_node.stop().await;
     node.stop().await;
     let mut node = bed.run(foreign);

@@ -48,6 +48,28 @@ async fn a_value_cut_at_any_byte_is_an_error_that_names_it() {
     }
 }
 
+#[tokio::test]
+async fn a_value_with_any_byte_changed_is_refused() {
+    let (root, authority) = saved().await;
+    let certificate = authority.issue(&leaf("member")).await.unwrap().certificate;
+    authority.revoke("member").await.unwrap();
+    for key in [CA, CA_KEY, REVOKED] {
+        let whole = value(&root, key).await;
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1 << (at % 8);
+            with(&root, key, &changed).await;
+        }
+    }
+    let key = format!("/etcd-ca/certs/{}", hex(certificate.serial()));
+    for at in 0..certificate.der().len() {
+        let mut changed = certificate.der().to_vec();
+        changed[at] ^= 1 << (at % 8);
+        root.put(key.as_bytes(), &changed).await.unwrap();
+        assert!(authority.issued().await.is_err(), "byte {at}");
+    }
+}
+
 fn hex(serial: &[u8]) -> String {
     let digits: String = serial.iter().map(|byte| format!("{byte:02x}")).collect();
     digits.trim_start_matches("00").to_owned()
