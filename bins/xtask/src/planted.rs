@@ -12,18 +12,34 @@ use serde::Deserialize;
 use crate::report::Report;
 use crate::run::{self, Echo};
 
-/// The crate whose machine gets the bugs, and what else its tests are built of.
-const CRATE: &str = "supervisor";
-const MEMBERS: [&str; 2] = [CRATE, "bins/testbed"];
-/// The test that has to find them.
-const TEST: [&str; 7] = [
-    "test",
-    "-p",
-    "nodekeel-supervisor",
-    "--lib",
-    "--all-features",
-    "--",
-    "random_operations_keep_the_invariants",
+/// A crate whose machine gets the bugs of its `testdata/planted.toml`.
+struct Crate {
+    /// Its directory.
+    dir: &'static str,
+    package: &'static str,
+    features: &'static [&'static str],
+    /// The test that has to find them.
+    test: &'static str,
+    /// It, and what else of the workspace its tests are built of.
+    members: &'static [&'static str],
+}
+
+const CRATES: [Crate; 2] = [
+    Crate {
+        dir: "supervisor",
+        package: "nodekeel-supervisor",
+        features: &["--all-features"],
+        test: "random_operations_keep_the_invariants",
+        members: &["supervisor", "bins/testbed"],
+    },
+    Crate {
+        dir: "cluster",
+        package: "nodekeel-cluster",
+        // The machine needs no etcd, and so the bugs need no protoc.
+        features: &["--features", "testing"],
+        test: "random_lives_keep_the_invariants",
+        members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+    },
 ];
 const WITHIN: Duration = Duration::from_secs(600);
 
@@ -47,19 +63,23 @@ struct Bug {
 
 /// Plants all of them; one that is not found is a failure.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
-    run::headline("planted bugs");
-    let list = run::root().join(CRATE).join("testdata/planted.toml");
+    CRATES.iter().try_for_each(|one| plant_all(one, report))
+}
+
+fn plant_all(one: &Crate, report: &mut Report) -> Result<()> {
+    run::headline(&format!("planted bugs: {}", one.dir));
+    let list = run::root().join(one.dir).join("testdata/planted.toml");
     let text = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
     let planted: Planted = toml::from_str(&text).with_context(|| format!("parse {}", list.display()))?;
-    let copy = copy_workspace()?;
+    let copy = copy_workspace(one)?;
     for bug in &planted.bug {
-        plant(&copy, bug, report).with_context(|| format!("plant a bug against {:?}", bug.invariant))?;
+        plant(one, &copy, bug, report).with_context(|| format!("plant a bug against {:?}", bug.invariant))?;
     }
     Ok(())
 }
 
-fn plant(copy: &Path, bug: &Bug, report: &mut Report) -> Result<()> {
-    let file = copy.join(CRATE).join(&bug.file);
+fn plant(one: &Crate, copy: &Path, bug: &Bug, report: &mut Report) -> Result<()> {
+    let file = copy.join(one.dir).join(&bug.file);
     let sound = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
     ensure!(
         sound.matches(&bug.old).count() == 1,
@@ -68,7 +88,8 @@ fn plant(copy: &Path, bug: &Bug, report: &mut Report) -> Result<()> {
         bug.old
     );
     fs::write(&file, sound.replacen(&bug.old, &bug.new, 1))?;
-    let mut command = run::cargo(&TEST);
+    let mut command = run::cargo(&["test", "-p", one.package, "--lib"]);
+    command.args(one.features).args(["--", one.test]);
     command.current_dir(copy).env("CARGO_TARGET_DIR", target()).env("RUST_BACKTRACE", "0");
     let ran = run::stream(command, Echo::Hidden, WITHIN);
     fs::write(&file, sound)?;
@@ -85,12 +106,12 @@ fn plant(copy: &Path, bug: &Bug, report: &mut Report) -> Result<()> {
 }
 
 /// A workspace of its own that holds the crate and what it is tested with, beside the build that it shares.
-fn copy_workspace() -> Result<PathBuf> {
+fn copy_workspace(one: &Crate) -> Result<PathBuf> {
     let (root, copy) = (run::root(), target().join("planted"));
     if copy.exists() {
         fs::remove_dir_all(&copy).with_context(|| format!("remove {}", copy.display()))?;
     }
-    for member in MEMBERS {
+    for member in one.members {
         copy_tree(&root.join(member), &copy.join(member))?;
     }
     fs::copy(root.join("Cargo.lock"), copy.join("Cargo.lock"))?;
@@ -98,7 +119,8 @@ fn copy_workspace() -> Result<PathBuf> {
     let workspace =
         manifest.get_mut("workspace").and_then(toml::Value::as_table_mut).context("it is a workspace")?;
     workspace.remove("default-members");
-    workspace.insert("members".into(), MEMBERS.map(toml::Value::from).to_vec().into());
+    let members: Vec<_> = one.members.iter().map(|member| toml::Value::from(*member)).collect();
+    workspace.insert("members".into(), members.into());
     fs::write(copy.join("Cargo.toml"), toml::to_string(&manifest)?)?;
     Ok(copy)
 }

@@ -41,9 +41,14 @@ const CORE: Soak = Soak {
     ],
     count: ("NODEKEEL_OPS", "5000000"),
 };
+const LIVES: Soak = Soak {
+    name: "cluster-core",
+    test: &["-p", "nodekeel-cluster", "--lib", "--", "random_lives_keep_the_invariants", "--nocapture"],
+    count: ("NODEKEEL_LIVES", "200000"),
+};
 /// The rounds of child processes, in every way in which they have to hold.
 const PROCESS: (&str, (&str, &str)) = ("supervisor-process", ("NODEKEEL_ROUNDS", "1000"));
-/// The bugs that the supervisor's random operations have to find.
+/// The bugs that the random operations and lives of the machines have to find.
 const PLANTED: &str = "planted-bugs";
 /// Every fuzz target.
 const FUZZ: &str = "fuzz";
@@ -73,7 +78,7 @@ const WITHIN: Duration = Duration::from_secs(3600);
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let is_chosen = |soak: &str| name.is_none_or(|name| name == soak);
-    let names = [CORE.name, PROCESS.0, PLANTED, FUZZ, STORAGE.name, VOLUMES.name];
+    let names = [CORE.name, LIVES.name, PROCESS.0, PLANTED, FUZZ, STORAGE.name, VOLUMES.name];
     if !names.into_iter().any(is_chosen) {
         bail!("no such soak; there are: {}", names.join(", "));
     }
@@ -86,6 +91,9 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     }
     if is_chosen(CORE.name) {
         CORE.run(&mut report)?;
+    }
+    if is_chosen(LIVES.name) {
+        LIVES.run(&mut report)?;
     }
     if is_chosen(VOLUMES.name) {
         VOLUMES.run(&mut report)?;

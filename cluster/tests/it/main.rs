@@ -3,6 +3,10 @@
 
 #[cfg(feature = "etcd")]
 mod etcd;
+mod machine;
 mod memory;
+#[cfg(feature = "netlink")]
+mod network;
 mod node;
+mod nodes;
 mod pki;

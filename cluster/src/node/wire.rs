@@ -1,0 +1,99 @@
+//! The messages, with the field numbers that they had in Monogon's Smalltown of 2020 (`enrolment.proto`).
+//!
+//! They are written by hand: a few structs, and no protoc. They have no `Debug`, since some of what they hold is secret.
+
+use zeroize::Zeroize as _;
+
+/// How a node is to get into a cluster.
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(skip_debug)]
+pub(super) struct EnrolmentConfig {
+    #[prost(message, optional, tag = "1")]
+    pub(super) golden_ticket: Option<GoldenTicket>,
+    /// Was never filled in, and is not read.
+    #[prost(string, tag = "2")]
+    pub(super) node_id: String,
+}
+
+/// Everything that a node needs to join.
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(skip_debug)]
+pub(super) struct GoldenTicket {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) etcd_ca_cert: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) etcd_client_cert: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) etcd_client_key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(super) etcd_crl: Vec<u8>,
+    #[prost(message, repeated, tag = "5")]
+    pub(super) peers: Vec<EtcdPeer>,
+    #[prost(message, optional, tag = "6")]
+    pub(super) this: Option<EtcdPeer>,
+    #[prost(string, tag = "7")]
+    pub(super) node_id: String,
+    #[prost(bytes = "vec", tag = "8")]
+    pub(super) node_cert: Vec<u8>,
+    #[prost(bytes = "vec", tag = "9")]
+    pub(super) node_key: Vec<u8>,
+}
+
+/// A member by its name and address.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct EtcdPeer {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) address: String,
+}
+
+/// What the cluster knows of a node.
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(skip_debug)]
+pub(super) struct Node {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) certificate: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) cluster_unlock_key: Vec<u8>,
+    #[prost(string, tag = "3")]
+    pub(super) address: String,
+    #[prost(message, optional, tag = "4")]
+    pub(super) roles: Option<NodeRoles>,
+}
+
+/// What a node does.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct NodeRoles {
+    #[prost(message, optional, tag = "1")]
+    pub(super) consensus_member: Option<ConsensusMember>,
+    #[prost(message, optional, tag = "2")]
+    pub(super) kubernetes_worker: Option<KubernetesWorker>,
+}
+
+/// It is a member of the consensus.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ConsensusMember {
+    #[prost(string, tag = "1")]
+    pub(super) etcd_member_name: String,
+}
+
+/// It runs pods.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct KubernetesWorker {
+    #[prost(string, tag = "1")]
+    pub(super) node_name: String,
+}
+
+impl Drop for GoldenTicket {
+    fn drop(&mut self) {
+        self.etcd_client_key.zeroize();
+        self.node_key.zeroize();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.cluster_unlock_key.zeroize();
+    }
+}

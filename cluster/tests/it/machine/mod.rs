@@ -1,0 +1,9 @@
+//! A node's way into its cluster.
+
+mod bed;
+mod cuts;
+mod flows;
+mod kills;
+mod refusals;
+
+pub(crate) use bed::{Bed, Life, ip, said};
