@@ -24,6 +24,10 @@ pub const CONTAINERD: Tool = Tool { name: "containerd", package: "containerd" };
 pub const CTR: Tool = Tool { name: "ctr", package: "containerd" };
 /// The runtime that containerd's shim calls.
 pub const RUNC: Tool = Tool { name: "runc", package: "runc" };
+/// Copies images between archives and layouts.
+pub const SKOPEO: Tool = Tool { name: "skopeo", package: "skopeo" };
+/// Makes and changes images in layouts.
+pub const UMOCI: Tool = Tool { name: "umoci", package: "umoci" };
 /// The compiler of protobuf files, which the builds of etcd's and containerd's clients call.
 pub const PROTOC: Tool = Tool { name: "protoc", package: "protobuf-compiler" };
 /// Go's compiler, which builds what Debian has not, after it has fetched a newer one where it is old.
@@ -70,12 +74,14 @@ pub const MOUNT: Tool = Tool { name: "mount", package: "mount" };
 pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 
 /// Everything that the workspace's tests, benches and demo run.
-pub const ALL: [Tool; 27] = [
+pub const ALL: [Tool; 29] = [
     ETCD,
     ETCDCTL,
     CONTAINERD,
     CTR,
     RUNC,
+    SKOPEO,
+    UMOCI,
     PROTOC,
     GO,
     RUNSV,
