@@ -1,0 +1,70 @@
+//! The records of a pax header.
+//!
+//! *Source:* POSIX.1-2017, pax, "pax Extended Header": `length key=value\n`, where the length counts itself.
+
+/// What a pax header says of the file after it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Pax {
+    pub(super) path: Option<Vec<u8>>,
+    pub(super) link: Option<Vec<u8>>,
+    pub(super) size: Option<u64>,
+    /// The file's data are not its content.
+    pub(super) is_sparse: bool,
+}
+
+impl Pax {
+    /// `None` where these are no records.
+    pub(super) fn parse(mut records: &[u8]) -> Option<Self> {
+        let mut pax = Self::default();
+        while !records.is_empty() {
+            let space = records.iter().take(20).position(|byte| *byte == b' ')?;
+            let length: usize = std::str::from_utf8(&records[..space]).ok()?.parse().ok()?;
+            let record = records.get(space + 1..length)?.strip_suffix(b"\n")?;
+            let equals = record.iter().position(|byte| *byte == b'=')?;
+            let (key, value) = (&record[..equals], &record[equals + 1..]);
+            match key {
+                b"path" => pax.path = Some(value.to_vec()),
+                b"linkpath" => pax.link = Some(value.to_vec()),
+                b"size" => pax.size = Some(std::str::from_utf8(value).ok()?.parse().ok()?),
+                key if key.starts_with(b"GNU.sparse.") => pax.is_sparse = true,
+                _ => {}
+            }
+            records = &records[length..];
+        }
+        Some(pax)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_by_their_length() {
+        let pax = Pax::parse(b"11 path=ab\n20 linkpath=x\ny=1234\n12 size=123\n16 mtime=1.5123\n");
+        assert!(pax.is_none(), "a length that is wrong");
+        let pax = Pax::parse(b"11 path=ab\n17 linkpath=x\ny=\n12 size=123\n").expect("records");
+        assert_eq!(
+            (pax.path.as_deref(), pax.link.as_deref(), pax.size),
+            (Some(&b"ab"[..]), Some(&b"x\ny="[..]), Some(123))
+        );
+        assert!(Pax::parse(b"22 GNU.sparse.major=1\n").expect("records").is_sparse);
+    }
+
+    #[test]
+    fn what_is_no_record_is_none() {
+        for text in [
+            "x",
+            "5",
+            "0 ",
+            "3 =\n",
+            "99 path=ab\n",
+            "11 path=ab ",
+            "18446744073709551616 a=b\n",
+            "12 size=-12\n",
+        ] {
+            let parsed = Pax::parse(text.as_bytes());
+            assert!(parsed.is_none() || parsed == Some(Pax::default()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What a store of images knows of one.
+
+use std::collections::BTreeMap;
+
+use crate::Digest;
+
+/// What content is, and by what it is found.
+///
+/// *Source:* OCI image specification, descriptor.md.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Descriptor {
+    /// As `application/vnd.oci.image.manifest.v1+json`.
+    pub media_type: String,
+    /// The digest of its bytes.
+    pub digest: Digest,
+    /// How many bytes.
+    pub size: u64,
+}
+
+/// Labels of an image or of content: key and value together have at most 4,096 bytes.
+pub type Labels = BTreeMap<String, String>;
+
+/// An image as it is listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// What it is called. Others' images may be called in ways that no [`ImageName`](crate::ImageName) is.
+    pub name: String,
+    /// Its manifest, or the index of its manifests.
+    pub target: Descriptor,
+    /// Its labels.
+    pub labels: Labels,
+}
+
+/// A layer of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// What is kept of it, compressed or not.
+    pub blob: Descriptor,
+    /// The digest of the tar that it unpacks to.
+    pub diff_id: Digest,
+}
+
+/// The media types that are understood.
+///
+/// *Source:* OCI image specification, media-types.md; Docker's image manifest v2, schema 2.
+pub(crate) mod media {
+    pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+    pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    pub(crate) const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+    pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+    pub(crate) const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+    pub(crate) const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
+    pub(crate) const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+    pub(crate) const OCI_LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+}
