@@ -3,6 +3,7 @@
 
 #[cfg(feature = "etcd")]
 mod etcd;
+mod follow;
 mod machine;
 mod memory;
 #[cfg(feature = "netlink")]

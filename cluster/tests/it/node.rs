@@ -1,5 +1,6 @@
 //! A tree with one member in it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::{Consensus, Running, Start, Status, StatusWatch};
@@ -7,11 +8,13 @@ use nodekeel_supervisor::{Context, Failure, Supervisor};
 use tokio::time::timeout;
 
 /// Longer than anything here takes, unless it hangs.
-pub(crate) const HANG: Duration = Duration::from_secs(60);
+pub(crate) const HANG: Duration = Duration::from_secs(30);
 
 pub(crate) struct Node {
     pub(crate) supervisor: Supervisor,
     pub(crate) status: StatusWatch,
+    /// Where its output is.
+    pub(crate) log: Option<PathBuf>,
 }
 
 impl Node {
@@ -34,12 +37,21 @@ impl Node {
                 Err::<(), Failure>(ctx.cancelled().await.into())
             }
         });
-        Node { supervisor, status: started.status }
+        Node { supervisor, status: started.status, log: None }
     }
 
     pub(crate) async fn running(&mut self) -> Running {
         let running = timeout(HANG, self.status.running()).await;
-        running.unwrap_or_else(|_| panic!("it does not run: {:?}", self.status.now())).unwrap()
+        running
+            .unwrap_or_else(|_| panic!("it does not run: {:?}\n{}", self.status.now(), self.last()))
+            .unwrap()
+    }
+
+    /// The last lines of its output.
+    fn last(&self) -> String {
+        let log = self.log.as_ref().and_then(|log| std::fs::read_to_string(log).ok()).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
     /// Why the first run failed.

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use nodekeel_localstorage::pki::{Credentials, PkiError};
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::pki::{Certificate, Credentials, PkiError, PrivateKey};
 use nodekeel_localstorage::tree::{Etcd, File, Pki};
+
+use zeroize::Zeroizing;
 
 use super::backend;
 use crate::consensus::{ConsensusError, Mode, Peer, Start};
@@ -47,6 +50,8 @@ pub(super) fn prepare(files: &Etcd, start: &Start) -> Result<Prepared, Consensus
     }
     let new = load_new(&unsaved)?;
     let prepared = match &start.mode {
+        // It was killed while its cluster was made, so that is gone on with.
+        Mode::Restart if new.is_some() => create(files, &unsaved, start, there, new, has_data)?,
         Mode::Restart if !has_data => {
             return Err(ConsensusError::NoMember { data: files.data.path().to_owned() });
         }
@@ -61,7 +66,37 @@ pub(super) fn prepare(files: &Etcd, start: &Start) -> Result<Prepared, Consensus
         }
     };
     check(files, start, &prepared.credentials)?;
+    settle(&files.peer_pki, &prepared.credentials)?;
     Ok(prepared)
+}
+
+/// Completes a change of the credentials that was cut off: what is read through their handles is right already, and etcd
+/// reads the files themselves.
+fn settle(pki: &Pki, credentials: &Credentials) -> Result<(), ConsensusError> {
+    let Credentials { key, certificate, ca } = credentials;
+    let holds = |file: &File, is_it: &dyn Fn(&[u8]) -> bool| {
+        let read = file.read_if_present().map(|content| content.map(Zeroizing::new));
+        let failed = |source| PkiError::Read { directory: pki.path().to_owned(), source };
+        read.map_err(failed).map(|content| content.is_some_and(|content| is_it(&content)))
+    };
+    let is = |of: &Certificate, content: &[u8]| Certificate::from_pem(content).is_ok_and(|read| &read == of);
+    let is_key =
+        |content: &[u8]| PrivateKey::from_pem(content).is_ok_and(|read| read.public() == key.public());
+    let is_settled = holds(&pki.ca, &|content| is(ca, content))
+        .and_then(|ca| Ok(ca && holds(&pki.certificate, &|content| is(certificate, content))?))
+        .and_then(|both| Ok(both && holds(&pki.key, &is_key)?));
+    match is_settled.map_err(ConsensusError::Credentials)? {
+        true => Ok(()),
+        false => pki.store(credentials).map_err(ConsensusError::Credentials),
+    }
+}
+
+/// Removes the data of a cluster that is being made, which nobody has seen yet: as long as its authority is not known to be
+/// saved, nothing was written into it, and nobody can have joined it. An etcd that was killed while it began may not be
+/// able to go on with it: it waits for ever for members that it has not written down.
+pub(super) fn discard_unborn(files: &Etcd) -> Result<(), ConsensusError> {
+    let discarded = Dir::open(files.data.path()).and_then(|data| data.remove_tree("member"));
+    discarded.map(drop).map_err(|error| backend("remove the data of a cluster that was not made")(error))
 }
 
 /// Removes the authority that was saved. The key first: without it, the rest is known to be left over.

@@ -75,6 +75,10 @@ fn a_new_member_killed_at_any_write_goes_on_with_one_authority() {
             }
             assert!(disk.data.etcd.load_revoked(new.certificate()).unwrap().is_some());
             assert!(matches!(again.initial, Initial::New { .. }));
+            for file in ["ca.pem", "cert.pem", "cert-key.pem"] {
+                let file = Path::new("etcd/peer_pki").join(file);
+                assert!(disk.placement.read(&file).is_ok(), "etcd finds {}", file.display());
+            }
             if first.is_ok() {
                 assert!(nth > 5, "there were writes to fail at: {nth}");
                 break;

@@ -11,8 +11,8 @@
 //!
 //! 1. an authority is made, and written beside the member's credentials;
 //! 2. it certifies the member; both are written;
-//! 3. etcd starts, with its data in place or anew;
-//! 4. the authority is saved into it, once, and removed from the disk.
+//! 3. etcd starts anew: what data an earlier run has left is removed, since nobody has seen it yet;
+//! 4. the authority is saved into it, once, and removed from the disk. From now on the data is never touched.
 
 mod child;
 mod client;
@@ -39,7 +39,7 @@ use tokio::time::sleep;
 pub use config::EtcdConfig;
 
 use self::child::Child;
-use self::files::Prepared;
+use self::files::{Initial, Prepared};
 use self::kv::EtcdKv;
 use self::members::EtcdMembers;
 use super::kv::{KeyRange, KvStore, Range};
@@ -126,8 +126,14 @@ impl EtcdConsensus {
 
     async fn prepare(&self, start: Start) -> Result<Prepared, ConsensusError> {
         let files = self.files.clone();
-        let prepared = spawn_blocking(move || files::prepare(&files, &start)).await;
-        prepared.map_err(backend("prepare the member's files"))?
+        let prepare = move || {
+            let prepared = files::prepare(&files, &start)?;
+            if let Initial::New { .. } = prepared.initial {
+                files::discard_unborn(&files)?;
+            }
+            Ok(prepared)
+        };
+        spawn_blocking(prepare).await.map_err(backend("prepare the member's files"))?
     }
 
     /// Saves the authority of a new cluster; checks that of any other to be the one on the disk. Gives its certificate.

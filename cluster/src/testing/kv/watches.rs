@@ -121,6 +121,7 @@ pub(super) async fn following_loses_nothing(store: &Arc<dyn KvStore>) {
     let write = async {
         for count in 0..200 {
             let revision = put(&**store, &format!("f/{}", count % 7), &count.to_string()).await;
+            tokio::task::yield_now().await;
             if count % 10 == 0 {
                 store.delete(KeyRange::key(key(&format!("f/{}", count % 3)))).await.expect("delete");
                 store.compact(revision).await.expect("compact");

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
@@ -26,7 +26,7 @@ pub(crate) enum Version {
 }
 
 impl Version {
-    fn binary(self) -> PathBuf {
+    pub(crate) fn binary(self) -> PathBuf {
         match self {
             Version::Debian => tools::find(tools::ETCD).unwrap(),
             Version::Newest => gotool::ETCD.program("etcd").unwrap(),
@@ -34,10 +34,25 @@ impl Version {
     }
 }
 
+/// Places a member's directories.
+pub(crate) fn place(directory: &Path) -> Data {
+    let placement = OsPlacement::new(Dir::open(directory).unwrap());
+    Site::new(Arc::new(placement), directory).place().unwrap()
+}
+
+/// A member with its data there.
+pub(crate) fn member(binary: PathBuf, ports: [u16; 2], extra_args: &[&str], data: &Data) -> EtcdConsensus {
+    let mut config = EtcdConfig::new(binary);
+    [config.peer_port, config.client_port] = ports;
+    config.extra_args = extra_args.iter().map(|arg| (*arg).to_owned()).collect();
+    EtcdConsensus::new(config, data.etcd.clone())
+}
+
 /// What a member has: its directory, its ports, its name.
 pub(crate) struct Bed {
     version: Version,
     pub(crate) name: MemberName,
+    address: IpAddr,
     peer: Port,
     client: Port,
     pub(crate) data: Data,
@@ -47,27 +62,31 @@ pub(crate) struct Bed {
 
 impl Bed {
     pub(crate) fn new(version: Version, name: &str) -> Bed {
+        Bed::at(version, name, ADDRESS)
+    }
+
+    pub(crate) fn at(version: Version, name: &str, address: IpAddr) -> Bed {
         let scratch = Scratch::new().unwrap();
-        let placement = OsPlacement::new(Dir::open(scratch.path()).unwrap());
-        let data = Site::new(Arc::new(placement), scratch.path()).place().unwrap();
+        let data = place(scratch.path());
         let (peer, client) = (free_port().unwrap(), free_port().unwrap());
-        Bed { version, name: name.parse().unwrap(), peer, client, data, scratch }
+        Bed { version, name: name.parse().unwrap(), address, peer, client, data, scratch }
+    }
+
+    /// The ports of members and of clients.
+    pub(crate) fn ports(&self) -> [u16; 2] {
+        [self.peer.number(), self.client.number()]
     }
 
     pub(crate) fn consensus(&self, extra_args: &[&str]) -> EtcdConsensus {
-        let mut config = EtcdConfig::new(self.version.binary());
-        config.peer_port = self.peer.number();
-        config.client_port = self.client.number();
-        config.extra_args = extra_args.iter().map(|arg| (*arg).to_owned()).collect();
-        EtcdConsensus::new(config, self.data.etcd.clone())
+        member(self.version.binary(), self.ports(), extra_args, &self.data)
     }
 
     pub(crate) fn create(&self) -> Start {
-        Start::new_cluster(self.name.clone(), ADDRESS)
+        Start::new_cluster(self.name.clone(), self.address)
     }
 
     pub(crate) fn restart(&self) -> Start {
-        Start::restart(self.name.clone(), ADDRESS)
+        Start::restart(self.name.clone(), self.address)
     }
 
     pub(crate) fn url(&self) -> PeerUrl {
@@ -101,10 +120,11 @@ impl Bed {
 
     pub(crate) fn run_with(&self, start: Start, extra_args: &[&str]) -> Node {
         let log = self.scratch.path().join("output.log");
-        let file = OpenOptions::new().create(true).append(true).open(log).unwrap();
+        let file = OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let output = move |_: Origin<'_>| file.try_clone().unwrap();
         let backoff = Backoff { initial: std::time::Duration::from_millis(50), ..Backoff::default() };
         let builder = Supervisor::builder().output(output).policy(Policy { backoff, ..Policy::default() });
-        Node::start_with(&self.consensus(extra_args), start, builder)
+        let node = Node::start_with(&self.consensus(extra_args), start, builder);
+        Node { log: Some(log), ..node }
     }
 }

@@ -79,12 +79,15 @@ pub(super) async fn a_third_joins_and_one_that_is_removed_ends(version: Version)
 }
 
 /// etcd refuses a change as long as it has not heard of all members for five seconds.
-async fn retried<T>(change: impl AsyncFn() -> Result<T, MembershipError>) {
+pub(super) async fn retried<T>(change: impl AsyncFn() -> Result<T, MembershipError>) -> T {
     let changing = async {
-        while let Err(error) = change().await {
-            assert!(error.is_retryable(), "{error:?}");
+        loop {
+            match change().await {
+                Ok(changed) => return changed,
+                Err(error) => assert!(error.is_retryable(), "{error:?}"),
+            }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(HANG, changing).await.expect("it is done in time");
+    timeout(HANG, changing).await.expect("it is done in time")
 }

@@ -1,6 +1,6 @@
 //! One member: made, started again, killed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::kv::{Follow, KeyRange, Update};
 use nodekeel_cluster::pki::Authority;
@@ -23,8 +23,10 @@ pub(super) async fn the_keys_keep_the_contract(version: Version) {
 
 pub(super) async fn a_member_alone_keeps_the_contract(version: Version) {
     let bed = Bed::new(version, "one");
+    let began = Instant::now();
     let mut node = bed.run(bed.create());
     let running = node.running().await;
+    println!("{version:?}: a new cluster runs after {:?}", began.elapsed());
     let this = running.this();
     assert_eq!(this.name.as_deref(), Some("one"));
     assert_eq!(this.peer_urls, [bed.url().to_string()]);
@@ -96,5 +98,12 @@ pub(super) async fn an_etcd_that_can_not_work_is_told(version: Version) {
     node.stop().await;
     let mut node = bed.run(bed.create());
     node.running().await;
+    node.stop().await;
+}
+
+pub(super) async fn a_member_may_have_an_address_of_ipv6(version: Version) {
+    let bed = Bed::at(version, "one", std::net::Ipv6Addr::LOCALHOST.into());
+    let mut node = bed.run(bed.create());
+    node.running().await.root().put(b"/k", b"v").await.unwrap();
     node.stop().await;
 }

@@ -2,6 +2,7 @@
 
 mod bed;
 mod cluster;
+mod kills;
 mod life;
 mod refused;
 
@@ -37,6 +38,9 @@ on_both! {
     life::etcd_killed_comes_back_and_watches_go_on;
     life::a_lease_that_can_not_be_kept_alive_is_told;
     life::an_etcd_that_can_not_work_is_told;
+    life::a_member_may_have_an_address_of_ipv6;
+    kills::a_member_killed_at_any_time_makes_one_cluster;
+    kills::a_joiner_killed_at_any_time_joins;
     cluster::a_learner_joins_and_is_promoted;
     cluster::members_that_start_again_find_each_other;
     cluster::a_third_joins_and_one_that_is_removed_ends;

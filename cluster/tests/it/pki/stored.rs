@@ -128,6 +128,37 @@ async fn a_leaf_is_no_authority_on_the_disk_either() {
     assert!(new.save(root).await.is_ok());
 }
 
+/// A certificate, and a list with an entry.
+fn valid() -> [Vec<u8>; 2] {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (_, authority) = saved().await;
+        let certificate = authority.issue(&leaf("member")).await.unwrap().certificate;
+        authority.revoke("member").await.unwrap();
+        [certificate.der().to_vec(), authority.revoked().await.unwrap().der().to_vec()]
+    })
+}
+
+#[test]
+fn no_valid_value_with_bytes_changed_put_in_or_taken_out_makes_it_panic() {
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    let (valid, mut runner) = (valid(), proptest::test_runner::TestRunner::new(config));
+    let edits = proptest::collection::vec((any::<prop::sample::Index>(), 0..3u8, any::<u8>()), 1..4);
+    let mutated = runner.run(&(0..valid.len(), edits), |(which, edits)| {
+        let mut bytes = valid[which].clone();
+        for (at, edit, byte) in edits {
+            let at = at.index(bytes.len());
+            match edit {
+                0 => bytes[at] = byte,
+                1 => bytes.insert(at, byte),
+                _ => drop(bytes.remove(at)),
+            }
+        }
+        authority_values(&bytes);
+        Ok(())
+    });
+    mutated.unwrap();
+}
+
 proptest! {
     #[test]
     fn arbitrary_values_never_panic(bytes: Vec<u8>) {
