@@ -112,6 +112,12 @@ impl Bench {
             .limit(limit)
     }
 
+    /// A number that nobody has asked for, for the bare calls of one measurement: of one that was asked for, the kernel has
+    /// kept the answer.
+    fn untouched(&self, measurement: u32, round: usize) -> Result<ProjectId> {
+        number(&self.quota, self.projects + 500 + measurement * 150 + u32::try_from(round)?)
+    }
+
     /// How often the peer is run.
     fn peer_rounds(&self) -> usize {
         if self.projects < MANY { PEER_ROUNDS } else { 1 }
@@ -131,9 +137,9 @@ impl Bench {
     fn set_and_read(&self) -> Result<BenchRow> {
         let change = Change { bytes: Limit::At(Bytes(1 << 20)), inodes: Limit::At(Inodes(100)) };
         let bare = Bare(&self.quota);
-        let free = number(&self.quota, self.projects + 1000)?;
         let (mut ours, mut limits, mut peers) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..ROUNDS {
+            let free = self.untouched(0, round)?;
             ours.push(self.with_directory(|dir, _| {
                 timed(|| Ok((self.quota.set(dir.as_fd(), change)?, self.quota.status(dir.as_fd())?)))
             })?);
@@ -175,9 +181,9 @@ impl Bench {
     fn next_number(&self, peer: f64) -> Result<BenchRow> {
         let bare = Bare(&self.quota);
         bare.find_free()?;
-        let free = number(&self.quota, self.projects + 1000)?;
         let (mut ours, mut limits) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
+            let free = self.untouched(1, round)?;
             ours.push(timed(|| Ok(bare.find_free()?))?);
             limits.push(timed(|| Ok(bare.is_taken(free)?))?);
         }
@@ -188,9 +194,9 @@ impl Bench {
 
     /// As in a process that has just started.
     fn first_number(&self, peer: f64) -> Result<BenchRow> {
-        let free = number(&self.quota, self.projects + 1000)?;
         let (mut ours, mut limits) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
+            let free = self.untouched(2, round)?;
             let quota = ProjectQuota::open(&self.directory)?;
             ours.push(timed(|| Ok(Bare(&quota).find_free()?))?);
             limits.push(timed(|| Ok(Bare(&quota).is_taken(free)?))?);

@@ -27,7 +27,7 @@ const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 const BINARY_WITHIN: Duration = Duration::from_secs(8 * 60);
 /// Where a bench in a guest leaves its rows.
 const TARGET_IN_GUEST: &str = "/run/target";
-const COPY_WITHIN: Duration = Duration::from_secs(30);
+const COPY_WITHIN: Duration = Duration::from_secs(120);
 /// What marks a test for this command, at the beginning of its line.
 const MARK: &str = "#[ignore = \"needs kernel";
 

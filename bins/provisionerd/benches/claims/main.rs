@@ -3,7 +3,8 @@
 //! `cargo xtask bench claims`. Beside ours works a null provisioner, which watches the same, makes exactly one
 //! PersistentVolume and one event for each claim, and no volume at all. Both are processes of this program, run all the
 //! time, and take turns; each serves the claims of its own class. The scheduler is left out (claims come with their node),
-//! and the controller manager may make 2,000 requests a second: otherwise its 20 would be measured.
+//! and the controller manager may make 2,000 requests a second: otherwise its 20 would be measured. Etcd syncs nothing: as
+//! a rule it has another disk than volumes have, and here it would wait for theirs.
 //!
 //! This machine's kernel need not have quotas: ours keeps limits in a map, which what the kernel's calls cost (`cargo
 //! xtask bench quota`) is to be added to. The memory is that of provisionerd itself, whose limits are then kept in files.
