@@ -104,3 +104,19 @@ fn own_volume_store_conforms_and_refuses_to_overbook() {
         ["the store keeps the contract", "000000000001: made", "000000000002 on this node: the claim goes"];
     assert_in_order(&printed("own_volume_store"), &pieces);
 }
+
+#[test]
+fn own_network_shows_an_address_that_comes_and_changes() {
+    let pieces = [
+        "without an address it is CreatingCluster",
+        "with one it is Running",
+        "its record has Some(192.0.2.8)",
+    ];
+    assert_in_order(&printed("own_network"), &pieces);
+}
+
+#[test]
+fn own_consensus_runs_and_conforms() {
+    let pieces = ["a member called own-1", "it conforms, and its calls were counted: true"];
+    assert_in_order(&printed("own_consensus"), &pieces);
+}
