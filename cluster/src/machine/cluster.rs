@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::{DataVolume, Erase};
+#[cfg(feature = "etcd")]
+use nodekeel_localstorage::{OsPlacement, tree::Site};
 use nodekeel_supervisor::{Context, RunFuture, Runnable};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -15,6 +17,8 @@ use super::drive;
 use super::reason::Reason;
 use super::state::{Kind, Membership, State};
 use super::volume::Held;
+#[cfg(feature = "etcd")]
+use crate::consensus::etcd::EtcdConsensus;
 use crate::consensus::kv::KvStore;
 use crate::consensus::{self, Consensus, InvalidName, StatusWatch};
 use crate::network::Network;
@@ -53,6 +57,17 @@ impl ConsensusSource {
         Self(Arc::new(move |top| open(top).map_err(Into::into)))
     }
 
+    /// etcd, with its data and its credentials on the data volume, as in [`nodekeel_localstorage::tree::Data`].
+    #[cfg(feature = "etcd")]
+    pub fn etcd(config: crate::consensus::etcd::EtcdConfig) -> Self {
+        Self::on_volume(move |top| {
+            let (path, top) = (top.path().to_owned(), top.try_clone()?);
+            let placed: etcd::OnVolume = Site::new(Arc::new(OsPlacement::new(top)), path).place()?;
+            let etcd = EtcdConsensus::new(config.clone(), placed.etcd.clone());
+            Ok::<Arc<dyn Consensus>, Failed>(Arc::new(etcd))
+        })
+    }
+
     /// One that needs no data volume.
     pub fn anywhere(consensus: Arc<dyn Consensus>) -> Self {
         Self(Arc::new(move |_| Ok(Arc::clone(&consensus))))
@@ -60,6 +75,19 @@ impl ConsensusSource {
 
     pub(super) fn open(&self, top: &Dir) -> Result<Arc<dyn Consensus>, Failed> {
         (self.0)(top)
+    }
+}
+
+#[cfg(feature = "etcd")]
+mod etcd {
+    use nodekeel_localstorage::tree::Etcd;
+
+    nodekeel_localstorage::layout! {
+        /// What etcd keeps on the data volume.
+        pub(super) struct OnVolume {
+            /// The node's member.
+            pub(super) etcd: Etcd = "etcd", 0o700;
+        }
     }
 }
 

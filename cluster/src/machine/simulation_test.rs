@@ -232,6 +232,10 @@ impl World {
             }
             Kind::Joining => {
                 assert_ne!(self.examined, Some(Config::Unreadable), "a node joins by what can't be read");
+                let State::Joining { ticket, work } = self.machine().state() else { panic!("it is Joining") };
+                let by = ticket.as_ref().map(|ticket| Flow::Join(ticket.digest()));
+                let began = work.progress().flow();
+                assert!(by.is_none_or(|by| by == began), "a node joins by another ticket than it began with");
                 self.count("joining");
             }
             Kind::Restarting => self.count("restarting"),
@@ -270,6 +274,17 @@ impl World {
             Action::Perform(_, step, mode) => {
                 let recorded = recorded.expect("nothing is done before the decision is recorded");
                 assert_eq!(recorded.mode(*step), *mode, "{step} is done as {mode:?} against the journal");
+                let volume = self.volume.as_ref();
+                if *step > Step::Identity && recorded.node.is_some() {
+                    let identity = volume.and_then(|volume| volume.identity.clone());
+                    assert_eq!(identity, recorded.node, "{step} is done with another node's key");
+                }
+                if *step > Step::Consensus {
+                    let member = volume.and_then(|volume| volume.member);
+                    let is_right =
+                        member == recorded.expected_cluster() || recorded.expected_cluster().is_none();
+                    assert!(is_right, "{step} is done in another cluster");
+                }
             }
             Action::Record(_, progress) => match recorded {
                 None => assert_eq!(progress.next, Some(Step::RECORDED[0]), "the decision is recorded first"),

@@ -2,6 +2,8 @@
 
 mod bed;
 mod cuts;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod flows;
 mod kills;
 mod refusals;
