@@ -45,6 +45,7 @@ on_both! {
     cluster::members_that_start_again_find_each_other;
     cluster::a_third_joins_and_one_that_is_removed_ends;
     refused::a_revocation_comes_to_the_disk_and_refuses_the_client;
+    refused::a_member_that_was_revoked_hears_of_it_and_does_not_start_again;
     refused::only_who_has_a_certificate_is_served;
     refused::what_does_not_fit_the_disk_is_refused;
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
-use nodekeel_cluster::consensus::Start;
+use nodekeel_cluster::consensus::{NewMember, Start};
 use nodekeel_cluster::pki::{Authority, Leaf, NewAuthority};
 use nodekeel_localstorage::pki::Credentials;
 use tokio::time::timeout;
@@ -87,5 +87,31 @@ pub(super) async fn what_does_not_fit_the_disk_is_refused(version: Version) {
     node.stop().await;
     let mut node = bed.run(bed.restart());
     timeout(HANG, node.running()).await.expect("and nothing of it is lost");
+    node.stop().await;
+}
+
+pub(super) async fn a_member_that_was_revoked_hears_of_it_and_does_not_start_again(version: Version) {
+    let (first, second) = (Bed::new(version, "one"), Bed::new(version, "two"));
+    let mut node = first.run(first.create());
+    let one = node.running().await;
+    one.members().add_learner(&NewMember::new(second.name.clone(), second.url())).await.unwrap();
+    let mut joined = second.run(second.join(&[&first], &one).await);
+    joined.running().await;
+    let authority = Authority::load(one.root()).await.unwrap();
+    let [revoked] = authority.revoke("two").await.unwrap().try_into().unwrap();
+    let ca = authority.certificate();
+    let on_disk = async {
+        for bed in [&first, &second] {
+            while !bed.data.etcd.load_revoked(ca).unwrap().unwrap().revokes(&revoked) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    };
+    timeout(Duration::from_secs(5), on_disk).await.expect("the list is on each disk within five seconds");
+    joined.stop().await;
+    let mut expelled = second.run(second.restart());
+    let failure = expelled.failure().await;
+    assert!(failure.contains("cert.pem has been revoked"), "{failure}");
+    expelled.stop().await;
     node.stop().await;
 }
