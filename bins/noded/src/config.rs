@@ -150,13 +150,15 @@ pub struct ContainerdConfig {
     pub enable: bool,
     /// The program; `None` is to search for `containerd`.
     pub binary: Option<PathBuf>,
+    /// A directory with images, `NAMESPACE/NAME.tar`, that are there when `root.containerd.preseed` is done.
+    pub preseed: Option<PathBuf>,
     /// Arguments after the node's own.
     pub extra_args: Vec<String>,
 }
 
 impl Default for ContainerdConfig {
     fn default() -> Self {
-        Self { enable: true, binary: None, extra_args: Vec::new() }
+        Self { enable: true, binary: None, preseed: None, extra_args: Vec::new() }
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! <data>/lock                     0600
 //!        run/                     0700   control.sock 0600
-//!            containerd/          0700   state/ 0711
+//!            containerd/          0700   state/ 0711, tmp/ 0700, runsc/ 0700
 //!        etcd/                    0700   peer_pki/ 0700, peer_crl 0400, data/ 0700
 //!        containerd/              0700   config.toml 0600, root/ 0700, opt/ 0711
 //!        volumes/                 0700
@@ -66,6 +66,10 @@ nodekeel_localstorage::layout! {
     pub(crate) struct ContainerdRun {
         /// Its tasks. The processes of containers reach what is theirs in it.
         pub(crate) state: Directory = "state", 0o711;
+        /// Its `TMPDIR`.
+        pub(crate) tmp: Directory = "tmp", 0o700;
+        /// gVisor's state and log.
+        pub(crate) runsc: Directory = "runsc", 0o700;
     }
 
     /// In the root: the provisioner's part.

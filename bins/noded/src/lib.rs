@@ -8,7 +8,7 @@
 //! ├─ control          the control API: last to stop
 //! ├─ <your runnables> given in code
 //! ├─ etcd             ready when it has said so and answers a linearizable read
-//! ├─ containerd       ready when it has said so and tells its version
+//! ├─ containerd       ready when it tells its version; below it, images that are to be there
 //! ├─ provisioner      where a Kubernetes API is given: ready when it has seen all claims, and the kubelet knows it
 //! └─ service
 //!    └─ <name>        the operator's own, from the configuration; each after what it depends on

@@ -232,10 +232,9 @@ fn prepare(plan: &Plan, data: &DataDir) -> Result<(), DataError> {
     for planned in plan.services.iter().filter(|planned| planned.skipped.is_none()) {
         match &planned.service {
             Service::Etcd(_) => drop(root.extend::<OfEtcd>().map_err(failed)?),
-            Service::Containerd(containerd) => {
-                let own = root.extend::<OfContainerd>().map_err(failed)?.containerd;
+            Service::Containerd(_) => {
+                root.extend::<OfContainerd>().map_err(failed)?;
                 root.run.extend::<RunOfContainerd>().map_err(failed)?;
-                own.config.write(service::containerd::config(containerd).as_bytes())?;
             }
             Service::Provisioner(volumes) if volumes.is_own => {
                 drop(root.extend::<OfVolumes>().map_err(failed)?);
@@ -278,7 +277,11 @@ fn root(
                     Service::Etcd(etcd) => ctx.run("etcd", service::etcd::process(etcd, grace))?,
                     Service::Containerd(containerd) => {
                         let path = shared.plan.search.as_path_variable();
-                        ctx.run("containerd", service::containerd::process(containerd, path, grace))?;
+                        let journal = shared.journal.clone();
+                        ctx.run(
+                            "containerd",
+                            service::containerd::runnable(containerd, path, grace, journal),
+                        )?;
                     }
                     Service::Provisioner(_) => {
                         let taken =

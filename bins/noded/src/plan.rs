@@ -7,6 +7,7 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
+use nodekeel_containerd_svc::Place;
 use nodekeel_localstorage::Dir;
 
 use crate::config::{Config, ContainerdConfig, EtcdConfig, Readiness, UserService, order};
@@ -82,19 +83,10 @@ pub struct Etcd {
 pub struct Containerd {
     /// The program.
     pub binary: PathBuf,
-    /// What it keeps.
-    pub data: PathBuf,
-    /// Its state and its socket.
-    pub run: PathBuf,
+    /// Where it keeps what it has, and where it serves its API.
+    pub place: Place,
     /// Its settings.
     pub config: ContainerdConfig,
-}
-
-impl Containerd {
-    /// Where it serves its API.
-    pub fn socket(&self) -> PathBuf {
-        self.run.join("containerd.sock")
-    }
 }
 
 /// A program of the operator's.
@@ -232,12 +224,13 @@ impl Planner<'_> {
         }
         let data = self.root.extend::<OfContainerd>().expect(SHORT).containerd.path().to_owned();
         let run = self.root.run.extend::<RunOfContainerd>().expect(SHORT).containerd.path().to_owned();
-        let planned = Containerd { binary, data, run, config: containerd.clone() };
-        if skipped.is_none() {
-            // containerd serves a second socket beside its own, under the name with this ending.
-            let longest = planned.socket().with_extension("sock.ttrpc");
-            self.problems.extend(too_long(&longest, "give a shorter --data"));
-        }
+        let place = match Place::new(data, run) {
+            Ok(place) => place,
+            // Whoever skips it needs no place for it.
+            Err(_) if skipped.is_some() => return,
+            Err(error) => return self.problems.push(format!("{error}; give a shorter --data")),
+        };
+        let planned = Containerd { binary, place, config: containerd.clone() };
         self.services.push(Planned {
             dn: "root.containerd".into(),
             service: Service::Containerd(planned),

@@ -55,6 +55,7 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
     check_program("services.etcd", etcd.binary.as_deref(), &etcd.extra_args)?;
     let containerd = &config.services.containerd;
     check_program("services.containerd", containerd.binary.as_deref(), &containerd.extra_args)?;
+    check_preseed(containerd.preseed.as_deref())?;
     check_span("node.grace", Some(config.node.grace))?;
     check_sizes(config)?;
     volumes::check(config)?;
@@ -71,6 +72,18 @@ fn check_program(table: &str, binary: Option<&Path>, extra_args: &[String]) -> R
     }
     check_nul(&format!("{table}.binary"), binary.and_then(Path::to_str))?;
     check_nul(&format!("{table}.extra_args"), extra_args)
+}
+
+fn check_preseed(preseed: Option<&Path>) -> Result<(), Wrong> {
+    let Some(preseed) = preseed else { return Ok(()) };
+    check_nul("services.containerd.preseed", preseed.to_str())?;
+    match preseed.is_absolute() {
+        true => Ok(()),
+        false => wrong(
+            "services.containerd.preseed",
+            format!("{:?} is not absolute", preseed.display().to_string()),
+        ),
+    }
 }
 
 /// The kernel takes no text that holds a NUL.

@@ -31,13 +31,17 @@ impl fmt::Display for Service {
                 etcd.config.peer_port,
                 etcd.data.display()
             ),
-            Self::Containerd(containerd) => write!(
-                f,
-                "{}, API on {}, data in {}",
-                containerd.binary.display(),
-                containerd.socket().display(),
-                containerd.data.display()
-            ),
+            Self::Containerd(containerd) => {
+                write!(
+                    f,
+                    "{}, API on {}, data in {}",
+                    containerd.binary.display(),
+                    containerd.place.socket().display(),
+                    containerd.place.data().display()
+                )?;
+                let preseed = containerd.config.preseed.iter();
+                preseed.into_iter().try_for_each(|preseed| write!(f, ", images from {}", preseed.display()))
+            }
             Self::Provisioner(volumes) => volumes.fmt(f),
             Self::User(user) => {
                 write!(f, "{}", user.binary.display())?;

@@ -118,6 +118,28 @@ fn containerd_answers_when_it_is_ready_and_keeps_to_its_directory() {
 }
 
 #[test]
+#[ignore = "needs containerd, busybox and root"]
+fn images_from_files_are_there_when_their_import_is_done() {
+    let images = Scratch::new().unwrap();
+    std::fs::create_dir(images.path().join("k8s.io")).unwrap();
+    testbed::Image::busybox().unwrap().write(&images.path().join("k8s.io/busybox.tar")).unwrap();
+    std::fs::write(images.path().join("k8s.io/bad.tar"), "no archive").unwrap();
+    let preseed = images.path().display();
+    let noded =
+        Noded::start(&format!("services.etcd.enable = false\nservices.containerd.preseed = \"{preseed}\"\n"));
+    noded.wait_for_event("root.containerd.preseed", 1, "ready");
+    let socket = noded.data().join("run/containerd/containerd.sock");
+    let mut ctr = Command::new(tools::find(tools::CTR).unwrap());
+    let listed =
+        testbed::output(ctr.arg("-a").arg(socket).args(["-n", "k8s.io", "images", "ls", "-q"])).unwrap();
+    assert_eq!(listed.trim(), testbed::BUSYBOX_IMAGE);
+    let log = noded.ask(&["logs", "root.containerd.preseed"]);
+    assert!(log.contains("preseeded busybox.tar into k8s.io: localhost/busybox:1"), "{log}");
+    assert!(log.contains("bad.tar: it ends too early"), "the bad one is told: {log}");
+    noded.stop();
+}
+
+#[test]
 #[ignore = "needs etcd, containerd and root"]
 fn a_whole_node_comes_up_and_goes_down() {
     let (config, _ports) = etcd_config();
