@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -79,6 +80,11 @@ pub(crate) enum Command {
     Stop(ActArgs),
     /// Starts what was stopped, waits for its backoff, or has ended.
     Start(ActArgs),
+    /// Shows the node's cluster, and makes tickets for nodes that are to join it.
+    Cluster {
+        #[command(subcommand)]
+        command: ClusterCommand,
+    },
     /// Tells the versions of nodectl and of the node.
     Version,
     /// Prints the completions for a shell.
@@ -107,6 +113,42 @@ pub(crate) struct LogsArgs {
     /// Only entries with a level.
     #[arg(long)]
     pub(crate) leveled: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Shows how far the node is on its way into its cluster, and who it is there.
+    Status,
+    /// Shows the cluster's members.
+    Members,
+    /// Tickets by which other nodes join.
+    Ticket {
+        #[command(subcommand)]
+        command: TicketCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TicketCommand {
+    /// Makes a ticket for one node, or gives the one that was made for the same place and not used yet.
+    Create(TicketArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TicketArgs {
+    /// A golden ticket: it holds the node's keys, so whoever has read it is that node. The node that is asked must allow
+    /// it (cluster.golden_tickets).
+    #[arg(long, required = true)]
+    pub(crate) golden: bool,
+    /// Where the other members will reach the node.
+    #[arg(long)]
+    pub(crate) address: IpAddr,
+    /// Its port for the other members; the default is that of the node that is asked.
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub(crate) port: u16,
+    /// Where the ticket is put; nothing may be there.
+    #[arg(long)]
+    pub(crate) file: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -23,6 +24,12 @@ pub(crate) enum Failure {
     NoAnswer { patience: Duration },
     #[error(transparent)]
     Entry(#[from] EntryError),
+    #[error("can't make {}; give another file", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("write the output")]
     Write(#[source] io::Error),
     #[error("{dn} {how}; `nodectl status {dn}` says more")]
@@ -80,7 +87,7 @@ impl Failure {
                 Code::Unavailable => 3,
                 _ => 1,
             },
-            Self::Entry(_) | Self::Write(_) | Self::NotReached { .. } => 1,
+            Self::Entry(_) | Self::File { .. } | Self::Write(_) | Self::NotReached { .. } => 1,
         })
     }
 }

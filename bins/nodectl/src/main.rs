@@ -3,6 +3,7 @@
 mod act;
 mod caller;
 mod cli;
+mod cluster;
 mod events;
 mod failure;
 mod logs;
@@ -73,6 +74,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Restart(args) => act::run(caller, Action::Restart, args, out).await?,
         Command::Stop(args) => act::run(caller, Action::Stop, args, out).await?,
         Command::Start(args) => act::run(caller, Action::Start, args, out).await?,
+        Command::Cluster { command } => cluster::run(caller, command, out).await?,
         Command::Version => version(caller, out).await?,
         Command::Completion { .. } => {}
     }

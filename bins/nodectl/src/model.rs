@@ -47,6 +47,34 @@ pub(crate) struct Event {
 }
 
 #[derive(Debug, Serialize)]
+pub(crate) struct Cluster {
+    pub(crate) state: String,
+    /// What is being done, or why it has failed; absent where it runs.
+    pub(crate) detail: Option<String>,
+    pub(crate) history: Vec<String>,
+    pub(crate) node: Option<String>,
+    pub(crate) cluster: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Member {
+    pub(crate) id: String,
+    /// Absent until it has started for the first time.
+    pub(crate) name: Option<String>,
+    pub(crate) peer_urls: Vec<String>,
+    pub(crate) learner: bool,
+    pub(crate) this: bool,
+}
+
+/// A ticket that was made, without what is secret.
+#[derive(Debug, Serialize)]
+pub(crate) struct Ticket {
+    pub(crate) node: String,
+    pub(crate) address: String,
+    pub(crate) file: String,
+}
+
+#[derive(Debug, Serialize)]
 pub(crate) struct Version {
     pub(crate) nodectl: &'static str,
     pub(crate) noded: String,
@@ -114,7 +142,7 @@ impl From<v1::Node> for Node {
             generation: node.generation,
             restarts: node.restarts,
             failures: node.failures,
-            waiting_for: Some(node.waiting_for).filter(|reason| !reason.is_empty()),
+            waiting_for: some(node.waiting_for),
             waiting_on: node.waiting_on,
             exits: node.exits.into_iter().map(Exit::from).collect(),
             dn: node.dn,
@@ -146,6 +174,34 @@ impl From<v1::Event> for Event {
             generation: event.generation,
             change: event.change,
             detail: event.detail,
+        }
+    }
+}
+
+fn some(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+impl From<v1::ClusterResponse> for Cluster {
+    fn from(cluster: v1::ClusterResponse) -> Self {
+        Self {
+            state: cluster.state,
+            detail: some(cluster.detail),
+            history: cluster.history,
+            node: some(cluster.node),
+            cluster: some(cluster.cluster),
+        }
+    }
+}
+
+impl From<v1::Member> for Member {
+    fn from(member: v1::Member) -> Self {
+        Self {
+            id: member.id,
+            name: some(member.name),
+            peer_urls: member.peer_urls,
+            learner: member.is_learner,
+            this: member.is_this,
         }
     }
 }

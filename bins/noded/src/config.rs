@@ -1,5 +1,6 @@
 //! What the operator wants, as plain data: one TOML file, parsed once into values that make sense.
 
+mod cluster;
 mod graph;
 mod locate;
 mod value;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+pub use cluster::ClusterConfig;
 pub use graph::{order, valid_name};
 use locate::Document;
 pub use value::{Backoff, Readiness, Restart};
@@ -22,7 +24,7 @@ pub use volumes::{ProvisionerConfig, Quota};
 pub const SHIPPED: &str = include_str!("../noded.toml");
 
 /// The names by which `depends_on` calls the node's own services.
-pub const BUILT_IN: [&str; 3] = ["etcd", "containerd", "provisioner"];
+pub const BUILT_IN: [&str; 4] = ["etcd", "cluster", "containerd", "provisioner"];
 
 /// The whole configuration. Its default is that of an empty file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -38,6 +40,8 @@ pub struct Config {
     pub control: ControlConfig,
     /// `[services]`
     pub services: ServicesConfig,
+    /// `[cluster]`: the node is a member of a cluster, where this is given.
+    pub cluster: Option<ClusterConfig>,
     /// `[provisioner]`: volumes, where a Kubernetes API is given.
     pub provisioner: Option<ProvisionerConfig>,
     /// `[[service]]`: the operator's own services.

@@ -33,7 +33,10 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
     let example: Vec<_> = SHIPPED.lines().filter_map(|line| line.strip_prefix("#     ")).collect();
     let config = parse(&example.join("\n")).expect("the example parses");
     let [service] = &config.service[..] else { panic!("one service: {config:?}") };
-    assert_eq!((service.name.as_str(), service.depends_on.as_slice()), ("web", &["etcd".to_owned()][..]));
+    assert_eq!(
+        (service.name.as_str(), service.depends_on.as_slice()),
+        ("web", &["containerd".to_owned()][..])
+    );
     let provisioner = config.provisioner.expect("it is shown");
     let bare = parse("provisioner.kubeconfig = \"/etc/kubernetes/provisioner.conf\"")
         .expect("it parses")
@@ -44,6 +47,8 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         ..bare.expect("given")
     };
     assert_eq!(provisioner, default, "what has a default is shown at it");
+    let cluster = parse("cluster.address = \"192.0.2.7\"").expect("it parses").cluster;
+    assert_eq!(config.cluster, cluster, "what has a default is shown at it");
     assert_eq!(service.backoff, Backoff::default());
     for key in [
         "name",
@@ -56,6 +61,10 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "restart",
         "backoff",
         "grace",
+        "address",
+        "deadline",
+        "golden_tickets",
+        "hostname",
         "kubeconfig",
         "node",
         "driver",
@@ -157,7 +166,7 @@ fn rules_between_services_name_the_field_too() {
     refused([
         (
             service("depends_on = [\"etcd\", \"b\"]"),
-            ":4:23: service[0].depends_on[1]: a depends on \"b\", which is no service; there are etcd, containerd, provisioner, a",
+            ":4:23: service[0].depends_on[1]: a depends on \"b\", which is no service; there are etcd, cluster, containerd, provisioner, a",
         ),
         (
             service("depends_on = [\"a\"]"),

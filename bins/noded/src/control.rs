@@ -1,5 +1,6 @@
 //! The control API, served on a unix socket to the node's own user and to root.
 
+mod cluster;
 mod names;
 mod socket;
 mod streams;
@@ -192,6 +193,21 @@ impl Control for Api {
     ) -> Result<Response<v1::RestartResponse>, Status> {
         self.act(&request.into_inner().dn, Supervisor::restart)?;
         Ok(Response::new(v1::RestartResponse {}))
+    }
+
+    async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterResponse>, Status> {
+        Ok(Response::new(cluster::status(&self.shared)?))
+    }
+
+    async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::MembersResponse>, Status> {
+        Ok(Response::new(cluster::members(&self.shared).await?))
+    }
+
+    async fn create_golden_ticket(
+        &self,
+        request: Request<v1::CreateGoldenTicketRequest>,
+    ) -> Result<Response<v1::CreateGoldenTicketResponse>, Status> {
+        Ok(Response::new(cluster::golden_ticket(&self.shared, request.into_inner()).await?))
     }
 }
 

@@ -5,6 +5,10 @@
 //!        run/                     0700   control.sock 0600
 //!            containerd/          0700   state/ 0711, tmp/ 0700, runsc/ 0700
 //!        etcd/                    0700   peer_pki/ 0700, peer_crl 0400, data/ 0700
+//!        cluster/                 0700
+//!            state/               0700   enrolment.pb 0600, and the journal of the way into the cluster
+//!            volume/              0700   etcd/ as above, and who the node is
+//!            names/               0755   hosts 0644, machine-id 0644
 //!        containerd/              0700   config.toml 0600, root/ 0700, opt/ 0711
 //!        volumes/                 0700
 //! ```
@@ -38,6 +42,30 @@ nodekeel_localstorage::layout! {
     pub(crate) struct OfEtcd {
         /// What etcd keeps, as in any node of nodekeel's.
         pub(crate) etcd: Etcd = "etcd", 0o700;
+    }
+
+    /// In the root: the cluster's part.
+    pub(crate) struct OfCluster {
+        /// What the node is there.
+        pub(crate) cluster: ClusterPart = "cluster", 0o700;
+    }
+
+    /// What a node in a cluster keeps.
+    pub(crate) struct ClusterPart {
+        /// What is there before its data is: how it got into the cluster.
+        pub(crate) state: Directory = "state", 0o700;
+        /// Its data.
+        pub(crate) volume: Directory = "volume", 0o700;
+        /// What this system would be told about itself.
+        pub(crate) names: ClusterNames = "names", 0o755;
+    }
+
+    /// Names of hosts and of the machine, for whoever links to them.
+    pub(crate) struct ClusterNames {
+        /// As `/etc/hosts`.
+        pub(crate) hosts: File = "hosts", 0o644;
+        /// As `/etc/machine-id`.
+        pub(crate) machine_id: File = "machine-id", 0o644;
     }
 
     /// In the root: containerd's part.
@@ -84,6 +112,7 @@ nodekeel_localstorage::layout! {
 pub(crate) enum Part {
     Root,
     Etcd,
+    Cluster,
     Containerd,
     Volumes,
 }
@@ -95,6 +124,7 @@ impl Part {
         match self {
             Self::Root => below(Root::SHAPE, "", &mut found),
             Self::Etcd => below(OfEtcd::SHAPE, "", &mut found),
+            Self::Cluster => below(OfCluster::SHAPE, "", &mut found),
             Self::Containerd => {
                 below(OfContainerd::SHAPE, "", &mut found);
                 below(RunOfContainerd::SHAPE, "run/", &mut found);
@@ -178,13 +208,17 @@ mod tests {
             let containerd = root.extend::<OfContainerd>().expect("containerd").containerd;
             let run = root.run.extend::<RunOfContainerd>().expect("its run").containerd;
             let volumes = root.extend::<OfVolumes>().expect("volumes").volumes;
-            [etcd.data.path(), containerd.config.path(), run.state.path(), volumes.path()].map(Path::to_owned)
+            let cluster = root.extend::<OfCluster>().expect("cluster").cluster;
+            let paths = [etcd.data.path(), containerd.config.path(), run.state.path(), volumes.path()];
+            paths.into_iter().chain([cluster.names.hosts.path()]).map(Path::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(paths(&planned), paths(&placed));
         assert!(
             scratch.path().join("etcd/data").is_dir() && scratch.path().join("run/containerd/state").is_dir()
         );
-        let all = [Part::Root, Part::Etcd, Part::Containerd, Part::Volumes].map(Part::directories).concat();
+        let all = [Part::Root, Part::Etcd, Part::Cluster, Part::Containerd, Part::Volumes]
+            .map(Part::directories)
+            .concat();
         for directory in all {
             assert!(scratch.path().join(&directory).is_dir(), "{directory} is declared and not placed");
         }

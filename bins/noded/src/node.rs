@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
+use nodekeel_cluster::machine::Cluster;
 use nodekeel_logtree::{Journal, Level, Limits, Message};
 use nodekeel_supervisor::{
     Child, Context, Failure, NodeStatus, RunFuture, Runnable, ShutdownReport, Supervisor,
@@ -17,6 +18,7 @@ use crate::history::History;
 use crate::layout::{OfContainerd, OfEtcd, OfVolumes, RunOfContainerd};
 use crate::output::JournalSink;
 use crate::plan::{Plan, Planned, Service, User};
+use crate::service::cluster::Prepared;
 use crate::service::provisioner::Taken;
 use crate::{control, service, v1, wire};
 
@@ -88,7 +90,7 @@ pub enum StartError {
 }
 
 /// What stands below the root already.
-const RESERVED: [&str; 5] = ["control", "etcd", "containerd", "provisioner", "service"];
+const RESERVED: [&str; 7] = ["control", "etcd", "network", "cluster", "containerd", "provisioner", "service"];
 
 /// A running node. Dropping it stops it without waiting.
 #[derive(Debug)]
@@ -106,6 +108,8 @@ pub(crate) struct Shared {
     pub(crate) journal: Journal,
     pub(crate) history: History,
     pub(crate) started: SystemTime,
+    /// The node's place in a cluster, where it is to have one.
+    pub(crate) cluster: Option<Cluster>,
     /// `None` before the node is whole, and after its end.
     supervisor: RwLock<Option<Arc<Supervisor>>>,
 }
@@ -152,6 +156,7 @@ impl Node {
         let data = DataDir::take(&plan.config.node.data)?;
         prepare(&plan, &data)?;
         let volumes = take_volumes(&plan, &deps.journal)?;
+        let cluster = prepare_cluster(&plan, &data)?;
         let socket = control::Socket::new(&plan.socket).map_err(|error| StartError::Control(error.into()))?;
         let socket = Arc::new(socket);
         let history = History::new(plan.config.events.keep);
@@ -160,6 +165,7 @@ impl Node {
             journal: deps.journal.clone(),
             history: history.clone(),
             started: SystemTime::now(),
+            cluster: cluster.as_ref().map(|prepared| prepared.cluster.clone()),
             supervisor: RwLock::new(None),
         });
         for planned in shared.skipped() {
@@ -167,7 +173,8 @@ impl Node {
             let dn = planned.dn.parse().expect("a planned service has a valid name");
             shared.journal.append(&dn, Message::new(Level::Warn, format!("skipped: {reason}")));
         }
-        let root = root(Arc::clone(&shared), Arc::clone(&socket), (deps.runnables, volumes));
+        let parts = Parts { own: deps.runnables.into(), cluster, volumes };
+        let root = root(Arc::clone(&shared), Arc::clone(&socket), parts);
         let supervisor = Supervisor::builder().output(JournalSink(deps.journal)).hook(history).start(root);
         shared.put(Some(Arc::new(supervisor)));
         Ok(Self { shared, socket, _data: data })
@@ -176,6 +183,11 @@ impl Node {
     /// Where the control API is served.
     pub fn socket(&self) -> &Path {
         &self.shared.plan.socket
+    }
+
+    /// The node's way into its cluster, and its place there; `None` where it is to have none.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.shared.cluster.as_ref()
     }
 
     /// The tree as it stands, without what was skipped.
@@ -239,10 +251,19 @@ fn prepare(plan: &Plan, data: &DataDir) -> Result<(), DataError> {
             Service::Provisioner(volumes) if volumes.is_own => {
                 drop(root.extend::<OfVolumes>().map_err(failed)?);
             }
-            Service::Provisioner(_) | Service::User(_) => {}
+            Service::Cluster(_) | Service::Provisioner(_) | Service::User(_) => {}
         }
     }
     Ok(())
+}
+
+/// Prepares the node's place in a cluster, where it is to have one.
+fn prepare_cluster(plan: &Plan, data: &DataDir) -> Result<Option<Prepared>, DataError> {
+    let wanted = plan.services.iter().find_map(|planned| match &planned.service {
+        Service::Cluster(cluster) if planned.skipped.is_none() => Some(cluster),
+        _ => None,
+    });
+    wanted.map(|cluster| Prepared::new(cluster, data.root(), plan.config.node.grace)).transpose()
 }
 
 /// Takes the volumes, where the node is to have some.
@@ -255,16 +276,19 @@ fn take_volumes(plan: &Plan, journal: &Journal) -> Result<Option<Taken>, StartEr
     taken.map_err(|error| StartError::Volumes(error.into()))
 }
 
+/// What was prepared before the tree is started.
+#[derive(Clone)]
+struct Parts {
+    own: Arc<[Own]>,
+    cluster: Option<Prepared>,
+    volumes: Option<Taken>,
+}
+
 /// The root: the control API first, so that it is the last to stop; then the builder's own, then the services.
-fn root(
-    shared: Arc<Shared>,
-    socket: Arc<control::Socket>,
-    (own, volumes): (Vec<Own>, Option<Taken>),
-) -> impl Runnable {
-    let own: Arc<[Own]> = own.into();
+fn root(shared: Arc<Shared>, socket: Arc<control::Socket>, parts: Parts) -> impl Runnable {
     move |ctx: Context| {
-        let (shared, socket, own) = (Arc::clone(&shared), Arc::clone(&socket), Arc::clone(&own));
-        let mut volumes = volumes.clone();
+        let (shared, socket) = (Arc::clone(&shared), Arc::clone(&socket));
+        let Parts { own, mut cluster, mut volumes } = parts.clone();
         async move {
             ctx.run("control", control::serve(Arc::clone(&shared), socket))?;
             for Own { name, runnable } in own.iter() {
@@ -275,6 +299,12 @@ fn root(
             for planned in shared.plan.services.iter().filter(|planned| planned.skipped.is_none()) {
                 match &planned.service {
                     Service::Etcd(etcd) => ctx.run("etcd", service::etcd::process(etcd, grace))?,
+                    Service::Cluster(_) => {
+                        let cluster = cluster.take();
+                        cluster
+                            .expect("a planned cluster is prepared before the tree is started")
+                            .run(&ctx)?;
+                    }
                     Service::Containerd(containerd) => {
                         let path = shared.plan.search.as_path_variable();
                         let journal = shared.journal.clone();

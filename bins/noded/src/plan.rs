@@ -1,5 +1,6 @@
 //! What a configuration comes to on this machine, found out without touching anything.
 
+mod cluster;
 mod show;
 mod volumes;
 
@@ -17,8 +18,9 @@ use crate::layout::{self, OfContainerd, OfEtcd, Part, Root, RunOfContainerd};
 use crate::ports;
 use crate::search::Search;
 
-pub(crate) use volumes::no_limits;
+pub use cluster::{Cluster, Member};
 pub use volumes::{Limits, Volumes};
+pub(crate) use volumes::{chain, no_limits};
 
 /// Longest path of a unix socket: `sun_path` less its closing zero (unix(7)).
 pub const MAX_SOCKET_BYTES: usize = 107;
@@ -59,6 +61,8 @@ pub struct Planned {
 pub enum Service {
     /// The node's etcd.
     Etcd(Etcd),
+    /// The node's place in a cluster.
+    Cluster(Box<Cluster>),
     /// The node's containerd.
     Containerd(Containerd),
     /// Volumes of a Kubernetes cluster.
@@ -135,7 +139,10 @@ impl Plan {
         let unplaced = |error| in_the_way(data::placed(&config.node.data, error).to_string());
         let root = layout::planned(&config.node.data).map_err(unplaced)?;
         let mut planner = Planner { dev, search: &search, root, problems: Vec::new(), services: Vec::new() };
-        planner.etcd(&config);
+        match &config.cluster {
+            Some(cluster) => planner.cluster(cluster, &config.services.etcd),
+            None => planner.etcd(&config),
+        }
         planner.containerd(&config);
         planner.provisioner(&config);
         planner.user_services(&config);
@@ -169,17 +176,25 @@ fn needs(data: &Path, services: &[Planned]) -> (Vec<Part>, u64) {
         match &planned.service {
             Service::Etcd(_) => {
                 parts.push(Part::Etcd);
-                // One that has run has its segments already.
-                let has_run =
-                    Dir::open(data).and_then(|dir| dir.exists("etcd/data/member")).unwrap_or_default();
-                bytes += if has_run { 0 } else { ETCD_BYTES };
+                bytes += etcd_needs(data, "etcd/data/member");
             }
+            Service::Cluster(cluster) if matches!(cluster.member, Member::Etcd { .. }) => {
+                parts.push(Part::Cluster);
+                bytes += etcd_needs(data, "cluster/volume/etcd/data/member");
+            }
+            Service::Cluster(_) => {}
             Service::Containerd(_) => parts.push(Part::Containerd),
             Service::Provisioner(volumes) if volumes.is_own => parts.push(Part::Volumes),
             Service::Provisioner(_) | Service::User(_) => {}
         }
     }
     (parts, bytes)
+}
+
+/// The room for an etcd that keeps its data there: one that has run has its segments already.
+fn etcd_needs(data: &Path, member: &str) -> u64 {
+    let has_run = Dir::open(data).and_then(|dir| dir.exists(member)).unwrap_or_default();
+    if has_run { 0 } else { ETCD_BYTES }
 }
 
 /// Why a part can be placed in memory: there, nothing is in its way, and there is no socket whose path may be too long.

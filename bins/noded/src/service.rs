@@ -1,5 +1,6 @@
 //! The node's services.
 
+pub(crate) mod cluster;
 pub(crate) mod containerd;
 pub(crate) mod etcd;
 mod no_quota;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{BUILT_IN, Config, Readiness, Restart, UserService, volumes};
+use super::{BUILT_IN, Config, Readiness, Restart, UserService, cluster, volumes};
 
 /// The least that a log can do with: an entry may take a quarter of it.
 const MIN_LOG_BYTES: usize = 64 * 1024;
@@ -58,6 +58,7 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
     check_preseed(containerd.preseed.as_deref())?;
     check_span("node.grace", Some(config.node.grace))?;
     check_sizes(config)?;
+    cluster::check(config)?;
     volumes::check(config)?;
     for (index, service) in config.service.iter().enumerate() {
         check_service(config, index, service)?;
@@ -97,7 +98,7 @@ pub(super) fn check_nul<'a, T: AsRef<str> + ?Sized + 'a>(
     }
 }
 
-fn check_span(field: &str, span: Option<Duration>) -> Result<(), Wrong> {
+pub(super) fn check_span(field: &str, span: Option<Duration>) -> Result<(), Wrong> {
     match span.filter(|span| *span > MAX_SPAN) {
         Some(span) => wrong(field, format!("{span:?} is more than a day; give at most \"24h\"")),
         None => Ok(()),
@@ -219,7 +220,13 @@ fn check_dependencies(config: &Config, index: usize, service: &UserService) -> R
             return wrong(field, format!("{} depends on {dependency} already; remove one", service.name));
         }
         let enabled = match dependency.as_str() {
+            "etcd" if config.cluster.is_some() => {
+                let message =
+                    format!("{} depends on etcd, which [cluster] runs; depend on \"cluster\"", service.name);
+                return wrong(field, message);
+            }
             "etcd" => services.etcd.enable,
+            "cluster" => config.cluster.is_some(),
             "containerd" => services.containerd.enable,
             "provisioner" => config.provisioner.is_some(),
             other if config.service.iter().any(|known| known.name == other) => true,
@@ -237,6 +244,7 @@ fn check_dependencies(config: &Config, index: usize, service: &UserService) -> R
         if !enabled {
             let remedy = match dependency.as_str() {
                 "provisioner" => "give provisioner.kubeconfig".to_owned(),
+                "cluster" => "give cluster.address".to_owned(),
                 _ => format!("set services.{dependency}.enable = true"),
             };
             let message = format!("{} depends on {dependency}; {remedy}", service.name);

@@ -31,6 +31,7 @@ impl fmt::Display for Service {
                 etcd.config.peer_port,
                 etcd.data.display()
             ),
+            Self::Cluster(cluster) => cluster.fmt(f),
             Self::Containerd(containerd) => {
                 write!(
                     f,

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod api;
+mod cluster;
 mod daemons;
 mod data;
 mod errors;

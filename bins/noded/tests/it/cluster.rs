@@ -1,0 +1,164 @@
+//! A node's place in a cluster, by the real etcd where it matters.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use testbed::{Port, Scratch, free_port};
+
+use crate::harness::{Noded, failed, noded};
+
+/// A node of a cluster, which stays where it was when it is started again.
+struct Member {
+    config: String,
+    ports: [Port; 2],
+}
+
+impl Member {
+    fn new() -> Self {
+        let ports = [free_port().unwrap(), free_port().unwrap()];
+        let config = format!(
+            "services.containerd.enable = false\n[services.etcd]\nclient_port = {}\npeer_port = {}\n\
+             [cluster]\naddress = \"127.0.0.1\"\ndeadline = \"60s\"\ngolden_tickets = true\n",
+            ports[0].number(),
+            ports[1].number()
+        );
+        Self { config, ports }
+    }
+
+    fn start(&self, scratch: Scratch) -> Noded {
+        let noded = Noded::start_in(scratch, &self.config, &[]);
+        noded.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
+        noded
+    }
+}
+
+/// Kills it like a power cut, and gives back its directory.
+fn cut_off(mut noded: Noded) -> Scratch {
+    noded.signal(Signal::SIGKILL);
+    noded.wait();
+    std::mem::replace(&mut noded.scratch, Scratch::new().unwrap())
+}
+
+fn place(noded: &Noded) -> (Value, Value) {
+    let status = noded.ask_json(&["cluster", "status"]);
+    assert_eq!(status["state"], "Running", "{status}");
+    (status["node"].clone(), status["cluster"].clone())
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_node_founds_a_cluster_and_comes_back_to_it_whatever_was_killed() {
+    let member = Member::new();
+    let noded = member.start(Scratch::new().unwrap());
+    let (node, cluster) = place(&noded);
+    let members = noded.ask_json(&["cluster", "members"]);
+    assert_eq!((members[0]["name"].clone(), members[0]["this"].clone()), (node.clone(), true.into()));
+
+    let etcd = testbed::leftovers::processes(noded.scratch.path()).unwrap();
+    let etcd = etcd.iter().find(|process| process.command.contains("--data-dir")).expect("etcd runs");
+    kill(Pid::from_raw(etcd.pid), Signal::SIGKILL).unwrap();
+    noded.wait_for_event("root.cluster.consensus.etcd", 2, "ready");
+
+    let noded = member.start(cut_off(noded));
+    assert_eq!(place(&noded), (node.clone(), cluster));
+    let status = noded.ask_json(&["cluster", "status"]);
+    assert_eq!(status["history"], serde_json::json!(["New", "Restarting", "Running"]));
+    let names = noded.data().join("cluster/names");
+    let hosts = fs::read_to_string(names.join("hosts")).unwrap();
+    assert!(hosts.contains(node.as_str().unwrap()), "{hosts}");
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_second_node_joins_by_a_golden_ticket() {
+    let (first, second) = (Member::new(), Member::new());
+    let founder = first.start(Scratch::new().unwrap());
+    let scratch = Scratch::new().unwrap();
+    let state = scratch.path().join("data/cluster/state");
+    fs::create_dir_all(&state).unwrap();
+    let ticket = state.join("enrolment.pb");
+    // etcd wants members to come from the address of their certificate, and the loopback interface's is this one.
+    let (port, file) = (second.ports[1].number().to_string(), ticket.to_str().unwrap());
+    let create =
+        ["cluster", "ticket", "create", "--golden", "--address=127.0.0.1", "--port", &port, "--file", file];
+    let made = founder.ask_json(&create);
+    let again = failed(&founder.nodectl(&create));
+    assert!(again.0.contains("can't make") && again.1 == Some(1), "{again:?}");
+
+    let joined = second.start(scratch);
+    let (node, cluster) = place(&joined);
+    assert_eq!((&node, &cluster), (&made["node"], &place(&founder).1));
+    let members = founder.ask_json(&["cluster", "members"]);
+    let votes: Vec<_> = members.as_array().unwrap().iter().map(|member| member["learner"].clone()).collect();
+    assert_eq!(votes, [false, false], "{members}");
+
+    let joined = second.start(cut_off(joined));
+    assert_eq!(place(&joined), (node, cluster));
+    joined.stop();
+    founder.stop();
+}
+
+#[test]
+fn without_etcd_a_development_node_is_a_cluster_in_memory() {
+    let config = "services.containerd.enable = false\nservices.etcd.binary = \"/nowhere/etcd\"\n\
+                  cluster.address = \"127.0.0.1\"\n";
+    let noded = Noded::start_in(Scratch::new().unwrap(), config, &["--dev"]);
+    noded.ask(&["start", "--wait", "root.cluster"]);
+    let first = place(&noded);
+    assert_eq!(noded.ask_json(&["cluster", "members"]).as_array().map(Vec::len), Some(1));
+    let ticket = noded.data().join("ticket");
+    let create = [
+        "cluster",
+        "ticket",
+        "create",
+        "--golden",
+        "--address=127.0.0.2",
+        "--file",
+        ticket.to_str().unwrap(),
+    ];
+    let (said, code) = failed(&noded.nodectl(&create));
+    assert!(said.contains("cluster.golden_tickets = true") && code == Some(1), "{said}");
+    assert!(!ticket.exists());
+
+    let noded = Noded::start_in(cut_off(noded), config, &["--dev"]);
+    noded.ask(&["start", "--wait", "root.cluster"]);
+    assert_ne!(place(&noded), first, "nothing of it is kept");
+    noded.stop();
+}
+
+#[test]
+fn a_node_that_is_to_be_in_no_cluster_says_so() {
+    let noded = Noded::start(crate::harness::BARE);
+    let (said, code) = failed(&noded.nodectl(&["cluster", "status"]));
+    assert!(said.contains("[cluster]") && code == Some(1), "{said}");
+    noded.stop();
+}
+
+#[test]
+fn a_cluster_that_can_not_be_is_told_before_anything_is_done() {
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path().join("noded.toml");
+    let data = scratch.path().join("data");
+    let cases = [
+        ("[cluster]\n", "give the node's address"),
+        ("[cluster]\naddress = \"0.0.0.0\"\n", "cluster.address"),
+        ("[cluster]\naddress = \"127.0.0.1\"\ninterface = \"lo\"\n", "one of the two"),
+        ("[cluster]\naddress = \"192.0.2.7\"\n", "no interface of this machine has the address 192.0.2.7"),
+        ("[cluster]\ninterface = \"none0\"\n", "there is no interface none0"),
+        ("services.etcd.enable = false\n[cluster]\naddress = \"127.0.0.1\"\n", "kept in etcd"),
+    ];
+    for (config, told) in cases {
+        fs::write(&file, config).unwrap();
+        let mut command =
+            noded(&["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()]);
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{config}");
+        let said =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains(told), "{config}: {said}");
+    }
+    assert!(!data.exists());
+}
