@@ -14,7 +14,7 @@ impl OutputSink for JournalSink {
     fn open(&self, origin: Origin<'_>) -> Box<dyn io::Write + Send> {
         let options = WriterOptions::new(origin.stream.as_str()).generation(origin.generation);
         let options = match origin.dn {
-            "root.etcd" => options.parser(parse::etcd),
+            "root.etcd" | "root.cluster.consensus.etcd" => options.parser(parse::etcd),
             "root.containerd" => options.parser(parse::logfmt),
             _ => options,
         };

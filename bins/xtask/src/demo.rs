@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: a node with real daemons under it loses one of them and has it back, and turns a claim at a real
-//! API server into a volume.
+//! `cargo xtask demo`: a node founds a cluster on a real etcd, runs a container of a preseeded image on a real containerd,
+//! turns a claim at a real API server into a volume, loses etcd, is killed itself, and has all of it back.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use testbed::{Daemon, Programs, Scratch, free_port, leftovers, output, tools, wait_until};
+use testbed::{
+    BUSYBOX_IMAGE, Daemon, Image, Programs, Scratch, free_port, leftovers, output, tools, wait_until,
+};
 
 use crate::{run, setup};
 
@@ -18,10 +20,13 @@ mod node;
 mod volumes;
 
 use node::{Node, Tree};
-use volumes::Cluster;
+use volumes::Kubernetes;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOPPED_WITHIN: Duration = Duration::from_secs(30);
+/// Where images are imported to.
+const NAMESPACE: &str = "demo";
+const ETCD: &str = "root.cluster.consensus.etcd";
 const KEY: &str = "greeting";
 const VALUE: &str = "written before the kill";
 
@@ -33,19 +38,22 @@ pub(crate) fn run() -> Result<()> {
     let programs = build()?;
     let clock = Clock(Instant::now());
     let before = traces()?;
-    let mut cluster = Cluster::start(&clock)?;
+    let mut kubernetes = Kubernetes::start(&clock)?;
     let scratch = Scratch::new()?;
     let directory = scratch.path().to_owned();
-    let (node, mut daemon) = start(&programs, scratch, (&mut cluster, &clock))?;
-    show(&node, &cluster, &clock)
-        .with_context(|| format!("what noded said:\n{}", daemon.log().unwrap_or_default()))?;
+    let node = configure(&programs, &scratch, (&mut kubernetes, &clock))?;
+    let daemon = start(&node, &clock)?;
+    let said = |daemon: &Daemon| format!("what noded said:\n{}", daemon.log().unwrap_or_default());
+    show(&node, &kubernetes, &clock).with_context(|| said(&daemon))?;
+    let mut daemon = kill_noded(&node, daemon, &clock)?;
+    show_again(&node, &clock).with_context(|| said(&daemon))?;
 
     clock.say("stop the node with SIGTERM");
     let status = daemon.terminate(STOPPED_WITHIN)?.context("noded still runs")?;
     ensure!(status.success(), "noded ended with {status}:\n{}", daemon.log()?);
-    let home = cluster.home().context("a control plane has a home")?.to_owned();
+    let home = kubernetes.home().context("a control plane has a home")?.to_owned();
     nothing_runs(&directory)?;
-    drop((daemon, cluster));
+    drop((daemon, kubernetes, scratch));
     nothing_runs(&home)?;
     for directory in [&directory, &home] {
         ensure!(!directory.exists(), "{} is left behind", directory.display());
@@ -85,64 +93,125 @@ fn build() -> Result<PathBuf> {
     Ok(Path::new(target).join("debug"))
 }
 
-fn start(
+/// A node that is to found a cluster, with an image to begin with.
+fn configure(
     programs: &Path,
-    scratch: Scratch,
-    (cluster, clock): (&mut Cluster, &Clock),
-) -> Result<(Node, Daemon)> {
-    let data = scratch.path().join("data");
+    scratch: &Scratch,
+    (kubernetes, clock): (&mut Kubernetes, &Clock),
+) -> Result<Node> {
+    let (data, config) = (scratch.path().join("data"), scratch.path().join("noded.toml"));
+    let images = scratch.path().join("images").join(NAMESPACE);
+    fs::create_dir_all(&images).with_context(|| format!("create {}", images.display()))?;
+    Image::busybox()?.write(&images.join("busybox.tar"))?;
     let (client, peer) = (free_port()?, free_port()?);
-    let config = scratch.path().join("noded.toml");
     let text = format!(
-        "[node]\nname = {:?}\n\n[services.etcd]\nclient_port = {}\npeer_port = {}\n",
+        "[node]\nname = {:?}\n\n[services.etcd]\nclient_port = {}\npeer_port = {}\n\n\
+         [services.containerd]\npreseed = {:?}\n\n[cluster]\naddress = \"127.0.0.1\"\n",
         volumes::NODE,
         client.number(),
-        peer.number()
+        peer.number(),
+        scratch.path().join("images")
     );
     let write = |text: &str| fs::write(&config, text).with_context(|| format!("write {}", config.display()));
-    let text = cluster.configure(clock, &text, |text| {
+    let text = kubernetes.configure(clock, &text, |text| {
         write(text)?;
         volumes::check(&programs.join("noded"), &config, &data)
     })?;
     write(&text)?;
-    clock.say(&format!("start a node in {}", scratch.path().display()));
-    let mut command = Command::new(programs.join("noded"));
-    command.arg("run").arg("--config").arg(&config).arg("--data").arg(&data);
+    Ok(Node { programs: programs.to_owned(), config, data, etcd: client, _etcd_peer: peer })
+}
+
+fn start(node: &Node, clock: &Clock) -> Result<Daemon> {
+    clock.say(&format!("start a node in {}", node.data.display()));
+    let mut command = Command::new(node.programs.join("noded"));
+    command.arg("run").arg("--config").arg(&node.config).arg("--data").arg(&node.data);
     if !run::is_root() {
         // Containerd needs root; noded then runs the rest and says so.
         command.arg("--dev");
     }
-    let node = Node { nodectl: programs.join("nodectl"), data, etcd: client, _etcd_peer: peer };
-    let daemon = Daemon::start(command, scratch, || output(node.nodectl().arg("version")).map(drop))?;
-    Ok((node, daemon))
+    Daemon::start(command, Scratch::new()?, || output(node.nodectl().arg("version")).map(drop))
 }
 
-fn show(node: &Node, cluster: &Cluster, clock: &Clock) -> Result<()> {
-    let mut tree = Tree::watch(node)?;
-    let mut services = vec!["root.etcd"];
+/// What the node has to have; the images are there once the last of these is done.
+fn services(clock: &Clock) -> Vec<&'static str> {
     if run::is_root() {
-        services.push("root.containerd");
-    } else {
-        clock.say("not root: containerd is skipped");
+        return vec!["root.cluster", "root.containerd", "root.containerd.preseed"];
     }
-    clock.say(&format!("wait for {}", services.join(" and ")));
-    for service in &services {
+    clock.say("not root: containerd is skipped");
+    vec!["root.cluster"]
+}
+
+fn until_ready(tree: &mut Tree, services: &[&str], clock: &Clock) -> Result<()> {
+    clock.say(&format!("wait for {}", services.join(", ")));
+    for service in services {
         tree.until(READY_WITHIN, &format!("{service} is ready"), |tree| tree.is_ready(service))?;
         clock.say(&format!("{service} is ready"));
     }
+    Ok(())
+}
+
+fn show(node: &Node, kubernetes: &Kubernetes, clock: &Clock) -> Result<()> {
+    let mut tree = Tree::watch(node)?;
+    let services = services(clock);
+    until_ready(&mut tree, &services, clock)?;
+    clock.say("the cluster that it has founded, and its members");
+    for asked in ["status", "members"] {
+        print!("{}", indent(&output(node.nodectl().args(["cluster", asked]))?));
+    }
     put_and_get(node, clock)?;
     if run::is_root() {
-        let version = output(node.ctr()?.arg("version"))?;
-        clock.say("containerd has answered Version");
-        print!("{}", indent(&version));
+        run_container(node, clock)?;
     }
     clock.say("the tree, as nodectl shows it");
     print!("{}", indent(&output(node.nodectl().arg("tree"))?));
-    for service in &services {
-        show_log(node, service, clock)?;
+    show_log(node, ETCD, clock)?;
+    if run::is_root() {
+        show_log(node, "root.containerd", clock)?;
     }
     kill_etcd(node, &mut tree, clock)?;
-    cluster.show(node, &mut tree, clock)
+    kubernetes.show(node, &mut tree, clock)
+}
+
+/// Runs a container of the image that the node has brought along.
+fn run_container(node: &Node, clock: &Clock) -> Result<()> {
+    let version = output(node.ctr()?.arg("version"))?;
+    clock.say("containerd has answered Version");
+    print!("{}", indent(&version));
+    const SAYS: &str = "hello from a container";
+    let arguments = ["run", "--rm", BUSYBOX_IMAGE, "demo", "/bin/busybox", "echo", SAYS];
+    let said = output(node.ctr()?.args(["--namespace", NAMESPACE]).args(arguments))?;
+    ensure!(said.trim_end() == SAYS, "the container said {said:?}");
+    clock.say(&format!("a container of the preseeded {BUSYBOX_IMAGE} has said {SAYS:?}"));
+    Ok(())
+}
+
+/// Kills noded like a power cut, and starts it again.
+fn kill_noded(node: &Node, mut daemon: Daemon, clock: &Clock) -> Result<Daemon> {
+    let before = node.identity()?;
+    clock.say(&format!("kill noded (pid {}) with SIGKILL", daemon.pid()));
+    let pid = i32::try_from(daemon.pid()).ok().and_then(Pid::from_raw).context("noded has a process id")?;
+    kill_process(pid, Signal::KILL).context("kill noded")?;
+    daemon.wait(STOPPED_WITHIN)?.context("noded still runs")?;
+    drop(daemon);
+    let daemon = start(node, clock)?;
+    let mut tree = Tree::watch(node)?;
+    until_ready(&mut tree, &services(clock), clock)?;
+    let after = node.identity()?;
+    ensure!(before == after, "it was {before:?}, and is {after:?}");
+    let (name, cluster) = after;
+    clock.say(&format!("it is {name} of cluster {cluster}, as before"));
+    Ok(daemon)
+}
+
+/// What it had before it was killed.
+fn show_again(node: &Node, clock: &Clock) -> Result<()> {
+    let value = output(node.etcdctl()?.args(["get", "--print-value-only", KEY]))?;
+    ensure!(value.trim_end() == VALUE, "etcd lost its data: it gave {value:?} for {KEY}");
+    clock.say(&format!("the data is still there: {KEY} = {VALUE:?}"));
+    if run::is_root() {
+        run_container(node, clock)?;
+    }
+    Ok(())
 }
 
 fn put_and_get(node: &Node, clock: &Clock) -> Result<()> {
@@ -171,17 +240,17 @@ fn has_level(line: &str) -> bool {
 
 fn kill_etcd(node: &Node, tree: &mut Tree, clock: &Clock) -> Result<()> {
     let pid = node.etcd_pid()?;
-    let generation = tree.generation("root.etcd").context("the tree has root.etcd")?;
+    let generation = tree.generation(ETCD).context("the tree has etcd")?;
     clock.say(&format!("kill etcd (pid {pid}) with SIGKILL"));
     let killed = Instant::now();
     kill_process(Pid::from_raw(pid).context("a process has a positive id")?, Signal::KILL)
         .context("kill etcd")?;
-    tree.until(READY_WITHIN, "root.etcd is ready again", |tree| {
-        tree.generation("root.etcd").is_some_and(|now| now > generation) && tree.is_ready("root.etcd")
+    tree.until(READY_WITHIN, "etcd is ready again", |tree| {
+        tree.generation(ETCD).is_some_and(|now| now > generation) && tree.is_ready(ETCD)
     })?;
     clock.say(&format!("etcd is back after {:.1} s; its record:", killed.elapsed().as_secs_f64()));
-    print!("{}", indent(&output(node.nodectl().args(["status", "root.etcd"]))?));
-    let signal = tree.last_signal("root.etcd");
+    print!("{}", indent(&output(node.nodectl().args(["status", ETCD]))?));
+    let signal = tree.last_signal(ETCD);
     ensure!(signal == Some(9), "the record tells of signal {signal:?}, not of SIGKILL");
     // Its port may be open a moment before it has a leader again.
     let value = wait_until(READY_WITHIN, "etcd to answer", || {

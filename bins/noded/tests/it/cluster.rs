@@ -56,6 +56,9 @@ fn a_node_founds_a_cluster_and_comes_back_to_it_whatever_was_killed() {
     let members = noded.ask_json(&["cluster", "members"]);
     assert_eq!((members[0]["name"].clone(), members[0]["this"].clone()), (node.clone(), true.into()));
 
+    let log = noded.ask(&["-o", "json", "logs", "root.cluster.consensus.etcd", "--leveled"]);
+    assert!(log.lines().count() > 10, "etcd's lines are parsed: {log}");
+
     let etcd = testbed::leftovers::processes(noded.scratch.path()).unwrap();
     let etcd = etcd.iter().find(|process| process.command.contains("--data-dir")).expect("etcd runs");
     kill(Pid::from_raw(etcd.pid), Signal::SIGKILL).unwrap();

@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use testbed::{Port, leftovers, tools};
+use testbed::{Port, leftovers, output, tools};
 
 /// Where a node and its daemons are reached.
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) nodectl: PathBuf,
+    /// The directory of noded and nodectl.
+    pub(crate) programs: PathBuf,
+    pub(crate) config: PathBuf,
     pub(crate) data: PathBuf,
     /// Where etcd serves its clients. The ports stay reserved while it is killed and comes back.
     pub(crate) etcd: Port,
@@ -23,14 +25,18 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn nodectl(&self) -> Command {
-        let mut command = Command::new(&self.nodectl);
+        let mut command = Command::new(self.programs.join("nodectl"));
         command.arg("--socket").arg(self.data.join("run/control.sock"));
         command
     }
 
     pub(crate) fn etcdctl(&self) -> Result<Command> {
         let mut command = Command::new(tools::find(tools::ETCDCTL)?);
-        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=http://{}", self.etcd.address()));
+        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=https://{}", self.etcd.address()));
+        let pki = self.data.join("cluster/volume/etcd/peer_pki");
+        for (option, file) in [("--cacert", "ca.pem"), ("--cert", "cert.pem"), ("--key", "cert-key.pem")] {
+            command.arg(option).arg(pki.join(file));
+        }
         Ok(command)
     }
 
@@ -38,6 +44,16 @@ impl Node {
         let mut command = Command::new(tools::find(tools::CTR)?);
         command.arg("--address").arg(self.data.join("run/containerd/containerd.sock"));
         Ok(command)
+    }
+
+    /// Its name in its cluster, and the cluster's id.
+    pub(crate) fn identity(&self) -> Result<(String, String)> {
+        let status = output(self.nodectl().args(["-o", "json", "cluster", "status"]))?;
+        let status: Value = serde_json::from_str(&status).context("nodectl prints JSON")?;
+        let text = |key: &str| {
+            status[key].as_str().map(str::to_owned).with_context(|| format!("no {key} in {status}"))
+        };
+        Ok((text("node")?, text("cluster")?))
     }
 
     /// The process of etcd, found by its data directory.
@@ -98,8 +114,9 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether it is ready, or has done what it had to.
     pub(crate) fn is_ready(&self, dn: &str) -> bool {
-        self.find(dn).is_some_and(|node| node["state"] == "ready")
+        self.find(dn).is_some_and(|node| node["state"] == "ready" || node["state"] == "done")
     }
 
     pub(crate) fn generation(&self, dn: &str) -> Option<u64> {

@@ -50,14 +50,14 @@ spec:
 
 /// A control plane with the driver, and the node as an object in it.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct Kubernetes {
     kube: Kube,
     kubeconfig: PathBuf,
     /// Whether limits bind nobody here.
     is_unlimited: bool,
 }
 
-impl Cluster {
+impl Kubernetes {
     /// Starts it.
     pub(super) fn start(clock: &Clock) -> Result<Self> {
         clock.say(
