@@ -121,10 +121,22 @@ impl GoldenTickets {
     /// [`IssueError`]; the call can be made again.
     pub async fn withdraw(&self, url: &PeerUrl) -> Result<(), IssueError> {
         let members = self.running.members();
-        for member in list(&*members).await? {
-            if is_at(&member, url) && member.is_learner {
-                members.remove(member.id).await.map_err(IssueError::Membership)?;
-            }
+        let listed = list(&*members).await?;
+        let there: Vec<_> = listed.into_iter().filter(|member| is_at(member, url)).collect();
+        if there.iter().any(|member| !member.is_learner) {
+            return Ok(());
+        }
+        for learner in there {
+            members.remove(learner.id).await.map_err(IssueError::Membership)?;
+        }
+        let kept = match self.kept(url).await {
+            // It does not tell whose certificate it had.
+            Err(IssueError::Kept(_)) => None,
+            kept => kept?,
+        };
+        if let Some(ticket) = kept {
+            let authority = Authority::load(self.running.root()).await.map_err(IssueError::Authority)?;
+            authority.revoke(ticket.this().name.as_str()).await.map_err(IssueError::Authority)?;
         }
         self.forget(url).await
     }

@@ -3,6 +3,7 @@
 use nodekeel_cluster::consensus::memory::MemoryNet;
 use nodekeel_cluster::consensus::{MembershipError, PEER_PORT, PeerUrl};
 use nodekeel_cluster::node::{GoldenTicket, IssueError, TicketError};
+use nodekeel_cluster::pki::Authority;
 use nodekeel_localstorage::pki::{PrivateKey, Template};
 use prost::Message as _;
 
@@ -195,7 +196,7 @@ async fn eight_at_once_for_one_place_get_the_same_ticket() {
 }
 
 #[tokio::test]
-async fn a_withdrawn_ticket_leaves_no_learner_and_the_place_is_free_again() {
+async fn a_withdrawn_ticket_leaves_no_learner_and_no_certificate_and_the_place_is_free_again() {
     let (_bed, life) = founder(&MemoryNet::new()).await;
     let tickets = life.cluster.golden_tickets().expect("they are enabled");
     let members = life.cluster.members().expect("it runs");
@@ -204,8 +205,14 @@ async fn a_withdrawn_ticket_leaves_no_learner_and_the_place_is_free_again() {
         tickets.withdraw(&url("192.0.2.2")).await.expect("it is withdrawn");
         assert_eq!(members.list().await.expect("they are read").len(), 1);
     }
+    let root = life.cluster.root_kv().expect("it runs");
+    let revoked = Authority::load(root).await.expect("there is one").revoked().await.expect("it is read");
+    assert!(revoked.revokes(&first.member().certificate));
     let second = tickets.issue(&url("192.0.2.2")).await.expect("it is made");
     assert_ne!(first.node(), second.node());
+    assert!(!revoked.revokes(&second.member().certificate));
+    tickets.withdraw(&url("192.0.2.1")).await.expect("there is none for a member");
+    assert_eq!(members.list().await.expect("they are read").len(), 2);
     life.end().await;
 }
 
