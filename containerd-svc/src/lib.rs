@@ -78,6 +78,7 @@ mod runsc;
 mod scan;
 #[cfg(feature = "client")]
 mod service;
+mod single;
 mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -101,4 +102,5 @@ pub use runsc::runsc_log;
 pub use scan::Stray;
 #[cfg(feature = "client")]
 pub use service::{Config, Containerd, Hung, Liveness};
+pub use single::import;
 pub use store::{BlobWriter, Cause, ImageStore, Import, Incoming, StoreError};

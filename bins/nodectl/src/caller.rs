@@ -27,6 +27,11 @@ impl Caller {
         Ok(())
     }
 
+    /// Waits at least so long for each answer.
+    pub(crate) fn be_patient(&mut self, at_least: Duration) {
+        self.patience = self.patience.max(at_least);
+    }
+
     /// Calls, and waits for the answer, or for the beginning of a stream of them.
     pub(crate) async fn ask<T>(
         &mut self,

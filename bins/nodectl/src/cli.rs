@@ -85,6 +85,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: ClusterCommand,
     },
+    /// Shows the images of the node's containerd, or imports some from an archive.
+    Images(ImagesArgs),
     /// Tells the versions of nodectl and of the node.
     Version,
     /// Prints the completions for a shell.
@@ -113,6 +115,16 @@ pub(crate) struct LogsArgs {
     /// Only entries with a level.
     #[arg(long)]
     pub(crate) leveled: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImagesArgs {
+    /// In which of containerd's namespaces.
+    #[arg(long, default_value = "k8s.io")]
+    pub(crate) namespace: String,
+    /// Imports an archive first, an OCI layout or a docker-archive, raw, gzip or zstd, and shows what it has brought.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) import: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

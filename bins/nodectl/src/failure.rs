@@ -24,7 +24,7 @@ pub(crate) enum Failure {
     NoAnswer { patience: Duration },
     #[error(transparent)]
     Entry(#[from] EntryError),
-    #[error("can't make {}; give another file", path.display())]
+    #[error("can't use {}; give another file", path.display())]
     File {
         path: PathBuf,
         #[source]

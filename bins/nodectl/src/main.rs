@@ -6,6 +6,7 @@ mod cli;
 mod cluster;
 mod events;
 mod failure;
+mod images;
 mod logs;
 mod model;
 mod out;
@@ -75,6 +76,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Stop(args) => act::run(caller, Action::Stop, args, out).await?,
         Command::Start(args) => act::run(caller, Action::Start, args, out).await?,
         Command::Cluster { command } => cluster::run(caller, command, out).await?,
+        Command::Images(args) => images::run(caller, args, out).await?,
         Command::Version => version(caller, out).await?,
         Command::Completion { .. } => {}
     }

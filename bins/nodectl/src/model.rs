@@ -66,6 +66,13 @@ pub(crate) struct Member {
     pub(crate) this: bool,
 }
 
+#[derive(Debug, Serialize)]
+pub(crate) struct Image {
+    pub(crate) name: String,
+    pub(crate) digest: String,
+    pub(crate) media_type: String,
+}
+
 /// A ticket that was made, without what is secret.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ticket {
@@ -191,6 +198,12 @@ impl From<v1::ClusterResponse> for Cluster {
             node: some(cluster.node),
             cluster: some(cluster.cluster),
         }
+    }
+}
+
+impl From<v1::Image> for Image {
+    fn from(image: v1::Image) -> Self {
+        Self { name: image.name, digest: image.digest, media_type: image.media_type }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The control API, served on a unix socket to the node's own user and to root.
 
 mod cluster;
+mod images;
 mod names;
 mod socket;
 mod streams;
@@ -208,6 +209,20 @@ impl Control for Api {
         request: Request<v1::CreateGoldenTicketRequest>,
     ) -> Result<Response<v1::CreateGoldenTicketResponse>, Status> {
         Ok(Response::new(cluster::golden_ticket(&self.shared, request.into_inner()).await?))
+    }
+
+    async fn images(
+        &self,
+        request: Request<v1::ImagesRequest>,
+    ) -> Result<Response<v1::ImagesResponse>, Status> {
+        Ok(Response::new(images::list(&self.shared, &request.into_inner()).await?))
+    }
+
+    async fn import_images(
+        &self,
+        request: Request<v1::ImportImagesRequest>,
+    ) -> Result<Response<v1::ImagesResponse>, Status> {
+        Ok(Response::new(images::import(&self.shared, &request.into_inner()).await?))
     }
 }
 

@@ -7,3 +7,4 @@ mod directory;
 mod faults;
 mod hostile;
 mod retold;
+mod single;

@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use testbed::{Port, Scratch, free_port, tools};
 
-use crate::harness::Noded;
+use crate::harness::{Noded, failed};
 
 /// A configuration with an etcd on ports of its own, which stay reserved with the result.
 fn etcd_config() -> (String, [Port; 2]) {
@@ -133,6 +133,16 @@ fn images_from_files_are_there_when_their_import_is_done() {
     let listed =
         testbed::output(ctr.arg("-a").arg(socket).args(["-n", "k8s.io", "images", "ls", "-q"])).unwrap();
     assert_eq!(listed.trim(), testbed::BUSYBOX_IMAGE);
+    let same = noded.ask_json(&["images"]);
+    assert_eq!(same[0]["name"], testbed::BUSYBOX_IMAGE, "{same}");
+    let archive = images.path().join("k8s.io/busybox.tar");
+    let import = ["images", "--namespace=mine", "--import", archive.to_str().unwrap()];
+    assert_eq!(noded.ask_json(&import)[0]["digest"], same[0]["digest"]);
+    assert_eq!(noded.ask_json(&["images", "--namespace=mine"]).as_array().map(Vec::len), Some(1));
+    let bad = images.path().join("k8s.io/bad.tar");
+    let (said, code) =
+        failed(&noded.nodectl(&["images", "--namespace=mine", "--import", bad.to_str().unwrap()]));
+    assert!(said.contains("bad.tar") && said.contains("it ends too early") && code == Some(1), "{said}");
     let log = noded.ask(&["logs", "root.containerd.preseed"]);
     assert!(log.contains("preseeded busybox.tar into k8s.io: localhost/busybox:1"), "{log}");
     assert!(log.contains("bad.tar: it ends too early"), "the bad one is told: {log}");
