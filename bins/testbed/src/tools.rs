@@ -72,9 +72,12 @@ pub const FLOCK: Tool = Tool { name: "flock", package: "util-linux" };
 pub const MOUNT: Tool = Tool { name: "mount", package: "mount" };
 /// Its counterpart.
 pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
+/// Makes network namespaces, and links between them.
+pub const IP: Tool = Tool { name: "ip", package: "iproute2" };
 
 /// Everything that the workspace's tests, benches and demo run.
-pub const ALL: [Tool; 29] = [
+pub const ALL: [Tool; 30] = [
+    IP,
     ETCD,
     ETCDCTL,
     CONTAINERD,
