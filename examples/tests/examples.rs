@@ -120,3 +120,17 @@ fn own_consensus_runs_and_conforms() {
     let pieces = ["a member called own-1", "it conforms, and its calls were counted: true"];
     assert_in_order(&printed("own_consensus"), &pieces);
 }
+
+#[test]
+fn custom_node_founds_a_cluster_and_goes_back_to_it() {
+    let pieces = [
+        "first boot",
+        "storage: a new volume",
+        "cluster: New → CreatingCluster → Running",
+        "second boot",
+        "storage: the volume that is there",
+        "cluster: New → Restarting → Running",
+        "service: boot 2",
+    ];
+    assert_in_order(&printed("custom_node"), &pieces);
+}
