@@ -98,6 +98,10 @@ async fn main() -> anyhow::Result<()> {
                 Err::<(), Failure>(ctx.cancelled().await.into())
             }
         });
+        let mut tree = supervisor.watch();
+        while supervisor.snapshot().iter().any(|node| node.state != nodekeel_supervisor::State::Ready) {
+            tree.changed().await?;
+        }
         let place = cluster.wait_finished().await?;
         let way: Vec<_> = cluster.history().iter().map(ToString::to_string).collect();
         println!(
@@ -105,10 +109,6 @@ async fn main() -> anyhow::Result<()> {
             way.join(" → "),
             place.node.as_str().len() > 32
         );
-        let mut tree = supervisor.watch();
-        while supervisor.snapshot().iter().any(|node| node.state != nodekeel_supervisor::State::Ready) {
-            tree.changed().await?;
-        }
         supervisor.shutdown().await;
     }
     Ok(())

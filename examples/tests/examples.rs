@@ -126,11 +126,12 @@ fn custom_node_founds_a_cluster_and_goes_back_to_it() {
     let pieces = [
         "first boot",
         "storage: a new volume",
+        "service: boot 1",
         "cluster: New → CreatingCluster → Running",
         "second boot",
         "storage: the volume that is there",
-        "cluster: New → Restarting → Running",
         "service: boot 2",
+        "cluster: New → Restarting → Running",
     ];
     assert_in_order(&printed("custom_node"), &pieces);
 }
