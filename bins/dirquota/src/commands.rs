@@ -118,7 +118,8 @@ pub(crate) fn clear(path: &Path, recursive: bool, out: &mut Out) -> Result<(), F
 }
 
 pub(crate) fn release(mount: &Path, out: &mut Out) -> Result<(), Failure> {
-    let released = quotas(mount)?.release_unused(&[]).map_err(Failure::act("release the projects of", mount))?;
+    let released =
+        quotas(mount)?.release_unused(&[]).map_err(Failure::act("release the projects of", mount))?;
     let projects: Vec<u32> = released.into_iter().map(|project| project.get()).collect();
     if out.json {
         return Ok(out.json(&Released { projects })?);
