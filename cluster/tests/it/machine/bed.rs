@@ -137,3 +137,11 @@ pub(crate) fn ip(address: &str) -> IpAddr {
 pub(crate) fn said(error: impl Into<Failure>) -> String {
     error.into().to_string()
 }
+
+/// A cluster of one that makes tickets.
+pub(crate) async fn founder(net: &MemoryNet) -> (Bed, Life) {
+    let mut bed = Bed::on(net, "192.0.2.1");
+    bed.settings.golden_tickets = true;
+    let (life, _) = bed.runs().await;
+    (bed, life)
+}

@@ -8,7 +8,7 @@ use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
 use nodekeel_cluster::machine::{Kind, Reason, State, StepError, TicketAccessError, Unavailable};
 use nodekeel_cluster::network::StaticNetwork;
 
-use super::bed::{Bed, SOON, at, ip, said};
+use super::bed::{Bed, SOON, at, founder, ip, said};
 
 #[tokio::test]
 async fn a_machine_without_anything_founds_a_cluster_and_knows_itself_in_it() {
@@ -91,9 +91,7 @@ async fn a_machine_with_a_ticket_joins_and_needs_it_no_more() {
 #[tokio::test]
 async fn a_ticket_for_another_address_is_refused_and_nothing_is_begun_with_it() {
     let net = MemoryNet::new();
-    let mut first = Bed::on(&net, "192.0.2.1");
-    first.settings.golden_tickets = true;
-    let (founder, _) = first.runs().await;
+    let (_first, founder) = founder(&net).await;
     let tickets = founder.cluster.golden_tickets().expect("they are enabled");
     let url = PeerUrl::new(ip("192.0.2.2"), PEER_PORT);
     let ticket = tickets.issue(&url).await.expect("it is made");

@@ -8,4 +8,4 @@ mod flows;
 mod kills;
 mod refusals;
 
-pub(crate) use bed::{Bed, Life, ip, said};
+pub(crate) use bed::{Bed, founder, ip, said};

@@ -7,7 +7,7 @@ use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
 use nodekeel_cluster::machine::{Reason, StepError, forget};
 use nodekeel_localstorage::volume::{Contents, Erase, VolumeError};
 
-use super::bed::{Bed, ip, said};
+use super::bed::{Bed, founder, ip, said};
 
 /// Why a step failed.
 fn step_error(reason: &Reason) -> &StepError {
@@ -115,9 +115,7 @@ async fn lost_or_foreign_credentials_are_told_and_none_are_made_in_their_place()
 #[tokio::test]
 async fn a_node_that_began_one_way_does_not_go_another() {
     let net = MemoryNet::new();
-    let mut first = Bed::on(&net, "192.0.2.1");
-    first.settings.golden_tickets = true;
-    let (founder, _) = first.runs().await;
+    let (_first, founder) = founder(&net).await;
     let tickets = founder.cluster.golden_tickets().expect("they are enabled");
     let url = PeerUrl::new(ip("192.0.2.2"), PEER_PORT);
     let ticket = tickets.issue(&url).await.expect("it is made");

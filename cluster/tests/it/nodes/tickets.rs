@@ -8,7 +8,7 @@ use nodekeel_localstorage::pki::{PrivateKey, Template};
 use prost::Message as _;
 
 use super::{parts, ticket};
-use crate::machine::{Bed, ip};
+use crate::machine::{founder, ip};
 
 /// The message of 2020, as another program would write it.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -152,14 +152,6 @@ fn a_ticket_of_parts_is_checked_as_one_that_is_read() {
     wrong.node_key = PrivateKey::generate().expect("a key");
     wrong.node_certificate = Template::default().self_sign(&wrong.node_key).expect("a certificate");
     assert!(matches!(GoldenTicket::try_new(wrong), Err(TicketError::OtherName { .. })));
-}
-
-/// A cluster of one that makes tickets.
-async fn founder(net: &MemoryNet) -> (Bed, crate::machine::Life) {
-    let mut bed = Bed::on(net, "192.0.2.1");
-    bed.settings.golden_tickets = true;
-    let (life, _) = bed.runs().await;
-    (bed, life)
 }
 
 fn url(address: &str) -> PeerUrl {
