@@ -19,6 +19,7 @@ mod etcd;
 mod exit;
 mod kube;
 mod port;
+mod program;
 mod scratch;
 mod table;
 mod wait;
@@ -41,6 +42,7 @@ pub use kube::{
     Programs, User, Watch,
 };
 pub use port::{Port, free_port};
+pub use program::{copy_program, write_program};
 pub use scratch::Scratch;
 pub use table::Table;
 pub use wait::wait_until;

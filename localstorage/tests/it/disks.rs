@@ -64,12 +64,9 @@ impl Bench {
 
     /// A program in the place of mkfs.xfs.
     fn script(&self, script: &str) -> PathBuf {
-        let path = |name| self.temporary.path().join(name);
-        fs::write(path("mkfs.text"), script).unwrap();
-        // A child that another test starts may hold what this process writes; nothing busy could be executed.
-        assert!(Command::new("cp").args([path("mkfs.text"), path("mkfs")]).status().unwrap().success());
-        fs::set_permissions(path("mkfs"), fs::Permissions::from_mode(0o755)).unwrap();
-        path("mkfs")
+        let path = self.temporary.path().join("mkfs");
+        testbed::write_program(&path, script).unwrap();
+        path
     }
 }
 

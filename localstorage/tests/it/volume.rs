@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _};
@@ -45,11 +44,7 @@ impl Bench {
     }
 
     fn mkfs(&self, script: &str) {
-        fs::write(self.path("mkfs.text"), script).unwrap();
-        // A child that another test starts may hold what this process writes; nothing busy could be executed.
-        let copied =
-            Command::new("install").arg("-m755").args([self.path("mkfs.text"), self.path("mkfs")]).status();
-        assert!(copied.unwrap().success());
+        testbed::write_program(&self.path("mkfs"), script).unwrap();
     }
 
     fn volume(&self) -> Plain {

@@ -26,7 +26,7 @@ async fn what_cannot_be_executed_says_who_why_and_what_to_do() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = |name: &str, text: &str, mode| {
         let path = dir.path().join(name);
-        fs::write(&path, text).expect("it is written");
+        testbed::write_program(&path, text).expect("it is written");
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("it is set");
         path
     };
@@ -140,7 +140,7 @@ async fn it_runs_as_the_user_it_should_or_says_that_it_may_not() {
 async fn a_program_that_the_kernel_can_not_run_yet_holds_up_no_other() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("slow");
-    fs::copy("/bin/sleep", &program).expect("it is copied");
+    testbed::copy_program("/bin/sleep".as_ref(), &program).expect("it is copied");
     let script = r#"$SIG{IO} = 'IGNORE'; my ($setlease, $exclusive) = (1024, 1); open(my $file, "+<", $ARGV[0]) or die;
         fcntl($file, $setlease, $exclusive) or die "lease: $!"; $| = 1; print "up\n"; <STDIN>; "#;
     let (reader, writer) = std::io::pipe().expect("a pipe");

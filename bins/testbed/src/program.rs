@@ -1,0 +1,69 @@
+//! Programs that a test makes and then executes.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Makes a file of `text` that may be executed, mode 0755, with all that is in its way gone: a script by its `#!` line.
+///
+/// Another program writes it. The kernel executes no file that somebody has open for writing (`ETXTBSY`), and what a
+/// test process writes itself is open, too, in each child that another of its threads forks meanwhile, until that
+/// child's exec.
+///
+/// # Errors
+/// When it can't be written.
+pub fn write_program(path: &Path, text: &str) -> Result<()> {
+    let place = || format!("make the program {}", path.display());
+    let mut install = Command::new("install");
+    install.args(["-m755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
+    let mut child = install.spawn().with_context(place)?;
+    // Taken, so that it is closed when all is written.
+    let written =
+        child.stdin.take().context("no pipe").and_then(|mut pipe| Ok(pipe.write_all(text.as_bytes())?));
+    let status = child.wait().with_context(place)?;
+    written.with_context(place)?;
+    ensure!(status.success(), "{}: install ended with {status}", place());
+    Ok(())
+}
+
+/// Copies a program as [`write_program`] makes one.
+///
+/// # Errors
+/// When it can't be copied.
+pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
+    let place = || format!("copy the program {} to {}", from.display(), to.display());
+    let status = Command::new("install").arg("-m755").args([from, to]).status().with_context(place)?;
+    ensure!(status.success(), "{}: install ended with {status}", place());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_can_be_executed_while_other_threads_fork() {
+        let directory = tempfile::tempdir().unwrap();
+        let forks = || (0..100).for_each(|_| assert!(Command::new("true").status().unwrap().success()));
+        std::thread::scope(|scope| {
+            scope.spawn(forks);
+            scope.spawn(forks);
+            for number in 0..30 {
+                let (first, second) = (directory.path().join("first"), directory.path().join("second"));
+                write_program(&first, &format!("#!/bin/sh\nexit {number}\n")).unwrap();
+                copy_program(&first, &second).unwrap();
+                for program in [first, second] {
+                    assert_eq!(Command::new(program).status().unwrap().code(), Some(number));
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_told_with_its_path() {
+        let error = write_program(Path::new("/proc/none/program"), "").unwrap_err();
+        assert!(error.to_string().contains("/proc/none/program"), "{error}");
+    }
+}
