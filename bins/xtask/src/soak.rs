@@ -74,6 +74,8 @@ const VOLUMES: Soak = Soak {
     count: ("NODEKEEL_VOLUME_KILLS", "34"),
 };
 const WITHIN: Duration = Duration::from_secs(3600);
+/// For each file system: three to ten times what it takes.
+const STORAGE_WITHIN: Duration = Duration::from_secs(1800);
 
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
@@ -102,7 +104,7 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
         test::process_rounds(PROCESS.1, WITHIN, &mut report)?;
     }
     if is_chosen(STORAGE.name) {
-        counted::run(STORAGE.filter, STORAGE.count, WITHIN, &mut report)?;
+        counted::run(STORAGE.filter, STORAGE.count, STORAGE_WITHIN, &mut report)?;
     }
     Ok(report.finish())
 }

@@ -1,7 +1,7 @@
 //! What the tests share.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use nodekeel_localstorage::Dir;
@@ -10,8 +10,27 @@ use tempfile::TempDir;
 /// What a program of its own is to do.
 const TASK: &str = "NODEKEEL_LOCALSTORAGE_TASK";
 
+/// In memory where that can be: a process that is killed loses nothing that the kernel has, so a disk would only take
+/// longer. The tests in the guest use disks.
+pub(crate) fn base() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    match tempfile::tempdir_in(&memory) {
+        Ok(_) => memory,
+        Err(_) => std::env::temp_dir(),
+    }
+}
+
 pub(crate) fn scratch() -> (TempDir, Dir) {
-    let temporary = tempfile::tempdir().expect("a directory");
+    scratch_in(&base())
+}
+
+/// For what older kernels have on disks alone.
+pub(crate) fn scratch_on_disk() -> (TempDir, Dir) {
+    scratch_in(&std::env::temp_dir())
+}
+
+fn scratch_in(base: &Path) -> (TempDir, Dir) {
+    let temporary = tempfile::tempdir_in(base).expect("a directory");
     let dir = Dir::open(temporary.path()).expect("it opens");
     (temporary, dir)
 }

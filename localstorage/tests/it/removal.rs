@@ -10,7 +10,7 @@ use nodekeel_localstorage::{Dir, Mode};
 use rustix::fs::{IFlags, Mode as RawMode, OFlags, ioctl_getflags, ioctl_setflags, mkdirat, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::bed::{alone, raw_names, scratch};
+use crate::bed::{alone, raw_names, scratch, scratch_on_disk};
 
 /// A directory so far below that no path reaches it, with a file in every tenth of those on the way.
 fn deep(dir: &Dir, levels: usize) {
@@ -86,7 +86,7 @@ fn a_removal_that_was_stopped_goes_on() {
 #[test]
 fn links_are_removed_and_what_they_point_to_stays() {
     let (temporary, dir) = scratch();
-    let outside = tempfile::tempdir().expect("a directory");
+    let (outside, _) = scratch();
     fs::create_dir(outside.path().join("dir")).expect("it is made");
     fs::write(outside.path().join("dir/file"), "kept").expect("it is written");
     let tree = dir.ensure_dir("tree/below", Mode::PRIVATE_DIR).expect("it is made");
@@ -118,7 +118,7 @@ fn mark(path: &Path, marks: IFlags) {
 #[test]
 #[ignore = "needs root"]
 fn marked_files_and_directories_are_removed() {
-    let (temporary, dir) = scratch();
+    let (temporary, dir) = scratch_on_disk();
     for (name, marks) in [("immutable", IFlags::IMMUTABLE), ("append", IFlags::APPEND)] {
         let below = dir.ensure_dir(format!("tree/{name}/below"), Mode::PRIVATE_DIR).expect("it is made");
         fs::write(below.path().join("file"), "").expect("it is written");
@@ -134,7 +134,7 @@ fn marked_files_and_directories_are_removed() {
 #[test]
 #[ignore = "needs root"]
 fn the_mark_of_the_directory_that_a_tree_is_in_stays() {
-    let (_temporary, dir) = scratch();
+    let (_temporary, dir) = scratch_on_disk();
     let top = dir.ensure_dir("top", Mode::PRIVATE_DIR).expect("it is made");
     top.ensure_dir("tree/below", Mode::PRIVATE_DIR).expect("it is made");
     mark(top.path(), IFlags::APPEND);

@@ -132,12 +132,13 @@ const REMOVE: Scenario = Scenario {
     piece: usize::MAX,
     prepare: |dir| {
         write(dir, "kept", b"kept");
-        // Deeper than what is held open of it.
-        let mut path = String::from("tree");
+        // Deeper than what is held open of it. Nobody has to find it after a crash, so it is made without a sync: there are
+        // as many of them as there are calls to kill.
+        let mut path = dir.path().join("tree");
         for level in 0..36 {
-            let below = dir.ensure_dir(&path, Mode::PRIVATE_DIR).expect("it is made");
-            write(&below, "file", b"");
-            path += &format!("/{level}");
+            fs::create_dir(&path).expect("it is made");
+            fs::write(path.join("file"), "").expect("it is written");
+            path.push(level.to_string());
         }
     },
     work: |dir| Ok(dir.remove_tree("tree").map(drop)?),
