@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use nodekeel_logtree::source::{Fifo, FifoError};
-use nodekeel_logtree::{Dn, Journal, Message, WriterOptions, parse};
+use nodekeel_logtree::{Dn, Journal, Level, Message, WriterOptions, parse};
 use nodekeel_supervisor::{Context, Failure, Runnable};
 
 /// Reads a FIFO into the journal, at the name that the runnable has in the tree. Lines of runsc and of its shim become
@@ -33,9 +33,15 @@ pub fn runsc_log(journal: Journal, fifo: PathBuf) -> impl Runnable {
     }
 }
 
-/// runsc writes as glog does, and its shim as containerd does.
+/// runsc writes as glog does, with a severity more, and its shim as containerd does.
+///
+/// *Source:* gVisor's pkg/log/glog.go.
 fn line(line: &str, now: SystemTime) -> Option<Message> {
-    parse::klog(line, now).or_else(|| parse::logfmt(line, now))
+    let debug = || {
+        let message = parse::klog(&format!("I{}", line.strip_prefix('D')?), now)?;
+        Some(Message { level: Level::Debug, ..message })
+    };
+    parse::klog(line, now).or_else(debug).or_else(|| parse::logfmt(line, now))
 }
 
 /// Opens the FIFO, which is made where it is not there.
@@ -58,13 +64,15 @@ fn is_file(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nodekeel_logtree::Level;
 
     #[test]
     fn lines_of_runsc_and_of_its_shim_are_understood() {
         let now = SystemTime::now();
         let own = line("W1121 18:01:02.123456   12345 boot.go:52] sandbox started", now).expect("glog");
         assert_eq!((own.level, own.text.as_str()), (Level::Warn, "sandbox started"));
+        let debug = line("D1121 18:01:02.123456       1 loader.go:9] args", now).expect("glog");
+        assert_eq!((debug.level, debug.line, debug.text.as_str()), (Level::Debug, 9, "args"));
+        assert!(line("Debugging is on", now).is_none());
         let shims =
             line(r#"time="2026-11-21T11:26:16.7Z" level=info msg="shim ready""#, now).expect("logfmt");
         assert_eq!(shims.text, "shim ready");

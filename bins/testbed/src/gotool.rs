@@ -99,6 +99,21 @@ pub const CONTAINERD: GoTools = GoTools {
     ldflags: "-X github.com/containerd/containerd/v2/version.Version=v2.4.2",
 };
 
+/// gVisor, and the shim by which containerd runs it. It has no releases as a module: the version is a day's.
+pub const GVISOR: GoTools = GoTools {
+    name: "gvisor",
+    version: "0.0.0-20260905035102",
+    programs: &[
+        program("runsc", "gvisor.dev/gvisor/runsc"),
+        program("containerd-shim-runsc-v1", "gvisor.dev/gvisor/shim"),
+    ],
+    first_build: "1 minute",
+    go_mod: include_str!("../tools/gvisor/go.mod"),
+    go_sum: include_str!("../tools/gvisor/go.sum"),
+    tags: "",
+    ldflags: "",
+};
+
 /// The conformance tests of CSI drivers.
 pub const CSI_SANITY: GoTools = GoTools {
     name: "csi-sanity",
@@ -112,7 +127,7 @@ pub const CSI_SANITY: GoTools = GoTools {
 };
 
 /// Everything that is built so.
-pub const ALL: [GoTools; 4] = [ETCD, KUBERNETES, CONTAINERD, CSI_SANITY];
+pub const ALL: [GoTools; 5] = [ETCD, KUBERNETES, CONTAINERD, GVISOR, CSI_SANITY];
 
 impl GoTools {
     /// The directory with the programs, which are built first where they are not there yet. Progress goes to standard

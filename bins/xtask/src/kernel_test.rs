@@ -133,6 +133,15 @@ pub(crate) fn guest(need: Need) -> Result<guest::Builder> {
     if need.csi_sanity {
         builder = builder.file("/usr/bin/csi-sanity", gotool::CSI_SANITY.program("csi-sanity")?);
     }
+    if need.gvisor {
+        for tools in [gotool::CONTAINERD, gotool::GVISOR] {
+            let directory = tools.directory()?;
+            for program in tools.programs {
+                builder =
+                    builder.file(Path::new("/usr/bin").join(program.file), directory.join(program.file));
+            }
+        }
+    }
     Ok(if need.network { builder.network() } else { builder })
 }
 

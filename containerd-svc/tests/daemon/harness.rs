@@ -7,11 +7,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use nodekeel_containerd_svc::testing::{Archive, Shape};
 use nodekeel_containerd_svc::{Containerd, ContainerdImages, Namespace, Place, Preseed};
 use nodekeel_logtree::{Journal, Query, WriterOptions, render};
 use nodekeel_supervisor::{
     Backoff, Context, Failure, Origin, Policy, RunFuture, Runnable, State, Supervisor,
 };
+use testbed::guest::inside;
 use testbed::{Scratch, gotool, tools};
 
 /// Which containerd.
@@ -31,12 +33,16 @@ impl Release {
     pub(crate) fn programs(self) -> PathBuf {
         match self {
             Self::Debian => tools::find(tools::CONTAINERD).unwrap().parent().unwrap().to_owned(),
+            Self::Newest if inside::is_inside() => PathBuf::from("/usr/bin"),
             Self::Newest => gotool::CONTAINERD.directory().unwrap(),
         }
     }
 
     /// The `PATH` in which it finds its shim and runc.
     pub(crate) fn path(self) -> String {
+        if inside::is_inside() {
+            return self.programs().display().to_string();
+        }
         let runc = tools::find(tools::RUNC).unwrap();
         format!("{}:{}", self.programs().display(), runc.parent().unwrap().display())
     }
@@ -191,13 +197,27 @@ pub(crate) fn unique() -> String {
 
 /// A static busybox as a layer, which prints and sleeps.
 pub(crate) fn busybox_layer() -> Vec<u8> {
-    let busybox = fs::read(tools::find(tools::BUSYBOX).unwrap()).unwrap();
+    layer(&[("bin/busybox", &fs::read(tools::find(tools::BUSYBOX).unwrap()).unwrap())])
+}
+
+/// Programs as a layer.
+fn layer(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_ustar();
-    header.set_mode(0o755);
-    header.set_size(busybox.len() as u64);
-    tar.append_data(&mut header, Path::new("bin/busybox"), busybox.as_slice()).unwrap();
+    for (path, content) in files {
+        let mut header = tar::Header::new_ustar();
+        header.set_mode(0o755);
+        header.set_size(content.len() as u64);
+        tar.append_data(&mut header, path, *content).unwrap();
+    }
     tar.into_inner().unwrap()
+}
+
+/// The image [`IMAGE`](crate::cri::IMAGE), which a pod can live in, since it waits by itself.
+pub(crate) fn pod_image() -> Archive {
+    let busybox = fs::read(tools::find(tools::BUSYBOX).unwrap()).unwrap();
+    let entry = b"#!/bin/busybox sh\nexec /bin/busybox sleep 100000\n";
+    let layer = layer(&[("bin/busybox", &busybox), ("entry", entry)]);
+    Archive::new(Shape::Layout).image(&[crate::cri::IMAGE], &layer)
 }
 
 /// A layer of so many bytes that no compression makes small.

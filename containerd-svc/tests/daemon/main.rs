@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod archives;
+mod cri;
+mod gvisor;
 mod harness;
 mod images;
 mod killed;

@@ -13,17 +13,27 @@ pub(crate) struct Need {
     pub(crate) network: bool,
     /// The conformance tests of the CSI.
     pub(crate) csi_sanity: bool,
+    /// gVisor, and a containerd that runs it.
+    pub(crate) gvisor: bool,
 }
 
 impl Default for Need {
     fn default() -> Self {
-        Self { disks: 0, disk_size: 0, memory: 1 << 30, cpus: 2, network: false, csi_sanity: false }
+        Self {
+            disks: 0,
+            disk_size: 0,
+            memory: 1 << 30,
+            cpus: 2,
+            network: false,
+            csi_sanity: false,
+            gvisor: false,
+        }
     }
 }
 
 impl Need {
     /// Reads `kernel`, or `kernel with` and what it must have, separated by commas or `and`: `2 disks of 1 GiB`,
-    /// `a disk of 512 MiB`, `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`. Who runs there is root anyway:
+    /// `a disk of 512 MiB`, `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`, `gvisor`. Who runs there is root anyway:
     /// `root` says nothing more.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let unknown = || format!("needs {text:?}, which this command doesn't know");
@@ -42,6 +52,7 @@ impl Need {
         match item {
             "network" | "a network" => self.network = true,
             "csi-sanity" => self.csi_sanity = true,
+            "gvisor" => self.gvisor = true,
             "root" => {}
             _ => {
                 let (count, what) = item.split_once(' ').ok_or_else(unknown)?;
@@ -70,6 +81,7 @@ impl Need {
             cpus: self.cpus.max(other.cpus),
             network: self.network || other.network,
             csi_sanity: self.csi_sanity || other.csi_sanity,
+            gvisor: self.gvisor || other.gvisor,
         }
     }
 }
@@ -99,6 +111,7 @@ mod tests {
         let need = Need::parse("kernel with a disk of 512 MiB and 4 processors").unwrap();
         assert_eq!((need.disks, need.disk_size, need.cpus), (1, 512 << 20, 4));
         assert!(Need::parse("kernel with csi-sanity").unwrap().csi_sanity);
+        assert!(Need::parse("kernel with gvisor and 2 GiB of memory").unwrap().gvisor);
     }
 
     #[test]
