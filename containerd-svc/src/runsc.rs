@@ -5,30 +5,50 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use nodekeel_logtree::source::{Fifo, FifoError};
-use nodekeel_logtree::{Dn, Journal, Level, Message, WriterOptions, parse};
+use nodekeel_logtree::{Dn, Journal, Level, LineWriter, Message, WriterOptions, parse};
 use nodekeel_supervisor::{Context, Failure, Runnable};
 
 /// Reads a FIFO into the journal, at the name that the runnable has in the tree. Lines of runsc and of its shim become
 /// leveled entries.
 ///
 /// Nothing wakes it up but a line. Something else in the FIFO's place is replaced by one where it is a regular file (a
-/// writer that came first has made it), and is an error otherwise.
+/// writer that came first has made it), and is an error otherwise. Where the FIFO is removed it is made again, and those
+/// who have the old one open are read until they are gone.
 pub fn runsc_log(journal: Journal, fifo: PathBuf) -> impl Runnable {
     move |ctx: Context| {
-        let (journal, fifo) = (journal.clone(), fifo.clone());
+        let (journal, path) = (journal.clone(), fifo.clone());
         async move {
-            let mut fifo = open(&fifo)?;
             let dn: Dn = ctx.dn().parse()?;
-            let options = WriterOptions::new("fifo").generation(ctx.generation()).parser(line);
-            let mut writer = journal.writer(&dn, options);
+            let writer =
+                || journal.writer(&dn, WriterOptions::new("fifo").generation(ctx.generation()).parser(line));
+            let mut fifo = open(&path)?;
             ctx.ready()?;
-            tokio::select! {
-                biased;
-                cancelled = ctx.cancelled() => Err(Failure::from(cancelled)),
-                ended = fifo.pump(&mut writer) => match ended {
-                    Err(error) => Err(error.into()),
-                },
+            loop {
+                let mut lines = writer();
+                let removed = fifo.removed()?;
+                tokio::select! {
+                    biased;
+                    cancelled = ctx.cancelled() => return Err(Failure::from(cancelled)),
+                    ended = fifo.pump(&mut lines) => match ended {
+                        Err(error) => return Err(error.into()),
+                    },
+                    removed = removed => removed?,
+                }
+                tracing::warn!("{} was removed; it is made again", path.display());
+                let old = std::mem::replace(&mut fifo, open(&path)?);
+                ctx.spawn(rest(ctx.clone(), old, lines))?;
             }
+        }
+    }
+}
+
+/// What those write who have a FIFO open that has no name any more.
+async fn rest(ctx: Context, fifo: Fifo, mut lines: LineWriter) {
+    tokio::select! {
+        biased;
+        _ = ctx.cancelled() => {}
+        drained = fifo.drain(&mut lines) => if let Err(error) = drained {
+            tracing::warn!("what is written into a fifo that was removed can't be read: {error}");
         }
     }
 }

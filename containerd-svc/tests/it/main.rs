@@ -7,4 +7,5 @@ mod directory;
 mod faults;
 mod hostile;
 mod retold;
+mod runsc;
 mod single;

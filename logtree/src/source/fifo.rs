@@ -1,21 +1,28 @@
 //! A FIFO others write their log to.
 
 use std::convert::Infallible;
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::task::coop::consume_budget;
 
 use crate::LineWriter;
+use crate::sys::watch;
 
 /// The most a FIFO holds by default.
 const BUFFER: usize = 64 << 10;
+
+/// What takes some events of inotify, of which only that they came is of interest.
+const EVENTS: usize = 4 << 10;
 
 /// A FIFO in the file system that is read for as long as this exists.
 ///
@@ -23,6 +30,7 @@ const BUFFER: usize = 64 << 10;
 /// reader to come. Two writers at once may mix their lines, and one that dies within a line leaves its beginning to the next.
 #[derive(Debug)]
 pub struct Fifo {
+    path: PathBuf,
     receiver: pipe::Receiver,
 }
 
@@ -81,7 +89,7 @@ impl Fifo {
             .read_write(true)
             .open_receiver(path)
             .map_err(|source| FifoError::Open { path: owned(), source })?;
-        Ok(Fifo { receiver })
+        Ok(Fifo { path: owned(), receiver })
     }
 
     /// Copies what comes into a writer, until the future is dropped.
@@ -92,16 +100,71 @@ impl Fifo {
     /// # Cancel safety
     /// What was read has been written: nothing is lost if the future is dropped, and another may go on.
     pub async fn pump(&mut self, to: &mut LineWriter) -> io::Result<Infallible> {
-        let mut buffer = vec![0; BUFFER];
         loop {
-            // A flood must not keep the other tasks of this thread from running.
-            consume_budget().await;
-            self.receiver.readable().await?;
-            match self.receiver.try_read(&mut buffer) {
-                Ok(length) => to.write_all(&buffer[..length])?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+            copy(&self.receiver, to).await?;
+        }
+    }
+
+    /// Watches the name; what is returned resolves once it no longer leads here, since it was removed, renamed or taken
+    /// by another file. Whoever has this FIFO open still writes here then, and whoever comes later does not.
+    ///
+    /// It also resolves where that was so before the call. What becomes of the directories above is not noticed.
+    ///
+    /// # Errors
+    /// When the kernel gives no watch: a user has 128 of them by default; or from the future, when it tells nothing more.
+    ///
+    /// *Source:* inotify(7).
+    pub fn removed(&self) -> io::Result<impl Future<Output = io::Result<()>> + Send + use<>> {
+        let here = self.here();
+        let number = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let own = number(fs::metadata(&here)?);
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        // A name that goes changes the count of names, which is an attribute.
+        inotify.add_watch(&here, AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_MOVE_SELF)?;
+        let events = watch(File::from(OwnedFd::from(inotify)))?;
+        let path = self.path.clone();
+        Ok(async move {
+            let mut buffer = [0; EVENTS];
+            while fs::symlink_metadata(&path).is_ok_and(|metadata| number(metadata) == own) {
+                events.async_io(Interest::READABLE, |mut events| events.read(&mut buffer)).await?;
             }
+            Ok(())
+        })
+    }
+
+    /// Copies what comes into a writer until nobody has the FIFO open for writing any more: the end of one whose name is
+    /// gone.
+    ///
+    /// # Errors
+    /// When it can't be opened again, or reading fails; neither is known to happen.
+    ///
+    /// # Cancel safety
+    /// What was read has been written; the FIFO is closed.
+    pub async fn drain(self, to: &mut LineWriter) -> io::Result<()> {
+        // This one is a writer itself.
+        let receiver = pipe::OpenOptions::new().open_receiver(self.here())?;
+        drop(self);
+        copy(&receiver, to).await
+    }
+
+    /// Where it is whatever its name leads to.
+    fn here(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.receiver.as_raw_fd()).into()
+    }
+}
+
+/// Copies to the end, which is where nobody has it open for writing.
+async fn copy(from: &pipe::Receiver, to: &mut LineWriter) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        // A flood must not keep the other tasks of this thread from running.
+        consume_budget().await;
+        from.readable().await?;
+        match from.try_read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(length) => to.write_all(&buffer[..length])?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
         }
     }
 }

@@ -67,6 +67,47 @@ async fn a_fifo_outlives_its_writers() {
 }
 
 #[tokio::test]
+async fn a_name_that_no_longer_leads_to_the_fifo_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    let other = directory.path().join("other");
+    let lose: [&dyn Fn(); 3] =
+        [&|| std::fs::remove_file(&path).unwrap(), &|| std::fs::rename(&path, &other).unwrap(), &|| {
+            std::fs::rename(&other, &path).unwrap()
+        }];
+    for (way, lose) in lose.into_iter().enumerate() {
+        let fifo = Fifo::open(&path).unwrap();
+        let mut removed = std::pin::pin!(fifo.removed().unwrap());
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o620);
+        std::fs::set_permissions(&path, mode).unwrap();
+        assert!(timeout(Duration::from_millis(20), &mut removed).await.is_err(), "it is still there: {way}");
+        lose();
+        timeout(SOON, removed).await.expect("it is noticed").unwrap();
+        timeout(SOON, fifo.removed().unwrap()).await.expect("also when it was before").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_written_into_a_fifo_without_a_name_arrives_until_its_last_writer_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    let journal = Journal::default();
+    let mut reader = journal.read(Query::new(dn("x")).follow()).unwrap();
+    let mut to = journal.writer(&dn("x"), WriterOptions::new("log"));
+    let fifo = Fifo::open(&path).unwrap();
+    let mut writer = open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let drained = tokio::spawn(async move { fifo.drain(&mut to).await });
+    for line in ["one", "two"] {
+        writer.write_all(format!("{line}\n").as_bytes()).unwrap();
+        assert_eq!(next(&mut reader).await, line);
+    }
+    assert!(!drained.is_finished());
+    drop(writer);
+    timeout(SOON, drained).await.expect("it ends").unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn nothing_but_a_fifo_is_opened() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
