@@ -39,7 +39,7 @@ const LOST: Duration = Duration::from_millis(500);
 /// is that the median is within the margin and that no stop has lost. `NODEKEEL_STOPS` says how many there are.
 async fn in_time<F: Future<Output = Took>>(takes: Takes, stop: impl Fn() -> F) {
     let _alone = ALONE.lock().await;
-    let stops = std::env::var("NODEKEEL_STOPS").ok().map_or(5, |stops| stops.parse().expect("a number"));
+    let stops = std::env::var("NODEKEEL_STOPS").ok().map_or(3, |stops| stops.parse().expect("a number"));
     let (mut late, mut all) = (Vec::new(), Vec::new());
     for _ in 0..stops {
         let Took { whole, others } = stop().await;

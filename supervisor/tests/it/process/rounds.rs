@@ -126,7 +126,7 @@ fn runtime() -> Runtime {
 }
 
 fn alone() {
-    let rounds = std::env::var("NODEKEEL_ROUNDS").ok().map_or(30, |rounds| rounds.parse().expect("a number"));
+    let rounds = std::env::var("NODEKEEL_ROUNDS").ok().map_or(10, |rounds| rounds.parse().expect("a number"));
     let runtime = runtime();
     let mut first = None;
     let mut took = Vec::new();
