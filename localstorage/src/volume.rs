@@ -15,6 +15,7 @@ mod lifecycle;
 mod marker;
 mod plain;
 pub(crate) mod probe;
+mod uuid;
 
 use std::fmt;
 use std::io;
@@ -93,8 +94,8 @@ impl fmt::Display for State {
 pub enum Erase {
     /// Nothing.
     Nothing,
-    /// This, as [`VolumeError::Occupied`] has reported it, and only if it is still there and the same: whoever says so
-    /// has seen what he gives up.
+    /// This, as [`VolumeError::Occupied`] has reported it, and only if it is still there and the same, and not on another
+    /// disk that has its name now ([`Signature::mark`]): whoever says so has seen what he gives up.
     Exactly(Contents),
 }
 

@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::VolumeError;
-use super::probe::{Contents, SECTOR, claim, claim_offset, is_claim, probe};
+use super::probe::{Contents, SECTOR, claim, claim_offset, claimed, is_claim, probe};
+use super::uuid::Uuid;
 
 /// A disk that is held open, and locked against others that keep to locks: udev doesn't probe it meanwhile.
 ///
@@ -62,13 +63,21 @@ impl Disk {
     pub(super) fn format(&self, format: &Format<'_>, given_up: &Contents) -> Result<(), VolumeError> {
         self.check_unused()?;
         // An interrupted format has left one, which also names what it was allowed to erase.
-        if *given_up != Contents::Interrupted {
-            let claim = claim(format.label, given_up);
-            self.write_sector(&claim).map_err(failed("claim", &self.path))?;
-        }
-        format.run(&self.path)?;
-        let mut sector = [0; SECTOR];
-        self.file.read_exact_at(&mut sector, self.claim_offset()).map_err(failed("read", &self.path))?;
+        let uuid = match *given_up == Contents::Interrupted {
+            true => claimed(&self.read_sector()?),
+            false => None,
+        };
+        let uuid = match uuid {
+            Some(uuid) => uuid,
+            None => {
+                let uuid = Uuid::random().map_err(|errno| failed("name", &self.path)(errno.into()))?;
+                let claim = claim(uuid, format.label, given_up);
+                self.write_sector(&claim).map_err(failed("claim", &self.path))?;
+                uuid
+            }
+        };
+        format.run(&self.path, uuid)?;
+        let sector = self.read_sector()?;
         // It lies in what mkfs.xfs leaves free; should that change one day, there is nothing to take away.
         if is_claim(&sector) {
             self.write_sector(&[0; SECTOR]).map_err(failed("release", &self.path))?;
@@ -78,6 +87,12 @@ impl Disk {
 
     fn claim_offset(&self) -> u64 {
         claim_offset(self.size)
+    }
+
+    fn read_sector(&self) -> Result<[u8; SECTOR], VolumeError> {
+        let mut sector = [0; SECTOR];
+        self.file.read_exact_at(&mut sector, self.claim_offset()).map_err(failed("read", &self.path))?;
+        Ok(sector)
     }
 
     fn write_sector(&self, sector: &[u8; SECTOR]) -> io::Result<()> {
@@ -116,10 +131,11 @@ pub(super) struct Format<'a> {
 
 impl Format<'_> {
     /// Runs mkfs.xfs, without a shell.
-    fn run(&self, disk: &Path) -> Result<(), VolumeError> {
+    fn run(&self, disk: &Path, uuid: Uuid) -> Result<(), VolumeError> {
         // -K: what lies on the disk is not discarded first, which takes minutes on some and fails on others.
         let mut command = Command::new(self.mkfs);
-        command.args(["-q", "-K", "-L", self.label]).args(self.force.then_some("-f")).arg("--").arg(disk);
+        command.args(["-q", "-K", "-L", self.label, "-m"]).arg(format!("uuid={uuid}"));
+        command.args(self.force.then_some("-f")).arg("--").arg(disk);
         command.env("LC_ALL", "C").stdin(Stdio::null());
         let wrong = |source, stderr| VolumeError::Format { path: disk.to_owned(), stderr, source };
         let output = command.output().map_err(|source| wrong(source, String::new()))?;

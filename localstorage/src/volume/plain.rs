@@ -27,7 +27,8 @@ const LABEL_MAX: usize = 12;
 ///
 /// The claim is one sector near the end of the disk, synced before the format begins: no other record is needed, and the
 /// disk may be moved to another machine halfway. With [`Erase::Exactly`], what was there is given up from the claim on,
-/// which names it; what somebody else has put on the disk since is not covered by it.
+/// which names it, and so the file system that is to come, by their [marks](super::Signature::mark); what somebody else has
+/// put on the disk since is not covered by it, also where it is of the same kind.
 #[derive(Debug)]
 pub struct Plain {
     device: PathBuf,

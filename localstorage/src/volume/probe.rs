@@ -4,11 +4,16 @@ use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::iter;
 
+use super::uuid::Uuid;
+
 /// How much of either end is looked at. Every signature in the table lies within.
 const WINDOW: u64 = 1 << 20;
 
 /// Bytes at the start in which anything but zero counts as somebody's data.
 const QUIET: usize = 64 << 10;
+
+/// How much around a signature tells it from another of its kind: superblocks and headers have their UUIDs and times there.
+const BLOCK: u64 = 4096;
 
 /// Smallest disk that is considered at all; below it nothing can be formatted anyway.
 const SMALLEST: u64 = 2 * WINDOW;
@@ -23,15 +28,19 @@ const CLAIM_TEXT: &str = "nodekeel data volume, format 1: being formatted\n";
 /// A claim has one sector, which a disk writes wholly or not at all.
 pub(crate) const SECTOR: usize = 512;
 
+/// What the UUID of the file system to come stands behind, in the second line of a claim.
+const CLAIMED: &str = "as ";
+
 /// The sector that says: what lies on this disk is a format of ours that did not end.
 ///
-/// Nothing wipes it but the end of that format. So it names what was given up: whatever else is found beside it has come
-/// to the disk since, and is somebody's. A line that doesn't fit is left out, and what it names is never taken for given
-/// up.
-pub(crate) fn claim(label: &str, given_up: &Contents) -> [u8; SECTOR] {
-    let mut text = CLAIM_TEXT.to_owned();
-    let named = given_up.signatures().iter().map(|signature| given_up.line(signature));
-    for line in iter::once(label_line(label)).chain(named) {
+/// Nothing wipes it but the end of that format. So it names what was given up, and what is to come: whatever else is found
+/// beside it has come to the disk since, and is somebody's, also where it is of the same kind. A line that doesn't fit is left
+/// out, and what it names is never taken for given up.
+pub(crate) fn claim(uuid: Uuid, label: &str, given_up: &Contents) -> [u8; SECTOR] {
+    let mut text = format!("{CLAIM_TEXT}{CLAIMED}{uuid}\n");
+    let to_come = Signature { name: "xfs", offset: 0, mark: xfs_mark(&uuid.0, label.as_bytes()) };
+    for signature in iter::once(&to_come).chain(given_up.signatures()) {
+        let line = signature.line();
         if text.len() + line.len() < SECTOR {
             text.extend([&line, "\n"]);
         }
@@ -46,8 +55,16 @@ pub(crate) fn is_claim(sector: &[u8]) -> bool {
     sector.starts_with(CLAIM_TEXT.as_bytes())
 }
 
-fn label_line(label: &str) -> String {
-    format!("xfs labelled {label:?}")
+/// The UUID that a claim names.
+pub(crate) fn claimed(sector: &[u8]) -> Option<Uuid> {
+    let text = std::str::from_utf8(sector.strip_prefix(CLAIM_TEXT.as_bytes())?).ok()?;
+    text.lines().next()?.strip_prefix(CLAIMED)?.parse().ok()
+}
+
+/// What tells an XFS from every other, whatever a mount changes in it.
+fn xfs_mark(uuid: &[u8], label: &[u8]) -> u32 {
+    let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
+    crc32c::crc32c_append(crc32c::crc32c(uuid), &label[..end])
 }
 
 /// One thing found on a disk.
@@ -57,6 +74,9 @@ pub struct Signature {
     pub name: &'static str,
     /// Bytes from the start of the disk.
     pub offset: u64,
+    /// What tells it from another of its kind: a CRC-32C of the 4 KiB that it is in; of an XFS, whose superblock each mount
+    /// changes, of its UUID and its label.
+    pub mark: u32,
 }
 
 impl Signature {
@@ -65,6 +85,11 @@ impl Signature {
 
     fn is_xfs(&self) -> bool {
         self.name == "xfs" && self.offset == 0
+    }
+
+    /// How a claim names it.
+    fn line(&self) -> String {
+        format!("{self}, {:08x}", self.mark)
     }
 }
 
@@ -106,14 +131,6 @@ impl Contents {
         match self {
             Contents::Xfs { found, .. } | Contents::Occupied { found } => found,
             _ => &[],
-        }
-    }
-
-    /// How a claim names a signature of these: a file system of the kind that we make by its label.
-    fn line(&self, signature: &Signature) -> String {
-        match self {
-            Contents::Xfs { label, .. } if signature.is_xfs() => label_line(label),
-            _ => signature.to_string(),
         }
     }
 }
@@ -304,7 +321,7 @@ impl Ends {
         found.signatures().iter().all(|signature| {
             signature.name == Signature::DATA
                 || signature.is_xfs() && self.xfs_in_progress()
-                || names(found.line(signature))
+                || names(signature.line())
         })
     }
 
@@ -319,6 +336,25 @@ impl Ends {
         self.head.get(start..start.checked_add(len)?)
     }
 
+    fn signature(&self, name: &'static str, offset: u64) -> Signature {
+        let mark = match (name, offset) {
+            ("xfs", 0) => xfs_mark(&self.head[32..48], &self.head[108..120]),
+            _ => self.mark(offset),
+        };
+        Signature { name, offset, mark }
+    }
+
+    /// The sum of the 4 KiB of its window that an offset is in, without the sector that a claim takes.
+    fn mark(&self, offset: u64) -> u32 {
+        let (window, start) =
+            if offset < WINDOW { (&self.head, 0) } else { (&self.tail, self.size - WINDOW) };
+        let from = (offset - start) / BLOCK * BLOCK;
+        let claim = claim_offset(self.size)..claim_offset(self.size) + SECTOR as u64;
+        let block = (start + from..).zip(window.iter().skip(from as usize).take(BLOCK as usize));
+        let kept: Vec<u8> = block.filter(|(at, _)| !claim.contains(at)).map(|(_, byte)| *byte).collect();
+        crc32c::crc32c(&kept)
+    }
+
     /// All that is found, in the order of offsets, each once.
     fn signatures(&self) -> Vec<Signature> {
         let mut found = Vec::new();
@@ -327,7 +363,7 @@ impl Ends {
         self.raid_at_the_end(&mut found);
         self.zfs(&mut found);
         if let Some(at) = self.head[..QUIET].iter().position(|byte| *byte != 0) {
-            found.push(Signature { name: Signature::DATA, offset: at as u64 });
+            found.push(self.signature(Signature::DATA, at as u64));
         }
         // `data` sorts before names of the same offset; it is the last thing to name a disk by.
         found.sort_by_key(|signature| (signature.offset, signature.name == Signature::DATA, signature.name));
@@ -345,7 +381,7 @@ impl Ends {
                 End => (self.size - distance, self.tail_at(self.size - distance, magic.len())),
             };
             if bytes == Some(*magic) {
-                found.push(Signature { name, offset });
+                found.push(self.signature(name, offset));
             }
         }
     }
@@ -356,7 +392,7 @@ impl Ends {
             found.extend(
                 SWAP.iter()
                     .filter(|(_, magic)| bytes == Some(*magic))
-                    .map(|(name, _)| Signature { name, offset }),
+                    .map(|(name, _)| self.signature(name, offset)),
             );
         }
     }
@@ -369,7 +405,7 @@ impl Ends {
         let older = self.size / (64 << 10) * (64 << 10) - (64 << 10);
         for offset in [newer, older] {
             if self.tail_at(offset, RAID.len()) == Some(RAID) {
-                found.push(Signature { name: "linux_raid_member", offset });
+                found.push(self.signature("linux_raid_member", offset));
             }
         }
     }
@@ -384,7 +420,7 @@ impl Ends {
                 let bytes = self.head_at(*offset, 8).or_else(|| self.tail_at(*offset, 8));
                 UBERBLOCK.iter().any(|magic| bytes == Some(*magic))
             });
-            found.extend(first.map(|offset| Signature { name: "zfs_member", offset }));
+            found.extend(first.map(|offset| self.signature("zfs_member", offset)));
         }
     }
 

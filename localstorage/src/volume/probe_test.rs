@@ -19,6 +19,15 @@ fn contents(size: u64, parts: &[(u64, &[u8])]) -> Contents {
     probe(&mut disk(size, parts)).unwrap()
 }
 
+/// What was found, and where.
+fn places(contents: Contents) -> Vec<(&'static str, u64)> {
+    let Contents::Occupied { found } = contents else { panic!("{contents:?}") };
+    found.iter().map(|signature| (signature.name, signature.offset)).collect()
+}
+
+/// The UUID of the file system that a claim is about.
+const OURS: Uuid = Uuid(*b"a UUID of 16 byt");
+
 #[test]
 fn every_signature_of_the_table_is_found_alone_on_any_size_of_disk() {
     for size in [2 * MIB, 2 * MIB + 512, 3 * MIB + 4096, 5 * MIB + 1024] {
@@ -29,7 +38,8 @@ fn every_signature_of_the_table_is_found_alone_on_any_size_of_disk() {
                 Contents::Xfs { found, .. } | Contents::Occupied { found } => found,
                 other => panic!("{name} at {offset} of {size} is {other:?}"),
             };
-            assert!(found.contains(&Signature { name, offset }), "{name}: {found:?}");
+            let is_it = |it: &&Signature| (it.name, it.offset) == (*name, offset);
+            assert!(found.iter().any(|it| is_it(&it)), "{name}: {found:?}");
         }
     }
 }
@@ -50,8 +60,7 @@ fn signatures_whose_place_depends_on_the_size_are_found() {
             ("swap", 65_526, b"SWAPSPACE2"),
             ("swsuspend", 4086, b"S1SUSPEND\0"),
         ] {
-            let found = Contents::Occupied { found: vec![Signature { name, offset }] };
-            assert_eq!(contents(size, &[(offset, magic)]), found, "{size}");
+            assert_eq!(places(contents(size, &[(offset, magic)])), [(name, offset)], "{size}");
         }
     }
 }
@@ -59,8 +68,7 @@ fn signatures_whose_place_depends_on_the_size_are_found() {
 #[test]
 fn bytes_that_no_table_knows_are_data_and_not_blank() {
     for offset in [0, 511, 4096, 65_535] {
-        let found = vec![Signature { name: "data", offset }];
-        assert_eq!(contents(2 * MIB, &[(offset, b"x")]), Contents::Occupied { found });
+        assert_eq!(places(contents(2 * MIB, &[(offset, b"x")])), [("data", offset)]);
     }
     assert_eq!(contents(2 * MIB, &[(65_536, b"x")]), Contents::Blank);
 }
@@ -80,32 +88,69 @@ fn an_xfs_has_its_label_and_one_that_is_being_made_is_none() {
 fn a_claim_counts_in_its_place_and_for_what_it_names_alone() {
     for size in [2 * MIB, 3 * MIB + 512] {
         let at = claim_offset(size);
-        let ours = claim("ours", &Contents::Blank);
+        let ours = claim(OURS, "ours", &Contents::Blank);
+        assert_eq!(claimed(&ours), Some(OURS));
         let interrupted = |parts: &[(u64, &[u8])]| contents(size, parts) == Contents::Interrupted;
         assert!(interrupted(&[(at, &ours)]));
-        assert!(interrupted(&[(0, b"XFSB"), (108, b"ours"), (at, &ours)]), "complete, and not released");
+        let complete: [(u64, &[u8]); 3] = [(0, b"XFSB"), (32, &OURS.0), (108, b"ours")];
+        assert!(interrupted(&[&complete[..], &[(at, &ours)]].concat()), "complete, and not released");
         assert!(interrupted(&[(0, b"XFSB"), (126, &[1]), (at, &ours)]), "not complete");
         assert!(interrupted(&[(700, b"half"), (at, &ours)]), "nothing that is known");
-        assert!(!interrupted(&[(0, b"XFSB"), (108, b"other"), (at, &ours)]));
+        assert!(!interrupted(&[(0, b"XFSB"), (32, &OURS.0), (108, b"other"), (at, &ours)]));
+        assert!(!interrupted(&[(0, b"XFSB"), (108, b"ours"), (at, &ours)]), "somebody's, of the same label");
         assert!(!interrupted(&[(0, b"LUKS\xba\xbe"), (at, &ours)]));
         assert_eq!(contents(size, &[(at + 512, &ours)]), Contents::Blank);
         assert!(matches!(contents(size, &[(0, &ours)]), Contents::Occupied { .. }));
 
         let ext: (u64, &[u8]) = (1080, b"\x53\xef");
-        let given_up = claim("ours", &contents(size, &[ext]));
+        let given_up = claim(OURS, "ours", &contents(size, &[ext]));
         assert!(interrupted(&[ext, (at, &given_up)]));
-        assert!(interrupted(&[ext, (0, b"XFSB"), (126, &[1]), (at, &given_up)]));
         assert!(!interrupted(&[ext, (0, b"LUKS\xba\xbe"), (at, &given_up)]));
+        assert!(!interrupted(&[ext, (1128, b"another UUID"), (at, &given_up)]), "another ext");
+
+        let gpt: (u64, &[u8]) = (size - 512, b"EFI PART");
+        let given_up = claim(OURS, "ours", &contents(size, &[ext, gpt]));
+        // mkfs.xfs wipes the start before the end, and writes after that.
+        assert!(interrupted(&[ext, gpt, (at, &given_up)]) && interrupted(&[gpt, (at, &given_up)]));
+        assert!(interrupted(&[gpt, (0, b"XFSB"), (126, &[1]), (at, &given_up)]));
     }
+}
+
+#[test]
+fn a_claim_does_not_change_what_it_names() {
+    // A label of ZFS reaches into the block of the claim.
+    let size = 2 * MIB;
+    let (at, ring) = (claim_offset(size), size - (512 << 10));
+    let zfs: (u64, &[u8]) = (ring + (128 << 10), UBERBLOCK[0]);
+    let beside: (u64, &[u8]) = (at + 1024, b"beside the claim");
+    let found = contents(size, &[zfs, beside]);
+    let given_up = claim(OURS, "ours", &found);
+    assert_eq!(contents(size, &[zfs, beside, (at, &given_up)]), Contents::Interrupted);
+}
+
+#[test]
+fn what_is_of_the_same_kind_has_another_mark() {
+    let mark = |parts: &[(u64, &[u8])]| match contents(2 * MIB, parts) {
+        Contents::Xfs { found, .. } | Contents::Occupied { found } => found[0].mark,
+        other => panic!("{other:?}"),
+    };
+    let ext: (u64, &[u8]) = (1080, b"\x53\xef");
+    assert_ne!(mark(&[ext, (1128, b"one")]), mark(&[ext, (1128, b"two")]));
+    let gpt: (u64, &[u8]) = (2 * MIB - 512, b"EFI PART");
+    assert_ne!(mark(&[gpt, (2 * MIB - 456, b"one")]), mark(&[gpt, (2 * MIB - 456, b"two")]));
+    let xfs = |uuid, counters| mark(&[(0, b"XFSB"), (32, uuid), (108, b"nodekeel"), (128, counters)]);
+    assert_ne!(xfs(b"one", b""), xfs(b"two", b""));
+    assert_eq!(xfs(b"one", b"1"), xfs(b"one", b"2"), "a mount changes the superblock");
 }
 
 #[test]
 fn a_claim_that_names_too_much_covers_what_it_has_room_for() {
     let found: Vec<_> =
-        SIGNATURES.iter().map(|(name, _, offset, _)| Signature { name, offset: *offset }).collect();
-    let sector = claim("ours", &Contents::Occupied { found });
-    assert!(is_claim(&sector) && std::str::from_utf8(&sector).unwrap().contains("xfs_log at byte 0\n"));
-    assert_eq!(sector[SECTOR - 1], 0);
+        SIGNATURES.iter().map(|(name, _, offset, _)| Signature { name, offset: *offset, mark: 7 }).collect();
+    let sector = claim(OURS, "ours", &Contents::Occupied { found });
+    let text = std::str::from_utf8(&sector).unwrap();
+    assert!(is_claim(&sector) && text.contains("xfs_log at byte 0, 00000007\n"), "{text}");
+    assert_eq!(claimed(&sector), Some(OURS));
 }
 
 #[test]

@@ -24,8 +24,13 @@ struct Bench {
 
 /// What the real one leaves behind, as far as a probe sees it.
 const MKFS: &str = r#"#!/bin/sh
-for disk; do :; done
+for disk; do case "$disk" in uuid=*) uuid=$(echo "${disk#uuid=}" | tr -d -) ;; esac; done
+while [ -n "$uuid" ]; do
+    bytes="$bytes$(printf '\\%03o' "0x${uuid%"${uuid#??}"}")"
+    uuid=${uuid#??}
+done
 printf 'XFSB' | dd of="$disk" conv=notrunc status=none
+printf "$bytes" | dd of="$disk" bs=1 seek=32 conv=notrunc status=none
 printf 'nodekeel' | dd of="$disk" bs=1 seek=108 conv=notrunc status=none
 "#;
 
@@ -62,6 +67,10 @@ impl Bench {
     fn contents(&self) -> Contents {
         probe(&mut File::open(self.path("disk")).unwrap()).unwrap()
     }
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
 fn text(error: &VolumeError) -> String {
@@ -163,6 +172,44 @@ fn what_comes_to_a_disk_after_an_interrupted_format_is_its_owners() {
 }
 
 #[test]
+fn consent_to_one_disk_is_none_to_another_of_the_same_kind() {
+    // Of each kind, what differs between two of them; the names of devices change places from one boot to the next.
+    for (offset, magic, at) in
+        [(1080, &b"\x53\xef"[..], 1128), (4 * MIB - 512, b"EFI PART", 4 * MIB - 456), (0, b"XFSB", 32)]
+    {
+        let disk = |uuid: &[u8]| {
+            let bench = Bench::new();
+            bench.write(offset, magic);
+            bench.write(at, uuid);
+            bench.write(108, b"nodekeel");
+            bench
+        };
+        let (given_up, other) = (disk(b"the one"), disk(b"another"));
+        let erase = Erase::Exactly(given_up.contents());
+        let before = other.bytes();
+        // With a file on it, it is nobody's to finish either.
+        fs::write(other.path("data/letter"), "dear").unwrap();
+        let refused = other.volume().mount_new(erase.clone()).unwrap_err();
+        assert!(matches!(refused, VolumeError::Occupied { .. }), "{refused:?}");
+        assert!(before == other.bytes(), "the disk has changed");
+        given_up.volume().mount_new(erase.clone()).unwrap();
+
+        // And where a format was interrupted, it is none to what somebody has put there since.
+        let (given_up, other) = (disk(b"the one"), disk(b"another"));
+        given_up.mkfs("#!/bin/sh\nkill -9 $$\n");
+        given_up.volume().mount_new(erase.clone()).unwrap_err();
+        assert_eq!(given_up.contents(), Contents::Interrupted);
+        given_up.write(at, &other.bytes()[at as usize..at as usize + 7]);
+        given_up.mkfs(MKFS);
+        fs::write(given_up.path("data/letter"), "dear").unwrap();
+        let before = given_up.bytes();
+        let refused = given_up.volume().mount_new(erase).unwrap_err();
+        assert!(matches!(refused, VolumeError::Occupied { .. }), "{refused:?}");
+        assert!(before == given_up.bytes(), "the disk has changed");
+    }
+}
+
+#[test]
 fn a_format_that_may_erase_is_killed_before_it_does_and_goes_on() {
     for (offset, magic, label) in
         [(1080, &b"\x53\xef"[..], ""), (4 * MIB - 512, b"EFI PART", ""), (0, b"XFSB", "old")]
@@ -197,7 +244,10 @@ fn a_blank_disk_is_claimed_formatted_released_mounted_and_marked() {
     assert_eq!(seen, Contents::Interrupted);
     assert!(matches!(bench.contents(), Contents::Xfs { label, .. } if label == "nodekeel"));
     let args = fs::read_to_string(bench.path("disk.args")).unwrap();
-    assert_eq!(args, format!("-q -K -L nodekeel -- {}\n", bench.path("disk").display()));
+    let (words, disk) = args.split_once(" -- ").unwrap();
+    assert_eq!(disk.trim_end(), bench.path("disk").display().to_string());
+    let uuid = words.strip_prefix("-q -K -L nodekeel -m uuid=").unwrap();
+    assert_eq!(bench.bytes()[32..48], hex(&uuid.replace('-', "")));
     let calls = [MountCall::Mount {
         spec: MountSpec::DATA,
         source: Some(bench.path("disk")),

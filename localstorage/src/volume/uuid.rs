@@ -1,0 +1,57 @@
+//! What tells one file system from every other.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// The UUID of a file system, written as 8-4-4-4-12 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Uuid(pub(crate) [u8; 16]);
+
+impl Uuid {
+    /// One that nobody else has. *Source:* RFC 9562, version 4.
+    pub(crate) fn random() -> rustix::io::Result<Uuid> {
+        let mut bytes = [0; 16];
+        getrandom(&mut bytes, GetRandomFlags::empty())?;
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Ok(Uuid(bytes))
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, byte) in self.0.iter().enumerate() {
+            let hyphen = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{hyphen}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Uuid {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Uuid, ()> {
+        let number = u128::from_str_radix(&text.replace('-', ""), 16).map_err(|_| ())?;
+        let uuid = Uuid(number.to_be_bytes());
+        if uuid.to_string() == text { Ok(uuid) } else { Err(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_random_one_is_of_version_4_and_read_as_it_is_written() {
+        let uuid = Uuid::random().unwrap();
+        let text = uuid.to_string();
+        assert_eq!((text.len(), &text[14..15], text.parse()), (36, "4", Ok(uuid)));
+        assert_ne!(Uuid::random(), Ok(uuid));
+        for wrong in ["", "x", &text[1..], &text.to_uppercase(), &text.replace('-', "")] {
+            assert_eq!(wrong.parse::<Uuid>(), Err(()), "{wrong}");
+        }
+    }
+}
