@@ -1,5 +1,6 @@
 //! Programs that a test makes and then executes.
 
+use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,16 +17,13 @@ use anyhow::{Context as _, Result, ensure};
 /// When it can't be written.
 pub fn write_program(path: &Path, text: &str) -> Result<()> {
     let place = || format!("make the program {}", path.display());
-    let mut install = Command::new("install");
-    install.args(["-m755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
-    let mut child = install.spawn().with_context(place)?;
+    let mut child = writer(path).stdin(Stdio::piped()).spawn().with_context(place)?;
     // Taken, so that it is closed when all is written.
     let written =
         child.stdin.take().context("no pipe").and_then(|mut pipe| Ok(pipe.write_all(text.as_bytes())?));
     let status = child.wait().with_context(place)?;
-    written.with_context(place)?;
-    ensure!(status.success(), "{}: install ended with {status}", place());
-    Ok(())
+    ensure!(status.success(), "{}: it ended with {status}", place());
+    written.with_context(place)
 }
 
 /// Copies a program as [`write_program`] makes one.
@@ -34,9 +32,17 @@ pub fn write_program(path: &Path, text: &str) -> Result<()> {
 /// When it can't be copied.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let place = || format!("copy the program {} to {}", from.display(), to.display());
-    let status = Command::new("install").arg("-m755").args([from, to]).status().with_context(place)?;
-    ensure!(status.success(), "{}: install ended with {status}", place());
+    let from = File::open(from).with_context(place)?;
+    let status = writer(to).stdin(from).status().with_context(place)?;
+    ensure!(status.success(), "{}: it ended with {status}", place());
     Ok(())
+}
+
+/// Writes what it is given. A guest has a shell, and no install(1).
+fn writer(path: &Path) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"rm -f "$0" && cat >"$0" && chmod 755 "$0""#]).arg(path);
+    shell
 }
 
 #[cfg(test)]
