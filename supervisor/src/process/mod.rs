@@ -45,6 +45,7 @@
 //! Which of the two is in use is told once, through `tracing`.
 
 mod cgroup;
+mod command;
 mod descendants;
 mod error;
 mod host;

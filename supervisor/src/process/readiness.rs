@@ -11,6 +11,9 @@ use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::Process;
+use super::command;
+use super::host::Host;
 use super::notify::Said;
 use crate::runnable::Failure;
 
@@ -52,6 +55,8 @@ pub struct Readiness {
     pub(super) notify: bool,
     pub(super) exit: bool,
     probe: Option<Arc<dyn Probe>>,
+    /// What asks instead of a probe, until there is a host to run it.
+    command: Option<Arc<Process>>,
     within: Option<Duration>,
 }
 
@@ -71,6 +76,13 @@ impl Readiness {
     /// When a probe of it succeeds.
     pub fn probe(probe: impl Probe) -> Self {
         Self::default().and_probe(probe)
+    }
+
+    /// When another program, started anew for each question, exits with code 0. It is asked as a [`Probe`] is, and all that
+    /// descends from it ends with the question. Its output is not kept, but for the last line of one that fails; when it is
+    /// ready itself, and how it is stopped, do not matter.
+    pub fn command(command: Process) -> Self {
+        Self { command: Some(Arc::new(command)), ..Self::default() }
     }
 
     /// When it has exited with code 0: it is a task to be done once, and the runnable is done then.
@@ -93,6 +105,13 @@ impl Readiness {
     pub fn within(mut self, time: Duration) -> Self {
         self.within = Some(time);
         self
+    }
+
+    /// The same with a probe in the place of its command.
+    pub(super) fn on(mut self, host: &Arc<Host>) -> Self {
+        let Some(asked) = self.command.take() else { return self };
+        let host = Arc::clone(host);
+        self.and_probe(move || command::ask(Arc::clone(&host), Arc::clone(&asked)))
     }
 
     /// Resolves when the process is ready, or when it has taken too long: with the time it had, and what is missing.
@@ -214,6 +233,7 @@ impl fmt::Debug for Readiness {
             .field("notify", &self.notify)
             .field("exit", &self.exit)
             .field("probe", &self.probe.is_some())
+            .field("command", &self.command.as_ref().map(|command| command.program()))
             .field("within", &self.within)
             .finish()
     }

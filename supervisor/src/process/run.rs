@@ -37,8 +37,9 @@ enum Turn {
 }
 
 impl Process {
-    async fn run_once(self, ctx: &Context) -> Result<(), ProcessError> {
+    async fn run_once(mut self, ctx: &Context) -> Result<(), ProcessError> {
         let host = ctx.processes().map_err(ProcessError::Prepare)?;
+        self.readiness = self.readiness.on(&host);
         let sinks = [ctx.output(Stream::Stdout), ctx.output(Stream::Stderr)];
         let mut running = Running::start(Arc::clone(&host), &self, sinks).await?;
         let turn = self.watch(&mut running, ctx).await;

@@ -1,10 +1,9 @@
 //! The operator's services.
 
-use std::process::Stdio;
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{self, Process};
-use nodekeel_supervisor::{Backoff, Child, Context, Failure, Policy, RunFuture, Runnable};
+use nodekeel_supervisor::{Backoff, Child, Context, Policy, RunFuture, Runnable};
 
 use crate::config::{Readiness, Restart, UserService};
 use crate::plan::User;
@@ -40,16 +39,8 @@ impl Runnable for Service {
 
 fn process(user: &User, grace: Duration) -> Process {
     let config = &user.config;
-    let process = Process::new(&user.binary)
-        .args(&config.command[1..])
-        .envs(&config.environment)
-        .current_dir(&config.directory)
-        .ready(readiness(user))
-        .grace(config.grace.unwrap_or(grace));
-    match user.account {
-        Some((uid, gid)) => process.uid(uid).gid(gid),
-        None => process,
-    }
+    let process = Process::new(&user.binary).args(&config.command[1..]).ready(readiness(user));
+    placed(process, user).grace(config.grace.unwrap_or(grace))
 }
 
 fn readiness(user: &User) -> process::Readiness {
@@ -57,24 +48,23 @@ fn readiness(user: &User) -> process::Readiness {
         Readiness::Started => process::Readiness::started(),
         Readiness::Notify => process::Readiness::notify(),
         Readiness::Exit => process::Readiness::exit(),
-        Readiness::Probe { timeout, .. } => {
-            let user = user.clone();
-            process::Readiness::probe(move || ask(user.clone())).within(*timeout)
-        }
+        Readiness::Probe { timeout, .. } => process::Readiness::command(probe(user)).within(*timeout),
     }
 }
 
-/// Runs the probe once, with the service's own environment; it is killed when it is no longer waited for.
-async fn ask(user: User) -> Result<(), Failure> {
-    let (program, args) = user.probe.expect("planned with the readiness");
-    let mut command = tokio::process::Command::new(&program);
-    command.args(args).env_clear().envs(&user.config.environment).current_dir(&user.config.directory);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    if let Some((uid, gid)) = user.account {
-        command.uid(uid).gid(gid);
+/// What asks for the service, in its own place and environment.
+fn probe(user: &User) -> Process {
+    let (program, args) = user.probe.as_ref().expect("planned with the readiness");
+    placed(Process::new(program).args(args), user)
+}
+
+/// As whom, where and with what the service and its probe run.
+fn placed(process: Process, user: &User) -> Process {
+    let process = process.envs(&user.config.environment).current_dir(&user.config.directory);
+    match user.account {
+        Some((uid, gid)) => process.uid(uid).gid(gid),
+        None => process,
     }
-    let status = command.status().await?;
-    if status.success() { Ok(()) } else { Err(Failure::new(format!("the probe ended with {status}"))) }
 }
 
 fn policy(config: &UserService) -> Policy {

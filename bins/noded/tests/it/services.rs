@@ -4,7 +4,7 @@ use std::fs;
 
 use testbed::Scratch;
 
-use crate::harness::{BARE, Noded, service};
+use crate::harness::{BARE, HANG, Noded, service};
 
 /// The node's entry in the tree.
 fn node(noded: &Noded, dn: &str) -> serde_json::Value {
@@ -129,6 +129,35 @@ fn a_probe_decides_when_a_service_is_ready() {
     noded.ask(&["start", "--wait", "root.service.a"]);
     assert!(asked.exists());
     noded.stop();
+}
+
+#[test]
+fn a_probe_that_hangs_goes_with_its_service_and_so_does_what_it_has_forked() {
+    let scratch = Scratch::new().unwrap();
+    let asked = scratch.path().join("asked");
+    nix::unistd::mkfifo(&asked, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let probe = format!("sleep 1000 & echo asked > {}; wait", asked.display());
+    let keys = format!(
+        "readiness = {{ probe = [\"/bin/sh\", \"-c\", {probe:?}] }}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}"
+    );
+    let noded = Noded::start_in(scratch, &format!("{BARE}{}", service("a", "exec sleep 1000", &keys)), &[]);
+    assert_eq!(fs::read_to_string(&asked).unwrap(), "asked\n");
+    noded.ask(&["stop", "--wait", "root.service.a"]);
+    // Zombies too: nobody else would wait for them.
+    let gone = || match children(noded.pid()) {
+        children if children.is_empty() => Ok(()),
+        children => anyhow::bail!("there are {children:?}"),
+    };
+    testbed::wait_until(HANG, "noded to have no child", gone).unwrap();
+    noded.stop();
+}
+
+/// The children of a process, zombies among them: pid, name, state.
+fn children(of: u32) -> Vec<String> {
+    let stats = fs::read_dir("/proc").unwrap().flatten();
+    let stats = stats.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+    let parent = |stat: &str| stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok();
+    stats.filter(|stat| parent(stat) == Some(of)).map(|stat| stat.chars().take(30).collect()).collect()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nodekeel_supervisor::process::{Process, Readiness};
 use nodekeel_supervisor::{Change, Failure, State};
 
-use super::{Bed, mark_of, marked, perl, sh};
+use super::{Bed, mark_of, marked, perl, sh, until_gone};
 
 /// A program that tells its `NOTIFY_SOCKET` these things, each when it is told to by a signal, the first at once.
 fn notifying(messages: &[&str]) -> Process {
@@ -105,6 +105,61 @@ async fn a_probe_is_asked_only_after_the_process_has_said_that_it_is_ready() {
     answer.store(true, Ordering::SeqCst);
     bed.until(State::Ready).await;
     bed.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_command_is_asked_until_it_exits_with_0() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let times = dir.path().join("times");
+    // Each question adds a letter; the third is answered.
+    let script = format!("printf x >> {0}; [ $(wc -c < {0}) -ge 3 ]", times.display());
+    let bed = Bed::once(sh("exec sleep 100").ready(Readiness::command(sh(&script))));
+    bed.until(State::Ready).await;
+    assert_eq!(std::fs::read_to_string(&times).expect("it is there"), "xxx");
+    assert_eq!(bed.output.text(), "", "what it says is not the process' output");
+    bed.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_command_that_fails_is_told_with_its_last_line() {
+    let told = async |command: Process, end: &str| {
+        let bed =
+            Bed::once(sh("exec sleep 100").ready(Readiness::command(command).within(Duration::from_secs(2))));
+        let (error, _) = bed.failed().await;
+        assert!(
+            error.starts_with("not ready within 2s: its probe fails: ") && error.contains(end),
+            "{error}"
+        );
+        bed.shutdown().await;
+    };
+    let failing = sh("echo first; echo connection refused >&2; exit 7");
+    tokio::join!(
+        told(failing, "fails: exited with code 7: connection refused"),
+        told(Process::new("/no/such"), "fails: start /no/such: there is no such file"),
+    );
+}
+
+/// What a command has forked is gone with it, whether it has answered or was not let to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_a_command_forks_is_left() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let told = dir.path().join("told");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RWXU).expect("it is made");
+    for (end, becomes) in [("exit 0", State::Ready), ("wait", State::Canceled)] {
+        let script = format!("setsid sleep 100 & echo $! > {}; {end}", told.display());
+        let bed = Bed::once(sh("exec sleep 100").ready(Readiness::command(sh(&script))));
+        let path = told.clone();
+        let pid =
+            tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await.expect("it is read");
+        let pid: i32 = pid.expect("it is text").trim().parse().expect("a pid");
+        if becomes == State::Canceled {
+            mark_of(pid);
+            bed.supervisor.stop("root.p").expect("it is there");
+        }
+        bed.until(becomes).await;
+        until_gone(pid);
+        bed.shutdown().await;
+    }
 }
 
 #[tokio::test]
