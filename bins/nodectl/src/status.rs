@@ -3,7 +3,8 @@
 use std::io::Write as _;
 use std::time::SystemTime;
 
-use nodekeel_logtree::{Dn, Entry, Journal, Query, WriterOptions, parse, render};
+use nodekeel_logtree::{Dn, Entry, Journal, Query, WriterOptions, render};
+use nodekeel_node::client::parser_of;
 use nodekeel_node::v1::{StatusRequest, TreeRequest, VersionRequest};
 
 use crate::caller::Caller;
@@ -110,16 +111,32 @@ fn show_exit(dn: &str, exit: &Exit, out: &mut Out) -> Result<(), Failure> {
 
 /// The lines of a daemon that writes for programs, as its log shows them.
 fn readable(dn: &str, lines: &[String]) -> Vec<String> {
-    let parser: parse::Parser = match dn {
-        "root.etcd" => parse::etcd,
-        "root.containerd" => parse::logfmt,
-        _ => return lines.to_vec(),
-    };
+    let Some(parser) = parser_of(dn) else { return lines.to_vec() };
     let (journal, root) = (Journal::default(), Dn::root());
     let mut writer = journal.writer(&root, WriterOptions::new("output").parser(parser));
     let written = lines.iter().try_for_each(|line| writeln!(writer, "{line}"));
     match (written, journal.read(Query::new(root))) {
         (Ok(()), Ok(mut reader)) => reader.backlog().iter().flat_map(logs::texts).collect(),
         _ => lines.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_of_a_daemon_are_shown_as_its_log_is() {
+        let zap =
+            r#"{"level":"warn","ts":"2026-11-21T21:20:49.655Z","caller":"a.go:1","msg":"lost","peer":"b"}"#;
+        let logfmt = r#"time="2026-11-21T11:26:16Z" level=error msg="no room" disk=a"#;
+        for (dn, line, shown) in [
+            ("root.etcd", zap, "lost peer=b"),
+            ("root.cluster.consensus.etcd", zap, "lost peer=b"),
+            ("root.containerd", logfmt, "no room disk=a"),
+            ("root.service.web", zap, zap),
+        ] {
+            assert_eq!(readable(dn, &[line.to_owned()]), [shown], "{dn}");
+        }
     }
 }

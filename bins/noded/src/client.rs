@@ -1,6 +1,7 @@
 //! The client of the control API.
 
 mod entry;
+mod parser;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
 pub use entry::{EntryError, level_from_wire, level_to_wire};
+pub use parser::parser_of;
 
 use crate::v1::control_client::ControlClient;
 
