@@ -5,7 +5,7 @@ mod show;
 mod volumes;
 
 use std::fmt;
-use std::num::NonZeroU16;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use nodekeel_containerd_svc::Place;
@@ -218,8 +218,7 @@ impl Planner<'_> {
         let (binary, skipped) =
             self.binary("etcd", etcd.binary.as_deref(), "Debian: apt-get install etcd-server");
         if skipped.is_none() {
-            self.port(etcd.client_port, "services.etcd.client_port");
-            self.port(etcd.peer_port, "services.etcd.peer_port");
+            self.ports(Ipv4Addr::LOCALHOST.into(), etcd);
         }
         let data = self.root.extend::<OfEtcd>().expect(SHORT).etcd.data.path().to_owned();
         let service = Service::Etcd(Etcd { binary, data, config: etcd.clone() });
@@ -327,9 +326,14 @@ impl Planner<'_> {
         None
     }
 
-    fn port(&mut self, port: NonZeroU16, field: &str) {
-        if let Some(holder) = ports::holder(port.get()) {
-            self.problems.push(format!("port {port} is taken by {}; set {field} to another", holder.0));
+    /// Notes which ports of an etcd at this address are taken.
+    fn ports(&mut self, address: IpAddr, etcd: &EtcdConfig) {
+        let fields =
+            [(etcd.client_port, "services.etcd.client_port"), (etcd.peer_port, "services.etcd.peer_port")];
+        for (port, field) in fields {
+            if let Some(holder) = ports::holder(address, port.get()) {
+                self.problems.push(format!("port {port} is taken by {}; set {field} to another", holder.0));
+            }
         }
     }
 }

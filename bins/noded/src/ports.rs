@@ -1,16 +1,16 @@
-//! Whether a port of the loopback interface is free, and who has it.
+//! Whether a port of this machine is free, and who has it.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, TcpListener};
 use std::path::Path;
 
 /// Who holds a port, as far as that can be seen: the processes of other users only show their sockets to root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder(pub(crate) String);
 
-/// Who listens where a service wants to; `None` if the port is free.
-pub(crate) fn holder(port: u16) -> Option<Holder> {
-    match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+/// Who listens where a service wants to; `None` if the port is free at this address.
+pub(crate) fn holder(address: IpAddr, port: u16) -> Option<Holder> {
+    match TcpListener::bind((address, port)) {
         Ok(_) => None,
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
             Some(Holder(owner(port).unwrap_or_else(|| "another program".into())))
@@ -58,13 +58,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_of_a_port_is_named() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    fn the_holder_of_a_port_is_named_where_it_holds_it() {
+        let [address, other]: [IpAddr; 2] = [[127, 0, 0, 2].into(), [127, 0, 0, 3].into()];
+        let listener = TcpListener::bind((address, 0)).expect("a free port");
         let port = listener.local_addr().expect("bound").port();
-        let Holder(text) = holder(port).expect("it is taken");
+        let Holder(text) = holder(address, port).expect("it is taken");
         assert!(text.ends_with(&format!("(pid {})", std::process::id())), "{text}");
+        assert_eq!(holder(other, port), None);
         drop(listener);
-        assert_eq!(holder(port), None);
+        assert_eq!(holder(address, port), None);
     }
 
     #[test]

@@ -45,13 +45,14 @@ impl Planner<'_> {
         let (binary, why) = self.binary("cluster", Some(given), "Debian: apt-get install etcd-server");
         let member = match why {
             Some(why) => Member::Memory { why },
-            None => {
-                self.port(etcd.client_port, "services.etcd.client_port");
-                self.port(etcd.peer_port, "services.etcd.peer_port");
-                Member::Etcd { binary, config: etcd.clone() }
-            }
+            None => Member::Etcd { binary, config: etcd.clone() },
         };
-        let skipped = unreachable(cluster).and_then(|reason| self.missing("cluster", reason));
+        let unreachable = unreachable(cluster);
+        // The address of an interface is known when the node runs.
+        if let (None, Some(address), Member::Etcd { .. }) = (&unreachable, cluster.address, &member) {
+            self.ports(address, etcd);
+        }
+        let skipped = unreachable.and_then(|reason| self.missing("cluster", reason));
         let skipped = skipped.or_else(|| {
             let needs_root = cluster.hostname && !nix::unistd::geteuid().is_root();
             let reason =

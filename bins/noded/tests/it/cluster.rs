@@ -202,6 +202,31 @@ fn without_etcd_a_development_node_is_a_cluster_in_memory() {
 }
 
 #[test]
+fn a_port_is_taken_where_the_member_listens_and_not_elsewhere() {
+    let (ports, scratch) = ([free_port().unwrap(), free_port().unwrap()], Scratch::new().unwrap());
+    let [client, peer] = [ports[0].number(), ports[1].number()];
+    let config = format!(
+        "services.containerd.enable = false\ncluster.address = \"127.0.0.2\"\n\
+         [services.etcd]\nbinary = \"/bin/true\"\nclient_port = {client}\npeer_port = {peer}\n"
+    );
+    let file = scratch.path().join("noded.toml");
+    fs::write(&file, config).unwrap();
+    let check = |taken| {
+        let _held = std::net::TcpListener::bind((taken, client)).unwrap();
+        let data = scratch.path().join("data");
+        failed(
+            &noded(&["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()])
+                .output()
+                .unwrap(),
+        )
+    };
+    assert_eq!(check("127.0.0.3"), (String::new(), Some(0)));
+    let (said, code) = check("127.0.0.2");
+    let told = format!("(pid {}); set services.etcd.client_port to another", std::process::id());
+    assert!(said.contains(&told) && code == Some(4), "{said}");
+}
+
+#[test]
 fn a_node_that_is_to_be_in_no_cluster_says_so() {
     let noded = Noded::start(crate::harness::BARE);
     let (said, code) = failed(&noded.nodectl(&["cluster", "status"]));
