@@ -95,18 +95,20 @@ async fn a_stream_brings_what_is_written_while_it_is_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_backlog_and_the_stream_join_without_gap_or_repeat() {
+    /// As many as are kept of one name, however far its reader is behind.
+    const ENTRIES: u32 = 10_000;
     let mut node = Local::start(BARE).await;
     let journal = node.journal.clone();
     // A name that nobody has written to would be refused.
     node.log("a", Level::Info, "0");
     let writer = std::thread::spawn(move || {
-        for number in 1..20_000 {
+        for number in 1..ENTRIES {
             journal.append(&"a".parse().unwrap(), Message::new(Level::Info, number.to_string()));
         }
     });
     let mut chunks = node.open(LogsRequest { follow: true, ..of("a") }).await;
     let mut expected = 0;
-    while expected < 20_000 {
+    while expected < ENTRIES {
         let chunk = timeout(HANG, chunks.message()).await.expect("it goes on").unwrap().unwrap();
         for entry in chunk.entries {
             let number: u32 = text(&entry.try_into().unwrap()).parse().expect("nothing was dropped");
