@@ -11,48 +11,72 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use nodekeel_node::client;
 use nodekeel_node::v1::{State, TreeRequest};
-use testbed::bench::{BenchRow, write};
+use testbed::bench::{BenchRow, Rows};
 use testbed::{Scratch, free_port, process};
 
-/// How long the node is watched.
+/// How long a node is watched.
 const WATCHED: Duration = Duration::from_secs(10);
 
-/// The daemons' own readiness is over when noded is ready; their first seconds are not idle.
-const SETTLED: Duration = Duration::from_secs(5);
+/// The daemons' own readiness is over when noded is ready; their first seconds are not idle, and a thread that has looked
+/// something up is kept for ten.
+const SETTLED: Duration = Duration::from_secs(15);
+
+/// As long, counted from when the daemons are ready, that containerd has been asked once whether it lives.
+const ASKED: Duration = Duration::from_secs(45);
 
 fn main() -> Result<()> {
+    let mut rows = Rows::new("idle");
     let bare = "services.etcd.enable = false\nservices.containerd.enable = false\n";
-    let mut rows = measure("alone", "a node without services", bare)?;
-    let ports = [free_port()?, free_port()?];
-    let [client, peer] = [ports[0].number(), ports[1].number()];
-    let daemons = format!("[services.etcd]\nclient_port = {client}\npeer_port = {peer}\n");
-    rows.extend(measure("daemons", "a node with etcd and containerd, noded alone counted", &daemons)?);
-    write("idle", &rows)?;
+    rows.add(measure("alone", "a node without services", bare, false)?)?;
+    for (id, node, cluster) in [
+        ("daemons", "a node with etcd and containerd, noded alone counted", ""),
+        (
+            "whole",
+            "a member of its cluster, with containerd, noded alone counted",
+            "cluster.address = \"127.0.0.1\"\n",
+        ),
+    ] {
+        let ports = [free_port()?, free_port()?];
+        let [client, peer] = [ports[0].number(), ports[1].number()];
+        let config = format!("{cluster}[services.etcd]\nclient_port = {client}\npeer_port = {peer}\n");
+        rows.add(measure(id, node, &config, true)?)?;
+    }
+    rows.finish()?;
     Ok(())
 }
 
 /// The rows of one configuration.
-fn measure(id: &str, node: &str, config: &str) -> Result<Vec<BenchRow>> {
+fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<Vec<BenchRow>> {
     let scratch = Scratch::new()?;
     let noded = start(scratch.path(), config)?;
     wait_until_ready(&scratch.path().join("data/run/control.sock"))?;
     pause(SETTLED);
-    let before = process::wake_ups(noded.0.id())?;
-    pause(WATCHED);
-    let woken = process::wake_ups(noded.0.id())? - before;
-    let memory = process::resident_kib(noded.0.id())?;
-    noded.stop()?;
     let seconds = WATCHED.as_secs();
-    let wake_ups = BenchRow::new(
+    let idle = BenchRow::new(
         format!("wake_ups_{id}"),
         format!("{node}, idle for {seconds} s"),
         "wake-ups",
-        woken as f64,
+        noded.woken_in(WATCHED)? as f64,
     );
-    Ok(vec![
-        wake_ups.limit(0.0).at_most(0.0),
-        BenchRow::new(format!("memory_{id}"), format!("{node}, resident after that"), "KiB", memory as f64),
-    ])
+    let mut rows = vec![idle.limit(0.0).at_most(0.0)];
+    if has_containerd {
+        let work = format!("{node}, {} s in which it asks containerd once", ASKED.as_secs());
+        rows.push(BenchRow::new(
+            format!("wake_ups_{id}_asked"),
+            work,
+            "wake-ups",
+            noded.woken_in(ASKED)? as f64,
+        ));
+    }
+    let memory = process::resident_kib(noded.0.id())?;
+    rows.push(BenchRow::new(
+        format!("memory_{id}"),
+        format!("{node}, resident after that"),
+        "KiB",
+        memory as f64,
+    ));
+    noded.stop()?;
+    Ok(rows)
 }
 
 #[expect(clippy::disallowed_methods, reason = "time going by is what is measured")]
@@ -63,6 +87,13 @@ fn pause(time: Duration) {
 struct Noded(Child);
 
 impl Noded {
+    /// How often it is woken up while so much time goes by.
+    fn woken_in(&self, time: Duration) -> Result<u64> {
+        let before = process::wake_ups(self.0.id())?;
+        pause(time);
+        Ok(process::wake_ups(self.0.id())?.since(&before))
+    }
+
     fn stop(mut self) -> Result<()> {
         kill(Pid::from_raw(i32::try_from(self.0.id())?), Signal::SIGTERM).context("stop noded")?;
         let status = self.0.wait().context("wait for noded")?;

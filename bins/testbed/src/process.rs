@@ -1,8 +1,23 @@
 //! What a process costs, as the kernel counts it.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context as _, Result};
+
+/// How often each thread of a process has been switched to, up to one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WakeUps(BTreeMap<String, u64>);
+
+impl WakeUps {
+    /// How often the threads have been switched to since an earlier moment. One that has ended meanwhile counts once: to
+    /// end, it had to run.
+    pub fn since(&self, earlier: &WakeUps) -> u64 {
+        let counted = self.0.iter().map(|(thread, now)| now - earlier.0.get(thread).unwrap_or(&0));
+        let ended = earlier.0.keys().filter(|thread| !self.0.contains_key(*thread)).count();
+        counted.sum::<u64>() + ended as u64
+    }
+}
 
 /// How often the process' threads have been switched to: each switch away from one, by itself or not, follows one to it.
 ///
@@ -10,14 +25,17 @@ use anyhow::{Context as _, Result};
 ///
 /// # Errors
 /// When the process is gone.
-pub fn wake_ups(pid: u32) -> Result<u64> {
-    let mut sum = 0;
+pub fn wake_ups(pid: u32) -> Result<WakeUps> {
+    let mut threads = BTreeMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("list the process' threads")? {
-        let status = fs::read_to_string(task?.path().join("status")).context("read a thread's status")?;
+        let task = task?;
+        // It may just have ended.
+        let Ok(status) = fs::read_to_string(task.path().join("status")) else { continue };
         let counts = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
-        sum += counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum::<u64>();
+        let sum = counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum();
+        threads.insert(task.file_name().to_string_lossy().into_owned(), sum);
     }
-    Ok(sum)
+    Ok(WakeUps(threads))
 }
 
 /// The memory that is resident, in KiB.
@@ -38,8 +56,20 @@ mod tests {
 
     #[test]
     fn this_process_has_woken_up_and_takes_memory() {
-        assert!(wake_ups(std::process::id()).unwrap() > 0);
+        let none = WakeUps(BTreeMap::new());
+        assert!(wake_ups(std::process::id()).unwrap().since(&none) > 0);
+        assert!(wake_ups(u32::MAX).is_err());
         assert!(resident_kib(std::process::id()).unwrap() > 100);
         assert!(resident_kib(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_thread_that_ends_takes_no_wake_up_along() {
+        let counts = |threads: &[(&str, u64)]| {
+            WakeUps(threads.iter().map(|(thread, count)| ((*thread).to_owned(), *count)).collect())
+        };
+        let before = counts(&[("1", 10), ("2", 900)]);
+        assert_eq!(counts(&[("1", 12), ("3", 5)]).since(&before), 2 + 5 + 1);
+        assert_eq!(before.since(&before), 0);
     }
 }

@@ -53,7 +53,7 @@ async fn quiet(program: &Daemon, volumes: usize) -> Result<Vec<BenchRow>> {
     tokio::time::sleep(SETTLED).await;
     let before = process::wake_ups(program.pid())?;
     tokio::time::sleep(WATCHED).await;
-    let woken = process::wake_ups(program.pid())? - before;
+    let woken = process::wake_ups(program.pid())?.since(&before);
     let memory = process::resident_kib(program.pid())? as f64;
     let seconds = WATCHED.as_secs();
     let idle = format!("provisionerd with {volumes} volumes, idle for {seconds} s");
