@@ -22,16 +22,16 @@
 //!     Err(ctx.cancelled().await.into())
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() {
-//! let supervisor = Supervisor::builder().start(|ctx: Context| async move {
-//!     ctx.run("greeter", greeter)?;
-//!     ctx.ready()?;
-//!     Err::<(), Failure>(ctx.cancelled().await.into())
-//! });
-//! let report = supervisor.shutdown().await;
-//! assert!(report.stragglers.is_empty());
-//! # }
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() {
+//!     let supervisor = Supervisor::builder().start(|ctx: Context| async move {
+//!         ctx.run("greeter", greeter)?;
+//!         ctx.ready()?;
+//!         Err::<(), Failure>(ctx.cancelled().await.into())
+//!     });
+//!     let report = supervisor.shutdown().await;
+//!     assert!(report.stragglers.is_empty());
+//! }
 //! ```
 //!
 //! # How it behaves

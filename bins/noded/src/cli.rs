@@ -9,7 +9,8 @@ const EXIT_CODES: &str = "Exit codes: 0 done, or stopped cleanly; 1 failure; 2 w
     4 something needed is missing, taken or not permitted; 5 another instance uses the data directory; \
     6 stopped, but something had to be given up on; 7 forced by a second signal.";
 
-/// Runs a node: etcd, containerd and services of your own under one supervisor, with their logs in one tree.
+/// Runs a node: its place in a cluster, etcd, containerd, volumes and services of your own under one supervisor, with
+/// their logs in one tree.
 #[derive(Debug, Parser)]
 #[command(name = "noded", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -50,7 +51,7 @@ pub(crate) struct NodeArgs {
     /// The data directory, instead of the configuration's.
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Skips what can't be run here for want of a program or of root, and says so.
+    /// Skips what can't be run here for want of a program, of root, of an API or of quotas, and says so.
     #[arg(long)]
     pub(crate) dev: bool,
 }

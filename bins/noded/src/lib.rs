@@ -1,13 +1,15 @@
-//! A node as a library: etcd, containerd, volumes for a Kubernetes cluster and services of your own under one supervisor,
-//! with their logs in one tree and a control API on a unix socket.
+//! A node as a library: its place in a cluster on an etcd of its own, containerd with its images, volumes for Kubernetes and
+//! services of your own under one supervisor, with their logs in one tree and a control API on a unix socket.
 //!
-//! It does not form clusters or run Kubernetes, and it does not configure the machine.
+//! It does not run Kubernetes, and it does not configure the machine.
 //!
 //! ```text
 //! root
 //! ├─ control          the control API: last to stop
 //! ├─ <your runnables> given in code
-//! ├─ etcd             ready when it has said so and answers a linearizable read
+//! ├─ network          where the node's address is an interface's: follows it
+//! ├─ cluster          where the node is to be in one: ready when it is; below it, its etcd
+//! ├─ etcd             where it is to be in none: one member; ready when it has said so and answers a linearizable read
 //! ├─ containerd       ready when it tells its version; below it, images that are to be there
 //! ├─ provisioner      where a Kubernetes API is given: ready when it has seen all claims, and the kubelet knows it
 //! └─ service

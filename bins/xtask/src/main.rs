@@ -35,7 +35,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Show a node at work: etcd and containerd under it, one of them killed and back
+    /// Show a whole node: in its cluster, with a container and a volume, etcd and then itself killed and back
     Demo,
     /// Run every test on the real things, and fail if one could not run
     Test,
