@@ -10,7 +10,7 @@ const CALLS: [Call; 7] =
 
 /// An image in two chunks.
 fn large(name: &str) -> Vec<u8> {
-    of(name, &vec![name.as_bytes()[0]; 600_000])
+    of(name, &vec![name.as_bytes()[0]; 530_000])
 }
 
 fn good(name: &str) -> Vec<u8> {
@@ -33,9 +33,11 @@ async fn all_whole(bundles: &Bundles) -> bool {
 async fn a_store_that_fails_at_any_call_lists_nothing_half_and_the_next_round_mends_it() {
     let mut points = 0;
     for call in CALLS {
+        // Only for what happens within a blob it must be large.
+        let archives = ["a", "b"].map(if call == Call::Write { large } else { good });
         for number in 0.. {
             let bundles = Bundles::new();
-            bundles.put("a.tar", &large("a")).put("b.tar", &large("b"));
+            bundles.put("a.tar", &archives[0]).put("b.tar", &archives[1]);
             bundles.store.fail(call, number);
             let report = bundles.run().await;
             let failed =
@@ -65,7 +67,7 @@ async fn a_store_that_fails_at_any_call_lists_nothing_half_and_the_next_round_me
 
 #[tokio::test]
 async fn a_bundle_that_is_cut_anywhere_is_refused_and_the_whole_one_mends_it() {
-    let archive = Archive::new(Shape::LayoutLast).image(&["localhost/cut:1"], &[3; 60_000]);
+    let archive = Archive::new(Shape::LayoutLast).image(&["localhost/cut:1"], &[3; 20_000]);
     for (file, whole) in
         [("cut.tar", archive.tar()), ("cut.tar.gz", archive.gzip()), ("cut.tar.zst", archive.zstd())]
     {

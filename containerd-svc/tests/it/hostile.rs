@@ -112,10 +112,10 @@ async fn an_index_within_indexes_without_end_is_given_up() {
 #[tokio::test]
 async fn a_bomb_is_given_up_at_the_limit() {
     let bundles = Bundles::new();
-    let bomb = Archive::new(Shape::Layout).image(&["localhost/x:1"], &vec![0; 20_000_000]);
+    let bomb = Archive::new(Shape::Layout).image(&["localhost/x:1"], &vec![0; 2_000_000]);
     for (file, bytes) in [("a.tar.gz", bomb.gzip()), ("a.tar.zst", bomb.zstd()), ("a.tar", bomb.tar())] {
         let mut limits = Limits::default();
-        limits.archive_bytes = 10_000_000;
+        limits.archive_bytes = 1_000_000;
         let preseed = Preseed::new(bundles.directory.path()).limits(limits);
         bundles.put(file, &bytes);
         let report = preseed.run(&bundles.store).await.unwrap();
