@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,11 +17,14 @@ use crate::config::Settings;
 use crate::containerd::{ContainerdImages, version};
 use crate::place::Place;
 use crate::prepare::prepare;
-use crate::preseed::Preseed;
-use crate::runsc;
+use crate::preseed::{Outcome, Preseed};
+use crate::{ImportError, StoreError, runsc};
 
 /// How much longer than its grace a stop may take: its children stop first.
 const STOP_MARGIN: Duration = Duration::from_secs(10);
+
+/// How long it takes at most until the tree knows that a containerd that doesn't answer has ended; else it still runs.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// A containerd, and what belongs to it.
 ///
@@ -219,25 +222,72 @@ impl Runnable for Containerd {
 }
 
 /// Imports once its containerd is ready. Bundles that are bad are told once; what the store has refused is tried again.
+///
+/// Where the store has failed since containerd has ended, that is containerd's failure alone: this one is cancelled with
+/// it.
 fn preseeding(containerd: String, place: Place, preseed: Preseed) -> impl Runnable {
     move |ctx: Context| {
         let (containerd, place, preseed) = (containerd.clone(), place.clone(), preseed.clone());
         async move {
             ctx.wait_ready(&containerd).await?;
-            let store = ContainerdImages::connect(&place.socket()).await?;
-            let report = tokio::select! {
+            let imported = tokio::select! {
                 biased;
                 cancelled = ctx.cancelled() => return Err(cancelled.into()),
-                report = preseed.run(&store) => report?,
+                imported = imported(&place, &preseed) => imported,
             };
-            match report.retryable() {
-                0 => {
-                    ctx.ready()?;
-                    ctx.done()?;
-                    Ok(())
+            if let Err(failure) = imported {
+                if version(&place.socket()).await.is_err()
+                    && let Ok(cancelled) = timeout(ENDS_WITHIN, ctx.cancelled()).await
+                {
+                    return Err(cancelled.into());
                 }
-                failed => Err(Failure::new(format!("{failed} bundles are to be tried again"))),
+                return Err(failure);
             }
+            ctx.ready()?;
+            ctx.done()?;
+            Ok(())
         }
+    }
+}
+
+/// One round, after which nothing remains to be tried again.
+async fn imported(place: &Place, preseed: &Preseed) -> Result<(), Failure> {
+    let store = ContainerdImages::connect(&place.socket()).await?;
+    let report = preseed.run(&store).await?;
+    let is_full = |outcome: &Outcome| {
+        matches!(outcome, Outcome::Failed(ImportError::Store { source: StoreError::Full { .. }, .. }))
+    };
+    if report.outcomes.iter().any(is_full) {
+        tracing::error!("{}", room(&place.root()));
+    }
+    match report.retryable() {
+        0 => Ok(()),
+        failed => Err(Failure::new(format!("{failed} bundles are to be tried again"))),
+    }
+}
+
+/// How much room there is, in words.
+fn room(root: &Path) -> String {
+    let name = root.display();
+    match rustix::fs::statvfs(root) {
+        Ok(room) => {
+            let bytes = |blocks: u64| blocks.saturating_mul(room.f_frsize);
+            let (free, all) = (bytes(room.f_bavail), bytes(room.f_blocks));
+            format!("{name} has {free} of {all} bytes free, and {} of {} inodes", room.f_favail, room.f_files)
+        }
+        Err(error) => format!("how much is free at {name} isn't told: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_told_in_bytes_and_inodes() {
+        let told = room(Path::new("/"));
+        let numbers: Vec<u64> = told.split(' ').filter_map(|word| word.parse().ok()).collect();
+        assert!(matches!(numbers[..], [free, all, inodes, of] if free <= all && inodes <= of), "{told}");
+        assert!(room(Path::new("/nowhere/at/all")).contains("isn't told"));
     }
 }

@@ -1,8 +1,12 @@
 //! As much of Kubernetes' runtime interface as runs a container of a pod.
 
 use std::path::Path;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use prost::Message;
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
@@ -86,6 +90,12 @@ mod wire {
     }
 
     #[derive(Clone, PartialEq, Message)]
+    pub(super) struct ImageStatus {
+        #[prost(message, optional, tag = "1")]
+        pub(super) image: Option<Name>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
     pub(super) struct ContainerConfig {
         #[prost(message, optional, tag = "1")]
         pub(super) metadata: Option<Name>,
@@ -136,8 +146,17 @@ pub(crate) struct Pod {
 }
 
 impl Cri {
+    /// Waits until [`IMAGE`] is seen, which was imported: 1.6 looks at what others list a moment later.
     pub(crate) async fn connect(socket: &Path) -> Self {
-        Self { channel: containerd_client::connect(socket).await.unwrap() }
+        let cri = Self { channel: containerd_client::connect(socket).await.unwrap() };
+        let asked = || wire::ImageStatus { image: Some(wire::Name { name: IMAGE.to_owned() }) };
+        let is_seen = || {
+            let told: wire::ImageStatus =
+                Handle::current().block_on(cri.call("ImageService/ImageStatus", asked()))?;
+            told.image.context("it is not seen")
+        };
+        block_in_place(|| testbed::wait_until(Duration::from_secs(60), IMAGE, is_seen)).unwrap();
+        cri
     }
 
     async fn call<A: Message + Default + 'static>(
@@ -147,7 +166,7 @@ impl Cri {
     ) -> Result<A, Status> {
         let mut client = Grpc::new(self.channel.clone());
         client.ready().await.unwrap();
-        let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}")).unwrap();
+        let path = PathAndQuery::try_from(format!("/runtime.v1.{method}")).unwrap();
         let codec: ProstCodec<_, A> = ProstCodec::default();
         client.unary(Request::new(asked), path, codec).await.map(tonic::Response::into_inner)
     }
@@ -163,7 +182,7 @@ impl Cri {
             linux: Some(wire::LinuxPod { security: Some(security) }),
         };
         let asked = wire::RunPod { config: Some(config.clone()), handler: handler.to_owned() };
-        let wire::Id { id } = self.call("RunPodSandbox", asked).await?;
+        let wire::Id { id } = self.call("RuntimeService/RunPodSandbox", asked).await?;
         Ok(Pod { id, config })
     }
 
@@ -179,8 +198,8 @@ impl Cri {
             config: Some(config),
             pod_config: Some(pod.config.clone()),
         };
-        let container: wire::Id = self.call("CreateContainer", asked).await?;
-        let _: wire::Id = self.call("StartContainer", container.clone()).await?;
+        let container: wire::Id = self.call("RuntimeService/CreateContainer", asked).await?;
+        let _: wire::Id = self.call("RuntimeService/StartContainer", container.clone()).await?;
         Ok(container.id)
     }
 
@@ -188,14 +207,14 @@ impl Cri {
     pub(crate) async fn say(&self, container: &str, command: &[&str]) -> String {
         let command = command.iter().map(ToString::to_string).collect();
         let asked = wire::Exec { container: container.to_owned(), command };
-        let executed: wire::Executed = self.call("ExecSync", asked).await.unwrap();
+        let executed: wire::Executed = self.call("RuntimeService/ExecSync", asked).await.unwrap();
         assert_eq!(executed.code, 0, "{executed:?}");
         String::from_utf8(executed.stdout).unwrap()
     }
 
     /// Ends a pod and its containers, and forgets it.
     pub(crate) async fn remove(&self, pod: Pod) {
-        for method in ["StopPodSandbox", "RemovePodSandbox"] {
+        for method in ["RuntimeService/StopPodSandbox", "RuntimeService/RemovePodSandbox"] {
             let _: wire::Id = self.call(method, wire::Id { id: pod.id.clone() }).await.unwrap();
         }
     }

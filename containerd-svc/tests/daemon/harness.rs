@@ -11,7 +11,7 @@ use nodekeel_containerd_svc::testing::{Archive, Shape};
 use nodekeel_containerd_svc::{Containerd, ContainerdImages, Namespace, Place, Preseed};
 use nodekeel_logtree::{Journal, Query, WriterOptions, render};
 use nodekeel_supervisor::{
-    Backoff, Context, Failure, Origin, Policy, RunFuture, Runnable, State, Supervisor,
+    Backoff, Context, Failure, NodeStatus, Origin, Policy, RunFuture, Runnable, State, Supervisor,
 };
 use testbed::guest::inside;
 use testbed::{Scratch, gotool, tools};
@@ -100,6 +100,17 @@ impl Daemon {
         scratch: Arc<Scratch>,
         change: impl FnOnce(&mut Containerd),
     ) -> Self {
+        let daemon = Self::launch(release, scratch, change);
+        daemon.until("root.containerd", 1, State::Ready).await;
+        daemon
+    }
+
+    /// Starts one in a directory, with changes.
+    pub(crate) fn launch(
+        release: Release,
+        scratch: Arc<Scratch>,
+        change: impl FnOnce(&mut Containerd),
+    ) -> Self {
         let place = Place::new(scratch.path().join("data"), scratch.path().join("run")).unwrap();
         let journal = Journal::default();
         let binary = release.programs().join("containerd");
@@ -112,26 +123,13 @@ impl Daemon {
         let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
         let root = Held(containerd, Arc::clone(&scratch));
         let supervisor = Supervisor::builder().policy(policy).output(sink).start(root);
-        let daemon = Self { release, place, journal, supervisor, scratch };
-        daemon.until("root.containerd", 1, State::Ready).await;
-        daemon
+        Self { release, place, journal, supervisor, scratch }
     }
 
     /// Waits until a runnable has this state in at least this run of it.
     pub(crate) async fn until(&self, dn: &str, generation: u64, state: State) {
-        let mut changes = self.supervisor.watch();
-        let reached = async {
-            loop {
-                changes.borrow_and_update();
-                let tree = self.supervisor.snapshot();
-                let node = tree.iter().find(|node| *node.dn == *dn);
-                if node.is_some_and(|node| node.generation >= generation && node.state == state) {
-                    return;
-                }
-                changes.changed().await.unwrap();
-            }
-        };
-        if tokio::time::timeout(std::time::Duration::from_secs(120), reached).await.is_err() {
+        let reached = |node: &NodeStatus| node.generation >= generation && node.state == state;
+        if until(&self.supervisor, dn, reached).await.is_err() {
             panic!("{dn} is not {state:?}: {:#?}\n{}", self.supervisor.snapshot(), self.log("root"));
         }
     }
@@ -187,6 +185,26 @@ impl Daemon {
         assert!(report.stragglers.is_empty(), "{report:?}");
         self.scratch
     }
+}
+
+/// Waits until a runnable is as it should be, and gives how it was then.
+pub(crate) async fn until(
+    supervisor: &Supervisor,
+    dn: &str,
+    is: impl Fn(&NodeStatus) -> bool,
+) -> Result<NodeStatus, tokio::time::error::Elapsed> {
+    let mut changes = supervisor.watch();
+    let reached = async {
+        loop {
+            changes.borrow_and_update();
+            let node = supervisor.snapshot().into_iter().find(|node| *node.dn == *dn);
+            if let Some(node) = node.filter(&is) {
+                return node;
+            }
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(120), reached).await
 }
 
 /// A name for a container: runc's directory of them is one for the whole machine.

@@ -41,6 +41,10 @@ async fn killed_while_it_imports_it_has_everything_in_the_end(release: Release) 
         daemon.kill();
         (kills, generation) = (kills + 1, generation + 1);
         daemon.until("root.containerd", generation, State::Ready).await;
+        let tree = daemon.supervisor.snapshot();
+        let preseed = tree.iter().find(|node| *node.dn == *"root.containerd.preseed").unwrap();
+        let own = preseed.exits.iter().filter(|exit| exit.state == State::Dead);
+        assert_eq!(own.count(), 0, "what fails is containerd alone: {preseed:#?}");
         for image in daemon.images().await.images(&namespace()).await.unwrap() {
             let checked = daemon.ctr(&["images", "check", &format!("name=={}", image.name)]);
             assert!(checked.contains("complete (2/2)"), "after kill {kills}: {checked}");

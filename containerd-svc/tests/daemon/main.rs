@@ -3,10 +3,13 @@
 
 mod archives;
 mod cri;
+mod fakes;
+mod full;
 mod gvisor;
 mod harness;
 mod images;
 mod killed;
+mod pods;
 mod process;
 
 /// Runs tests on each release.

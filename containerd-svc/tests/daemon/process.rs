@@ -11,9 +11,9 @@ use nodekeel_containerd_svc::{
     Config, ConfigVersion, Cri, Liveness, Place, Preseed, Runsc, Settings, version,
 };
 use nodekeel_supervisor::State;
-use testbed::Scratch;
+use testbed::{Scratch, write_program};
 
-use crate::harness::{Daemon, Release, bundles, busybox_layer, put, unique};
+use crate::harness::{Daemon, Release, bundles, busybox_layer, put, unique, until};
 
 crate::on_both!(
     it_is_ready_when_it_tells_its_version_and_its_environment_is_exactly_two,
@@ -23,6 +23,9 @@ crate::on_both!(
     every_version_of_the_configuration_is_understood,
     one_that_hangs_is_killed_and_started_again,
     what_runsc_writes_is_in_the_journal,
+    a_configuration_that_is_given_is_taken_as_it_is,
+    a_configuration_that_is_refused_never_makes_it_ready,
+    it_is_not_ready_before_its_socket_is_there,
 );
 
 async fn it_is_ready_when_it_tells_its_version_and_its_environment_is_exactly_two(release: Release) {
@@ -150,5 +153,63 @@ async fn what_runsc_writes_is_in_the_journal(release: Release) {
         Ok(())
     })
     .unwrap();
+    daemon.stop().await;
+}
+
+async fn a_configuration_that_is_given_is_taken_as_it_is(release: Release) {
+    for runsc in [true, false] {
+        let scratch = Arc::new(Scratch::new().unwrap());
+        let mut given = String::new();
+        let daemon = Daemon::start_with(release, scratch, |containerd| {
+            given = Settings::default().render(&containerd.place) + "[debug]\nlevel = \"debug\"\n";
+            containerd.config = Config::Given { text: given.clone(), runsc };
+        })
+        .await;
+        assert_eq!(fs::read_to_string(daemon.place.config()).unwrap(), given);
+        let log = daemon.log("root.containerd");
+        assert!(log.contains("level=debug"), "it is what it says: {log}");
+        if runsc {
+            daemon.until("root.containerd.runsc", 1, State::Ready).await;
+        }
+        let tree = daemon.supervisor.snapshot();
+        let has_runnable = tree.iter().any(|node| *node.dn == *"root.containerd.runsc");
+        assert_eq!((has_runnable, daemon.place.runsc_log().exists()), (runsc, runsc));
+        assert!(!daemon.place.runsc_config().exists(), "that is whose configuration it is");
+        daemon.stop().await;
+    }
+}
+
+/// Reference 13, `config rejected`: failures in a row are what a backoff grows by.
+async fn a_configuration_that_is_refused_never_makes_it_ready(release: Release) {
+    let scratch = Arc::new(Scratch::new().unwrap());
+    let daemon = Daemon::launch(release, scratch, |containerd| {
+        containerd.config = Config::Given { text: "version = [".into(), runsc: false };
+    });
+    let node = until(&daemon.supervisor, "root.containerd", |node| node.failures >= 3).await.unwrap();
+    assert!(node.exits.iter().all(|exit| exit.state == State::Dead), "{node:?}");
+    let log = daemon.log("root.containerd");
+    assert!(log.contains("toml"), "it says why: {log}");
+    daemon.stop().await;
+}
+
+/// Reference 10: the socket comes late.
+async fn it_is_not_ready_before_its_socket_is_there(release: Release) {
+    let scratch = Arc::new(Scratch::new().unwrap());
+    let [gate, late] = ["gate", "late"].map(|name| scratch.path().join(name));
+    rustix::fs::mkfifoat(rustix::fs::CWD, &gate, rustix::fs::Mode::RWXU).unwrap();
+    let real = release.programs().join("containerd");
+    let script = format!("read go <{}\nexec {} \"$@\"", gate.display(), real.display());
+    write_program(&late, &format!("#!/bin/sh\n{script}\n")).unwrap();
+    let daemon = Daemon::launch(release, scratch, |containerd| containerd.binary = late);
+    // It is open once the script reads.
+    let mut gate = tokio::task::spawn_blocking(move || fs::File::options().write(true).open(gate))
+        .await
+        .unwrap()
+        .unwrap();
+    let tree = daemon.supervisor.snapshot();
+    let state = tree.iter().find(|node| *node.dn == *"root.containerd").unwrap().state;
+    assert_eq!(state, State::New, "it runs, and is not ready");
+    std::io::Write::write_all(&mut gate, b"go\n").unwrap();
+    daemon.until("root.containerd", 1, State::Ready).await;
     daemon.stop().await;
 }

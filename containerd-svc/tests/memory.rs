@@ -1,0 +1,90 @@
+//! How much memory an import takes; a process of its own, in which nothing else takes any.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use nodekeel_containerd_svc::{ContainerdImages, ImageStore as _, Platform, Preseed};
+use testbed::{Containerd, Scratch, output};
+
+/// Of the layer.
+const MEBIBYTES: usize = 320;
+/// *Source:* our own goal.
+const LIMIT: u64 = 32 << 20;
+
+/// A docker-archive of one large layer, and the same compressed, without anything of it in this process.
+fn archives(scratch: &Path) {
+    let part: Vec<u8> = (0_u64..1 << 17)
+        .flat_map(|number| (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 13).to_le_bytes())
+        .collect();
+    let layer = scratch.join("layer.tar");
+    let mut file = File::create(&layer).unwrap();
+    (0..MEBIBYTES).for_each(|_| file.write_all(&part).unwrap());
+    let digest = output(Command::new("sha256sum").arg(&layer)).unwrap();
+    let architecture = Platform::of_this_machine().architecture;
+    let config = serde_json::json!({"os": "linux", "architecture": architecture,
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", &digest[..64])]}});
+    let saved =
+        serde_json::json!([{"Config": "config.json", "RepoTags": ["large:1"], "Layers": ["layer.tar"]}]);
+    fs::write(scratch.join("config.json"), config.to_string()).unwrap();
+    fs::write(scratch.join("manifest.json"), saved.to_string()).unwrap();
+    let directory = scratch.join("preseed/k8s.io");
+    fs::create_dir_all(&directory).unwrap();
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(scratch).arg("-cf").arg(directory.join("large.tar"));
+    output(tar.args(["layer.tar", "config.json", "manifest.json"])).unwrap();
+    fs::remove_file(layer).unwrap();
+}
+
+/// *Source:* proc_pid_status(5).
+fn status(field: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let told = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+    told.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// By how much the process was larger at most, while this was done.
+fn growth(work: impl FnOnce()) -> u64 {
+    // *Source:* proc_pid_clear_refs(5): the peak is what it has now.
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status("VmRSS");
+    work();
+    status("VmHWM").saturating_sub(before)
+}
+
+#[test]
+#[ignore = "needs containerd and root"]
+fn an_import_of_any_size_takes_little_memory() {
+    let scratch = Scratch::new().unwrap();
+    archives(scratch.path());
+    let containerd = Containerd::start().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let images = runtime.block_on(ContainerdImages::connect(containerd.socket())).unwrap();
+    let directory = scratch.path().join("preseed");
+    for (compression, end) in [("", ".tar"), ("gzip", ".tar.gz")] {
+        if !compression.is_empty() {
+            let file = directory.join("k8s.io/large.tar");
+            output(Command::new(compression).args(["-1"]).arg(file)).unwrap();
+            let mut ctr = containerd.ctr();
+            output(ctr.args([
+                "--namespace",
+                "k8s.io",
+                "images",
+                "rm",
+                "--sync",
+                "docker.io/library/large:1",
+            ]))
+            .unwrap();
+        }
+        let grown = growth(|| {
+            let report = runtime.block_on(Preseed::new(&directory).run(&images)).unwrap();
+            assert_eq!(report.retryable(), 0, "{report:?}");
+        });
+        let listed = runtime.block_on(images.images(&"k8s.io".parse().unwrap())).unwrap();
+        assert_eq!(listed.len(), 1);
+        println!("{MEBIBYTES} MiB as {end}: {:.1} MiB more at its peak", grown as f64 / f64::from(1 << 20));
+        assert!(grown <= LIMIT, "{end}: {grown}");
+    }
+}
