@@ -26,13 +26,14 @@ impl Fake {
         if !script.is_empty() {
             write_program(&binary, &format!("#!/bin/sh\n{script}\n")).unwrap();
         }
-        Self::of(binary, directory)
+        Self::of(binary, directory, |_| {})
     }
 
-    fn of(binary: PathBuf, directory: TempDir) -> Self {
+    fn of(binary: PathBuf, directory: TempDir, change: impl FnOnce(&mut Containerd)) -> Self {
         let place = Place::new(directory.path().join("data"), directory.path().join("run")).unwrap();
         let mut containerd = Containerd::new(binary, place.clone(), "/usr/bin:/bin", Journal::default());
         containerd.grace = Duration::from_millis(200);
+        change(&mut containerd);
         let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
         let supervisor = Supervisor::builder().policy(policy).start(containerd);
         Self { place, supervisor, directory }
@@ -75,7 +76,7 @@ async fn a_program_that_can_not_be_executed_is_told_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let plain = directory.path().join("containerd");
     fs::write(&plain, "#!/bin/sh\n").unwrap();
-    let plain = Fake::of(plain, directory);
+    let plain = Fake::of(plain, directory, |_| {});
     for fake in [missing, plain] {
         let told = fake.failed().await.exits.last().unwrap().exit.to_string();
         let path = fake.directory.path().join("containerd").display().to_string();
@@ -101,5 +102,27 @@ async fn its_directories_are_there_before_it_is() {
     fake.said("seen");
     let seen = fs::read_to_string(fake.place.tmp().join("seen")).unwrap();
     assert_eq!(seen, "state:711\ntmp:700\n");
+    fake.supervisor.shutdown().await;
+}
+
+/// Reference 10: nothing leaks in, and more can be given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_environment_and_arguments_are_its_own_and_what_is_added() {
+    let directory = tempfile::tempdir().unwrap();
+    let binary = directory.path().join("containerd");
+    let script =
+        "tr '\\0' '\\n' </proc/$$/environ >\"$TMPDIR/env\"; echo \"$@\" >\"$TMPDIR/args\"; exec sleep 1000";
+    write_program(&binary, &format!("#!/bin/sh\n{script}\n")).unwrap();
+    let fake = Fake::of(binary, directory, |containerd| {
+        containerd.env.insert("HTTPS_PROXY".into(), "http://proxy:1".into());
+        containerd.extra_args = vec!["--log-level".into(), "debug".into()];
+    });
+    let config = fake.place.config();
+    assert_eq!(fake.said("args"), format!("--config {} --log-level debug", config.display()));
+    let tmp = format!("TMPDIR={}", fake.place.tmp().display());
+    let told = fake.said("env");
+    let mut variables: Vec<_> = told.lines().collect();
+    variables.sort();
+    assert_eq!(variables, ["HTTPS_PROXY=http://proxy:1", "PATH=/usr/bin:/bin", &tmp]);
     fake.supervisor.shutdown().await;
 }

@@ -15,7 +15,7 @@ crate::on_both!(killed_while_it_imports_it_has_everything_in_the_end);
 const BUNDLES: usize = 4;
 const KILLS: u64 = 20;
 
-/// Each time the daemon comes up, the import goes on where it is; it is killed a little later each time.
+/// Reference 13, `preseed: daemon dies mid-import`. Each time the daemon comes up, the import goes on where it is; it is killed a little later each time.
 async fn killed_while_it_imports_it_has_everything_in_the_end(release: Release) {
     let scratch = Arc::new(Scratch::new().unwrap());
     for number in 0..BUNDLES {

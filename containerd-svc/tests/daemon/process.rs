@@ -47,6 +47,7 @@ async fn it_is_ready_when_it_tells_its_version_and_its_environment_is_exactly_tw
     daemon.stop().await;
 }
 
+/// Reference 13, `stale socket file`.
 async fn a_stale_socket_is_in_nobodys_way(release: Release) {
     let scratch = Arc::new(Scratch::new().unwrap());
     let place = Place::new(scratch.path().join("data"), scratch.path().join("run")).unwrap();
@@ -78,6 +79,7 @@ async fn a_restart_leaves_containers_running(release: Release) {
     daemon.stop().await;
 }
 
+/// Reference 10: once more after the daemon's restart.
 async fn images_are_there_when_preseed_is_done(release: Release) {
     let scratch = Arc::new(Scratch::new().unwrap());
     put(
@@ -122,6 +124,7 @@ async fn every_version_of_the_configuration_is_understood(release: Release) {
     }
 }
 
+/// Reference 13, `daemon hangs`.
 async fn one_that_hangs_is_killed_and_started_again(release: Release) {
     let liveness =
         Liveness { every: Duration::from_millis(100), within: Duration::from_millis(200), owed: 2 };

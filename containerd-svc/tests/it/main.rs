@@ -9,3 +9,4 @@ mod hostile;
 mod retold;
 mod runsc;
 mod single;
+mod stalled;

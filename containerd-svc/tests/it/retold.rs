@@ -43,6 +43,7 @@ async fn what_is_gone_is_brought_back() {
     assert_eq!(bundles.names().await, ["localhost/a:1", "localhost/a:2"]);
 }
 
+/// Reference 13, `preseed: tar truncated`: it is known to be bad, and the others go on.
 #[tokio::test]
 async fn what_is_bad_is_read_once_and_again_when_it_has_changed() {
     let bundles = Bundles::new();

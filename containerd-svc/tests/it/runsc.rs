@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodekeel_containerd_svc::runsc_log;
-use nodekeel_logtree::{Body, Journal, Query, Reader};
+use nodekeel_logtree::{Body, Journal, Limits, Query, Reader};
 use nodekeel_supervisor::{State, Supervisor};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -22,8 +22,12 @@ struct Pump {
 
 impl Pump {
     async fn start() -> Self {
+        // Room for all that any of these tests writes, however late it is read.
+        Self::into(Journal::new(Limits { bytes_per_dn: 16 << 20, ..Limits::default() })).await
+    }
+
+    async fn into(journal: Journal) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::default();
         let lines = journal.read(Query::new("root".parse().unwrap()).follow()).unwrap();
         let fifo = directory.path().join("log.fifo");
         let supervisor = Supervisor::builder().start(runsc_log(journal, fifo));
@@ -84,6 +88,29 @@ async fn several_writers_are_read_to_their_last_line() {
     }
     writeln!(writer(&path), "a later one").unwrap();
     assert_eq!(pump.next().await, "a later one");
+    pump.stop().await;
+}
+
+/// Reference 13, `runsc pump: sink slow`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_that_nobody_reads_stalls_no_writer_and_what_it_costs_is_counted() {
+    const LINES: u64 = 8192;
+    let mut pump = Pump::into(Journal::new(Limits { bytes_per_dn: 64 << 10, ..Limits::default() })).await;
+    let mut fifo = writer(&pump.path());
+    let written = tokio::task::spawn_blocking(move || {
+        (0..LINES).for_each(|number| fifo.write_all(format!("{number:063}\n").as_bytes()).unwrap());
+    });
+    timeout(SOON, written).await.expect("it is not stalled").unwrap();
+    let (mut read, mut dropped, mut last) = (0, 0, 0);
+    while last != LINES - 1 {
+        match timeout(SOON, pump.lines.next()).await.expect("the last line comes").unwrap().body {
+            Body::Raw(line) => (read, last) = (read + 1, line.text.parse().unwrap()),
+            Body::Dropped(gap) => dropped += gap.count,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(dropped > 0);
+    assert_eq!(read + dropped, LINES);
     pump.stop().await;
 }
 
