@@ -90,10 +90,11 @@ pub trait Mounts: Send + Sync + fmt::Debug {
     /// [`MountError::Link`], [`MountError::Occupied`], [`MountError::Busy`] or [`MountError::Unmount`].
     fn unmount(&self, target: &Target) -> Result<(), MountError>;
 
-    /// Every target at which a volume can be seen.
+    /// Every target at which a volume can be seen. It decides whether the volume may be destroyed, so what can't be told is an
+    /// error.
     ///
     /// # Errors
-    /// [`MountError::List`].
+    /// [`MountError::List`] or [`MountError::Look`].
     fn targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<Target>, MountError>;
 }
 

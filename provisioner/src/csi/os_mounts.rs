@@ -1,5 +1,6 @@
 //! The kernel's mounts.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -156,13 +157,28 @@ impl Mounts for OsMounts {
         let all = mount_table().map_err(list)?;
         let here = all.iter().filter(|mount| mount.mounted.device == device);
         let below = here.filter_map(|mount| Target::try_new(&kubelet, mount.target.to_str()?).ok());
-        // What is gone, or hidden by another mount, can't be seen there.
-        let is_it = |target: &Target| self.mounted(target).ok().flatten().is_some_and(|mount| mount.of == of);
-        let mut targets: Vec<_> = below.filter(is_it).collect();
-        targets.sort();
-        targets.dedup();
-        Ok(targets)
+        those_of(of, below, |target| self.mounted(target))
     }
+}
+
+/// Those targets at which this is mounted, in their order. What is gone, or hidden by another mount, can't be seen there, and
+/// neither can a volume where there is a file, as some pods have one mounted; of what can't be looked at nobody knows that.
+fn those_of(
+    of: FileId,
+    targets: impl Iterator<Item = Target>,
+    look: impl Fn(&Target) -> Result<Option<Mounted>, MountError>,
+) -> Result<Vec<Target>, MountError> {
+    let mut found = BTreeSet::new();
+    for target in targets {
+        let mounted = match look(&target) {
+            Err(MountError::Link { .. }) => None,
+            looked => looked?,
+        };
+        if mounted.is_some_and(|mounted| mounted.of == of) {
+            found.insert(target);
+        }
+    }
+    Ok(found.into_iter().collect())
 }
 
 fn look(target: &Target) -> impl Fn(io::Error) -> MountError {
@@ -228,4 +244,30 @@ fn detached(volume: BorrowedFd<'_>, flags: MountFlags) -> io::Result<OwnedFd> {
 fn unmount_in(parent: &Dir, name: &Path) -> rustix::io::Result<()> {
     let path = Path::new("/proc/self/fd").join(parent.as_fd().as_raw_fd().to_string()).join(name);
     rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_that_cannot_be_looked_at_is_not_said_to_be_free() {
+        let target = |name: &str| Target::try_new(Path::new("/k"), &format!("/k/{name}")).expect("a target");
+        let volume = FileId { device: 1, inode: 2 };
+        let mounted = |inode| Mounted { of: FileId { device: 1, inode }, flags: MountFlags::default() };
+        let seen = |target: &Target| match target.to_string().as_str() {
+            "gone" => Ok(None),
+            "other" => Ok(Some(mounted(3))),
+            "file" => Err(MountError::Link { path: target.path().to_owned() }),
+            "shut" => Err(look(target)(io::Error::from_raw_os_error(libc::EMFILE))),
+            _ => Ok(Some(mounted(2))),
+        };
+        let all = ["b", "gone", "a", "other", "file", "b"].map(target);
+        assert_eq!(those_of(volume, all.into_iter(), seen).expect("all are seen"), ["a", "b"].map(target));
+        let refused = those_of(volume, ["gone", "shut"].map(target).into_iter(), seen);
+        assert!(
+            matches!(&refused, Err(MountError::Look { target, .. }) if target.to_string() == "shut"),
+            "{refused:?}"
+        );
+    }
 }
