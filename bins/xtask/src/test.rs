@@ -27,8 +27,8 @@ const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 const PART_WITHIN: Duration = Duration::from_secs(8 * 60);
 const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
 
-/// Tests that `cargo test` samples, for it has a minute, run whole here: the variable that says so, and what it says.
-const WHOLE: (&str, &str) = ("NODEKEEL_KILLS", "all");
+/// Tests that `cargo test` samples, for it has a minute, run whole here: the variables that say so.
+const WHOLE: [(&str, &str); 2] = [("NODEKEEL_KILLS", "all"), ("NODEKEEL_CASES", "all")];
 
 /// The tests of child processes: their module in the test binary of this package runs in every way.
 const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");
@@ -128,7 +128,7 @@ fn run_selected(binary: &Binary, way: Way, selection: &Selection, report: &mut R
     run::headline(&name);
     // What the command stands on (a plain user's home) lasts until it has ended.
     let ran = ways::command(binary, way, selection).and_then(|Prepared { mut command, home: _home }| {
-        command.env(WHOLE.0, WHOLE.1);
+        command.envs(WHOLE);
         run::stream(command, Echo::Shown, PART_WITHIN)
     });
     match ran {

@@ -14,7 +14,8 @@ pub(super) fn control(state: &mut State) {
 }
 
 fn control_volume(state: &mut State, key: &Key) {
-    let Some(volume) = state.objects.get(key).cloned() else { return };
+    // Looked at without a copy: this is done for every volume after every change.
+    let Some(volume) = state.objects.get(key) else { return };
     let reference = &volume["spec"]["claimRef"];
     if !reference["uid"].is_string() {
         return;
@@ -22,34 +23,35 @@ fn control_volume(state: &mut State, key: &Key) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let claim_key =
         Key { kind: Kind::Claim, namespace: text(&reference["namespace"]), name: text(&reference["name"]) };
-    let claim =
-        state.objects.get(&claim_key).filter(|claim| claim["metadata"]["uid"] == reference["uid"]).cloned();
-    let phase = match &claim {
-        None => "Released",
-        Some(claim) if claim["spec"]["volumeName"] == json!(key.name) => "Bound",
+    let claim = state.objects.get(&claim_key).filter(|claim| claim["metadata"]["uid"] == reference["uid"]);
+    let is_going = volume["metadata"]["deletionTimestamp"].is_string();
+    let phase = match claim.map(|claim| &claim["spec"]["volumeName"]) {
+        None => Some("Released"),
+        Some(name) if *name == key.name.as_str() => Some("Bound"),
         // What is going away is bound to nobody.
-        Some(_) if volume["metadata"]["deletionTimestamp"].is_string() => {
-            return release(state, key, &volume);
-        }
-        Some(claim) if claim["spec"]["volumeName"].is_string() => "Released",
-        Some(_) => "Bound",
+        Some(_) if is_going => None,
+        Some(name) if name.is_string() => Some("Released"),
+        Some(_) => Some("Bound"),
     };
-    if phase == "Bound" && claim.is_some_and(|claim| claim["status"]["phase"] != "Bound") {
+    let is_unbound = claim.is_some_and(|claim| claim["status"]["phase"] != "Bound");
+    let is_told = phase.is_none_or(|phase| volume["status"]["phase"] == phase);
+    if phase == Some("Bound") && is_unbound {
         let bound = json!({ "spec": { "volumeName": key.name }, "status": { "phase": "Bound" } });
         let _ = state.patch(&claim_key, bound);
     }
-    if volume["status"]["phase"] != phase {
+    if !is_told {
         let _ = state.patch(key, json!({ "status": { "phase": phase } }));
     }
-    if phase != "Bound" {
-        release(state, key, &volume);
+    if is_going && phase != Some("Bound") {
+        release(state, key);
     }
 }
 
 /// Stops protecting a volume that is going away.
-fn release(state: &mut State, key: &Key, volume: &Value) {
-    let finalizers: Vec<Value> = volume["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
-    if volume["metadata"]["deletionTimestamp"].is_string() && finalizers.contains(&json!(PROTECTION)) {
+fn release(state: &mut State, key: &Key) {
+    let finalizers = state.objects.get(key).and_then(|volume| volume["metadata"]["finalizers"].as_array());
+    let finalizers = finalizers.cloned().unwrap_or_default();
+    if finalizers.contains(&json!(PROTECTION)) {
         let others: Vec<&Value> = finalizers.iter().filter(|finalizer| **finalizer != PROTECTION).collect();
         let _ = state.patch(key, json!({ "metadata": { "finalizers": others } }));
     }

@@ -232,7 +232,8 @@ impl State {
         if self.held.contains(&kind) {
             return Next::Nothing;
         }
-        let next = self.log.iter().find(|change| change.kind == kind && change.version > after);
+        let new = &self.log[self.log.partition_point(|change| change.version <= after)..];
+        let next = new.iter().find(|change| change.kind == kind);
         next.map_or(Next::Nothing, |change| Next::Event(change.version, change.event.clone()))
     }
 

@@ -111,7 +111,8 @@ fn any_order_of_calls_ends_where_the_model_does() {
         }
         running.node().await
     });
-    let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { failure_persistence: None, ..Config::with_cases(crate::cases(250)) });
     let done = runner.run(&proptest::collection::vec(call(), 1..30), |calls| {
         let mut model = Model::default();
         let (mut node, cleanup) =

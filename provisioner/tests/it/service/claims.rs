@@ -34,7 +34,9 @@ async fn a_burst_of_claims_takes_one_post_and_one_event_each() {
     for number in 0..300 {
         api.create(Kind::Claim, claim(number, json!({})));
     }
-    until(&api, |api| api.list(Kind::Event).len() == 300).await;
+    until(&api, |api| api.requests(Verb::Create, Kind::Event) == 300).await;
+    pass(1).await;
+    assert_eq!(api.list(Kind::Event).len(), 300);
     assert_eq!(node.store.list().await.expect("list").len(), 300);
     assert_eq!(
         [api.requests(Verb::Create, Kind::Volume), api.requests(Verb::Create, Kind::Event)],

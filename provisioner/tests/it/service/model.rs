@@ -135,7 +135,7 @@ async fn live(ops: Vec<Op>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(crate::cases(200)))]
     #[test]
     fn nothing_leaks_and_nothing_is_made_twice(ops in prop::collection::vec(op(), 1..40)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
