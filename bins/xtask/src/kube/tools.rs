@@ -28,7 +28,7 @@ mod tests {
     #[test]
     fn a_control_plane_of_ones_own_is_not_built() {
         let names = |own| wanted(own).iter().map(|tools| tools.name).collect::<Vec<_>>();
-        assert_eq!(names(true), ["containerd", "csi-sanity"]);
+        assert_eq!(names(true), ["containerd", "gvisor", "csi-sanity"]);
         assert_eq!(names(false).len(), gotool::ALL.len());
     }
 }
