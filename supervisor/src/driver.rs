@@ -186,11 +186,16 @@ impl Driver {
         self.version.subscribe()
     }
 
-    /// Resolves when a shutdown is complete, and every event of it is on its way to the hook.
+    /// Resolves when a shutdown is complete, every event of it is on its way to the hook, and no process is left that can
+    /// be killed.
     pub(crate) async fn finished(&self) {
         let mut finished = self.finished.subscribe();
         // The sender lives as long as `self`, so this can't fail.
         drop(finished.wait_for(|finished| *finished).await);
+        let host = self.processes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(host) = host {
+            host.buried().await;
+        }
         *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 

@@ -3,11 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit};
 use tokio::signal::unix::SignalKind;
 use tokio::sync::Notify;
-use tokio_util::task::AbortOnDropHandle;
+use tokio::time::timeout;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::cgroup::{Cgroups, Home};
 use super::procfs;
@@ -17,6 +19,9 @@ use super::spawn::Spawner;
 use super::tag::{Giver, Program, Tag, Tags};
 use crate::sys;
 
+/// How long what has been killed may take to end before a shutdown no longer waits for it.
+const BURIED_WITHIN: Duration = Duration::from_secs(1);
+
 /// Starts child processes and takes in their orphans. It lives as long as any process that it started has a run.
 #[derive(Debug)]
 pub(crate) struct Host {
@@ -24,6 +29,8 @@ pub(crate) struct Host {
     pub(super) spawner: Spawner,
     /// Where starts get cgroups of their own.
     pub(super) home: Option<Home>,
+    /// What sees processes to their ends that nobody else waits for, or may no longer.
+    pub(super) burials: TaskTracker,
     _reaper: AbortOnDropHandle<()>,
     _subreaper: Subreaper,
 }
@@ -83,7 +90,14 @@ impl Host {
             reap_again: Notify::new(),
         });
         let reaper = AbortOnDropHandle::new(tokio::spawn(reap::run(Arc::clone(&shared), child_ended)));
-        Ok(Self { shared, spawner, home, _reaper: reaper, _subreaper: subreaper })
+        let burials = TaskTracker::new();
+        Ok(Self { shared, spawner, home, burials, _reaper: reaper, _subreaper: subreaper })
+    }
+
+    /// Resolves when all that was killed without being waited for has ended, or takes so long that it waits for a device.
+    pub(crate) async fn buried(&self) {
+        self.burials.close();
+        let _ = timeout(BURIED_WITHIN, self.burials.wait()).await;
     }
 }
 

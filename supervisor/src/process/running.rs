@@ -140,7 +140,7 @@ impl Drop for Running {
         let Some((main, ended)) = self.main.take().filter(|_| !self.settled) else { return };
         main.kill();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(bury(Arc::clone(&self.host), main, ended));
+            self.host.burials.spawn_on(bury(Arc::clone(&self.host), main, ended), &runtime);
         }
     }
 }

@@ -162,6 +162,24 @@ async fn nothing_that_a_command_forks_is_left() {
     }
 }
 
+/// Whoever ends when the shutdown has ended leaves nobody to somebody else, nor a cgroup that could not be removed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_waits_for_the_end_of_a_command_that_was_asked() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let told = dir.path().join("told");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RWXU).expect("it is made");
+    for _ in 0..10 {
+        let script = format!("setsid sleep 100 & echo $$ > {}; wait", told.display());
+        let bed = Bed::once(sh("exec sleep 100").ready(Readiness::command(sh(&script))));
+        let path = told.clone();
+        let pid =
+            tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await.expect("it is read");
+        let mark = mark_of(pid.expect("it is text").trim().parse().expect("a pid"));
+        bed.shutdown().await;
+        assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
+    }
+}
+
 #[tokio::test]
 async fn a_stop_does_not_wait_for_readiness() {
     let bed = Bed::once(sh("echo pid $$; exec sleep 100").ready(Readiness::notify()));
