@@ -92,6 +92,28 @@ fn a_later_signal_forces_and_leaves_nobody_behind() {
     testbed::wait_until(HANG, "the service's end", gone).unwrap();
 }
 
+/// What lives on holds a lock, which is free when it has gone.
+#[test]
+#[ignore = "needs root: it makes cgroups"]
+fn what_services_of_a_killed_node_have_forked_ends_when_it_starts_again() {
+    let scratch = Scratch::new().unwrap();
+    let lock = scratch.path().join("lock");
+    std::fs::write(&lock, "").unwrap();
+    let script = format!("setsid flock {} sh -c 'echo locked; exec sleep 1000' & wait", lock.display());
+    let config = format!("{BARE}{}", service("forks", &script, PATH));
+    let mut node = Noded::start_in(Scratch::new().unwrap(), &config, &[]);
+    node.follow(&["logs", "-f", "--raw", "root.service.forks"]).find(|entry| entry["text"] == "locked");
+    node.signal(Signal::SIGKILL);
+    node.wait();
+    let is_free = || match std::fs::File::open(&lock).unwrap().try_lock() {
+        Ok(()) => Ok(()),
+        Err(error) => anyhow::bail!("{error}"),
+    };
+    let again = Noded::start(&format!("{BARE}{}", service("other", "exec sleep 1000", "")));
+    testbed::wait_until(HANG, "the lock", is_free).unwrap();
+    again.stop();
+}
+
 #[test]
 fn copies_of_a_signal_within_a_second_are_one() {
     let (mut node, _) = stubborn("1500ms");
