@@ -111,22 +111,19 @@ fn what_does_not_hold_together_is_refused_by_name() {
 
 #[test]
 fn any_flipped_byte_is_an_error_or_the_same_node() {
-    let whole = ticket("192.0.2.7").to_config();
-    let node = ticket("192.0.2.7").node().clone();
-    let mut taken = 0;
+    let ticket = ticket("192.0.2.7");
+    let (whole, mut taken) = (ticket.to_config(), 0);
     for at in 0..whole.len() {
-        for flip in [0x01, 0x80, 0xff] {
-            let mut flipped = whole.to_vec();
-            flipped[at] ^= flip;
-            nodekeel_cluster::testing::enrolment_files(&flipped);
-            if let Ok(other) = GoldenTicket::parse(&flipped) {
-                assert_ne!(other.node(), &node);
-                taken += 1;
-            }
+        let mut flipped = whole.to_vec();
+        flipped[at] ^= [0x01, 0x80, 0xff][at % 3];
+        nodekeel_cluster::testing::enrolment_files(&flipped);
+        if let Ok(other) = GoldenTicket::parse(&flipped) {
+            assert_eq!(other.node(), ticket.node(), "byte {at}");
+            taken += 1;
         }
     }
     // Names of peers and the like are covered by no signature.
-    assert!(taken < whole.len(), "{taken} of {} flips were taken", 3 * whole.len());
+    assert!(taken < whole.len() / 3, "{taken} of {} flips were taken", whole.len());
 }
 
 #[test]
