@@ -46,6 +46,22 @@ const LIVES: Soak = Soak {
     test: &["-p", "nodekeel-cluster", "--lib", "--", "random_lives_keep_the_invariants", "--nocapture"],
     count: ("NODEKEEL_LIVES", "200000"),
 };
+/// A node and its etcd killed at every moment of founding, joining and starting again, with both releases of etcd.
+const NODES: Soak = Soak {
+    name: "cluster-kills",
+    test: &[
+        "-p",
+        "nodekeel-cluster",
+        "--test",
+        "it",
+        "--",
+        "machine::etcd::a_node_killed_at_any_moment",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ],
+    count: ("NODEKEEL_CLUSTER_KILLS", "all"),
+};
 /// The rounds of child processes, in every way in which they have to hold.
 const PROCESS: (&str, (&str, &str)) = ("supervisor-process", ("NODEKEEL_ROUNDS", "1000"));
 /// The bugs that the random operations and lives of the machines have to find.
@@ -80,7 +96,7 @@ const STORAGE_WITHIN: Duration = Duration::from_secs(1800);
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let is_chosen = |soak: &str| name.is_none_or(|name| name == soak);
-    let names = [CORE.name, LIVES.name, PROCESS.0, PLANTED, FUZZ, STORAGE.name, VOLUMES.name];
+    let names = [CORE.name, LIVES.name, NODES.name, PROCESS.0, PLANTED, FUZZ, STORAGE.name, VOLUMES.name];
     if !names.into_iter().any(is_chosen) {
         bail!("no such soak; there are: {}", names.join(", "));
     }
@@ -91,14 +107,10 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     if is_chosen(FUZZ) {
         fuzz::run(&mut report)?;
     }
-    if is_chosen(CORE.name) {
-        CORE.run(&mut report)?;
-    }
-    if is_chosen(LIVES.name) {
-        LIVES.run(&mut report)?;
-    }
-    if is_chosen(VOLUMES.name) {
-        VOLUMES.run(&mut report)?;
+    for soak in [CORE, LIVES, NODES, VOLUMES] {
+        if is_chosen(soak.name) {
+            soak.run(&mut report)?;
+        }
     }
     if is_chosen(PROCESS.0) {
         test::process_rounds(PROCESS.1, WITHIN, &mut report)?;
