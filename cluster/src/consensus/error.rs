@@ -40,8 +40,8 @@ pub enum ConsensusError {
         /// The directory of the credentials.
         directory: PathBuf,
     },
-    /// The certificate is not one of this name and address: give the node its old address, or have another certificate
-    /// issued.
+    /// The certificate is not one of this name and address. A member that has run can have another address, and one that has
+    /// not runs first where it is expected.
     #[error("{} certifies neither {name} at {address}", .certificate.display())]
     NotCertified {
         /// The certificate's file.

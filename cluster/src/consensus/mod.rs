@@ -50,6 +50,8 @@ pub const CLIENT_PORT: u16 = 2379;
 ///   that need the others. It signals ready to the tree then.
 /// - A service that the tree starts again goes on with what is on the disk, whatever mode it was given first: [`Mode::New`]
 ///   and [`Mode::Existing`] are done once, and can be killed at any step of it.
+/// - A member that has run and starts at another address than before is the same member, with the same key: before it is
+///   `Running`, it is certified for the new address and listed there.
 /// - No mode destroys what is there. What doesn't fit the mode is an error that names it.
 /// - When the service ends, by whatever cause, the status is not `Running` any more before the service's future is done.
 ///   The [`Running`] that somebody still holds gets errors, and never reaches a later run.

@@ -13,7 +13,8 @@ use super::{MemberName, Peer};
 pub struct Start {
     /// The member's name, which is the node's. It is in its certificate.
     pub name: MemberName,
-    /// The address at which the other members reach it. It is in its certificate.
+    /// The address at which the other members reach it. It is in its certificate; a member that has run may have another one
+    /// than before.
     pub address: IpAddr,
     /// Whether there is a cluster, and who knows of it.
     pub mode: Mode,

@@ -129,7 +129,8 @@ impl Default for Settings {
 /// A node's way into its cluster, and its place there: a runnable, and a handle for everybody else.
 ///
 /// It is ready when it is [`State::Running`]. A run that fails returns the [`Reason`] as its error; whether there is
-/// another one is the tree's policy. Each run goes on where the journal says, with a machine of its own that begins as
+/// another one is the tree's policy. A run ends too when the node gets another address, since its member is where nobody
+/// reaches it: the next one starts it at the new address. Each run goes on where the journal says, with a machine of its own that begins as
 /// [`State::New`]. One run at a time, which the tree sees to.
 #[derive(Clone)]
 pub struct Cluster(pub(super) Arc<Shared>);

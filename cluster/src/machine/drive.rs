@@ -1,10 +1,12 @@
 //! Drives the machine: does what it asks for, one thing at a time, and tells it what came of it.
 
+use std::net::IpAddr;
 use std::panic;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nodekeel_localstorage::pki::Certificate;
 use nodekeel_supervisor::{Cancelled, Context, Failure};
+use thiserror::Error;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
@@ -31,6 +33,8 @@ pub(super) struct Made {
     pub(super) book: Option<Book>,
     pub(super) certificate: Option<Certificate>,
     pub(super) member: Option<StatusWatch>,
+    /// Where that is reached.
+    pub(super) address: Option<IpAddr>,
     /// What a step waits for.
     trouble: Option<Arc<str>>,
 }
@@ -49,15 +53,26 @@ pub(super) async fn run(shared: Arc<Shared>, ctx: Context) -> Result<(), Failure
     drive.to_the_end().await;
     drop(end);
     match drive.state() {
-        State::Running(membership) => {
+        State::Running(_) => {
             drive.ctx.ready()?;
-            drive.keep_record(&membership).await;
-            Err(drive.ctx.cancelled().await.into())
+            tokio::select! {
+                biased;
+                cancelled = drive.ctx.cancelled() => Err(cancelled.into()),
+                moved = drive.moved() => Err(moved.into()),
+            }
         }
         State::Failed(Reason::Stopped { .. }) => Err(Cancelled.into()),
         State::Failed(reason) => Err(reason.into()),
         other => Err(Failure::new(format!("the machine has stopped in state {}", other.kind()))),
     }
+}
+
+/// A node that runs has another address: its member goes there with the next run.
+#[derive(Debug, Error)]
+#[error("the node's address was {from} and is {to} now: its member is started again there")]
+pub(super) struct Moved {
+    pub(super) from: IpAddr,
+    pub(super) to: IpAddr,
 }
 
 /// A run that is dropped on its way, or panics, has failed, and whoever waits for it hears of that.

@@ -17,7 +17,7 @@
 //! | network | wait for an address | the same | the same |
 //! | storage, recorded | make the data volume and mark it | the same | open it, check the mark |
 //! | identity, recorded | make a key, name the node by it | store the ticket's | load, compare the name |
-//! | consensus, recorded | a cluster of one, with an id of its own | the learner that the ticket's maker added; once promoted, read the cluster's id | start the member, compare the cluster's id |
+//! | consensus, recorded | a cluster of one, with an id of its own | the learner that the ticket's maker added; once promoted, read the cluster's id | start the member, also at another address than before; compare the cluster's id |
 //! | record, recorded | make the node's record | the same | change its address |
 //! | local | hosts, machine id, hostname | the same | the same |
 //!

@@ -13,9 +13,9 @@ use super::book::Book;
 use super::cluster::Shared;
 use super::core::Outcome;
 use super::decide::Found;
-use super::drive::Drive;
+use super::drive::{Drive, Moved};
 use super::reason::StepError;
-use super::state::{Membership, State};
+use super::state::State;
 use super::step::{Flow, Mode, Progress, Step};
 use crate::consensus::{self, MemberName, Start, Started, Status, StatusWatch};
 use crate::node::{
@@ -79,6 +79,15 @@ impl Drive {
         }
     }
 
+    /// The address that the member was started at: what the node tells of itself is of one moment.
+    async fn member_address(&self) -> Result<IpAddr, StepError> {
+        let started = self.made().address;
+        match started {
+            Some(address) => Ok(address),
+            None => self.address().await,
+        }
+    }
+
     async fn storage(&self, mode: Mode, now: Now) -> Result<(), StepError> {
         let shared = Arc::clone(&self.shared);
         let enrolment = now.progress.enrolment();
@@ -120,6 +129,7 @@ impl Drive {
     async fn consensus(&self, mode: Mode, now: Now) -> Result<ClusterId, StepError> {
         let name = now.member_name()?;
         let address = self.address().await?;
+        self.made().address = Some(address);
         let start = match (mode, now.progress.flow(), now.ticket) {
             (Mode::Again, _, _) => Start::restart(name, address),
             (Mode::Make, Flow::Create, _) => Start::new_cluster(name, address),
@@ -154,7 +164,7 @@ impl Drive {
 
     async fn put_record(&self, mode: Mode, now: Now) -> Result<(), StepError> {
         let (node, name) = (now.node()?, now.member_name()?);
-        let address = self.address().await?;
+        let address = self.member_address().await?;
         let Some(certificate) = self.made().certificate.clone() else {
             return Err(StepError::CredentialsGone { path: self.shared.top()?.path().to_owned() });
         };
@@ -195,7 +205,7 @@ impl Drive {
     }
 
     async fn local(&self, now: Now) -> Result<(), StepError> {
-        let (node, address) = (now.node()?, self.address().await?);
+        let (node, address) = (now.node()?, self.member_address().await?);
         let shared = Arc::clone(&self.shared);
         self.blocking(move || shared.deps.local.tell(&node, address)).await.map_err(StepError::Local)
     }
@@ -242,40 +252,21 @@ impl Drive {
         }
     }
 
-    /// As long as the node runs, its record has its address.
-    pub(super) async fn keep_record(&self, membership: &Membership) {
+    /// Waits until the node has another address than it has started with: then its member is where nobody reaches it, and
+    /// has to be started again. An address that is lost may come back.
+    pub(super) async fn moved(&self) -> Moved {
         let mut watch = self.shared.deps.network.address();
-        let mut told = *watch.borrow_and_update();
+        let from = self.made().address;
         loop {
-            tokio::select! {
-                _ = self.ctx.cancelled() => return,
-                changed = watch.changed() => if changed.is_err() {
-                    tracing::warn!("the network tells no addresses any more");
-                    return;
-                },
+            let now = *watch.borrow_and_update();
+            match (now, from) {
+                (None, _) => tracing::warn!("the node has lost its address"),
+                (Some(now), Some(from)) if now.ip() != from => return Moved { from, to: now.ip() },
+                (Some(address), _) => tracing::debug!(%address, "the node has its address"),
             }
-            let address = *watch.borrow_and_update();
-            match address {
-                None => tracing::warn!("the node has lost its address"),
-                Some(address) if Some(address) == told => {
-                    tracing::info!(%address, "the node has its address back")
-                }
-                Some(address) => {
-                    tracing::warn!(%address, "the node has another address: its member still has the old one");
-                    told = Some(address);
-                    let (node, ip) = (membership.node.clone(), address.ip());
-                    let update = self.ask(|nodes| {
-                        let node = node.clone();
-                        async move { nodes.update(&node, |there| there.address = Some(ip)).await.map(drop) }
-                    });
-                    tokio::select! {
-                        _ = self.ctx.cancelled() => return,
-                        updated = update => if let Err(error) = updated {
-                            let error = nodekeel_supervisor::Failure::new(error);
-                            tracing::warn!("the node's record keeps its old address: {error}");
-                        },
-                    }
-                }
+            if watch.changed().await.is_err() {
+                tracing::warn!("the network tells no addresses any more");
+                return std::future::pending().await;
             }
         }
     }

@@ -31,7 +31,8 @@ pub enum Usage {
 pub struct Leaf {
     /// The subject's name; for servers also the DNS name that they are reached by.
     pub name: MemberName,
-    /// The addresses that a server is reached at, and comes from. etcd refuses a member that comes from another.
+    /// The addresses that a server is reached at. Where it is a client too, its servers may want to see that it comes from
+    /// there: etcd does, of its clients.
     pub addresses: Vec<IpAddr>,
     /// What it may be.
     pub usage: Usage,

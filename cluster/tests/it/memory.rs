@@ -87,6 +87,23 @@ async fn a_member_that_starts_again_finds_what_it_knew_and_old_handles_are_of_no
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_member_that_comes_back_at_another_address_is_listed_there() {
+    let net = MemoryNet::new();
+    let member = MemoryConsensus::on(&net);
+    let mut first = Node::start(&member, create(1));
+    let old = first.running().await.this().clone();
+    first.stop().await;
+    let mut again = Node::start(&member, Start::restart(name(1), address(9)));
+    let running = again.running().await;
+    assert_eq!((running.this().id, &running.this().name), (old.id, &old.name));
+    assert_eq!(running.this().peer_urls, [url(9).to_string()]);
+    assert_eq!(running.members().list().await.unwrap(), [running.this().clone()]);
+    let elsewhere = NewMember::new(name(2), url(1));
+    assert!(running.members().add_learner(&elsewhere).await.unwrap().is_learner, "its old place is free");
+    again.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_member_without_a_past_can_not_go_on() {
     let mut node = Node::start(&MemoryConsensus::new(), Start::restart(name(1), address(1)));
     assert!(node.failure().await.contains("no member to go on with"));

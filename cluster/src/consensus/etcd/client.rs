@@ -12,7 +12,7 @@ use crate::consensus::{ConsensusError, MemberName};
 /// How long a connection may take to be made. The member is on the same machine.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
-/// Connects as the member itself, which is known by its name, whatever address it has.
+/// Connects with these credentials to the member, which is known by its name, whatever address it has.
 pub(super) async fn connect(
     config: &EtcdConfig,
     name: &MemberName,

@@ -1,5 +1,6 @@
 //! What a member has on the disk, and how it starts with that.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use nodekeel_localstorage::Dir;
@@ -13,10 +14,12 @@ use crate::consensus::{ConsensusError, Mode, Peer, Start};
 use crate::pki::{Leaf, NewAuthority, SubjectNames};
 
 nodekeel_localstorage::layout! {
-    /// What is beside the member's files until its cluster is made.
-    pub(super) struct Unsaved {
+    /// What is beside the member's files.
+    pub(super) struct Beside {
         /// The authority of a new cluster, until its etcd keeps it.
         pub(super) authority: Pki = "new_authority", 0o700;
+        /// What this node's own client comes with.
+        pub(super) client: Pki = "client_pki", 0o700;
     }
 }
 
@@ -35,36 +38,54 @@ pub(super) enum Initial {
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) initial: Initial,
+    /// Those of the member. Their certificate may be of an address that it had before.
     pub(super) credentials: Credentials,
+    /// Those of this node's own client, once there are some. They name no host, so etcd takes them wherever they come from:
+    /// of a client that names its hosts, it wants to see that it comes from there.
+    pub(super) client: Option<Credentials>,
     /// The authority that has to be saved.
     pub(super) new: Option<NewAuthority>,
 }
 
+impl Prepared {
+    /// Whether the member's certificate is of this address.
+    pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
+        is_certified_at(&self.credentials, address)
+    }
+}
+
 /// Looks at what is there, and makes what is missing for this mode. It can be killed at any step, and be called again.
 pub(super) fn prepare(files: &Etcd, start: &Start) -> Result<Prepared, ConsensusError> {
-    let unsaved: Unsaved = files.extend().map_err(backend("place the member's files"))?;
+    let beside = beside(files)?;
     let has_data = has_data(files)?;
     let there = files.peer_pki.load().map_err(ConsensusError::Credentials)?;
     if there.is_none() && has_data {
         return Err(ConsensusError::NoCredentials { data: files.data.path().to_owned() });
     }
-    let new = load_new(&unsaved)?;
+    let new = load_new(&beside)?;
     let prepared = match &start.mode {
         // It was killed while its cluster was made, so that is gone on with.
-        Mode::Restart if new.is_some() => create(files, &unsaved, start, there, new, has_data)?,
+        Mode::Restart if new.is_some() => create(files, &beside, start, there, new, has_data)?,
         Mode::Restart if !has_data => {
             return Err(ConsensusError::NoMember { data: files.data.path().to_owned() });
         }
         Mode::Restart => resume(files, there, new, Initial::Known)?,
-        Mode::New => create(files, &unsaved, start, there, new, has_data)?,
+        Mode::New => create(files, &beside, start, there, new, has_data)?,
         Mode::Existing { peers, credentials, revoked } => {
             let credentials = join(files, start, there, credentials)?;
             if files.load_revoked(&credentials.ca).map_err(ConsensusError::Credentials)?.is_none() {
                 files.store_revoked(revoked).map_err(ConsensusError::Credentials)?;
             }
-            Prepared { initial: Initial::Existing { peers: peers.clone() }, credentials, new: None }
+            let initial = Initial::Existing { peers: peers.clone() };
+            Prepared { initial, credentials, client: None, new: None }
         }
     };
+    let client = load_client(files, &beside, &prepared.credentials)?;
+    let prepared = Prepared { client, ..prepared };
+    // With a client of its own it can have itself certified anew.
+    if prepared.client.is_none() {
+        check_address(files, start, &prepared.credentials)?;
+    }
     check(files, start, &prepared.credentials)?;
     settle(&files.peer_pki, &prepared.credentials)?;
     Ok(prepared)
@@ -101,11 +122,25 @@ pub(super) fn discard_unborn(files: &Etcd) -> Result<(), ConsensusError> {
 
 /// Removes the authority that was saved. The key first: without it, the rest is known to be left over.
 pub(super) fn forget_new(files: &Etcd) -> Result<(), ConsensusError> {
-    let unsaved: Unsaved = files.extend().map_err(backend("place the member's files"))?;
-    for file in [&unsaved.authority.key, &unsaved.authority.certificate, &unsaved.authority.ca] {
+    let beside = beside(files)?;
+    for file in [&beside.authority.key, &beside.authority.certificate, &beside.authority.ca] {
         remove(file)?;
     }
     Ok(())
+}
+
+/// Keeps what this node's own client comes with from now on.
+pub(super) fn keep_client(files: &Etcd, client: &Credentials) -> Result<(), ConsensusError> {
+    beside(files)?.client.store(client).map_err(ConsensusError::Credentials)
+}
+
+/// Puts another certificate in the place of the member's, which etcd reads for each new connection.
+pub(super) fn keep_member(files: &Etcd, credentials: &Credentials) -> Result<(), ConsensusError> {
+    files.peer_pki.store(credentials).map_err(ConsensusError::Credentials)
+}
+
+fn beside(files: &Etcd) -> Result<Beside, ConsensusError> {
+    files.extend().map_err(backend("place the member's files"))
 }
 
 fn remove(file: &File) -> Result<(), ConsensusError> {
@@ -113,22 +148,35 @@ fn remove(file: &File) -> Result<(), ConsensusError> {
 }
 
 /// The authority that is not known to be saved.
-fn load_new(unsaved: &Unsaved) -> Result<Option<NewAuthority>, ConsensusError> {
-    let presence = unsaved.authority.presence().map_err(ConsensusError::Credentials)?;
+fn load_new(beside: &Beside) -> Result<Option<NewAuthority>, ConsensusError> {
+    let presence = beside.authority.presence().map_err(ConsensusError::Credentials)?;
     if !presence.key {
-        for file in [&unsaved.authority.certificate, &unsaved.authority.ca] {
+        for file in [&beside.authority.certificate, &beside.authority.ca] {
             remove(file)?;
         }
         return Ok(None);
     }
-    let credentials = unsaved.authority.load().map_err(ConsensusError::Credentials)?;
+    let credentials = beside.authority.load().map_err(ConsensusError::Credentials)?;
     let new = credentials.map(NewAuthority::from_credentials).transpose();
     new.map_err(ConsensusError::Authority)
 }
 
+/// What the client comes with, which has to be of the member's own authority.
+fn load_client(
+    files: &Etcd,
+    beside: &Beside,
+    member: &Credentials,
+) -> Result<Option<Credentials>, ConsensusError> {
+    let Some(client) = beside.client.load().map_err(ConsensusError::Credentials)? else { return Ok(None) };
+    if client.ca != member.ca {
+        return Err(ConsensusError::AnotherMember { directory: beside.client.path().to_owned() });
+    }
+    check_revoked(files, &beside.client, &client).map(|()| Some(client))
+}
+
 fn create(
     files: &Etcd,
-    unsaved: &Unsaved,
+    beside: &Beside,
     start: &Start,
     there: Option<Credentials>,
     new: Option<NewAuthority>,
@@ -146,7 +194,7 @@ fn create(
         None => {
             let new = NewAuthority::generate().map_err(ConsensusError::Authority)?;
             let kept = new.to_credentials().map_err(ConsensusError::Authority)?;
-            unsaved.authority.store(&kept).map_err(ConsensusError::Credentials)?;
+            beside.authority.store(&kept).map_err(ConsensusError::Credentials)?;
             new
         }
     };
@@ -154,12 +202,19 @@ fn create(
     if files.load_revoked(new.certificate()).map_err(ConsensusError::Credentials)?.is_none() {
         files.store_revoked(&none).map_err(ConsensusError::Credentials)?;
     }
+    // Nobody knows the member yet: if it has another address meanwhile, it begins with that.
+    let there = there.filter(|there| is_certified_at(there, start.address));
     if there.is_none() {
         let leaf = Leaf::member(start.name.clone(), start.address);
         let issued = new.issue(&leaf).map_err(ConsensusError::Authority)?;
         files.peer_pki.store(&issued).map_err(ConsensusError::Credentials)?;
         let token = token(&issued);
-        return Ok(Prepared { initial: Initial::New { token }, credentials: issued, new: Some(new) });
+        return Ok(Prepared {
+            initial: Initial::New { token },
+            credentials: issued,
+            client: None,
+            new: Some(new),
+        });
     }
     resume(files, there, Some(new), Initial::Known).map(|prepared| {
         let token = token(&prepared.credentials);
@@ -185,7 +240,8 @@ fn resume(
         new.issued_before(credentials.certificate.clone())?;
         Ok(new)
     });
-    Ok(Prepared { initial, credentials, new: new.transpose().map_err(ConsensusError::Authority)? })
+    let new = new.transpose().map_err(ConsensusError::Authority)?;
+    Ok(Prepared { initial, credentials, client: None, new })
 }
 
 /// Takes the credentials over, unless others are there.
@@ -200,6 +256,7 @@ fn join(
         Some(_) => Err(ConsensusError::AnotherMember { directory: files.peer_pki.path().to_owned() }),
         None => {
             // Before they are stored: credentials that don't fit this node would lock out the right ones.
+            check_address(files, start, given)?;
             check(files, start, given)?;
             files.peer_pki.store(given).map_err(ConsensusError::Credentials)?;
             let stored = files.peer_pki.load().map_err(ConsensusError::Credentials)?;
@@ -210,18 +267,36 @@ fn join(
 
 /// That the certificate is this member's, and was not revoked.
 fn check(files: &Etcd, start: &Start, credentials: &Credentials) -> Result<(), ConsensusError> {
-    let path = |file: &File| -> std::path::PathBuf { Path::to_owned(file.path()) };
-    let names = SubjectNames::of(&credentials.certificate);
-    if !names.is_named(start.name.as_str()) || !names.addresses.contains(&start.address) {
-        return Err(ConsensusError::NotCertified {
-            certificate: path(&files.peer_pki.certificate),
-            name: start.name.clone(),
-            address: start.address,
-        });
+    match SubjectNames::of(&credentials.certificate).is_named(start.name.as_str()) {
+        true => check_revoked(files, &files.peer_pki, credentials),
+        false => Err(not_certified(files, start)),
     }
+}
+
+/// That the certificate is of the member's address.
+fn check_address(files: &Etcd, start: &Start, credentials: &Credentials) -> Result<(), ConsensusError> {
+    match is_certified_at(credentials, start.address) {
+        true => Ok(()),
+        false => Err(not_certified(files, start)),
+    }
+}
+
+fn is_certified_at(credentials: &Credentials, address: IpAddr) -> bool {
+    SubjectNames::of(&credentials.certificate).addresses.contains(&address)
+}
+
+fn not_certified(files: &Etcd, start: &Start) -> ConsensusError {
+    ConsensusError::NotCertified {
+        certificate: Path::to_owned(files.peer_pki.certificate.path()),
+        name: start.name.clone(),
+        address: start.address,
+    }
+}
+
+fn check_revoked(files: &Etcd, pki: &Pki, credentials: &Credentials) -> Result<(), ConsensusError> {
     let list = files.load_revoked(&credentials.ca).map_err(ConsensusError::Credentials)?;
     match list.is_some_and(|list| list.revokes(&credentials.certificate)) {
-        true => Err(ConsensusError::Revoked { certificate: path(&files.peer_pki.certificate) }),
+        true => Err(ConsensusError::Revoked { certificate: Path::to_owned(pki.certificate.path()) }),
         false => Ok(()),
     }
 }

@@ -10,7 +10,7 @@ use super::convert::{self, CALL_WITHIN, membership_error};
 use super::kv::EtcdKv;
 use super::promote::LEARNERS;
 use crate::consensus::kv::{KeyRange, KvError, KvStore as _, Range};
-use crate::consensus::{Member, MemberId, Membership, MembershipError, NewMember};
+use crate::consensus::{Member, MemberId, Membership, MembershipError, NewMember, PeerUrl};
 
 /// The list of members, over one member's client.
 #[derive(Clone)]
@@ -40,6 +40,14 @@ impl EtcdMembers {
             Err(KvError::Stopped) => Err(MembershipError::Stopped),
             Err(error) => Err(MembershipError::Unavailable { operation, source: error.into() }),
         }
+    }
+
+    /// Has a member listed at this URL, and at no other. It can be made again.
+    pub(super) async fn move_to(&self, id: MemberId, url: &PeerUrl) -> Result<(), MembershipError> {
+        const OPERATION: &str = "list the member at its new address";
+        let mut client = self.0.client.cluster_client();
+        let answer = self.call(OPERATION, client.member_update(id.0, [url.to_string()])).await?;
+        answer.map(drop).map_err(|error| membership_error(OPERATION, error))
     }
 
     /// Leaves word for those who promote: etcd itself tells nobody of a new learner.

@@ -13,6 +13,11 @@
 //! 2. it certifies the member; both are written;
 //! 3. etcd starts anew: what data an earlier run has left is removed, since nobody has seen it yet;
 //! 4. the authority is saved into it, once, and removed from the disk. From now on the data is never touched.
+//!
+//! A member that comes back at another address starts etcd there with its old certificate, has its key certified for the new
+//! address, and then has itself listed there. Its own client comes with a certificate that names no host, which was issued
+//! when the member ran for the first time; the others are reached before they can reach it, which is enough for them to
+//! agree with it. Two members that move at once don't find each other: move one after the other.
 
 mod child;
 mod client;
@@ -22,14 +27,16 @@ mod files;
 mod kv;
 mod lease;
 mod members;
+mod moved;
 mod process;
 mod promote;
 mod watch;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_localstorage::pki::Certificate;
+use nodekeel_localstorage::pki::{Certificate, Credentials};
 use nodekeel_localstorage::tree::Etcd;
 use nodekeel_supervisor::{Context, Failure};
 use tokio::sync::watch::channel;
@@ -44,10 +51,10 @@ use self::kv::EtcdKv;
 use self::members::EtcdMembers;
 use super::kv::{KeyRange, KvStore, Range};
 use super::{
-    Consensus, ConsensusError, Member, Membership, MembershipError, Running, Service, Start, Started, Status,
+    Consensus, ConsensusError, MemberName, Membership, PeerUrl, Running, Service, Start, Started, Status,
     StatusWatch, Turn,
 };
-use crate::pki::{Authority, AuthorityError, keep_revoked};
+use crate::pki::{Authority, AuthorityError, NewAuthority, keep_revoked};
 
 /// The pause after a read that was not answered doubles from here.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -86,15 +93,17 @@ impl Consensus for EtcdConsensus {
 
 impl EtcdConsensus {
     async fn run(&self, ctx: &Context, turn: &Turn<'_>, start: Start) -> Result<(), Failure> {
-        let (name, address) = (start.name.clone(), start.address);
+        let this = (start.name.clone(), start.address);
+        let (name, address) = &this;
         let prepared = self.prepare(start).await?;
-        let process = process::process(&self.config, &self.files, &name, address, &prepared.initial);
+        let process = process::process(&self.config, &self.files, name, *address, &prepared.initial);
         let (child, mut trouble) = Child::new(process);
         ctx.run("etcd", child)?;
         let serving = async {
             ctx.wait_ready(&format!("{}.etcd", ctx.dn())).await?;
-            let client = client::connect(&self.config, &name, address, &prepared.credentials).await?;
-            self.serve(ctx, turn, EtcdKv::new(client, turn.stopped()), prepared).await
+            let credentials = prepared.client.as_ref().unwrap_or(&prepared.credentials);
+            let client = client::connect(&self.config, name, *address, credentials).await?;
+            self.serve(ctx, turn, EtcdKv::new(client, turn.stopped()), prepared, &this).await
         };
         tokio::select! {
             biased;
@@ -110,14 +119,18 @@ impl EtcdConsensus {
         ctx: &Context,
         turn: &Turn<'_>,
         kv: EtcdKv,
-        prepared: Prepared,
+        mut prepared: Prepared,
+        (name, address): &(MemberName, IpAddr),
     ) -> Result<(), Failure> {
         served(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv.clone());
-        let ca = self.authority(&root, prepared).await?;
-        let members: Arc<dyn Membership> = Arc::new(EtcdMembers(kv.clone()));
-        let this = this(&*members, &kv).await?;
-        self.run_parts(ctx, &root, &members, ca)?;
+        let authority = self.authority(&root, prepared.new.take(), &prepared.credentials).await?;
+        // The others check the certificate when they connect, so it comes before the list that leads them here.
+        moved::certify(&authority, &self.files, prepared, name, *address).await?;
+        let members = EtcdMembers(kv.clone());
+        let this = moved::listed(&members, PeerUrl::new(*address, self.config.peer_port)).await?;
+        let members: Arc<dyn Membership> = Arc::new(members);
+        self.run_parts(ctx, &root, &members, authority.certificate().clone())?;
         ctx.wait_ready(&format!("{}.crl", ctx.dn())).await?;
         ctx.ready()?;
         turn.running(Running::new(this, root, members));
@@ -136,24 +149,25 @@ impl EtcdConsensus {
         spawn_blocking(prepare).await.map_err(backend("prepare the member's files"))?
     }
 
-    /// Saves the authority of a new cluster; checks that of any other to be the one on the disk. Gives its certificate.
+    /// Saves the authority of a new cluster; checks that of any other to be the one on the disk.
     async fn authority(
         &self,
         root: &Arc<dyn KvStore>,
-        prepared: Prepared,
-    ) -> Result<Certificate, ConsensusError> {
-        let Some(new) = prepared.new else {
+        new: Option<NewAuthority>,
+        credentials: &Credentials,
+    ) -> Result<Authority, ConsensusError> {
+        let Some(new) = new else {
             let authority = Authority::load(Arc::clone(root)).await.map_err(ConsensusError::Authority)?;
-            return match authority.certificate() == &prepared.credentials.ca {
-                true => Ok(prepared.credentials.ca),
+            return match authority.certificate() == &credentials.ca {
+                true => Ok(authority),
                 false => Err(ConsensusError::Authority(AuthorityError::Another)),
             };
         };
-        new.save(Arc::clone(root)).await.map_err(ConsensusError::Authority)?;
+        let authority = new.save(Arc::clone(root)).await.map_err(ConsensusError::Authority)?;
         let files = self.files.clone();
         let removed = spawn_blocking(move || files::forget_new(&files)).await;
         removed.map_err(backend("remove the saved authority from the disk"))??;
-        Ok(prepared.credentials.ca)
+        Ok(authority)
     }
 
     fn run_parts(
@@ -189,15 +203,6 @@ async fn served(kv: &EtcdKv) -> Result<(), ConsensusError> {
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-}
-
-/// This member, as the list has it.
-async fn this(members: &dyn Membership, kv: &EtcdKv) -> Result<Member, ConsensusError> {
-    let source = |source| ConsensusError::Kv { operation: "ask the member for its number", source };
-    let id = kv.member_id().await.map_err(source)?;
-    let listed = members.list().await.map_err(ConsensusError::Membership)?;
-    let this = listed.into_iter().find(|member| member.id == id);
-    this.ok_or(ConsensusError::Membership(MembershipError::Unknown { id }))
 }
 
 pub(super) fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(

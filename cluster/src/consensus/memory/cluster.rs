@@ -8,7 +8,9 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use super::store::MemoryKv;
-use crate::consensus::{Member, MemberId, MemberName, Membership, MembershipError, NewMember, Peer, PeerUrl};
+use crate::consensus::{
+    Member, MemberId, MemberName, Membership, MembershipError, NewMember, PEER_PORT, Peer, PeerUrl,
+};
 
 /// Where members in memory find each other: all that are on one net can join each other's clusters. Clones are the same
 /// net.
@@ -65,6 +67,13 @@ impl Entry {
     fn is_at(&self, url: &str) -> bool {
         self.member.peer_urls.iter().any(|known| known == url)
     }
+
+    /// Whether it is at this address, whatever the port.
+    fn is_on(&self, address: IpAddr) -> bool {
+        let host = address.to_string();
+        let is_there = |url: &String| url.parse::<PeerUrl>().is_ok_and(|url| url.host() == host);
+        self.member.peer_urls.iter().any(is_there)
+    }
 }
 
 impl Cluster {
@@ -74,18 +83,23 @@ impl Cluster {
 
     /// The member that was added at this address, if any.
     pub(super) fn expected(&self, address: IpAddr) -> Option<MemberId> {
-        let host = address.to_string();
-        let is_there = |url: &String| url.parse::<PeerUrl>().is_ok_and(|url| url.host() == host);
         let entries = self.lock();
-        let entry = entries.iter().find(|entry| entry.member.peer_urls.iter().any(is_there))?;
-        Some(entry.member.id)
+        entries.iter().find(|entry| entry.is_on(address)).map(|entry| entry.member.id)
     }
 
-    /// A member starts: in memory it is in sync at once, and so it is promoted. None where it was removed; else what
-    /// tells that it is.
-    pub(super) fn started(&self, id: MemberId, name: &MemberName) -> Option<(Member, CancellationToken)> {
+    /// A member starts: in memory it is in sync at once, and so it is promoted; and it is listed where it is now. None where
+    /// it was removed; else what tells that it is.
+    pub(super) fn started(
+        &self,
+        id: MemberId,
+        name: &MemberName,
+        address: IpAddr,
+    ) -> Option<(Member, CancellationToken)> {
         let mut entries = self.lock();
         let entry = entries.iter_mut().find(|entry| entry.member.id == id)?;
+        if !entry.is_on(address) {
+            entry.member.peer_urls = vec![PeerUrl::new(address, PEER_PORT).to_string()];
+        }
         entry.has_started = true;
         entry.member.is_learner = false;
         entry.member.name = Some(name.to_string());

@@ -104,7 +104,7 @@ async fn enter(
         *lock(disk) = Some(Disk { new: None, ..there.clone() });
     }
     let (this, removed): (Member, _) =
-        there.cluster.started(there.id, &start.name).ok_or_else(|| not_added(start))?;
+        there.cluster.started(there.id, &start.name, start.address).ok_or_else(|| not_added(start))?;
     let members = MemoryMembership { cluster: there.cluster, stopped: turn.stopped() };
     Ok((Running::new(this, root, Arc::new(members)), removed))
 }

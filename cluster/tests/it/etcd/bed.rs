@@ -1,22 +1,27 @@
 //! Members on this machine, each with a directory and ports of its own.
 
 use std::fs::OpenOptions;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
 use nodekeel_cluster::consensus::{MemberName, Peer, PeerUrl, Running, Start};
 use nodekeel_cluster::pki::{Authority, Leaf};
+use nodekeel_localstorage::pki::Certificate;
 use nodekeel_localstorage::tree::{Data, Site};
 use nodekeel_localstorage::{Dir, OsPlacement};
 use nodekeel_supervisor::{Backoff, Origin, Policy, Supervisor};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::Pid;
 use testbed::{Port, Scratch, free_port, gotool, leftovers, tools};
+use tokio::task::block_in_place;
 
 use crate::node::Node;
 
-/// Where all members are.
+/// Where all members are at first.
 pub(crate) const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 #[derive(Clone, Copy, Debug)]
@@ -89,21 +94,48 @@ impl Bed {
         Start::restart(self.name.clone(), self.address)
     }
 
+    /// It is at another address from now on.
+    pub(crate) fn move_to(&mut self, address: IpAddr) {
+        self.address = address;
+    }
+
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
     pub(crate) fn url(&self) -> PeerUrl {
-        PeerUrl::new(ADDRESS, self.peer.number())
+        PeerUrl::new(self.address, self.peer.number())
     }
 
     pub(crate) fn client_url(&self) -> String {
-        format!("https://{}", self.client.address())
+        format!("https://{}", SocketAddr::new(self.address, self.client.number()))
     }
 
     /// What a member that runs gives to this one, with those that are there already.
     pub(crate) async fn join(&self, there: &[&Bed], running: &Running) -> Start {
         let authority = Authority::load(running.root()).await.unwrap();
-        let credentials = authority.issue(&Leaf::member(self.name.clone(), ADDRESS)).await.unwrap();
+        let credentials = authority.issue(&Leaf::member(self.name.clone(), self.address)).await.unwrap();
         let revoked = authority.revoked().await.unwrap();
         let peers = there.iter().map(|bed| Peer::new(bed.name.clone(), bed.url())).collect();
-        Start::join(self.name.clone(), ADDRESS, peers, Arc::new(credentials), revoked)
+        Start::join(self.name.clone(), self.address, peers, Arc::new(credentials), revoked)
+    }
+
+    /// Waits until its list on the disk has all of these, which is within five seconds.
+    pub(crate) fn revokes(&self, ca: &Certificate, revoked: &[Certificate]) {
+        let (files, until) = (&self.data.etcd, Instant::now() + Duration::from_secs(5));
+        let changes = inotify::init(CreateFlags::empty()).unwrap();
+        // A list takes the place of the one before.
+        inotify::add_watch(&changes, files.path(), WatchFlags::MOVED_TO).unwrap();
+        let list = || files.load_revoked(ca).unwrap().unwrap();
+        block_in_place(|| {
+            while !revoked.iter().all(|certificate| list().revokes(certificate)) {
+                let left = until.checked_duration_since(Instant::now());
+                let left = left.expect("the list is on the disk within five seconds").try_into().unwrap();
+                if poll(&mut [PollFd::new(&changes, PollFlags::IN)], Some(&left)).unwrap() > 0 {
+                    rustix::io::read(&changes, &mut [0; 4096]).unwrap();
+                }
+            }
+        });
     }
 
     /// The process that runs now.
@@ -122,7 +154,7 @@ impl Bed {
         let log = self.scratch.path().join("output.log");
         let file = OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let output = move |_: Origin<'_>| file.try_clone().unwrap();
-        let backoff = Backoff { initial: std::time::Duration::from_millis(50), ..Backoff::default() };
+        let backoff = Backoff { initial: Duration::from_millis(50), ..Backoff::default() };
         let builder = Supervisor::builder().output(output).policy(Policy { backoff, ..Policy::default() });
         let node = Node::start_with(&self.consensus(extra_args), start, builder);
         Node { log: Some(log), ..node }

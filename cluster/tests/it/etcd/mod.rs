@@ -4,6 +4,7 @@ mod bed;
 mod cluster;
 mod kills;
 mod life;
+mod moved;
 mod refused;
 
 /// One test on both.
@@ -44,6 +45,9 @@ on_both! {
     cluster::a_learner_joins_and_is_promoted;
     cluster::members_that_start_again_find_each_other;
     cluster::a_third_joins_and_one_that_is_removed_ends;
+    moved::a_member_alone_comes_back_at_another_address;
+    moved::a_member_comes_back_to_another_at_another_address;
+    moved::one_of_three_comes_back_at_another_address;
     refused::a_revocation_comes_to_the_disk_and_refuses_the_client;
     refused::a_member_that_was_revoked_hears_of_it_and_does_not_start_again;
     refused::only_who_has_a_certificate_is_served;

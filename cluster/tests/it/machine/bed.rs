@@ -12,7 +12,7 @@ use nodekeel_cluster::node::{Enrolment, EnrolmentSource, EspEnrolment, LocalName
 use nodekeel_localstorage::tree::Site;
 use nodekeel_localstorage::volume::Directory;
 use nodekeel_localstorage::{Dir, Mode, OsPlacement};
-use nodekeel_supervisor::{Child, Context, Failure, Policy, Restart, Supervisor};
+use nodekeel_supervisor::{Backoff, Child, Context, Failure, Policy, Restart, Supervisor};
 use tempfile::TempDir;
 
 /// Longest time that a test waits for what it expects at once.
@@ -39,7 +39,7 @@ impl Bed {
 
     /// With this consensus.
     pub(crate) fn with(consensus: Arc<dyn Consensus>, address: &str) -> Self {
-        let disks = tempfile::tempdir().expect("a directory");
+        let disks = disks();
         let top = Dir::open(disks.path()).expect("it opens");
         for name in ["esp", "data", "run"] {
             top.ensure_dir(name, Mode::PRIVATE_DIR).expect("it is made");
@@ -91,19 +91,29 @@ impl Bed {
     }
 }
 
-/// A machine while it is on. A run that fails is not tried again.
+/// A machine while it is on.
 pub(crate) struct Life {
     pub(crate) cluster: Cluster,
     supervisor: Supervisor,
 }
 
 impl Life {
+    /// One whose run is not followed by another.
     pub(crate) fn of(cluster: Cluster) -> Self {
+        Self::with(cluster, Policy { restart: Restart::Never, ..Policy::default() })
+    }
+
+    /// One whose runs follow each other.
+    pub(crate) fn restarted(cluster: Cluster) -> Self {
+        let backoff = Backoff { initial: Duration::from_millis(1), ..Backoff::default() };
+        Self::with(cluster, Policy { backoff, ..Policy::default() })
+    }
+
+    fn with(cluster: Cluster, policy: Policy) -> Self {
         let child = cluster.clone();
         let supervisor = Supervisor::builder().start(move |ctx: Context| {
             let child = child.clone();
             async move {
-                let policy = Policy { restart: Restart::Never, ..Policy::default() };
                 ctx.run_group([Child::new("cluster", child).policy(policy)])?;
                 ctx.ready()?;
                 Err::<(), Failure>(ctx.cancelled().await.into())
@@ -123,6 +133,11 @@ impl Life {
         let report = self.supervisor.shutdown().await;
         assert!(report.stragglers.is_empty(), "{:?}", report.stragglers);
     }
+}
+
+/// In memory, where the machine has such a place: what these tests kill is the process, and each step syncs.
+fn disks() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
 }
 
 pub(crate) fn at(address: &str) -> Address {

@@ -1,14 +1,18 @@
 //! Founding, joining, and starting again, as a whole.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::memory::MemoryNet;
 use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
-use nodekeel_cluster::machine::{Kind, Reason, State, StepError, TicketAccessError, Unavailable};
+use nodekeel_cluster::machine::{Cluster, Kind, Reason, State, StepError, TicketAccessError, Unavailable};
 use nodekeel_cluster::network::StaticNetwork;
+use nodekeel_cluster::node::{Enrolment, EnrolmentSource, NodeId};
 
-use super::bed::{Bed, SOON, at, founder, ip, said};
+use tokio::sync::watch;
+
+use super::bed::{Bed, Life, SOON, at, founder, ip, said};
 
 #[tokio::test]
 async fn a_machine_without_anything_founds_a_cluster_and_knows_itself_in_it() {
@@ -83,6 +87,26 @@ async fn a_machine_with_a_ticket_joins_and_needs_it_no_more() {
     second.enrolment().enrolment.write(b"no ticket at all").expect("it is written");
     let (life, again) = second.runs().await;
     assert_eq!(again, joined, "a node that is in a cluster does not read it");
+    life.end().await;
+    founder.end().await;
+    assert_eq!(net.clusters(), 1);
+}
+
+#[tokio::test]
+async fn a_machine_that_has_no_file_of_its_own_joins_by_what_qemu_shows() {
+    let net = MemoryNet::new();
+    let (_first, founder) = founder(&net).await;
+    let tickets = founder.cluster.golden_tickets().expect("they are enabled");
+    let ticket = tickets.issue(&PeerUrl::new(ip("192.0.2.2"), PEER_PORT)).await.expect("it is made");
+    let second = Bed::on(&net, "192.0.2.2");
+    let shown = second.disks.path().join("fw_cfg");
+    std::fs::write(&shown, &*ticket.to_config()).expect("it is written");
+    let mut deps = second.deps();
+    let own = EnrolmentSource::Kept(second.enrolment().enrolment.clone());
+    deps.enrolment = Enrolment::new([own, EnrolmentSource::Firmware(shown)]);
+    let life = Life::of(Cluster::new(deps, second.settings.clone()));
+    assert_eq!(&life.finished().await.expect("it is in its cluster").node, ticket.node());
+    assert_eq!(life.cluster.history(), [Kind::New, Kind::Joining, Kind::Running]);
     life.end().await;
     founder.end().await;
     assert_eq!(net.clusters(), 1);
@@ -183,27 +207,58 @@ async fn only_a_node_that_runs_has_a_place_keys_and_members() {
     life.end().await;
 }
 
+/// Where the node's record has it, and where its member is listed.
+async fn places(cluster: &Cluster, node: &NodeId) -> (Option<IpAddr>, Vec<String>) {
+    let nodes = cluster.nodes().expect("it runs");
+    let there = nodes.load(node).await.expect("it is read").expect("it is there");
+    let members = cluster.members().expect("it runs").list().await.expect("they are read");
+    (there.record.address, members.into_iter().flat_map(|member| member.peer_urls).collect())
+}
+
+fn place(address: &str) -> (Option<IpAddr>, Vec<String>) {
+    (Some(ip(address)), vec![PeerUrl::new(ip(address), PEER_PORT).to_string()])
+}
+
 #[tokio::test]
-async fn another_address_is_written_into_the_nodes_record() {
+async fn a_node_that_gets_another_address_while_it_runs_starts_its_member_there() {
     let bed = Bed::alone();
-    let (life, membership) = bed.runs().await;
-    let nodes = life.cluster.nodes().expect("it runs");
-    let kv = life.cluster.kv("cluster", "enrolment").expect("it runs");
-    let keys = nodekeel_cluster::consensus::kv::KeyRange::prefix("/nodes/");
-    let mut watch =
-        kv.watch(keys, nodekeel_cluster::consensus::kv::WatchFrom::Now).await.expect("it watches");
+    let ends = Arc::new(watch::Sender::new(0));
+    let seen = Arc::clone(&ends);
+    let hook = move |point: &str| {
+        if point == "end local" {
+            seen.send_modify(|ends| *ends += 1);
+        }
+    };
+    let life = Life::restarted(Cluster::with_points(bed.deps(), bed.settings.clone(), hook));
+    let membership = life.finished().await.expect("it runs");
+    assert_eq!(places(&life.cluster, &membership.node).await, place("192.0.2.1"));
+    // A loss, and the same again, are no reason to stop.
+    bed.network.set(None);
+    bed.network.set(Some(at("192.0.2.1")));
     bed.network.set(None);
     bed.network.set(Some(at("192.0.2.9")));
-    tokio::time::timeout(SOON, watch.message()).await.expect("soon").expect("a change").expect("no error");
-    let there = nodes.load(&membership.node).await.expect("it is read").expect("it is there");
-    assert_eq!(there.record.address, Some(ip("192.0.2.9")));
+    let mut ends = ends.subscribe();
+    let second = tokio::time::timeout(SOON, ends.wait_for(|ends| *ends == 2)).await;
+    second.expect("soon").expect("it is told");
+    assert_eq!(
+        life.finished().await.ok().as_ref(),
+        Some(&membership),
+        "it is the same node in the same cluster"
+    );
+    assert_eq!(life.cluster.history(), [Kind::New, Kind::Restarting, Kind::Running]);
+    assert_eq!(places(&life.cluster, &membership.node).await, place("192.0.2.9"));
     life.end().await;
-    // And where it changes while the node is off.
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_at_another_address_is_known_there() {
+    let bed = Bed::alone();
+    let (life, membership) = bed.runs().await;
+    life.end().await;
     bed.network.set(Some(at("192.0.2.10")));
-    let (life, _) = bed.runs().await;
-    let nodes = life.cluster.nodes().expect("it runs");
-    let there = nodes.load(&membership.node).await.expect("it is read").expect("it is there");
-    assert_eq!(there.record.address, Some(ip("192.0.2.10")));
+    let (life, again) = bed.runs().await;
+    assert_eq!(again, membership);
+    assert_eq!(places(&life.cluster, &membership.node).await, place("192.0.2.10"));
     life.end().await;
 }
 
