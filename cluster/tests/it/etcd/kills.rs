@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use nodekeel_cluster::consensus::{Mode, NewMember, Peer, Start};
 use nodekeel_cluster::pki::{Authority, SubjectNames};
 
-use super::bed::{ADDRESS, Bed, Version, member, place};
+use super::bed::{Bed, Version, member, place};
+use super::moved::{identity, is_at_home};
 use crate::node::Node;
 
-/// What the member that is to be killed is: lines of its directory, name, ports and program, and of whom it joins.
+/// What the member that is to be killed is: lines of its directory, name, address, ports and program, and of whom it joins.
 const VICTIM: &str = "NODEKEEL_TEST_VICTIM";
 
 /// The moments of a kill: longer than a new cluster takes, in steps much shorter than any of its own.
@@ -25,18 +26,20 @@ const WITHIN: Duration = Duration::from_secs(10);
 #[ignore = "needs etcd"]
 async fn victim() {
     let Ok(text) = std::env::var(VICTIM) else { return };
-    let [directory, name, peer, client, binary, first] = text.lines().collect::<Vec<_>>().try_into().unwrap();
+    let [directory, name, address, peer, client, binary, first] =
+        text.lines().collect::<Vec<_>>().try_into().unwrap();
+    let address = address.parse().unwrap();
     let data = place(Path::new(directory));
     let ports = [peer.parse().unwrap(), client.parse().unwrap()];
     let consensus = member(PathBuf::from(binary), ports, &[], &data);
     let start = if first.is_empty() {
-        Start::new_cluster(name.parse().unwrap(), ADDRESS)
+        Start::new_cluster(name.parse().unwrap(), address)
     } else {
         // The test has left there what the ticket says.
         let credentials = data.node.credentials.load().unwrap().unwrap();
         let revoked = data.etcd.load_revoked(&credentials.ca).unwrap().unwrap();
         let peers = vec![Peer::new("one".parse().unwrap(), first.parse().unwrap())];
-        Start::join(name.parse().unwrap(), ADDRESS, peers, Arc::new(credentials), revoked)
+        Start::join(name.parse().unwrap(), address, peers, Arc::new(credentials), revoked)
     };
     let node = Node::start(&consensus, start);
     std::future::pending::<()>().await;
@@ -47,7 +50,8 @@ async fn victim() {
 async fn kill_after(moment: u32, bed: &Bed, version: Version, first: &str) {
     let [peer, client] = bed.ports();
     let (directory, binary) = (bed.scratch.path().display(), version.binary());
-    let text = format!("{directory}\n{}\n{peer}\n{client}\n{}\n{first}", bed.name, binary.display());
+    let (name, address, binary) = (&bed.name, bed.address(), binary.display());
+    let text = format!("{directory}\n{name}\n{address}\n{peer}\n{client}\n{binary}\n{first}");
     // An empty line at the end is one.
     let text = if first.is_empty() { text + "\n" } else { text };
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -115,4 +119,26 @@ pub(super) async fn a_joiner_killed_at_any_time_joins(version: Version) {
     one.stop().await;
     assert!(worst < WITHIN, "{worst:?}");
     println!("{version:?}: {} kills of a joiner; it ran {worst:?} later at worst", STEPS / 2);
+}
+
+pub(super) async fn a_member_killed_at_any_time_while_it_moves_gets_there(version: Version) {
+    let mut bed = Bed::new(version, "one");
+    let mut node = bed.run(bed.create());
+    let before = identity(&bed, &node.running().await).await;
+    node.stop().await;
+    let mut worst = Duration::ZERO;
+    for step in 0..STEPS {
+        bed.move_to([127, 0, 1, 1 + u8::try_from(step).unwrap()].into());
+        kill_after(step, &bed, version, "").await;
+        let began = Instant::now();
+        let mut node = bed.run(bed.restart());
+        let running = node.running().await;
+        worst = worst.max(began.elapsed());
+        assert_eq!(identity(&bed, &running).await, before);
+        is_at_home(&bed, &running).await;
+        assert_eq!(running.members().list().await.unwrap().len(), 1);
+        node.stop().await;
+    }
+    assert!(worst < WITHIN, "{worst:?}");
+    println!("{version:?}: {STEPS} kills of a member that moves; it ran {worst:?} later at worst");
 }

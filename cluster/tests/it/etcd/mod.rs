@@ -42,6 +42,7 @@ on_both! {
     life::a_member_may_have_an_address_of_ipv6;
     kills::a_member_killed_at_any_time_makes_one_cluster;
     kills::a_joiner_killed_at_any_time_joins;
+    kills::a_member_killed_at_any_time_while_it_moves_gets_there;
     cluster::a_learner_joins_and_is_promoted;
     cluster::members_that_start_again_find_each_other;
     cluster::a_third_joins_and_one_that_is_removed_ends;

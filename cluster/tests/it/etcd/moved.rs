@@ -19,7 +19,7 @@ fn elsewhere(number: u8) -> IpAddr {
 }
 
 /// What is the same wherever a member is: its number and name, its key, the cluster's authority.
-async fn identity(bed: &Bed, running: &Running) -> (u64, Option<String>, String, Vec<u8>) {
+pub(super) async fn identity(bed: &Bed, running: &Running) -> (u64, Option<String>, String, Vec<u8>) {
     let this = running.this();
     let key = bed.data.etcd.peer_pki.load().unwrap().unwrap().key.public().short_id();
     let authority = Authority::load(running.root()).await.unwrap();
@@ -27,7 +27,7 @@ async fn identity(bed: &Bed, running: &Running) -> (u64, Option<String>, String,
 }
 
 /// It is served, listed and certified where it is now, and nowhere else.
-async fn is_at_home(bed: &Bed, running: &Running) {
+pub(super) async fn is_at_home(bed: &Bed, running: &Running) {
     let urls = |member: &Member| member.peer_urls.clone();
     assert_eq!(urls(running.this()), [bed.url().to_string()]);
     let listed = running.members().list().await.unwrap();
