@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -57,9 +58,11 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        let (name, pid) = (format!("nk{}", std::process::id()), std::process::id());
-        // Of the block for tests of networks (RFC 2544), eight addresses for each process.
-        let address = |last| format!("198.18.{}.{}", pid / 32 % 256, pid % 32 * 8 + last);
+        static SITES: AtomicU32 = AtomicU32::new(0);
+        let (pid, number) = (std::process::id(), SITES.fetch_add(1, Ordering::Relaxed) % 2);
+        let name = format!("nk{pid}-{number}");
+        // Of the block for tests of networks (RFC 2544), eight addresses for each of a process' two sites.
+        let address = |last| format!("198.18.{}.{}", pid / 16 % 256, pid % 16 * 16 + number * 8 + last);
         let site = Self { link: [address(1), address(2)], spare: address(3), name };
         let (name, [here, there]) = (&site.name, &site.link);
         ip(&["netns", "add", name]);
