@@ -144,18 +144,16 @@ impl Shared {
     }
 
     fn tell(&self, address: Option<Address>, trouble: Option<String>) {
-        let is_same = *self.address.borrow() == address;
-        if let Some(trouble) = &trouble {
+        let before = {
             let mut last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-            if last.as_ref() != Some(trouble) {
-                tracing::warn!(interface = %self.interface, "{trouble}");
-            }
-            *last = Some(trouble.clone());
-        } else {
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        }
-        if is_same {
+            std::mem::replace(&mut *last, trouble.clone())
+        };
+        // Another reason why there is none is told as well: whoever waits says it on.
+        if *self.address.borrow() == address && before == trouble {
             return;
+        }
+        if let Some(trouble) = trouble {
+            tracing::warn!(interface = %self.interface, "{trouble}");
         }
         if let Some(address) = address {
             tracing::info!(interface = %self.interface, %address, "this node has an address");

@@ -57,7 +57,8 @@ impl fmt::Display for Address {
 /// What tells a node its address.
 ///
 /// # Contract
-/// - A watch has the newest address; none while there is none. Each change wakes those that wait, and a loss is a change.
+/// - A watch has the newest address; none while there is none. Each change wakes those that wait, and a loss is a change;
+///   so is another reason why there is none, where the network can tell.
 /// - A watch ends when there will be no more changes: who needs an address and has none then has failed.
 /// - Asking does not block, and can be done at any time, also before whatever finds addresses runs.
 pub trait Network: fmt::Debug + Send + Sync {
