@@ -68,7 +68,7 @@ pub struct Containerd {
 pub enum Config {
     /// What these settings say.
     Settings(Settings),
-    /// This text, as it is. Its root, state and addresses must be those of the place.
+    /// This text, as it is. Root, state and the socket of the API are those of the place, whatever it says of them.
     Given {
         /// The TOML.
         text: String,
@@ -155,6 +155,12 @@ impl Containerd {
         Process::new(&self.binary)
             .arg("--config")
             .arg(self.place.config())
+            .arg("--root")
+            .arg(self.place.root())
+            .arg("--state")
+            .arg(self.place.state())
+            .arg("--address")
+            .arg(self.place.socket())
             .args(&self.extra_args)
             .env("PATH", &self.path)
             .env("TMPDIR", self.place.tmp())

@@ -1,6 +1,7 @@
 //! What the operator wants, as plain data: one TOML file, parsed once into values that make sense.
 
 mod cluster;
+mod containerd;
 mod graph;
 mod locate;
 mod value;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use cluster::ClusterConfig;
+pub use containerd::{CgroupDriverName, ContainerdConfig, CriConfig, RunscConfig, RuntimeName};
 pub use graph::{order, valid_name};
 use locate::Document;
 pub use value::{Backoff, Readiness, Restart};
@@ -143,26 +145,6 @@ impl Default for EtcdConfig {
             peer_port: port(2380),
             extra_args: Vec::new(),
         }
-    }
-}
-
-/// `[services.containerd]`: a containerd of its own, apart from any other on the machine.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ContainerdConfig {
-    /// Whether to run it.
-    pub enable: bool,
-    /// The program; `None` is to search for `containerd`.
-    pub binary: Option<PathBuf>,
-    /// A directory with images, `NAMESPACE/NAME.tar`, that are there when `root.containerd.preseed` is done.
-    pub preseed: Option<PathBuf>,
-    /// Arguments after the node's own.
-    pub extra_args: Vec<String>,
-}
-
-impl Default for ContainerdConfig {
-    fn default() -> Self {
-        Self { enable: true, binary: None, preseed: None, extra_args: Vec::new() }
     }
 }
 

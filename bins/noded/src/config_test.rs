@@ -49,6 +49,17 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
     assert_eq!(provisioner, default, "what has a default is shown at it");
     let cluster = parse("cluster.address = \"192.0.2.7\"").expect("it parses").cluster;
     assert_eq!(config.cluster, cluster, "what has a default is shown at it");
+    let cri = config.services.containerd.cri.expect("it is shown");
+    let default = CriConfig {
+        sandbox_image: cri.sandbox_image.clone(),
+        runsc: cri.runsc.clone(),
+        ..CriConfig::default()
+    };
+    assert_eq!(
+        (&cri, &cri.runsc),
+        (&default, &Some(RunscConfig::default())),
+        "what has a default is shown at it"
+    );
     assert_eq!(service.backoff, Backoff::default());
     for key in [
         "name",
@@ -257,6 +268,35 @@ fn services_come_after_what_they_depend_on_and_else_in_the_order_of_the_file() {
     let config = parse(&text.concat()).expect("it is a graph");
     let names: Vec<_> = order(&config.service).expect("no cycle").iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names, ["d", "b", "c", "a"]);
+}
+
+#[test]
+fn containerd_is_configured_by_settings_or_by_a_file() {
+    let cri = "[services.containerd.cri]\n";
+    refused([
+        (format!("{cri}runtime = \"crun\""), "2:11: services.containerd.cri.runtime: unknown variant `crun`"),
+        (
+            format!("{cri}runtime = \"runsc\""),
+            "2:11: services.containerd.cri.runtime: \"runsc\" is not among",
+        ),
+        (
+            format!("{cri}cni_conf = \"net.d\""),
+            "2:12: services.containerd.cri.cni_conf: \"net.d\" is not absolute",
+        ),
+        (format!("{cri}cni = \"/x\""), "2:1: services.containerd.cri.cni: unknown field"),
+        ("services.containerd.cri = true".into(), "services.containerd.cri: must be a table"),
+        (
+            format!("services.containerd.config = \"/c\"\n{cri}"),
+            "1:30: services.containerd.config: is used instead",
+        ),
+        ("services.containerd.config = \"c\"".into(), "services.containerd.config: \"c\" is not absolute"),
+    ]);
+    let config =
+        parse(&format!("{cri}runtime = \"runsc\"\n[services.containerd.cri.runsc]\n")).expect("right");
+    let settings = config.services.containerd.cri.expect("given").settings();
+    let default = nodekeel_containerd_svc::Cri::default();
+    assert_eq!(settings.runsc, Some(nodekeel_containerd_svc::Runsc::default()));
+    assert_eq!((settings.cni_bin, settings.cgroups), (default.cni_bin, default.cgroups));
 }
 
 #[test]

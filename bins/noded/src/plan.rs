@@ -8,10 +8,10 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
-use nodekeel_containerd_svc::Place;
+use nodekeel_containerd_svc::{Config as Told, Place, Settings};
 use nodekeel_localstorage::Dir;
 
-use crate::config::{Config, ContainerdConfig, EtcdConfig, Readiness, UserService, order};
+use crate::config::{Config, ContainerdConfig, CriConfig, EtcdConfig, Readiness, UserService, order};
 use crate::control;
 use crate::data::{self, DataError};
 use crate::layout::{self, OfContainerd, OfEtcd, Part, Root, RunOfContainerd};
@@ -64,7 +64,7 @@ pub enum Service {
     /// The node's place in a cluster.
     Cluster(Box<Cluster>),
     /// The node's containerd.
-    Containerd(Containerd),
+    Containerd(Box<Containerd>),
     /// Volumes of a Kubernetes cluster.
     Provisioner(Box<Volumes>),
     /// One of the operator's.
@@ -91,6 +91,8 @@ pub struct Containerd {
     pub place: Place,
     /// Its settings.
     pub config: ContainerdConfig,
+    /// What its own configuration says.
+    pub told: Told,
 }
 
 /// A program of the operator's.
@@ -236,6 +238,13 @@ impl Planner<'_> {
             let reason = "needs root: run noded as root, or set services.containerd.enable = false";
             skipped = self.missing("containerd", reason.into());
         }
+        let told = match told(containerd) {
+            Ok(told) => told,
+            Err(reason) => {
+                skipped = skipped.or_else(|| self.missing("containerd", reason));
+                Told::Settings(Settings::default())
+            }
+        };
         let data = self.root.extend::<OfContainerd>().expect(SHORT).containerd.path().to_owned();
         let run = self.root.run.extend::<RunOfContainerd>().expect(SHORT).containerd.path().to_owned();
         let place = match Place::new(data, run) {
@@ -244,10 +253,10 @@ impl Planner<'_> {
             Err(_) if skipped.is_some() => return,
             Err(error) => return self.problems.push(format!("{error}; give a shorter --data")),
         };
-        let planned = Containerd { binary, place, config: containerd.clone() };
+        let planned = Containerd { binary, place, config: containerd.clone(), told };
         self.services.push(Planned {
             dn: "root.containerd".into(),
-            service: Service::Containerd(planned),
+            service: Service::Containerd(Box::new(planned)),
             skipped,
         });
     }
@@ -369,4 +378,17 @@ fn too_long(socket: &Path, remedy: &str) -> Option<String> {
             "socket path {path} has {bytes} bytes, and a unix socket's has at most {MAX_SOCKET_BYTES}; {remedy}"
         )
     })
+}
+/// What containerd is told: the operator's file as it is, or noded's settings.
+fn told(containerd: &ContainerdConfig) -> Result<Told, String> {
+    let Some(file) = &containerd.config else {
+        let cri = containerd.cri.as_ref().map(CriConfig::settings);
+        return Ok(Told::Settings(Settings { cri, ..Settings::default() }));
+    };
+    let remedy = "correct it, or services.containerd.config";
+    let wrong = |why: String| format!("containerd's configuration {}: {why}; {remedy}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+    let parsed = text.parse::<toml::Table>();
+    parsed.map_err(|error| wrong(format!("is no TOML: {}", error.message())))?;
+    Ok(Told::Given { text, runsc: false })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{BUILT_IN, Config, Readiness, Restart, UserService, cluster, volumes};
+use super::{BUILT_IN, Config, Readiness, Restart, UserService, cluster, containerd, volumes};
 
 /// The least that a log can do with: an entry may take a quarter of it.
 const MIN_LOG_BYTES: usize = 64 * 1024;
@@ -53,9 +53,7 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
         );
     }
     check_program("services.etcd", etcd.binary.as_deref(), &etcd.extra_args)?;
-    let containerd = &config.services.containerd;
-    check_program("services.containerd", containerd.binary.as_deref(), &containerd.extra_args)?;
-    check_preseed(containerd.preseed.as_deref())?;
+    containerd::check(&config.services.containerd)?;
     check_span("node.grace", Some(config.node.grace))?;
     check_sizes(config)?;
     cluster::check(config)?;
@@ -67,24 +65,12 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
 }
 
 /// Checks what a daemon of the node's own is run with.
-fn check_program(table: &str, binary: Option<&Path>, extra_args: &[String]) -> Result<(), Wrong> {
+pub(super) fn check_program(table: &str, binary: Option<&Path>, extra_args: &[String]) -> Result<(), Wrong> {
     if binary.is_some_and(|path| path.as_os_str().is_empty()) {
         return wrong(format!("{table}.binary"), "must name a program, or be left out to have it searched");
     }
     check_nul(&format!("{table}.binary"), binary.and_then(Path::to_str))?;
     check_nul(&format!("{table}.extra_args"), extra_args)
-}
-
-fn check_preseed(preseed: Option<&Path>) -> Result<(), Wrong> {
-    let Some(preseed) = preseed else { return Ok(()) };
-    check_nul("services.containerd.preseed", preseed.to_str())?;
-    match preseed.is_absolute() {
-        true => Ok(()),
-        false => wrong(
-            "services.containerd.preseed",
-            format!("{:?} is not absolute", preseed.display().to_string()),
-        ),
-    }
 }
 
 /// The kernel takes no text that holds a NUL.

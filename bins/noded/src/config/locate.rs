@@ -24,6 +24,9 @@ impl<'a> Document<'a> {
             "services",
             "services.etcd",
             "services.containerd",
+            "services.containerd.cri",
+            "services.containerd.cri.runsc",
+            "cluster",
             "provisioner",
         ] {
             if let Some((value, span)) = self.value_at(path)

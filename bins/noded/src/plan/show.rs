@@ -1,6 +1,7 @@
 //! A plan for people.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use super::{Plan, Service};
 
@@ -40,8 +41,17 @@ impl fmt::Display for Service {
                     containerd.place.socket().display(),
                     containerd.place.data().display()
                 )?;
-                let preseed = containerd.config.preseed.iter();
-                preseed.into_iter().try_for_each(|preseed| write!(f, ", images from {}", preseed.display()))
+                let config = &containerd.config;
+                let mut said = |what, path: Option<&PathBuf>| {
+                    path.map_or(Ok(()), |path| write!(f, ", {what} {}", path.display()))
+                };
+                said("configured by", config.config.as_ref())?;
+                said("images from", config.preseed.as_ref())?;
+                match &config.cri {
+                    None => Ok(()),
+                    Some(cri) if cri.runsc.is_some() => f.write_str(", for a kubelet, with runc and runsc"),
+                    Some(_) => f.write_str(", for a kubelet, with runc"),
+                }
             }
             Self::Provisioner(volumes) => volumes.fmt(f),
             Self::User(user) => {

@@ -17,6 +17,7 @@ pub(crate) fn runnable(
     let mut containerd = Containerd::new(&planned.binary, planned.place.clone(), path, journal);
     containerd.extra_args = planned.config.extra_args.iter().map(Into::into).collect();
     containerd.grace = grace;
+    containerd.config = planned.told.clone();
     containerd.preseed = planned.config.preseed.as_ref().map(Preseed::new);
     containerd
 }

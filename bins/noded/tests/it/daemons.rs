@@ -117,6 +117,57 @@ fn containerd_answers_when_it_is_ready_and_keeps_to_its_directory() {
     noded.stop();
 }
 
+/// What becomes of a plugin of the node's containerd: `ok`, `skip`, `error`.
+fn plugin(noded: &Noded, kind: &str, name: &str) -> Option<String> {
+    let mut ctr = Command::new(tools::find(tools::CTR).unwrap());
+    ctr.arg("-a").arg(noded.data().join("run/containerd/containerd.sock"));
+    let listed = testbed::output(ctr.args(["plugins", "ls"])).unwrap();
+    let mut lines = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let line = lines.find(|line| line.starts_with(&[kind, name]))?;
+    line.last().map(|status| (*status).to_owned())
+}
+
+#[test]
+#[ignore = "needs containerd and root"]
+fn a_kubelet_is_served_where_the_configuration_says_so() {
+    const CRI: (&str, &str) = ("io.containerd.grpc.v1", "cri");
+    let started = |services: &str| {
+        let noded = Noded::start(&format!("services.etcd.enable = false\n{services}"));
+        noded.ask(&["start", "--wait", "root.containerd"]);
+        noded
+    };
+    let without = started("");
+    assert_eq!(plugin(&without, CRI.0, CRI.1), None);
+    without.stop();
+    let with = started(
+        "[services.containerd.cri]\nruntime = \"runsc\"\n[services.containerd.cri.runsc]\ndebug = true\n",
+    );
+    assert_eq!(plugin(&with, CRI.0, CRI.1).as_deref(), Some("ok"));
+    with.wait_for_event("root.containerd.runsc", 1, "ready");
+    with.stop();
+}
+
+#[test]
+#[ignore = "needs containerd and root"]
+fn a_configuration_of_containerds_own_keeps_to_the_nodes_places() {
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path().join("containerd.toml");
+    let elsewhere = scratch.path().join("elsewhere");
+    let text = format!(
+        "version = 2\nroot = \"{0}/root\"\nstate = \"{0}/state\"\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
+         [grpc]\naddress = \"{0}/sock\"\n",
+        elsewhere.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let config =
+        format!("services.etcd.enable = false\nservices.containerd.config = \"{}\"\n", file.display());
+    let noded = Noded::start(&config);
+    noded.ask(&["start", "--wait", "root.containerd"]);
+    assert_eq!(plugin(&noded, "io.containerd.snapshotter.v1", "native").as_deref(), Some("ok"));
+    assert!(!elsewhere.exists(), "root, state and socket are the node's");
+    noded.stop();
+}
+
 #[test]
 #[ignore = "needs containerd, busybox and root"]
 fn images_from_files_are_there_when_their_import_is_done() {
