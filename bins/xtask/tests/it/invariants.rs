@@ -34,11 +34,19 @@ fn exists(name: &str, tests: &HashSet<String>) -> bool {
     tests.contains(name.rsplit("::").next().unwrap_or(name))
 }
 
-/// The names of the functions below a `#[test]` or `#[tokio::test]` attribute.
+/// The names of the functions below a `#[test]` or `#[tokio::test]` attribute, and of those that `on_both!` makes a test
+/// of for each release of a daemon.
 fn tests_of(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;
+    let mut is_list = false;
     for line in source.lines().map(str::trim) {
+        is_list = line == "on_both! {" || is_list && line != "}";
+        if let Some((_, name)) =
+            line.strip_suffix(';').and_then(|path| path.rsplit_once("::")).filter(|_| is_list)
+        {
+            names.push(name.to_owned());
+        }
         let is_code = !line.starts_with("#[") && !line.starts_with("//");
         is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
         if let Some((_, rest)) = line.split_once("fn ").filter(|_| is_test && is_code) {
@@ -57,6 +65,19 @@ fn every_stated_invariant_names_a_test_that_exists() {
     assert_eq!(violations(&text, &tests), Vec::<String>::new());
 }
 
+/// The paths of source files that a text names.
+fn files(text: &str) -> impl Iterator<Item = &str> {
+    let quoted = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    quoted.filter(|quoted| quoted.contains('/') && quoted.ends_with(".rs"))
+}
+
+#[test]
+fn every_file_that_the_architecture_names_is_there() {
+    let text = fs::read_to_string(sources::root().join("ARCHITECTURE.md")).unwrap();
+    let gone: Vec<&str> = files(&text).filter(|file| !sources::root().join(file).is_file()).collect();
+    assert!(files(&text).count() > 10 && gone.is_empty(), "{gone:?} of ARCHITECTURE.md");
+}
+
 #[test]
 fn planted_violations_are_found() {
     let tests = HashSet::from(["spans_carry_dn".to_owned()]);
@@ -70,6 +91,7 @@ fn planted_violations_are_found() {
 #[test]
 fn only_functions_below_a_test_attribute_count() {
     let source = "#[test]\n#[ignore = \"needs root\"]\nfn one() {}\nfn helper() {}\n\
-        #[tokio::test(start_paused = true)]\nasync fn two() {}";
-    assert_eq!(tests_of(source), ["one", "two"]);
+        #[tokio::test(start_paused = true)]\nasync fn two() {}\n\
+        on_both! {\n    room::three;\n}\nroom::four;\n";
+    assert_eq!(tests_of(source), ["one", "two", "three"]);
 }
