@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use nodekeel_fsquota::{Limits, QuotaSetter, Status};
 use nodekeel_localstorage::{Dir, Error as DirError, FileKind, Mode, Rename};
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, FlockOperation};
 use rustix::io::Errno;
 
 use crate::chain::chain;
@@ -59,7 +59,8 @@ const LOCKS: usize = 64;
 /// a crash at any point leaves each volume in exactly one of the three, and the place tells what is to be done. The one
 /// fact that the erased directory took with it, its project number, is in the name of the grave, which is removed last.
 ///
-/// A new store over the same directory sweeps `.new` and goes on erasing. There must be one store per directory.
+/// A new store over the same directory sweeps `.new` and goes on erasing. So there is one store per directory: it locks
+/// `volumes` (`flock`) until it is dropped and what it has begun is done, and the kernel unlocks it for whoever is killed.
 ///
 /// # Erasing
 /// It goes on in a thread of its own, one grave after the other, so that the death of a large volume holds up neither births
@@ -126,11 +127,26 @@ impl DirStore {
             locks: [const { Mutex::new(()) }; LOCKS],
             hasher: RandomState::new(),
         });
+        inner.lock()?;
         inner.sweep_new()?;
         let graves = inner.graves()?;
         inner.release_unused(&graves);
         let eraser = Eraser::start(&inner, graves).map_err(DirStoreError::Thread)?;
         Ok(Self { inner, eraser })
+    }
+
+    /// Whether a store works on this directory at the moment. It changes nothing; but a store that is opened in the same
+    /// moment may be told so, too.
+    ///
+    /// # Errors
+    /// [`DirStoreError::Directory`], [`DirStoreError::Lock`].
+    pub fn is_in_use(base: &Dir) -> Result<bool, DirStoreError> {
+        match base.open_dir(VOLUMES) {
+            Ok(volumes) => try_lock(&volumes).map(|is_free| !is_free),
+            // Where there are no volumes yet, nobody works on them.
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(DirStoreError::Directory(error)),
+        }
     }
 
     /// Waits until nothing is left to erase.
@@ -162,6 +178,15 @@ impl DirStore {
 }
 
 impl Inner {
+    /// Keeps other stores from the directory. Not by the directory above, which may be the root of its file system: whoever
+    /// sets a limit there locks that, and would wait for this store for ever.
+    fn lock(&self) -> Result<(), DirStoreError> {
+        match try_lock(&self.volumes)? {
+            true => Ok(()),
+            false => Err(DirStoreError::InUse { path: self.volumes.path().to_owned() }),
+        }
+    }
+
     /// Keeps everybody else from a volume.
     fn hold(&self, id: &VolumeId) -> MutexGuard<'_, ()> {
         let lock = usize::try_from(self.hasher.hash_one(id) % LOCKS as u64).unwrap_or_default();
@@ -302,6 +327,23 @@ impl Inner {
     fn graves(&self) -> Result<Vec<Grave>, DirStoreError> {
         let entries = self.trash.list().map_err(DirStoreError::Directory)?;
         Ok(entries.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect())
+    }
+}
+
+/// Unlocks at once. Closing alone would not: a child that another thread is starting has the descriptor until it executes its
+/// program, and the lock with it.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.volumes, FlockOperation::Unlock);
+    }
+}
+
+/// Locks a directory for as long as it is held open; false where somebody else has it.
+fn try_lock(dir: &Dir) -> Result<bool, DirStoreError> {
+    match rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(DirStoreError::Lock { path: dir.path().to_owned(), source: errno.into() }),
     }
 }
 

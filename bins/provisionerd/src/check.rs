@@ -17,8 +17,8 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use nodekeel_fsquota::ProjectQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::HOSTNAME;
 use nodekeel_provisioner::csi::OsMounts;
+use nodekeel_provisioner::{DirStore, HOSTNAME};
 
 use crate::config::Config;
 use crate::rights::{self, Right};
@@ -101,14 +101,12 @@ fn directory(config: &Config) -> Vec<Finding> {
         ));
     }
     findings.push(writable(&base));
-    // Where there are no volumes yet, nobody works on them.
-    let locked = base.open_dir(volumes::LOCKED).map_or(Ok(true), |dir| volumes::lock(&dir));
-    match locked {
-        Ok(true) => {}
-        Ok(false) => {
+    match DirStore::is_in_use(&base) {
+        Ok(false) => {}
+        Ok(true) => {
             findings.push(Finding::Warning("another instance works on the directory at the moment".into()))
         }
-        Err(error) => findings.push(Finding::Bad(anyhow!(error).context("lock the directory"))),
+        Err(error) => findings.push(Finding::Bad(anyhow!(error).context("see whether somebody works on it"))),
     }
     findings
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nodekeel_provisioner::csi::{OsMounts, Plugin, PluginDeps};
-use nodekeel_provisioner::{Config as ProvisionerConfig, Deps, FINALIZER, Hook, Identity, Provisioner};
+use nodekeel_provisioner::{
+    Config as ProvisionerConfig, Deps, DirStore, FINALIZER, Hook, Identity, Provisioner,
+};
 use nodekeel_supervisor::{Change, Context, Event, Failure, State, StopSignals, Supervisor};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -16,8 +18,7 @@ use crate::check::{self, Finding};
 use crate::config::Config;
 use crate::http::{Http, Told};
 use crate::metrics::Metrics;
-use crate::volumes::Volumes;
-use crate::{cluster, log};
+use crate::{cluster, log, volumes};
 
 /// How long blocking calls may take once everything else has stopped.
 const ALLOWANCE: Duration = Duration::from_secs(5);
@@ -50,8 +51,7 @@ async fn until_signalled(config: &Config) -> Result<ExitCode> {
     let parts = Parts::make(config).await?;
     let (waiting, told) = watch::channel(vec!["the start".to_owned()]);
     tokio::spawn(look(config.clone(), parts.client.clone()));
-    let (root, _volumes) = parts.root(told);
-    let supervisor = Arc::new(Supervisor::builder().hook(tell).start(root));
+    let supervisor = Arc::new(Supervisor::builder().hook(tell).start(parts.root(told)));
     let watching = tokio::spawn(watch_tree(Arc::clone(&supervisor), waiting));
     tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");
     signals.asked().await;
@@ -97,7 +97,7 @@ async fn stop(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCode {
 
 /// All that runs.
 struct Parts {
-    volumes: Volumes,
+    store: Arc<DirStore>,
     client: kube::Client,
     provisioner: Provisioner,
     plugin: Option<Plugin>,
@@ -110,7 +110,7 @@ impl Parts {
         let node = config.node()?;
         let hook = hook()?;
         let listener = listen(config.listen)?;
-        let volumes = Volumes::take(config, hook.clone())?;
+        let store = volumes::take(config, hook.clone())?;
         let client = cluster::client(config.kubeconfig.as_deref()).await?;
         let metrics = Arc::new(Metrics::new());
         let plugin = match config.csi {
@@ -118,8 +118,8 @@ impl Parts {
                 PluginDeps {
                     driver: config.driver.clone(),
                     node: node.clone(),
-                    store: volumes.store.clone(),
-                    volumes: volumes.store.clone(),
+                    store: store.clone(),
+                    volumes: store.clone(),
                     mounts: Arc::new(OsMounts::new(&config.kubelet)),
                 },
                 &config.kubelet,
@@ -132,22 +132,22 @@ impl Parts {
         wanted.concurrency = config.concurrency;
         let deps = Deps {
             client: client.clone(),
-            store: volumes.store.clone(),
+            store: store.clone(),
             meter: Arc::new(metrics.meter.clone()),
             guard: plugin.as_ref().map(Plugin::guard),
             registered: plugin.as_ref().map(Plugin::known),
             hook,
         };
-        Ok(Self { provisioner: Provisioner::new(wanted, deps), client, volumes, plugin, listener, metrics })
+        Ok(Self { provisioner: Provisioner::new(wanted, deps), client, store, plugin, listener, metrics })
     }
 
-    /// The root of the tree, and what has to outlive it.
-    fn root(self, waiting: watch::Receiver<Vec<String>>) -> (impl Fn(Context) -> RootRun, Volumes) {
-        let Self { volumes, client: _, provisioner, plugin, listener, metrics } = self;
+    /// The root of the tree.
+    fn root(self, waiting: watch::Receiver<Vec<String>>) -> impl Fn(Context) -> RootRun {
+        let Self { store, client: _, provisioner, plugin, listener, metrics } = self;
         let known = plugin.as_ref().map(Plugin::known);
-        let told = Told { metrics, store: Arc::clone(&volumes.store), known, waiting };
+        let told = Told { metrics, store, known, waiting };
         let parts = std::sync::Mutex::new(Some((Http { listener, told }, plugin, provisioner)));
-        let root = move |ctx: Context| {
+        move |ctx: Context| {
             let parts = parts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             Box::pin(async move {
                 // The root only fails by a bug, after which there is nothing to start again.
@@ -160,8 +160,7 @@ impl Parts {
                 ctx.ready()?;
                 Err(Failure::from(ctx.cancelled().await))
             }) as RootRun
-        };
-        (root, volumes)
+        }
     }
 }
 

@@ -1,15 +1,12 @@
 //! The directory of volumes, opened for one instance.
 
 use std::io;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
-use nodekeel_localstorage::{Dir, Error as DirError, Mode};
+use nodekeel_localstorage::{Dir, Error as DirError};
 use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, Hook};
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::config::Config;
@@ -57,13 +54,6 @@ fn remedy(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-/// The volumes of a node. The directory is locked as long as this lives; the kernel unlocks it for whoever is killed.
-#[derive(Debug)]
-pub(crate) struct Volumes {
-    pub(crate) store: Arc<DirStore>,
-    _lock: Dir,
-}
-
 /// Opens the directory, with the quotas of its file system.
 pub(crate) fn open(config: &Config) -> Result<(Dir, ProjectQuota), VolumesError> {
     let path = || config.directory.clone();
@@ -90,57 +80,25 @@ fn open_to_use(config: &Config) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesEr
     Ok((base, Arc::new(quota)))
 }
 
-/// What an instance locks: where the volumes themselves are. The directory above may be the root of its file system, which
-/// is locked by whoever sets a limit there, and that would wait for this instance for ever.
-pub(crate) const LOCKED: &str = "volumes";
-
-/// Locks a directory; false where another instance has it.
-pub(crate) fn lock(dir: &Dir) -> io::Result<bool> {
-    match rustix::fs::flock(dir.as_fd(), FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-impl Volumes {
-    /// Takes the directory, and goes on with what a killed instance has begun.
-    pub(crate) fn take(config: &Config, hook: Option<Arc<dyn Hook>>) -> Result<Self, VolumesError> {
-        let path = || config.directory.clone();
-        let (base, quota) = open_to_use(config)?;
-        let lock = base
-            .ensure_dir(LOCKED, Mode::PRIVATE_DIR)
-            .map_err(|source| VolumesError::Directory { path: path(), source })?;
-        match self::lock(&lock) {
-            Ok(true) => {}
-            Ok(false) => return Err(VolumesError::InUse { path: path() }),
-            Err(source) => return Err(VolumesError::Lock { path: path(), source }),
-        }
-        let mut options = DirStoreOptions::default();
-        options.mode = config.volume_mode;
-        options.hook = hook;
-        let store = DirStore::with(base, quota, options).map_err(|source| match source {
-            DirStoreError::Directory(source) => VolumesError::Directory { path: path(), source },
-            source => VolumesError::Store { path: path(), source },
-        })?;
-        Ok(Self { store: Arc::new(store), _lock: lock })
-    }
+/// Takes the directory, and goes on with what a killed instance has begun.
+pub(crate) fn take(config: &Config, hook: Option<Arc<dyn Hook>>) -> Result<Arc<DirStore>, VolumesError> {
+    let path = || config.directory.clone();
+    let (base, quota) = open_to_use(config)?;
+    let mut options = DirStoreOptions::default();
+    options.mode = config.volume_mode;
+    options.hook = hook;
+    let store = DirStore::with(base, quota, options).map_err(|source| match source {
+        DirStoreError::Directory(source) => VolumesError::Directory { path: path(), source },
+        DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
+        DirStoreError::Lock { source, .. } => VolumesError::Lock { path: path(), source },
+        source => VolumesError::Store { path: path(), source },
+    })?;
+    Ok(Arc::new(store))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_directory_is_one_instances() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let open = || Dir::open(directory.path()).expect("open");
-        let (first, second) = (open(), open());
-        assert!(lock(&first).expect("lock"));
-        assert!(!lock(&second).expect("lock"));
-        drop(first);
-        assert!(lock(&second).expect("lock"));
-    }
 
     #[test]
     fn what_is_missing_is_told_with_what_to_do() {

@@ -16,6 +16,21 @@ pub enum DirStoreError {
     /// Something could not be done with a directory or in it.
     #[error(transparent)]
     Directory(DirError),
+    /// Another store works on the directory, of another program or of this one: end that one.
+    #[error("another store works on {}", path.display())]
+    InUse {
+        /// What it has locked.
+        path: PathBuf,
+    },
+    /// The directory could not be locked, so that nobody knows whether another store works on it.
+    #[error("lock {}", path.display())]
+    Lock {
+        /// What was to be locked.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
     /// The quota of a directory could not be read or changed.
     #[error("the quota of {}", path.display())]
     Quota {

@@ -11,7 +11,7 @@ use nodekeel_fsquota::{Bytes, Change, Error, Inodes, Limits, ProjectId, QuotaSet
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
-use nodekeel_provisioner::{DirStore, OpenVolume, StoreError, VolumeId, VolumeStore};
+use nodekeel_provisioner::{DirStore, DirStoreError, OpenVolume, StoreError, VolumeId, VolumeStore};
 
 const LIMITS: Limits = Limits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
@@ -83,6 +83,27 @@ async fn a_new_store_sweeps_births_and_goes_on_with_deaths() {
     store.erased().await;
     assert_eq!(names(&base.path().join(".new")), Vec::<String>::new());
     assert_eq!(names(&dead), ["somebody-elses"]);
+}
+
+#[tokio::test]
+async fn a_directory_has_one_store_which_a_second_leaves_alone() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
+    let dir = || Dir::open(base.path()).expect("the base");
+    assert!(!DirStore::is_in_use(&dir()).expect("look"), "nobody has made one yet");
+    let first = open(base.path(), &quota);
+    // What the first is about to make.
+    let born = base.path().join(".new").join(id(1).as_str());
+    fs::create_dir(&born).expect("a birth");
+    let limited = quota.set(fs::File::open(&born).expect("open").as_fd(), LIMITS.into()).expect("limits");
+    let second = DirStore::new(dir(), Arc::clone(&quota) as _).map(drop);
+    assert!(matches!(second, Err(DirStoreError::InUse { .. })), "{second:?}");
+    assert!(DirStore::is_in_use(&dir()).expect("look"));
+    assert_eq!(quota.list(), [limited], "its limits are still there");
+    assert!(born.exists());
+    drop(first);
+    assert!(!DirStore::is_in_use(&dir()).expect("look"));
+    drop(open(base.path(), &quota));
+    assert!(!born.exists(), "the next one sweeps it");
 }
 
 /// Remembers which numbers it was asked to keep.

@@ -1,15 +1,11 @@
 //! Volumes for the claims of a Kubernetes cluster, as a service of the node.
 
-use std::fs::{File, TryLockError};
-use std::io;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
-use nodekeel_localstorage::{Dir, Mode};
 use nodekeel_logtree::{Dn, Journal, Level, Message};
 use nodekeel_provisioner::csi::{OsMounts, Plugin, PluginDeps};
 use nodekeel_provisioner::{
@@ -37,12 +33,6 @@ pub(crate) enum VolumesError {
         path.display()
     )]
     InUse { path: PathBuf },
-    #[error("lock the volumes in {}", path.display())]
-    Lock {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
     #[error("take up the volumes in {}", path.display())]
     Store {
         path: PathBuf,
@@ -51,12 +41,11 @@ pub(crate) enum VolumesError {
     },
 }
 
-/// The volumes of the node, taken. Their directory is locked as long as this lives.
+/// The volumes of the node, taken: nobody else can have their store meanwhile.
 #[derive(Debug, Clone)]
 pub(crate) struct Taken {
     plan: Volumes,
     store: Arc<DirStore>,
-    _lock: Arc<File>,
 }
 
 impl Taken {
@@ -64,11 +53,12 @@ impl Taken {
     pub(crate) fn take(plan: &Volumes, journal: &Journal) -> Result<Self, VolumesError> {
         let path = || plan.directory.clone();
         let base = data::open(&plan.directory).map_err(VolumesError::Directory)?;
-        let lock = lock(&base)?;
-        let quota = quota(plan, journal)?;
-        let store =
-            DirStore::new(base, quota).map_err(|source| VolumesError::Store { path: path(), source })?;
-        Ok(Self { plan: plan.clone(), store: Arc::new(store), _lock: Arc::new(lock) })
+        let store = DirStore::new(base, quota(plan, journal)?).map_err(|source| match source {
+            DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
+            DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
+            source => VolumesError::Store { path: path(), source },
+        })?;
+        Ok(Self { plan: plan.clone(), store: Arc::new(store) })
     }
 
     fn plugin(&self) -> Result<Option<Plugin>, Failure> {
@@ -81,22 +71,6 @@ impl Taken {
             mounts: Arc::new(OsMounts::new(kubelet)),
         };
         Ok(Some(Plugin::new(deps, kubelet)?))
-    }
-}
-
-fn lock(base: &Dir) -> Result<File, VolumesError> {
-    let path = || base.path().to_owned();
-    let failed = |source| VolumesError::Lock { path: path(), source };
-    // Not the directory itself: it may be the root of its file system, which is locked by whoever sets a limit there, and
-    // that would wait for this node for ever.
-    let own = base
-        .ensure_dir("volumes", Mode::PRIVATE_DIR)
-        .map_err(|error| VolumesError::Directory(error.into()))?;
-    let lock = File::from(own.as_fd().try_clone_to_owned().map_err(failed)?);
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(VolumesError::InUse { path: path() }),
-        Err(TryLockError::Error(source)) => Err(failed(source)),
     }
 }
 

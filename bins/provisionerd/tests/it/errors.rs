@@ -31,7 +31,7 @@ fn run(directory: &Path, wrapper: &[&str]) -> Output {
 struct Running {
     child: Child,
     lines: Receiver<String>,
-    _directories: [tempfile::TempDir; 2],
+    directories: [tempfile::TempDir; 2],
 }
 
 impl Running {
@@ -45,7 +45,12 @@ impl Running {
         std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
-        Self { child, lines, _directories: directories }
+        Self { child, lines, directories }
+    }
+
+    /// Where it keeps volumes.
+    fn directory(&self) -> &Path {
+        self.directories[0].path()
     }
 
     /// The next line in which this stands; none where nothing at all is said for so long.
@@ -70,6 +75,23 @@ fn assert_told(output: &Output, directory: &Path, advice: &str) {
     let [line] = lines[..] else { panic!("one line: {text}") };
     assert!(line.contains(&directory.display().to_string()), "{line}");
     assert!(line.contains(advice) && line.contains("--directory"), "{line}");
+}
+
+#[test]
+fn a_directory_that_another_instance_works_on_is_told_and_left_alone() {
+    let kubeconfig = unreachable();
+    let first = Running::with(kubeconfig.path());
+    assert!(first.says("started", PATIENCE).is_some());
+    let directory = first.directory();
+    let born = directory.join(".new/pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f");
+    fs::create_dir(&born).expect("what the first is about to make");
+    let second = run(directory, &[]);
+    let text = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(5), "{text}");
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("provisionerd: ")).collect();
+    let [line] = lines[..] else { panic!("one line: {text}") };
+    assert!(line.contains("another instance works on") && line.contains("--directory"), "{line}");
+    assert!(born.exists());
 }
 
 /// A tmpfs below a scratch directory, which undoes it.
@@ -126,14 +148,20 @@ fn a_directory_that_may_not_be_written_to_or_read_is_told() {
     }
 }
 
-#[test]
-fn an_api_server_that_is_gone_is_told_once_and_not_by_each_watch() {
+/// How to reach an API server that is gone.
+fn unreachable() -> tempfile::NamedTempFile {
     let kubeconfig = tempfile::NamedTempFile::new().expect("a file");
     let config = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
         contexts: [{name: a, context: {cluster: a, user: a}}]\n\
         clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n\
         users: [{name: a, user: {}}]\n";
     fs::write(&kubeconfig, config).expect("written");
+    kubeconfig
+}
+
+#[test]
+fn an_api_server_that_is_gone_is_told_once_and_not_by_each_watch() {
+    let kubeconfig = unreachable();
     let running = Running::with(kubeconfig.path());
     let told = running.says("API server", PATIENCE).expect("it is told");
     assert!(told.contains("WARN") && told.contains("is the API server reachable?"), "{told}");
