@@ -117,8 +117,13 @@ async fn its_environment_and_arguments_are_its_own_and_what_is_added() {
         containerd.env.insert("HTTPS_PROXY".into(), "http://proxy:1".into());
         containerd.extra_args = vec!["--log-level".into(), "debug".into()];
     });
-    let config = fake.place.config();
-    assert_eq!(fake.said("args"), format!("--config {} --log-level debug", config.display()));
+    let (data, run) = (fake.directory.path().join("data"), fake.directory.path().join("run"));
+    let args = format!(
+        "--config {0}/config.toml --root {0}/root --state {1}/state --address {1}/containerd.sock --log-level debug",
+        data.display(),
+        run.display()
+    );
+    assert_eq!(fake.said("args"), args);
     let tmp = format!("TMPDIR={}", fake.place.tmp().display());
     let told = fake.said("env");
     let mut variables: Vec<_> = told.lines().collect();

