@@ -16,7 +16,7 @@ use nodekeel_cluster::consensus::kv::{
 use nodekeel_cluster::consensus::kv::{Watch, WatchFrom};
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
 use nodekeel_cluster::consensus::{Consensus, Running, Service, Start, Started, Status, StatusWatch};
-use nodekeel_cluster::testing::consensus_conformance;
+use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable as _, Supervisor};
 use tokio::sync::watch;
 
@@ -118,6 +118,7 @@ async fn main() -> anyhow::Result<()> {
     let running = status.running().await.ok_or_else(|| anyhow::anyhow!("it did not start"))?;
     println!("a member called {}", running.this().name.as_deref().unwrap_or("nothing"));
     consensus_conformance(&running).await;
+    kv_conformance(running.kv("example", "conformance")?).await;
     println!("it conforms, and its calls were counted: {}", consensus.calls.load(Ordering::Relaxed) > 0);
     supervisor.shutdown().await;
     Ok(())

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use nodekeel_cluster::consensus::kv::{KeyRange, WatchFrom};
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
 use nodekeel_cluster::machine::{Cluster, ConsensusSource, Deps, Kind, Settings};
 use nodekeel_cluster::network::{Address, Network};
@@ -64,11 +63,12 @@ async fn main() -> anyhow::Result<()> {
     let membership = cluster.wait_finished().await?;
     println!("with one it is {}", cluster.state().kind());
 
-    let kv = cluster.kv("cluster", "enrolment")?;
-    let mut changes = kv.watch(KeyRange::prefix("/nodes/"), WatchFrom::Now).await?;
     lender.send(None)?;
     lender.send(at("192.0.2.8")?)?;
-    changes.message().await;
+    // Its run ends, and the next one has its member at the new address.
+    cluster.changed_from(Kind::Running).await;
+    cluster.changed_from(Kind::Failed).await;
+    cluster.wait_finished().await?;
     let record = cluster.nodes()?.load(&membership.node).await?.map(|stored| stored.record);
     println!("its record has {:?}", record.and_then(|record| record.address));
     supervisor.shutdown().await;

@@ -150,14 +150,16 @@ impl Preseed {
             tracing::warn!("{} is no bundle and left alone: {why}", path.display());
         }
         let mut report = Report { strays, ..Report::default() };
-        report.outcomes.extend(failed.into_iter().map(Outcome::Failed));
+        let mut told = |outcome: Outcome| {
+            tell(&outcome);
+            report.outcomes.push(outcome);
+        };
+        failed.into_iter().map(Outcome::Failed).for_each(&mut told);
         let listed = list(store, &bundles).await.map_err(PreseedError::Store)?;
         let mut claims = Claims::default();
         for (bundle, action) in plan(bundles, &listed) {
-            let outcome = self.one(store, bundle, action, &mut claims).await;
-            report.outcomes.push(outcome);
+            told(self.one(store, bundle, action, &mut claims).await);
         }
-        report.outcomes.iter().for_each(tell);
         Ok(report)
     }
 

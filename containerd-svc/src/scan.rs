@@ -47,7 +47,13 @@ pub(crate) fn scan(directory: &Path) -> Result<Found, Error> {
     for entry in top.list()? {
         let path = directory.join(entry.name.as_os_str());
         match namespace(&entry) {
-            Ok(Some(namespace)) => files(&top.open_dir(entry.name.as_os_str())?, &namespace, &mut found)?,
+            // One that can't be read keeps no other from being imported.
+            Ok(Some(namespace)) => {
+                let opened = top.open_dir(entry.name.as_os_str());
+                if let Err(source) = opened.and_then(|dir| files(&dir, &namespace, &mut found)) {
+                    found.failed.push(ImportError::Open { path, source });
+                }
+            }
             Ok(None) => {}
             Err(why) => found.strays.push(Stray { path, why }),
         }

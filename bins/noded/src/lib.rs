@@ -91,4 +91,22 @@ mod wire;
 #[allow(missing_docs, clippy::all, clippy::pedantic, clippy::exhaustive_enums, reason = "generated")]
 pub mod v1 {
     tonic::include_proto!("nodekeel.control.v1");
+
+    impl std::fmt::Debug for CreateGoldenTicketResponse {
+        /// Without the enrolment configuration, which holds keys.
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("CreateGoldenTicketResponse").field("node", &self.node).finish_non_exhaustive()
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        #[test]
+        fn the_keys_of_a_ticket_are_not_printed() {
+            let ticket =
+                super::CreateGoldenTicketResponse { enrolment: vec![217], node: "nodekeel-1".into() };
+            let shown = format!("{ticket:?}");
+            assert!(shown.contains("nodekeel-1") && !shown.contains("217"), "{shown}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ use crate::consensus::etcd::EtcdConsensus;
 use crate::consensus::kv::KvStore;
 use crate::consensus::{self, Consensus, InvalidName, StatusWatch};
 use crate::network::Network;
-use crate::node::{DEFAULT_PREFIX, Enrolment, GoldenTickets, IssueError, LocalNames, NodeStore};
+use crate::node::{DEFAULT_PREFIX, Enrolment, GoldenTickets, IssueError, LocalNames, NODES, NodeStore};
 
 /// What a node's way into its cluster needs.
 #[derive(Debug)]
@@ -218,7 +218,8 @@ impl Cluster {
         self.0.published.borrow().state.clone()
     }
 
-    /// The states that the present run went through, the present one last.
+    /// The states that the present run went through, the present one last; [`Kind::Failed`] after [`Kind::Running`] where it
+    /// has ended.
     pub fn history(&self) -> Vec<Kind> {
         self.0.published.borrow().history.clone()
     }
@@ -239,7 +240,7 @@ impl Cluster {
     /// Waits until the run has finished, and tells how: now, if it has. Any number may wait, from whenever on.
     ///
     /// # Errors
-    /// Why the node is in no cluster. Another run may follow, which this does not wait for.
+    /// Why the node is in no cluster: [`Reason::Ended`] where it was. Another run may follow, which this does not wait for.
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
@@ -309,7 +310,7 @@ impl Cluster {
     /// # Errors
     /// [`KvAccessError::Unavailable`].
     pub fn nodes(&self) -> Result<NodeStore, KvAccessError> {
-        let (module, space) = super::NODES;
+        let (module, space) = NODES;
         Ok(NodeStore::new(self.kv(module, space)?))
     }
 }

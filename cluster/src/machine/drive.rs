@@ -14,7 +14,7 @@ use super::book::Book;
 use super::cluster::{Published, Shared};
 use super::core::{Action, Input, Machine};
 use super::reason::Reason;
-use super::state::State;
+use super::state::{Kind, State};
 use crate::consensus::StatusWatch;
 
 /// One run, with all that it has made so far.
@@ -54,6 +54,7 @@ pub(super) async fn run(shared: Arc<Shared>, ctx: Context) -> Result<(), Failure
     drop(end);
     match drive.state() {
         State::Running(_) => {
+            let _ended = Ended(&drive);
             drive.ctx.ready()?;
             tokio::select! {
                 biased;
@@ -83,6 +84,18 @@ impl Drop for End<'_> {
         if !self.0.state().kind().is_final() {
             self.0.apply(Input::Stop);
         }
+    }
+}
+
+/// A run that was in its cluster and ends, is dropped or panics is there no more, and whoever looks hears of that. The
+/// machine has nothing to do with it: for that, the run was over when it was there.
+struct Ended<'a>(&'a Drive);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut history = self.0.machine().history().to_vec();
+        history.push(Kind::Failed);
+        self.0.shared.publish(Published { state: State::Failed(Reason::Ended), history, member: None });
     }
 }
 
@@ -160,14 +173,14 @@ impl Drive {
 
     /// Does what there is to do, until there is nothing more.
     async fn to_the_end(&self) {
-        let deadline = Instant::now() + self.shared.settings.deadline;
+        let deadline = Instant::now().checked_add(self.shared.settings.deadline);
         let mut next = self.apply(Input::Begin);
         while let Some(action) = next {
             let input = tokio::select! {
                 biased;
                 input = self.perform(action) => input,
                 Cancelled = self.ctx.cancelled() => Input::Stop,
-                () = sleep_until(deadline) => Input::Deadline(self.made().trouble.clone()),
+                () = until(deadline) => Input::Deadline(self.made().trouble.clone()),
             };
             // Everybody hears of it at once.
             next = self.apply(input);
@@ -199,5 +212,13 @@ impl Drive {
                 }
             }
         }
+    }
+}
+
+/// For ever, where that is beyond what a clock can tell.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }

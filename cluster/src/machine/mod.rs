@@ -53,6 +53,3 @@ pub use state::{Kind, Membership, State, Work};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use step::arbitrary;
 pub use step::{EnrolmentId, Flow, InvalidProgress, Mode, Progress, Step};
-
-/// Where the nodes' records are: module and space.
-pub(crate) const NODES: (&str, &str) = ("cluster", "enrolment");

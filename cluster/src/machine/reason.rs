@@ -65,6 +65,10 @@ pub enum Reason {
         /// What was being done.
         during: Activity,
     },
+    /// The node was in its cluster, and the run has ended: it was stopped, or has got another address. Another run goes back
+    /// to the same cluster.
+    #[error("the node was in its cluster, and has been stopped")]
+    Ended,
     /// A node that was founding a cluster has been given a ticket for another. Remove the ticket to go on, or
     /// [forget](super::forget) what was begun, and give up its data, to join by it.
     #[error("a cluster was begun to be founded, and now there is a ticket to join another")]

@@ -8,7 +8,6 @@ use nodekeel_localstorage::pki::{CommonName, Credentials, Template};
 use nodekeel_localstorage::tree::{Identity, Pki, Site};
 use nodekeel_localstorage::{Dir, OsPlacement};
 
-use super::NODES;
 use super::book::Book;
 use super::cluster::Shared;
 use super::core::Outcome;
@@ -18,6 +17,7 @@ use super::reason::StepError;
 use super::state::State;
 use super::step::{Flow, Mode, Progress, Step};
 use crate::consensus::{self, MemberName, Start, Started, Status, StatusWatch};
+use crate::node::NODES;
 use crate::node::{
     ClusterId, GoldenTicket, GoldenTickets, NodeId, NodeRecord, NodeStore, RecordError, Roles,
 };

@@ -82,7 +82,7 @@ impl GoldenTickets {
     /// [`IssueError::Member`], which these namespaces do not give.
     pub fn new(running: Running, prefix: impl Into<String>) -> Result<Self, IssueError> {
         let kv = |(module, space)| running.kv(module, space).map_err(IssueError::Member);
-        let (tickets, nodes) = (kv(TICKETS)?, NodeStore::new(kv(crate::machine::NODES)?));
+        let (tickets, nodes) = (kv(TICKETS)?, NodeStore::new(kv(super::NODES)?));
         Ok(Self { running, tickets, nodes, prefix: prefix.into() })
     }
 

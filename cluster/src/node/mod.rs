@@ -11,6 +11,9 @@ mod store;
 mod ticket;
 mod wire;
 
+/// Where the nodes' records are: module and space.
+pub(crate) const NODES: (&str, &str) = ("cluster", "enrolment");
+
 pub use cluster_id::ClusterId;
 pub use enrolment::{Enrolment, EnrolmentError, EnrolmentSource, EspEnrolment, FIRMWARE};
 pub use id::{DEFAULT_PREFIX, InvalidNodeId, NodeId};

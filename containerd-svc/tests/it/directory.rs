@@ -68,15 +68,18 @@ async fn a_bad_bundle_touches_no_other_and_strays_are_left_alone() {
 
 #[tokio::test]
 #[ignore = "needs plain user: root reads everything"]
-async fn an_unreadable_bundle_is_told_and_may_be_tried_again() {
+async fn an_unreadable_bundle_or_directory_is_told_and_may_be_tried_again() {
     use std::os::unix::fs::PermissionsExt as _;
     let bundles = Bundles::new();
     bundles
         .put("a.tar", b"x")
         .put("b.tar", &Archive::new(Shape::Layout).image(&["localhost/b:1"], b"b").tar());
     std::fs::set_permissions(bundles.path("a.tar"), std::fs::Permissions::from_mode(0o000)).unwrap();
+    let locked = bundles.directory.path().join("locked");
+    std::fs::create_dir(&locked).unwrap();
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o000)).unwrap();
     let report = bundles.run().await;
-    assert_eq!((counts(&report), report.retryable()), ([1, 0, 1], 1));
+    assert_eq!((counts(&report), report.retryable()), ([1, 0, 2], 2));
 }
 
 #[tokio::test]

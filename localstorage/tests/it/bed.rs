@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use nodekeel_localstorage::Dir;
 use tempfile::TempDir;
@@ -49,12 +50,26 @@ pub(crate) fn task() -> Option<String> {
     std::env::var(TASK).ok()
 }
 
+/// Held to read by whoever starts a process, and to write by whoever unmounts: a child has all that is open here until it
+/// executes its program, and what is open can't be unmounted.
+static FORKS: RwLock<()> = RwLock::new(());
+
+/// As long as it is held, no other thread starts a process.
+pub(crate) fn no_forks() -> RwLockWriteGuard<'static, ()> {
+    FORKS.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs one test of this program again, in a process of its own that is told what to do.
 pub(crate) fn run_alone(test: &str, task: &str) -> ExitStatus {
     let mut command = Command::new(std::env::current_exe().expect("it has a path"));
     command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
     command.env(TASK, task).stdin(Stdio::null()).stdout(Stdio::null());
-    command.status().expect("it starts")
+    let mut child = {
+        let _forks = FORKS.read().unwrap_or_else(PoisonError::into_inner);
+        // It is back when the child executes its program.
+        command.spawn().expect("it starts")
+    };
+    child.wait().expect("it ends")
 }
 
 /// Does a test's work in a process of its own: for what all threads of a process share.

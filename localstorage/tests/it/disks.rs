@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockWriteGuard};
 
 use nodekeel_localstorage::mount::{MountError, MountFlags, MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::testing::volume_conformance;
@@ -14,18 +14,22 @@ use nodekeel_localstorage::{Dir, Mode, OsPlacement};
 use tempfile::TempDir;
 use testbed::guest::inside::{Disk, FileSystem};
 
+use crate::bed::no_forks;
+
 const MIB: usize = 1 << 20;
 
 /// A disk of the guest, and a directory to mount it on.
 struct Bench {
     temporary: TempDir,
     disk: Disk,
+    _no_forks: RwLockWriteGuard<'static, ()>,
 }
 
 impl Bench {
     /// With nothing on the disk: earlier tests have left something.
     fn new() -> Bench {
-        let bench = Bench { temporary: tempfile::tempdir().unwrap(), disk: Disk::take().unwrap() };
+        let (temporary, disk) = (tempfile::tempdir().unwrap(), Disk::take().unwrap());
+        let bench = Bench { temporary, disk, _no_forks: no_forks() };
         fs::create_dir(bench.target()).unwrap();
         bench.wipe();
         bench

@@ -3,7 +3,7 @@
 use nodekeel_localstorage::{Dir, Mode, OsPlacement, testing};
 use testbed::guest::inside::{Disk, FileSystem};
 
-use crate::bed::raw_names;
+use crate::bed::{no_forks, raw_names};
 use crate::matrix::{self, Points};
 
 /// At how many of its calls each work is killed, and fails in each of four ways.
@@ -27,7 +27,9 @@ fn holds_on(kind: FileSystem) {
     dir.write("kept", b"kept", Mode::PRIVATE_FILE).expect("it is written");
     // Whoever holds a directory open keeps the file system mounted.
     drop(dir);
+    let no_forks = no_forks();
     mounted.remount("").expect("it is mounted again");
+    drop(no_forks);
     let top = Dir::open(mounted.path()).expect("it opens");
     assert_eq!(top.read("top/kept").expect("it is there"), b"kept");
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::PeerUrl;
@@ -113,16 +113,23 @@ async fn live_if_told() -> bool {
     let deps = deps(&disks, Path::new(binary), port(peer), port(client));
     let (victim, scratch) = (victim.to_owned(), disks.clone());
     let count = AtomicUsize::new(0);
+    let killed = Arc::new(OnceLock::new());
+    let at = Arc::clone(&killed);
     let hook = move |point: &str| {
         let now = count.fetch_add(1, Ordering::SeqCst);
         eprintln!("POINT {now} {point}");
         if now == nth {
             kill(&victim, &scratch);
+            at.get_or_init(Instant::now);
         }
     };
     let life = Life::of(Cluster::with_points(deps, settings(), hook));
     let began = Instant::now();
-    match tokio::time::timeout(HANG, life.cluster.wait_finished()).await {
+    let finished = tokio::time::timeout(HANG, life.cluster.wait_finished()).await;
+    if let (Ok(_), Some(killed)) = (&finished, killed.get()) {
+        eprintln!("ENDED {}", killed.elapsed().as_millis());
+    }
+    match finished {
         Ok(Ok(membership)) => {
             let took = began.elapsed().as_millis();
             let kv = life.cluster.kv("test", "kills").expect("it runs");
@@ -167,6 +174,13 @@ fn running(output: &Output) -> [String; 7] {
     words.try_into().expect("seven words")
 }
 
+/// How many milliseconds after the kill a life that went on was Running or Failed.
+fn ended(output: &Output) -> u64 {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().find_map(|line| line.strip_prefix("ENDED "));
+    line.and_then(|took| took.parse().ok()).unwrap_or_else(|| panic!("{}: {text}", output.status))
+}
+
 fn points(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = text.lines().filter_map(|line| line.strip_prefix("POINT "));
@@ -208,7 +222,7 @@ async fn killed_at_each_moment(test: &str, binary: &Path) {
     let every = match std::env::var(KILLS).ok().as_deref() {
         Some("all") => 1,
         Some(every) => every.parse().expect("a number, or all"),
-        None => 7,
+        None => 4,
     };
     let (mut kills, mut slowest) = (0, 0);
     for flow in [Flow::Create, Flow::Join, Flow::Restart] {
@@ -221,9 +235,18 @@ async fn killed_at_each_moment(test: &str, binary: &Path) {
                 let founded = others.as_ref().and_then(|(_, life)| life.cluster.node().ok());
                 let before = (flow == Flow::Restart).then(|| running(&machine.live(test, Victim::Nobody, 0)));
                 let killed = machine.live(test, victim, nth);
-                if victim == Victim::Node {
-                    assert_eq!(killed.status.signal(), Some(9), "{flow:?} at {moment}: {:?}", killed.status);
-                }
+                let went_on = match victim {
+                    Victim::Etcd => ended(&killed),
+                    _ => {
+                        assert_eq!(
+                            killed.status.signal(),
+                            Some(9),
+                            "{flow:?} at {moment}: {:?}",
+                            killed.status
+                        );
+                        0
+                    }
+                };
                 let after = running(&machine.live(test, Victim::Nobody, 0));
                 let [node, cluster, members, ghosts, learners, kept, took] = &after;
                 let what = format!("{flow:?}, {victim:?} killed at {nth}, {moment}");
@@ -236,9 +259,9 @@ async fn killed_at_each_moment(test: &str, binary: &Path) {
                     assert_eq!((node, cluster, &**kept), (had, was, "true"), "{what}");
                 }
                 let took: u64 = took.parse().expect("milliseconds");
-                println!("{what}: Running after {took} ms");
-                assert!(took < 10_000, "{what}");
-                (kills, slowest) = (kills + 1, slowest.max(took));
+                println!("{what}: {went_on} ms later at its end, and Running {took} ms after its next start");
+                assert!(took < 10_000 && went_on < 10_000, "{what}: {went_on} ms, {took} ms");
+                (kills, slowest) = (kills + 1, slowest.max(took).max(went_on));
                 end(others).await;
             }
         }

@@ -204,6 +204,20 @@ async fn only_a_node_that_runs_has_a_place_keys_and_members() {
     life.cluster.root_kv().expect("it runs").put(b"/x", b"").await.expect("it is put");
     assert!(life.cluster.kv("no module", "b").is_err());
     assert!(matches!(life.cluster.golden_tickets(), Err(TicketAccessError::Disabled)));
+    let cluster = life.cluster.clone();
+    life.end().await;
+    // It was there, and is no more; nobody waits for a run that has ended.
+    assert_eq!(cluster.node().err(), Some(Unavailable::NotRunning { state: Kind::Failed }));
+    assert_eq!(cluster.root_kv().err(), Some(Unavailable::NotRunning { state: Kind::Failed }));
+    assert!(matches!(cluster.wait_finished().await, Err(Reason::Ended)));
+    assert_eq!(cluster.history().last(), Some(&Kind::Failed));
+}
+
+#[tokio::test]
+async fn a_deadline_may_be_longer_than_any_clock() {
+    let mut bed = Bed::alone();
+    bed.settings.deadline = std::time::Duration::MAX;
+    let (life, _) = bed.runs().await;
     life.end().await;
 }
 
