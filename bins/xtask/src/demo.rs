@@ -27,7 +27,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 /// Where images are imported to.
 const NAMESPACE: &str = "demo";
 const ETCD: &str = "root.cluster.consensus.etcd";
-/// Where containerd's shims keep their sockets, wherever containerd keeps its own.
+/// Where containerd's shims and its client keep what is theirs, wherever containerd keeps its own.
 const SHIMS: &str = "/run/containerd";
 const KEY: &str = "greeting";
 const VALUE: &str = "written before the kill";
@@ -61,9 +61,9 @@ pub(crate) fn run() -> Result<()> {
         ensure!(!directory.exists(), "{} is left behind", directory.display());
     }
     if !before.contains(Path::new(SHIMS)) {
-        // It is built into containerd's shims, and nobody else removes it: not where anything is in it.
-        for directory in [Path::new(SHIMS).join("s"), SHIMS.into()] {
-            let _ = fs::remove_dir(directory);
+        // Their places are built into containerd's shims and its client, and nobody else removes them. Only what is empty goes.
+        for directory in [&format!("runc/{NAMESPACE}"), "runc", "fifo", "s", ""] {
+            let _ = fs::remove_dir(Path::new(SHIMS).join(directory));
         }
     }
     let after = traces()?;
