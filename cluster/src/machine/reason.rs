@@ -67,7 +67,7 @@ pub enum Reason {
     },
     /// The node was in its cluster, and the run has ended: it was stopped, or has got another address. Another run goes back
     /// to the same cluster.
-    #[error("the node was in its cluster, and has been stopped")]
+    #[error("the node was in its cluster, and its run has ended")]
     Ended,
     /// A node that was founding a cluster has been given a ticket for another. Remove the ticket to go on, or
     /// [forget](super::forget) what was begun, and give up its data, to join by it.

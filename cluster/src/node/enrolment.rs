@@ -109,6 +109,9 @@ impl EnrolmentSource {
 fn kept(file: &File) -> Result<Option<GoldenTicket>, EnrolmentError> {
     let mut wrong = None;
     let loaded = file.load(|content| {
+        if content.len() as u64 > LIMIT {
+            return Err(Undecodable::corrupted(TooLarge));
+        }
         GoldenTicket::parse(content).map_err(|error| {
             wrong = Some(error.clone());
             Undecodable::corrupted(error)

@@ -82,11 +82,38 @@ fn members(metadata: &Value) -> Vec<(String, String, Vec<String>)> {
     packages.iter().map(read).collect()
 }
 
+fn cargo(arguments: &[&str]) -> String {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(arguments).arg("--offline").current_dir(env!("CARGO_MANIFEST_DIR"));
+    testbed::output(&mut cargo).expect("cargo runs")
+}
+
+/// The packages that somebody builds who asks for this one with these features.
+fn built(package: &str, features: &str) -> Vec<String> {
+    let asked = ["tree", "--package", package, "--features", features, "--edges", "normal,build"];
+    let tree = cargo(&[&asked[..], &["--prefix", "none", "--format", "{p}"]].concat());
+    tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+/// Whoever takes one part of such a crate shall not need protoc, or an etcd's and a containerd's client.
+#[test]
+fn what_a_feature_brings_is_not_built_without_it() {
+    for (package, feature, brought) in [
+        ("nodekeel-cluster", "etcd", "etcd-client"),
+        ("nodekeel-cluster", "etcd", "prost-build"),
+        ("nodekeel-cluster", "netlink", "rtnetlink"),
+        ("nodekeel-containerd-svc", "client", "containerd-client"),
+        ("nodekeel-containerd-svc", "client", "prost-build"),
+    ] {
+        let has = |features| built(package, features).iter().any(|built| built == brought);
+        assert!(has(feature), "{package} with {feature} is built with {brought}");
+        assert!(!has(""), "{package} is built without {brought}");
+    }
+}
+
 #[test]
 fn layers_point_down() {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]);
-    let text = testbed::output(cargo.current_dir(env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let text = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
     let metadata: Value = serde_json::from_str(&text).unwrap();
     assert!(members(&metadata).len() > 5, "the members were read");
     assert_eq!(violations(&metadata), Vec::<String>::new());

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use nodekeel_cluster::consensus::{MembershipError, NewMember};
+use nodekeel_cluster::consensus::{MembershipError, NewMember, Running};
 use nodekeel_cluster::pki::Authority;
 use tokio::time::timeout;
 
 use super::bed::{Bed, Version};
-use crate::node::HANG;
+use crate::node::{HANG, Node};
 
 pub(super) async fn a_learner_joins_and_is_promoted(version: Version) {
     let (first, second) = (Bed::new(version, "one"), Bed::new(version, "two"));
@@ -54,28 +54,33 @@ pub(super) async fn members_that_start_again_find_each_other(version: Version) {
 
 pub(super) async fn a_third_joins_and_one_that_is_removed_ends(version: Version) {
     let beds = ["one", "two", "three"].map(|name| Bed::new(version, name));
+    let [(first, one), (mut removed, gone), (last, three)] = three(&beds).await;
+    assert_eq!(one.members().list().await.unwrap().len(), 3);
+    retried(async || one.members().remove(gone.this().id).await).await;
+    println!("{version:?}: {}", removed.failure().await);
+    assert!(gone.root().get(b"/k").await.is_err(), "what it gave out is of no use");
+    three.root().put(b"/k", b"v").await.unwrap();
+    assert_eq!(one.members().list().await.unwrap().len(), 2);
+    removed.stop().await;
+    last.stop().await;
+    first.stop().await;
+}
+
+/// A cluster of these: the first has founded it, the others have joined and have their votes.
+pub(super) async fn three(beds: &[Bed; 3]) -> [(Node, Running); 3] {
     let mut first = beds[0].run(beds[0].create());
     let one = first.running().await;
-    let mut others = Vec::new();
+    let mut joined = Vec::new();
     for number in 1..3 {
         let (there, bed) = (beds[..number].iter().collect::<Vec<_>>(), &beds[number]);
         let new = NewMember::new(bed.name.clone(), bed.url());
         retried(async || one.members().add_learner(&new).await).await;
         let mut node = bed.run(bed.join(&there, &one).await);
         let running = node.running().await;
-        others.push((node, running));
+        joined.push((node, running));
     }
-    assert_eq!(one.members().list().await.unwrap().len(), 3);
-    let (mut removed, gone) = others.remove(0);
-    retried(async || one.members().remove(gone.this().id).await).await;
-    println!("{version:?}: {}", removed.failure().await);
-    assert!(gone.root().get(b"/k").await.is_err(), "what it gave out is of no use");
-    let (last, three) = others.remove(0);
-    three.root().put(b"/k", b"v").await.unwrap();
-    assert_eq!(one.members().list().await.unwrap().len(), 2);
-    removed.stop().await;
-    last.stop().await;
-    first.stop().await;
+    let (third, second) = (joined.pop().unwrap(), joined.pop().unwrap());
+    [(first, one), second, third]
 }
 
 /// etcd refuses a change as long as it has not heard of all members for five seconds.

@@ -10,7 +10,7 @@ use nodekeel_cluster::consensus::{Member, NewMember, Running};
 use nodekeel_cluster::pki::{Authority, Leaf, SubjectNames};
 
 use super::bed::{Bed, Version};
-use super::cluster::retried;
+use super::cluster::three;
 use super::refused::get;
 use crate::node::Node;
 
@@ -105,25 +105,15 @@ pub(super) async fn a_member_comes_back_to_another_at_another_address(version: V
 
 pub(super) async fn one_of_three_comes_back_at_another_address(version: Version) {
     let mut beds = ["one", "two", "three"].map(|name| Bed::new(version, name));
-    let mut first = beds[0].run(beds[0].create());
-    let one = first.running().await;
-    let mut others = Vec::new();
-    for number in 1..3 {
-        let (there, bed) = (beds[..number].iter().collect::<Vec<_>>(), &beds[number]);
-        let new = NewMember::new(bed.name.clone(), bed.url());
-        retried(async || one.members().add_learner(&new).await).await;
-        let mut node = bed.run(bed.join(&there, &one).await);
-        node.running().await;
-        others.push(node);
-    }
-    others.pop().unwrap().stop().await;
+    let [(first, one), (second, _), (third, _)] = three(&beds).await;
+    third.stop().await;
     // The others go on meanwhile.
     one.root().put(b"/k", b"without it").await.unwrap();
     let (moved, three) = come_back(&mut beds[2], elsewhere(4)).await;
     is_at_home(&beds[2], &three).await;
     assert_eq!(three.root().get(b"/k").await.unwrap().unwrap().value, b"without it");
     // It counts: with it, one of the others can go.
-    others.pop().unwrap().stop().await;
+    second.stop().await;
     retried_put(&*one.root()).await;
     assert_eq!(three.root().get(b"/k").await.unwrap().unwrap().value, b"with it");
     moved.stop().await;

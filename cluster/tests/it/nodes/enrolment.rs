@@ -112,4 +112,8 @@ fn a_file_without_end_is_not_read_into_memory() {
     let enrolment = Enrolment::new([EnrolmentSource::Firmware("/dev/zero".into())]);
     let text = said(enrolment.load().expect_err("it has no end"));
     assert!(text.contains("larger than"), "{text}");
+    let places = Places::new();
+    places.keep(&vec![0; (1 << 20) + 1]);
+    let text = said(places.enrolment.load().expect_err("no ticket is as large"));
+    assert!(text.contains("esp/enrolment.pb") && text.contains("larger than"), "{text}");
 }
