@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::place::Place;
@@ -38,8 +39,9 @@ pub struct Settings {
     pub cri: Option<Cri>,
 }
 
-/// Kubernetes' runtime interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Kubernetes' runtime interface, as code says it or a table of a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Cri {
     /// Which runtime pods have that name none. Default: runc.
     pub default_runtime: Runtime,
@@ -47,7 +49,8 @@ pub struct Cri {
     pub runsc: Option<Runsc>,
     /// Who makes the cgroups of pods; the kubelet must be told the same. Default: cgroupfs.
     pub cgroups: CgroupDriver,
-    /// Whether pods may be protected from the kernel's hunt for memory more than containerd itself is.
+    /// Whether pods may be protected from the kernel's hunt for memory more than containerd itself is. Default: where
+    /// they can be.
     pub oom_score: OomScore,
     /// The image in which a pod's namespaces live. Default: containerd's own, from the network.
     pub sandbox_image: Option<String>,
@@ -72,7 +75,8 @@ impl Default for Cri {
 }
 
 /// A program that runs containers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Runtime {
     /// `runc`: namespaces of the node's kernel.
@@ -82,7 +86,8 @@ pub enum Runtime {
 }
 
 /// How gVisor is run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Runsc {
     /// How it gets at system calls. Default: `systrap`, which needs no hardware.
     pub platform: String,
@@ -99,24 +104,26 @@ impl Default for Runsc {
 }
 
 /// Who makes the cgroups of pods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum CgroupDriver {
-    /// The runtime, by itself.
+    /// `cgroupfs`: the runtime, by itself.
     Cgroupfs,
-    /// systemd.
+    /// `systemd`.
     Systemd,
 }
 
 /// Whether containers may have a lower OOM score than containerd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum OomScore {
-    /// They may where this process has the capability for it; without it, no pod would start.
+    /// `detect`: they may where this process has the capability for it; without it, no pod would start.
     Detect,
-    /// They may not.
+    /// `restricted`: they may not.
     Restricted,
-    /// They may.
+    /// `free`: they may.
     Free,
 }
 

@@ -48,6 +48,8 @@ pub enum Reason {
     Changed,
     /// An image of it is gone, or leads elsewhere now.
     Incomplete,
+    /// Its layers are to be unpacked, and were not when it was imported.
+    Packed,
 }
 
 impl fmt::Display for Reason {
@@ -56,21 +58,27 @@ impl fmt::Display for Reason {
             Self::New => "it is new",
             Self::Changed => "it has changed",
             Self::Incomplete => "an image of it is gone",
+            Self::Packed => "it is not unpacked",
         })
     }
 }
 
-/// What a label says: which file, how many images it names, and where this one led.
+/// What a label says: which file, how many images it names, where this one led, and whether its layers were unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) count: usize,
     pub(crate) target: Digest,
+    pub(crate) unpacked: bool,
 }
+
+/// What a label ends with where layers were unpacked.
+const UNPACKED: &str = "unpacked";
 
 impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.fingerprint.0.hex(), self.count, self.target)
+        write!(f, "{} {} {}", self.fingerprint.0.hex(), self.count, self.target)?;
+        if self.unpacked { write!(f, " {UNPACKED}") } else { Ok(()) }
     }
 }
 
@@ -83,7 +91,12 @@ impl FromStr for Mark {
         let fingerprint = Fingerprint(Digest::from_hex(next()?).ok_or(())?);
         let count = next()?.parse().map_err(drop)?;
         let target = next()?.parse().map_err(drop)?;
-        if parts.next().is_some() { Err(()) } else { Ok(Self { fingerprint, count, target }) }
+        let unpacked = match parts.next() {
+            None => false,
+            Some(UNPACKED) => true,
+            Some(_) => return Err(()),
+        };
+        if parts.next().is_some() { Err(()) } else { Ok(Self { fingerprint, count, target, unpacked }) }
     }
 }
 
@@ -94,23 +107,28 @@ impl Bundle {
     }
 
     /// The label of an image of it.
-    pub(crate) fn mark(&self, count: usize, target: Digest) -> Labels {
-        let mark = Mark { fingerprint: self.fingerprint, count, target };
+    pub(crate) fn mark(&self, count: usize, target: Digest, unpacked: bool) -> Labels {
+        let mark = Mark { fingerprint: self.fingerprint, count, target, unpacked };
         Labels::from([(self.label(), mark.to_string())])
     }
 }
 
-/// What is to be done with each bundle, in their order. `listed` holds the images of each namespace.
-pub fn plan(bundles: Vec<Bundle>, listed: &BTreeMap<Namespace, Vec<Image>>) -> Vec<(Bundle, Action)> {
+/// What is to be done with each bundle, in their order. `listed` holds the images of each namespace; `unpack` tells
+/// whether their layers are to be unpacked. What is unpacked already stays so.
+pub fn plan(
+    bundles: Vec<Bundle>,
+    listed: &BTreeMap<Namespace, Vec<Image>>,
+    unpack: bool,
+) -> Vec<(Bundle, Action)> {
     let planned = bundles.into_iter().map(|bundle| {
         let images = listed.get(&bundle.namespace).map_or(&[][..], Vec::as_slice);
-        let action = action(&bundle, images);
+        let action = action(&bundle, images, unpack);
         (bundle, action)
     });
     planned.collect()
 }
 
-fn action(bundle: &Bundle, images: &[Image]) -> Action {
+fn action(bundle: &Bundle, images: &[Image], unpack: bool) -> Action {
     let key = bundle.label();
     let own: Vec<(&Image, &String)> =
         images.iter().filter_map(|image| Some((image, image.labels.get(&key)?))).collect();
@@ -125,10 +143,13 @@ fn action(bundle: &Bundle, images: &[Image]) -> Action {
     }
     let all_there = marks.iter().all(|mark| mark.count == own.len());
     let unmoved = marks.iter().zip(&own).all(|(mark, (image, _))| mark.target == image.target.digest);
-    match all_there && unmoved {
-        true => Action::Verify(own.into_iter().map(|(image, _)| image.clone()).collect()),
-        false => Action::Import(Reason::Incomplete),
+    if !(all_there && unmoved) {
+        return Action::Import(Reason::Incomplete);
     }
+    if unpack && marks.iter().any(|mark| !mark.unpacked) {
+        return Action::Import(Reason::Packed);
+    }
+    Action::Verify(own.into_iter().map(|(image, _)| image.clone()).collect())
 }
 
 #[cfg(test)]
@@ -149,30 +170,39 @@ mod tests {
     }
 
     fn of(bundle: &Bundle, images: &[Image]) -> Action {
+        wanted(bundle, images, false)
+    }
+
+    fn wanted(bundle: &Bundle, images: &[Image], unpack: bool) -> Action {
         let listed = BTreeMap::from([(bundle.namespace.clone(), images.to_vec())]);
-        plan(vec![bundle.clone()], &listed).remove(0).1
+        plan(vec![bundle.clone()], &listed, unpack).remove(0).1
+    }
+
+    /// Two images of a bundle, as an import lists them.
+    fn imported(own: &Bundle, unpacked: bool) -> [Image; 2] {
+        ["x", "y"].map(|name| image(name, name, own.mark(2, Digest::of(name.as_bytes()), unpacked)))
     }
 
     #[test]
     fn what_was_never_imported_is_read() {
         let own = bundle("a.tar", "1");
         assert_eq!(of(&own, &[]), Action::Import(Reason::New));
-        let others = image("x", "t", bundle("b.tar", "1").mark(1, Digest::of(b"t")));
+        let others = image("x", "t", bundle("b.tar", "1").mark(1, Digest::of(b"t"), false));
         assert_eq!(of(&own, &[others]), Action::Import(Reason::New));
-        assert_eq!(plan(vec![own.clone()], &BTreeMap::new()), [(own, Action::Import(Reason::New))]);
+        assert_eq!(plan(vec![own.clone()], &BTreeMap::new(), true), [(own, Action::Import(Reason::New))]);
     }
 
     #[test]
     fn what_is_listed_as_it_was_imported_is_not_read() {
         let own = bundle("a.tar", "1");
-        let images = ["x", "y"].map(|name| image(name, name, own.mark(2, Digest::of(name.as_bytes()))));
+        let images = imported(&own, false);
         assert_eq!(of(&own, &images), Action::Verify(images.to_vec()));
     }
 
     #[test]
     fn a_change_a_loss_and_a_move_are_noticed() {
         let own = bundle("a.tar", "1");
-        let images = ["x", "y"].map(|name| image(name, name, own.mark(2, Digest::of(name.as_bytes()))));
+        let images = imported(&own, false);
         assert_eq!(of(&bundle("a.tar", "2"), &images), Action::Import(Reason::Changed));
         assert_eq!(of(&own, &images[..1]), Action::Import(Reason::Incomplete));
         let mut moved = images.clone();
@@ -181,6 +211,16 @@ mod tests {
         let mut scribbled = images;
         scribbled[0].labels.insert(own.label(), "scribble".into());
         assert_eq!(of(&own, &scribbled), Action::Import(Reason::Changed));
+    }
+
+    #[test]
+    fn what_was_not_unpacked_is_read_again_once_it_is_to_be() {
+        let own = bundle("a.tar", "1");
+        let (packed, unpacked) = (imported(&own, false), imported(&own, true));
+        assert_eq!(wanted(&own, &packed, true), Action::Import(Reason::Packed));
+        for unpack in [false, true] {
+            assert_eq!(wanted(&own, &unpacked, unpack), Action::Verify(unpacked.to_vec()));
+        }
     }
 
     proptest! {
@@ -193,8 +233,9 @@ mod tests {
         }
 
         #[test]
-        fn a_mark_is_read_as_it_is_written(count: usize, a: [u8; 8], b: [u8; 8]) {
-            let mark = Mark { fingerprint: Fingerprint(Digest::of(&a)), count, target: Digest::of(&b) };
+        fn a_mark_is_read_as_it_is_written(count: usize, a: [u8; 8], b: [u8; 8], unpacked: bool) {
+            let (fingerprint, target) = (Fingerprint(Digest::of(&a)), Digest::of(&b));
+            let mark = Mark { fingerprint, count, target, unpacked };
             prop_assert_eq!(mark.to_string().parse(), Ok(mark));
         }
     }

@@ -115,7 +115,8 @@ impl Preseed {
         self
     }
 
-    /// Whether layers are unpacked at once, so that the first container needn't wait for it. Default: no.
+    /// Whether layers are unpacked at once, so that the first container needn't wait for it. Default: no. Where it is set
+    /// later, what was imported without is read again; what is unpacked stays so.
     #[must_use]
     pub fn unpack(mut self, unpack: bool) -> Self {
         self.unpack = unpack;
@@ -157,7 +158,7 @@ impl Preseed {
         failed.into_iter().map(Outcome::Failed).for_each(&mut told);
         let listed = list(store, &bundles).await.map_err(PreseedError::Store)?;
         let mut claims = Claims::default();
-        for (bundle, action) in plan(bundles, &listed) {
+        for (bundle, action) in plan(bundles, &listed, self.unpack) {
             told(self.one(store, bundle, action, &mut claims).await);
         }
         Ok(report)
@@ -252,7 +253,7 @@ impl Preseed {
                 None => (target.clone(), Labels::new()),
             };
             let mut labels: Labels = before.into_iter().chain(own.clone()).collect();
-            labels.extend(bundle.mark(targets.len(), target.digest));
+            labels.extend(bundle.mark(targets.len(), target.digest, self.unpack));
             Image { name: name.to_string(), target, labels }
         };
         targets.iter().map(image).collect()

@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use cluster::ClusterConfig;
-pub use containerd::{CgroupDriverName, ContainerdConfig, CriConfig, RunscConfig, RuntimeName};
+pub use containerd::ContainerdConfig;
 pub use graph::{order, valid_name};
 use locate::Document;
 pub use value::{Backoff, Readiness, Restart};

@@ -1,3 +1,5 @@
+use nodekeel_containerd_svc::{Cri, Runsc, Runtime};
+
 use super::*;
 
 fn parse(text: &str) -> Result<Config, String> {
@@ -24,7 +26,7 @@ fn the_shipped_file_shows_the_defaults_as_they_are() {
         })
         .collect();
     let keys = uncommented.iter().filter(|line| line.contains(" = ") && !line.starts_with('#')).count();
-    assert_eq!(keys, 12, "a key was added or lost: show it in noded.toml");
+    assert_eq!(keys, 13, "a key was added or lost: show it in noded.toml");
     assert_eq!(parse(&uncommented.join("\n")), Ok(Config::default()));
 }
 
@@ -50,16 +52,9 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
     let cluster = parse("cluster.address = \"192.0.2.7\"").expect("it parses").cluster;
     assert_eq!(config.cluster, cluster, "what has a default is shown at it");
     let cri = config.services.containerd.cri.expect("it is shown");
-    let default = CriConfig {
-        sandbox_image: cri.sandbox_image.clone(),
-        runsc: cri.runsc.clone(),
-        ..CriConfig::default()
-    };
-    assert_eq!(
-        (&cri, &cri.runsc),
-        (&default, &Some(RunscConfig::default())),
-        "what has a default is shown at it"
-    );
+    let default =
+        Cri { sandbox_image: cri.sandbox_image.clone(), runsc: cri.runsc.clone(), ..Cri::default() };
+    assert_eq!((&cri, &cri.runsc), (&default, &Some(Runsc::default())), "what has a default is shown at it");
     assert_eq!(service.backoff, Backoff::default());
     for key in [
         "name",
@@ -220,7 +215,7 @@ fn rules_between_fields_name_the_field_too() {
             service("environment = { \"A=B\" = \"\" }"),
             "service[0].environment: \"A=B\" can't be a variable's name",
         ),
-        (service("directory = \"srv\""), "service[0].directory: srv is not absolute"),
+        (service("directory = \"srv\""), "service[0].directory: \"srv\" is not absolute"),
     ]);
 }
 
@@ -274,10 +269,13 @@ fn services_come_after_what_they_depend_on_and_else_in_the_order_of_the_file() {
 fn containerd_is_configured_by_settings_or_by_a_file() {
     let cri = "[services.containerd.cri]\n";
     refused([
-        (format!("{cri}runtime = \"crun\""), "2:11: services.containerd.cri.runtime: unknown variant `crun`"),
         (
-            format!("{cri}runtime = \"runsc\""),
-            "2:11: services.containerd.cri.runtime: \"runsc\" is not among",
+            format!("{cri}default_runtime = \"crun\""),
+            "2:19: services.containerd.cri.default_runtime: unknown variant `crun`",
+        ),
+        (
+            format!("{cri}default_runtime = \"runsc\""),
+            "2:19: services.containerd.cri.default_runtime: \"runsc\" is not among",
         ),
         (
             format!("{cri}cni_conf = \"net.d\""),
@@ -290,13 +288,12 @@ fn containerd_is_configured_by_settings_or_by_a_file() {
             "1:30: services.containerd.config: is used instead",
         ),
         ("services.containerd.config = \"c\"".into(), "services.containerd.config: \"c\" is not absolute"),
+        ("services.containerd.unpack = true".into(), "services.containerd.unpack: is about the images of"),
     ]);
-    let config =
-        parse(&format!("{cri}runtime = \"runsc\"\n[services.containerd.cri.runsc]\n")).expect("right");
-    let settings = config.services.containerd.cri.expect("given").settings();
-    let default = nodekeel_containerd_svc::Cri::default();
-    assert_eq!(settings.runsc, Some(nodekeel_containerd_svc::Runsc::default()));
-    assert_eq!((settings.cni_bin, settings.cgroups), (default.cni_bin, default.cgroups));
+    let config = parse(&format!("{cri}default_runtime = \"runsc\"\n[services.containerd.cri.runsc]\n"))
+        .expect("right");
+    let expected = Cri { default_runtime: Runtime::Runsc, runsc: Some(Runsc::default()), ..Cri::default() };
+    assert_eq!(config.services.containerd.cri, Some(expected));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use nodekeel_containerd_svc::{Config as Told, Place, Settings};
 use nodekeel_localstorage::Dir;
 
-use crate::config::{Config, ContainerdConfig, CriConfig, EtcdConfig, Readiness, UserService, order};
+use crate::config::{Config, ContainerdConfig, EtcdConfig, Readiness, UserService, order};
 use crate::control;
 use crate::data::{self, DataError};
 use crate::layout::{self, OfContainerd, OfEtcd, Part, Root, RunOfContainerd};
@@ -379,10 +379,11 @@ fn too_long(socket: &Path, remedy: &str) -> Option<String> {
         )
     })
 }
+
 /// What containerd is told: the operator's file as it is, or noded's settings.
 fn told(containerd: &ContainerdConfig) -> Result<Told, String> {
     let Some(file) = &containerd.config else {
-        let cri = containerd.cri.as_ref().map(CriConfig::settings);
+        let cri = containerd.cri.clone();
         return Ok(Told::Settings(Settings { cri, ..Settings::default() }));
     };
     let remedy = "correct it, or services.containerd.config";

@@ -64,7 +64,13 @@ async fn layers_are_unpacked_where_that_is_wanted(release: Release) {
     let daemon = Daemon::start(release).await;
     put(&daemon.scratch, "busybox.tar.gz", &busybox(Shape::Docker).gzip());
     let images = daemon.images().await;
-    daemon.preseed().unpack(true).run(&images).await.unwrap();
+    // Also where it is wanted only later.
+    let mut read = Vec::new();
+    for unpack in [false, true, true, false] {
+        let report = daemon.preseed().unpack(unpack).run(&images).await.unwrap();
+        read.push(matches!(report.outcomes[0], Outcome::Imported { .. }));
+    }
+    assert_eq!(read, [true, true, false, false]);
     // A garbage collection later, what was unpacked is still there.
     images.begin(&namespace()).await.unwrap().end().await.unwrap();
     let snapshots = daemon.ctr(&["snapshots", "ls"]);

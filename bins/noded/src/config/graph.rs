@@ -73,6 +73,15 @@ pub(super) fn check_program(table: &str, binary: Option<&Path>, extra_args: &[St
     check_nul(&format!("{table}.extra_args"), extra_args)
 }
 
+/// A path that means the same wherever noded was started.
+pub(super) fn check_absolute(field: &str, path: &Path) -> Result<(), Wrong> {
+    check_nul(field, path.to_str())?;
+    match path.is_absolute() {
+        true => Ok(()),
+        false => wrong(field, format!("{:?} is not absolute", path.display().to_string())),
+    }
+}
+
 /// The kernel takes no text that holds a NUL.
 pub(super) fn check_nul<'a, T: AsRef<str> + ?Sized + 'a>(
     field: &str,
@@ -155,9 +164,7 @@ fn check_service(config: &Config, index: usize, service: &UserService) -> Result
     }
     check_texts(index, service)?;
     check_span(&field("grace"), service.grace)?;
-    if !service.directory.is_absolute() {
-        return wrong(field("directory"), format!("{} is not absolute", service.directory.display()));
-    }
+    check_absolute(&field("directory"), &service.directory)?;
     check_backoff(index, service)?;
     check_dependencies(config, index, service)
 }
@@ -166,7 +173,6 @@ fn check_texts(index: usize, service: &UserService) -> Result<(), Wrong> {
     let field = |name: &str| format!("service[{index}].{name}");
     check_nul(&field("command"), &service.command)?;
     check_nul(&field("environment"), service.environment.values())?;
-    check_nul(&field("directory"), service.directory.to_str())?;
     check_nul(&field("user"), service.user.as_deref())?;
     if let Readiness::Probe { command, timeout } = &service.readiness {
         check_nul(&field("readiness"), command)?;

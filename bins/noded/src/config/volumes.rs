@@ -9,7 +9,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, de};
 
 use super::Config;
-use super::graph::{Wrong, check_nul, wrong};
+use super::graph::{Wrong, check_absolute, wrong};
 
 /// `[provisioner]`: it runs where a Kubernetes API is given.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -97,10 +97,7 @@ pub(super) fn check(config: &Config) -> Result<(), Wrong> {
         ("provisioner.kubelet", Some(&provisioner.kubelet)),
     ];
     for (field, path) in paths.into_iter().filter_map(|(field, path)| Some((field, path?))) {
-        check_nul(field, path.to_str())?;
-        if !path.is_absolute() {
-            return wrong(field, format!("{:?} is not absolute", path.display().to_string()));
-        }
+        check_absolute(field, path)?;
     }
     if provisioner.node_name(&config.node.name).is_none() {
         let message = format!(

@@ -18,6 +18,7 @@ pub(crate) fn runnable(
     containerd.extra_args = planned.config.extra_args.iter().map(Into::into).collect();
     containerd.grace = grace;
     containerd.config = planned.told.clone();
-    containerd.preseed = planned.config.preseed.as_ref().map(Preseed::new);
+    let unpack = planned.config.unpack;
+    containerd.preseed = planned.config.preseed.as_ref().map(|images| Preseed::new(images).unpack(unpack));
     containerd
 }

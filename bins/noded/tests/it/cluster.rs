@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use testbed::{Port, Scratch, free_port, output, tools};
+use testbed::{Port, Scratch, free_port, gotool, output, tools};
 
 use crate::harness::{Noded, failed, noded};
 
@@ -33,6 +33,14 @@ impl Member {
             ports[1].number()
         );
         Self { config, ports, network: network.map(|site| site.name.clone()) }
+    }
+
+    /// With the newest release of etcd in the place of Debian's.
+    fn on_newest_etcd(mut self) -> Self {
+        let binary = gotool::ETCD.program("etcd").unwrap();
+        let table = "[services.etcd]\n";
+        self.config = self.config.replace(table, &format!("{table}binary = {binary:?}\n"));
+        self
     }
 
     fn start(&self, scratch: Scratch) -> Noded {
@@ -155,6 +163,15 @@ fn a_node_in_a_network_of_its_own_joins_at_its_interfaces_address() {
     let [here, there] = &site.link;
     let first = Member::reached(&format!("address = \"{here}\""), None);
     joins(&first, &Member::reached("interface = \"uplink0\"", Some(&site)), there);
+}
+
+#[test]
+#[ignore = "needs go, ip and root: it makes a network namespace"]
+fn a_node_in_a_network_of_its_own_joins_on_the_newest_etcd_too() {
+    let site = Site::new();
+    let [here, there] = &site.link;
+    let first = Member::reached(&format!("address = \"{here}\""), None).on_newest_etcd();
+    joins(&first, &Member::reached("interface = \"uplink0\"", Some(&site)).on_newest_etcd(), there);
 }
 
 #[test]

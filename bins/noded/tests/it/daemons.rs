@@ -140,7 +140,7 @@ fn a_kubelet_is_served_where_the_configuration_says_so() {
     assert_eq!(plugin(&without, CRI.0, CRI.1), None);
     without.stop();
     let with = started(
-        "[services.containerd.cri]\nruntime = \"runsc\"\n[services.containerd.cri.runsc]\ndebug = true\n",
+        "[services.containerd.cri]\ndefault_runtime = \"runsc\"\n[services.containerd.cri.runsc]\ndebug = true\n",
     );
     assert_eq!(plugin(&with, CRI.0, CRI.1).as_deref(), Some("ok"));
     with.wait_for_event("root.containerd.runsc", 1, "ready");
@@ -176,14 +176,17 @@ fn images_from_files_are_there_when_their_import_is_done() {
     testbed::Image::busybox().unwrap().write(&images.path().join("k8s.io/busybox.tar")).unwrap();
     std::fs::write(images.path().join("k8s.io/bad.tar"), "no archive").unwrap();
     let preseed = images.path().display();
-    let noded =
-        Noded::start(&format!("services.etcd.enable = false\nservices.containerd.preseed = \"{preseed}\"\n"));
+    let noded = Noded::start(&format!(
+        "services.etcd.enable = false\n[services.containerd]\npreseed = \"{preseed}\"\nunpack = true\n"
+    ));
     noded.wait_for_event("root.containerd.preseed", 1, "ready");
     let socket = noded.data().join("run/containerd/containerd.sock");
-    let mut ctr = Command::new(tools::find(tools::CTR).unwrap());
-    let listed =
-        testbed::output(ctr.arg("-a").arg(socket).args(["-n", "k8s.io", "images", "ls", "-q"])).unwrap();
-    assert_eq!(listed.trim(), testbed::BUSYBOX_IMAGE);
+    let ctr = |arguments: &[&str]| {
+        let mut ctr = Command::new(tools::find(tools::CTR).unwrap());
+        testbed::output(ctr.arg("-a").arg(&socket).args(["-n", "k8s.io"]).args(arguments)).unwrap()
+    };
+    assert_eq!(ctr(&["images", "ls", "-q"]).trim(), testbed::BUSYBOX_IMAGE);
+    assert!(ctr(&["snapshots", "ls"]).contains("Committed"), "its layer is unpacked");
     let same = noded.ask_json(&["images"]);
     assert_eq!(same[0]["name"], testbed::BUSYBOX_IMAGE, "{same}");
     let archive = images.path().join("k8s.io/busybox.tar");
