@@ -34,7 +34,8 @@
 //! - A volume is named after its claim's UID and nothing else ([`VolumeId`]). What comes from outside either is such a name or
 //!   names nothing, so no handle reaches another volume, or a path.
 //! - A PersistentVolume is ours only if driver, annotation, affinity to this node alone, handle, name and claim agree. Before
-//!   one is destroyed, it and its claim are read from the API server again, and the act is logged.
+//!   one is destroyed, it and its claim are read from the API server again, and the act is logged. What disagrees is passed over
+//!   without an event: were it told, each node would tell it, of volumes of others too.
 //! - Before a volume is made, its claim is read again: a cache that lags makes no second one.
 //! - What fails is tried again after 1 s, doubled up to 5 min, for each object by itself; what is refused is told once and not
 //!   tried until it changes.
