@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use testbed::{GuestNode, Kube, output, wait_until};
+use testbed::{GuestNode, Kube, KubeBuilder, guest, output, wait_until};
 
 use crate::disk::FileSystem;
 use crate::times::Times;
@@ -36,11 +36,32 @@ pub(crate) struct Cluster {
 
 /// Runs a test on a cluster, on which provisionerd is ready; a failure comes with what everybody said last.
 pub(crate) fn with_cluster(file_system: FileSystem, test: impl FnOnce(&mut Cluster) -> Result<()>) {
-    let mut cluster = Cluster::start(file_system).unwrap_or_else(|error| panic!("{error:#}"));
-    let done = cluster.deploy().and_then(|()| test(&mut cluster));
-    if let Err(error) = done {
+    let furnish = |_: &Kube| image().map(|image| vec![(IMAGE_AT, Content::File(image))]);
+    let kube = Kube::builder().service_accounts();
+    with_node(file_system, kube, furnish, |cluster| cluster.deploy().and_then(|()| test(cluster)));
+}
+
+/// Runs a test on a cluster with a node, on which these files are besides and a disk for volumes is mounted.
+pub(crate) fn with_node(
+    file_system: FileSystem,
+    kube: KubeBuilder,
+    furnish: impl FnOnce(&Kube) -> Result<Vec<(&'static str, Content)>>,
+    test: impl FnOnce(&mut Cluster) -> Result<()>,
+) {
+    let cluster = Cluster::start(file_system, kube, furnish);
+    let mut cluster = cluster.unwrap_or_else(|error| panic!("{error:#}"));
+    if let Err(error) = test(&mut cluster) {
         panic!("{error:#}\n{}", cluster.last_words());
     }
+}
+
+/// What a file of the node holds.
+pub(crate) enum Content {
+    File(PathBuf),
+    /// A program of this machine, with its libraries.
+    Program(PathBuf),
+    /// For root alone.
+    Text(String),
 }
 
 /// The image's file.
@@ -53,40 +74,56 @@ fn image() -> Result<PathBuf> {
 }
 
 impl Cluster {
-    fn start(file_system: FileSystem) -> Result<Self> {
+    fn start(
+        file_system: FileSystem,
+        kube: KubeBuilder,
+        furnish: impl FnOnce(&Kube) -> Result<Vec<(&'static str, Content)>>,
+    ) -> Result<Self> {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let image = image()?;
         println!("provisionerd on {file_system:?}");
-        let mut times = Times::start();
-        let kube = Kube::builder().service_accounts().start().context("start a control plane")?;
+        let times = Times::start();
+        let kube = kube.start().context("start a control plane")?;
         times.took("control plane");
+        let files = furnish(&kube)?;
+        let put = |guest: guest::Builder| {
+            files.into_iter().fold(guest.disk(8 << 30), |guest, (at, content)| match content {
+                Content::File(source) => guest.file(at, source),
+                Content::Program(source) => guest.program(at, source),
+                Content::Text(text) => guest.text(at, 0o600, text),
+            })
+        };
         let node = GuestNode::builder()
             // What volumes hold is asked for all the time, not every minute.
             .kubelet_setting("volumeStatsAggPeriod", "2s")
-            .guest(|guest| guest.disk(8 << 30).file(IMAGE_AT, image))
+            .guest(put)
             .join(&kube)
             .context("join a node")?;
         times.took("node ready");
+        file_system.mount(&node)?;
+        times.took("file system");
         Ok(Self { node, kube, file_system, times, _turn })
     }
 
     /// Goes through the README of `deploy/`.
     fn deploy(&mut self) -> Result<()> {
-        self.file_system.mount(&self.node)?;
-        self.times.took("file system");
         let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
         self.node.guest().output(Command::new("ctr").args(import), WITHIN)?;
         self.times.took("image imported");
         output(self.kube.kubectl().args(["apply", "--kustomize", DEPLOY]))?;
         let is_ready = |set: &Value| set["status"]["numberReady"] == 1;
         self.kube.until_within(WITHIN, "daemonset", "nodekeel/provisionerd", is_ready)?;
+        self.driver_known()?;
+        self.times.took("provisionerd ready");
+        Ok(())
+    }
+
+    /// Waits until the kubelet knows the driver.
+    pub(crate) fn driver_known(&self) -> Result<()> {
         let is_known = |node: &Value| {
             let mut drivers = node["spec"]["drivers"].as_array().into_iter().flatten();
             drivers.any(|driver| driver["name"] == DRIVER && driver["nodeID"] == self.node.name())
         };
-        self.kube.until_within(WITHIN, "csinode", self.node.name(), is_known)?;
-        self.times.took("provisionerd ready");
-        Ok(())
+        self.kube.until_within(WITHIN, "csinode", self.node.name(), is_known).map(drop)
     }
 
     /// provisionerd's pod, as `NAMESPACE/NAME`.

@@ -5,5 +5,7 @@
 
 mod cluster;
 mod disk;
+#[cfg(feature = "kill-points")]
+mod kills;
 mod life;
 mod times;
