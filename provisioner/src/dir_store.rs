@@ -1,6 +1,5 @@
 //! Volumes as directories with limits.
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -204,14 +203,22 @@ impl Inner {
 
     fn create(&self, id: &VolumeId, limits: Limits) -> Result<(), DirStoreError> {
         if let Some(dir) = self.find(id)? {
-            return self.raise(&dir, limits);
+            self.raise(&dir, limits)?;
+            return self.settle();
         }
         let born = self.bear(id, limits);
         if born.is_err() {
-            // The claim may go to another node, and then nobody comes back to this one. What stays is swept at the next start.
-            let _ = self.discard(id.as_str().as_ref());
+            // The claim may go to another node, and then nobody comes back to this one. What stays is removed at the next start.
+            if let Err(error) = self.discard(id) {
+                tracing::warn!(handle = %id, "left in {}: {}", self.new.path().display(), chain(&error));
+            }
         }
         born
+    }
+
+    /// Makes durable what an instance has renamed or removed that was killed before it could.
+    fn settle(&self) -> Result<(), DirStoreError> {
+        self.volumes.sync().map_err(DirStoreError::Directory)
     }
 
     fn bear(&self, id: &VolumeId, limits: Limits) -> Result<(), DirStoreError> {
@@ -248,7 +255,7 @@ impl Inner {
 
     /// Renames a volume, if there is one, into a grave, and has that emptied.
     fn bury(&self, id: &VolumeId, queue: &Queue) -> Result<(), DirStoreError> {
-        let Some(dir) = self.find(id)? else { return Ok(()) };
+        let Some(dir) = self.find(id)? else { return self.settle() };
         let project = self.find_status(&dir)?.map(|status| status.project);
         let dig = || Grave::dig(&self.trash, id, project);
         let grave = self.steps.make(Step::Dig, dig).map_err(DirStoreError::Directory)?;
@@ -263,7 +270,7 @@ impl Inner {
 
     /// Removes a volume that holds nothing, whatever the quota says: the kernel removes no other directory.
     fn remove_empty(&self, id: &VolumeId, queue: &Queue) -> Result<bool, DirStoreError> {
-        let Some(dir) = self.find(id)? else { return Ok(true) };
+        let Some(dir) = self.find(id)? else { return self.settle().map(|()| true) };
         let failed = |source: io::Error| DirStoreError::RemoveEmpty { path: dir.path().to_owned(), source };
         if !is_empty(dir.as_fd()).map_err(failed)? {
             return Ok(false);
@@ -276,7 +283,7 @@ impl Inner {
         let removed = self.steps.make(Step::Bury, remove);
         queue.erase(grave);
         match removed {
-            Ok(()) => self.volumes.sync().map(|()| true).map_err(DirStoreError::Directory),
+            Ok(()) => self.settle().map(|()| true),
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
             Err(errno) => Err(failed(errno.into())),
         }
@@ -291,12 +298,24 @@ impl Inner {
 
     /// Removes what was being born when the last store ended.
     fn sweep_new(&self) -> Result<(), DirStoreError> {
-        let entries = self.new.list().map_err(DirStoreError::Directory)?;
-        entries.iter().try_for_each(|entry| self.discard(entry.name.as_os_str()))
+        for entry in self.new.list().map_err(DirStoreError::Directory)? {
+            match entry.name.as_os_str().to_str().and_then(|name| name.parse().ok()) {
+                Some(id) => self.discard(&id)?,
+                None => tracing::warn!(
+                    "{} is no volume and left alone",
+                    self.new.path().join(entry.name.as_os_str()).display()
+                ),
+            }
+        }
+        Ok(())
     }
 
     /// Removes what was being born: nobody has seen it.
-    fn discard(&self, name: &OsStr) -> Result<(), DirStoreError> {
+    fn discard(&self, id: &VolumeId) -> Result<(), DirStoreError> {
+        let name = id.as_str();
+        if self.new.exists(name).map_err(DirStoreError::Directory)? {
+            tracing::info!(handle = %id, claim_uid = id.claim_uid(), "removing a volume that was never whole");
+        }
         match self.new.open_dir(name) {
             Ok(dir) => self
                 .quota
@@ -433,5 +452,36 @@ impl fmt::Debug for DirStore {
 impl fmt::Debug for DirStoreOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DirStoreOptions").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodekeel_fsquota::testing::MemQuota;
+    use nodekeel_fsquota::{Bytes, Inodes};
+    use nodekeel_localstorage::testing::{Verdict, with_hook};
+
+    use super::*;
+
+    /// Whoever is killed between a rename and its sync leaves what a power cut takes back.
+    #[test]
+    fn what_a_killed_instance_has_done_is_made_durable_before_it_is_told() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = Dir::open(base.path()).expect("the base");
+        let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
+        let (inner, queue) = (&store.inner, store.eraser.queue());
+        let id = VolumeId::from_uid("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f").expect("a UUID");
+        let limits = Limits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+        let no_sync = |call: &'static str| match call {
+            "fsync" => Verdict::Fail(Errno::IO.raw_os_error()),
+            _ => Verdict::Go,
+        };
+        inner.create(&id, limits).expect("create");
+        with_hook(no_sync, || inner.create(&id, limits)).expect_err("its rename may not be durable");
+        inner.create(&id, limits).expect("create again");
+        inner.bury(&id, &queue).expect("remove");
+        with_hook(no_sync, || inner.bury(&id, &queue)).expect_err("its rename may not be durable");
+        with_hook(no_sync, || inner.remove_empty(&id, &queue)).expect_err("its removal may not be durable");
+        inner.bury(&id, &queue).expect("remove again");
     }
 }

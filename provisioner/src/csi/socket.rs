@@ -160,11 +160,12 @@ impl Place {
     }
 }
 
-/// Whether somebody listens at a socket. One whose queue of connections is full does, whether or not he takes them.
+/// Whether somebody has a socket: that nobody does, only the kernel's refusal says. Others are those whose queue of connections
+/// is full, and sockets of another kind.
 async fn is_served(path: PathBuf) -> bool {
     match tokio::time::timeout(PATIENCE, Connection::connect(path)).await {
+        Ok(Err(error)) => !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
         Ok(Ok(_)) | Err(_) => true,
-        Ok(Err(error)) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
@@ -229,6 +230,15 @@ mod tests {
             waiting.push(connection);
         }
         assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })), "{} wait", waiting.len());
+        assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_live_socket_of_another_kind_is_left_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("csi.sock");
+        let _live = std::os::unix::net::UnixDatagram::bind(&path).expect("bind");
+        assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })));
         assert!(path.exists());
     }
 

@@ -242,7 +242,8 @@ impl Worker {
     }
 
     fn empty(&self, grave: &Grave) -> Result<(), DirStoreError> {
-        let steps = &self.inner.steps;
+        let (steps, id) = (&self.inner.steps, &grave.id);
+        tracing::info!(pv = %id, handle = %id, claim_uid = id.claim_uid(), %grave, "erasing what a deleted volume held");
         loop {
             steps.make(Step::Erase, || self.erase(grave))?;
             if let Some(project) = grave.project.filter(|project| !self.is_alive(grave, *project)) {

@@ -7,6 +7,7 @@ mod manifests;
 mod parsers;
 mod service;
 mod stores;
+mod told;
 
 /// How many random cases: a tenth of them where a test run has a minute, and all of them where `NODEKEEL_CASES=all` says so, as
 /// `cargo xtask test` does.

@@ -1,7 +1,7 @@
 //! The whole service against an API server in memory. Each test says what events, the API and the store show.
 
 mod claims;
-mod harness;
+pub(crate) mod harness;
 mod life;
 mod model;
 mod orphans;

@@ -76,12 +76,13 @@ async fn a_new_store_sweeps_births_and_goes_on_with_deaths() {
     drop(open(base.path(), &quota));
     let (born, dead) = (base.path().join(".new").join(id(1).as_str()), base.path().join(".trash"));
     fs::create_dir(&born).expect("a birth");
+    fs::create_dir(base.path().join(".new/somebody-elses")).expect("another directory");
     fs::create_dir_all(dead.join(format!("{}.0.0/volume/deep", id(2)))).expect("a grave");
     fs::create_dir_all(dead.join(format!("bare-{}.0.1/deep", id(2)))).expect("a bare grave");
     fs::create_dir(dead.join("somebody-elses")).expect("another directory");
     let store = open(base.path(), &quota);
     store.erased().await;
-    assert_eq!(names(&base.path().join(".new")), Vec::<String>::new());
+    assert_eq!(names(&base.path().join(".new")), ["somebody-elses"]);
     assert_eq!(names(&dead), ["somebody-elses"]);
 }
 

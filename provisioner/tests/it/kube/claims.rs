@@ -102,13 +102,18 @@ fn access_modes_of_one_node_are_copied_and_a_missing_volume_mode_is_a_directory(
             ("rwop", json!(["ReadWriteOncePod"]), json!(["ReadWriteOncePod"])),
             ("both", json!(["ReadOnlyMany", "ReadWriteOnce"]), json!(["ReadWriteOnce", "ReadOnlyMany"])),
         ];
+        let mut claims = Vec::new();
         for (name, asked, given) in cases {
-            scene.claim(name, json!({ "spec": { "accessModes": asked, "volumeMode": null } })).await;
+            claims.push(
+                scene.claim(name, json!({ "spec": { "accessModes": asked, "volumeMode": null } })).await,
+            );
             let spec = scene.bound(name).await.spec.expect("a spec");
             assert_eq!(json!(spec.access_modes), given);
             assert_eq!(spec.volume_mode.as_deref(), Some("Filesystem"));
+            scene.told(name, "ProvisioningSucceeded").await;
+            assert_eq!(scene.events(name).await, ["ProvisioningSucceeded"]);
         }
-        assert_eq!(node.volumes().len(), 3);
+        assert_eq!(node.volumes(), scene.ids(&claims.iter().collect::<Vec<_>>()));
         node.stop().await;
     });
 }
@@ -137,6 +142,7 @@ fn a_class_that_goes_before_the_volume_is_made_is_told_and_waited_for() {
         scene.class("classless-going", json!({})).await;
         scene.bound("data").await;
         assert_eq!(node.volumes(), scene.ids(&[&claim]));
+        scene.told("data", "ProvisioningSucceeded").await;
         // Once it is bound, the class may go for good.
         scene.delete(&scene.classes(), "classless-going").await;
         scene.delete(&scene.claims(), "data").await;

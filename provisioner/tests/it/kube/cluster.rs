@@ -85,6 +85,9 @@ fn an_api_server_killed_while_volumes_are_made_changes_nothing_in_the_end() {
         assert_eq!(node.volumes(), scene.ids(&claims), "one directory for each claim");
         assert_eq!((scene.own_volumes().await.len(), node.quota.list().len()), (CLAIMS, CLAIMS));
         for number in 0..CLAIMS {
+            // An event is told once; where the server went meanwhile, nobody hears it.
+            let told = scene.events(&format!("claim-{number}")).await;
+            assert!(told.is_empty() || told == ["ProvisioningSucceeded"], "claim-{number}: {told:?}");
             scene.delete(&scene.claims(), &format!("claim-{number}")).await;
         }
     });
@@ -92,6 +95,7 @@ fn an_api_server_killed_while_volumes_are_made_changes_nothing_in_the_end() {
     runtime.block_on(async {
         for claim in &claims {
             scene.gone(&scene.volumes(), id(claim).as_str()).await;
+            assert_eq!(scene.events(id(claim).as_str()).await, Vec::<String>::new(), "nothing has failed");
         }
         node.is_bare().await;
         node.stop().await;

@@ -55,9 +55,12 @@ fn a_volume_deleted_while_bound_stays_until_its_claim_goes() {
         let volume = scene.volumes().get(id.as_str()).await.expect("it is there");
         assert!(volume.metadata.deletion_timestamp.is_some());
         assert_eq!(data(&node, &id).as_deref(), Some("data"), "its claim still uses it");
+        let nothing = Vec::<String>::new();
+        assert_eq!(scene.events(id.as_str()).await, nothing, "that it waits for its claim is no failure");
 
         scene.delete(&scene.claims(), "data").await;
         scene.gone(&scene.volumes(), id.as_str()).await;
+        assert_eq!(scene.events(id.as_str()).await, nothing);
         node.is_bare().await;
         node.stop().await;
     });
