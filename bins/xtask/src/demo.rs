@@ -1,7 +1,6 @@
 //! `cargo xtask demo`: a node founds a cluster on a real etcd, runs a container of a preseeded image on a real containerd,
 //! turns a claim at a real API server into a volume, loses etcd, is killed itself, and has all of it back.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,10 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use testbed::{
-    BUSYBOX_IMAGE, Daemon, Image, Programs, Scratch, free_port, leftovers, output, tools, wait_until,
-};
+use testbed::{BUSYBOX_IMAGE, Daemon, Image, Programs, Scratch, free_port, leftovers, output, wait_until};
 
+use crate::traces::Traces;
 use crate::{run, setup};
 
 mod node;
@@ -27,8 +25,6 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 /// Where images are imported to.
 const NAMESPACE: &str = "demo";
 const ETCD: &str = "root.cluster.consensus.etcd";
-/// Where containerd's shims and its client keep what is theirs, wherever containerd keeps its own.
-const SHIMS: &str = "/run/containerd";
 const KEY: &str = "greeting";
 const VALUE: &str = "written before the kill";
 
@@ -39,7 +35,7 @@ pub(crate) fn run() -> Result<()> {
     Programs::locate()?;
     let programs = build()?;
     let clock = Clock(Instant::now());
-    let before = traces()?;
+    let before = Traces::look()?;
     let mut kubernetes = Kubernetes::start(&clock)?;
     let scratch = Scratch::new()?;
     let directory = scratch.path().to_owned();
@@ -60,16 +56,9 @@ pub(crate) fn run() -> Result<()> {
     for directory in [&directory, &home] {
         ensure!(!directory.exists(), "{} is left behind", directory.display());
     }
-    if !before.contains(Path::new(SHIMS)) {
-        // Their places are built into containerd's shims and its client, and nobody else removes them. Only what is empty goes.
-        for directory in [&format!("runc/{NAMESPACE}"), "runc", "fifo", "s", ""] {
-            let _ = fs::remove_dir(Path::new(SHIMS).join(directory));
-        }
-    }
-    let after = traces()?;
-    let new: Vec<_> = after.difference(&before).collect();
-    ensure!(new.is_empty(), "files are left behind: {new:?}");
-    clock.say("noded ended with 0; no process, no mount and no file is left");
+    let new = before.sweep()?;
+    ensure!(new.is_empty(), "left behind: {new:?}");
+    clock.say("noded ended with 0; no process, no mount, no cgroup and no file is left");
     Ok(())
 }
 
@@ -273,32 +262,9 @@ fn indent(text: &str) -> String {
     text.lines().map(|line| format!("    {line}\n")).collect()
 }
 
-/// What daemons of a node would leave outside its directory, were they told to by their defaults.
-fn traces() -> Result<BTreeSet<PathBuf>> {
-    let mut found = BTreeSet::new();
-    for parent in ["/run", "/opt", "/var/lib", "/etc"] {
-        let entries = fs::read_dir(parent).with_context(|| format!("read {parent}"))?.flatten();
-        found.extend(entries.map(|entry| entry.path()).filter(|path| is_trace(path)));
-    }
-    Ok(found)
-}
-
-fn is_trace(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    [tools::ETCD.name, tools::CONTAINERD.name, "nodekeel", "noded", "cni"]
-        .iter()
-        .any(|word| name.contains(word))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn traces_of_the_daemons_are_known_by_their_names() {
-        assert!(is_trace(Path::new("/run/containerd")) && is_trace(Path::new("/var/lib/etcd")));
-        assert!(!is_trace(Path::new("/run/lock")));
-    }
 
     #[test]
     fn only_leveled_entries_have_a_level() {

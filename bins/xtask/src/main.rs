@@ -18,6 +18,7 @@ mod run;
 mod setup;
 mod soak;
 mod test;
+mod traces;
 
 /// Tasks of the workspace.
 #[derive(Debug, Parser)]

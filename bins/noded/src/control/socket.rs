@@ -2,17 +2,21 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use futures_util::Stream;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use nodekeel_localstorage::{Dir, Error as DirError, FileKind};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
+use tokio::time::{Sleep, sleep};
 
 use crate::data::{self, DataError, probe_directory};
 
@@ -85,7 +89,7 @@ fn probe_file(dir: &Dir, path: &Path) -> Result<(), BindError> {
     };
     let path = path.to_owned();
     let what = match kind {
-        FileKind::Socket if UnixStream::connect(&path).is_ok() => return Err(BindError::Live { path }),
+        FileKind::Socket if is_served(&path) => return Err(BindError::Live { path }),
         FileKind::Socket => return Ok(()),
         FileKind::Dir => "a directory",
         FileKind::Symlink => "a symbolic link",
@@ -93,6 +97,14 @@ fn probe_file(dir: &Dir, path: &Path) -> Result<(), BindError> {
         _ => "something that is no socket",
     };
     Err(BindError::NoSocket { path, what })
+}
+
+/// Whether somebody has a socket: that nobody does, only the kernel's refusal says. It waits for nobody.
+fn is_served(path: &Path) -> bool {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let asked = socket(AddressFamily::Unix, SockType::Stream, flags, None)
+        .and_then(|socket| connect(socket.as_raw_fd(), &UnixAddr::new(path)?));
+    !matches!(asked, Err(Errno::ECONNREFUSED | Errno::ENOENT))
 }
 
 fn name(path: &Path) -> &OsStr {
@@ -129,7 +141,7 @@ impl Socket {
         let there = bound.take().filter(|bound| bound.is_there());
         let there = there.map_or_else(|| Bound::new(&self.path), Ok)?;
         *bound = Some(Arc::clone(&there));
-        Ok(Listening(there))
+        Ok(Listening { bound: there, pause: None })
     }
 
     /// Removes it, unless it is still listened on.
@@ -167,15 +179,29 @@ impl Drop for Bound {
     }
 }
 
+/// How long nobody is accepted after a failure, such as having no descriptor left: the next try would fail like it.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// The accepted connections.
 #[derive(Debug)]
-pub(crate) struct Listening(Arc<Bound>);
+pub(crate) struct Listening {
+    bound: Arc<Bound>,
+    pause: Option<Pin<Box<Sleep>>>,
+}
 
 impl Stream for Listening {
     type Item = io::Result<Connection>;
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.listener.poll_accept(cx).map(|accepted| Some(accepted.map(|(connection, _)| connection)))
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        let accepted = ready!(self.bound.listener.poll_accept(cx));
+        if accepted.is_err() {
+            self.pause = Some(Box::pin(sleep(PAUSE)));
+        }
+        Poll::Ready(Some(accepted.map(|(connection, _)| connection)))
     }
 }
 
@@ -197,6 +223,7 @@ fn bind(dir: &Dir, path: &Path) -> Result<UnixListener, BindError> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::UnixDatagram;
 
     use super::*;
 
@@ -214,5 +241,31 @@ mod tests {
         fs::write(&path, "a file").expect("written");
         assert!(matches!(bind(&path), Err(BindError::NoSocket { .. })));
         assert_eq!(fs::read(&path).expect("still there"), b"a file");
+    }
+
+    #[tokio::test]
+    async fn a_live_socket_of_another_kind_is_not_replaced() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("s");
+        let live = UnixDatagram::bind(&path).expect("bound");
+        let dir = Dir::open(scratch.path()).expect("there");
+        assert!(matches!(super::bind(&dir, &path), Err(BindError::Live { .. })));
+        assert!(path.exists());
+        drop(live);
+        drop(super::bind(&dir, &path).expect("nobody has it any more"));
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_queue_is_full_is_live_and_not_waited_for() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("s");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+        let mut waiting = Vec::new();
+        // Nobody takes them, until no more fit in.
+        while let Ok(connection) = Connection::connect(&path).await {
+            waiting.push(connection);
+        }
+        let dir = Dir::open(scratch.path()).expect("there");
+        assert!(matches!(super::bind(&dir, &path), Err(BindError::Live { .. })), "{} wait", waiting.len());
     }
 }

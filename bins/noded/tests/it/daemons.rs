@@ -139,9 +139,13 @@ fn a_kubelet_is_served_where_the_configuration_says_so() {
     let without = started("");
     assert_eq!(plugin(&without, CRI.0, CRI.1), None);
     without.stop();
-    let with = started(
-        "[services.containerd.cri]\ndefault_runtime = \"runsc\"\n[services.containerd.cri.runsc]\ndebug = true\n",
-    );
+    // Where there is no directory for the networks' configuration, containerd makes one.
+    let networks = Scratch::new().unwrap();
+    let with = started(&format!(
+        "[services.containerd.cri]\ndefault_runtime = \"runsc\"\ncni_conf = {:?}\n\
+         [services.containerd.cri.runsc]\ndebug = true\n",
+        networks.path().join("net.d")
+    ));
     assert_eq!(plugin(&with, CRI.0, CRI.1).as_deref(), Some("ok"));
     with.wait_for_event("root.containerd.runsc", 1, "ready");
     with.stop();
@@ -155,8 +159,10 @@ fn a_configuration_of_containerds_own_keeps_to_the_nodes_places() {
     let elsewhere = scratch.path().join("elsewhere");
     let text = format!(
         "version = 2\nroot = \"{0}/root\"\nstate = \"{0}/state\"\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
-         [grpc]\naddress = \"{0}/sock\"\n",
-        elsewhere.display()
+         [grpc]\naddress = \"{0}/sock\"\n\
+         [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{1}/opt\"\n",
+        elsewhere.display(),
+        scratch.path().display()
     );
     std::fs::write(&file, text).unwrap();
     let config =

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ const PROGRAM_AT: &str = "/usr/bin/provisionerd";
 const KUBECONFIG_AT: &str = "/etc/provisionerd.kubeconfig";
 /// 128 + SIGKILL.
 const KILLED: i32 = 137;
+/// 128 + SIGTERM.
+const TERMINATED: i32 = 143;
 /// Longer than all of it takes.
 const RUN_WITHIN: Duration = Duration::from_secs(1200);
 const LIMIT: u64 = 32 << 20;
@@ -90,7 +93,8 @@ fn kill_everywhere(file_system: FileSystem) {
             let guest = cluster.node.guest();
             let runs = scope.spawn(|| program.run(guest));
             let lived = lives(cluster, &program);
-            // Whatever came of them; it has ended where it wasn't killed.
+            program.is_to_end.store(true, Ordering::SeqCst);
+            // It may have been killed in this moment.
             let _ = cluster.node.shell("kill -TERM $(pidof provisionerd)");
             let ran = runs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             lived.and(ran).with_context(|| program.said())
@@ -110,18 +114,19 @@ fn moments() -> BTreeSet<String> {
 struct Program {
     pending: Mutex<BTreeSet<String>>,
     said: Mutex<Vec<String>>,
+    is_to_end: AtomicBool,
 }
 
 impl Default for Program {
     fn default() -> Self {
-        Self { pending: Mutex::new(moments()), said: Mutex::default() }
+        Self { pending: Mutex::new(moments()), said: Mutex::default(), is_to_end: AtomicBool::new(false) }
     }
 }
 
 impl Program {
     /// Runs it until it is asked to end.
     fn run(&self, guest: &Guest) -> Result<()> {
-        loop {
+        while !self.is_to_end.load(Ordering::SeqCst) {
             let pending = self.pending().iter().cloned().collect::<Vec<_>>();
             let mut command = Command::new(PROGRAM_AT);
             command.args(["run", "--driver", DRIVER, "--node", testbed::GUEST_NODE, "--directory", VOLUMES]);
@@ -138,9 +143,12 @@ impl Program {
             match died {
                 Some(moment) if code == KILLED => ensure!(self.pending().remove(&moment), "{moment:?} again"),
                 None if code == 0 => return Ok(()),
+                // It was asked to end before it listened.
+                None if code == TERMINATED && self.is_to_end.load(Ordering::SeqCst) => return Ok(()),
                 died => bail!("it ended with {code} at {died:?}"),
             }
         }
+        Ok(())
     }
 
     fn pending(&self) -> MutexGuard<'_, BTreeSet<String>> {

@@ -1,0 +1,107 @@
+//! What daemons leave outside of the directories that they are given: at their defaults, or where a place is built into them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use testbed::tools;
+
+/// Where containerd's shims and its client keep what is theirs, wherever containerd keeps its own.
+const SHIMS: &str = "/run/containerd";
+/// The namespaces of containers that this workspace runs. Their cgroups are called so.
+const NAMESPACES: [&str; 3] = ["demo", "k8s.io", "default"];
+/// What the supervisor's own cgroups begin with.
+const OWN: &str = "nodekeel-";
+
+/// What was there at some time.
+#[derive(Debug)]
+pub(crate) struct Traces(BTreeSet<PathBuf>);
+
+impl Traces {
+    /// Looks what is there now.
+    ///
+    /// # Errors
+    /// When a directory can't be read.
+    pub(crate) fn look() -> Result<Self> {
+        let mut found = BTreeSet::new();
+        for parent in ["/run", "/opt", "/var/lib", "/etc"] {
+            found.extend(entries(Path::new(parent))?.into_iter().filter(|path| is_of_daemons(path)));
+        }
+        for parent in ["/etc/cni".into(), SHIMS.into(), Path::new(SHIMS).join("runc")] {
+            found.extend(entries(&parent)?);
+        }
+        for hierarchy in hierarchies()? {
+            found.extend(entries(&hierarchy)?.into_iter().filter(|path| is_of_containers(path)));
+        }
+        Ok(Self(found))
+    }
+
+    /// Removes what has come since and nobody else removes: empty directories of shims, of their client and of runc, and
+    /// empty cgroups. Gives what is left of all that has come.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub(crate) fn sweep(&self) -> Result<Vec<PathBuf>> {
+        // The innermost first.
+        for path in self.since()?.into_iter().rev() {
+            if path.starts_with(SHIMS) || path.starts_with("/sys/fs/cgroup") {
+                // What is not empty stays, and is told.
+                let _ = fs::remove_dir(path);
+            }
+        }
+        self.since()
+    }
+
+    fn since(&self) -> Result<Vec<PathBuf>> {
+        Ok(Self::look()?.0.difference(&self.0).cloned().collect())
+    }
+}
+
+/// What a directory holds; nothing where there is none.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    match fs::read_dir(directory) {
+        Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("read {}", directory.display())),
+    }
+}
+
+/// Where cgroups are mounted.
+///
+/// *Source:* proc_pid_mountinfo(5): the fifth field is the place, the first after a lone dash the type.
+fn hierarchies() -> Result<Vec<PathBuf>> {
+    let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+    let place = |line: &str| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        file_system.starts_with("cgroup").then(|| mount.split(' ').nth(4).map(PathBuf::from))?
+    };
+    Ok(table.lines().filter_map(place).collect())
+}
+
+fn is_of_daemons(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    [tools::ETCD.name, tools::CONTAINERD.name, "nodekeel", "noded", "cni"]
+        .iter()
+        .any(|word| name.contains(word))
+}
+
+fn is_of_containers(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    NAMESPACES.contains(&&*name) || name.starts_with(OWN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_are_known_by_their_names() {
+        assert!(is_of_daemons(Path::new("/run/containerd")) && is_of_daemons(Path::new("/var/lib/etcd")));
+        assert!(!is_of_daemons(Path::new("/run/lock")));
+        assert!(is_of_containers(Path::new("/sys/fs/cgroup/pids/k8s.io")));
+        assert!(is_of_containers(Path::new("/sys/fs/cgroup/nodekeel-a-0")));
+        assert!(!is_of_containers(Path::new("/sys/fs/cgroup/system.slice")));
+    }
+}
