@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::machine::{Ended, Key, Machine, SignalError, SpawnError, Time};
 use crate::name::NameError;
 use crate::output::{Origin, Stream};
-use crate::process::Host;
+use crate::process::{Host, ProcessExit};
 use crate::runnable::{Cancelled, Child, Runnable};
 use crate::state::Exit;
 use crate::switch::Switches;
@@ -224,6 +224,11 @@ impl Context {
     /// The runnable has begun to end, by itself: from now on it counts as ready no more.
     pub(crate) fn ending(&self) {
         self.0.driver.apply(|machine, now| machine.ending(now, self.0.key));
+    }
+
+    /// How the runnable's child process has ended.
+    pub(crate) fn process_ended(&self, exit: ProcessExit) {
+        self.0.driver.apply(|machine, _| machine.process_ended(self.0.key, Arc::new(exit)));
     }
 
     pub(crate) fn exited(&self, ended: Ended) {

@@ -70,7 +70,7 @@ pub enum Exit {
     Done,
     /// It returned `Ok` without having signalled done.
     Returned,
-    /// It returned an error.
+    /// It returned an error; or its child process, which was not to end, exited with code 0.
     Failed {
         /// The error with its causes, outermost first, joined by `: `.
         error: String,

@@ -60,7 +60,7 @@ impl Fake {
 /// Reference 10.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_ends_has_failed_whatever_its_exit_code() {
-    for (code, words) in [(0, "returned without having signalled done"), (3, "3")] {
+    for (code, words) in [(0, "exited with code 0"), (3, "exited with code 3")] {
         let fake = Fake::start(&format!("exit {code}"));
         let node = fake.failed().await;
         let told = node.exits.last().unwrap().exit.to_string();

@@ -1,9 +1,12 @@
 //! How runs end, and what follows: shared fate, waiting for the subtree, backoff, the next start.
 
+use std::sync::Arc;
+
 use super::node::{Heirs, History, NameUse, Past};
 use super::{Action, Key, Machine, Time};
 use crate::event::{Cause, Change};
 use crate::policy::Restart;
+use crate::process::ProcessExit;
 use crate::state::{Exit, State};
 
 /// How many records a node keeps of children that its runs no longer add. An operator's hold is kept beyond that.
@@ -37,6 +40,13 @@ impl Machine {
         }
     }
 
+    /// A run's child process has ended: what the run returns may say no more than that it has.
+    pub(crate) fn process_ended(&mut self, key: Key, exit: Arc<ProcessExit>) {
+        if let Some(slot) = self.running(key) {
+            self.node_mut(slot).process = Some(exit);
+        }
+    }
+
     /// A run and its helpers are over.
     pub(crate) fn exited(&mut self, now: Time, key: Key, ended: Ended) {
         let Some(slot) = self.running(key) else {
@@ -48,16 +58,16 @@ impl Machine {
     }
 
     /// Which state a run's end means.
-    fn judge(&self, slot: u32, ended: Ended) -> (State, Exit) {
-        let node = self.node(slot);
+    fn judge(&mut self, slot: u32, ended: Ended) -> (State, Exit) {
+        let node = self.node_mut(slot);
         if let Some(doom) = &node.doom {
             return (State::Dead, (**doom).clone());
         }
         match ended {
             Ended::Ok if node.signalled_done => (State::Done, Exit::Done),
-            Ended::Ok if node.cancelled => (State::Dead, Exit::Returned),
+            Ended::Ok if node.cancelled => (State::Dead, node.returned()),
             Ended::Ok if node.settings.policy.restart != Restart::Always => (State::Done, Exit::Done),
-            Ended::Ok => (State::Dead, Exit::Returned),
+            Ended::Ok => (State::Dead, node.returned()),
             Ended::Cancelled if node.cancelled => (State::Canceled, Exit::Cancelled),
             Ended::Cancelled => {
                 let error = "returned Cancelled although its context was live".to_owned();
@@ -222,6 +232,7 @@ impl Machine {
         node.ending_since = None;
         node.signalled_done = false;
         node.doom = None;
+        node.process = None;
         node.dependency = None;
         node.groups.clear();
         self.node_mut(slot).former = self.bury_children(slot);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Time;
 use super::shutdown::Stopping;
 use crate::policy::Policy;
+use crate::process::ProcessExit;
 use crate::state::{Exit, MAX_EXITS, State};
 
 /// How one node is to be treated.
@@ -73,6 +74,8 @@ pub(super) struct Node {
     pub(super) signalled_done: bool,
     /// How it is going to have ended, whatever it returns.
     pub(super) doom: Option<Box<Exit>>,
+    /// How this run's child process has ended, to be told should the run end without a word.
+    pub(super) process: Option<Arc<ProcessExit>>,
     /// An operator holds it.
     pub(super) held: bool,
     /// An operator wants it started again, at once and whatever its policy.
@@ -114,6 +117,7 @@ impl Node {
             cancelled: false,
             signalled_done: false,
             doom: None,
+            process: None,
             held: history.held,
             again: false,
             dependency: None,
@@ -136,6 +140,14 @@ impl Node {
     pub(super) fn enter(&mut self, phase: State, now: Time) {
         self.phase = phase;
         self.since = now;
+    }
+
+    /// How a run has ended that was not to end, and says nothing of it.
+    pub(super) fn returned(&mut self) -> Exit {
+        match self.process.take() {
+            Some(exit) => Exit::Failed { error: format!("{exit} by itself"), process: Some(exit) },
+            None => Exit::Returned,
+        }
     }
 
     pub(super) fn remember(&mut self, past: Past) {

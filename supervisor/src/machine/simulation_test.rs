@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{Action, Ended, Key, Machine, Settings, Time};
 use crate::event::{Cause, Change};
 use crate::policy::{Policy, Restart};
+use crate::process::ProcessExit;
 use crate::state::{Exit, State, WaitingFor};
 
 const STOP_WITHIN: Duration = Duration::from_secs(5);
@@ -109,6 +110,12 @@ struct World {
 
 fn settings(restart: Restart) -> Settings {
     Settings { policy: Policy { restart, ..Policy::default() }, stop_within: STOP_WITHIN }
+}
+
+/// A run's own child process, known by its pid.
+fn process_of(key: Key) -> Arc<ProcessExit> {
+    let pid = u32::try_from(key.incarnation).expect("a round is short");
+    Arc::new(ProcessExit { pid, code: Some(0), signal: None, core_dumped: false, tail: Vec::new() })
 }
 
 impl World {
@@ -254,6 +261,9 @@ impl World {
         if let Some(known) = self.nodes.get_mut(&task.dn).filter(|known| known.key == Some(task.key)) {
             known.ended_ok = ended == Ended::Ok;
         }
+        if task.key.incarnation.is_multiple_of(2) {
+            self.machine.process_ended(task.key, process_of(task.key));
+        }
         if self.pick(4) == 0 {
             self.machine.returned(self.now, task.key, ended.clone());
         }
@@ -274,6 +284,7 @@ impl World {
         assert!(self.machine.sub_span(key, "x").is_err(), "a stale context took a name");
         let spawned = self.machine.spawn(self.now, key, &[("stale", settings(Restart::Always))]);
         assert!(spawned.is_err(), "a stale context added a child");
+        self.machine.process_ended(key, process_of(key));
         self.machine.doom(self.now, key, Exit::Returned);
         self.machine.exited(self.now, key, Ended::Failed(Exit::Returned));
         assert_eq!(self.machine.drain_actions().count(), 0, "a stale context made something happen");
@@ -436,6 +447,14 @@ impl World {
                 (known.signalled_ready, known.ready_since) = (true, now);
             }
             Change::Exited { state, exit } => {
+                if let Exit::Failed { process: Some(process), .. } = exit {
+                    let of = known.key.map(process_of);
+                    assert_eq!(
+                        Some(process),
+                        of.as_ref(),
+                        "{dn} is told to have ended as another run's process"
+                    );
+                }
                 let expected = self.failures.entry(Arc::clone(dn)).or_default();
                 known.exited(dn, *state, exit, now, expected);
                 assert_eq!(failures.unwrap_or(*expected), *expected, "{dn} counts its failures wrong");

@@ -82,8 +82,9 @@ const LONGEST_GRACE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A program to run as a child process, anew for each start. It is a [`Runnable`](crate::Runnable).
 ///
-/// An exit by itself is a failure of the runnable, of code 0 too unless it is to be ready by
-/// [`Readiness::exit`]; of another code, or by a signal, it is [`ProcessError::Exited`].
+/// An exit by itself is a failure of the runnable: of another code than 0, or by a signal, it is
+/// [`ProcessError::Exited`]. With code 0 it is `Ok`, which is a failure too unless it is to be ready by
+/// [`Readiness::exit`] or its policy takes that for the end of its work. Each failure is told with the exit.
 #[derive(Clone)]
 pub struct Process {
     program: PathBuf,

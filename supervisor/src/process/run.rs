@@ -55,7 +55,11 @@ impl Process {
             Turn::Ended if self.readiness.exit => {
                 ctx.ready().and_then(|()| ctx.done()).map_err(ProcessError::Signal)
             }
-            Turn::Ended => Ok(()),
+            Turn::Ended => {
+                // Whether that is a failure is the policy's to say.
+                ctx.process_ended(exit);
+                Ok(())
+            }
             Turn::Cancelled(cancelled) => Err(ProcessError::Cancelled(cancelled)),
             Turn::NotReady(within, missing) => Err(ProcessError::NotReady { within, missing, exit }),
             Turn::Broken(error) => Err(error),

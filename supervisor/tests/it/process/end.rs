@@ -36,9 +36,18 @@ async fn a_realtime_signal_is_told_by_its_number() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_exits_with_code_0_has_not_done_its_work() {
-    let bed = Bed::always(sh("exit 0"));
-    assert_eq!(bed.ended().await, (State::Dead, Exit::Returned));
+async fn a_daemon_that_exits_with_code_0_has_not_done_its_work_and_is_told_with_its_last_lines() {
+    let bed = Bed::always(sh("echo last words; exit 0"));
+    let (error, exit) = bed.failed().await;
+    assert_eq!((error.as_str(), exit.code, exit.signal), ("exited with code 0 by itself", Some(0), None));
+    assert_eq!(exit.tail, ["last words"]);
+    bed.shutdown().await;
+}
+
+#[tokio::test]
+async fn code_0_is_the_end_of_the_work_where_the_policy_says_so() {
+    let bed = Bed::once(sh("echo last words; exit 0"));
+    assert_eq!(bed.ended().await, (State::Done, Exit::Done));
     bed.shutdown().await;
 }
 
