@@ -6,8 +6,8 @@
 //!     └── <start>               one start of one process, with all that descends from it
 //! ```
 //!
-//! Nobody escapes a kill by forking, and the kernel tells when the last has ended. Whoever finds a directory of that name
-//! whose lock nobody holds has found what a supervisor has left that was killed: it is killed and removed.
+//! Nobody escapes a kill by forking, and the kernel tells when the last has ended. Whoever finds a directory of exactly such
+//! a name whose lock nobody holds has found what a supervisor has left that was killed: it is killed and removed.
 //!
 //! *Source:* the kernel's `Documentation/admin-guide/cgroup-v2.rst`, `cgroup.kill` (Linux 5.14) and `cgroup.events`.
 
@@ -176,7 +176,8 @@ impl Drop for Cgroup {
 fn end_left(parent: &Path) {
     let deadline = Instant::now() + LEFT_WITHIN;
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    let homes = entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
+    // Beside it are everybody's, where the own cgroup is the root of a hierarchy.
+    let homes = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_home));
     // All are killed before one is waited for, and locked until all are gone.
     let left: Vec<_> = homes.filter_map(|entry| left_in(entry.path())).collect();
     for Left { cgroup, .. } in &left {
@@ -186,6 +187,14 @@ fn end_left(parent: &Path) {
             Err(error) => tracing::warn!(cgroup = %cgroup.dir.display(), %error, "can't wait for its end"),
         }
     }
+}
+
+/// Whether a directory's name is one that a host gives its own.
+fn is_home(name: &str) -> bool {
+    let parts = name.strip_prefix(PREFIX).and_then(|rest| rest.rsplit_once('-'));
+    parts.is_some_and(|(giver, number)| {
+        Giver::is_shown_as(giver) && (0..NAMES).any(|n| n.to_string() == number)
+    })
 }
 
 /// What a host has left. The fields are dropped in this order: it is removed before it is unlocked, or a host that has
@@ -229,4 +238,24 @@ fn remove(dir: &Path) -> io::Result<()> {
         }
     }
     fs::remove_dir(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::tag::{Program, Tags};
+
+    #[test]
+    fn only_names_that_hosts_give_are_theirs() {
+        let program = Program::current().expect("proc is mounted");
+        for thread in [0, 1, i32::MAX] {
+            let giver = Tags::new(program, thread).giver();
+            assert!((0..NAMES).all(|n| is_home(&format!("{PREFIX}{giver}-{n}"))), "{giver}");
+        }
+        assert!(is_home("nodekeel-0-0-0") && is_home("nodekeel-7fff-3fffff-7"));
+        let others = "precious 1-1 1-1-8 1-1-0-0 x-1-0 1-x-0 01-1-0 1-1-00 +1-1-0 A-1-0 8000-1-0 1-400000-0";
+        for name in others.split(' ').chain([""]) {
+            assert!(!is_home(&format!("nodekeel-{name}")), "{name}");
+        }
+    }
 }

@@ -75,6 +75,18 @@ impl Tag {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Giver(u64);
 
+impl Giver {
+    /// Whether some giver is shown so.
+    pub(super) fn is_shown_as(text: &str) -> bool {
+        let number = |part| u64::from_str_radix(part, 16).ok();
+        let parsed = text.split_once('-').and_then(|(program, host)| Some((number(program)?, number(host)?)));
+        parsed.is_some_and(|(program, host)| {
+            // What is too large, and zeros in front, a sign and capitals, are nothing that is shown.
+            Self(program << (PROGRAM_SHIFT - HOST_SHIFT) | host & HOST_MASK).to_string() == text
+        })
+    }
+}
+
 impl fmt::Display for Giver {
     /// The program's and the host's part, in hexadecimal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

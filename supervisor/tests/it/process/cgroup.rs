@@ -106,6 +106,32 @@ fn hosts_that_start_at_once_each_have_theirs() {
     std::thread::scope(|threads| (0..8).for_each(|_| _ = threads.spawn(hosts)));
 }
 
+/// Names that look like a host's are not enough.
+#[test]
+#[ignore = "needs root: it makes cgroups"]
+fn a_cgroup_that_no_host_has_made_is_left_alone_whatever_its_name() {
+    let parent = cgroup_of(std::process::id().cast_signed()).join(format!("others-{}", std::process::id()));
+    let others =
+        ["nodekeel-precious", "nodekeel-1-1", "nodekeel-1-1-8", "nodekeel-01-1-0", "nodekeel-1-1-0-0"];
+    let others = others.map(|name| parent.join(name));
+    others.iter().for_each(|dir| fs::create_dir_all(dir).expect("a cgroup"));
+    let mut sleep = Command::new("/bin/sleep").arg("100").spawn().expect("it starts");
+    fs::write(others[0].join("cgroup.procs"), sleep.id().to_string()).expect("it is moved");
+    start_one(&parent);
+    let ended = sleep.try_wait().expect("it is asked");
+    let gone: Vec<_> = others.iter().filter(|dir| !dir.exists()).collect();
+    drop((sleep.kill(), sleep.wait()));
+    let removed = || {
+        others.iter().chain([&parent]).try_for_each(|dir| match fs::remove_dir(dir) {
+            Err(error) if dir.exists() => Err(anyhow::Error::from(error)),
+            _ => Ok(()),
+        })
+    };
+    testbed::wait_until(Duration::from_secs(5), "nothing to be left in them", removed)
+        .expect("they are removed");
+    assert_eq!((ended, gone), (None, vec![]));
+}
+
 /// What a killed supervisor's processes have forked dies at the next start, and what was to outlive them lives.
 #[test]
 #[ignore = "needs root: it makes cgroups"]
