@@ -21,7 +21,8 @@ use crate::{Dn, Level, Value};
 const DN: &str = "dn";
 
 thread_local! {
-    /// The buffer of the last event of this thread. It is taken while in use, for the `Debug` of a value may log too.
+    /// The buffer of the last event of this thread. It is taken while in use, for the `Debug` of a value may log too; and it
+    /// may be gone already, for what a thread keeps may log when that is dropped, and there a panic is the program's end.
     static RECORD: Cell<Record> = Cell::default();
 }
 
@@ -66,7 +67,7 @@ impl JournalLayer {
         if level < least.unwrap_or(self.min_level) {
             return;
         }
-        let mut record = RECORD.take();
+        let mut record = RECORD.try_with(Cell::take).unwrap_or_default();
         let metadata = event.metadata();
         let file = source_file(metadata.file().unwrap_or_default());
         let line = metadata.line().unwrap_or_default();
@@ -74,7 +75,7 @@ impl JournalLayer {
         event.record(&mut Recorder(&mut record));
         record.end_leveled(None);
         self.shared.append(to, &mut record);
-        RECORD.set(record);
+        let _ = RECORD.try_with(|kept| kept.set(record));
     }
 }
 

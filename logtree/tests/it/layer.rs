@@ -45,6 +45,37 @@ fn a_message_of_several_lines_is_one_entry_without_newlines_at_its_ends() {
     assert_eq!(texts(&all(&journal)), ["foo\nbar", "one\ntwo", ""]);
 }
 
+/// Logs when its thread ends.
+struct Parting(tracing::Dispatch);
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        tracing::dispatcher::with_default(&self.0, || info!("last words"));
+    }
+}
+
+thread_local! {
+    static PARTING: std::cell::RefCell<Option<Parting>> = const { std::cell::RefCell::new(None) };
+}
+
+/// What a thread keeps goes in the reverse of the order in which it was first used: here the layer's part goes before
+/// one that logs, which could not even panic.
+#[test]
+fn a_thread_may_log_while_it_ends() {
+    let journal = Journal::default();
+    let ends = |of: &Journal| {
+        traced(of, || {
+            let _span = info_span!("main", dn = "main").entered();
+            let subscriber = tracing::dispatcher::get_default(Clone::clone);
+            PARTING.set(Some(Parting(subscriber)));
+            info!("first words");
+        });
+    };
+    let of = journal.clone();
+    std::thread::spawn(move || ends(&of)).join().expect("it ends");
+    assert_eq!(texts(&all(&journal)), ["first words", "last words"]);
+}
+
 /// Case 7, with levels for the original's numbers.
 #[test]
 fn a_verbose_event_is_stored_once_its_name_is_made_verbose() {
