@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use nodekeel_node::v1::{ClusterRequest, CreateGoldenTicketRequest, MembersRequest};
 
@@ -14,7 +15,13 @@ use crate::failure::Failure;
 use crate::model::{Cluster, Member, Ticket};
 use crate::out::{Out, Tone, safe};
 
+/// How long the cluster's answer may take: noded itself waits some seconds for each of it.
+const CLUSTER: Duration = Duration::from_secs(20);
+
 pub(crate) async fn run(caller: &mut Caller, command: ClusterCommand, out: &mut Out) -> Result<(), Failure> {
+    if !matches!(command, ClusterCommand::Status) {
+        caller.be_patient(CLUSTER);
+    }
     match command {
         ClusterCommand::Status => status(caller, out).await,
         ClusterCommand::Members => members(caller, out).await,

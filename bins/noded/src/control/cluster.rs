@@ -2,12 +2,12 @@
 
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
-use std::error::Error;
 use std::net::IpAddr;
 
-use nodekeel_cluster::consensus::{Member, PeerUrl};
-use nodekeel_cluster::machine::{Cluster, State, Work};
-use tonic::Status;
+use nodekeel_cluster::consensus::{Member, MembershipError, PeerUrl};
+use nodekeel_cluster::machine::{Cluster, State, TicketAccessError, Work};
+use nodekeel_cluster::node::{GoldenTickets, IssueError};
+use tonic::{Code, Status};
 
 use crate::node::Shared;
 use crate::{plan, v1};
@@ -47,8 +47,10 @@ fn name(work: &Work) -> Option<String> {
 }
 
 pub(super) async fn members(shared: &Shared) -> Result<v1::MembersResponse, Status> {
-    let member = cluster(shared)?.member().map_err(|error| unavailable(&error))?;
-    let listed = member.members().list().await.map_err(|error| unavailable(&error))?;
+    let member =
+        cluster(shared)?.member().map_err(|error| Status::failed_precondition(plan::chain(&error)))?;
+    let listed = member.members().list().await;
+    let listed = listed.map_err(|error| Status::new(of_members(&error), plan::chain(&error)))?;
     let this = member.this().id;
     let wire = |member: Member| v1::Member {
         is_this: member.id == this,
@@ -64,23 +66,94 @@ pub(super) async fn golden_ticket(
     shared: &Shared,
     request: v1::CreateGoldenTicketRequest,
 ) -> Result<v1::CreateGoldenTicketResponse, Status> {
-    let tickets = cluster(shared)?.golden_tickets().map_err(|error| {
-        let remedy = "set cluster.golden_tickets = true where they are to be made";
-        Status::failed_precondition(format!("{}; {remedy}", plan::chain(&error)))
-    })?;
-    let wrong = |what: &str| Status::invalid_argument(format!("{what:?} is not an address of a node"));
-    let address: IpAddr = request.address.parse().map_err(|_| wrong(&request.address))?;
-    let port = match u16::try_from(request.port).map_err(|_| wrong(&request.port.to_string()))? {
-        0 => shared.plan.config.services.etcd.peer_port.get(),
-        port => port,
-    };
-    let ticket = tickets.issue(&PeerUrl::new(address, port)).await.map_err(|error| unavailable(&error))?;
+    let tickets = tickets(shared)?;
+    let url = url(shared, &request.address, request.port)?;
+    let ticket = tickets.issue(&url).await.map_err(|error| not_issued(&error))?;
     Ok(v1::CreateGoldenTicketResponse {
         enrolment: ticket.to_config().to_vec(),
         node: ticket.node().to_string(),
     })
 }
 
-fn unavailable(error: &dyn Error) -> Status {
-    Status::unavailable(plan::chain(error))
+fn tickets(shared: &Shared) -> Result<GoldenTickets, Status> {
+    cluster(shared)?.golden_tickets().map_err(|error| {
+        let remedy = match error {
+            TicketAccessError::Disabled => "; set cluster.golden_tickets = true where they are to be made",
+            _ => "",
+        };
+        Status::failed_precondition(plan::chain(&error) + remedy)
+    })
+}
+
+/// Where the others reach the node of a ticket; port 0 is the same as this node's.
+fn url(shared: &Shared, address: &str, port: u32) -> Result<PeerUrl, Status> {
+    let wrong = |what: &str| Status::invalid_argument(format!("{what:?} is not where a node can be"));
+    let address: IpAddr = address.parse().map_err(|_| wrong(address))?;
+    let port = match u16::try_from(port).map_err(|_| wrong(&port.to_string()))? {
+        0 => shared.plan.config.services.etcd.peer_port.get(),
+        port => port,
+    };
+    Ok(PeerUrl::new(address, port))
+}
+
+fn not_issued(error: &IssueError) -> Status {
+    Status::new(of_ticket(error), plan::chain(error))
+}
+
+/// What a failure to make a ticket is to the caller. The node was reached, and has answered: it is never `Unavailable`.
+fn of_ticket(error: &IssueError) -> Code {
+    let retry = |is_retryable| if is_retryable { Code::Aborted } else { Code::Internal };
+    match error {
+        IssueError::NoAddress { .. } => Code::InvalidArgument,
+        IssueError::Taken { .. } | IssueError::Kept(_) => Code::FailedPrecondition,
+        IssueError::Membership(error) => of_members(error),
+        IssueError::Kv(error) => retry(error.is_retryable()),
+        IssueError::Authority(error) => retry(error.is_retryable()),
+        IssueError::Record(error) => retry(error.is_retryable()),
+        _ => Code::Internal,
+    }
+}
+
+fn of_members(error: &MembershipError) -> Code {
+    match error {
+        MembershipError::Unavailable { .. } => Code::Aborted,
+        MembershipError::Refused { .. } => Code::Internal,
+        // Another learner, a majority that is missing, a member that has been stopped.
+        _ => Code::FailedPrecondition,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodekeel_cluster::consensus::kv::KvError;
+    use nodekeel_cluster::node::{RecordError, TicketError};
+    use nodekeel_cluster::pki::AuthorityError;
+
+    use super::*;
+
+    #[test]
+    fn what_the_cluster_answers_is_not_told_as_a_node_that_can_not_be_reached() {
+        let url = PeerUrl::new([192, 0, 2, 1].into(), 7834);
+        let no_answer =
+            || MembershipError::Unavailable { operation: "list the members", source: "late".into() };
+        let refused = || MembershipError::Refused { operation: "list the members", source: "no".into() };
+        let cases = [
+            (IssueError::NoAddress { url: url.clone() }, Code::InvalidArgument),
+            (IssueError::Taken { url }, Code::FailedPrecondition),
+            (IssueError::Kept(TicketError::Message), Code::FailedPrecondition),
+            (IssueError::Membership(MembershipError::TooManyLearners), Code::FailedPrecondition),
+            (IssueError::Membership(MembershipError::Stopped), Code::FailedPrecondition),
+            (IssueError::Membership(no_answer()), Code::Aborted),
+            (IssueError::Membership(refused()), Code::Internal),
+            (IssueError::Kv(KvError::Unavailable { operation: "get", source: "late".into() }), Code::Aborted),
+            (IssueError::Kv(KvError::DuplicateKey), Code::Internal),
+            (IssueError::Authority(AuthorityError::Contended), Code::Aborted),
+            (IssueError::Authority(AuthorityError::Absent), Code::Internal),
+            (IssueError::Record(RecordError::NoCluster), Code::Internal),
+        ];
+        for (error, code) in cases {
+            let status = not_issued(&error);
+            assert_eq!((status.code(), status.message()), (code, &*plan::chain(&error)));
+        }
+    }
 }

@@ -18,7 +18,7 @@ use crate::v1;
 pub(super) async fn list(shared: &Shared, request: &v1::ImagesRequest) -> Result<v1::ImagesResponse, Status> {
     let namespace = namespace(&request.namespace)?;
     let images = store(shared).await?.images(&namespace).await;
-    Ok(response(images.map_err(|error| unavailable(&error))?))
+    Ok(response(images.map_err(|error| not_now(&error))?))
 }
 
 pub(super) async fn import(
@@ -28,11 +28,12 @@ pub(super) async fn import(
     let namespace = namespace(&request.namespace)?;
     let path = PathBuf::from(&request.path);
     let opened = path.clone();
-    let file = spawn_blocking(move || open(&opened)).await.map_err(|error| unavailable(&error))??;
+    let file = spawn_blocking(move || open(&opened)).await;
+    let file = file.map_err(|error| Status::internal(plan::chain(&error)))??;
     let store = store(shared).await?;
     let imported = nodekeel_containerd_svc::import(&store, &namespace, (&path, file)).await;
     let images = imported.map_err(|error| match error.is_retryable() {
-        true => unavailable(&error),
+        true => not_now(&error),
         false => Status::invalid_argument(plan::chain(&error)),
     })?;
     tracing::info!("imported {} into {namespace}: {} images", path.display(), images.len());
@@ -60,7 +61,7 @@ async fn store(shared: &Shared) -> Result<ContainerdImages, Status> {
     let Some(containerd) = containerd else {
         return Err(Status::failed_precondition("this node runs no containerd; see services.containerd"));
     };
-    ContainerdImages::connect(&containerd.place.socket()).await.map_err(|error| unavailable(&error))
+    ContainerdImages::connect(&containerd.place.socket()).await.map_err(|error| not_now(&error))
 }
 
 fn response(mut images: Vec<Image>) -> v1::ImagesResponse {
@@ -73,6 +74,7 @@ fn response(mut images: Vec<Image>) -> v1::ImagesResponse {
     v1::ImagesResponse { images: images.into_iter().map(wire).collect() }
 }
 
-fn unavailable(error: &dyn Error) -> Status {
-    Status::unavailable(plan::chain(error))
+/// containerd's answer, or that it gave none: a retry may help. The node itself was reached.
+fn not_now(error: &dyn Error) -> Status {
+    Status::aborted(plan::chain(error))
 }

@@ -198,8 +198,10 @@ fn a_node_whose_interface_gets_another_address_is_the_same_node_there() {
     assert_eq!(place(&joined), (node.clone(), cluster.clone()));
     is_listed_at(&site.spare);
 
-    // While it is off.
+    // While it is off: the other is asked, and says that the cluster owes its answer.
     let scratch = cut_off(joined);
+    let (said, code) = failed(&founder.nodectl(&["cluster", "members"]));
+    assert!(said.contains("list the members") && code == Some(1), "{said} {code:?}");
     site.address("del", &site.spare);
     site.address("add", there);
     let joined = second.start(scratch);
@@ -218,6 +220,10 @@ fn joins(first: &Member, second: &Member, address: &str) {
     founder.stop();
 }
 
+fn create_at<'a>(address: &'a str, port: &'a str, file: &'a str) -> [&'a str; 10] {
+    ["cluster", "ticket", "create", "--golden", "--address", address, "--port", port, "--file", file]
+}
+
 /// Both, once the second is a member beside the first.
 fn join(first: &Member, second: &Member, address: &str) -> (Noded, Noded) {
     let founder = first.start(Scratch::new().unwrap());
@@ -226,11 +232,13 @@ fn join(first: &Member, second: &Member, address: &str) -> (Noded, Noded) {
     fs::create_dir_all(&state).unwrap();
     let ticket = state.join("enrolment.pb");
     let (port, file) = (second.ports[1].number().to_string(), ticket.to_str().unwrap());
-    let create =
-        ["cluster", "ticket", "create", "--golden", "--address", address, "--port", &port, "--file", file];
+    let create = create_at(address, &port, file);
     let made = founder.ask_json(&create);
     let again = failed(&founder.nodectl(&create));
     assert!(again.0.contains("can't use") && again.1 == Some(1), "{again:?}");
+    let spare = scratch.path().join("spare.pb");
+    let (said, code) = failed(&founder.nodectl(&create_at("127.0.0.9", &port, spare.to_str().unwrap())));
+    assert!(said.contains("there is a learner already") && code == Some(1), "{said} {code:?}");
 
     let joined = second.start(scratch);
     let (node, cluster) = place(&joined);
@@ -238,6 +246,9 @@ fn join(first: &Member, second: &Member, address: &str) -> (Noded, Noded) {
     let members = founder.ask_json(&["cluster", "members"]);
     let votes: Vec<_> = members.as_array().unwrap().iter().map(|member| member["learner"].clone()).collect();
     assert_eq!(votes, [false, false], "{members}");
+    let spare = founder.scratch.path().join("spare.pb");
+    let (said, code) = failed(&founder.nodectl(&create_at(address, &port, spare.to_str().unwrap())));
+    assert!(said.contains("there is a member at") && code == Some(1), "{said} {code:?}");
     (founder, joined)
 }
 
@@ -262,6 +273,9 @@ fn without_etcd_a_development_node_is_a_cluster_in_memory() {
     let (said, code) = failed(&noded.nodectl(&create));
     assert!(said.contains("cluster.golden_tickets = true") && code == Some(1), "{said}");
     assert!(!ticket.exists());
+    noded.ask(&["stop", "--wait", "root.cluster"]);
+    let (said, code) = failed(&noded.nodectl(&["cluster", "members"]));
+    assert!(said.contains("the node is Failed, not Running") && code == Some(1), "{said} {code:?}");
 
     let noded = Noded::start_in(cut_off(noded), config, &["--dev"]);
     noded.ask(&["start", "--wait", "root.cluster"]);

@@ -206,6 +206,9 @@ fn images_from_files_are_there_when_their_import_is_done() {
     let log = noded.ask(&["logs", "root.containerd.preseed"]);
     assert!(log.contains("preseeded busybox.tar into k8s.io: localhost/busybox:1"), "{log}");
     assert!(log.contains("bad.tar: it ends too early"), "the bad one is told: {log}");
+    noded.ask(&["stop", "--wait", "root.containerd"]);
+    let (said, code) = failed(&noded.nodectl(&["images"]));
+    assert!(said.contains("containerd") && code == Some(1), "{said} {code:?}");
     noded.stop();
 }
 
