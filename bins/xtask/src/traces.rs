@@ -12,8 +12,6 @@ use testbed::tools;
 const SHIMS: &str = "/run/containerd";
 /// The namespaces of containers that this workspace runs. Their cgroups are called so.
 const NAMESPACES: [&str; 3] = ["demo", "k8s.io", "default"];
-/// What the supervisor's own cgroups begin with.
-const OWN: &str = "nodekeel-";
 
 /// What was there at some time.
 #[derive(Debug)]
@@ -89,7 +87,7 @@ fn is_of_daemons(path: &Path) -> bool {
 
 fn is_of_containers(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    NAMESPACES.contains(&&*name) || name.starts_with(OWN)
+    NAMESPACES.contains(&&*name)
 }
 
 #[cfg(test)]
@@ -101,7 +99,6 @@ mod tests {
         assert!(is_of_daemons(Path::new("/run/containerd")) && is_of_daemons(Path::new("/var/lib/etcd")));
         assert!(!is_of_daemons(Path::new("/run/lock")));
         assert!(is_of_containers(Path::new("/sys/fs/cgroup/pids/k8s.io")));
-        assert!(is_of_containers(Path::new("/sys/fs/cgroup/nodekeel-a-0")));
         assert!(!is_of_containers(Path::new("/sys/fs/cgroup/system.slice")));
     }
 }
