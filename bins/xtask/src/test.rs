@@ -29,7 +29,8 @@ const PART_WITHIN: Duration = Duration::from_secs(15 * 60);
 const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
 
 /// Tests that `cargo test` samples, for it has a minute, run whole here: the variables that say so.
-const WHOLE: [(&str, &str); 2] = [("NODEKEEL_KILLS", "all"), ("NODEKEEL_CASES", "all")];
+const WHOLE: [(&str, &str); 3] =
+    [("NODEKEEL_KILLS", "all"), ("NODEKEEL_CASES", "all"), ("NODEKEEL_LIVES", "10000")];
 
 /// The tests of child processes: their module in the test binary of this package runs in every way.
 const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");

@@ -84,8 +84,7 @@ impl World {
             Step::Local => Some(Outcome::Local),
             Step::Storage => {
                 if self.volume.is_none() && mode == Mode::Make {
-                    self.formats += 1;
-                    assert!(self.formats <= 1 || self.is_tampered, "a data volume was made a second time");
+                    assert!(!self.has_recorded(Step::Storage), "a data volume was made a second time");
                     self.volume = Some(Volume { mark: progress.enrolment, identity: None, member: None });
                 }
                 let volume = self.volume.as_ref()?;
@@ -124,14 +123,17 @@ impl World {
             Flow::Create => ClusterId::new(progress.enrolment.0),
             Flow::Join(_) => OTHERS,
         };
+        let is_recorded = self.has_recorded(Step::Consensus);
         let volume = self.volume.as_mut()?;
         if volume.member.is_none() && mode == Mode::Make {
+            assert!(!is_recorded, "a second cluster was founded, or joined");
             volume.member = Some(cluster);
-            if progress.flow == Flow::Create {
-                self.founded.push(cluster);
-                assert_eq!(self.founded.len(), 1, "a second cluster was founded");
-            }
         }
         volume.member.map(Outcome::Consensus)
+    }
+
+    /// Whether the journal has it that this was done.
+    pub(super) fn has_recorded(&self, step: Step) -> bool {
+        self.journal.as_ref().is_some_and(|progress| progress.next.is_none_or(|next| step < next))
     }
 }

@@ -83,12 +83,36 @@ impl World {
         }
     }
 
-    /// Somebody swaps disks, or restores another's: never while the node runs its steps on them.
+    /// Somebody takes disks away, swaps them, or restores another's: never while the node runs its steps on them.
     pub(super) fn tamper(&mut self) {
         if self.pick(4) > 0 {
             return;
         }
         self.kill();
+        match self.pick(5) {
+            0 => self.lose_disk(),
+            1 => self.lose_member(),
+            _ => self.swap(),
+        }
+    }
+
+    /// Another disk is in its place, with nothing on it. Where nothing was recorded of it, that is no harm.
+    fn lose_disk(&mut self) {
+        if self.volume.take().is_some() {
+            self.is_tampered |= self.has_recorded(Step::Storage);
+            self.count("disks lost");
+        }
+    }
+
+    /// The member's data is gone from the disk.
+    fn lose_member(&mut self) {
+        if self.volume.as_mut().and_then(|volume| volume.member.take()).is_some() {
+            self.is_tampered |= self.has_recorded(Step::Consensus);
+            self.count("members' data lost");
+        }
+    }
+
+    fn swap(&mut self) {
         let (other, name) = (EnrolmentId(self.bytes()), self.bytes());
         let Some(volume) = &mut self.volume else { return };
         let name = format!("sim-{:032x}", u128::from_be_bytes(name)).parse().expect("a name");
