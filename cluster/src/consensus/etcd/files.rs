@@ -64,11 +64,10 @@ pub(super) fn prepare(files: &Etcd, start: &Start) -> Result<Prepared, Consensus
     }
     let new = load_new(&beside)?;
     let prepared = match &start.mode {
-        // It was killed while its cluster was made, so that is gone on with.
-        Mode::Restart if new.is_some() => create(files, &beside, start, there, new, has_data)?,
         Mode::Restart if !has_data => {
             return Err(ConsensusError::NoMember { data: files.data.path().to_owned() });
         }
+        // An authority that is there still, or again, may be saved or not: saving it finds out.
         Mode::Restart => resume(files, there, new, Initial::Known)?,
         Mode::New => create(files, &beside, start, there, new, has_data)?,
         Mode::Existing { peers, credentials, revoked } => {

@@ -98,6 +98,10 @@ fn a_saved_authority_is_forgotten_whoever_is_killed_meanwhile() {
         let forgotten = forget_new(&disk.data.etcd);
         disk.placement.restart();
         let again = disk.prepare(&restart()).unwrap();
+        assert!(
+            matches!(again.initial, Initial::Known),
+            "the data of what was once a member is never touched"
+        );
         if let Some(new) = again.new {
             assert_eq!(new.certificate(), &again.credentials.ca, "it may be saved again");
         }
@@ -277,6 +281,10 @@ fn a_certificate_that_is_replaced_is_the_old_or_the_new_one_whatever_fails() {
 
 #[test]
 fn what_was_never_a_member_can_not_go_on() {
-    let error = Disk::new().prepare(&restart()).unwrap_err();
+    let disk = Disk::new();
+    let error = disk.prepare(&restart()).unwrap_err();
     assert!(matches!(error, ConsensusError::NoMember { .. }), "{error:?}");
+    disk.prepare(&create()).unwrap();
+    let error = disk.prepare(&restart()).unwrap_err();
+    assert!(matches!(error, ConsensusError::NoMember { .. }), "and makes no second cluster: {error:?}");
 }
