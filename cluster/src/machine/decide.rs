@@ -71,6 +71,8 @@ impl Plan {
 /// | joining | another | [`Reason::TicketChanged`] |
 /// | complete | not read | restart |
 ///
+/// The same ticket is one for the same node, whatever members it names: it may have been made again since.
+///
 /// A node that has begun one way never goes another: that is how nodes end up in a cluster of their own.
 pub(super) fn decide(found: Found) -> Result<Plan, Reason> {
     match found {

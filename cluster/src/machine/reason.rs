@@ -79,7 +79,7 @@ pub enum Reason {
         /// By which joining was begun.
         begun: TicketDigest,
     },
-    /// The ticket by which a node was joining has become another: put it back.
+    /// The ticket by which a node was joining has become another node's: put it back, or have it made again.
     #[error("joining was begun by ticket {begun}, and now there is {found}")]
     TicketChanged {
         /// By which joining was begun.

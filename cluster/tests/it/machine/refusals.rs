@@ -151,6 +151,37 @@ async fn a_node_that_began_one_way_does_not_go_another() {
 }
 
 #[tokio::test]
+async fn a_node_that_began_to_join_goes_on_with_its_ticket_as_it_is_made_again_for_other_members() {
+    let net = MemoryNet::new();
+    let (_first, founder) = founder(&net).await;
+    let tickets = founder.cluster.golden_tickets().expect("they are enabled");
+    let join = async |address: &str| {
+        let bed = Bed::on(&net, address);
+        let ticket = tickets.issue(&PeerUrl::new(ip(address), PEER_PORT)).await.expect("it is made");
+        bed.enrolment().enrolment.write(&ticket.to_config()).expect("it is written");
+        (bed, ticket)
+    };
+    let (second, _) = join("192.0.2.2").await;
+    let (leaving, _) = second.runs().await;
+    let (joining, begun) = join("192.0.2.3").await;
+    fs::write(joining.disks.path().join("data/in the way"), "").expect("it is written");
+    joining.fails().await;
+    fs::remove_file(joining.disks.path().join("data/in the way")).expect("it is removed");
+
+    let this = leaving.cluster.member().expect("it runs").this().id;
+    founder.cluster.members().expect("it runs").remove(this).await.expect("it is removed");
+    leaving.end().await;
+    let again = tickets.issue(&PeerUrl::new(ip("192.0.2.3"), PEER_PORT)).await.expect("it is made");
+    assert_ne!(again.peers(), begun.peers());
+    joining.enrolment().enrolment.write(&again.to_config()).expect("it is written");
+    let (life, joined) = joining.runs().await;
+    assert_eq!(&joined.node, begun.node());
+    life.end().await;
+    founder.end().await;
+    assert_eq!(net.clusters(), 1);
+}
+
+#[tokio::test]
 async fn the_journal_of_another_program_is_an_error_that_names_it_and_stays() {
     let bed = Bed::alone();
     fs::write(bed.disks.path().join("esp/enrolment.0"), [7; 100]).expect("it is written");
