@@ -87,6 +87,12 @@ impl PeerUrl {
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
         host.trim_start_matches('[').trim_end_matches(']')
     }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        let port = self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        port.expect("the URL ends with a port, or it would be none")
+    }
 }
 
 impl FromStr for PeerUrl {
@@ -143,12 +149,13 @@ mod tests {
 
     #[test]
     fn a_peer_is_an_https_url_of_a_host_and_a_port_and_nothing_else() {
-        for (good, host) in [
-            ("https://192.0.2.7:7834", "192.0.2.7"),
-            ("https://[2001:db8::7]:7834", "2001:db8::7"),
-            ("https://node-1.example:1", "node-1.example"),
+        for (good, host, port) in [
+            ("https://192.0.2.7:7834", "192.0.2.7", 7834),
+            ("https://[2001:db8::7]:7834", "2001:db8::7", 7834),
+            ("https://node-1.example:1", "node-1.example", 1),
         ] {
-            assert_eq!(good.parse::<PeerUrl>().unwrap().host(), host);
+            let url = good.parse::<PeerUrl>().unwrap();
+            assert_eq!((url.host(), url.port()), (host, port));
         }
         for bad in [
             "",

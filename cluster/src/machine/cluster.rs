@@ -44,7 +44,11 @@ pub struct Deps {
 
 /// Makes what runs a node's member, once the data volume is open.
 #[derive(Clone)]
-pub struct ConsensusSource(Arc<Open>);
+pub struct ConsensusSource {
+    open: Arc<Open>,
+    /// Where the others reach the member, as far as that is known.
+    pub(super) peer_port: Option<u16>,
+}
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 type Open = dyn Fn(&Dir) -> Result<Arc<dyn Consensus>, Failed> + Send + Sync;
@@ -54,27 +58,35 @@ impl ConsensusSource {
     pub fn on_volume<E: Into<Failed>>(
         open: impl Fn(&Dir) -> Result<Arc<dyn Consensus>, E> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(move |top| open(top).map_err(Into::into)))
+        Self { open: Arc::new(move |top| open(top).map_err(Into::into)), peer_port: None }
     }
 
     /// etcd, with its data and its credentials on the data volume, as in [`nodekeel_localstorage::tree::Data`].
     #[cfg(feature = "etcd")]
     pub fn etcd(config: crate::consensus::etcd::EtcdConfig) -> Self {
-        Self::on_volume(move |top| {
+        let port = config.peer_port;
+        let source = Self::on_volume(move |top| {
             let (path, top) = (top.path().to_owned(), top.try_clone()?);
             let placed: etcd::OnVolume = Site::new(Arc::new(OsPlacement::new(top)), path).place()?;
             let etcd = EtcdConsensus::new(config.clone(), placed.etcd.clone());
             Ok::<Arc<dyn Consensus>, Failed>(Arc::new(etcd))
-        })
+        });
+        source.at_port(port)
     }
 
     /// One that needs no data volume.
     pub fn anywhere(consensus: Arc<dyn Consensus>) -> Self {
-        Self(Arc::new(move |_| Ok(Arc::clone(&consensus))))
+        Self { open: Arc::new(move |_| Ok(Arc::clone(&consensus))), peer_port: None }
+    }
+
+    /// The port at which the others reach the member: a ticket for another one is refused before anything is started with it.
+    #[must_use]
+    pub fn at_port(self, peer_port: u16) -> Self {
+        Self { peer_port: Some(peer_port), ..self }
     }
 
     pub(super) fn open(&self, top: &Dir) -> Result<Arc<dyn Consensus>, Failed> {
-        (self.0)(top)
+        (self.open)(top)
     }
 }
 

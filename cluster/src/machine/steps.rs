@@ -134,7 +134,8 @@ impl Drive {
             (Mode::Again, _, _) => Start::restart(name, address),
             (Mode::Make, Flow::Create, _) => Start::new_cluster(name, address),
             (Mode::Make, Flow::Join(_), Some(ticket)) => {
-                ticket.check_address(address).map_err(StepError::Ticket)?;
+                let port = self.shared.deps.consensus.peer_port;
+                ticket.check_place(address, port).map_err(StepError::Ticket)?;
                 let (peers, revoked) = (ticket.peers().to_vec(), ticket.revoked().clone());
                 Start::join(name, address, peers, ticket.member(), revoked)
             }

@@ -115,6 +115,14 @@ pub enum TicketError {
         /// Where this machine is.
         here: IpAddr,
     },
+    /// It was made for a member at another port: configure that one, or have a ticket made for this one.
+    #[error("it was made for a member at port {ticket}, and this machine's is at {here}")]
+    OtherPort {
+        /// For which it was made.
+        ticket: u16,
+        /// Where this machine's member is.
+        here: u16,
+    },
 }
 
 /// What goes into a ticket.
@@ -284,14 +292,20 @@ impl GoldenTicket {
         &self.this
     }
 
-    /// Whether it was made for a machine at this address.
+    /// Whether it was made for a machine at this address, whose member the others reach at this port, where that is known.
     ///
     /// # Errors
-    /// [`TicketError::OtherAddress`].
-    pub fn check_address(&self, here: IpAddr) -> Result<(), TicketError> {
-        match self.this.url.host().parse::<IpAddr>() {
-            Ok(address) if here == address => Ok(()),
-            _ => Err(TicketError::OtherAddress { ticket: self.this.url.host().to_owned(), here }),
+    /// [`TicketError::OtherAddress`], [`TicketError::OtherPort`].
+    pub fn check_place(&self, here: IpAddr, port: Option<u16>) -> Result<(), TicketError> {
+        let url = &self.this.url;
+        if url.host().parse() != Ok(here) {
+            return Err(TicketError::OtherAddress { ticket: url.host().to_owned(), here });
+        }
+        match port {
+            Some(port) if port != url.port() => {
+                Err(TicketError::OtherPort { ticket: url.port(), here: port })
+            }
+            _ => Ok(()),
         }
     }
 }

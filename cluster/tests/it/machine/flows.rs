@@ -124,6 +124,12 @@ async fn a_ticket_for_another_address_is_refused_and_nothing_is_begun_with_it() 
     let reason = said(second.fails().await);
     assert!(reason.contains("it was made for 192.0.2.2, and this machine is at 192.0.2.3"), "{reason}");
     second.network.set(Some(at("192.0.2.2")));
+    let mut deps = second.deps();
+    deps.consensus = deps.consensus.at_port(7);
+    let life = Life::of(Cluster::new(deps, second.settings.clone()));
+    let reason = said(life.finished().await.expect_err("nobody would find it"));
+    assert!(reason.contains("for a member at port 7834, and this machine's is at 7"), "{reason}");
+    life.end().await;
     let (life, _) = second.runs().await;
     life.end().await;
     founder.end().await;
