@@ -81,7 +81,8 @@ impl Supervisor {
     }
 
     /// Stops a runnable and all below it, and keeps it stopped, also across restarts of its parent, until
-    /// [`start`](Self::start) or [`restart`](Self::restart). Returns before it has stopped; its group goes on.
+    /// [`start`](Self::start) or [`restart`](Self::restart). Returns before it has stopped; its group goes on, however it
+    /// takes that.
     ///
     /// # Errors
     /// See [`ControlError`].
@@ -97,7 +98,7 @@ impl Supervisor {
         self.driver.apply(|machine, now| machine.start_held(now, dn))
     }
 
-    /// Stops a runnable and all below it, and starts it again at once, without a backoff.
+    /// Stops a runnable and all below it, and starts it again at once, without a backoff; its group goes on.
     ///
     /// # Errors
     /// See [`ControlError`].

@@ -111,11 +111,11 @@ impl Machine {
         self.advance_shutdown_above(slot, now);
     }
 
-    /// A death takes its own subtree along, and those who share its fate.
+    /// A death takes its own subtree along, and those who share its fate, unless an operator has asked for it.
     fn spread(&mut self, slot: u32, now: Time) {
         self.cancel(slot, &Cause::Own, now);
         let cause = Cause::Sibling(self.node(slot).dn.clone());
-        if self.shutdown.is_none() {
+        if self.shutdown.is_none() && !self.node(slot).told_to {
             for sibling in self.siblings(slot) {
                 // One that waits for its own backoff has failed by itself and runs nothing that could be taken down:
                 // it keeps its delay, or a group of two failing members would restart each other without any.
@@ -141,6 +141,7 @@ impl Machine {
             return;
         }
         node.cancelled = true;
+        node.told_to = *cause == Cause::Operator;
         node.ending_since.get_or_insert(now);
         let (phase, key) = (node.phase, Key { slot, incarnation: node.incarnation });
         let stop_within = node.settings.stop_within;
@@ -229,6 +230,7 @@ impl Machine {
         let node = self.node_mut(slot);
         node.incarnation = incarnation;
         node.cancelled = false;
+        node.told_to = false;
         node.ending_since = None;
         node.signalled_done = false;
         node.doom = None;

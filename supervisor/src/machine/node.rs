@@ -78,6 +78,8 @@ pub(super) struct Node {
     pub(super) process: Option<Arc<ProcessExit>>,
     /// An operator holds it.
     pub(super) held: bool,
+    /// It was an operator who has cancelled its run: however that ends, its group goes on.
+    pub(super) told_to: bool,
     /// An operator wants it started again, at once and whatever its policy.
     pub(super) again: bool,
     /// What its runnable waits for by `wait_ready`.
@@ -119,6 +121,7 @@ impl Node {
             doom: None,
             process: None,
             held: history.held,
+            told_to: false,
             again: false,
             dependency: None,
             names: HashMap::new(),

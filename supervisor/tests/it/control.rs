@@ -29,6 +29,41 @@ async fn a_stop_holds_until_a_start_also_across_the_parents_restart() {
     assert_eq!((tree.state("root.one"), tree.generation("root.one")), (Some(State::New), 2));
 }
 
+/// However a runnable takes it: with an error of its own, with `Ok`, or not at all.
+#[tokio::test(start_paused = true)]
+async fn what_an_operator_stops_or_restarts_takes_nobody_of_its_group_along() {
+    let [rude, lazy, deaf] = [0, 1, 2].map(|kind| {
+        move |ctx: Context| async move {
+            ctx.ready()?;
+            ctx.cancelled().await;
+            match kind {
+                0 => Err(Failure::new("no time to clean up")),
+                1 => Ok(()),
+                _ => std::future::pending().await,
+            }
+        }
+    });
+    let tree = Tree::of(move |ctx: Context| async move {
+        let group = [
+            Child::new("rude", rude),
+            Child::new("lazy", lazy),
+            Child::new("deaf", deaf),
+            Child::new("other", steady),
+        ];
+        ctx.run_group(group)?;
+        steady(ctx).await
+    });
+    settle().await;
+    for dn in ["root.rude", "root.lazy", "root.deaf"] {
+        tree.supervisor.restart(dn).expect("it is there");
+        tree.recorder.until(dn, State::Dead).await;
+        tree.recorder.until(dn, State::Ready).await;
+        tree.supervisor.stop(dn).expect("it is there");
+        tree.recorder.until(dn, State::Stopped).await;
+    }
+    assert_eq!((tree.state("root.other"), tree.generation("root.other")), (Some(State::Ready), 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_restart_waits_for_no_backoff_and_a_start_ends_one() {
     let child = Remote::default();
