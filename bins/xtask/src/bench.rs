@@ -72,16 +72,35 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let (mut report, mut rows) = (Report::default(), Vec::new());
     for bench in chosen {
         run::headline(&bench.name());
-        let start = SystemTime::now();
-        let ran = bench.run()?;
-        let written = written_since(&bench::directory(), start)?;
-        let silent = written.is_empty().then(|| "wrote no row".to_owned());
-        report.checked(&bench.name(), ran.took, ran.problem.or(silent));
-        rows.extend(written);
+        rows.extend(measure(bench, &bench::directory(), &mut report, Bench::run));
     }
     run::headline("all rows");
     println!("{}", bench::table(&rows));
     Ok(report.finish())
+}
+
+/// Runs one, and gives its rows. Whatever is wrong with it goes into the report: the others can run all the same.
+fn measure(
+    bench: &Bench,
+    directory: &Path,
+    report: &mut Report,
+    run: impl FnOnce(&Bench) -> Result<Ran>,
+) -> Vec<BenchRow> {
+    let start = SystemTime::now();
+    let ran = match run(bench) {
+        Ok(ran) => ran,
+        Err(error) => {
+            report.could_not_run(&bench.name(), &format!("{error:#}"));
+            return Vec::new();
+        }
+    };
+    let (rows, unread) = match written_since(directory, start) {
+        Ok(rows) if rows.is_empty() => (rows, Some("wrote no row".to_owned())),
+        Ok(rows) => (rows, None),
+        Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+    };
+    report.checked(&bench.name(), ran.took, ran.problem.or(unread));
+    rows
 }
 
 fn benches(metadata: &Value) -> Result<Vec<Bench>> {
@@ -162,6 +181,41 @@ mod tests {
             "targets": [{"kind": ["bench"], "name": "claims", "required-features": ["kill-points", "more"]}],
         }]});
         assert_eq!(benches(&metadata).unwrap()[0].features, "kill-points,more");
+    }
+
+    #[test]
+    fn one_that_fails_is_told_and_does_not_end_the_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let bench = Bench {
+            package: "p".into(),
+            directory: "d".into(),
+            target: "t".into(),
+            features: String::new(),
+            need: None,
+        };
+        let mut report = Report::default();
+        let mut measured = |written: Option<&str>| {
+            let run = |_: &Bench| {
+                let text = written.ok_or_else(|| Error::msg("no linker").context("build it"))?;
+                let path = directory.path().join("rows.json");
+                fs::write(&path, text)?;
+                // The clock of the files may be some milliseconds behind.
+                fs::File::options().write(true).open(path)?.set_modified(SystemTime::now())?;
+                Ok(Ran { lines: Vec::new(), took: Duration::ZERO, problem: None })
+            };
+            measure(&bench, directory.path(), &mut report, run).len()
+        };
+        let row = r#"[{"id": "a", "work": "b", "unit": "ms", "ours": 1.0, "peer": null, "limit": null, "goal": null,
+            "goal_met": null, "command": "c"}]"#;
+        let measured = [None, Some("no array"), Some("[]"), Some(row)].map(&mut measured);
+        assert_eq!(measured, [0, 0, 0, 1]);
+        let told = report.to_string();
+        assert!(told.contains("d-t: could not run: build it: no linker"), "{told}");
+        assert!(
+            told.contains("d-t: wrote no row") && told.contains("d-t: read what the bench wrote"),
+            "{told}"
+        );
+        assert_eq!(told.lines().last(), Some("1 passed, 3 failed"));
     }
 
     #[test]
