@@ -144,6 +144,18 @@ pub(crate) enum ClusterCommand {
 pub(crate) enum TicketCommand {
     /// Makes a ticket for one node, or gives the one that was made for the same place and not used yet.
     Create(TicketArgs),
+    /// Takes a ticket back that was not used: nobody joins by it any more, and its place is free for another.
+    Withdraw(WithdrawArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WithdrawArgs {
+    /// The address that the ticket was made for.
+    #[arg(long)]
+    pub(crate) address: IpAddr,
+    /// Its port; the default is that of the node that is asked.
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub(crate) port: u16,
 }
 
 #[derive(Debug, Args)]

@@ -7,12 +7,14 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use nodekeel_node::v1::{ClusterRequest, CreateGoldenTicketRequest, MembersRequest};
+use nodekeel_node::v1::{
+    ClusterRequest, CreateGoldenTicketRequest, MembersRequest, WithdrawGoldenTicketRequest,
+};
 
 use crate::caller::Caller;
-use crate::cli::{ClusterCommand, TicketArgs, TicketCommand};
+use crate::cli::{ClusterCommand, TicketArgs, TicketCommand, WithdrawArgs};
 use crate::failure::Failure;
-use crate::model::{Cluster, Member, Ticket};
+use crate::model::{Cluster, Member, Ticket, Withdrawn};
 use crate::out::{Out, Tone, safe};
 
 /// How long the cluster's answer may take: noded itself waits some seconds for each of it.
@@ -26,6 +28,9 @@ pub(crate) async fn run(caller: &mut Caller, command: ClusterCommand, out: &mut 
         ClusterCommand::Status => status(caller, out).await,
         ClusterCommand::Members => members(caller, out).await,
         ClusterCommand::Ticket { command: TicketCommand::Create(args) } => create(caller, args, out).await,
+        ClusterCommand::Ticket { command: TicketCommand::Withdraw(args) } => {
+            withdraw(caller, args, out).await
+        }
     }
 }
 
@@ -87,7 +92,22 @@ async fn create(caller: &mut Caller, args: TicketArgs, out: &mut Out) -> Result<
         return Ok(out.json(&Ticket { node, address: address.to_string(), file })?);
     }
     out.line(&format!("{file} makes its reader node {} at {address}; keep it secret", safe(&node)))?;
-    Ok(out.line("give it to that node alone, as cluster/state/enrolment.pb below its data directory")?)
+    let how = "give it to that node alone before its first start, as cluster/state/enrolment.pb below its data directory";
+    Ok(out.line(how)?)
+}
+
+async fn withdraw(caller: &mut Caller, args: WithdrawArgs, out: &mut Out) -> Result<(), Failure> {
+    let WithdrawArgs { address, port } = args;
+    let request = WithdrawGoldenTicketRequest { address: address.to_string(), port: port.into() };
+    let answer = caller.ask(async |client| client.withdraw_golden_ticket(request).await).await?;
+    let withdrawn = Withdrawn { url: answer.url };
+    if out.json {
+        return Ok(out.json(&withdrawn)?);
+    }
+    Ok(out.line(&format!(
+        "the ticket for {} is taken back: nobody joins by it any more",
+        safe(&withdrawn.url)
+    ))?)
 }
 
 async fn make(caller: &mut Caller, address: IpAddr, port: u16) -> Result<(String, Vec<u8>), Failure> {

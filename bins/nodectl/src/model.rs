@@ -81,6 +81,12 @@ pub(crate) struct Ticket {
     pub(crate) file: String,
 }
 
+/// A ticket that was taken back.
+#[derive(Debug, Serialize)]
+pub(crate) struct Withdrawn {
+    pub(crate) url: String,
+}
+
 #[derive(Debug, Serialize)]
 pub(crate) struct Version {
     pub(crate) nodectl: &'static str,

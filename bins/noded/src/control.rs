@@ -211,6 +211,13 @@ impl Control for Api {
         Ok(Response::new(cluster::golden_ticket(&self.shared, request.into_inner()).await?))
     }
 
+    async fn withdraw_golden_ticket(
+        &self,
+        request: Request<v1::WithdrawGoldenTicketRequest>,
+    ) -> Result<Response<v1::WithdrawGoldenTicketResponse>, Status> {
+        Ok(Response::new(cluster::withdraw(&self.shared, request.into_inner()).await?))
+    }
+
     async fn images(
         &self,
         request: Request<v1::ImagesRequest>,

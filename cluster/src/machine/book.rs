@@ -9,7 +9,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::decide::Found;
 use super::reason::StepError;
-use super::step::{EnrolmentId, Progress, Step};
+use super::step::{EnrolmentId, Flow, Progress, Step};
 use crate::node::Enrolment;
 
 /// The journal's name, in the directory that it is given.
@@ -28,7 +28,7 @@ pub(super) enum Book {
 }
 
 impl Book {
-    /// Opens it, and says what it knows; reads the enrolment configuration unless all is done. It blocks.
+    /// Opens it, and says what it knows; reads the enrolment configuration, which has a say unless all is done. It blocks.
     pub(super) fn open(dir: &Dir, enrolment: &Enrolment, hook: &Hook) -> Result<(Self, Found), StepError> {
         let journal = Journal::open(dir, NAME).map_err(StepError::Journal)?;
         if journal.state().is_none() {
@@ -41,7 +41,10 @@ impl Book {
         let progress =
             Progress::parse(run.state(), next).map_err(|source| StepError::Progress { path, source })?;
         let found = match next {
-            None => Found::Complete { progress },
+            None => {
+                tell_of_another_ticket(progress.flow(), enrolment);
+                Found::Complete { progress }
+            }
             Some(_) => Found::Begun { progress, ticket: enrolment.load().map_err(StepError::Enrolment)? },
         };
         Ok((Self::Begun(Box::new(run)), found))
@@ -60,6 +63,19 @@ impl Book {
                 Ok(Self::Begun(run))
             }
         }
+    }
+}
+
+/// Whoever gives a ticket to a node that is in its cluster expects it to join by it, and has to be told that it won't. One
+/// that can't be read is none of that.
+fn tell_of_another_ticket(flow: Flow, enrolment: &Enrolment) {
+    if let Ok(Some(ticket)) = enrolment.load()
+        && flow != Flow::Join(ticket.digest())
+    {
+        tracing::warn!(
+            "the ticket for {} has no say: this node is in a cluster already, and did not join by it; remove it",
+            ticket.node()
+        );
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Found {
         /// What the enrolment configuration holds now, where there is one.
         ticket: Option<Arc<GoldenTicket>>,
     },
-    /// The journal knows of an attempt that is complete. The enrolment configuration was not read: it has no say.
+    /// The journal knows of an attempt that is complete. The enrolment configuration has no say.
     Complete {
         /// What was recorded.
         progress: Progress,
@@ -69,7 +69,7 @@ impl Plan {
 /// | joining, member not started | none | [`Reason::TicketGone`] |
 /// | joining, member started | the same, or none | go on joining |
 /// | joining | another | [`Reason::TicketChanged`] |
-/// | complete | not read | restart |
+/// | complete | any | restart |
 ///
 /// The same ticket is one for the same node, whatever members it names: it may have been made again since.
 ///

@@ -125,9 +125,10 @@ impl Drive {
         made.trouble = trouble.map(Into::into);
     }
 
-    /// Runs what blocks on a thread of its own. Its panic is the run's.
+    /// Runs what blocks on a thread of its own, where it logs as the run does. Its panic is the run's.
     pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        match self.threads.spawn_blocking(work).await {
+        let span = tracing::Span::current();
+        match self.threads.spawn_blocking(move || span.in_scope(work)).await {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => panic::resume_unwind(panic),

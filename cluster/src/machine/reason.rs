@@ -71,16 +71,26 @@ pub enum Reason {
     Ended,
     /// A node that was founding a cluster has been given a ticket for another. Remove the ticket to go on, or
     /// [forget](super::forget) what was begun, and give up its data, to join by it.
-    #[error("a cluster was begun to be founded, and now there is a ticket to join another")]
+    #[error(
+        "a cluster was begun to be founded, and now there is a ticket to join another: remove it to go on, or give up what was \
+         begun to join by it"
+    )]
     TicketAfterCreation,
-    /// The ticket by which a node was joining is not there any more, and is still needed: put it back.
-    #[error("the ticket {begun}, by which joining was begun, is gone")]
+    /// The ticket by which a node was joining is not there any more, and is still needed: put it back, or have it made
+    /// again. Or [forget](super::forget) what was begun, and give up its data.
+    #[error(
+        "the ticket {begun}, by which joining was begun, is gone: put it back, or have it made again, or give up what was begun"
+    )]
     TicketGone {
         /// By which joining was begun.
         begun: TicketDigest,
     },
-    /// The ticket by which a node was joining has become another node's: put it back, or have it made again.
-    #[error("joining was begun by ticket {begun}, and now there is {found}")]
+    /// The ticket by which a node was joining has become another node's: put it back, or have it made again. Or
+    /// [forget](super::forget) what was begun, and give up its data.
+    #[error(
+        "joining was begun by ticket {begun}, and now there is {found}, another node's: put the first one back, or give up \
+         what was begun to join by the other"
+    )]
     TicketChanged {
         /// By which joining was begun.
         begun: TicketDigest,

@@ -114,31 +114,32 @@ impl GoldenTickets {
         Ok(ticket)
     }
 
-    /// Takes a ticket back that nobody has used: its learner is removed, and its certificate revoked. Nothing where there
-    /// is none, or where the node takes part already.
+    /// Takes a ticket back that nobody has used: its learner is removed, and its certificate revoked. Tells whether there
+    /// was anything of it.
     ///
     /// # Errors
-    /// [`IssueError`]; the call can be made again.
-    pub async fn withdraw(&self, url: &PeerUrl) -> Result<(), IssueError> {
+    /// [`IssueError`]; the call can be made again. [`IssueError::Taken`] where the node takes part already.
+    pub async fn withdraw(&self, url: &PeerUrl) -> Result<bool, IssueError> {
         let members = self.running.members();
         let listed = list(&*members).await?;
         let there: Vec<_> = listed.into_iter().filter(|member| is_at(member, url)).collect();
         if there.iter().any(|member| !member.is_learner) {
-            return Ok(());
+            return Err(IssueError::Taken { url: url.clone() });
         }
+        let has_learner = !there.is_empty();
         for learner in there {
             members.remove(learner.id).await.map_err(IssueError::Membership)?;
         }
-        let kept = match self.kept(url).await {
-            // It does not tell whose certificate it had.
-            Err(IssueError::Kept(_)) => None,
-            kept => kept?,
-        };
-        if let Some(ticket) = kept {
+        let kept = self.kept(url).await;
+        // Then it does not tell whose certificate it had.
+        let is_damaged = matches!(kept, Err(IssueError::Kept(_)));
+        let kept = if is_damaged { None } else { kept? };
+        if let Some(ticket) = &kept {
             let authority = Authority::load(self.running.root()).await.map_err(IssueError::Authority)?;
             authority.revoke(ticket.this().name.as_str()).await.map_err(IssueError::Authority)?;
         }
-        self.forget(url).await
+        self.forget(url).await?;
+        Ok(has_learner || is_damaged || kept.is_some())
     }
 
     /// The node at this URL takes part: its ticket is of no use any more.

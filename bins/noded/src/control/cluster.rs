@@ -2,7 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "tonic's services return its status")]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use nodekeel_cluster::consensus::{Member, MembershipError, PeerUrl};
 use nodekeel_cluster::machine::{Cluster, State, TicketAccessError, Work};
@@ -68,11 +68,27 @@ pub(super) async fn golden_ticket(
 ) -> Result<v1::CreateGoldenTicketResponse, Status> {
     let tickets = tickets(shared)?;
     let url = url(shared, &request.address, request.port)?;
-    let ticket = tickets.issue(&url).await.map_err(|error| not_issued(&error))?;
+    let ticket = match tickets.issue(&url).await {
+        Ok(ticket) => ticket,
+        Err(error) => return Err(not_issued(&error, remedy(cluster(shared)?, &error, &url).await)),
+    };
     Ok(v1::CreateGoldenTicketResponse {
         enrolment: ticket.to_config().to_vec(),
         node: ticket.node().to_string(),
     })
+}
+
+pub(super) async fn withdraw(
+    shared: &Shared,
+    request: v1::WithdrawGoldenTicketRequest,
+) -> Result<v1::WithdrawGoldenTicketResponse, Status> {
+    let tickets = tickets(shared)?;
+    let url = url(shared, &request.address, request.port)?;
+    match tickets.withdraw(&url).await {
+        Ok(true) => Ok(v1::WithdrawGoldenTicketResponse { url: url.to_string() }),
+        Ok(false) => Err(Status::failed_precondition(format!("there is no ticket for {url}"))),
+        Err(error) => Err(not_issued(&error, None)),
+    }
 }
 
 fn tickets(shared: &Shared) -> Result<GoldenTickets, Status> {
@@ -96,8 +112,33 @@ fn url(shared: &Shared, address: &str, port: u32) -> Result<PeerUrl, Status> {
     Ok(PeerUrl::new(address, port))
 }
 
-fn not_issued(error: &IssueError) -> Status {
-    Status::new(of_ticket(error), plan::chain(error))
+fn not_issued(error: &IssueError, remedy: Option<String>) -> Status {
+    let remedy = remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default();
+    Status::new(of_ticket(error), plan::chain(error) + &remedy)
+}
+
+/// What the operator can do about it, where what is in the way is another ticket.
+async fn remedy(cluster: &Cluster, error: &IssueError, url: &PeerUrl) -> Option<String> {
+    match error {
+        IssueError::Kept(_) => Some(format!("to have another made, {}", withdrawal(url.as_str())?)),
+        IssueError::Membership(MembershipError::TooManyLearners) => {
+            let members = cluster.members().ok()?.list().await.ok()?;
+            let learner = members.into_iter().find(|member| member.is_learner)?;
+            let url = learner.peer_urls.into_iter().next()?;
+            let free = withdrawal(&url).map(|command| format!(", or {command}")).unwrap_or_default();
+            Some(format!("it is at {url}: wait until its node has joined{free}"))
+        }
+        _ => None,
+    }
+}
+
+/// The command that takes the ticket for this place back.
+fn withdrawal(url: &str) -> Option<String> {
+    let place: SocketAddr = url.strip_prefix("https://")?.parse().ok()?;
+    let (address, port) = (place.ip(), place.port());
+    Some(format!(
+        "take its ticket back with `nodectl cluster ticket withdraw --address {address} --port {port}`"
+    ))
 }
 
 /// What a failure to make a ticket is to the caller. The node was reached, and has answered: it is never `Unavailable`.
@@ -132,6 +173,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_command_for_a_place_has_its_address_and_port() {
+        let command = withdrawal("https://[2001:db8::1]:7834").unwrap_or_default();
+        assert!(command.contains("--address 2001:db8::1 --port 7834"), "{command}");
+        assert_eq!(withdrawal("https://node-1:7834"), None);
+    }
+
+    #[test]
     fn what_the_cluster_answers_is_not_told_as_a_node_that_can_not_be_reached() {
         let url = PeerUrl::new([192, 0, 2, 1].into(), 7834);
         let no_answer =
@@ -152,7 +200,7 @@ mod tests {
             (IssueError::Record(RecordError::NoCluster), Code::Internal),
         ];
         for (error, code) in cases {
-            let status = not_issued(&error);
+            let status = not_issued(&error, None);
             assert_eq!((status.code(), status.message()), (code, &*plan::chain(&error)));
         }
     }

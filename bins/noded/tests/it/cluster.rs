@@ -4,12 +4,15 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use anyhow::Context as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use nodekeel_cluster::node::GoldenTicket;
+use nodekeel_localstorage::pki::RevocationList;
 use serde_json::Value;
 use testbed::{Port, Scratch, free_port, gotool, output, tools};
 
-use crate::harness::{Noded, failed, noded};
+use crate::harness::{HANG, Noded, failed, noded};
 
 /// A node of a cluster, which stays where it was when it is started again.
 struct Member {
@@ -154,6 +157,76 @@ fn a_node_founds_a_cluster_and_comes_back_to_it_whatever_was_killed() {
 fn a_second_node_joins_by_a_golden_ticket() {
     // etcd wants members to come from the address of their certificate, and the loopback interface's is this one.
     joins(&Member::new(), &Member::new(), "127.0.0.1");
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_ticket_that_is_taken_back_is_of_no_use_and_its_place_is_free() {
+    let founder = Member::new().start(Scratch::new().unwrap());
+    let scratch = Scratch::new().unwrap();
+    let file = |name| scratch.path().join(name).to_str().unwrap().to_owned();
+    let (mistyped, wanted) = (file("mistyped.pb"), file("wanted.pb"));
+    let made = founder.ask_json(&create_at("127.0.0.8", "7001", &mistyped));
+    let (said, code) = failed(&founder.nodectl(&create_at("127.0.0.9", "7001", &wanted)));
+    let told = "there is a learner already; it is at https://127.0.0.8:7001";
+    let command = "nodectl cluster ticket withdraw --address 127.0.0.8 --port 7001";
+    assert!(said.contains(told) && said.contains(command) && code == Some(1), "{said} {code:?}");
+
+    let command: Vec<_> = command.split(' ').skip(1).collect();
+    assert_eq!(founder.ask_json(&command), serde_json::json!({"url": "https://127.0.0.8:7001"}));
+    let members = founder.ask_json(&["cluster", "members"]);
+    assert_eq!(members.as_array().map(Vec::len), Some(1), "{members}");
+    let credentials = GoldenTicket::parse(&fs::read(&mistyped).unwrap()).unwrap().member();
+    let list = founder.data().join("cluster/volume/etcd/peer_crl");
+    testbed::wait_until(HANG, "the certificate among the revoked", || {
+        let revoked = RevocationList::from_der(&fs::read(&list)?, &credentials.ca)?;
+        revoked.revokes(&credentials.certificate).then_some(()).context("it is not among them")
+    })
+    .unwrap();
+
+    let (said, code) = failed(&founder.nodectl(&command));
+    assert!(said.contains("there is no ticket for https://127.0.0.8:7001") && code == Some(1), "{said}");
+    let own = ["cluster", "ticket", "withdraw", "--address", "127.0.0.1"];
+    let (said, code) = failed(&founder.nodectl(&own));
+    assert!(said.contains("there is a member at") && code == Some(1), "{said}");
+    let another = founder.ask_json(&create_at("127.0.0.9", "7001", &wanted));
+    assert_ne!(another["node"], made["node"]);
+    founder.stop();
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn a_ticket_that_comes_too_late_is_told_and_joins_once_the_founded_cluster_is_given_up() {
+    let (first, second) = (Member::new(), Member::new());
+    let founder = first.start(Scratch::new().unwrap());
+    let early = second.start(Scratch::new().unwrap());
+    let alone = place(&early);
+    let (port, state) = (second.ports[1].number().to_string(), early.data().join("cluster/state"));
+    let (late, kept) = (state.join("enrolment.pb"), early.scratch.path().join("kept.pb"));
+    let made = founder.ask_json(&create_at("127.0.0.1", &port, late.to_str().unwrap()));
+
+    let told = |noded: &Noded| noded.ask(&["logs", "root.cluster"]).matches("has no say").count();
+    assert_eq!(told(&early), 0);
+    let early = second.start(cut_off(early));
+    assert_eq!((place(&early), told(&early)), (alone, 1));
+
+    // As the documentation says.
+    let scratch = cut_off(early);
+    fs::rename(&late, &kept).unwrap();
+    fs::remove_dir_all(scratch.path().join("data/cluster")).unwrap();
+    fs::create_dir_all(&state).unwrap();
+    fs::rename(&kept, &late).unwrap();
+    let joined = second.start(scratch);
+    assert_eq!(place(&joined), (made["node"].clone(), place(&founder).1));
+
+    // The ticket by which it has joined is no reason for a word, and may be removed.
+    let joined = second.start(cut_off(joined));
+    assert_eq!((&place(&joined).0, told(&joined)), (&made["node"], 0));
+    fs::remove_file(&late).unwrap();
+    let joined = second.start(cut_off(joined));
+    assert_eq!(place(&joined).0, made["node"]);
+    joined.stop();
+    founder.stop();
 }
 
 #[test]

@@ -205,8 +205,8 @@ async fn a_withdrawn_ticket_leaves_no_learner_and_no_certificate_and_the_place_i
     let tickets = life.cluster.golden_tickets().expect("they are enabled");
     let members = life.cluster.members().expect("it runs");
     let first = tickets.issue(&url("192.0.2.2")).await.expect("it is made");
-    for _ in 0..2 {
-        tickets.withdraw(&url("192.0.2.2")).await.expect("it is withdrawn");
+    for is_there in [true, false] {
+        assert_eq!(tickets.withdraw(&url("192.0.2.2")).await.expect("it is withdrawn"), is_there);
         assert_eq!(members.list().await.expect("they are read").len(), 1);
     }
     let root = life.cluster.root_kv().expect("it runs");
@@ -215,8 +215,17 @@ async fn a_withdrawn_ticket_leaves_no_learner_and_no_certificate_and_the_place_i
     let second = tickets.issue(&url("192.0.2.2")).await.expect("it is made");
     assert_ne!(first.node(), second.node());
     assert!(!revoked.revokes(&second.member().certificate));
-    tickets.withdraw(&url("192.0.2.1")).await.expect("there is none for a member");
+    let member = tickets.withdraw(&url("192.0.2.1")).await.expect_err("there is none for a member");
+    assert!(matches!(member, IssueError::Taken { .. }), "{member:?}");
     assert_eq!(members.list().await.expect("they are read").len(), 2);
+
+    // One that was damaged is in the way until it is withdrawn.
+    let kept = life.cluster.kv("cluster", "tickets").expect("it runs");
+    kept.put(b"/golden/192.0.2.2:7834", b"no ticket").await.expect("it is put");
+    assert!(matches!(tickets.issue(&url("192.0.2.2")).await, Err(IssueError::Kept(_))));
+    assert!(tickets.withdraw(&url("192.0.2.2")).await.expect("it is withdrawn"));
+    let third = tickets.issue(&url("192.0.2.2")).await.expect("it is made");
+    assert_ne!(third.node(), second.node());
     life.end().await;
 }
 
