@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
-use crate::error::{ImportError, Wrong};
+use crate::error::{ImageError, ImportError, Wrong};
 use crate::image::{Image, Labels};
 use crate::import::{self, Job, chain};
 use crate::plan::{Action, Bundle, plan};
@@ -28,7 +28,16 @@ pub struct Preseed {
     unpack: bool,
     pin: bool,
     /// What is known not to be importable, until it changes.
-    bad: Arc<Mutex<BTreeSet<Bundle>>>,
+    bad: Arc<Mutex<BTreeMap<Bundle, Bad>>>,
+}
+
+/// What is wrong with a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bad {
+    /// It lacks something that another bundle may bring.
+    Lacking,
+    /// Whatever else there is, it can't be imported.
+    Itself,
 }
 
 /// Why nothing can be said about any bundle.
@@ -74,7 +83,8 @@ pub enum Outcome {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// A line for each bundle: those that can't be opened first, the others in their order.
+    /// A line for each bundle: those that can't be opened first, the others in their order, and last those that lack
+    /// something.
     pub outcomes: Vec<Outcome>,
     /// What was left alone.
     pub strays: Vec<Stray>,
@@ -157,11 +167,28 @@ impl Preseed {
         };
         failed.into_iter().map(Outcome::Failed).for_each(&mut told);
         let listed = list(store, &bundles).await.map_err(PreseedError::Store)?;
-        let mut claims = Claims::default();
-        for (bundle, action) in plan(bundles, &listed, self.unpack) {
-            told(self.one(store, bundle, action, &mut claims).await);
+        let (mut claims, mut left) = (Claims::default(), plan(bundles, &listed, self.unpack));
+        // What one bundle lacks, a later one may have brought: then that one is looked at again.
+        loop {
+            let (mut lacking, mut is_more_there) = (Vec::new(), false);
+            for (bundle, action) in left {
+                let outcome = self.one(store, bundle.clone(), action.clone(), &mut claims).await;
+                is_more_there |= matches!(outcome, Outcome::Imported { .. });
+                match self.bad().get(&bundle) {
+                    Some(Bad::Lacking) => lacking.push((bundle, action, outcome)),
+                    _ => told(outcome),
+                }
+            }
+            if lacking.is_empty() || !is_more_there {
+                lacking.into_iter().for_each(|(.., outcome)| told(outcome));
+                return Ok(report);
+            }
+            let again = |(bundle, action, _): (Bundle, Action, Outcome)| {
+                self.bad().remove(&bundle);
+                (bundle, action)
+            };
+            left = lacking.into_iter().map(again).collect();
         }
-        Ok(report)
     }
 
     async fn scan(&self) -> Result<Found, PreseedError> {
@@ -179,7 +206,7 @@ impl Preseed {
         action: Action,
         claims: &mut Claims,
     ) -> Outcome {
-        if self.bad().contains(&bundle) {
+        if self.bad().contains_key(&bundle) {
             return Outcome::KnownBad { bundle };
         }
         match self.imported(store, &bundle, action, claims).await {
@@ -193,7 +220,9 @@ impl Preseed {
             }
             Err(error) => {
                 if !error.is_retryable() {
-                    self.bad().insert(bundle);
+                    let lacks =
+                        matches!(&error, ImportError::Image { source: ImageError::Missing { .. }, .. });
+                    self.bad().insert(bundle, if lacks { Bad::Lacking } else { Bad::Itself });
                 }
                 Outcome::Failed(error)
             }
@@ -259,7 +288,7 @@ impl Preseed {
         targets.iter().map(image).collect()
     }
 
-    fn bad(&self) -> std::sync::MutexGuard<'_, BTreeSet<Bundle>> {
+    fn bad(&self) -> std::sync::MutexGuard<'_, BTreeMap<Bundle, Bad>> {
         self.bad.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -68,3 +68,18 @@ async fn content_that_two_bundles_share_is_written_once() {
     assert!(bundles.store.written() < 600_000, "{}", bundles.store.written());
     assert_eq!(bundles.names().await.len(), 2);
 }
+
+#[tokio::test]
+async fn a_bundle_that_lacks_what_another_brings_is_imported_after_that_one() {
+    let layer = vec![7; 5_000];
+    let whole = |name: &str| Archive::new(Shape::Layout).image(&[name], &layer);
+    let bundles = Bundles::new();
+    bundles.put("a.tar", &whole("a").without(&layer).tar());
+    assert_eq!(counts(&bundles.run().await), [0, 0, 1]);
+    let begun = bundles.store.calls(Call::Begin);
+    assert!(matches!(bundles.run().await.outcomes[..], [Outcome::KnownBad { .. }]));
+    assert_eq!(bundles.store.calls(Call::Begin), begun, "it is not read in vain");
+    assert_eq!(counts(&bundles.put("b.tar", &whole("b").tar()).run().await), [2, 0, 0]);
+    assert_eq!(counts(&bundles.run().await), [0, 2, 0]);
+    assert_eq!(bundles.names().await, ["docker.io/library/a:a", "docker.io/library/b:b"]);
+}
