@@ -10,6 +10,7 @@ use std::time::Duration;
 use nodekeel_node::v1::{
     ClusterRequest, CreateGoldenTicketRequest, MembersRequest, WithdrawGoldenTicketRequest,
 };
+use zeroize::Zeroizing;
 
 use crate::caller::Caller;
 use crate::cli::{ClusterCommand, TicketArgs, TicketCommand, WithdrawArgs};
@@ -110,10 +111,14 @@ async fn withdraw(caller: &mut Caller, args: WithdrawArgs, out: &mut Out) -> Res
     ))?)
 }
 
-async fn make(caller: &mut Caller, address: IpAddr, port: u16) -> Result<(String, Vec<u8>), Failure> {
+async fn make(
+    caller: &mut Caller,
+    address: IpAddr,
+    port: u16,
+) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
     let request = CreateGoldenTicketRequest { address: address.to_string(), port: port.into() };
     let made = caller.ask(async |client| client.create_golden_ticket(request).await).await?;
-    Ok((made.node, made.enrolment))
+    Ok((made.node, Zeroizing::new(made.enrolment)))
 }
 
 /// A new file for its owner alone.

@@ -34,7 +34,9 @@ nodekeel_localstorage::layout! {
 pub enum EnrolmentSource {
     /// A file that the node keeps, on the EFI system partition.
     Kept(File),
-    /// A file that the kernel shows, as [`FIRMWARE`]. Links to it are followed: the kernel makes them.
+    /// A file that the kernel shows, as [`FIRMWARE`]. Links to it are followed: the kernel makes them. It is absent until
+    /// the kernel's `qemu_fw_cfg` is there: where that is a module, it has to be loaded before anybody looks, or a machine
+    /// with a ticket founds a cluster.
     Firmware(PathBuf),
 }
 
