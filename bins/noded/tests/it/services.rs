@@ -68,6 +68,20 @@ fn a_failing_service_shows_its_code_its_last_lines_and_its_restarts() {
 }
 
 #[test]
+fn a_service_that_ends_itself_with_code_0_shows_that_and_its_last_lines_too() {
+    let keys = "backoff = { initial = \"1ms\", max = \"1ms\" }";
+    let noded = Noded::start(&format!("{BARE}{}", service("a", "echo last words; exit 0", keys)));
+    noded.wait_for_event("root.service.a", 2, "started");
+    let status = node(&noded, "root.service.a");
+    let exit = &status["exits"][0];
+    assert_eq!((exit["code"].as_i64(), exit["state"].as_str()), (Some(0), Some("dead")), "{exit}");
+    assert_eq!(exit["output"][0], "last words", "{exit}");
+    let told = "dead: exited with code 0 by itself";
+    noded.follow(&["events", "-f"]).find(|event| event["dn"] == "root.service.a" && event["detail"] == told);
+    noded.stop();
+}
+
+#[test]
 fn a_service_that_is_never_restarted_rests_where_it_ended() {
     let keys = "readiness = \"exit\"\nrestart = \"never\"";
     let noded = Noded::start(&format!("{BARE}{}", service("a", "exit 1", keys)));
