@@ -1,10 +1,8 @@
 //! What has to be so before a containerd is started.
 
-use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use nodekeel_localstorage::{Dir, Error, FileKind, Mode};
+use nodekeel_localstorage::{Dir, Error, Mode, SocketState};
 
 use crate::place::Place;
 
@@ -15,7 +13,7 @@ pub enum PrepareError {
     /// A directory can't be made, or a file not be written.
     #[error("make what containerd needs")]
     Make(#[source] Error),
-    /// Another containerd serves there: end it, or take another place. A retry helps once it has ended.
+    /// Another program has the socket, or may have it: end it, or take another place. A retry helps once it has ended.
     #[error("another program answers at {path}")]
     Served {
         /// The socket.
@@ -26,15 +24,6 @@ pub enum PrepareError {
     NotASocket {
         /// What is in the way.
         path: PathBuf,
-    },
-    /// Nobody knows whether somebody serves there: look at its mode.
-    #[error("see whether a program answers at {path}")]
-    Ask {
-        /// The socket.
-        path: PathBuf,
-        /// What the system says.
-        #[source]
-        source: io::Error,
     },
 }
 
@@ -71,19 +60,11 @@ fn write(path: &Path, text: &str) -> Result<(), PrepareError> {
 fn clear(path: &Path) -> Result<(), PrepareError> {
     let (directory, name) = split(path)?;
     let path = || path.to_owned();
-    match directory.metadata(name) {
-        Ok(metadata) if metadata.kind == FileKind::Socket => {}
-        Ok(_) => return Err(PrepareError::NotASocket { path: path() }),
-        Err(error) if error.is_not_found() => return Ok(()),
-        Err(error) => return Err(PrepareError::Make(error)),
-    }
-    match UnixStream::connect(path()) {
-        Ok(_) => Err(PrepareError::Served { path: path() }),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            directory.remove_file(name).map(drop).map_err(PrepareError::Make)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(PrepareError::Ask { path: path(), source }),
+    match directory.socket_state(name).map_err(PrepareError::Make)? {
+        SocketState::Absent => Ok(()),
+        SocketState::Dead => directory.remove_file(name).map(drop).map_err(PrepareError::Make),
+        SocketState::Live => Err(PrepareError::Served { path: path() }),
+        _ => Err(PrepareError::NotASocket { path: path() }),
     }
 }
 

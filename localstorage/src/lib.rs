@@ -64,6 +64,7 @@ mod faults;
 mod metadata;
 mod name;
 mod placement;
+mod socket;
 
 pub mod journal;
 pub mod mem;
@@ -81,3 +82,4 @@ pub use error::{Error, Operation};
 pub use metadata::{Entry, FileKind, Metadata, Mode};
 pub use name::{InvalidName, Name};
 pub use placement::{OsPlacement, Placement};
+pub use socket::SocketState;

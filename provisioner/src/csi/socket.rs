@@ -6,9 +6,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use nodekeel_localstorage::{Dir, Error as DirError, FileKind, Mode};
+use nodekeel_localstorage::{Dir, Error as DirError, Mode, SocketState};
 use rustix::fs::AtFlags;
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
@@ -16,9 +15,6 @@ use tokio_stream::Stream;
 
 /// Longest path of a socket. *Source:* unix(7), `sun_path`, without its final NUL.
 const MAX_PATH_BYTES: usize = 107;
-
-/// How long is waited for a connection. Where somebody listens, the kernel makes it at once.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a socket can't be made.
 #[derive(Debug, Error)]
@@ -92,7 +88,7 @@ pub(super) async fn listen(path: &Path) -> Result<Listening, SocketError> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let dir = directory(parent).map_err(|source| SocketError::Parent { path: parent.to_owned(), source })?;
     let socket = Place { dir, path: path.to_owned() };
-    socket.clear().await?;
+    socket.clear()?;
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };
     let listener = UnixListener::bind(socket.through_descriptor()).map_err(failed)?;
     let file = socket.file().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
@@ -144,28 +140,15 @@ impl Place {
     }
 
     /// Removes the socket of a dead instance, and nothing else.
-    async fn clear(&self) -> Result<(), SocketError> {
+    fn clear(&self) -> Result<(), SocketError> {
         let path = || self.path.clone();
         let failed = |source| SocketError::Replace { path: path(), source };
-        match self.dir.metadata(self.name()) {
-            Err(error) if error.is_not_found() => return Ok(()),
-            Ok(file) if file.kind == FileKind::Socket => {}
-            Ok(_) => return Err(SocketError::NoSocket { path: path() }),
-            Err(error) => return Err(failed(error)),
+        match self.dir.socket_state(self.name()).map_err(failed)? {
+            SocketState::Absent => Ok(()),
+            SocketState::Dead => self.dir.remove_file(self.name()).map(drop).map_err(failed),
+            SocketState::Live => Err(SocketError::Live { path: path() }),
+            _ => Err(SocketError::NoSocket { path: path() }),
         }
-        if is_served(self.through_descriptor()).await {
-            return Err(SocketError::Live { path: path() });
-        }
-        self.dir.remove_file(self.name()).map(drop).map_err(failed)
-    }
-}
-
-/// Whether somebody has a socket: that nobody does, only the kernel's refusal says. Others are those whose queue of connections
-/// is full, and sockets of another kind.
-async fn is_served(path: PathBuf) -> bool {
-    match tokio::time::timeout(PATIENCE, Connection::connect(path)).await {
-        Ok(Err(error)) => !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
-        Ok(Ok(_)) | Err(_) => true,
     }
 }
 
@@ -217,29 +200,6 @@ mod tests {
         assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })));
         assert!(path.exists(), "who is refused takes nothing away");
         drop(second);
-    }
-
-    #[tokio::test]
-    async fn a_socket_whose_queue_is_full_is_live() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("csi.sock");
-        let _listener = std::os::unix::net::UnixListener::bind(&path).expect("bind");
-        let mut waiting = Vec::new();
-        // Nobody takes them, until no more fit in.
-        while let Ok(connection) = Connection::connect(&path).await {
-            waiting.push(connection);
-        }
-        assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })), "{} wait", waiting.len());
-        assert!(path.exists());
-    }
-
-    #[tokio::test]
-    async fn a_live_socket_of_another_kind_is_left_alone() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("csi.sock");
-        let _live = std::os::unix::net::UnixDatagram::bind(&path).expect("bind");
-        assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })));
-        assert!(path.exists());
     }
 
     #[tokio::test]

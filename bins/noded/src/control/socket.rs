@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +9,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::Stream;
-use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
-use nodekeel_localstorage::{Dir, Error as DirError, FileKind};
+use nodekeel_localstorage::{Dir, Error as DirError, FileKind, SocketState};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
 use tokio::time::{Sleep, sleep};
@@ -82,29 +79,21 @@ fn parent_error(path: &Path, error: DataError) -> BindError {
 
 /// Says whether something else is where the socket should be.
 fn probe_file(dir: &Dir, path: &Path) -> Result<(), BindError> {
-    let kind = match dir.metadata(name(path)) {
-        Ok(file) => file.kind,
-        Err(error) if error.is_not_found() => return Ok(()),
-        Err(source) => return Err(BindError::Look { path: path.to_owned(), source }),
-    };
+    let state = dir.socket_state(name(path));
     let path = path.to_owned();
+    let kind = match state {
+        Ok(SocketState::NotASocket(kind)) => kind,
+        Ok(SocketState::Absent | SocketState::Dead) => return Ok(()),
+        Ok(_) => return Err(BindError::Live { path }),
+        Err(source) => return Err(BindError::Look { path, source }),
+    };
     let what = match kind {
-        FileKind::Socket if is_served(&path) => return Err(BindError::Live { path }),
-        FileKind::Socket => return Ok(()),
         FileKind::Dir => "a directory",
         FileKind::Symlink => "a symbolic link",
         FileKind::File => "a file",
         _ => "something that is no socket",
     };
     Err(BindError::NoSocket { path, what })
-}
-
-/// Whether somebody has a socket: that nobody does, only the kernel's refusal says. It waits for nobody.
-fn is_served(path: &Path) -> bool {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let asked = socket(AddressFamily::Unix, SockType::Stream, flags, None)
-        .and_then(|socket| connect(socket.as_raw_fd(), &UnixAddr::new(path)?));
-    !matches!(asked, Err(Errno::ECONNREFUSED | Errno::ENOENT))
 }
 
 fn name(path: &Path) -> &OsStr {
@@ -223,7 +212,6 @@ fn bind(dir: &Dir, path: &Path) -> Result<UnixListener, BindError> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
-    use std::os::unix::net::UnixDatagram;
 
     use super::*;
 
@@ -241,31 +229,5 @@ mod tests {
         fs::write(&path, "a file").expect("written");
         assert!(matches!(bind(&path), Err(BindError::NoSocket { .. })));
         assert_eq!(fs::read(&path).expect("still there"), b"a file");
-    }
-
-    #[tokio::test]
-    async fn a_live_socket_of_another_kind_is_not_replaced() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("s");
-        let live = UnixDatagram::bind(&path).expect("bound");
-        let dir = Dir::open(scratch.path()).expect("there");
-        assert!(matches!(super::bind(&dir, &path), Err(BindError::Live { .. })));
-        assert!(path.exists());
-        drop(live);
-        drop(super::bind(&dir, &path).expect("nobody has it any more"));
-    }
-
-    #[tokio::test]
-    async fn a_socket_whose_queue_is_full_is_live_and_not_waited_for() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let path = scratch.path().join("s");
-        let _listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
-        let mut waiting = Vec::new();
-        // Nobody takes them, until no more fit in.
-        while let Ok(connection) = Connection::connect(&path).await {
-            waiting.push(connection);
-        }
-        let dir = Dir::open(scratch.path()).expect("there");
-        assert!(matches!(super::bind(&dir, &path), Err(BindError::Live { .. })), "{} wait", waiting.len());
     }
 }
