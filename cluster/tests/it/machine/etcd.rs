@@ -84,6 +84,7 @@ async fn a_node_killed_at_any_moment_goes_on_with_debians_etcd() {
     matrix::killed_at_each_moment(
         "machine::etcd::a_node_killed_at_any_moment_goes_on_with_debians_etcd",
         &binary,
+        0,
     )
     .await;
 }
@@ -95,6 +96,7 @@ async fn a_node_killed_at_any_moment_goes_on_with_the_newest_etcd() {
     matrix::killed_at_each_moment(
         "machine::etcd::a_node_killed_at_any_moment_goes_on_with_the_newest_etcd",
         &binary,
+        1,
     )
     .await;
 }

@@ -120,7 +120,8 @@ struct Took {
     to_run: u64,
 }
 
-pub(super) async fn killed_at_each_moment(test: &str, binary: &Path) {
+/// Two releases of etcd, shifted by 0 and 1, have each moment once between them where every fourth is taken.
+pub(super) async fn killed_at_each_moment(test: &str, binary: &Path, shift: usize) {
     if live_if_told().await {
         return;
     }
@@ -134,8 +135,9 @@ pub(super) async fn killed_at_each_moment(test: &str, binary: &Path) {
         let scene = Scene::set(flow, test, binary).await;
         let moments = scene.live().moments();
         scene.end().await;
-        for (victim, shift) in [(Victim::Node, 0), (Victim::Etcd, every / 2)] {
-            let some = moments.iter().enumerate().skip((number + shift) % every).step_by(every);
+        for (victim, further) in [(Victim::Node, 0), (Victim::Etcd, every / 2)] {
+            let first = (number + shift + further) % every;
+            let some = moments.iter().enumerate().skip(first).step_by(every);
             for (nth, moment) in some {
                 let what = format!("{flow:?}, {victim:?} killed at {nth}, {moment}");
                 let scene = Scene::set(flow, test, binary).await;
