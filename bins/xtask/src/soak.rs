@@ -109,13 +109,13 @@ const WITHIN: Duration = Duration::from_secs(3600);
 const STORAGE_WITHIN: Duration = Duration::from_secs(1800);
 
 /// The soaks that are one test each.
-const COUNTED: [Soak; 5] = [CORE, LIVES, NODES, VOLUMES, NODE_VOLUMES];
+const TESTS: [Soak; 5] = [CORE, LIVES, NODES, VOLUMES, NODE_VOLUMES];
 
 /// Runs the named one, or all.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let is_chosen = |soak: &str| name.is_none_or(|name| name == soak);
-    let counted = COUNTED.iter().map(|soak| soak.name);
-    let names: Vec<_> = counted.chain([PROCESS.0, PLANTED, FUZZ, STORAGE.name]).collect();
+    let tests = TESTS.iter().map(|soak| soak.name);
+    let names: Vec<_> = tests.chain([PROCESS.0, PLANTED, FUZZ, STORAGE.name]).collect();
     if !names.iter().copied().any(is_chosen) {
         bail!("no such soak; there are: {}", names.join(", "));
     }
@@ -126,7 +126,7 @@ pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     if is_chosen(FUZZ) {
         fuzz::run(&mut report)?;
     }
-    for soak in COUNTED {
+    for soak in TESTS {
         if is_chosen(soak.name) {
             soak.run(&mut report)?;
         }

@@ -44,7 +44,7 @@ impl Traces {
     pub(crate) fn sweep(&self) -> Result<Vec<PathBuf>> {
         // The innermost first.
         for path in self.since()?.into_iter().rev() {
-            if path.starts_with(SHIMS) || path.starts_with("/sys/fs/cgroup") {
+            if path.starts_with(SHIMS) || is_of_containers(&path) {
                 // What is not empty stays, and is told.
                 let _ = fs::remove_dir(path);
             }
