@@ -10,6 +10,8 @@ use testbed::tools;
 
 /// Where containerd's shims and its client keep what is theirs, wherever containerd keeps its own.
 const SHIMS: &str = "/run/containerd";
+/// Where network namespaces have their names (ip-netns(8)).
+const NETWORKS: &str = "/run/netns";
 /// The namespaces of containers that this workspace runs. Their cgroups are called so.
 const NAMESPACES: [&str; 3] = ["demo", "k8s.io", "default"];
 
@@ -27,7 +29,7 @@ impl Traces {
         for parent in ["/run", "/opt", "/var/lib", "/etc"] {
             found.extend(entries(Path::new(parent))?.into_iter().filter(|path| is_of_daemons(path)));
         }
-        for parent in ["/etc/cni".into(), SHIMS.into(), Path::new(SHIMS).join("runc")] {
+        for parent in ["/etc/cni".into(), NETWORKS.into(), SHIMS.into(), Path::new(SHIMS).join("runc")] {
             found.extend(entries(&parent)?);
         }
         for hierarchy in hierarchies()? {

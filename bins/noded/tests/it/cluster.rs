@@ -1,6 +1,8 @@
 //! A node's place in a cluster, by the real etcd where it matters.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -70,10 +72,11 @@ struct Site {
 impl Site {
     fn new() -> Self {
         static SITES: AtomicU32 = AtomicU32::new(0);
-        let (pid, number) = (std::process::id(), SITES.fetch_add(1, Ordering::Relaxed) % 2);
+        let (pid, number) = (std::process::id(), SITES.fetch_add(1, Ordering::Relaxed));
         let name = format!("nk{pid}-{number}");
-        // Of the block for tests of networks (RFC 2544), eight addresses for each of a process' two sites.
-        let address = |last| format!("198.18.{}.{}", pid / 16 % 256, pid % 16 * 16 + number * 8 + last);
+        // One of the 16,384 networks of eight addresses in the block for tests of networks (RFC 2544).
+        let network = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + (pid * 16 + number) % (1 << 14) * 8;
+        let address = |last| Ipv4Addr::from(network + last).to_string();
         let site = Self { link: [address(1), address(2)], spare: address(3), name };
         let (name, [here, there]) = (&site.name, &site.link);
         ip(&["netns", "add", name]);
@@ -227,6 +230,16 @@ fn a_ticket_that_comes_too_late_is_told_and_joins_once_the_founded_cluster_is_gi
     assert_eq!(place(&joined).0, made["node"]);
     joined.stop();
     founder.stop();
+}
+
+#[test]
+#[ignore = "needs ip and root: it makes network namespaces"]
+fn each_test_has_a_network_of_its_own() {
+    // As many as the tests beside each other, and one more.
+    let sites: [Site; 4] = std::array::from_fn(|_| Site::new());
+    let networks: BTreeSet<_> =
+        sites.iter().flat_map(|site| [&site.link[0], &site.link[1], &site.spare]).collect();
+    assert_eq!(networks.len(), 12, "{networks:?}");
 }
 
 #[test]
