@@ -6,4 +6,6 @@ mod cluster;
 mod crash;
 #[cfg(feature = "kill-points")]
 mod errors;
+#[cfg(feature = "kill-points")]
+mod policy;
 mod words;

@@ -109,6 +109,8 @@ impl Cluster {
         let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
         self.node.guest().output(Command::new("ctr").args(import), WITHIN)?;
         self.times.took("image imported");
+        let policy = format!("{DEPLOY}/policy/own-node.yaml");
+        output(self.kube.kubectl().args(["apply", "--filename", &policy]))?;
         output(self.kube.kubectl().args(["apply", "--kustomize", DEPLOY]))?;
         let is_ready = |set: &Value| set["status"]["numberReady"] == 1;
         self.kube.until_within(WITHIN, "daemonset", "nodekeel/provisionerd", is_ready)?;
