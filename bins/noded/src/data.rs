@@ -2,13 +2,14 @@
 
 mod error;
 
-use std::fs::{File, Permissions, TryLockError};
+use std::fs::{File, Permissions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, openat};
+use nix::libc;
 use nix::sys::stat::Mode as CreationMode;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, PROC_SUPER_MAGIC, SYSFS_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
@@ -78,10 +79,16 @@ pub(crate) fn open(path: &Path) -> Result<Dir, DataError> {
 
 fn probe_lock(data: &Dir) -> Result<(), DataError> {
     match data.open_file(LOCK) {
-        Ok(mut lock) if matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)) => {
-            Err(DataError::InUse { path: data.path().to_owned(), holder: holder(&mut lock) })
+        Ok(mut lock) => {
+            let mut found = whole();
+            // Asks only: for as long as a probe held it, no node could start.
+            let asked = fcntl(&lock, FcntlArg::F_OFD_GETLK(&mut found));
+            asked.map_err(|errno| DataError::Lock { path: data.path().join(LOCK), source: errno.into() })?;
+            match i32::from(found.l_type) {
+                libc::F_UNLCK => Ok(()),
+                _ => Err(DataError::InUse { path: data.path().to_owned(), holder: holder(&mut lock) }),
+            }
         }
-        Ok(_) => Ok(()),
         Err(error) if error.is_not_found() => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -162,16 +169,29 @@ fn lock(dir: &Dir) -> Result<File, DataError> {
         Err(errno) => return Err(failed(errno.into())),
     };
     lock.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-    match lock.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
+    match fcntl(&lock, FcntlArg::F_OFD_SETLK(&whole())) {
+        Ok(_) => {}
+        Err(Errno::EAGAIN | Errno::EACCES) => {
             return Err(DataError::InUse { path: dir.path().to_owned(), holder: holder(&mut lock) });
         }
-        Err(TryLockError::Error(source)) => return Err(failed(source)),
+        Err(errno) => return Err(failed(errno.into())),
     }
     lock.set_len(0).map_err(failed)?;
     writeln!(lock, "{}", std::process::id()).map_err(failed)?;
     Ok(lock)
+}
+
+/// A lock of a whole file for writing, which belongs to the open file.
+///
+/// *Source:* fcntl_locking(2), "Open file description locks": the pid is to be 0.
+fn whole() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
 }
 
 /// Who wrote the lock file, if that process lives; somebody else may have locked it.
@@ -187,6 +207,7 @@ fn holder(lock: &mut File) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -210,6 +231,27 @@ mod tests {
     }
 
     #[test]
+    fn whoever_asks_keeps_no_node_from_starting() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let data = scratch.path();
+        drop(DataDir::take(data).expect("free"));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| {
+                let mut asked = 0;
+                while asked == 0 || !is_over.load(Ordering::Relaxed) {
+                    let _ = probe(data, &[], 0);
+                    asked += 1;
+                }
+            });
+            let refused = (0..1_000).find_map(|_| DataDir::take(data).err());
+            is_over.store(true, Ordering::Relaxed);
+            asks.join().expect("it asks");
+            assert!(refused.is_none(), "{refused:?}");
+        });
+    }
+
+    #[test]
     fn what_can_not_work_is_said_before_anything_is_touched() {
         let scratch = tempfile::tempdir().expect("a directory");
         let file = scratch.path().join("file");
@@ -227,8 +269,8 @@ mod tests {
         let path = scratch.path().join("lock");
         // No process has so high a number.
         fs::write(&path, "4194305\n").expect("written");
-        let foreign = File::open(&path).expect("there");
-        foreign.lock().expect("free");
+        let foreign = File::options().write(true).open(&path).expect("there");
+        fcntl(&foreign, FcntlArg::F_OFD_SETLK(&whole())).expect("free");
         let error = DataDir::take(scratch.path()).expect_err("locked").to_string();
         assert!(error.contains("is used by another program;"), "{error}");
         drop(foreign);
