@@ -80,7 +80,7 @@ pub(crate) fn open(path: &Path) -> Result<Dir, DataError> {
 fn probe_lock(data: &Dir) -> Result<(), DataError> {
     match data.open_file(LOCK) {
         Ok(mut lock) => {
-            let mut found = whole();
+            let mut found = whole(libc::F_WRLCK);
             // Asks only: for as long as a probe held it, no node could start.
             let asked = fcntl(&lock, FcntlArg::F_OFD_GETLK(&mut found));
             asked.map_err(|errno| DataError::Lock { path: data.path().join(LOCK), source: errno.into() })?;
@@ -113,7 +113,7 @@ pub(crate) fn probe_directory(dir: &Dir) -> Result<(), DataError> {
 #[derive(Debug)]
 pub struct DataDir {
     root: Root,
-    _lock: File,
+    lock: File,
 }
 
 impl DataDir {
@@ -125,12 +125,19 @@ impl DataDir {
         let dir = make(path)?;
         let lock = lock(&dir)?;
         let root = layout::place(dir).map_err(|error| placed(path, error))?;
-        Ok(Self { root, _lock: lock })
+        Ok(Self { root, lock })
     }
 
     /// What lies in it.
     pub(crate) fn root(&self) -> &Root {
         &self.root
+    }
+}
+
+impl Drop for DataDir {
+    /// A child that another thread has just forked has the file open too, until it executes its program.
+    fn drop(&mut self) {
+        let _ = fcntl(&self.lock, FcntlArg::F_OFD_SETLK(&whole(libc::F_UNLCK)));
     }
 }
 
@@ -169,7 +176,7 @@ fn lock(dir: &Dir) -> Result<File, DataError> {
         Err(errno) => return Err(failed(errno.into())),
     };
     lock.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-    match fcntl(&lock, FcntlArg::F_OFD_SETLK(&whole())) {
+    match fcntl(&lock, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK))) {
         Ok(_) => {}
         Err(Errno::EAGAIN | Errno::EACCES) => {
             return Err(DataError::InUse { path: dir.path().to_owned(), holder: holder(&mut lock) });
@@ -181,12 +188,12 @@ fn lock(dir: &Dir) -> Result<File, DataError> {
     Ok(lock)
 }
 
-/// A lock of a whole file for writing, which belongs to the open file.
+/// A lock of a whole file, which belongs to the open file.
 ///
 /// *Source:* fcntl_locking(2), "Open file description locks": the pid is to be 0.
-fn whole() -> libc::flock {
+fn whole(kind: libc::c_int) -> libc::flock {
     libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
+        l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,
@@ -270,10 +277,11 @@ mod tests {
         // No process has so high a number.
         fs::write(&path, "4194305\n").expect("written");
         let foreign = File::options().write(true).open(&path).expect("there");
-        fcntl(&foreign, FcntlArg::F_OFD_SETLK(&whole())).expect("free");
+        fcntl(&foreign, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK))).expect("free");
         let error = DataDir::take(scratch.path()).expect_err("locked").to_string();
         assert!(error.contains("is used by another program;"), "{error}");
-        drop(foreign);
+        // And of no child that another test has just forked.
+        fcntl(&foreign, FcntlArg::F_OFD_SETLK(&whole(libc::F_UNLCK))).expect("it was locked");
         let _data = DataDir::take(scratch.path()).expect("free");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
     }

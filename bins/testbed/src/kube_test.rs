@@ -1,7 +1,8 @@
+use anyhow::ensure;
 use serde_json::json;
 
 use super::*;
-use crate::leftovers;
+use crate::{leftovers, wait_until};
 
 const CLAIM: &str = r#"
 apiVersion: storage.k8s.io/v1
@@ -90,9 +91,13 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: kube-system}]
 "#,
     )
     .unwrap();
-    assert!(
-        may(&account, &["list", "persistentvolumes"]) && !may(&account, &["delete", "persistentvolumes"])
-    );
+    // The server hears of its own roles.
+    wait_until(Duration::from_secs(30), "the role", || {
+        ensure!(may(&account, &["list", "persistentvolumes"]), "it may not list");
+        Ok(())
+    })
+    .unwrap();
+    assert!(!may(&account, &["delete", "persistentvolumes"]));
     assert!(may(&node, &["create", "nodes"]) && !may(&node, &["delete", "namespaces"]));
     assert!(kube.kubeconfig("somebody else").is_err());
 
@@ -137,7 +142,7 @@ fn every_daemon_can_be_killed_or_stopped_and_comes_back() {
 fn a_streamed_list_ends_with_its_bookmark() {
     let kube = Kube::builder().without(Part::Scheduler).without(Part::ControllerManager).start().unwrap();
     let query = "watch=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
-    let path = format!("/api/v1/namespaces?{query}&timeoutSeconds=2");
+    let path = format!("/api/v1/namespaces?{query}&timeoutSeconds=10");
     let events = crate::output(kube.kubectl().args(["get", "--raw", &path])).unwrap();
     assert!(events.contains("k8s.io/initial-events-end") && !events.contains("ERROR"), "{events}");
 }

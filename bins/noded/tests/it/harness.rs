@@ -20,7 +20,7 @@ use nodekeel_node::search::Search;
 use testbed::Scratch;
 
 /// Longer than anything here takes, unless it hangs.
-pub(crate) const HANG: Duration = Duration::from_secs(30);
+pub(crate) const HANG: Duration = Duration::from_secs(120);
 
 /// A configuration without the daemons.
 pub(crate) const BARE: &str = "services.etcd.enable = false\nservices.containerd.enable = false\n";
@@ -165,12 +165,18 @@ impl Noded {
         Follow { child, lines }
     }
 
-    /// Waits for an event of a DN's run.
+    /// Waits for an event of a DN's run, or of a later one.
     pub(crate) fn wait_for_event(&self, dn: &str, generation: u64, change: &str) {
         let wanted = |event: &serde_json::Value| {
-            event["dn"] == dn && event["generation"] == generation && event["change"] == change
+            let is_due = event["generation"].as_u64() >= Some(generation);
+            event["dn"] == dn && is_due && event["change"] == change
         };
-        self.follow(&["events", "-f"]).find(wanted);
+        if let Err(seen) = self.follow(&["events", "-f"]).look_for(wanted) {
+            panic!(
+                "not among {seen:#?}; what it says: {}",
+                self.ask(&["logs", dn, "--children", "-n", "100"])
+            );
+        }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -220,16 +226,24 @@ pub(crate) struct Follow {
 
 impl Follow {
     /// The first value for which this holds; it has to come.
-    pub(crate) fn find(&self, mut wanted: impl FnMut(&serde_json::Value) -> bool) -> serde_json::Value {
+    pub(crate) fn find(&self, wanted: impl FnMut(&serde_json::Value) -> bool) -> serde_json::Value {
+        self.look_for(wanted).unwrap_or_else(|seen| panic!("not among {seen:#?}"))
+    }
+
+    /// The same, or all that came where it did not.
+    fn look_for(
+        &self,
+        mut wanted: impl FnMut(&serde_json::Value) -> bool,
+    ) -> Result<serde_json::Value, Vec<String>> {
         let mut seen = Vec::new();
-        loop {
-            let line = self.lines.recv_timeout(HANG).unwrap_or_else(|_| panic!("not among {seen:#?}"));
+        while let Ok(line) = self.lines.recv_timeout(HANG) {
             let value = serde_json::from_str(&line).unwrap();
             if wanted(&value) {
-                return value;
+                return Ok(value);
             }
             seen.push(line);
         }
+        Err(seen)
     }
 }
 

@@ -3,13 +3,14 @@
 use std::fs;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::{Kube, Scratch, output, wait_until};
 
 use crate::cluster::{self, DRIVER, PATIENCE};
 
 const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
+const POLICY: &str = "provisionerd-own-node";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
 struct Site {
@@ -25,7 +26,8 @@ impl Site {
         // It holds once the API server has seen its own object.
         let is_in_force = || {
             let foreign = site.create("node-a", &volume("probe", DRIVER, &["node-b"]), "--dry-run=server");
-            ensure!(foreign.is_err(), "a foreign volume would be taken");
+            let said = format!("{:#}", foreign.err().context("a foreign volume would be taken")?);
+            ensure!(said.contains(POLICY), "{said}");
             Ok(())
         };
         wait_until(PATIENCE, "the policy to be in force", is_in_force).expect("it comes");
@@ -74,7 +76,7 @@ fn volume(name: &str, driver: &str, nodes: &[&str]) -> Value {
 
 fn assert_refused(tried: Result<String>, why: &str) {
     let said = format!("{:#}", tried.expect_err("the policy refuses it"));
-    assert!(said.contains("provisionerd-own-node") && said.contains(why), "{said}");
+    assert!(said.contains(POLICY) && said.contains(why), "{said}");
 }
 
 const FOREIGN: &str = "not one of this driver on this node alone";
@@ -136,7 +138,7 @@ fn of_a_claim_an_account_changes_its_own_nodes_selection_alone() {
 fn its_expressions_fit_the_types_that_they_are_about() {
     let site = Site::start();
     let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
-    let policy = site.kube.until("validatingadmissionpolicy", "provisionerd-own-node", is_checked);
+    let policy = site.kube.until("validatingadmissionpolicy", POLICY, is_checked);
     let policy = policy.expect("the controller manager has looked");
     let warnings = &policy["status"]["typeChecking"]["expressionWarnings"];
     assert!(warnings.is_null(), "{warnings}");

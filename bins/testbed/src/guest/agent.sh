@@ -25,8 +25,9 @@ report='{
 }'
 
 start() {
-    awk -v id="$1" "$report" <"$tasks/$1/out" >&3 &
+    # Opened before the fork: one that opened its end by itself could come when all was said and everybody gone.
     exec 4<>"$tasks/$1/out" 5>&-
+    awk -v id="$1" "$report" <&4 >&3 4>&- &
     setsid sh -c "exec 3>&- 4>&- 5>&-; echo \$\$ >$tasks/$1/started; $2" </dev/null >&4 2>&4
     printf '\036end %s\n' "$?" >&4
 }

@@ -108,22 +108,22 @@ pub(super) async fn one_of_three_comes_back_at_another_address(version: Version)
     let [(first, one), (second, _), (third, _)] = three(&beds).await;
     third.stop().await;
     // The others go on meanwhile.
-    one.root().put(b"/k", b"without it").await.unwrap();
+    retried_put(&*one.root(), b"without it").await;
     let (moved, three) = come_back(&mut beds[2], elsewhere(4)).await;
     is_at_home(&beds[2], &three).await;
     assert_eq!(three.root().get(b"/k").await.unwrap().unwrap().value, b"without it");
     // It counts: with it, one of the others can go.
     second.stop().await;
-    retried_put(&*one.root()).await;
+    retried_put(&*one.root(), b"with it").await;
     assert_eq!(three.root().get(b"/k").await.unwrap().unwrap().value, b"with it");
     moved.stop().await;
     first.stop().await;
 }
 
 /// Whoever leads may have been the one that went.
-async fn retried_put(root: &dyn KvStore) {
+async fn retried_put(root: &dyn KvStore, value: &[u8]) {
     let putting = async {
-        while let Err(error) = root.put(b"/k", b"with it").await {
+        while let Err(error) = root.put(b"/k", value).await {
             assert!(error.is_retryable(), "{error:?}");
         }
     };

@@ -89,7 +89,7 @@ async fn live(life: &Life, killer: &Killer) {
     let killed = killer.killed().await;
     killer.tell_end(now);
     let mut kept = None;
-    let seen = timeout(WITHIN, async {
+    let seen = timeout(HANG, async {
         loop {
             match (look(life, &membership, &mut kept).await, killed) {
                 (Ok(seen), _) => return seen,
