@@ -24,8 +24,8 @@ use ways::{Prepared, Selection, Sorted, Way};
 
 /// Longer than a cold build takes.
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
-/// Longer than any part takes, also beside other work and on a slow machine: what exceeds it hangs.
-const PART_WITHIN: Duration = Duration::from_secs(40 * 60);
+/// Longer than any part takes, also beside other work: what exceeds it hangs.
+const PART_WITHIN: Duration = Duration::from_secs(15 * 60);
 const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
 
 /// Tests that `cargo test` samples, for it has a minute, run whole here: the variables that say so.

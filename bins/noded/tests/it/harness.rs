@@ -165,17 +165,14 @@ impl Noded {
         Follow { child, lines }
     }
 
-    /// Waits for an event of a DN's run, or of a later one.
+    /// Waits for an event of a DN's run; where it does not come, what that DN has logged is told.
     pub(crate) fn wait_for_event(&self, dn: &str, generation: u64, change: &str) {
         let wanted = |event: &serde_json::Value| {
-            let is_due = event["generation"].as_u64() >= Some(generation);
-            event["dn"] == dn && is_due && event["change"] == change
+            event["dn"] == dn && event["generation"] == generation && event["change"] == change
         };
         if let Err(seen) = self.follow(&["events", "-f"]).look_for(wanted) {
-            panic!(
-                "not among {seen:#?}; what it says: {}",
-                self.ask(&["logs", dn, "--children", "-n", "100"])
-            );
+            let logged = self.nodectl(&["logs", dn, "--children", "-n", "100"]).stdout;
+            panic!("not among {seen:#?}; logged: {}", String::from_utf8_lossy(&logged));
         }
     }
 

@@ -45,15 +45,15 @@ async fn stop(process: Process, descendants: usize, takes: Takes) {
 const LOST: Duration = Duration::from_millis(500);
 
 /// Whatever else a stop promises is asserted each time. Of its time, less what others have had of the CPUs meanwhile, it
-/// is that the median is within twice the margin and that no stop has lost; where the median of these few is beyond, they
-/// may have had bad luck, and there are more, up to three times as many.
+/// is that the median is within the margin and that no stop has lost; where the median of these few is beyond, they may
+/// have had bad luck, and there are more, up to three times as many.
 ///
-/// Who says by `NODEKEEL_STOPS` how many there are has a machine of its time for himself: then the median of all has to be
-/// within the margin, and the worst too, with whatever others did meanwhile, but for a race.
+/// Who says by `NODEKEEL_STOPS` how many there are has the machine for himself: then the worst of all has to be within the
+/// margin too, with whatever others did meanwhile, but for a race.
 async fn in_time<F: Future<Output = Took>>(takes: Takes, stop: impl Fn() -> F) {
     let _alone = ALONE.lock().await;
     let wanted = std::env::var("NODEKEEL_STOPS").ok().map(|stops| stops.parse().expect("a number"));
-    let (stops, margin) = (wanted.unwrap_or(3), takes.margin() * if wanted.is_some() { 1 } else { 2 });
+    let (stops, margin) = (wanted.unwrap_or(3), takes.margin());
     let (mut late, mut all) = (Vec::new(), Vec::new());
     while late.len() < stops || late.len() < 3 * stops && part(&mut late, 50) > margin {
         let Took { whole, others } = stop().await;
