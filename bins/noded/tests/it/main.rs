@@ -11,4 +11,5 @@ mod life;
 mod logs;
 mod nodectl;
 mod services;
+mod site;
 mod volumes;
