@@ -1,4 +1,5 @@
-//! A child process under supervision: its readiness, its output, its end with everything it has left behind.
+//! A supervised child process: its readiness, its output, and its exit with all processes that it left
+//! behind.
 //!
 //! `cargo run -p examples --example child_process`
 
@@ -6,10 +7,12 @@ use std::io;
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{Process, Readiness};
-use nodekeel_supervisor::{Child, Context, Event, Failure, Origin, Restart, State, Supervisor};
+use nodekeel_supervisor::{
+    ChildSpec, Context, Event, Failure, OutputOrigin, RestartPolicy, RunnableState, Supervisor,
+};
 use tokio::sync::mpsc::{self, UnboundedSender};
 
-/// A shell that starts a daemon which leaves its session, ignores TERM, says something and works.
+/// A shell that starts a daemon with a new session that ignores TERM, prints two lines and works.
 const SCRIPT: &str = r#"
 setsid sh -c 'trap "" TERM; exec sleep 1000' &
 echo "ready to work"
@@ -17,23 +20,23 @@ echo "with a warning" >&2
 exec sleep 1000
 "#;
 
-/// How many lines the worker says.
-const WORDS: usize = 2;
+/// Number of lines that the worker prints.
+const LINES: usize = 2;
 
-/// Prints each piece of output with its origin. A real program hands it to a journal.
-struct Prefixed {
+/// Prints each line of output with its origin. A real program writes it to a log store.
+struct PrefixedOutput {
     prefix: String,
-    /// Where each line is told of.
-    said: Option<UnboundedSender<()>>,
+    /// Notified of each line.
+    printed: Option<UnboundedSender<()>>,
 }
 
-impl io::Write for Prefixed {
+impl io::Write for PrefixedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut out = io::stdout().lock();
         for line in String::from_utf8_lossy(bytes).lines() {
             writeln!(out, "{}  {line}", self.prefix)?;
-            // Nobody waits for it any more once it has been heard.
-            _ = self.said.as_ref().map(|said| said.send(()));
+            // The receiver is gone after the first lines.
+            _ = self.printed.as_ref().map(|printed| printed.send(()));
         }
         Ok(bytes.len())
     }
@@ -45,37 +48,38 @@ impl io::Write for Prefixed {
 
 #[tokio::main]
 async fn main() {
-    let (say, mut said) = mpsc::unbounded_channel();
+    let (sender, mut printed) = mpsc::unbounded_channel();
     let supervisor = Supervisor::builder()
-        .output(move |origin: Origin<'_>| Prefixed {
+        .output_sink(move |origin: OutputOrigin<'_>| PrefixedOutput {
             prefix: format!("{} {} run {}", origin.dn, origin.stream, origin.generation),
-            said: (origin.dn == "root.worker").then(|| say.clone()),
+            printed: (origin.dn == "root.worker").then(|| sender.clone()),
         })
-        .hook(|event: &Event| println!("event {:>2}  {}  {}", event.seq, event.dn, event.change))
+        .event_hook(|event: &Event| println!("event {:>2}  {}  {}", event.seq, event.dn, event.change))
         .start(|ctx: Context| async move {
             let worker = Process::new("/bin/sh")
                 .args(["-c", SCRIPT])
                 .env("PATH", "/usr/bin:/bin")
-                .ready(Readiness::started())
-                .grace(Duration::from_millis(300));
-            let once = Process::new("/bin/sh").args(["-c", "echo cannot go on; exit 3"]);
-            let never = nodekeel_supervisor::Policy { restart: Restart::Never, ..Default::default() };
-            ctx.run("worker", worker)?;
-            ctx.run_group([Child::new("once", once).policy(never)])?;
-            ctx.ready()?;
-            Err::<(), Failure>(ctx.cancelled().await.into())
+                .ready_when(Readiness::on_start())
+                .grace_period(Duration::from_millis(300));
+            let once = Process::new("/bin/sh").args(["-c", "echo cannot continue; exit 3"]);
+            let never =
+                nodekeel_supervisor::ChildPolicy { restart: RestartPolicy::Never, ..Default::default() };
+            ctx.run_child("worker", worker)?;
+            ctx.run_group([ChildSpec::new("once", once).policy(never)])?;
+            ctx.signal_ready()?;
+            Err::<(), Failure>(ctx.canceled().await.into())
         });
 
-    // What it says comes when the kernel lets it, like anybody's output.
-    for _ in 0..WORDS {
-        said.recv().await.expect("the output lives as long as the supervisor");
+    // Output arrives asynchronously, as from any process.
+    for _ in 0..LINES {
+        printed.recv().await.expect("the sink exists as long as the supervisor");
     }
-    let mut changes = supervisor.watch();
-    while supervisor.snapshot().iter().all(|node| node.state != State::Dead) {
-        changes.changed().await.expect("the supervisor lives as long as this function");
+    let mut changes = supervisor.watch_changes();
+    while supervisor.snapshot().iter().all(|node| node.state != RunnableState::Dead) {
+        changes.changed().await.expect("the supervisor exists as long as this function");
     }
     for exit in supervisor.snapshot().into_iter().flat_map(|node| node.exits) {
-        println!("run {} ended {}: {}", exit.generation, exit.state, exit.exit);
+        println!("run {} exited {}: {}", exit.generation, exit.state, exit.exit);
     }
     let report = supervisor.shutdown().await;
     println!("stopped, {} stragglers", report.stragglers.len());

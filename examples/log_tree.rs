@@ -1,76 +1,86 @@
-//! The log of a tree: leveled and raw entries by name, read back by name, with a backlog and what comes after it.
+//! The log of a tree: leveled and raw entries, stored and read by DN, with the backlog and the live stream.
 //!
 //! `cargo run -p examples --example log_tree`
 
-use nodekeel_logtree::{Backlog, Dn, Journal, Level, Query, WriterOptions, parse, render};
-use nodekeel_supervisor::{Context, Failure, Origin, Supervisor};
+use nodekeel_logtree::{BacklogLimit, Dn, Level, LogQuery, LogStore, WriterOptions, parse, render};
+use nodekeel_supervisor::{Context, Failure, OutputOrigin, Supervisor};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let journal = Journal::default();
-    // Whatever is logged inside a runnable is filed under its name: the supervisor's spans carry it.
-    tracing_subscriber::registry().with(journal.layer()).init();
+    let log_store = LogStore::default();
+    // The log store files each entry under the DN of its runnable, which the spans of the supervisor carry.
+    tracing_subscriber::registry().with(log_store.layer()).init();
 
-    let supervisor = tree(journal.clone());
-    let mut changes = supervisor.watch();
-    while supervisor.snapshot().iter().any(|node| node.state != nodekeel_supervisor::State::Ready) {
+    let supervisor = start_tree(log_store.clone());
+    let mut changes = supervisor.watch_changes();
+    while supervisor.snapshot().iter().any(|node| node.state != nodekeel_supervisor::RunnableState::Ready) {
         changes.changed().await?;
     }
 
-    write_daemons_lines(&journal)?;
-    println!("# everything below root, as it was written");
-    let mut reader = journal.read(Query::new("root".parse()?).children().follow())?;
-    for entry in reader.backlog() {
-        println!("{}", render::full(&entry));
+    write_daemon_lines(&log_store)?;
+    println!("# backlog: everything below root");
+    let mut reader = log_store.open_reader(LogQuery::new("root".parse()?).include_children().follow())?;
+    for entry in reader.read_backlog() {
+        println!("{}", render::full_text(&entry));
     }
-    println!("# what comes after that");
-    let warning =
-        journal.read(Query::new("root".parse()?).children().min_level(Level::Warn).last(1))?.backlog();
+    println!("# live stream");
+    let warning = log_store
+        .open_reader(
+            LogQuery::new("root".parse()?).include_children().min_level(Level::Warn).last_entries(1),
+        )?
+        .read_backlog();
     supervisor.shutdown().await;
-    journal.append(&"root.disk".parse()?, nodekeel_logtree::Message::new(Level::Error, "the disk is gone"));
+    log_store.append_message(
+        &"root.disk".parse()?,
+        nodekeel_logtree::LogMessage::new(Level::Error, "the disk has failed"),
+    );
     while let Some(entry) = reader.next().await {
-        println!("{}", render::full(&entry));
+        println!("{}", render::full_text(&entry));
         if entry.dn.as_str() == "root.disk" {
             break;
         }
     }
-    println!("# the newest warning before that, for programs");
+    println!("# the newest warning before that, as JSON");
     for entry in warning {
-        println!("{}", render::json(&entry));
+        println!("{}", render::json_object(&entry));
     }
-    let quiet = journal.read(Query::new("root.nobody".parse()?).backlog(Backlog::All))?.backlog();
-    println!("# {} entries of a name that has logged nothing", quiet.len());
+    let quiet = log_store
+        .open_reader(LogQuery::new("root.nobody".parse()?).backlog_limit(BacklogLimit::All))?
+        .read_backlog();
+    println!("# {} entries of a DN without output", quiet.len());
     Ok(())
 }
 
-/// A root with one runnable, whose output goes to the journal.
-fn tree(journal: Journal) -> Supervisor {
+/// A root with one runnable, whose output goes to the log store.
+fn start_tree(log_store: LogStore) -> Supervisor {
     Supervisor::builder()
-        .output(move |origin: Origin<'_>| {
-            let dn: Dn = origin.dn.parse().expect("a DN of the supervisor is one of the journal");
-            journal.writer(&dn, WriterOptions::new(origin.stream.as_str()).generation(origin.generation))
+        .output_sink(move |origin: OutputOrigin<'_>| {
+            let dn: Dn = origin.dn.parse().expect("a DN of the supervisor is valid in the log store");
+            log_store
+                .line_writer(&dn, WriterOptions::new(origin.stream.as_str()).generation(origin.generation))
         })
         .start(|ctx: Context| async move {
-            ctx.run("disk", |ctx: Context| async move {
-                tracing::info!(free = 17, "looked at the disk");
-                tracing::warn!("it is nearly full");
+            ctx.run_child("disk", |ctx: Context| async move {
+                tracing::info!(free = 17, "checked the disk");
+                tracing::warn!("the disk is nearly full");
                 use std::io::Write as _;
-                writeln!(ctx.raw(), "a line that nobody gave a level")?;
-                ctx.ready()?;
-                Err::<(), Failure>(ctx.cancelled().await.into())
+                writeln!(ctx.open_raw_output(), "a line without a level")?;
+                ctx.signal_ready()?;
+                Err::<(), Failure>(ctx.canceled().await.into())
             })?;
-            ctx.ready()?;
+            ctx.signal_ready()?;
             tracing::info!("the root is ready");
-            Err::<(), Failure>(ctx.cancelled().await.into())
+            Err::<(), Failure>(ctx.canceled().await.into())
         })
 }
 
-/// A daemon's own format becomes levels again, and stays raw where it can't be parsed.
-fn write_daemons_lines(journal: &Journal) -> anyhow::Result<()> {
+/// Parses the log format of a daemon into levels; a line that can't be parsed stays raw.
+fn write_daemon_lines(log_store: &LogStore) -> anyhow::Result<()> {
     let apiserver: Dn = "root.apiserver".parse()?;
-    let mut writer = journal.writer(&apiserver, WriterOptions::new("stderr").parser(parse::klog));
+    let mut writer =
+        log_store.line_writer(&apiserver, WriterOptions::new("stderr").line_parser(parse::klog_line));
     std::io::Write::write_all(
         &mut writer,
         b"E1121 11:00:00.000001       1 server.go:42] no certificate\nplain text\n",

@@ -1,9 +1,10 @@
-//! A consensus of your own: another one wrapped, which counts what a node asks of it, and the suite that it passes.
+//! A custom consensus: it wraps another one, counts the calls of a node, and passes the conformance suite.
 //!
 //! `cargo run -p examples --example own_consensus`
 //!
-//! It keeps its keys where the wrapped one does. A real one would run another store as a child process; whatever it is,
-//! it gives a runnable for the tree and tells how it is with it, and the node's way into its cluster knows no difference.
+//! Its keys are those of the wrapped one. A real one would run another store as a child process. Each
+//! consensus provides a runnable for the tree and reports its status, so the enrolment of the node works with
+//! any of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,41 +12,43 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use nodekeel_cluster::consensus::kv::{
-    KeyRange, KvError, KvStore, Lease, Range, Ranged, Revision, Txn, TxnResult,
+    KeyRange, KvError, KvStore, Lease, RangeRequest, RangeResponse, Revision, Txn, TxnResponse,
 };
-use nodekeel_cluster::consensus::kv::{Watch, WatchFrom};
+use nodekeel_cluster::consensus::kv::{WatchFrom, WatchStream};
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
-use nodekeel_cluster::consensus::{Consensus, Running, Service, Start, Started, Status, StatusWatch};
+use nodekeel_cluster::consensus::{
+    Consensus, MemberService, MemberStatus, PreparedMember, RunningMember, StartOptions, StatusWatch,
+};
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable as _, Supervisor};
 use tokio::sync::watch;
 
 /// Counts calls to a store.
 #[derive(Debug)]
-struct Counting {
+struct CountingStore {
     store: Arc<dyn KvStore>,
     calls: Arc<AtomicU64>,
 }
 
 #[async_trait]
-impl KvStore for Counting {
-    async fn range(&self, range: Range) -> Result<Ranged, KvError> {
+impl KvStore for CountingStore {
+    async fn range(&self, range: RangeRequest) -> Result<RangeResponse, KvError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.store.range(range).await
     }
 
-    async fn txn(&self, txn: Txn) -> Result<TxnResult, KvError> {
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse, KvError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.store.txn(txn).await
     }
 
-    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<Watch, KvError> {
+    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<WatchStream, KvError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.store.watch(keys, from).await
     }
 
-    async fn lease(&self, ttl: Duration) -> Result<Lease, KvError> {
-        self.store.lease(ttl).await
+    async fn grant_lease(&self, ttl: Duration) -> Result<Lease, KvError> {
+        self.store.grant_lease(ttl).await
     }
 
     async fn compact(&self, before: Revision) -> Result<(), KvError> {
@@ -53,50 +56,57 @@ impl KvStore for Counting {
     }
 }
 
-/// A consensus whose keys are counted.
+/// A consensus that counts calls to its store.
 #[derive(Debug, Default)]
-struct Counted {
+struct CountingConsensus {
     inner: MemoryConsensus,
     calls: Arc<AtomicU64>,
 }
 
-impl Consensus for Counted {
-    fn start(&self, start: Start) -> Started {
-        let Started { service, status } = self.inner.start(start);
-        let (sender, receiver) = watch::channel(status.now());
+impl Consensus for CountingConsensus {
+    fn prepare_member(&self, start: StartOptions) -> PreparedMember {
+        let PreparedMember { service, status } = self.inner.prepare_member(start);
+        let (sender, receiver) = watch::channel(status.current_status());
         let (sender, calls) = (Arc::new(sender), Arc::clone(&self.calls));
         let run = move |ctx: Context| {
             let (service, sender, calls) = (service.clone(), Arc::clone(&sender), Arc::clone(&calls));
-            follow(service.run(ctx), status.clone(), sender, calls)
+            relay_status(service.run(ctx), status.clone(), sender, calls)
         };
-        Started { service: Service::new(run), status: StatusWatch::new(receiver) }
+        PreparedMember {
+            service: MemberService::from_runnable(run),
+            status: StatusWatch::from_receiver(receiver),
+        }
     }
 }
 
-/// Runs the wrapped member, and tells what it tells: the end too, before its own.
-async fn follow(
+/// Runs the wrapped member and relays its status; relays its last status before it returns.
+async fn relay_status(
     mut running: RunFuture,
     mut status: StatusWatch,
-    sender: Arc<watch::Sender<Status>>,
+    sender: Arc<watch::Sender<MemberStatus>>,
     calls: Arc<AtomicU64>,
 ) -> Result<(), Failure> {
     loop {
         tokio::select! {
             biased;
-            Some(now) = status.changed() => drop(sender.send_replace(counted(now, &calls))),
-            ended = &mut running => {
-                sender.send_replace(counted(status.now(), &calls));
-                return ended;
+            Some(now) = status.next_status() => drop(sender.send_replace(with_counting_store(now, &calls))),
+            result = &mut running => {
+                sender.send_replace(with_counting_store(status.current_status(), &calls));
+                return result;
             }
         }
     }
 }
 
-fn counted(status: Status, calls: &Arc<AtomicU64>) -> Status {
+fn with_counting_store(status: MemberStatus, calls: &Arc<AtomicU64>) -> MemberStatus {
     match status {
-        Status::Running(running) => {
-            let store = Counting { store: running.root(), calls: Arc::clone(calls) };
-            Status::Running(Running::new(running.this().clone(), Arc::new(store), running.members()))
+        MemberStatus::Running(running) => {
+            let store = CountingStore { store: running.root_kv(), calls: Arc::clone(calls) };
+            MemberStatus::Running(RunningMember::new(
+                running.this_member().clone(),
+                Arc::new(store),
+                running.cluster_members(),
+            ))
         }
         other => other,
     }
@@ -104,22 +114,22 @@ fn counted(status: Status, calls: &Arc<AtomicU64>) -> Status {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
-    let consensus = Counted::default();
-    let started = consensus.start(Start::new_cluster("own-1".parse()?, "192.0.2.7".parse()?));
+    let consensus = CountingConsensus::default();
+    let started = consensus.prepare_member(StartOptions::new_cluster("own-1".parse()?, "192.0.2.7".parse()?));
     let (service, mut status) = (started.service, started.status);
     let supervisor = Supervisor::builder().start(move |ctx: Context| {
         let service = service.clone();
         async move {
-            ctx.run("consensus", service)?;
-            ctx.ready()?;
-            Err::<(), Failure>(ctx.cancelled().await.into())
+            ctx.run_child("consensus", service)?;
+            ctx.signal_ready()?;
+            Err::<(), Failure>(ctx.canceled().await.into())
         }
     });
-    let running = status.running().await.ok_or_else(|| anyhow::anyhow!("it did not start"))?;
-    println!("a member called {}", running.this().name.as_deref().unwrap_or("nothing"));
+    let running = status.wait_running().await.ok_or_else(|| anyhow::anyhow!("the member did not start"))?;
+    println!("member {}", running.this_member().name.as_deref().unwrap_or("nothing"));
     consensus_conformance(&running).await;
-    kv_conformance(running.kv("example", "conformance")?).await;
-    println!("it conforms, and its calls were counted: {}", consensus.calls.load(Ordering::Relaxed) > 0);
+    kv_conformance(running.namespaced_kv("example", "conformance")?).await;
+    println!("conformance suite passed, calls were counted: {}", consensus.calls.load(Ordering::Relaxed) > 0);
     supervisor.shutdown().await;
     Ok(())
 }

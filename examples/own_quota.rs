@@ -1,7 +1,7 @@
-//! A quota of one's own: it promises no more than there is, and hands the rest on to another one.
+//! A custom quota: it promises no more than the disk holds, and delegates to another quota.
 //!
-//! A limit reserves nothing: the limits of a file system's directories may add up to more than it holds. Whoever does
-//! not want that puts this before it.
+//! A limit reserves nothing: the limits of the directories of a file system may add up to more than its size.
+//! This quota prevents that.
 //!
 //! `cargo run -p examples --example own_quota`
 
@@ -11,97 +11,104 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 
 use nodekeel_fsquota::testing::{MemQuota, conformance};
-use nodekeel_fsquota::{Bytes, Change, Error, Inodes, Limit, LimitError, ProjectId, QuotaSetter, Status};
+use nodekeel_fsquota::{
+    Bytes, Error, Inodes, LimitChange, LimitError, ProjectId, QuotaChange, QuotaSetter, QuotaStatus,
+};
 
-/// Refuses a limit that would bring the sum of all above the total.
+/// Rejects a limit that would raise the sum of all limits above the total.
 #[derive(Debug)]
-struct Reserved<Q> {
+struct ReservingQuota<Q> {
     quota: Q,
     total: u128,
     promised: Mutex<HashMap<ProjectId, u64>>,
 }
 
-impl<Q: QuotaSetter> Reserved<Q> {
+impl<Q: QuotaSetter> ReservingQuota<Q> {
     fn new(quota: Q, total: u128) -> Self {
         Self { quota, total, promised: Mutex::default() }
     }
 }
 
-impl<Q: QuotaSetter> QuotaSetter for Reserved<Q> {
-    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, Error> {
-        // Held until the limit is set: two at once can't both have what is left.
+impl<Q: QuotaSetter> QuotaSetter for ReservingQuota<Q> {
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
+        // Locked until the limit is set: two concurrent calls can't both get the remaining space.
         let mut promised = self.promised.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.quota.status(dir)?.map(|status| status.project);
-        if let Limit::At(Bytes(bytes)) = change.bytes {
+        let before = self.quota.read_status(dir)?.map(|status| status.project);
+        if let LimitChange::Set(Bytes(bytes)) = change.bytes {
             let others = promised.iter().filter(|(project, _)| Some(**project) != before);
             let sum = others.map(|(_, bytes)| u128::from(*bytes)).sum::<u128>() + u128::from(bytes);
             if sum > self.total {
-                return Err(Error::Backend(format!("{} would be promised of {}", sum, self.total).into()));
+                return Err(Error::Backend(
+                    format!("the limits would sum to {} of {} bytes", sum, self.total).into(),
+                ));
             }
         }
-        let status = self.quota.set(dir, change)?;
+        let status = self.quota.set_limits(dir, change)?;
         promised.insert(status.project, status.limits.bytes.map_or(0, |bytes| bytes.0));
         Ok(status)
     }
 
-    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, Error> {
-        self.quota.status(dir)
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        self.quota.read_status(dir)
     }
 
-    fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         let mut promised = self.promised.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.quota.status(dir)?;
-        self.quota.clear(dir)?;
+        let before = self.quota.read_status(dir)?;
+        self.quota.clear_limits(dir)?;
         before.map(|status| promised.remove(&status.project));
         Ok(())
     }
 
-    fn release(&self, project: ProjectId) -> Result<(), Error> {
+    fn release_project(&self, project: ProjectId) -> Result<(), Error> {
         let mut promised = self.promised.lock().unwrap_or_else(PoisonError::into_inner);
-        self.quota.release(project)?;
+        self.quota.release_project(project)?;
         promised.remove(&project);
         Ok(())
     }
 }
 
 fn main() -> anyhow::Result<()> {
-    // A real one is `ProjectQuota::open(mount_point)`; this one needs neither root nor XFS, and binds nobody.
-    let quota = Reserved::new(MemQuota::new(), 100 << 20);
-    show(&quota, tempfile::tempdir()?.path())?;
+    // A real one is `ProjectQuota::open(mount_point)`; this one needs neither root nor XFS, and enforces
+    // nothing.
+    let quota = ReservingQuota::new(MemQuota::new(), 100 << 20);
+    show_quota(&quota, tempfile::tempdir()?.path())?;
 
-    // What the contract says holds for it, too: the suite that the kernel's quotas pass.
+    // It keeps the contract too: the conformance suite that the kernel's quotas pass.
     let scratch = tempfile::tempdir()?;
-    conformance(&Reserved::new(MemQuota::new(), u128::MAX), scratch.path());
-    println!("it conforms");
+    conformance(&ReservingQuota::new(MemQuota::new(), u128::MAX), scratch.path());
+    println!("conformance suite passed");
     Ok(())
 }
 
-fn show(quota: &dyn QuotaSetter, scratch: &std::path::Path) -> anyhow::Result<()> {
+fn show_quota(quota: &dyn QuotaSetter, scratch: &std::path::Path) -> anyhow::Result<()> {
     let make = |name: &str| {
         fs::create_dir(scratch.join(name))?;
         File::open(scratch.join(name))
     };
-    let bytes = |text: &str| anyhow::Ok(Change { bytes: Limit::At(text.parse()?), inodes: Limit::Keep });
+    let bytes = |text: &str| {
+        anyhow::Ok(QuotaChange { bytes: LimitChange::Set(text.parse()?), inodes: LimitChange::Keep })
+    };
 
     let (first, second) = (make("first")?, make("second")?);
-    let status = quota.set(first.as_fd(), bytes("60Mi")?)?;
-    println!("first may take {} bytes", status.limits.bytes.unwrap_or_default());
-    match quota.set(second.as_fd(), bytes("60Mi")?) {
-        Err(Error::Backend(why)) => println!("second may not take 60Mi: {why}"),
-        other => anyhow::bail!("more was promised than there is: {other:?}"),
+    let status = quota.set_limits(first.as_fd(), bytes("60Mi")?)?;
+    println!("first: {} bytes reserved", status.limits.bytes.unwrap_or_default());
+    match quota.set_limits(second.as_fd(), bytes("60Mi")?) {
+        Err(Error::Backend(why)) => println!("second: 60Mi rejected: {why}"),
+        other => anyhow::bail!("overbooking was not rejected: {other:?}"),
     }
-    quota.set(second.as_fd(), bytes("40Mi")?)?;
-    println!("second may take 40Mi");
+    quota.set_limits(second.as_fd(), bytes("40Mi")?)?;
+    println!("second: 40Mi reserved");
 
-    // Either limit changes alone, and 0 is never mistaken for "no limit".
-    let change = Change { inodes: Limit::At(Inodes(100)), ..Change::default() };
-    let status = quota.set(first.as_fd(), change)?;
-    println!("first may make {} more files", status.available().inodes.unwrap_or_default());
-    let refused = quota.set(first.as_fd(), bytes("0")?);
-    println!("a limit of 0 is refused: {}", matches!(refused, Err(Error::Limit(LimitError::Zero))));
+    // Each limit changes separately, and 0 does not mean "no limit".
+    let change = QuotaChange { inodes: LimitChange::Set(Inodes(100)), ..QuotaChange::default() };
+    let status = quota.set_limits(first.as_fd(), change)?;
+    println!("first: {} more files allowed", status.remaining_quota().inodes.unwrap_or_default());
+    let rejected = quota.set_limits(first.as_fd(), bytes("0")?);
+    println!("a limit of 0 is rejected: {}", matches!(rejected, Err(Error::InvalidLimit(LimitError::Zero))));
 
-    quota.clear(first.as_fd())?;
-    quota.set(second.as_fd(), bytes("100Mi")?)?;
-    println!("without first, second may take 100Mi");
+    quota.clear_limits(first.as_fd())?;
+    quota.set_limits(second.as_fd(), bytes("100Mi")?)?;
+    println!("second, without first: 100Mi reserved");
     Ok(())
 }

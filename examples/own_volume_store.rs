@@ -1,78 +1,79 @@
-//! Volumes of your own: a store for `nodekeel-provisioner`, checked against the contract that ours keep.
+//! A custom volume store for `nodekeel-provisioner`, which passes the conformance suite.
 //!
 //! `cargo run -p examples --example own_volume_store`
 //!
-//! This one books volumes in a map and refuses what would overbook the node. A real one would make a logical volume or a
-//! dataset where this one makes an entry; the rest of the provisioner does not know the difference.
+//! This one books volumes in a map and rejects overbooking of the node. A real one would create a logical
+//! volume or a dataset instead of an entry; the rest of the provisioner would not change.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{Bytes, Inodes, Limits, Usage};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_provisioner::testing::conformance;
 use nodekeel_provisioner::{StoreError, VolumeId, VolumeStore, VolumeUsage};
 
-/// Volumes that together may take no more than the node has.
+/// Volumes whose total size is limited to the capacity of the node.
 #[derive(Debug)]
-struct Booked {
+struct BookingStore {
     capacity: Bytes,
-    volumes: Mutex<BTreeMap<VolumeId, Limits>>,
+    volumes: Mutex<BTreeMap<VolumeId, QuotaLimits>>,
 }
 
-impl Booked {
+impl BookingStore {
     fn new(capacity: Bytes) -> Self {
         Self { capacity, volumes: Mutex::default() }
     }
 
-    fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Limits>> {
+    fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, QuotaLimits>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Books a volume, or says that another node should.
-    fn book(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
+    /// Books a volume, or returns `Exhausted`: another node should provision it.
+    fn book_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
         let mut volumes = self.volumes();
-        let bytes = |limits: &Limits| limits.bytes.map_or(0, |bytes| u128::from(bytes.0));
+        let bytes = |limits: &QuotaLimits| limits.bytes.map_or(0, |bytes| u128::from(bytes.0));
         let others: u128 =
             volumes.iter().filter(|(other, _)| *other != id).map(|(_, limits)| bytes(limits)).sum();
         if others + bytes(&limits) > u128::from(self.capacity.0) {
-            return Err(StoreError::Exhausted { id: id.clone(), source: "the node is booked out".into() });
+            return Err(StoreError::Exhausted { id: id.clone(), source: "the node is fully booked".into() });
         }
         volumes.insert(id.clone(), limits);
         Ok(())
     }
 
-    fn find(&self, id: &VolumeId) -> Result<Limits, StoreError> {
+    fn find_limits(&self, id: &VolumeId) -> Result<QuotaLimits, StoreError> {
         self.volumes().get(id).copied().ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 }
 
-/// The higher of two limits; none is the highest.
-fn higher<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+/// The higher of two limits; `None` is the highest.
+fn higher_limit<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     a.zip(b).map(|(a, b)| a.max(b))
 }
 
 #[async_trait]
-impl VolumeStore for Booked {
-    async fn create(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
-        // A volume that is there already keeps its limits where they are higher.
-        let limits = match self.find(id) {
-            Ok(old) => {
-                Limits { bytes: higher(old.bytes, limits.bytes), inodes: higher(old.inodes, limits.inodes) }
-            }
+impl VolumeStore for BookingStore {
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+        // An existing volume keeps a higher limit.
+        let limits = match self.find_limits(id) {
+            Ok(old) => QuotaLimits {
+                bytes: higher_limit(old.bytes, limits.bytes),
+                inodes: higher_limit(old.inodes, limits.inodes),
+            },
             Err(_) => limits,
         };
-        self.book(id, limits)
+        self.book_volume(id, limits)
     }
 
-    async fn resize(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
-        self.find(id)?;
-        self.book(id, limits)
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+        self.find_limits(id)?;
+        self.book_volume(id, limits)
     }
 
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError> {
-        let usage = Usage { bytes: Bytes(0), inodes: Inodes(1) };
-        Ok(VolumeUsage { limits: self.find(id)?, usage })
+        let usage = QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) };
+        Ok(VolumeUsage { limits: self.find_limits(id)?, usage })
     }
 
     async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
@@ -87,16 +88,16 @@ impl VolumeStore for Booked {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
-    let store = Booked::new(Bytes(64 << 20));
+    let store = BookingStore::new(Bytes(64 << 20));
     conformance(&store).await;
-    println!("the store keeps the contract");
+    println!("conformance suite passed");
 
-    let limits = Limits { bytes: Some(Bytes(48 << 20)), inodes: Some(Inodes(1024)) };
+    let limits = QuotaLimits { bytes: Some(Bytes(48 << 20)), inodes: Some(Inodes(1024)) };
     let ids = ["9f0e5d3c-1b2a-4c5d-8e6f-000000000001", "9f0e5d3c-1b2a-4c5d-8e6f-000000000002"];
     for uid in ids {
         let id = VolumeId::from_uid(uid)?;
         match store.create(&id, limits).await {
-            Ok(()) => println!("{id}: made"),
+            Ok(()) => println!("{id}: created"),
             Err(error) if error.is_exhausted() => println!("{error}: the claim goes to another node"),
             Err(error) => return Err(error.into()),
         }

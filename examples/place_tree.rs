@@ -5,65 +5,64 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use nodekeel_localstorage::tree::{Data, Directory, File, MountPoint, Names, Node, Pki, Site};
-use nodekeel_localstorage::volume::{self, DataVolume as _, Erase};
-use nodekeel_localstorage::{Dir, OsPlacement, layout};
+use nodekeel_localstorage::tree::{
+    BrandNames, DataPartition, LayoutDir, LayoutEntry, LayoutFile, LayoutTarget, MountPoint, PkiDir,
+};
+use nodekeel_localstorage::volume::{self, DataVolume as _, ErasePolicy};
+use nodekeel_localstorage::{Dir, OsFileStore, layout};
 
 layout! {
-    /// A system of one's own: it keeps nodekeel's data partition, and adds a weather station.
-    pub struct Root {
-        /// What lasts, where nodekeel's own services look for it.
-        pub data: MountPoint<Data> = "data", 0o755;
-        /// Where the sensors report to.
-        pub station: Station = "{brand}-station", 0o750;
+    /// A custom system: nodekeel's data partition, and a weather station.
+    pub struct SystemRoot {
+        /// Persistent data, where nodekeel's services expect it.
+        pub data: MountPoint<DataPartition> = "data", 0o755;
+        /// The directory of the station.
+        pub station: WeatherStation = "{brand}-station", 0o750;
     }
 
     /// The weather station.
-    pub struct Station {
-        /// By which sensors know it.
-        pub pki: Pki = "pki", 0o700;
+    pub struct WeatherStation {
+        /// Its credentials for sensors.
+        pub pki: PkiDir = "pki", 0o700;
         /// One file a day.
-        pub readings: Directory = "readings", 0o755;
-        /// Which sensors there are.
-        pub sensors: File = "sensors.json", 0o640;
+        pub readings: LayoutDir = "readings", 0o755;
+        /// The list of sensors.
+        pub sensors: LayoutFile = "sensors.json", 0o640;
     }
 }
 
 fn main() -> anyhow::Result<()> {
     let temporary = tempfile::tempdir()?;
-    let names: Names = "acme".parse()?;
+    let names: BrandNames = "acme".parse()?;
 
-    println!("# what is declared, before anything exists");
-    print!("{}", Station::SHAPE.outline(&names));
+    println!("# declared layout, before anything exists");
+    print!("{}", WeatherStation::SHAPE.render_outline(&names));
 
-    // Placing makes the directories. Only then are there handles to read and write with.
-    let site = Site::new(Arc::new(OsPlacement::new(Dir::open(temporary.path())?)), temporary.path());
-    let site = site.with_names(names);
-    let root: Root = site.place()?;
+    // Creating the layout creates the directories, and returns handles to read and write with.
+    let site = LayoutTarget::new(Arc::new(OsFileStore::new(Dir::open(temporary.path())?)), temporary.path());
+    let site = site.with_brand_names(names);
+    let root: SystemRoot = site.create_layout()?;
     root.station.sensors.write(br#"["roof", "cellar"]"#)?;
-    println!("# what is written is read: {}", String::from_utf8(root.station.sensors.read()?)?);
-    println!(
-        "# what is not there is absent, which is no error: {:?}",
-        root.station.pki.key.read_if_present()?
-    );
+    println!("# written and read: {}", String::from_utf8(root.station.sensors.read()?)?);
+    println!("# an absent file is not an error: {:?}", root.station.pki.key.read_if_present()?);
 
-    // Nothing can be written below the mount point before the volume is there.
-    let volume = volume::Directory::new(Dir::open(root.data.path())?);
-    let data = root.data.enter(volume.mount_new(Erase::Nothing)?)?;
+    // Nothing can be written below the mount point before the volume is mounted.
+    let volume = volume::DirectoryVolume::new(Dir::open(root.data.path())?);
+    let data = root.data.create_layout_in(volume.mount_new(ErasePolicy::Nothing)?)?;
     data.node.roles.write(b"worker")?;
 
-    println!("# what is there now");
+    println!("# created directories and files");
     print_tree(temporary.path(), 0)?;
 
-    // A restart: everything is found again, and a new volume is not made over the old one.
+    // A restart finds everything again, and does not create a new volume over the existing one.
     drop((root, data, volume));
-    let root: Root = site.place()?;
-    let volume = volume::Directory::new(Dir::open(root.data.path())?);
-    if let Err(refused) = volume.mount_new(Erase::Nothing) {
-        let place = temporary.path().display().to_string();
-        println!("# a second new volume: {}", refused.to_string().replace(&place, ""));
+    let root: SystemRoot = site.create_layout()?;
+    let volume = volume::DirectoryVolume::new(Dir::open(root.data.path())?);
+    if let Err(error) = volume.mount_new(ErasePolicy::Nothing) {
+        let base = temporary.path().display().to_string();
+        println!("# a second new volume is rejected: {}", error.to_string().replace(&base, ""));
     }
-    let data = root.data.enter(volume.mount_existing()?)?;
+    let data = root.data.create_layout_in(volume.mount_existing()?)?;
     println!("# after a restart the node's role is {}", String::from_utf8(data.node.roles.read()?)?);
     Ok(())
 }

@@ -4,17 +4,17 @@
 
 use std::time::Duration;
 
-use nodekeel_supervisor::{Backoff, Context, Event, Failure, Policy, State, Supervisor};
+use nodekeel_supervisor::{Backoff, ChildPolicy, Context, Event, Failure, RunnableState, Supervisor};
 
-/// Works twice for a moment before it has had enough; the third time it stays.
-async fn flaky(ctx: Context) -> Result<(), Failure> {
-    ctx.ready()?;
-    tracing::info!("at work, for the {}. time", ctx.generation());
+/// Fails twice after a moment; the third incarnation keeps running.
+async fn run_flaky_service(ctx: Context) -> Result<(), Failure> {
+    ctx.signal_ready()?;
+    tracing::info!("incarnation {} is working", ctx.generation());
     if ctx.generation() < 3 {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        return Err("the disk went away".into());
+        return Err("the disk has failed".into());
     }
-    Err(ctx.cancelled().await.into())
+    Err(ctx.canceled().await.into())
 }
 
 #[tokio::main]
@@ -22,30 +22,31 @@ async fn main() {
     tracing_subscriber::fmt().without_time().with_target(false).with_writer(std::io::stdout).init();
     let backoff = Backoff { initial: Duration::from_millis(100), ..Backoff::default() };
     let supervisor = Supervisor::builder()
-        .policy(Policy { backoff, ..Policy::default() })
-        .hook(|event: &Event| {
+        .default_policy(ChildPolicy { backoff, ..ChildPolicy::default() })
+        .event_hook(|event: &Event| {
             println!("event {:>2}  {:<10} run {}  {}", event.seq, event.dn, event.generation, event.change)
         })
         .start(|ctx: Context| async move {
-            ctx.run("flaky", flaky)?;
-            ctx.ready()?;
-            Err::<(), Failure>(ctx.cancelled().await.into())
+            ctx.run_child("flaky", run_flaky_service)?;
+            ctx.signal_ready()?;
+            Err::<(), Failure>(ctx.canceled().await.into())
         });
 
-    let mut changes = supervisor.watch();
-    while supervisor.snapshot().iter().all(|node| (node.generation, node.state) != (3, State::Ready)) {
-        changes.changed().await.expect("the supervisor lives as long as this function");
+    let mut changes = supervisor.watch_changes();
+    while supervisor.snapshot().iter().all(|node| (node.generation, node.state) != (3, RunnableState::Ready))
+    {
+        changes.changed().await.expect("the supervisor exists as long as this function");
     }
     for node in supervisor.snapshot() {
         println!(
-            "{:<10} {:<6} {} restarts, {} failures in a row",
+            "{:<10} {:<6} {} restarts, {} consecutive failures",
             node.dn,
             node.state,
-            node.restarts(),
+            node.restart_count(),
             node.failures
         );
         for exit in node.exits {
-            println!("           run {} ended {}: {}", exit.generation, exit.state, exit.exit);
+            println!("           run {} exited {}: {}", exit.generation, exit.state, exit.exit);
         }
     }
     let report = supervisor.shutdown().await;

@@ -1,4 +1,5 @@
-//! Compiles the protocols of the CSI and of the kubelet's plugin registration, with a compiler written in Rust: no protoc.
+//! Compiles the CSI and kubelet plugin registration protocols with protox, a compiler written in Rust: no
+//! protoc is needed.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -8,7 +9,7 @@ use std::{env, fs};
 
 use protox::prost_reflect::{DescriptorPool, FieldDescriptor};
 
-/// The option by which csi.proto marks what must not be logged.
+/// The option with which csi.proto marks fields that must not be logged.
 const SECRET: &str = "csi.v1.csi_secret";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -19,21 +20,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut compiler = protox::Compiler::new(["proto"])?;
     compiler.include_source_info(true).include_imports(true);
     compiler.open_files(["csi/v1/csi.proto", "pluginregistration/v1/api.proto"])?;
-    let secretive = with_secrets(&compiler.descriptor_pool())?;
-    let out = env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?;
-    fs::write(Path::new(&out).join("debug.rs"), debug_of(&secretive)?)?;
-    // The kubelet's part is played by tests only.
+    let secret_messages = find_secret_messages(&compiler.descriptor_pool())?;
+    let out = env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?;
+    fs::write(Path::new(&out).join("debug.rs"), generate_debug(&secret_messages)?)?;
+    // Only tests need clients: they act as the kubelet.
     let has_client = env::var_os("CARGO_FEATURE_TESTING").is_some();
     tonic_prost_build::configure()
         .build_client(has_client)
-        .skip_debug(secretive.keys().map(|name| format!(".{name}")))
+        .skip_debug(secret_messages.keys().map(|name| format!(".{name}")))
         .compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }
 
-/// The messages with a secret field, and what may be printed of each.
-fn with_secrets(pool: &DescriptorPool) -> Result<BTreeMap<String, Vec<String>>, Box<dyn Error>> {
-    let secret = pool.get_extension_by_name(SECRET).ok_or("csi.proto declares csi_secret")?;
+/// The messages with a secret field, and the fields of each that may be printed.
+fn find_secret_messages(pool: &DescriptorPool) -> Result<BTreeMap<String, Vec<String>>, Box<dyn Error>> {
+    let secret = pool.get_extension_by_name(SECRET).ok_or("csi.proto does not declare csi_secret")?;
     let is_secret = |field: &FieldDescriptor| field.options().has_extension(&secret);
     let mut found = BTreeMap::new();
     for message in pool.all_messages() {
@@ -48,12 +49,12 @@ fn with_secrets(pool: &DescriptorPool) -> Result<BTreeMap<String, Vec<String>>, 
     Ok(found)
 }
 
-/// Writes what the derived `Debug` would have been, without the secrets.
-fn debug_of(messages: &BTreeMap<String, Vec<String>>) -> Result<String, Box<dyn Error>> {
+/// Generates `Debug` implementations equal to the derived ones, without the secret fields.
+fn generate_debug(messages: &BTreeMap<String, Vec<String>>) -> Result<String, Box<dyn Error>> {
     let mut text = String::new();
     for (name, fields) in messages {
         let name = name.strip_prefix("csi.v1.").filter(|name| !name.contains('.'));
-        let name = name.ok_or("a secret is in a nested message: teach build.rs to name it")?;
+        let name = name.ok_or("a nested message has a secret field: extend build.rs to name nested types")?;
         writeln!(text, "impl ::core::fmt::Debug for {name} {{")?;
         writeln!(text, "    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {{")?;
         write!(text, "        f.debug_struct({name:?})")?;

@@ -1,4 +1,4 @@
-//! Compiles the control API's proto with a compiler written in Rust, so that the client needs no protoc.
+//! Compiles the control API's proto with a compiler written in Rust, so that the client does not need protoc.
 
 use std::error::Error;
 
@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile([PROTO], ["proto"])?;
     tonic_prost_build::configure()
         .build_server(std::env::var_os("CARGO_FEATURE_NODE").is_some())
-        // It holds keys: what it shows of itself is in `v1`.
+        // It contains private keys; `v1` has a Debug without them.
         .skip_debug(["nodekeel.control.v1.CreateGoldenTicketResponse"])
         .compile_fds(descriptors)?;
     Ok(())

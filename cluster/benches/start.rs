@@ -1,5 +1,6 @@
-//! How long a node takes from nothing to its cluster, and back to it, beside its etcd alone: the same program under the same
-//! supervisor, without certificates, until it answers one read. Both take turns; every figure is the median of the rounds.
+//! Time of a node from nothing to its cluster, and back to it, beside its etcd alone: the same program under
+//! the same supervisor, without certificates, until it answers one read. Both take turns; every figure is the
+//! median of the rounds.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,21 +9,21 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
-use nodekeel_cluster::machine::{Cluster, ConsensusSource, Deps, Settings};
-use nodekeel_cluster::network::{Address, StaticNetwork};
-use nodekeel_cluster::node::{Enrolment, LocalNames};
-use nodekeel_localstorage::volume::Directory;
-use nodekeel_localstorage::{Dir, Mode};
+use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
+use nodekeel_cluster::network::{NodeAddress, StaticNetwork};
+use nodekeel_cluster::node::{EnrolmentSources, LocalNames};
+use nodekeel_localstorage::volume::DirectoryVolume;
+use nodekeel_localstorage::{Dir, FileMode};
 use nodekeel_supervisor::process::{Process, Readiness};
-use nodekeel_supervisor::{Context, Failure, Runnable, State, Supervisor};
+use nodekeel_supervisor::{Context, Failure, Runnable, RunnableState, Supervisor};
 use testbed::bench::{BenchRow, Rows, interleave, median};
 use testbed::{Port, Scratch, free_port, output, tools};
 use tokio::runtime::Runtime;
 
 const ROUNDS: usize = 30;
 
-/// What one round has on its disk, and where it is reached.
-struct Site {
+/// The disk and the ports of one round.
+struct BenchNode {
     scratch: Scratch,
     client: Port,
     peer: Port,
@@ -31,17 +32,19 @@ struct Site {
 
 fn main() -> Result<()> {
     let etcd = tools::find(tools::ETCD)?;
-    let told = output(Command::new(&etcd).arg("--version"))?;
-    let version = told.lines().next().and_then(|line| line.split(": ").nth(1)).unwrap_or("?").to_owned();
+    let output = output(Command::new(&etcd).arg("--version"))?;
+    let version = output.lines().next().and_then(|line| line.split(": ").nth(1)).unwrap_or("?").to_owned();
     let runtime = Runtime::new().context("start the runtime")?;
-    let ours = |site: &Site| milliseconds(&runtime, || site.node());
-    let bare = |site: &Site| milliseconds(&runtime, || site.bare());
+    let ours = |site: &BenchNode| time_to_ready(&runtime, || site.enrolled_node());
+    let bare = |site: &BenchNode| time_to_ready(&runtime, || site.bare_etcd());
     let mut rows = Rows::new("cluster-start");
-    let founded = interleave(ROUNDS, || ours(&Site::new(&etcd)?), || bare(&Site::new(&etcd)?))?;
-    let row = BenchRow::new("found", "New to Running: a cluster founded", "ms", median(&founded.ours));
-    rows.add([row.peer("etcd alone, to its first read", &version, median(&founded.peer))])?;
-    let (node, alone) = (Site::new(&etcd)?, Site::new(&etcd)?);
-    // What they go back to.
+    let bootstrapped =
+        interleave(ROUNDS, || ours(&BenchNode::new(&etcd)?), || bare(&BenchNode::new(&etcd)?))?;
+    let row =
+        BenchRow::new("found", "New to Running: a cluster bootstrapped", "ms", median(&bootstrapped.ours));
+    rows.add([row.peer("etcd alone, to its first read", &version, median(&bootstrapped.peer))])?;
+    let (node, alone) = (BenchNode::new(&etcd)?, BenchNode::new(&etcd)?);
+    // The clusters that the restarts return to.
     ours(&node)?;
     bare(&alone)?;
     let again = interleave(ROUNDS, || ours(&node), || bare(&alone))?;
@@ -50,56 +53,60 @@ fn main() -> Result<()> {
     rows.finish().map(drop)
 }
 
-/// Runs it until it is ready, and stops it; how long the first took.
-fn milliseconds<R: Runnable>(runtime: &Runtime, make: impl Fn() -> Result<R>) -> Result<f64> {
+/// Runs it until it is ready, and stops it; returns the time until ready.
+fn time_to_ready<R: Runnable>(runtime: &Runtime, make: impl Fn() -> Result<R>) -> Result<f64> {
     runtime.block_on(async {
         let runnable = Arc::new(std::sync::Mutex::new(Some(make()?)));
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let supervisor = Supervisor::builder().start(move |ctx: Context| {
             let runnable = runnable.lock().ok().and_then(|mut runnable| runnable.take());
             async move {
-                ctx.run("it", runnable.ok_or("it has failed")?)?;
+                ctx.run_child("it", runnable.ok_or("the first run has failed")?)?;
                 ctx.wait_ready("root.it").await?;
-                ctx.ready()?;
-                Err::<(), Failure>(ctx.cancelled().await.into())
+                ctx.signal_ready()?;
+                Err::<(), Failure>(ctx.canceled().await.into())
             }
         });
-        let mut tree = supervisor.watch();
-        while !supervisor.snapshot().iter().any(|node| &*node.dn == "root" && node.state == State::Ready) {
+        let mut tree = supervisor.watch_changes();
+        while !supervisor
+            .snapshot()
+            .iter()
+            .any(|node| &*node.dn == "root" && node.state == RunnableState::Ready)
+        {
             tree.changed().await?;
         }
-        let took = begun.elapsed().as_secs_f64() * 1e3;
+        let took = started_at.elapsed().as_secs_f64() * 1e3;
         supervisor.shutdown().await;
         Ok(took)
     })
 }
 
-impl Site {
+impl BenchNode {
     fn new(etcd: &Path) -> Result<Self> {
         Ok(Self { scratch: Scratch::new()?, client: free_port()?, peer: free_port()?, etcd: etcd.to_owned() })
     }
 
-    fn node(&self) -> Result<Cluster> {
+    fn enrolled_node(&self) -> Result<ClusterNode> {
         let top = Dir::open(self.scratch.path())?;
         let mut etcd = EtcdConfig::new(&self.etcd);
         (etcd.client_port, etcd.peer_port) = (self.client.number(), self.peer.number());
         let deps = Deps {
-            state: top.ensure_dir("esp", Mode::PRIVATE_DIR)?,
-            enrolment: Enrolment::default(),
-            network: Arc::new(StaticNetwork::new(Address::try_new([127, 0, 0, 1].into())?)),
-            volume: Arc::new(Directory::new(top.ensure_dir("data", Mode::PRIVATE_DIR)?)),
-            consensus: ConsensusSource::etcd(etcd),
-            local: LocalNames::default(),
+            journal_dir: top.ensure_dir("esp", FileMode::PRIVATE_DIR)?,
+            enrolment: EnrolmentSources::default(),
+            network: Arc::new(StaticNetwork::new(NodeAddress::try_new([127, 0, 0, 1].into())?)),
+            volume: Arc::new(DirectoryVolume::new(top.ensure_dir("data", FileMode::PRIVATE_DIR)?)),
+            consensus: ConsensusFactory::etcd_on_volume(etcd),
+            local_names: LocalNames::default(),
         };
-        Ok(Cluster::new(deps, Settings::default()))
+        Ok(ClusterNode::new(deps, EnrolmentSettings::default()))
     }
 
-    fn bare(&self) -> Result<Process> {
+    fn bare_etcd(&self) -> Result<Process> {
         let url = |port: &Port| format!("http://127.0.0.1:{}", port.number());
         let (client, peer) = (url(&self.client), url(&self.peer));
-        let asked = client.clone();
+        let client_url = client.clone();
         let read = move || {
-            let url = asked.clone();
+            let url = client_url.clone();
             async move {
                 etcd_client::Client::connect([url], None).await?.get("ready", None).await?;
                 Ok::<(), Failure>(())
@@ -112,6 +119,6 @@ impl Site {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("bare={peer}")])
-            .ready(Readiness::notify().and_probe(read)))
+            .ready_when(Readiness::on_notify().and_probe(read)))
     }
 }

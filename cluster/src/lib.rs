@@ -1,34 +1,71 @@
-//! A node's way into its cluster: consensus, the cluster's certificate authority, and who the node is there.
+//! Enrols a node in its cluster: consensus, the cluster's CA, and the node's identity.
+//!
+//! It knows nothing of Kubernetes except that a node may be a worker, and nothing of volumes except that a
+//! node has one.
 //!
 //! ```text
-//!  machine ──── found a cluster, join one, or start again: journalled steps, a pure machine that decides, a runnable
-//!   │           that does what it says
-//!   ├─ node ──── who a node is: its name, its record in the cluster, tickets, what it is told at first
-//!   ├─ network ─ where it is reached: an address that is known, or an interface's
+//!  enrolment ── bootstrap a cluster, join one, or restart: journalled steps, a pure state machine that
+//!   │           decides, a runnable that performs its actions
+//!   ├─ node ──── the node's identity: its name, its record in the cluster, tickets, enrolment configuration
+//!   ├─ network ─ the node's address: static, or that of an interface
 //!   │
-//!  consensus ── what the members agree on, and who is a member: etcd as a supervised child, or one process' memory
+//!  consensus ── the store that the members agree on, and its members: a supervised etcd, or in memory
 //!   │
-//!  pki ──────── the cluster's authority: certificates, the list of revoked ones, kept in the consensus
+//!  pki ──────── the cluster's CA: certificates and their revocation, stored in the consensus
 //! ```
 //!
-//! It knows nothing of Kubernetes but that a node may be a worker of it, and of volumes that there is one.
+//! A node that bootstraps a cluster of one in memory:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use nodekeel_cluster::consensus::memory::MemoryConsensus;
+//! use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
+//! use nodekeel_cluster::network::{NodeAddress, StaticNetwork};
+//! use nodekeel_cluster::node::{EnrolmentSources, LocalNames};
+//! use nodekeel_localstorage::volume::DirectoryVolume;
+//! use nodekeel_localstorage::{Dir, FileMode};
+//! use nodekeel_supervisor::Supervisor;
+//!
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let scratch = tempfile::tempdir()?;
+//!     let disk = Dir::open(scratch.path())?;
+//!     let deps = Deps {
+//!         journal_dir: disk.ensure_dir("esp", FileMode::PRIVATE_DIR)?,
+//!         enrolment: EnrolmentSources::default(),
+//!         network: Arc::new(StaticNetwork::new(NodeAddress::try_new("192.0.2.7".parse()?)?)),
+//!         volume: Arc::new(DirectoryVolume::new(disk.ensure_dir("data", FileMode::PRIVATE_DIR)?)),
+//!         consensus: ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
+//!         local_names: LocalNames::default(),
+//!     };
+//!     let node = ClusterNode::new(deps, EnrolmentSettings::default());
+//!     let supervisor = Supervisor::builder().start(node.clone());
+//!     let membership = node.wait_finished().await?;
+//!     println!("node {} is in cluster {}", membership.node_id, membership.cluster_id);
+//!     node.namespaced_kv("example", "greetings")?.put(b"/hello", b"world").await?;
+//!     supervisor.shutdown().await;
+//!     Ok(())
+//! }
+//! ```
 //!
 //! # Bring your own
-//! - [`network::Network`]: where the node is reached.
-//! - [`consensus::Consensus`] and [`consensus::kv::KvStore`]: what the members agree on.
-//! - `nodekeel_localstorage`'s `DataVolume`: what holds the node's data.
+//! - [`network::Network`]: the node's address.
+//! - [`consensus::Consensus`] and [`consensus::kv::KvStore`]: the store that the members agree on.
+//! - `nodekeel_localstorage`'s `DataVolume`: the volume that holds the node's data.
 //!
 //! # Features
 //! - `etcd`: consensus by a supervised etcd; needs protoc to build.
-//! - `netlink`: the address of an interface, as the kernel tells it.
-//! - `testing`: contracts as checks, moments at which a test kills a node, checks over arbitrary input.
+//! - `netlink`: the address of an interface, from the kernel.
+//! - `testing`: contracts as conformance checks, points at which a test kills a node, checks over arbitrary
+//!   input.
 //!
 //! # Where it comes from
-//! Monogon's `core/cluster`, `core/consensus` and `enrolment.proto` of 2020: flows, keys and field numbers. What is
-//! different is said where it is.
+//! Monogon's `core/cluster`, `core/consensus` and `enrolment.proto` of 2020: flows, keys and field numbers.
+//! Differences are documented where they occur.
 
 pub mod consensus;
-pub mod machine;
+pub mod enrolment;
 pub mod network;
 pub mod node;
 pub mod pki;

@@ -1,6 +1,6 @@
-//! Reading an archive once, from its beginning to its end: decompressed, taken apart, digests verified.
+//! Reads an archive in one pass: decompresses it, splits it into blobs and verifies their digests.
 //!
-//! Nothing of it is a path: a name that it holds is looked up in maps, and never in a file system.
+//! No name in it is used as a path: names are looked up in maps, never in a file system.
 
 mod compression;
 mod error;
@@ -9,5 +9,5 @@ mod reader;
 mod tar;
 
 pub(crate) use compression::Compression;
-pub use error::{StreamError, StreamLimit};
-pub(crate) use reader::{Contents, ReadError, Sink, Stored, read};
+pub use error::{ArchiveError, ArchiveLimit};
+pub(crate) use reader::{ArchiveContents, BlobSink, ReadError, StoredBlob, read_archive};

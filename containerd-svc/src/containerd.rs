@@ -1,4 +1,4 @@
-//! Images kept by a containerd, through its content, leases and images services: those that 1.6 and 2.x have alike.
+//! The image store of a containerd, through its content, leases and images services, which 1.6 and 2.x share.
 
 mod import;
 mod unpack;
@@ -18,67 +18,67 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::image::{Descriptor, Image};
-use crate::store::{Cause, ImageStore, Import, StoreError};
+use crate::store::{BoxError, ImageStore, ImportSession, StoreError};
 use crate::{Digest, Namespace};
 
 use import::ContainerdImport;
 
-/// What containerd unpacks into unless it is told otherwise.
-const SNAPSHOTTER: &str = "overlayfs";
+/// The default snapshotter of containerd.
+const DEFAULT_SNAPSHOTTER: &str = "overlayfs";
 
-/// The images of a running containerd.
+/// The image store of a running containerd.
 #[derive(Debug, Clone)]
 pub struct ContainerdImages {
     channel: Channel,
-    snapshotter: String,
-    /// Tells the imports of one program apart.
-    imports: Arc<AtomicU64>,
+    snapshotter_name: String,
+    /// Makes the lease ids of one process unique.
+    import_count: Arc<AtomicU64>,
 }
 
-/// Nobody answers at a containerd's socket.
+/// The containerd at a socket does not answer.
 #[derive(Debug, thiserror::Error)]
-#[error("ask containerd at {socket}")]
+#[error("call containerd at {socket}")]
 pub struct ConnectError {
     socket: PathBuf,
     #[source]
-    source: Cause,
+    source: BoxError,
 }
 
 impl ContainerdImages {
     /// Connects to the socket of a containerd's API.
     ///
     /// # Errors
-    /// [`ConnectError`]; a retry helps once it runs.
+    /// [`ConnectError`]; a retry helps once containerd runs.
     pub async fn connect(socket: &Path) -> Result<Self, ConnectError> {
         let failed = |source: tonic::transport::Error| ConnectError {
             socket: socket.to_owned(),
             source: source.into(),
         };
         let channel = containerd_client::connect(socket).await.map_err(failed)?;
-        Ok(Self { channel, snapshotter: SNAPSHOTTER.to_owned(), imports: Arc::default() })
+        Ok(Self { channel, snapshotter_name: DEFAULT_SNAPSHOTTER.to_owned(), import_count: Arc::default() })
     }
 
-    /// Into which snapshotter layers are unpacked. Default: `overlayfs`.
+    /// Sets the snapshotter that layers are unpacked into. Default: `overlayfs`.
     #[must_use]
-    pub fn snapshotter(mut self, snapshotter: impl Into<String>) -> Self {
-        self.snapshotter = snapshotter.into();
+    pub fn with_snapshotter(mut self, snapshotter: impl Into<String>) -> Self {
+        self.snapshotter_name = snapshotter.into();
         self
     }
 }
 
-/// The version of the containerd at a socket, as it tells it itself: whoever answers, works.
+/// Asks the containerd at a socket for its version; an answer shows that the daemon works.
 ///
 /// # Errors
-/// [`ConnectError`]; a retry helps once it runs.
-pub async fn version(socket: &Path) -> Result<String, ConnectError> {
-    let failed = |source: Cause| ConnectError { socket: socket.to_owned(), source };
+/// [`ConnectError`]; a retry helps once containerd runs.
+pub async fn daemon_version(socket: &Path) -> Result<String, ConnectError> {
+    let failed = |source: BoxError| ConnectError { socket: socket.to_owned(), source };
     let channel = containerd_client::connect(socket).await.map_err(|error| failed(error.into()))?;
     let answer = VersionClient::new(channel).version(()).await.map_err(|error| failed(error.into()))?;
     Ok(answer.into_inner().version)
 }
 
-/// A request in a namespace; what it makes belongs to the lease.
-fn request<T>(message: T, namespace: &Namespace, lease: Option<&str>) -> Request<T> {
+/// A request in a namespace; the lease holds what it creates.
+fn namespaced_request<T>(message: T, namespace: &Namespace, lease: Option<&str>) -> Request<T> {
     let mut request = Request::new(message);
     let values = [("containerd-namespace", Some(namespace.as_str())), ("containerd-lease", lease)];
     for (key, value) in values.into_iter().filter_map(|(key, value)| Some((key, value?))) {
@@ -88,20 +88,20 @@ fn request<T>(message: T, namespace: &Namespace, lease: Option<&str>) -> Request
     request
 }
 
-fn is(status: &Status, code: Code) -> bool {
+fn has_code(status: &Status, code: Code) -> bool {
     status.code() == code
 }
 
-/// What a failure is, with a full disk told from the rest.
-fn failed(status: Status, what: &str, other: impl FnOnce(Cause) -> StoreError) -> StoreError {
-    // containerd gives the kernel's words on, and no code of its own.
-    if status.message().contains("no space left on device") || is(&status, Code::ResourceExhausted) {
-        return StoreError::Full { what: what.to_owned(), source: status.into() };
+/// Converts a status to a store error; a full disk has a separate variant.
+fn store_error(status: Status, what: &str, other: impl FnOnce(BoxError) -> StoreError) -> StoreError {
+    // containerd passes on the kernel's message without a separate status code.
+    if status.message().contains("no space left on device") || has_code(&status, Code::ResourceExhausted) {
+        return StoreError::NoSpace { what: what.to_owned(), source: status.into() };
     }
     other(status.into())
 }
 
-fn to_wire(descriptor: &Descriptor) -> types::Descriptor {
+fn descriptor_to_proto(descriptor: &Descriptor) -> types::Descriptor {
     types::Descriptor {
         media_type: descriptor.media_type.clone(),
         digest: descriptor.digest.to_string(),
@@ -110,8 +110,8 @@ fn to_wire(descriptor: &Descriptor) -> types::Descriptor {
     }
 }
 
-/// `None` for what no image of ours is: another digest than SHA-256.
-fn from_wire(image: containerd_client::services::v1::Image) -> Option<Image> {
+/// `None` for an image with another digest than SHA-256, which this crate never creates.
+fn image_from_proto(image: containerd_client::services::v1::Image) -> Option<Image> {
     let target = image.target?;
     let target = Descriptor {
         digest: target.digest.parse().ok()?,
@@ -122,69 +122,70 @@ fn from_wire(image: containerd_client::services::v1::Image) -> Option<Image> {
 }
 
 impl ContainerdImages {
-    fn content(&self) -> ContentClient<Channel> {
+    fn content_client(&self) -> ContentClient<Channel> {
         ContentClient::new(self.channel.clone())
     }
 
-    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
-        let wrong = |source: Cause| StoreError::Read { digest: *digest, source };
-        let asked = request(InfoRequest { digest: digest.to_string() }, namespace, None);
-        match self.content().info(asked).await {
+    async fn stat_content(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
+        let to_error = |source: BoxError| StoreError::ReadContent { digest: *digest, source };
+        let request = namespaced_request(InfoRequest { digest: digest.to_string() }, namespace, None);
+        match self.content_client().info(request).await {
             Ok(answer) => {
                 let info = answer.into_inner().info.unwrap_or_default();
-                Ok(Some(info.size.try_into().map_err(|_| wrong("its size is negative".into()))?))
+                Ok(Some(info.size.try_into().map_err(|_| to_error("negative size".into()))?))
             }
-            Err(status) if is(&status, Code::NotFound) => Ok(None),
-            Err(status) => Err(wrong(status.into())),
+            Err(status) if has_code(&status, Code::NotFound) => Ok(None),
+            Err(status) => Err(to_error(status.into())),
         }
     }
 }
 
 #[async_trait]
 impl ImageStore for ContainerdImages {
-    async fn images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError> {
-        let asked = request(ListImagesRequest::default(), namespace, None);
-        let answer = ImagesClient::new(self.channel.clone()).list(asked).await;
-        let wrong = |status: Status| StoreError::List { namespace: namespace.clone(), source: status.into() };
-        Ok(answer.map_err(wrong)?.into_inner().images.into_iter().filter_map(from_wire).collect())
+    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError> {
+        let request = namespaced_request(ListImagesRequest::default(), namespace, None);
+        let answer = ImagesClient::new(self.channel.clone()).list(request).await;
+        let to_error =
+            |status: Status| StoreError::ListImages { namespace: namespace.clone(), source: status.into() };
+        Ok(answer.map_err(to_error)?.into_inner().images.into_iter().filter_map(image_from_proto).collect())
     }
 
-    async fn size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
-        self.content_size(namespace, digest).await
+    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
+        self.stat_content(namespace, digest).await
     }
 
-    async fn read(
+    async fn read_content(
         &self,
         namespace: &Namespace,
         digest: &Digest,
         limit: u64,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let wrong = |source: Cause| StoreError::Read { digest: *digest, source };
-        let Some(size) = self.content_size(namespace, digest).await? else { return Ok(None) };
+        let to_error = |source: BoxError| StoreError::ReadContent { digest: *digest, source };
+        let Some(size) = self.stat_content(namespace, digest).await? else { return Ok(None) };
         if size > limit {
-            return Err(wrong(format!("it has {size} bytes, and {limit} are read at most").into()));
+            return Err(to_error(format!("{size} bytes exceed the limit of {limit}").into()));
         }
         let mut bytes = Vec::new();
-        // Of nothing, containerd reads nothing, and calls that an error.
+        // containerd returns an error for reading empty content.
         if size > 0 {
-            let asked =
+            let request =
                 ReadContentRequest { digest: digest.to_string(), offset: 0, size: size.cast_signed() };
-            let answer = self.content().read(request(asked, namespace, None)).await;
-            let mut parts = answer.map_err(|status| wrong(status.into()))?.into_inner();
-            while let Some(part) = parts.message().await.map_err(|status| wrong(status.into()))? {
+            let answer = self.content_client().read(namespaced_request(request, namespace, None)).await;
+            let mut parts = answer.map_err(|status| to_error(status.into()))?.into_inner();
+            while let Some(part) = parts.message().await.map_err(|status| to_error(status.into()))? {
                 bytes.extend_from_slice(&part.data);
                 if bytes.len() as u64 > limit {
-                    return Err(wrong("it has more bytes than containerd says".into()));
+                    return Err(to_error("more bytes than its reported size".into()));
                 }
             }
         }
-        match Digest::of(&bytes) == *digest {
+        match Digest::of_content(&bytes) == *digest {
             true => Ok(Some(bytes)),
-            false => Err(wrong("its bytes on the disk are not what its digest says".into())),
+            false => Err(to_error("the bytes on disk do not match the digest".into())),
         }
     }
 
-    async fn begin(&self, namespace: &Namespace) -> Result<Box<dyn Import>, StoreError> {
+    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, StoreError> {
         Ok(Box::new(ContainerdImport::begin(self.clone(), namespace.clone()).await?))
     }
 }

@@ -1,4 +1,4 @@
-//! Digests, by which content is known.
+//! Content digests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,27 +6,28 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, de};
 use sha2::{Digest as _, Sha256};
 
-/// The SHA-256 of some content; `sha256:` and 64 lower-case hexadecimal digits as text.
+/// The SHA-256 of some content; as text, `sha256:` and 64 lower-case hexadecimal digits.
 ///
-/// *Source:* OCI image specification, descriptor.md. Its other algorithms are not supported: nothing makes them.
+/// *Source:* OCI image specification, descriptor.md. Its other algorithms are not supported: no tool uses
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
-/// A text that is no digest.
+/// An invalid digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no digest: it should be sha256: and 64 hexadecimal digits")]
+#[error("invalid digest {text:?}: expected sha256: and 64 hexadecimal digits")]
 pub struct InvalidDigest {
-    /// The text, or its beginning.
+    /// The text, or its start.
     pub text: String,
 }
 
 impl Digest {
-    /// The digest of these bytes.
-    pub fn of(bytes: &[u8]) -> Self {
+    /// Computes the digest of these bytes.
+    pub fn of_content(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// From the hexadecimal digits alone, as they are in the names of files.
+    /// Parses the hexadecimal digits alone, as they are in file names.
     pub fn from_hex(hex: &str) -> Option<Self> {
         let digits = hex.as_bytes();
         let mut bytes = [0; 32];
@@ -34,24 +35,24 @@ impl Digest {
             return None;
         }
         for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+            *byte = hex_digit(pair[0])? << 4 | hex_digit(pair[1])?;
         }
         Some(Self(bytes))
     }
 
     /// The hexadecimal digits alone.
-    pub fn hex(&self) -> String {
+    pub fn to_hex(&self) -> String {
         self.0.iter().fold(String::with_capacity(64), |mut text, byte| {
-            text.push(char::from(HEX[usize::from(byte >> 4)]));
-            text.push(char::from(HEX[usize::from(byte & 15)]));
+            text.push(char::from(HEX_DIGITS[usize::from(byte >> 4)]));
+            text.push(char::from(HEX_DIGITS[usize::from(byte & 15)]));
             text
         })
     }
 }
 
-const HEX: &[u8; 16] = b"0123456789abcdef";
+const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
 
-fn digit(byte: u8) -> Option<u8> {
+fn hex_digit(byte: u8) -> Option<u8> {
     match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'a'..=b'f' => Some(byte - b'a' + 10),
@@ -70,7 +71,7 @@ impl FromStr for Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sha256:{}", self.hex())
+        write!(f, "sha256:{}", self.to_hex())
     }
 }
 
@@ -86,11 +87,11 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// A digest in the making.
+/// Computes a digest in parts.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Hasher(Sha256);
+pub(crate) struct DigestHasher(Sha256);
 
-impl Hasher {
+impl DigestHasher {
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -105,21 +106,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_read_as_it_is_written() {
-        let digest = Digest::of(b"");
+    fn a_digest_survives_formatting_and_parsing() {
+        let digest = Digest::of_content(b"");
         let text = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(digest.to_string(), text);
         assert_eq!(text.parse(), Ok(digest));
     }
 
     #[test]
-    fn nothing_else_is_a_digest() {
+    fn malformed_digests_are_rejected() {
         for text in
             ["", "sha256:", "sha512:00", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"]
         {
             assert!(text.parse::<Digest>().is_err(), "{text}");
         }
-        let upper = Digest::of(b"").to_string().to_uppercase().replace("SHA256", "sha256");
+        let upper = Digest::of_content(b"").to_string().to_uppercase().replace("SHA256", "sha256");
         assert!(upper.parse::<Digest>().is_err());
         assert!(Digest::from_hex(&"é".repeat(32)).is_none());
     }

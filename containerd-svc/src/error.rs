@@ -1,91 +1,91 @@
-//! What is wrong with a bundle.
+//! Errors of importing a bundle.
 
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::archive::StreamError;
+use crate::archive::ArchiveError;
 use crate::name::NameError;
 use crate::store::StoreError;
 use crate::{Digest, ImageName, Platform};
 
-/// What is wrong with the images in an archive, once it could be read.
+/// An error in the images of a readable archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// A file is not what its name says: copy or make the archive again.
-    #[error("{file} is damaged: its content is {found}")]
-    Digest {
+    /// The content of a file does not match its digest: copy or create the archive again.
+    #[error("digest mismatch in {file}: its content is {found}; copy or create the archive again")]
+    DigestMismatch {
         /// The file in the archive.
         file: String,
         /// The digest of its content.
         found: Digest,
     },
-    /// It is neither an OCI layout nor a docker-archive: `index.json` and `manifest.json` are missing.
-    #[error("it holds no images: neither index.json nor manifest.json is in it")]
-    Empty,
-    /// An index, manifest or configuration makes no sense.
-    #[error("{what} makes no sense")]
-    Document {
+    /// The archive is neither an OCI layout nor a docker-archive.
+    #[error("no images in the archive: neither index.json nor manifest.json found")]
+    NoIndex,
+    /// An index, manifest or configuration is invalid.
+    #[error("invalid document {what}")]
+    InvalidDocument {
         /// Its name or digest.
         what: String,
-        /// What the parser says.
+        /// The parser's error.
         #[source]
         source: serde_json::Error,
     },
-    /// Something that this node needs of an image isn't in the archive: save it again, whole.
-    #[error("{what}, which {by} needs, is missing")]
-    Missing {
-        /// What is missing.
+    /// The archive lacks content that this node needs of an image: save the complete image again.
+    #[error("{what} is missing, but {by} needs it: save the complete image again")]
+    MissingContent {
+        /// The missing content.
         what: String,
-        /// What needs it.
+        /// The content that needs it.
         by: String,
     },
-    /// A manifest has not as many layers as its configuration says.
-    #[error("manifest {manifest} has {layers} layers, and its configuration says {told}")]
-    Layers {
+    /// The number of layers in a manifest differs from its configuration.
+    #[error("manifest {manifest} has {layers} layers, but its configuration lists {expected}")]
+    LayerCount {
         /// The manifest.
         manifest: Digest,
-        /// How many it has.
+        /// The number of layers in the manifest.
         layers: usize,
-        /// How many it should have.
-        told: usize,
+        /// The number of layers in the configuration.
+        expected: usize,
     },
-    /// An image doesn't run on this node: save the one for its platform.
-    #[error("image {name} is for {}, and this node is {wanted}", Listed(.has))]
-    Platform {
+    /// The image is for other platforms: save the one for this node's platform.
+    #[error("image {name} is for {}, but this node is {wanted}", PlatformList(.available))]
+    PlatformMismatch {
         /// The image.
         name: ImageName,
         /// The node's platform.
         wanted: Platform,
-        /// The platforms that it is for.
-        has: Vec<Platform>,
+        /// The platforms of the image.
+        available: Vec<Platform>,
     },
     /// None of the images has a name: save them with one.
-    #[error("none of its images has a name, by which it could be found")]
+    #[error("no image in the archive has a name: save the images with their names")]
     Unnamed,
-    /// A name is none.
-    #[error("an image has no valid name")]
-    Name(#[source] NameError),
+    /// An image name is invalid.
+    #[error("invalid image name in the archive")]
+    InvalidName(#[source] NameError),
     /// Different images have the same name.
-    #[error("different images are called {name}")]
-    Duplicate {
+    #[error("different images have the name {name}")]
+    DuplicateName {
         /// The name.
         name: ImageName,
     },
-    /// There is more of something than [`Limits`](crate::Limits) allow.
+    /// The images exceed a limit of [`ImportLimits`](crate::ImportLimits).
     #[error("more than {limit} {of}")]
     Limit {
-        /// How many are allowed.
+        /// The maximum.
         limit: u64,
-        /// Of what.
+        /// The quantity that is limited.
         of: &'static str,
     },
 }
 
-/// Platforms in a row.
-struct Listed<'a>(&'a [Platform]);
+/// Formats platforms as a list.
+struct PlatformList<'a>(&'a [Platform]);
 
-impl fmt::Display for Listed<'_> {
+impl fmt::Display for PlatformList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("no platform");
@@ -95,84 +95,84 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// Why a bundle was not imported. Nothing of it is listed then.
+/// Failure to import a bundle. None of its images is listed then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// Its file can't be opened.
+    /// Opening the file failed.
     #[error("open bundle {path}")]
     Open {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: nodekeel_localstorage::Error,
     },
-    /// It can't be read as an archive.
+    /// Reading the file as an archive failed.
     #[error("read bundle {path}")]
-    Stream {
+    Archive {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: StreamError,
+        source: ArchiveError,
     },
-    /// Its images are wrong.
+    /// The images are invalid.
     #[error("import bundle {path}")]
     Image {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: ImageError,
     },
-    /// The store has failed: a retry can help.
+    /// The image store failed: a retry can help.
     #[error("store bundle {path}")]
     Store {
         /// The file.
         path: PathBuf,
-        /// How.
+        /// The cause.
         #[source]
         source: StoreError,
     },
 }
 
 impl ImportError {
-    /// Whether the same file may be imported by a later try: the store, or the disk, has failed, and not the file.
+    /// Whether a retry may import the same file: the store or the disk failed, the file is not invalid.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Open { .. } | Self::Store { .. } => true,
-            Self::Stream { source, .. } => matches!(source, StreamError::Io(_)),
+            Self::Archive { source, .. } => matches!(source, ArchiveError::Io(_)),
             Self::Image { .. } => false,
         }
     }
 }
 
-/// What went wrong with a bundle, before its file is named.
+/// An import error without the path of the bundle.
 #[derive(Debug)]
-pub(crate) enum Wrong {
-    Stream(StreamError),
+pub(crate) enum BundleError {
+    Archive(ArchiveError),
     Image(ImageError),
     Store(StoreError),
 }
 
-impl Wrong {
-    pub(crate) fn of(self, path: PathBuf) -> ImportError {
+impl BundleError {
+    pub(crate) fn with_path(self, path: PathBuf) -> ImportError {
         match self {
-            Self::Stream(source) => ImportError::Stream { path, source },
+            Self::Archive(source) => ImportError::Archive { path, source },
             Self::Image(source) => ImportError::Image { path, source },
             Self::Store(source) => ImportError::Store { path, source },
         }
     }
 }
 
-impl From<StoreError> for Wrong {
+impl From<StoreError> for BundleError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-impl From<ImageError> for Wrong {
+impl From<ImageError> for BundleError {
     fn from(error: ImageError) -> Self {
         Self::Image(error)
     }

@@ -1,29 +1,29 @@
-//! What a store of images knows of one.
+//! Images as a store keeps them.
 
 use std::collections::BTreeMap;
 
 use crate::Digest;
 
-/// What content is, and by what it is found.
+/// Identifies content by media type, digest and size.
 ///
 /// *Source:* OCI image specification, descriptor.md.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descriptor {
-    /// As `application/vnd.oci.image.manifest.v1+json`.
+    /// For example `application/vnd.oci.image.manifest.v1+json`.
     pub media_type: String,
     /// The digest of its bytes.
     pub digest: Digest,
-    /// How many bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Labels of an image or of content: key and value together have at most 4,096 bytes.
+/// Labels of an image or of content: a key and its value have at most 4,096 bytes together.
 pub type Labels = BTreeMap<String, String>;
 
-/// An image as it is listed.
+/// A listed image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// What it is called. Others' images may be called in ways that no [`ImageName`](crate::ImageName) is.
+    /// Its name. Images of other clients may have names that are not a valid [`ImageName`](crate::ImageName).
     pub name: String,
     /// Its manifest, or the index of its manifests.
     pub target: Descriptor,
@@ -33,14 +33,14 @@ pub struct Image {
 
 /// A layer of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layer {
-    /// What is kept of it, compressed or not.
+pub struct ImageLayer {
+    /// The stored blob, compressed or not.
     pub blob: Descriptor,
     /// The digest of the tar that it unpacks to.
     pub diff_id: Digest,
 }
 
-/// The media types that are understood.
+/// The supported media types.
 ///
 /// *Source:* OCI image specification, media-types.md; Docker's image manifest v2, schema 2.
 pub(crate) mod media {

@@ -1,4 +1,4 @@
-//! One bundle into a store: read once, and listed only when all of it is there.
+//! Imports one bundle into a store: reads it once, and lists its images only when they are complete.
 
 mod bridge;
 mod names;
@@ -6,116 +6,131 @@ mod names;
 use std::collections::BTreeMap;
 use std::fs::File;
 
-use crate::archive::Contents;
-use crate::error::{ImageError, Wrong};
+use crate::archive::ArchiveContents;
+use crate::error::{BundleError, ImageError};
 use crate::image::{Descriptor, Image};
-use crate::store::{Import, Incoming};
-use crate::walk::{Place, Walk};
+use crate::image_walk::{ImageScope, ImageWalk};
+use crate::store::{ImportSession, IncomingBlob};
 use crate::{ImageName, StoreError};
 
-use names::Candidates;
+use names::ImageCandidates;
 
-/// How a bundle is imported.
+/// The parameters of one import.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Job<'a> {
-    pub(crate) place: Place<'a>,
-    /// The repository of images that have nothing but a tag.
+pub(crate) struct ImportJob<'a> {
+    pub(crate) scope: ImageScope<'a>,
+    /// The repository of images with only a tag.
     pub(crate) repository: &'a str,
-    /// Whether layers are unpacked at once.
+    /// Whether layers are unpacked during the import.
     pub(crate) unpack: bool,
 }
 
-/// What an image will be listed as, once its name and target are known.
-pub(crate) type Listing<'a> = dyn FnMut(&[(ImageName, Descriptor)]) -> Vec<Image> + Send + 'a;
+/// Creates the listed images from names and targets.
+pub(crate) type ImageMapper<'a> = dyn FnMut(&[(ImageName, Descriptor)]) -> Vec<Image> + Send + 'a;
 
-/// Imports a bundle; the images that its names were made.
-pub(crate) async fn import(job: Job<'_>, file: File, listing: &mut Listing<'_>) -> Result<Vec<Image>, Wrong> {
-    let import = job.place.store.begin(job.place.namespace).await?;
-    let (mut import, read) = bridge::read(file, job.place.limits.clone(), import).await;
+/// Imports a bundle and returns the images that it listed.
+pub(crate) async fn import_bundle(
+    job: ImportJob<'_>,
+    file: File,
+    listing: &mut ImageMapper<'_>,
+) -> Result<Vec<Image>, BundleError> {
+    let import = job.scope.store.begin_import(job.scope.namespace).await?;
+    let (mut import, read) = bridge::read_archive(file, job.scope.limits.clone(), import).await;
     let done = match (&mut import, read) {
-        (Some(import), Ok(contents)) => finish(job, &contents, &mut **import, listing).await,
+        (Some(import), Ok(contents)) => finish_import(job, &contents, &mut **import, listing).await,
         (_, Err(wrong)) => Err(wrong),
-        (None, Ok(_)) => Err(StoreError::Begin("the import is gone".into()).into()),
+        (None, Ok(_)) => Err(StoreError::BeginImport("import session lost".into()).into()),
     };
-    // Also after a failure: what nobody needs may go at once.
-    let ended = match import {
-        Some(import) => import.end().await,
+    // Also after a failure, so that unneeded content is collected immediately.
+    let finished = match import {
+        Some(import) => import.finish().await,
         None => Ok(()),
     };
-    if let Err(error) = ended {
-        tracing::warn!(error = %chain(&error), "an import has not been ended; what it left goes by itself within a day");
+    if let Err(error) = finished {
+        tracing::warn!(error = %error_chain(&error), "finishing the import failed; its unlisted content expires within a day");
     }
     done
 }
 
 /// An error with its causes, for the log.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// What remains once every blob is in the store.
-async fn finish(
-    job: Job<'_>,
-    contents: &Contents,
-    import: &mut dyn Import,
-    listing: &mut Listing<'_>,
-) -> Result<Vec<Image>, Wrong> {
-    let candidates = names::candidates(job, contents, import).await?;
-    let mut walk = Walk::new(job.place);
-    let targets = choose(&mut walk, job, candidates).await?;
-    keep(&walk, contents, import).await?;
+/// Completes the import once every blob is in the store.
+async fn finish_import(
+    job: ImportJob<'_>,
+    contents: &ArchiveContents,
+    import: &mut dyn ImportSession,
+    listing: &mut ImageMapper<'_>,
+) -> Result<Vec<Image>, BundleError> {
+    let candidates = names::find_candidates(job, contents, import).await?;
+    let mut walk = ImageWalk::new(job.scope);
+    let targets = choose_images(&mut walk, job, candidates).await?;
+    keep_existing_content(&walk, contents, import).await?;
     let mut labels = std::mem::take(&mut walk.labels);
     if job.unpack {
-        for runnable in &walk.runnables {
-            let unpacked = import.unpack(&runnable.layers).await?;
+        for runnable in &walk.runnable_images {
+            let unpacked = import.unpack_layers(&runnable.layers).await?;
             labels.entry(runnable.config).or_default().extend(unpacked);
         }
     }
     for (digest, labels) in labels.iter().filter(|(_, labels)| !labels.is_empty()) {
-        import.label(digest, labels).await?;
+        import.label_content(digest, labels).await?;
     }
     let images = listing(&targets);
     for image in &images {
-        import.list(image).await?;
+        import.put_image(image).await?;
     }
     Ok(images)
 }
 
-/// What is needed and was not in the archive was in the store before, and must not go now.
-async fn keep(walk: &Walk<'_>, contents: &Contents, import: &mut dyn Import) -> Result<(), Wrong> {
+/// Keeps needed content that the archive lacks but the store already had.
+async fn keep_existing_content(
+    walk: &ImageWalk<'_>,
+    contents: &ArchiveContents,
+    import: &mut dyn ImportSession,
+) -> Result<(), BundleError> {
     let mut rest: BTreeMap<_, _> = walk.needed.iter().collect();
-    for digest in contents.digests() {
+    for digest in contents.blob_digests() {
         rest.remove(&digest);
     }
     for (digest, size) in rest {
-        let incoming = Incoming { digest: Some(*digest), size: *size, file: digest.to_string() };
-        if import.blob(&incoming).await?.is_some() {
+        let incoming = IncomingBlob { digest: Some(*digest), size: *size, file: digest.to_string() };
+        if import.open_writer(&incoming).await?.is_some() {
             let by = "the archive".to_owned();
-            return Err(ImageError::Missing { what: digest.to_string(), by }.into());
+            return Err(ImageError::MissingContent { what: digest.to_string(), by }.into());
         }
     }
     Ok(())
 }
 
-/// For each name the one image that runs here.
-async fn choose(
-    walk: &mut Walk<'_>,
-    job: Job<'_>,
-    candidates: Candidates,
-) -> Result<Vec<(ImageName, Descriptor)>, Wrong> {
+/// Chooses the one image for this platform of each name.
+async fn choose_images(
+    walk: &mut ImageWalk<'_>,
+    job: ImportJob<'_>,
+    candidates: ImageCandidates,
+) -> Result<Vec<(ImageName, Descriptor)>, BundleError> {
     let mut chosen = Vec::new();
     for (name, targets) in candidates {
-        let (mut fitting, mut has) = (Vec::new(), Vec::new());
+        let (mut fitting, mut available) = (Vec::new(), Vec::new());
         for target in targets {
-            let fit = walk.follow(&target).await?;
-            has.extend(fit.others);
+            let fit = walk.follow_target(&target).await?;
+            available.extend(fit.others);
             fitting.extend(fit.runs.then_some(target));
         }
         match fitting.len() {
             1 => chosen.extend(fitting.pop().map(|target| (name, target))),
-            0 => return Err(ImageError::Platform { name, wanted: job.place.platform.clone(), has }.into()),
-            _ => return Err(ImageError::Duplicate { name }.into()),
+            0 => {
+                return Err(ImageError::PlatformMismatch {
+                    name,
+                    wanted: job.scope.platform.clone(),
+                    available,
+                }
+                .into());
+            }
+            _ => return Err(ImageError::DuplicateName { name }.into()),
         }
     }
     Ok(chosen)

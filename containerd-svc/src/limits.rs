@@ -1,24 +1,24 @@
-//! How much of a bundle is read before it is given up.
+//! Limits on the size of a bundle.
 
-/// What a bundle may hold. What is larger is refused, so that no archive takes the memory or the disk.
+/// Limits of a bundle. A larger one is rejected, so that no archive exhausts memory or disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Limits {
-    /// Bytes of the archive once it is decompressed. Default: 64 GiB.
+pub struct ImportLimits {
+    /// Bytes of the decompressed archive. Default: 64 GiB.
     pub archive_bytes: u64,
-    /// Files, directories and links in it. Default: 65,536; an image has some hundreds.
+    /// Files, directories and links. Default: 65,536; an image has a few hundred.
     pub entries: u32,
-    /// Bytes of an index, a manifest or a configuration. Default: 4 MiB, which is what registries take.
+    /// Bytes of an index, a manifest or a configuration. Default: 4 MiB, the limit of registries.
     ///
     /// *Source:* OCI distribution specification, "pushing manifests".
     pub document_bytes: u64,
-    /// Manifests, layers and names that are looked at, together. Default: 16,384.
+    /// Manifests, layers and names in total. Default: 16,384.
     pub descriptors: u32,
-    /// How deep an index may lie within indexes. Default: 4.
+    /// Nesting depth of indexes. Default: 4.
     pub nesting: u32,
 }
 
-impl Default for Limits {
+impl Default for ImportLimits {
     fn default() -> Self {
         Self {
             archive_bytes: 64 << 30,

@@ -3,53 +3,53 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The longest name of a namespace, in bytes.
+/// Maximum length of a namespace, in bytes.
 ///
 /// *Source:* containerd's `identifiers` package.
 pub const MAX_NAMESPACE_BYTES: usize = 76;
 
-/// The longest name of an image, in bytes.
+/// Maximum length of an image name, in bytes.
 ///
-/// *Source:* `NameTotalLengthMax` of the distribution's `reference` package is 255 without tag and digest; a tag has
-/// at most 128.
+/// *Source:* `NameTotalLengthMax` of the distribution's `reference` package is 255 without tag and digest; a
+/// tag has at most 128.
 pub const MAX_IMAGE_NAME_BYTES: usize = 512;
 
-/// A namespace of containerd, as `k8s.io`: letters and digits, with single `.`, `_` and `-` between them.
+/// A containerd namespace such as `k8s.io`: letters and digits, with single `.`, `_` and `-` between them.
 ///
 /// *Source:* containerd's `identifiers` package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(String);
 
-/// The name of an image in full, as `docker.io/library/busybox:1.36`.
+/// The full name of an image, such as `docker.io/library/busybox:1.36`.
 ///
-/// Short names are completed as Docker, containerd and the kubelet complete them: without a registry it is `docker.io`,
-/// there without a slash it is below `library/`, and without a tag or digest it is `:latest`.
+/// Short names are completed as Docker, containerd and the kubelet complete them: the default registry is
+/// `docker.io`, a name there without a slash is below `library/`, and the default tag is `:latest`.
 ///
 /// *Source:* the distribution's `reference` package (`ParseDockerRef`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageName(String);
 
-/// A text that is no name.
+/// An invalid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// No namespace is called so: letters and digits, with single `.`, `_` and `-` between them.
+    /// Invalid namespace: letters and digits, with single `.`, `_` and `-` between them.
     #[error(
-        "{text:?} is no namespace: letters and digits with single . _ - between, at most {MAX_NAMESPACE_BYTES}"
+        "invalid namespace {text:?}: use letters and digits with single . _ - between, at most {MAX_NAMESPACE_BYTES}"
     )]
     Namespace {
-        /// The text, or its beginning.
+        /// The text, or its start.
         text: String,
     },
-    /// No image is called so.
-    #[error("{text:?} is no name of an image, as docker.io/library/busybox:1.36 is")]
+    /// Invalid image name.
+    #[error("invalid image name {text:?}: use a name such as docker.io/library/busybox:1.36")]
     Image {
-        /// The text, or its beginning.
+        /// The text, or its start.
         text: String,
     },
 }
 
-fn beginning(text: &str) -> String {
+fn text_start(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
@@ -66,7 +66,7 @@ impl FromStr for Namespace {
     fn from_str(text: &str) -> Result<Self, NameError> {
         let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let valid = text.len() <= MAX_NAMESPACE_BYTES && text.split(['.', '_', '-']).all(part);
-        valid.then(|| Self(text.to_owned())).ok_or_else(|| NameError::Namespace { text: beginning(text) })
+        valid.then(|| Self(text.to_owned())).ok_or_else(|| NameError::Namespace { text: text_start(text) })
     }
 }
 
@@ -82,8 +82,8 @@ impl ImageName {
         &self.0
     }
 
-    /// The name that an archive's reference stands for: a full name is one, and a mere tag (neither `/` nor `:` in it)
-    /// is one of the repository.
+    /// The name of an archive's reference: a full name as it is, a bare tag (without `/`, `:` and `@`) in the
+    /// repository.
     ///
     /// # Errors
     /// [`NameError::Image`].
@@ -99,7 +99,7 @@ impl FromStr for ImageName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        complete(text).map(Self).ok_or_else(|| NameError::Image { text: beginning(text) })
+        complete_name(text).map(Self).ok_or_else(|| NameError::Image { text: text_start(text) })
     }
 }
 
@@ -109,8 +109,8 @@ impl fmt::Display for ImageName {
     }
 }
 
-/// The full name, if it is one.
-fn complete(text: &str) -> Option<String> {
+/// Completes a name; `None` if it is invalid.
+fn complete_name(text: &str) -> Option<String> {
     if text.len() > MAX_IMAGE_NAME_BYTES {
         return None;
     }
@@ -122,7 +122,7 @@ fn complete(text: &str) -> Option<String> {
         return None;
     }
     let (path, tag) = match rest.rsplit_once(':') {
-        // A colon before a slash is that of a port.
+        // A colon before a slash separates a port.
         Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
         _ => (rest, None),
     };
@@ -222,13 +222,13 @@ mod tests {
             assert_eq!(short.parse::<ImageName>().expect(short).as_str(), full);
             assert_eq!(full.parse::<ImageName>().expect(full).as_str(), full);
         }
-        let digest = crate::Digest::of(b"");
+        let digest = crate::Digest::of_content(b"");
         let named = format!("localhost/a:1@{digest}");
         assert_eq!(named.parse::<ImageName>().expect("ok").as_str(), format!("localhost/a@{digest}"));
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn malformed_image_names_are_rejected() {
         for name in [
             "",
             ":",
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mere_tag_is_one_of_the_bundles_own_repository() {
+    fn a_bare_tag_belongs_to_the_bundles_repository() {
         let of = |reference| ImageName::of_reference(reference, "pause").map(|name| name.to_string());
         assert_eq!(of("3.9"), Ok("docker.io/library/pause:3.9".into()));
         assert_eq!(of("localhost/pause:1"), Ok("localhost/pause:1".into()));

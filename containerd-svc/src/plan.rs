@@ -1,4 +1,4 @@
-//! What is to be imported, as a function of what lies in the directory and what is listed.
+//! Plans imports: a pure function of the bundles in the directory and the listed images.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,93 +7,94 @@ use std::str::FromStr;
 use crate::image::{Image, Labels};
 use crate::{Digest, Namespace};
 
-/// Begins the key of the label by which a listed image names a bundle that it is in.
-pub const MARK: &str = "nodekeel.preseed/";
+/// Key prefix of the label that names the bundle of a listed image.
+pub const BUNDLE_LABEL_PREFIX: &str = "nodekeel.preseed/";
 
-/// What a file is known by, without reading all of it: its size, its time of change, and its first and last 64 KiB.
+/// Identifies a file without reading all of it: by its size, modification time, and first and last 64 KiB.
 ///
-/// An archive that is made anew has another index or checksum there, so this is as good as its digest for files that
-/// nobody forges; and the images themselves are known by their digests.
+/// A new archive has another index or checksum there, so this is as good as a digest unless a file is forged;
+/// and the images are identified by their digests in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint(pub Digest);
+pub struct BundleFingerprint(pub Digest);
 
-/// A file with images, by where it lies in the directory.
+/// A bundle file in the directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bundle {
-    /// Where its images belong: the name of its directory.
+    /// The namespace of its images: the name of its directory.
     pub namespace: Namespace,
-    /// Its name there, as `pause.tar`.
+    /// Its file name, such as `pause.tar`.
     pub file: String,
-    /// What it is known by.
-    pub fingerprint: Fingerprint,
+    /// Its identity.
+    pub fingerprint: BundleFingerprint,
 }
 
-/// What is to be done with a bundle.
+/// The planned action for a bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Action {
-    /// All of its images are listed: look whether their content is there, and if so leave it alone.
+pub enum BundleAction {
+    /// All of its images are listed: check that their content exists, and import it otherwise.
     Verify(Vec<Image>),
-    /// Read it.
-    Import(Reason),
+    /// Import it.
+    Import(ImportReason),
 }
 
-/// Why a bundle has to be read.
+/// The reason for an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum ImportReason {
     /// None of its images is listed.
     New,
-    /// It is another file than that which was imported under its name.
+    /// The file changed since it was imported.
     Changed,
-    /// An image of it is gone, or leads elsewhere now.
+    /// An image of it was removed, or has another target now.
     Incomplete,
-    /// Its layers are to be unpacked, and were not when it was imported.
-    Packed,
+    /// Its layers were not unpacked, and unpacking is enabled now.
+    NotUnpacked,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for ImportReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::New => "it is new",
-            Self::Changed => "it has changed",
-            Self::Incomplete => "an image of it is gone",
-            Self::Packed => "it is not unpacked",
+            Self::New => "new",
+            Self::Changed => "changed",
+            Self::Incomplete => "an image was removed",
+            Self::NotUnpacked => "not unpacked",
         })
     }
 }
 
-/// What a label says: which file, how many images it names, where this one led, and whether its layers were unpacked.
+/// The content of a label: the file, how many images it names, the target of this one, and whether it is
+/// unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub(crate) fingerprint: Fingerprint,
+pub(crate) struct BundleLabel {
+    pub(crate) fingerprint: BundleFingerprint,
     pub(crate) count: usize,
     pub(crate) target: Digest,
     pub(crate) unpacked: bool,
 }
 
-/// What a label ends with where layers were unpacked.
-const UNPACKED: &str = "unpacked";
+/// The suffix of a label if layers are unpacked.
+const UNPACKED_SUFFIX: &str = "unpacked";
 
-impl fmt::Display for Mark {
+impl fmt::Display for BundleLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.fingerprint.0.hex(), self.count, self.target)?;
-        if self.unpacked { write!(f, " {UNPACKED}") } else { Ok(()) }
+        write!(f, "{} {} {}", self.fingerprint.0.to_hex(), self.count, self.target)?;
+        if self.unpacked { write!(f, " {UNPACKED_SUFFIX}") } else { Ok(()) }
     }
 }
 
-impl FromStr for Mark {
+impl FromStr for BundleLabel {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut parts = text.split(' ');
         let mut next = || parts.next().ok_or(());
-        let fingerprint = Fingerprint(Digest::from_hex(next()?).ok_or(())?);
+        let fingerprint = BundleFingerprint(Digest::from_hex(next()?).ok_or(())?);
         let count = next()?.parse().map_err(drop)?;
         let target = next()?.parse().map_err(drop)?;
         let unpacked = match parts.next() {
             None => false,
-            Some(UNPACKED) => true,
+            Some(UNPACKED_SUFFIX) => true,
             Some(_) => return Err(()),
         };
         if parts.next().is_some() { Err(()) } else { Ok(Self { fingerprint, count, target, unpacked }) }
@@ -101,55 +102,58 @@ impl FromStr for Mark {
 }
 
 impl Bundle {
-    /// The key of its label.
-    pub(crate) fn label(&self) -> String {
-        format!("{MARK}{}", self.file)
+    /// The key of the label on its images.
+    pub(crate) fn label_key(&self) -> String {
+        format!("{BUNDLE_LABEL_PREFIX}{}", self.file)
     }
 
-    /// The label of an image of it.
-    pub(crate) fn mark(&self, count: usize, target: Digest, unpacked: bool) -> Labels {
-        let mark = Mark { fingerprint: self.fingerprint, count, target, unpacked };
-        Labels::from([(self.label(), mark.to_string())])
+    /// The label of one of its images.
+    pub(crate) fn image_labels(&self, count: usize, target: Digest, unpacked: bool) -> Labels {
+        let label = BundleLabel { fingerprint: self.fingerprint, count, target, unpacked };
+        Labels::from([(self.label_key(), label.to_string())])
     }
 }
 
-/// What is to be done with each bundle, in their order. `listed` holds the images of each namespace; `unpack` tells
-/// whether their layers are to be unpacked. What is unpacked already stays so.
-pub fn plan(
+/// Plans the action for each bundle, in their order. `listed` holds the images of each namespace;
+/// `unpack` says whether layers should be unpacked. Layers that are already unpacked stay unpacked.
+pub fn plan_imports(
     bundles: Vec<Bundle>,
     listed: &BTreeMap<Namespace, Vec<Image>>,
     unpack: bool,
-) -> Vec<(Bundle, Action)> {
+) -> Vec<(Bundle, BundleAction)> {
     let planned = bundles.into_iter().map(|bundle| {
         let images = listed.get(&bundle.namespace).map_or(&[][..], Vec::as_slice);
-        let action = action(&bundle, images, unpack);
+        let action = plan_bundle(&bundle, images, unpack);
         (bundle, action)
     });
     planned.collect()
 }
 
-fn action(bundle: &Bundle, images: &[Image], unpack: bool) -> Action {
-    let key = bundle.label();
-    let own: Vec<(&Image, &String)> =
+fn plan_bundle(bundle: &Bundle, images: &[Image], unpack: bool) -> BundleAction {
+    let key = bundle.label_key();
+    let labelled: Vec<(&Image, &String)> =
         images.iter().filter_map(|image| Some((image, image.labels.get(&key)?))).collect();
-    if own.is_empty() {
-        return Action::Import(Reason::New);
+    if labelled.is_empty() {
+        return BundleAction::Import(ImportReason::New);
     }
-    let Ok(marks) = own.iter().map(|(_, label)| label.parse::<Mark>()).collect::<Result<Vec<_>, _>>() else {
-        return Action::Import(Reason::Changed);
+    let Ok(labels) =
+        labelled.iter().map(|(_, label)| label.parse::<BundleLabel>()).collect::<Result<Vec<_>, _>>()
+    else {
+        return BundleAction::Import(ImportReason::Changed);
     };
-    if marks.iter().any(|mark| mark.fingerprint != bundle.fingerprint) {
-        return Action::Import(Reason::Changed);
+    if labels.iter().any(|label| label.fingerprint != bundle.fingerprint) {
+        return BundleAction::Import(ImportReason::Changed);
     }
-    let all_there = marks.iter().all(|mark| mark.count == own.len());
-    let unmoved = marks.iter().zip(&own).all(|(mark, (image, _))| mark.target == image.target.digest);
-    if !(all_there && unmoved) {
-        return Action::Import(Reason::Incomplete);
+    let is_complete = labels.iter().all(|label| label.count == labelled.len());
+    let is_unmoved =
+        labels.iter().zip(&labelled).all(|(label, (image, _))| label.target == image.target.digest);
+    if !(is_complete && is_unmoved) {
+        return BundleAction::Import(ImportReason::Incomplete);
     }
-    if unpack && marks.iter().any(|mark| !mark.unpacked) {
-        return Action::Import(Reason::Packed);
+    if unpack && labels.iter().any(|label| !label.unpacked) {
+        return BundleAction::Import(ImportReason::NotUnpacked);
     }
-    Action::Verify(own.into_iter().map(|(image, _)| image.clone()).collect())
+    BundleAction::Verify(labelled.into_iter().map(|(image, _)| image.clone()).collect())
 }
 
 #[cfg(test)]
@@ -159,84 +163,103 @@ mod tests {
     use super::*;
     use crate::image::Descriptor;
 
-    fn bundle(file: &str, content: &str) -> Bundle {
+    fn test_bundle(file: &str, content: &str) -> Bundle {
         let namespace = "k8s.io".parse().expect("a namespace");
-        Bundle { namespace, file: file.into(), fingerprint: Fingerprint(Digest::of(content.as_bytes())) }
+        Bundle {
+            namespace,
+            file: file.into(),
+            fingerprint: BundleFingerprint(Digest::of_content(content.as_bytes())),
+        }
     }
 
-    fn image(name: &str, target: &str, labels: Labels) -> Image {
-        let digest = Digest::of(target.as_bytes());
+    fn test_image(name: &str, target: &str, labels: Labels) -> Image {
+        let digest = Digest::of_content(target.as_bytes());
         Image { name: name.into(), target: Descriptor { media_type: "x".into(), digest, size: 1 }, labels }
     }
 
-    fn of(bundle: &Bundle, images: &[Image]) -> Action {
-        wanted(bundle, images, false)
+    fn planned_action(bundle: &Bundle, images: &[Image]) -> BundleAction {
+        planned_action_with(bundle, images, false)
     }
 
-    fn wanted(bundle: &Bundle, images: &[Image], unpack: bool) -> Action {
+    fn planned_action_with(bundle: &Bundle, images: &[Image], unpack: bool) -> BundleAction {
         let listed = BTreeMap::from([(bundle.namespace.clone(), images.to_vec())]);
-        plan(vec![bundle.clone()], &listed, unpack).remove(0).1
+        plan_imports(vec![bundle.clone()], &listed, unpack).remove(0).1
     }
 
     /// Two images of a bundle, as an import lists them.
-    fn imported(own: &Bundle, unpacked: bool) -> [Image; 2] {
-        ["x", "y"].map(|name| image(name, name, own.mark(2, Digest::of(name.as_bytes()), unpacked)))
+    fn imported_images(bundle: &Bundle, unpacked: bool) -> [Image; 2] {
+        ["x", "y"].map(|name| {
+            test_image(name, name, bundle.image_labels(2, Digest::of_content(name.as_bytes()), unpacked))
+        })
     }
 
     #[test]
-    fn what_was_never_imported_is_read() {
-        let own = bundle("a.tar", "1");
-        assert_eq!(of(&own, &[]), Action::Import(Reason::New));
-        let others = image("x", "t", bundle("b.tar", "1").mark(1, Digest::of(b"t"), false));
-        assert_eq!(of(&own, &[others]), Action::Import(Reason::New));
-        assert_eq!(plan(vec![own.clone()], &BTreeMap::new(), true), [(own, Action::Import(Reason::New))]);
+    fn a_new_bundle_is_imported() {
+        let bundle = test_bundle("a.tar", "1");
+        assert_eq!(planned_action(&bundle, &[]), BundleAction::Import(ImportReason::New));
+        let other =
+            test_image("x", "t", test_bundle("b.tar", "1").image_labels(1, Digest::of_content(b"t"), false));
+        assert_eq!(planned_action(&bundle, &[other]), BundleAction::Import(ImportReason::New));
+        assert_eq!(
+            plan_imports(vec![bundle.clone()], &BTreeMap::new(), true),
+            [(bundle, BundleAction::Import(ImportReason::New))]
+        );
     }
 
     #[test]
-    fn what_is_listed_as_it_was_imported_is_not_read() {
-        let own = bundle("a.tar", "1");
-        let images = imported(&own, false);
-        assert_eq!(of(&own, &images), Action::Verify(images.to_vec()));
+    fn a_listed_unchanged_bundle_is_only_verified() {
+        let bundle = test_bundle("a.tar", "1");
+        let images = imported_images(&bundle, false);
+        assert_eq!(planned_action(&bundle, &images), BundleAction::Verify(images.to_vec()));
     }
 
     #[test]
-    fn a_change_a_loss_and_a_move_are_noticed() {
-        let own = bundle("a.tar", "1");
-        let images = imported(&own, false);
-        assert_eq!(of(&bundle("a.tar", "2"), &images), Action::Import(Reason::Changed));
-        assert_eq!(of(&own, &images[..1]), Action::Import(Reason::Incomplete));
+    fn changed_missing_and_moved_images_are_imported_again() {
+        let bundle = test_bundle("a.tar", "1");
+        let images = imported_images(&bundle, false);
+        assert_eq!(
+            planned_action(&test_bundle("a.tar", "2"), &images),
+            BundleAction::Import(ImportReason::Changed)
+        );
+        assert_eq!(planned_action(&bundle, &images[..1]), BundleAction::Import(ImportReason::Incomplete));
         let mut moved = images.clone();
-        moved[1].target.digest = Digest::of(b"elsewhere");
-        assert_eq!(of(&own, &moved), Action::Import(Reason::Incomplete));
-        let mut scribbled = images;
-        scribbled[0].labels.insert(own.label(), "scribble".into());
-        assert_eq!(of(&own, &scribbled), Action::Import(Reason::Changed));
+        moved[1].target.digest = Digest::of_content(b"elsewhere");
+        assert_eq!(planned_action(&bundle, &moved), BundleAction::Import(ImportReason::Incomplete));
+        let mut corrupted = images;
+        corrupted[0].labels.insert(bundle.label_key(), "corrupt".into());
+        assert_eq!(planned_action(&bundle, &corrupted), BundleAction::Import(ImportReason::Changed));
     }
 
     #[test]
-    fn what_was_not_unpacked_is_read_again_once_it_is_to_be() {
-        let own = bundle("a.tar", "1");
-        let (packed, unpacked) = (imported(&own, false), imported(&own, true));
-        assert_eq!(wanted(&own, &packed, true), Action::Import(Reason::Packed));
+    fn a_bundle_is_imported_again_when_unpacking_is_turned_on() {
+        let bundle = test_bundle("a.tar", "1");
+        let (packed, unpacked) = (imported_images(&bundle, false), imported_images(&bundle, true));
+        assert_eq!(
+            planned_action_with(&bundle, &packed, true),
+            BundleAction::Import(ImportReason::NotUnpacked)
+        );
         for unpack in [false, true] {
-            assert_eq!(wanted(&own, &unpacked, unpack), Action::Verify(unpacked.to_vec()));
+            assert_eq!(
+                planned_action_with(&bundle, &unpacked, unpack),
+                BundleAction::Verify(unpacked.to_vec())
+            );
         }
     }
 
     proptest! {
         #[test]
-        fn no_label_makes_it_panic(text in "[0-9a-f:sh ]{0,200}") {
-            let own = bundle("a.tar", "1");
-            let labels = Labels::from([(own.label(), text)]);
-            let action = of(&own, &[image("x", "x", labels)]);
-            prop_assert!(!matches!(action, Action::Verify(_)));
+        fn no_label_makes_planning_panic(text in "[0-9a-f:sh ]{0,200}") {
+            let bundle = test_bundle("a.tar", "1");
+            let labels = Labels::from([(bundle.label_key(), text)]);
+            let action = planned_action(&bundle, &[test_image("x", "x", labels)]);
+            prop_assert!(!matches!(action, BundleAction::Verify(_)));
         }
 
         #[test]
-        fn a_mark_is_read_as_it_is_written(count: usize, a: [u8; 8], b: [u8; 8], unpacked: bool) {
-            let (fingerprint, target) = (Fingerprint(Digest::of(&a)), Digest::of(&b));
-            let mark = Mark { fingerprint, count, target, unpacked };
-            prop_assert_eq!(mark.to_string().parse(), Ok(mark));
+        fn a_bundle_label_survives_formatting_and_parsing(count: usize, a: [u8; 8], b: [u8; 8], unpacked: bool) {
+            let (fingerprint, target) = (BundleFingerprint(Digest::of_content(&a)), Digest::of_content(&b));
+            let label = BundleLabel { fingerprint, count, target, unpacked };
+            prop_assert_eq!(label.to_string().parse(), Ok(label));
         }
     }
 }

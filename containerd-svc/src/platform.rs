@@ -1,25 +1,25 @@
-//! For which machines an image is.
+//! Platforms of images.
 
 use std::fmt;
 
 use serde::Deserialize;
 
-/// An operating system and a processor, in the words of Go's `GOOS` and `GOARCH`.
+/// An operating system and processor architecture, as values of Go's `GOOS` and `GOARCH`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Platform {
-    /// As `linux`.
+    /// For example `linux`.
     #[serde(default)]
     pub os: String,
-    /// As `amd64`.
+    /// For example `amd64`.
     #[serde(default)]
     pub architecture: String,
-    /// As `v7` of `arm`.
+    /// For example `v7` of `arm`.
     #[serde(default)]
     pub variant: Option<String>,
 }
 
 impl Platform {
-    /// The machine that this program was built for.
+    /// The platform that this program was built for.
     pub fn of_this_machine() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
             "x86_64" => ("amd64", None),
@@ -33,16 +33,16 @@ impl Platform {
         Self { os: "linux".into(), architecture: architecture.into(), variant: variant.map(String::from) }
     }
 
-    /// Whether what is made for `other` runs here. A machine without a variant runs those that every one of its kind
-    /// runs: `v8` of `arm64`, `v1` of `amd64`.
-    pub fn runs(&self, other: &Self) -> bool {
+    /// Whether this platform runs images for `other`. A platform without a variant runs the baseline variant:
+    /// `v8` of `arm64`, `v1` of `amd64`.
+    pub fn can_run(&self, other: &Self) -> bool {
         let same = self.os == other.os && self.architecture == other.architecture;
         let variant = |platform: &Self| match (platform.architecture.as_str(), platform.variant.as_deref()) {
             (_, None | Some("")) | ("arm64", Some("v8")) | ("amd64", Some("v1")) => String::new(),
             (_, Some(variant)) => variant.to_owned(),
         };
-        let (own, others) = (variant(self), variant(other));
-        same && (others.is_empty() || own == others || self.architecture == "arm" && others < own)
+        let (native, wanted) = (variant(self), variant(other));
+        same && (wanted.is_empty() || native == wanted || self.architecture == "arm" && wanted < native)
     }
 }
 
@@ -68,14 +68,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_runs_what_is_made_for_it_and_nothing_else() {
+    fn a_machine_runs_images_of_its_platform_only() {
         for (machine, image) in [
             ("linux/amd64", "linux/amd64"),
             ("linux/amd64", "linux/amd64/v1"),
             ("linux/arm64", "linux/arm64/v8"),
             ("linux/arm/v7", "linux/arm/v6"),
         ] {
-            assert!(platform(machine).runs(&platform(image)), "{machine} {image}");
+            assert!(platform(machine).can_run(&platform(image)), "{machine} {image}");
         }
         for (machine, image) in [
             ("linux/amd64", "linux/arm64"),
@@ -84,7 +84,7 @@ mod tests {
             ("linux/arm/v7", "linux/arm/v8"),
             ("linux/amd64", "unknown/unknown"),
         ] {
-            assert!(!platform(machine).runs(&platform(image)), "{machine} {image}");
+            assert!(!platform(machine).can_run(&platform(image)), "{machine} {image}");
         }
     }
 }

@@ -1,69 +1,74 @@
-//! What has to be so before a containerd is started.
+//! Prepares directories, files and sockets before containerd starts.
 
 use std::path::{Path, PathBuf};
 
-use nodekeel_localstorage::{Dir, Error, Mode, SocketState};
+use nodekeel_localstorage::{Dir, Error, FileMode, SocketState};
 
-use crate::place::Place;
+use crate::layout::DirectoryLayout;
 
-/// Why a containerd can't be started.
+/// Failure to prepare the start of containerd.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// A directory can't be made, or a file not be written.
-    #[error("make what containerd needs")]
-    Make(#[source] Error),
-    /// Another program has the socket, or may have it: end it, or take another place. A retry helps once it has ended.
-    #[error("another program answers at {path}")]
-    Served {
+    /// Creating a directory or writing a file failed.
+    #[error("create containerd's directories and files")]
+    CreateFiles(#[source] Error),
+    /// Another process listens, or may listen, on the socket: stop it, or use another directory. A retry
+    /// helps once it has exited.
+    #[error("socket {path} is in use: stop the other containerd, or use another directory")]
+    SocketInUse {
         /// The socket.
         path: PathBuf,
     },
-    /// Something else is where the socket should be: remove it.
-    #[error("{path} is no socket, and in the way of one")]
+    /// A file that is not a socket is at the path of the socket: remove it.
+    #[error("{path} is not a socket: remove it")]
     NotASocket {
-        /// What is in the way.
+        /// The conflicting file.
         path: PathBuf,
     },
 }
 
-/// Makes a place's directories with their modes, writes the configurations of containerd and of gVisor's shim, and removes
-/// sockets that nobody serves any more. It blocks, and can be called again at any time before the start.
+/// Creates the directories with their modes, writes the configurations of containerd and of gVisor's shim,
+/// and removes stale sockets. It blocks, and may be called repeatedly before the start.
 ///
 /// # Errors
 /// See [`PrepareError`].
-pub fn prepare(place: &Place, config: &str, runsc: Option<&str>) -> Result<(), PrepareError> {
-    place.make().map_err(PrepareError::Make)?;
-    write(&place.config(), config)?;
+pub fn prepare_layout(
+    layout: &DirectoryLayout,
+    config: &str,
+    runsc: Option<&str>,
+) -> Result<(), PrepareError> {
+    layout.create_dirs().map_err(PrepareError::CreateFiles)?;
+    write_config(&layout.config_path(), config)?;
     if let Some(runsc) = runsc {
-        write(&place.runsc_config(), runsc)?;
+        write_config(&layout.runsc_config_path(), runsc)?;
     }
-    for socket in [place.socket(), place.ttrpc()] {
-        clear(&socket)?;
+    for socket in [layout.socket_path(), layout.ttrpc_path()] {
+        remove_stale_socket(&socket)?;
     }
     Ok(())
 }
 
-/// A file and the directory in which it lies.
-fn split(path: &Path) -> Result<(Dir, &std::ffi::OsStr), PrepareError> {
+/// Opens the parent directory of a file; returns it with the file name.
+fn open_parent(path: &Path) -> Result<(Dir, &std::ffi::OsStr), PrepareError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let name = path.file_name().unwrap_or_default();
-    Dir::open(directory).map(|directory| (directory, name)).map_err(PrepareError::Make)
+    Dir::open(directory).map(|directory| (directory, name)).map_err(PrepareError::CreateFiles)
 }
 
-fn write(path: &Path, text: &str) -> Result<(), PrepareError> {
-    let (directory, name) = split(path)?;
-    directory.write(name, text.as_bytes(), Mode::PRIVATE_FILE).map_err(PrepareError::Make)
+fn write_config(path: &Path, text: &str) -> Result<(), PrepareError> {
+    let (directory, name) = open_parent(path)?;
+    directory.write(name, text.as_bytes(), FileMode::PRIVATE_FILE).map_err(PrepareError::CreateFiles)
 }
 
-/// Removes a socket that nobody listens at.
-fn clear(path: &Path) -> Result<(), PrepareError> {
-    let (directory, name) = split(path)?;
+/// Removes a socket that no process listens on.
+fn remove_stale_socket(path: &Path) -> Result<(), PrepareError> {
+    let (directory, name) = open_parent(path)?;
     let path = || path.to_owned();
-    match directory.socket_state(name).map_err(PrepareError::Make)? {
+    match directory.socket_state(name).map_err(PrepareError::CreateFiles)? {
         SocketState::Absent => Ok(()),
-        SocketState::Dead => directory.remove_file(name).map(drop).map_err(PrepareError::Make),
-        SocketState::Live => Err(PrepareError::Served { path: path() }),
+        SocketState::Stale => directory.remove_file(name).map(drop).map_err(PrepareError::CreateFiles),
+        SocketState::InUse => Err(PrepareError::SocketInUse { path: path() }),
         _ => Err(PrepareError::NotASocket { path: path() }),
     }
 }
@@ -76,44 +81,44 @@ mod tests {
 
     use super::*;
 
-    fn place(scratch: &Path) -> Place {
-        Place::new(scratch.join("data"), scratch.join("run")).expect("short")
+    fn test_layout(scratch: &Path) -> DirectoryLayout {
+        DirectoryLayout::new(scratch.join("data"), scratch.join("run")).expect("short")
     }
 
     #[test]
-    fn configurations_are_their_owners_alone() {
+    fn config_files_are_private_to_their_owner() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let place = place(scratch.path());
-        prepare(&place, "version = 2\n", Some("x")).expect("prepared");
-        prepare(&place, "version = 3\n", Some("y")).expect("prepared again");
-        assert_eq!(fs::read_to_string(place.config()).expect("there"), "version = 3\n");
-        assert_eq!(fs::read_to_string(place.runsc_config()).expect("there"), "y");
-        let mode = fs::metadata(place.config()).expect("there").permissions().mode();
+        let layout = test_layout(scratch.path());
+        prepare_layout(&layout, "version = 2\n", Some("x")).expect("prepared");
+        prepare_layout(&layout, "version = 3\n", Some("y")).expect("prepared again");
+        assert_eq!(fs::read_to_string(layout.config_path()).expect("there"), "version = 3\n");
+        assert_eq!(fs::read_to_string(layout.runsc_config_path()).expect("there"), "y");
+        let mode = fs::metadata(layout.config_path()).expect("there").permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
     }
 
     #[test]
-    fn a_stale_socket_is_removed_and_a_served_one_is_left() {
+    fn a_stale_socket_is_removed_and_a_live_one_is_kept() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let place = place(scratch.path());
-        prepare(&place, "", None).expect("nothing is there");
-        let listener = UnixListener::bind(place.socket()).expect("bound");
-        let error = prepare(&place, "", None).expect_err("it is served");
-        assert!(matches!(error, PrepareError::Served { path } if path == place.socket()));
+        let layout = test_layout(scratch.path());
+        prepare_layout(&layout, "", None).expect("nothing is there");
+        let listener = UnixListener::bind(layout.socket_path()).expect("bound");
+        let error = prepare_layout(&layout, "", None).expect_err("in use");
+        assert!(matches!(error, PrepareError::SocketInUse { path } if path == layout.socket_path()));
         drop(listener);
-        assert!(place.socket().exists());
-        prepare(&place, "", None).expect("nobody serves it");
-        assert!(!place.socket().exists());
+        assert!(layout.socket_path().exists());
+        prepare_layout(&layout, "", None).expect("stale");
+        assert!(!layout.socket_path().exists());
     }
 
     #[test]
-    fn something_else_in_the_place_of_the_socket_is_told_and_left() {
+    fn a_file_at_the_socket_path_is_reported_and_kept() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let place = place(scratch.path());
-        prepare(&place, "", None).expect("nothing is there");
-        fs::write(place.socket(), "mine").expect("written");
-        let error = prepare(&place, "", None).expect_err("a file");
+        let layout = test_layout(scratch.path());
+        prepare_layout(&layout, "", None).expect("nothing is there");
+        fs::write(layout.socket_path(), "mine").expect("written");
+        let error = prepare_layout(&layout, "", None).expect_err("a file");
         assert!(matches!(error, PrepareError::NotASocket { .. }), "{error}");
-        assert_eq!(fs::read_to_string(place.socket()).expect("there"), "mine");
+        assert_eq!(fs::read_to_string(layout.socket_path()).expect("there"), "mine");
     }
 }

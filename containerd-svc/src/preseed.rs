@@ -1,4 +1,4 @@
-//! Images that are there before anyone asks: a directory of bundles, imported.
+//! Preseeds images: imports a directory of bundles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,340 +7,352 @@ use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
-use crate::error::{ImageError, ImportError, Wrong};
+use crate::error::{BundleError, ImageError, ImportError};
 use crate::image::{Image, Labels};
-use crate::import::{self, Job, chain};
-use crate::plan::{Action, Bundle, plan};
-use crate::scan::{self, Found, Stray, repository};
+use crate::image_walk::{ImageScope, is_complete};
+use crate::import::{self, ImportJob, error_chain};
+use crate::plan::{Bundle, BundleAction, plan_imports};
+use crate::scan::{self, ScanResult, SkippedEntry, repository_name};
 use crate::store::{ImageStore, StoreError};
-use crate::walk::{Place, is_whole};
-use crate::{Digest, Limits, Namespace, Platform};
+use crate::{Digest, ImportLimits, Namespace, Platform};
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
-/// A bundle is a tar of an OCI layout or a docker-archive, with one image or several. Whatever else lies there is told
-/// and left alone. Of two bundles that give one name to different images, the first in the order of names has it.
+/// A bundle is a tar of an OCI layout or a docker-archive, with one or more images. Other files are reported
+/// and skipped. If two bundles give one name to different images, the first bundle in the order of names
+/// keeps it.
 #[derive(Debug, Clone)]
 pub struct Preseed {
-    directory: PathBuf,
-    platform: Platform,
-    limits: Limits,
-    unpack: bool,
-    pin: bool,
-    /// What is known not to be importable, until it changes.
-    bad: Arc<Mutex<BTreeMap<Bundle, Bad>>>,
+    bundle_dir: PathBuf,
+    target_platform: Platform,
+    import_limits: ImportLimits,
+    unpacks_layers: bool,
+    pins_images: bool,
+    /// Invalid bundles, which are skipped until they change.
+    known_invalid: Arc<Mutex<BTreeMap<Bundle, BundleFault>>>,
 }
 
-/// What is wrong with a bundle.
+/// Why a bundle cannot be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bad {
-    /// It lacks something that another bundle may bring.
-    Lacking,
-    /// Whatever else there is, it can't be imported.
-    Itself,
+enum BundleFault {
+    /// It lacks content that another bundle may bring.
+    MissingContent,
+    /// It is invalid by itself.
+    Invalid,
 }
 
-/// Why nothing can be said about any bundle.
+/// A failure that affects all bundles.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreseedError {
-    /// The directory can't be listed: look at its mode.
+    /// Listing the directory failed: check its mode.
     #[error("list the bundles")]
-    Scan(#[source] nodekeel_localstorage::Error),
-    /// The store doesn't tell its images; a retry can help.
-    #[error("see which images are there")]
-    Store(#[source] StoreError),
+    ListBundles(#[source] nodekeel_localstorage::Error),
+    /// Listing the images of the store failed; a retry can help.
+    #[error("list the images in the store")]
+    ListImages(#[source] StoreError),
 }
 
-/// What became of a bundle.
+/// The outcome for one bundle.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Outcome {
-    /// It was read, and these images are listed.
+pub enum BundleOutcome {
+    /// The bundle was imported, and these images are listed.
     Imported {
-        /// Which file.
+        /// The bundle.
         bundle: Bundle,
-        /// Their names.
+        /// Names of its images.
         images: Vec<String>,
     },
-    /// It is as it was, and all of it is there.
+    /// The bundle is unchanged, and all of its content exists.
     Unchanged {
-        /// Which file.
+        /// The bundle.
         bundle: Bundle,
-        /// The names of its images.
+        /// Names of its images.
         images: Vec<String>,
     },
-    /// It was found to be bad in an earlier round, and has not changed.
-    KnownBad {
-        /// Which file.
+    /// An earlier pass found the bundle invalid, and it has not changed.
+    KnownInvalid {
+        /// The bundle.
         bundle: Bundle,
     },
-    /// It was not imported; the others were.
+    /// The bundle was not imported; this does not affect other bundles.
     Failed(ImportError),
 }
 
-/// What became of a directory.
+/// The result of one pass over the directory.
 #[derive(Debug, Default)]
 #[non_exhaustive]
-pub struct Report {
-    /// A line for each bundle: those that can't be opened first, the others in their order, and last those that lack
-    /// something.
-    pub outcomes: Vec<Outcome>,
-    /// What was left alone.
-    pub strays: Vec<Stray>,
+pub struct PreseedReport {
+    /// An outcome for each bundle: unreadable ones first, the others in their order, and last those that lack
+    /// content.
+    pub outcomes: Vec<BundleOutcome>,
+    /// Skipped entries that are not bundles.
+    pub skipped: Vec<SkippedEntry>,
 }
 
-impl Report {
-    /// How many bundles failed in a way that a later round may mend.
-    pub fn retryable(&self) -> usize {
-        let failed = |outcome: &&Outcome| matches!(outcome, Outcome::Failed(error) if error.is_retryable());
+impl PreseedReport {
+    /// The number of failed bundles that a later pass may import.
+    pub fn retryable_count(&self) -> usize {
+        let failed = |outcome: &&BundleOutcome| matches!(outcome, BundleOutcome::Failed(error) if error.is_retryable());
         self.outcomes.iter().filter(failed).count()
     }
 }
 
 impl Preseed {
-    /// The bundles below a directory, for this machine's platform, not unpacked, and pinned.
+    /// Preseeds the bundles below a directory: for this machine's platform, not unpacked, and pinned.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
-            directory: directory.into(),
-            platform: Platform::of_this_machine(),
-            limits: Limits::default(),
-            unpack: false,
-            pin: true,
-            bad: Arc::default(),
+            bundle_dir: directory.into(),
+            target_platform: Platform::of_this_machine(),
+            import_limits: ImportLimits::default(),
+            unpacks_layers: false,
+            pins_images: true,
+            known_invalid: Arc::default(),
         }
     }
 
-    /// For another platform. Default: [`Platform::of_this_machine`].
+    /// Sets the platform. Default: [`Platform::of_this_machine`].
     #[must_use]
-    pub fn platform(mut self, platform: Platform) -> Self {
-        self.platform = platform;
+    pub fn with_platform(mut self, platform: Platform) -> Self {
+        self.target_platform = platform;
         self
     }
 
-    /// How much a bundle may hold.
+    /// Sets the limits of a bundle. Default: those of [`ImportLimits`].
     #[must_use]
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
+    pub fn with_limits(mut self, limits: ImportLimits) -> Self {
+        self.import_limits = limits;
         self
     }
 
-    /// Whether layers are unpacked at once, so that the first container needn't wait for it. Default: no. Where it is set
-    /// later, what was imported without is read again; what is unpacked stays so.
+    /// Whether layers are unpacked during the import, so that the first container starts without that delay.
+    /// Default: no. If it is enabled later, packed bundles are imported again; unpacked layers stay unpacked.
     #[must_use]
-    pub fn unpack(mut self, unpack: bool) -> Self {
-        self.unpack = unpack;
+    pub fn with_unpacking(mut self, unpack: bool) -> Self {
+        self.unpacks_layers = unpack;
         self
     }
 
-    /// Whether the kubelet is told to keep the images however full the disk is. Default: yes.
+    /// Whether images are pinned: the kubelet then keeps them even if the disk is full. Default: yes.
     ///
-    /// *Source:* the label `io.cri-containerd.pinned`, containerd 1.7 and later; older ones pass over it.
+    /// *Source:* the label `io.cri-containerd.pinned`, containerd 1.7 and later; older releases ignore it.
     #[must_use]
-    pub fn pin(mut self, pin: bool) -> Self {
-        self.pin = pin;
+    pub fn with_pinning(mut self, pin: bool) -> Self {
+        self.pins_images = pin;
         self
     }
 
-    /// The directory.
-    pub fn directory(&self) -> &Path {
-        &self.directory
+    /// The directory of bundles.
+    pub fn bundle_dir(&self) -> &Path {
+        &self.bundle_dir
     }
 
-    /// Goes through all bundles once, one at a time; the log gets a line for each. What one of them is worth doesn't
-    /// touch the others.
+    /// Processes all bundles once, one at a time, and logs a line for each. An invalid bundle does not affect
+    /// the others.
     ///
     /// # Errors
-    /// [`PreseedError`], where it can't even begin. What is wrong with a bundle is in the report.
+    /// [`PreseedError`] if the pass cannot start. Errors of single bundles are in the report.
     ///
     /// # Cancel safety
-    /// A bundle that is being read when this is dropped is not listed, and read again by the next round.
-    pub async fn run(&self, store: &dyn ImageStore) -> Result<Report, PreseedError> {
-        let Found { bundles, strays, failed } = self.scan().await?;
-        for Stray { path, why } in &strays {
-            tracing::warn!("{} is no bundle and left alone: {why}", path.display());
+    /// A bundle in progress when this is dropped is not listed, and the next pass reads it again.
+    pub async fn run(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
+        let ScanResult { bundles, skipped, failed } = self.scan_bundles().await?;
+        for SkippedEntry { path, reason } in &skipped {
+            tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
         }
-        let mut report = Report { strays, ..Report::default() };
-        let mut told = |outcome: Outcome| {
-            tell(&outcome);
+        let mut report = PreseedReport { skipped, ..PreseedReport::default() };
+        let mut report_outcome = |outcome: BundleOutcome| {
+            log_outcome(&outcome);
             report.outcomes.push(outcome);
         };
-        failed.into_iter().map(Outcome::Failed).for_each(&mut told);
-        let listed = list(store, &bundles).await.map_err(PreseedError::Store)?;
-        let (mut claims, mut left) = (Claims::default(), plan(bundles, &listed, self.unpack));
-        // What one bundle lacks, a later one may have brought: then that one is looked at again.
+        failed.into_iter().map(BundleOutcome::Failed).for_each(&mut report_outcome);
+        let listed = list_images(store, &bundles).await.map_err(PreseedError::ListImages)?;
+        let (mut owners, mut pending) =
+            (NameOwners::default(), plan_imports(bundles, &listed, self.unpacks_layers));
+        // Bundles that lack content are tried again after a later bundle was imported, which may have brought
+        // it.
         loop {
-            let (mut lacking, mut is_more_there) = (Vec::new(), false);
-            for (bundle, action) in left {
-                let outcome = self.one(store, bundle.clone(), action.clone(), &mut claims).await;
-                is_more_there |= matches!(outcome, Outcome::Imported { .. });
-                match self.bad().get(&bundle) {
-                    Some(Bad::Lacking) => lacking.push((bundle, action, outcome)),
-                    _ => told(outcome),
+            let (mut lacking, mut is_any_imported) = (Vec::new(), false);
+            for (bundle, action) in pending {
+                let outcome = self.process_bundle(store, bundle.clone(), action.clone(), &mut owners).await;
+                is_any_imported |= matches!(outcome, BundleOutcome::Imported { .. });
+                match self.known_invalid().get(&bundle) {
+                    Some(BundleFault::MissingContent) => lacking.push((bundle, action, outcome)),
+                    _ => report_outcome(outcome),
                 }
             }
-            if lacking.is_empty() || !is_more_there {
-                lacking.into_iter().for_each(|(.., outcome)| told(outcome));
+            if lacking.is_empty() || !is_any_imported {
+                lacking.into_iter().for_each(|(.., outcome)| report_outcome(outcome));
                 return Ok(report);
             }
-            let again = |(bundle, action, _): (Bundle, Action, Outcome)| {
-                self.bad().remove(&bundle);
+            let again = |(bundle, action, _): (Bundle, BundleAction, BundleOutcome)| {
+                self.known_invalid().remove(&bundle);
                 (bundle, action)
             };
-            left = lacking.into_iter().map(again).collect();
+            pending = lacking.into_iter().map(again).collect();
         }
     }
 
-    async fn scan(&self) -> Result<Found, PreseedError> {
-        let directory = self.directory.clone();
-        let scanned = spawn_blocking(move || scan::scan(&directory)).await;
+    async fn scan_bundles(&self) -> Result<ScanResult, PreseedError> {
+        let directory = self.bundle_dir.clone();
+        let scanned = spawn_blocking(move || scan::scan_bundles(&directory)).await;
         scanned
             .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
-            .map_err(PreseedError::Scan)
+            .map_err(PreseedError::ListBundles)
     }
 
-    async fn one(
+    async fn process_bundle(
         &self,
         store: &dyn ImageStore,
         bundle: Bundle,
-        action: Action,
-        claims: &mut Claims,
-    ) -> Outcome {
-        if self.bad().contains_key(&bundle) {
-            return Outcome::KnownBad { bundle };
+        action: BundleAction,
+        owners: &mut NameOwners,
+    ) -> BundleOutcome {
+        if self.known_invalid().contains_key(&bundle) {
+            return BundleOutcome::KnownInvalid { bundle };
         }
-        match self.imported(store, &bundle, action, claims).await {
+        match self.import_or_verify(store, &bundle, action, owners).await {
             Ok((images, is_new)) => {
-                claims.add(&bundle.namespace, &images);
+                owners.add_images(&bundle.namespace, &images);
                 let images = images.into_iter().map(|image| image.name).collect();
                 match is_new {
-                    true => Outcome::Imported { bundle, images },
-                    false => Outcome::Unchanged { bundle, images },
+                    true => BundleOutcome::Imported { bundle, images },
+                    false => BundleOutcome::Unchanged { bundle, images },
                 }
             }
             Err(error) => {
                 if !error.is_retryable() {
-                    let lacks =
-                        matches!(&error, ImportError::Image { source: ImageError::Missing { .. }, .. });
-                    self.bad().insert(bundle, if lacks { Bad::Lacking } else { Bad::Itself });
+                    let lacks = matches!(
+                        &error,
+                        ImportError::Image { source: ImageError::MissingContent { .. }, .. }
+                    );
+                    self.known_invalid().insert(
+                        bundle,
+                        if lacks { BundleFault::MissingContent } else { BundleFault::Invalid },
+                    );
                 }
-                Outcome::Failed(error)
+                BundleOutcome::Failed(error)
             }
         }
     }
 
-    /// The images of a bundle, and whether it had to be read for them.
-    async fn imported(
+    /// The images of a bundle, and whether it was imported now.
+    async fn import_or_verify(
         &self,
         store: &dyn ImageStore,
         bundle: &Bundle,
-        action: Action,
-        claims: &Claims,
+        action: BundleAction,
+        owners: &NameOwners,
     ) -> Result<(Vec<Image>, bool), ImportError> {
-        let path = self.directory.join(bundle.namespace.as_str()).join(&bundle.file);
-        let wrong = |wrong: Wrong| wrong.of(path.clone());
-        let (namespace, platform, limits) = (&bundle.namespace, &self.platform, &self.limits);
-        let place = Place { store, namespace, platform, limits };
-        if let Action::Verify(images) = action
-            && all_whole(place, &images).await.map_err(wrong)?
+        let path = self.bundle_dir.join(bundle.namespace.as_str()).join(&bundle.file);
+        let to_import_error = |error: BundleError| error.with_path(path.clone());
+        let (namespace, platform, limits) = (&bundle.namespace, &self.target_platform, &self.import_limits);
+        let scope = ImageScope { store, namespace, platform, limits };
+        if let BundleAction::Verify(images) = action
+            && are_complete(scope, &images).await.map_err(to_import_error)?
         {
             return Ok((images, false));
         }
-        let (directory, opened) = (self.directory.clone(), bundle.clone());
-        let file = spawn_blocking(move || scan::open(&directory, &opened)).await;
+        let (directory, opened) = (self.bundle_dir.clone(), bundle.clone());
+        let file = spawn_blocking(move || scan::open_bundle(&directory, &opened)).await;
         let file = file.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
         let file = file.map_err(|source| ImportError::Open { path: path.clone(), source })?;
-        let job =
-            Job { place, repository: repository(&bundle.file).unwrap_or_default(), unpack: self.unpack };
-        let begun = Instant::now();
-        let images = import::import(job, file, &mut |targets| self.images(bundle, targets, claims)).await;
-        tracing::debug!(took = ?begun.elapsed(), "read {}", path.display());
-        Ok((images.map_err(wrong)?, true))
+        let job = ImportJob {
+            scope,
+            repository: repository_name(&bundle.file).unwrap_or_default(),
+            unpack: self.unpacks_layers,
+        };
+        let start = Instant::now();
+        let images =
+            import::import_bundle(job, file, &mut |targets| self.label_images(bundle, targets, owners)).await;
+        tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
+        Ok((images.map_err(to_import_error)?, true))
     }
 
-    /// How the images of a bundle are listed. A name that an earlier bundle has stays with what that says.
-    fn images(
+    /// Creates the images of a bundle with their labels. A name of an earlier bundle keeps its target.
+    fn label_images(
         &self,
         bundle: &Bundle,
         targets: &[(crate::ImageName, crate::Descriptor)],
-        claims: &Claims,
+        owners: &NameOwners,
     ) -> Vec<Image> {
-        let mut own = Labels::new();
-        if self.pin {
-            own.insert("io.cri-containerd.pinned".into(), "pinned".into());
+        let mut pinned = Labels::new();
+        if self.pins_images {
+            pinned.insert("io.cri-containerd.pinned".into(), "pinned".into());
         }
         let image = |(name, target): &(crate::ImageName, crate::Descriptor)| {
-            let taken = claims.of(&bundle.namespace, name.as_str());
-            if taken.is_some_and(|image| image.target.digest != target.digest) {
+            let owner = owners.owner_image(&bundle.namespace, name.as_str());
+            if owner.is_some_and(|image| image.target.digest != target.digest) {
                 tracing::warn!(
-                    "{} names {name} another image than an earlier bundle; that one keeps the name",
+                    "{} has another image for {name} than an earlier bundle, which keeps the name",
                     bundle.file
                 );
             }
-            let (target, before) = match taken {
+            let (target, before) = match owner {
                 Some(image) => (image.target.clone(), image.labels.clone()),
                 None => (target.clone(), Labels::new()),
             };
-            let mut labels: Labels = before.into_iter().chain(own.clone()).collect();
-            labels.extend(bundle.mark(targets.len(), target.digest, self.unpack));
+            let mut labels: Labels = before.into_iter().chain(pinned.clone()).collect();
+            labels.extend(bundle.image_labels(targets.len(), target.digest, self.unpacks_layers));
             Image { name: name.to_string(), target, labels }
         };
         targets.iter().map(image).collect()
     }
 
-    fn bad(&self) -> std::sync::MutexGuard<'_, BTreeMap<Bundle, Bad>> {
-        self.bad.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known_invalid(&self) -> std::sync::MutexGuard<'_, BTreeMap<Bundle, BundleFault>> {
+        self.known_invalid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn list(
+async fn list_images(
     store: &dyn ImageStore,
     bundles: &[Bundle],
 ) -> Result<BTreeMap<Namespace, Vec<Image>>, StoreError> {
     let mut listed = BTreeMap::new();
     for Bundle { namespace, .. } in bundles {
         if !listed.contains_key(namespace) {
-            listed.insert(namespace.clone(), store.images(namespace).await?);
+            listed.insert(namespace.clone(), store.list_images(namespace).await?);
         }
     }
     Ok(listed)
 }
 
-async fn all_whole(place: Place<'_>, images: &[Image]) -> Result<bool, Wrong> {
+async fn are_complete(scope: ImageScope<'_>, images: &[Image]) -> Result<bool, BundleError> {
     let mut seen: BTreeSet<Digest> = BTreeSet::new();
     for image in images {
-        if seen.insert(image.target.digest) && !is_whole(place, &image.target).await? {
+        if seen.insert(image.target.digest) && !is_complete(scope, &image.target).await? {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-fn tell(outcome: &Outcome) {
+fn log_outcome(outcome: &BundleOutcome) {
     match outcome {
-        Outcome::Imported { bundle, images } => {
+        BundleOutcome::Imported { bundle, images } => {
             tracing::info!("preseeded {} into {}: {}", bundle.file, bundle.namespace, images.join(","));
         }
-        Outcome::Unchanged { bundle, images } => {
-            tracing::info!("{} is in {} as it was: {}", bundle.file, bundle.namespace, images.join(","));
+        BundleOutcome::Unchanged { bundle, images } => {
+            tracing::info!("{} in {} is unchanged: {}", bundle.file, bundle.namespace, images.join(","));
         }
-        Outcome::KnownBad { bundle } => {
-            tracing::warn!("{} for {} is as bad as it was", bundle.file, bundle.namespace);
+        BundleOutcome::KnownInvalid { bundle } => {
+            tracing::warn!("{} in {} is still invalid and was not read again", bundle.file, bundle.namespace);
         }
-        Outcome::Failed(error) => tracing::error!("{}", chain(error)),
+        BundleOutcome::Failed(error) => tracing::error!("{}", error_chain(error)),
     }
 }
 
-/// Which names earlier bundles of the round have.
+/// The images that earlier bundles of the pass listed, by name.
 #[derive(Debug, Default)]
-struct Claims(BTreeMap<(Namespace, String), Image>);
+struct NameOwners(BTreeMap<(Namespace, String), Image>);
 
-impl Claims {
-    fn of(&self, namespace: &Namespace, name: &str) -> Option<&Image> {
+impl NameOwners {
+    fn owner_image(&self, namespace: &Namespace, name: &str) -> Option<&Image> {
         self.0.get(&(namespace.clone(), name.to_owned()))
     }
 
-    fn add(&mut self, namespace: &Namespace, images: &[Image]) {
+    fn add_images(&mut self, namespace: &Namespace, images: &[Image]) {
         for image in images {
             self.0.insert((namespace.clone(), image.name.clone()), image.clone());
         }

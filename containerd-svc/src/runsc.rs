@@ -1,77 +1,81 @@
-//! gVisor's log: a FIFO into the journal.
+//! Reads gVisor's log from a FIFO into the journal.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use nodekeel_logtree::source::{Fifo, FifoError};
-use nodekeel_logtree::{Dn, Journal, Level, LineWriter, Message, WriterOptions, parse};
+use nodekeel_logtree::source::{FifoError, FifoSource};
+use nodekeel_logtree::{Dn, Level, LineWriter, LogMessage, LogStore, WriterOptions, parse};
 use nodekeel_supervisor::{Context, Failure, Runnable};
 
-/// Reads a FIFO into the journal, at the name that the runnable has in the tree. Lines of runsc and of its shim become
-/// leveled entries.
+/// Creates a runnable that reads a FIFO into the journal, under the runnable's DN. Lines of runsc and of its
+/// shim become leveled entries.
 ///
-/// Nothing wakes it up but a line. Something else in the FIFO's place is replaced by one where it is a regular file (a
-/// writer that came first has made it), and is an error otherwise. Where the FIFO is removed it is made again, and those
-/// who have the old one open are read until they are gone.
-pub fn runsc_log(journal: Journal, fifo: PathBuf) -> impl Runnable {
+/// Only a line wakes it up. A regular file at the FIFO's path (created by a writer that opened it first) is
+/// replaced by a FIFO; any other file there is an error. A removed FIFO is created again, and writers that
+/// still have the old one open are read until they close it.
+pub fn runsc_log_reader(journal: LogStore, fifo: PathBuf) -> impl Runnable {
     move |ctx: Context| {
         let (journal, path) = (journal.clone(), fifo.clone());
         async move {
             let dn: Dn = ctx.dn().parse()?;
-            let writer =
-                || journal.writer(&dn, WriterOptions::new("fifo").generation(ctx.generation()).parser(line));
-            let mut fifo = open(&path)?;
-            ctx.ready()?;
+            let writer = || {
+                journal.line_writer(
+                    &dn,
+                    WriterOptions::new("fifo").generation(ctx.generation()).line_parser(parse_line),
+                )
+            };
+            let mut fifo = open_fifo(&path)?;
+            ctx.signal_ready()?;
             loop {
                 let mut lines = writer();
-                let removed = fifo.removed()?;
+                let removed = fifo.watch_removal()?;
                 tokio::select! {
                     biased;
-                    cancelled = ctx.cancelled() => return Err(Failure::from(cancelled)),
-                    ended = fifo.pump(&mut lines) => match ended {
+                    cancelled = ctx.canceled() => return Err(Failure::from(cancelled)),
+                    ended = fifo.copy_lines(&mut lines) => match ended {
                         Err(error) => return Err(error.into()),
                     },
                     removed = removed => removed?,
                 }
-                tracing::warn!("{} was removed; it is made again", path.display());
-                let old = std::mem::replace(&mut fifo, open(&path)?);
-                ctx.spawn(rest(ctx.clone(), old, lines))?;
+                tracing::warn!("fifo {} was removed; creating it again", path.display());
+                let old = std::mem::replace(&mut fifo, open_fifo(&path)?);
+                ctx.spawn_helper(drain_removed_fifo(ctx.clone(), old, lines))?;
             }
         }
     }
 }
 
-/// What those write who have a FIFO open that has no name any more.
-async fn rest(ctx: Context, fifo: Fifo, mut lines: LineWriter) {
+/// Reads what writers still write into a removed FIFO.
+async fn drain_removed_fifo(ctx: Context, fifo: FifoSource, mut lines: LineWriter) {
     tokio::select! {
         biased;
-        _ = ctx.cancelled() => {}
-        drained = fifo.drain(&mut lines) => if let Err(error) = drained {
-            tracing::warn!("what is written into a fifo that was removed can't be read: {error}");
+        _ = ctx.canceled() => {}
+        drained = fifo.copy_to_end(&mut lines) => if let Err(error) = drained {
+            tracing::warn!("read from a removed fifo: {error}");
         }
     }
 }
 
-/// runsc writes as glog does, with a severity more, and its shim as containerd does.
+/// runsc logs in the format of glog with an additional severity, its shim in that of containerd.
 ///
 /// *Source:* gVisor's pkg/log/glog.go.
-fn line(line: &str, now: SystemTime) -> Option<Message> {
+fn parse_line(line: &str, now: SystemTime) -> Option<LogMessage> {
     let debug = || {
-        let message = parse::klog(&format!("I{}", line.strip_prefix('D')?), now)?;
-        Some(Message { level: Level::Debug, ..message })
+        let message = parse::klog_line(&format!("I{}", line.strip_prefix('D')?), now)?;
+        Some(LogMessage { level: Level::Debug, ..message })
     };
-    parse::klog(line, now).or_else(debug).or_else(|| parse::logfmt(line, now))
+    parse::klog_line(line, now).or_else(debug).or_else(|| parse::logfmt_line(line, now))
 }
 
-/// Opens the FIFO, which is made where it is not there.
-pub(crate) fn open(path: &Path) -> Result<Fifo, FifoError> {
-    match Fifo::open(path) {
+/// Opens the FIFO, and creates it if it is missing.
+pub(crate) fn open_fifo(path: &Path) -> Result<FifoSource, FifoError> {
+    match FifoSource::open(path) {
         Err(FifoError::NotFifo { .. }) if is_file(path) => {
-            tracing::warn!("{} is a file; it is replaced by a fifo", path.display());
-            // Where it can't be removed, the next try says so.
+            tracing::warn!("{} is a regular file; replacing it by a fifo", path.display());
+            // If the removal fails, the next open reports it.
             drop(fs::remove_file(path));
-            Fifo::open(path)
+            FifoSource::open(path)
         }
         opened => opened,
     }
@@ -86,28 +90,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_runsc_and_of_its_shim_are_understood() {
+    fn lines_of_runsc_and_of_its_shim_are_parsed() {
         let now = SystemTime::now();
-        let own = line("W1121 18:01:02.123456   12345 boot.go:52] sandbox started", now).expect("glog");
-        assert_eq!((own.level, own.text.as_str()), (Level::Warn, "sandbox started"));
-        let debug = line("D1121 18:01:02.123456       1 loader.go:9] args", now).expect("glog");
+        let runsc =
+            parse_line("W1121 18:01:02.123456   12345 boot.go:52] sandbox started", now).expect("glog");
+        assert_eq!((runsc.level, runsc.text.as_str()), (Level::Warn, "sandbox started"));
+        let debug = parse_line("D1121 18:01:02.123456       1 loader.go:9] args", now).expect("glog");
         assert_eq!((debug.level, debug.line, debug.text.as_str()), (Level::Debug, 9, "args"));
-        assert!(line("Debugging is on", now).is_none());
+        assert!(parse_line("Debugging is on", now).is_none());
         let shims =
-            line(r#"time="2026-11-21T11:26:16.7Z" level=info msg="shim ready""#, now).expect("logfmt");
+            parse_line(r#"time="2026-11-21T11:26:16.7Z" level=info msg="shim ready""#, now).expect("logfmt");
         assert_eq!(shims.text, "shim ready");
-        assert!(line("panic: no such thing", now).is_none());
+        assert!(parse_line("panic: no such thing", now).is_none());
     }
 
     #[tokio::test]
-    async fn a_file_in_its_place_is_replaced_and_a_directory_is_not() {
+    async fn a_file_at_the_fifo_path_is_replaced_and_a_directory_is_not() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("log.fifo");
         fs::write(&path, "an old log").expect("written");
-        open(&path).expect("replaced");
+        open_fifo(&path).expect("replaced");
         assert!(!is_file(&path));
         let directory = scratch.path().join("directory");
-        fs::create_dir(&directory).expect("made");
-        assert!(matches!(open(&directory), Err(FifoError::NotFifo { .. })));
+        fs::create_dir(&directory).expect("created");
+        assert!(matches!(open_fifo(&directory), Err(FifoError::NotFifo { .. })));
     }
 }

@@ -1,44 +1,44 @@
-//! What lies in the directory of bundles.
+//! Scans the directory of bundles.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use nodekeel_localstorage::{Dir, Entry, Error, FileKind};
+use nodekeel_localstorage::{Dir, DirEntry, Error, FileKind};
 
-use crate::digest::Hasher;
+use crate::digest::DigestHasher;
 use crate::error::ImportError;
-use crate::plan::{Bundle, Fingerprint};
+use crate::plan::{Bundle, BundleFingerprint};
 use crate::{Digest, Namespace};
 
-/// The ends of the names of bundles.
-const ENDS: [&str; 5] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"];
+/// The suffixes of bundle file names.
+const BUNDLE_SUFFIXES: [&str; 5] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"];
 
-/// How much of a file's begin and end is looked at.
-const PART: u64 = 64 << 10;
+/// Bytes at the start and the end of a file that its fingerprint covers.
+const FINGERPRINT_PART_BYTES: u64 = 64 << 10;
 
-/// Something in the directory that is no bundle, and is left alone.
+/// An entry of the directory that is not a bundle, and is skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stray {
-    /// What.
+pub struct SkippedEntry {
+    /// Its path.
     pub path: PathBuf,
-    /// Why it is none.
-    pub why: &'static str,
+    /// Why it is not a bundle.
+    pub reason: &'static str,
 }
 
-/// What was found.
+/// The result of a scan.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct ScanResult {
     /// In the order of namespaces and names.
     pub(crate) bundles: Vec<Bundle>,
-    pub(crate) strays: Vec<Stray>,
-    /// Those that can't be opened.
+    pub(crate) skipped: Vec<SkippedEntry>,
+    /// Bundles and namespaces that cannot be opened.
     pub(crate) failed: Vec<ImportError>,
 }
 
-/// Lists the directory; nothing where there is none. Links in it are not followed.
-pub(crate) fn scan(directory: &Path) -> Result<Found, Error> {
-    let mut found = Found::default();
+/// Scans the directory; a missing one is empty. Links in it are not followed.
+pub(crate) fn scan_bundles(directory: &Path) -> Result<ScanResult, Error> {
+    let mut found = ScanResult::default();
     let top = match Dir::open(directory) {
         Ok(top) => top,
         Err(error) if error.is_not_found() => return Ok(found),
@@ -46,54 +46,54 @@ pub(crate) fn scan(directory: &Path) -> Result<Found, Error> {
     };
     for entry in top.list()? {
         let path = directory.join(entry.name.as_os_str());
-        match namespace(&entry) {
-            // One that can't be read keeps no other from being imported.
+        match parse_namespace(&entry) {
+            // An unreadable namespace does not affect the others.
             Ok(Some(namespace)) => {
                 let opened = top.open_dir(entry.name.as_os_str());
-                if let Err(source) = opened.and_then(|dir| files(&dir, &namespace, &mut found)) {
+                if let Err(source) = opened.and_then(|dir| scan_namespace(&dir, &namespace, &mut found)) {
                     found.failed.push(ImportError::Open { path, source });
                 }
             }
             Ok(None) => {}
-            Err(why) => found.strays.push(Stray { path, why }),
+            Err(why) => found.skipped.push(SkippedEntry { path, reason: why }),
         }
     }
     Ok(found)
 }
 
-fn namespace(entry: &Entry) -> Result<Option<Namespace>, &'static str> {
+fn parse_namespace(entry: &DirEntry) -> Result<Option<Namespace>, &'static str> {
     let name = entry.name.as_os_str().to_str();
     if name.is_some_and(|name| name.starts_with('.')) {
         return Ok(None);
     }
     if entry.kind != FileKind::Dir {
-        return Err("bundles lie in directories that are called like their namespace");
+        return Err("not a directory: put bundles into a directory named after their namespace");
     }
     let valid = name.and_then(|name| name.parse().ok());
-    valid.map(Some).ok_or("no namespace can be called so")
+    valid.map(Some).ok_or("not a valid namespace name")
 }
 
-fn files(directory: &Dir, namespace: &Namespace, found: &mut Found) -> Result<(), Error> {
+fn scan_namespace(directory: &Dir, namespace: &Namespace, found: &mut ScanResult) -> Result<(), Error> {
     for entry in directory.list()? {
         let path = directory.path().join(entry.name.as_os_str());
         let Some(file) = entry.name.as_os_str().to_str() else {
-            found.strays.push(Stray { path, why: "its name is no text" });
+            found.skipped.push(SkippedEntry { path, reason: "its name is not UTF-8" });
             continue;
         };
         let why = match entry.kind {
             _ if file.starts_with('.') => continue,
-            FileKind::Dir => Some("it is a directory within a namespace"),
-            FileKind::File if repository(file).is_some() => None,
-            FileKind::File => Some("its name ends in none of .tar, .tar.gz, .tgz, .tar.zst, .tzst"),
-            _ => Some("it is no regular file; links are not followed"),
+            FileKind::Dir => Some("a directory within a namespace"),
+            FileKind::File if repository_name(file).is_some() => None,
+            FileKind::File => Some("unknown suffix: use .tar, .tar.gz, .tgz, .tar.zst or .tzst"),
+            _ => Some("not a regular file; links are not followed"),
         };
         if let Some(why) = why {
-            found.strays.push(Stray { path, why });
+            found.skipped.push(SkippedEntry { path, reason: why });
             continue;
         }
         let opened = directory.open_file(file).and_then(|open| {
-            fingerprint(&open)
-                .map_err(|error| Error::new(nodekeel_localstorage::Operation::Read, &path, error))
+            compute_fingerprint(&open)
+                .map_err(|error| Error::new(nodekeel_localstorage::FileOperation::Read, &path, error))
         });
         match opened {
             Ok(fingerprint) => {
@@ -106,30 +106,31 @@ fn files(directory: &Dir, namespace: &Namespace, found: &mut Found) -> Result<()
     Ok(())
 }
 
-/// The name of a bundle without its end, which is the repository of images that have but a tag.
-pub(crate) fn repository(file: &str) -> Option<&str> {
-    ENDS.iter().find_map(|end| file.strip_suffix(end)).filter(|stem| !stem.is_empty())
+/// The name of a bundle without its suffix: the repository of images with only a tag.
+pub(crate) fn repository_name(file: &str) -> Option<&str> {
+    BUNDLE_SUFFIXES.iter().find_map(|end| file.strip_suffix(end)).filter(|stem| !stem.is_empty())
 }
 
-/// Opens a bundle as it is now.
-pub(crate) fn open(directory: &Path, bundle: &Bundle) -> Result<File, Error> {
+/// Opens the current file of a bundle.
+pub(crate) fn open_bundle(directory: &Path, bundle: &Bundle) -> Result<File, Error> {
     Dir::open(directory)?.open_file(Path::new(bundle.namespace.as_str()).join(&bundle.file))
 }
 
-fn fingerprint(file: &File) -> std::io::Result<Fingerprint> {
+fn compute_fingerprint(file: &File) -> std::io::Result<BundleFingerprint> {
     let metadata = file.metadata()?;
     let size = metadata.size();
-    let mut hasher = Hasher::default();
+    let mut hasher = DigestHasher::default();
     for number in [size.cast_signed(), metadata.mtime(), metadata.mtime_nsec()] {
         hasher.update(&number.to_le_bytes());
     }
-    for at in [0, size.saturating_sub(PART).max(PART.min(size))] {
-        let mut part = vec![0; usize::try_from(size.saturating_sub(at).min(PART)).unwrap_or_default()];
+    for at in [0, size.saturating_sub(FINGERPRINT_PART_BYTES).max(FINGERPRINT_PART_BYTES.min(size))] {
+        let mut part =
+            vec![0; usize::try_from(size.saturating_sub(at).min(FINGERPRINT_PART_BYTES)).unwrap_or_default()];
         file.read_exact_at(&mut part, at)?;
         hasher.update(&part);
     }
     let digest: Digest = hasher.finish();
-    Ok(Fingerprint(digest))
+    Ok(BundleFingerprint(digest))
 }
 
 #[cfg(test)]
@@ -140,17 +141,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_directory_means_nothing_to_do() {
-        let found = scan(Path::new("/nowhere/at/all")).expect("nothing");
-        assert!(found.bundles.is_empty() && found.strays.is_empty());
+    fn a_missing_directory_imports_nothing() {
+        let found = scan_bundles(Path::new("/nowhere/at/all")).expect("nothing");
+        assert!(found.bundles.is_empty() && found.skipped.is_empty());
     }
 
     #[test]
-    fn bundles_are_found_in_order_and_what_is_stray_is_told() {
+    fn bundles_are_found_in_order_and_other_entries_are_reported() {
         let scratch = tempfile::tempdir().expect("a directory");
         let at = |path: &str| scratch.path().join(path);
         for directory in ["k8s.io/deep", "empty", "not a namespace", ".hidden"] {
-            fs::create_dir_all(at(directory)).expect("made");
+            fs::create_dir_all(at(directory)).expect("created");
         }
         for file in
             ["top.tar", "k8s.io/b.tar", "k8s.io/a.tar.zst", "k8s.io/README", "k8s.io/.tar", "k8s.io/.x.tar"]
@@ -159,17 +160,17 @@ mod tests {
         }
         symlink(at("k8s.io/b.tar"), at("k8s.io/link.tar")).expect("linked");
         symlink(at("k8s.io"), at("link")).expect("linked");
-        let found = scan(scratch.path()).expect("listed");
+        let found = scan_bundles(scratch.path()).expect("listed");
         let files: Vec<_> = found.bundles.iter().map(|bundle| bundle.file.as_str()).collect();
         assert_eq!(files, ["a.tar.zst", "b.tar"]);
-        let strays: Vec<_> = found.strays.iter().map(|stray| stray.path.clone()).collect();
+        let skipped: Vec<_> = found.skipped.iter().map(|entry| entry.path.clone()).collect();
         let expected =
             ["k8s.io/README", "k8s.io/deep", "k8s.io/link.tar", "link", "not a namespace", "top.tar"];
-        assert_eq!(strays, expected.map(at));
+        assert_eq!(skipped, expected.map(at));
     }
 
     #[test]
-    fn a_fingerprint_changes_with_size_time_begin_and_end() {
+    fn a_fingerprint_changes_with_size_time_start_and_end() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("file");
         let time = std::time::SystemTime::UNIX_EPOCH;
@@ -177,7 +178,7 @@ mod tests {
             fs::write(&path, content).expect("written");
             let file = File::options().write(true).read(true).open(&path).expect("there");
             file.set_modified(time).expect("set");
-            fingerprint(&file).expect("read")
+            compute_fingerprint(&file).expect("read")
         };
         let mut content = vec![0; 200_000];
         let first = print(&content, time);
@@ -194,9 +195,12 @@ mod tests {
     }
 
     #[test]
-    fn the_repository_is_the_name_without_its_end() {
-        assert_eq!(repository("pause.tar.gz"), Some("pause"));
-        assert_eq!(repository("pause-3.9.tzst"), Some("pause-3.9"));
-        assert_eq!((repository(".tar"), repository("pause"), repository("pause.tar.xz")), (None, None, None));
+    fn the_repository_is_the_file_name_without_its_suffix() {
+        assert_eq!(repository_name("pause.tar.gz"), Some("pause"));
+        assert_eq!(repository_name("pause-3.9.tzst"), Some("pause-3.9"));
+        assert_eq!(
+            (repository_name(".tar"), repository_name("pause"), repository_name("pause.tar.xz")),
+            (None, None, None)
+        );
     }
 }

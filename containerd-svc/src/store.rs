@@ -1,4 +1,4 @@
-//! Where images are kept: the traits, and what they say when they fail.
+//! The image store: its traits and errors.
 
 use std::error::Error;
 use std::fmt;
@@ -6,192 +6,196 @@ use std::fmt;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::image::{Image, Labels, Layer};
+use crate::image::{Image, ImageLayer, Labels};
 use crate::{Digest, Namespace};
 
-/// A failure's cause, as a store hands it out.
-pub type Cause = Box<dyn Error + Send + Sync>;
+/// The cause of a store error.
+pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Keeps images and their content, by namespace.
+/// Stores images and their content, by namespace.
 ///
 /// # Contract
-/// - **Order.** What an [`Import`] writes is seen by [`size`](Self::size) and [`read`](Self::read) once it is committed,
-///   and an image by [`images`](Self::images) once [`Import::list`] has returned.
-/// - **Life.** Content stays as long as the import lives that wrote it or was told that it is there; after that, as long
-///   as a listed image leads to it. An image leads to its target, and content to what its labels
-///   `containerd.io/gc.ref.content.*` name. Other content may go at any time.
-/// - **Verification.** Content is what its digest says: whoever reads it needn't check it again.
-/// - **Idempotence.** Content and images that are there already are success.
-/// - **Concurrency.** Several imports may go on at the same time.
-/// - **Cancel safety.** A dropped future may or may not have had its effect, wholly or not at all.
+/// - **Order.** Content of an [`ImportSession`] is visible to [`content_size`](Self::content_size) and
+///   [`read_content`](Self::read_content) once it is committed, and an image to
+///   [`list_images`](Self::list_images) once [`ImportSession::put_image`] has returned.
+/// - **Lifetime.** Content exists as long as the session that wrote it or found it already present; after
+///   that, as long as a listed image refers to it. An image refers to its target, and content to the digests
+///   in its labels `containerd.io/gc.ref.content.*`. Other content may be removed at any time.
+/// - **Verification.** Content matches its digest: readers need not verify it again.
+/// - **Idempotence.** Existing content and images are a success.
+/// - **Concurrency.** Several sessions may be open at the same time.
+/// - **Cancel safety.** A dropped future has had its complete effect, or none.
 ///
-/// `testing::conformance` (feature `testing`) checks it for any store.
+/// `testing::conformance` (feature `testing`) checks this contract for any store.
 #[async_trait]
 pub trait ImageStore: Send + Sync + fmt::Debug {
-    /// The images of a namespace, in any order; none where nobody has used the namespace.
+    /// Lists the images of a namespace, in any order; an unused namespace has none.
     ///
     /// # Errors
-    /// [`StoreError::List`]; a retry can help.
-    async fn images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError>;
+    /// [`StoreError::ListImages`]; a retry can help.
+    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError>;
 
-    /// How many bytes some content has; `None` if it isn't there.
+    /// The size of some content in bytes; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::Read`]; a retry can help.
-    async fn size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError>;
+    /// [`StoreError::ReadContent`]; a retry can help.
+    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError>;
 
-    /// Some content, of at most `limit` bytes; `None` if it isn't there.
+    /// Reads some content of at most `limit` bytes; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::Read`], also where it is larger; a retry can help where it isn't.
-    async fn read(
+    /// [`StoreError::ReadContent`], also for larger content; a retry can help if it is not larger.
+    async fn read_content(
         &self,
         namespace: &Namespace,
         digest: &Digest,
         limit: u64,
     ) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// Begins an import.
+    /// Begins an import session.
     ///
     /// # Errors
-    /// [`StoreError::Begin`]; a retry can help.
-    async fn begin(&self, namespace: &Namespace) -> Result<Box<dyn Import>, StoreError>;
+    /// [`StoreError::BeginImport`]; a retry can help.
+    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, StoreError>;
 }
 
-/// Content that is about to come.
+/// A blob to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Incoming {
-    /// What it should be; `None` where that is known only once it has come.
+pub struct IncomingBlob {
+    /// Its digest; `None` if that is known only at its end.
     pub digest: Option<Digest>,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// What it is called in the archive, for errors and as a handle.
+    /// Its name in the archive, for errors and as a key.
     pub file: String,
 }
 
-/// A change of one namespace, by one bundle. Whatever is not listed when it is dropped is as if it had never been.
+/// The import of one bundle into one namespace. Dropping the session discards all content that no listed
+/// image needs.
 #[async_trait]
-pub trait Import: Send + Sync + fmt::Debug {
-    /// A writer for some content; `None` if it is there already, and then it stays as if it had been written.
+pub trait ImportSession: Send + Sync + fmt::Debug {
+    /// Opens a writer for a blob; `None` if the content already exists, and the session then keeps it as if
+    /// written.
     ///
     /// # Errors
-    /// [`StoreError::Write`] or [`StoreError::Full`]; a retry can help.
-    async fn blob(&mut self, blob: &Incoming) -> Result<Option<Box<dyn BlobWriter>>, StoreError>;
+    /// [`StoreError::WriteContent`] or [`StoreError::NoSpace`]; a retry can help.
+    async fn open_writer(&mut self, blob: &IncomingBlob) -> Result<Option<Box<dyn BlobWriter>>, StoreError>;
 
     /// Adds labels to content.
     ///
     /// # Errors
-    /// [`StoreError::Label`]; a retry can help.
-    async fn label(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError>;
+    /// [`StoreError::LabelContent`]; a retry can help.
+    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError>;
 
-    /// Makes a file system of an image's layers, from the lowest on, so that its first container needn't wait for it.
-    /// The labels that it returns belong on the image's configuration, or what was unpacked may go. A store may do
-    /// nothing and return none.
+    /// Unpacks an image's layers, lowest first, so that its first container starts without that delay. The
+    /// returned labels belong on the image's configuration; without them, the snapshots may be removed. A
+    /// store may do nothing and return no labels.
     ///
     /// # Errors
-    /// [`StoreError::Unpack`] or [`StoreError::Full`]; a retry can help.
-    async fn unpack(&mut self, layers: &[Layer]) -> Result<Labels, StoreError>;
+    /// [`StoreError::UnpackLayer`] or [`StoreError::NoSpace`]; a retry can help.
+    async fn unpack_layers(&mut self, layers: &[ImageLayer]) -> Result<Labels, StoreError>;
 
-    /// Lists an image, in the place of one of the same name.
+    /// Lists an image; it replaces an image with the same name.
     ///
     /// # Errors
-    /// [`StoreError::Put`]; a retry can help.
-    async fn list(&mut self, image: &Image) -> Result<(), StoreError>;
+    /// [`StoreError::PutImage`]; a retry can help.
+    async fn put_image(&mut self, image: &Image) -> Result<(), StoreError>;
 
-    /// Ends the import: from now on only what is listed keeps its content.
+    /// Finishes the session: from now on, only listed images keep content.
     ///
     /// # Errors
-    /// [`StoreError::End`]: what was listed is listed; what was not needed may stay for a day.
-    async fn end(self: Box<Self>) -> Result<(), StoreError>;
+    /// [`StoreError::FinishImport`]: listed images stay listed; unneeded content may stay for a day.
+    async fn finish(self: Box<Self>) -> Result<(), StoreError>;
 }
 
-/// Takes one blob. Dropped before it is committed, what was written is gone.
+/// Writes one blob. Dropping it before the commit discards what was written.
 #[async_trait]
 pub trait BlobWriter: Send + fmt::Debug {
-    /// Adds bytes.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// [`StoreError::Write`] or [`StoreError::Full`].
+    /// [`StoreError::WriteContent`] or [`StoreError::NoSpace`].
     async fn write(&mut self, chunk: Bytes) -> Result<(), StoreError>;
 
-    /// The content is whole and durable when this returns.
+    /// Commits the content, which is complete and durable when this returns.
     ///
     /// # Errors
-    /// [`StoreError::Write`] or [`StoreError::Full`]; also where the content has another digest or size.
+    /// [`StoreError::WriteContent`] or [`StoreError::NoSpace`]; also where the content has another digest or
+    /// size.
     async fn commit(self: Box<Self>, digest: &Digest) -> Result<(), StoreError>;
 }
 
-/// What went wrong with a store.
+/// An error of an image store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The images of a namespace are not told.
+    /// Listing the images of a namespace failed.
     #[error("list the images of namespace {namespace}")]
-    List {
+    ListImages {
         /// The namespace.
         namespace: Namespace,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// Content can't be read.
+    /// Reading content failed.
     #[error("read content {digest}")]
-    Read {
-        /// Which.
+    ReadContent {
+        /// The digest.
         digest: Digest,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// No import can be begun.
+    /// Beginning an import session failed.
     #[error("begin an import")]
-    Begin(#[source] Cause),
-    /// The store's disk is full: make room on it.
-    #[error("the store has no room for {what}")]
-    Full {
-        /// For what.
+    BeginImport(#[source] BoxError),
+    /// The store's disk is full: free space on it.
+    #[error("no space left in the image store for {what}: free space on its disk")]
+    NoSpace {
+        /// What did not fit.
         what: String,
-        /// What says so.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// Content can't be written.
+    /// Writing content failed.
     #[error("write {file}")]
-    Write {
-        /// What it is called in the archive.
+    WriteContent {
+        /// Its name in the archive.
         file: String,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// Content can't be given labels.
+    /// Setting labels of content failed.
     #[error("label content {digest}")]
-    Label {
-        /// Which.
+    LabelContent {
+        /// The digest.
         digest: Digest,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// A layer can't be unpacked.
+    /// Unpacking a layer failed.
     #[error("unpack layer {digest}")]
-    Unpack {
-        /// Which.
+    UnpackLayer {
+        /// The layer.
         digest: Digest,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// An image can't be listed.
+    /// Listing an image failed.
     #[error("list image {name}")]
-    Put {
-        /// Which.
+    PutImage {
+        /// The name.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// The import can't be ended.
-    #[error("end an import")]
-    End(#[source] Cause),
+    /// Finishing an import session failed.
+    #[error("finish an import")]
+    FinishImport(#[source] BoxError),
 }

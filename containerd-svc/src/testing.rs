@@ -1,12 +1,12 @@
-//! A store in memory, the suite that every store passes, archives made by hand, and checks over arbitrary input: property
-//! tests run those on what proptest makes up, fuzz targets on what the fuzzer finds.
+//! An image store in memory, the conformance suite of stores, generated archives, and checks over arbitrary
+//! input, which property tests and fuzz targets run.
 
-mod archive;
+mod archive_builder;
 mod checks;
 mod conformance;
 mod memory;
 
-pub use archive::{Archive, Shape};
+pub use archive_builder::{ArchiveBuilder, ArchiveFormat};
 pub use checks::{check_archive, check_documents};
 pub use conformance::conformance;
-pub use memory::{Call, MemStore};
+pub use memory::{MemStore, StoreCall};

@@ -1,5 +1,5 @@
-//! How much memory an import takes; a process of its own, in which nothing else takes any.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+//! Peak memory of an import, in a dedicated process without other work.
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -9,13 +9,13 @@ use std::process::Command;
 use nodekeel_containerd_svc::{ContainerdImages, ImageStore as _, Platform, Preseed};
 use testbed::{Containerd, Scratch, output};
 
-/// Of the layer.
+/// Size of the layer.
 const MEBIBYTES: usize = 320;
-/// *Source:* our own goal.
+/// *Source:* a goal of this project.
 const LIMIT: u64 = 32 << 20;
 
-/// A docker-archive of one large layer, and the same compressed, without anything of it in this process.
-fn archives(scratch: &Path) {
+/// Creates a docker-archive with one large layer, without holding it in this process.
+fn create_archive(scratch: &Path) {
     let part: Vec<u8> = (0_u64..1 << 17)
         .flat_map(|number| (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 13).to_le_bytes())
         .collect();
@@ -39,26 +39,26 @@ fn archives(scratch: &Path) {
 }
 
 /// *Source:* proc_pid_status(5).
-fn status(field: &str) -> u64 {
+fn process_status(field: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let told = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
-    told.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+    value.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// By how much the process was larger at most, while this was done.
-fn growth(work: impl FnOnce()) -> u64 {
-    // *Source:* proc_pid_clear_refs(5): the peak is what it has now.
+/// The peak growth of resident memory during this work.
+fn peak_growth(work: impl FnOnce()) -> u64 {
+    // *Source:* proc_pid_clear_refs(5): resets the peak to the current size.
     fs::write("/proc/self/clear_refs", "5").unwrap();
-    let before = status("VmRSS");
+    let before = process_status("VmRSS");
     work();
-    status("VmHWM").saturating_sub(before)
+    process_status("VmHWM").saturating_sub(before)
 }
 
 #[test]
 #[ignore = "needs containerd and root"]
-fn an_import_of_any_size_takes_little_memory() {
+fn an_import_of_any_size_uses_bounded_memory() {
     let scratch = Scratch::new().unwrap();
-    archives(scratch.path());
+    create_archive(scratch.path());
     let containerd = Containerd::start().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let images = runtime.block_on(ContainerdImages::connect(containerd.socket())).unwrap();
@@ -78,11 +78,11 @@ fn an_import_of_any_size_takes_little_memory() {
             ]))
             .unwrap();
         }
-        let grown = growth(|| {
+        let grown = peak_growth(|| {
             let report = runtime.block_on(Preseed::new(&directory).run(&images)).unwrap();
-            assert_eq!(report.retryable(), 0, "{report:?}");
+            assert_eq!(report.retryable_count(), 0, "{report:?}");
         });
-        let listed = runtime.block_on(images.images(&"k8s.io".parse().unwrap())).unwrap();
+        let listed = runtime.block_on(images.list_images(&"k8s.io".parse().unwrap())).unwrap();
         assert_eq!(listed.len(), 1);
         println!("{MEBIBYTES} MiB as {end}: {:.1} MiB more at its peak", grown as f64 / f64::from(1 << 20));
         assert!(grown <= LIMIT, "{end}: {grown}");

@@ -1,13 +1,13 @@
-//! Every example runs, and prints what it is there to show.
+//! Every example runs and prints the expected output.
 
 use std::process::Command;
 
-/// What an example printed. `cargo test` has built it already.
-fn printed(name: &str) -> String {
-    let deps = std::env::current_exe().expect("the test binary knows its path");
-    let target = deps.parent().and_then(|deps| deps.parent()).expect("it lies in target/PROFILE/deps");
+/// The output of an example, which `cargo test` has built already.
+fn example_output(name: &str) -> String {
+    let deps = std::env::current_exe().expect("the path of the test binary");
+    let target = deps.parent().and_then(|deps| deps.parent()).expect("the binary is in target/PROFILE/deps");
     let output = Command::new(target.join("examples").join(name)).output().expect("the example was built");
-    let text = String::from_utf8(output.stdout).expect("it prints text");
+    let text = String::from_utf8(output.stdout).expect("UTF-8 output");
     assert!(
         output.status.success(),
         "{}\n{text}\n{}",
@@ -31,21 +31,21 @@ fn assert_in_order(text: &str, pieces: &[&str]) {
 fn supervise_shows_a_service_failing_restarting_and_reporting() {
     let pieces = [
         "root.flaky run 1  started",
-        "dead: the disk went away",
+        "dead: the disk has failed",
         "scheduled with backoff",
-        "2 restarts, 2 failures in a row",
-        "run 2 ended dead: the disk went away",
+        "2 restarts, 2 consecutive failures",
+        "run 2 exited dead: the disk has failed",
         "stopped, 0 stragglers",
     ];
-    let text = printed("supervise");
+    let text = example_output("supervise");
     assert_in_order(&text, &pieces);
-    // Events are delivered by a task of their own, so the last one may come after what main says of it.
+    // A separate task delivers events, so the last one may be printed after the output of main.
     assert!(text.contains("root.flaky run 3  ready"), "{text}");
 }
 
 #[test]
 fn child_process_shows_output_and_how_processes_end() {
-    let text = printed("child_process");
+    let text = example_output("child_process");
     assert_in_order(&text, &["root.worker", "root.once", "stopped, 0 stragglers"]);
     for piece in
         ["root.worker stdout run 1  ready to work", "root.worker stderr run 1  with a warning", "code 3"]
@@ -57,81 +57,81 @@ fn child_process_shows_output_and_how_processes_end() {
 #[test]
 fn log_tree_shows_backlog_and_stream() {
     let pieces = [
-        "# everything",
-        "looked at the disk",
-        "# what comes after that",
-        "the disk is gone",
+        "# backlog: everything",
+        "checked the disk",
+        "# live stream",
+        "the disk has failed",
         "\"message\":\"no certificate\"",
     ];
-    assert_in_order(&printed("log_tree"), &pieces);
+    assert_in_order(&example_output("log_tree"), &pieces);
 }
 
 #[test]
 fn place_tree_shows_a_declaration_and_what_it_becomes() {
     let pieces = [
-        "# what is declared",
+        "# declared layout",
         "0700 pki/",
         "0600   cert-key.pem",
         "0640 sensors.json",
-        "# what is written is read: [\"roof\", \"cellar\"]",
-        "absent, which is no error: None",
-        "# what is there now",
+        "# written and read: [\"roof\", \"cellar\"]",
+        "an absent file is not an error: None",
+        "# created directories and files",
         "0750 acme-station/",
         "0640   sensors.json",
-        "# a second new volume: /data holds",
+        "# a second new volume is rejected: /data ",
         "# after a restart the node's role is worker",
     ];
-    assert_in_order(&printed("place_tree"), &pieces);
+    assert_in_order(&example_output("place_tree"), &pieces);
 }
 
 #[test]
-fn own_quota_shows_a_refusal_and_conforms() {
+fn own_quota_shows_a_rejection_and_conforms() {
     let pieces = [
-        "first may take 60Mi bytes",
-        "second may not take 60Mi",
-        "second may take 40Mi",
-        "first may make 99 more files",
-        "a limit of 0 is refused: true",
-        "second may take 100Mi",
-        "it conforms",
+        "first: 60Mi bytes reserved",
+        "second: 60Mi rejected",
+        "second: 40Mi reserved",
+        "first: 99 more files allowed",
+        "a limit of 0 is rejected: true",
+        "second, without first: 100Mi reserved",
+        "conformance suite passed",
     ];
-    assert_in_order(&printed("own_quota"), &pieces);
+    assert_in_order(&example_output("own_quota"), &pieces);
 }
 
 #[test]
-fn own_volume_store_conforms_and_refuses_to_overbook() {
+fn own_volume_store_conforms_and_rejects_overbooking() {
     let pieces =
-        ["the store keeps the contract", "000000000001: made", "000000000002 on this node: the claim goes"];
-    assert_in_order(&printed("own_volume_store"), &pieces);
+        ["conformance suite passed", "000000000001: created", "000000000002 on this node: the claim goes"];
+    assert_in_order(&example_output("own_volume_store"), &pieces);
 }
 
 #[test]
 fn own_network_shows_an_address_that_comes_and_changes() {
     let pieces = [
-        "without an address it is CreatingCluster",
-        "with one it is Running",
-        "its record has Some(192.0.2.8)",
+        "without an address: CreatingCluster",
+        "with an address: Running",
+        "address in its record: Some(192.0.2.8)",
     ];
-    assert_in_order(&printed("own_network"), &pieces);
+    assert_in_order(&example_output("own_network"), &pieces);
 }
 
 #[test]
 fn own_consensus_runs_and_conforms() {
-    let pieces = ["a member called own-1", "it conforms, and its calls were counted: true"];
-    assert_in_order(&printed("own_consensus"), &pieces);
+    let pieces = ["member own-1", "conformance suite passed, calls were counted: true"];
+    assert_in_order(&example_output("own_consensus"), &pieces);
 }
 
 #[test]
-fn custom_node_founds_a_cluster_and_goes_back_to_it() {
+fn custom_node_bootstraps_a_cluster_and_rejoins_it() {
     let pieces = [
         "first boot",
         "storage: a new volume",
         "service: boot 1",
         "cluster: New → CreatingCluster → Running",
         "second boot",
-        "storage: the volume that is there",
+        "storage: the existing volume",
         "service: boot 2",
         "cluster: New → Restarting → Running",
     ];
-    assert_in_order(&printed("custom_node"), &pieces);
+    assert_in_order(&example_output("custom_node"), &pieces);
 }

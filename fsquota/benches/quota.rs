@@ -1,10 +1,10 @@
-//! What limits cost with 0 to 100,000 projects there, on XFS and ext4: setting and reading one directory's, and finding
-//! a free number. Ours, the bare calls and `xfs_quota` take turns.
+//! The cost of limits with 0 to 100,000 existing projects, on XFS and ext4: setting and reading the limits of
+//! one directory, and finding a free number. Our library, the bare system calls and `xfs_quota` take turns.
 //!
-//! `cargo xtask bench quota` runs it in a guest. Elsewhere it takes a directory of a mounted file system, and the most
-//! projects to measure with: `cargo bench -p nodekeel-fsquota --bench quota -- /mnt 10000`. Under emulation a system call
-//! costs many times what it does otherwise: ratios hold, times don't. Each size is written as soon as it is measured; where
-//! a machine is too slow to get to the next one in time, that is said, and the bench ends.
+//! `cargo xtask bench quota` runs it in a guest. Elsewhere pass a directory of a mounted file system, and the
+//! maximum number of projects: `cargo bench -p nodekeel-fsquota --bench quota -- /mnt 10000`. Under emulation
+//! a system call costs many times as much: ratios hold, times don't. Each size is reported as soon as it is
+//! measured; if the host is too slow to reach the next size in time, the bench reports that and ends.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -14,36 +14,39 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use nodekeel_fsquota::testing::Bare;
-use nodekeel_fsquota::{Bytes, Change, Inodes, Kind, Limit, ProjectId, ProjectQuota, QuotaSetter as _};
+use nodekeel_fsquota::testing::RawQuotaCalls;
+use nodekeel_fsquota::{
+    Bytes, FileSystemKind, Inodes, LimitChange, ProjectId, ProjectQuota, QuotaChange, QuotaSetter as _,
+};
 use testbed::bench::{BenchRow, Rows};
 use testbed::guest::inside::{Disk, FileSystem};
 
 const PROJECTS: [u32; 4] = [0, 1_000, 10_000, 100_000];
 const ROUNDS: usize = 101;
-/// The peer is a process each time.
+/// The peer starts a process each time.
 const PEER_ROUNDS: usize = 3;
-/// With so many projects the peer's list takes seconds, and is asked for once.
+/// From this number of projects on, the peer's list takes seconds and is measured once.
 const MANY: u32 = 10_000;
-/// How long a file system may take until its last size is there: both are done within ten minutes.
+/// Time limit for one file system to reach its last size, so that both are done within ten minutes.
 const FILLED_WITHIN: Duration = Duration::from_secs(180);
-/// How many projects are made between two looks at the clock.
+/// How many projects are created between two checks of the time limit.
 const STRIDE: usize = 500;
 
 fn main() -> Result<()> {
-    // Cargo calls with `--bench`.
-    let given: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    // Cargo passes `--bench`.
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let mut rows = Rows::new("quota");
-    match given.as_slice() {
-        [] => on_disks(&mut rows)?,
+    match arguments.as_slice() {
+        [] => measure_disks(&mut rows)?,
         [directory] => measure(Path::new(directory), u32::MAX, &mut rows)?,
         [directory, most, ..] => measure(Path::new(directory), most.parse()?, &mut rows)?,
     }
     rows.finish().map(drop)
 }
 
-/// On the guest's disk, XFS and then ext4.
-fn on_disks(rows: &mut Rows) -> Result<()> {
+/// Measures on the guest's disk, XFS and then ext4.
+fn measure_disks(rows: &mut Rows) -> Result<()> {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
         let mounted = Disk::take()?.mount(kind, "prjquota")?;
         measure(mounted.path(), u32::MAX, rows)?;
@@ -52,59 +55,64 @@ fn on_disks(rows: &mut Rows) -> Result<()> {
 }
 
 fn measure(directory: &Path, most: u32, rows: &mut Rows) -> Result<()> {
-    let (mut there, end) = (0, Instant::now() + FILLED_WITHIN);
+    let (mut existing, end) = (0, Instant::now() + FILLED_WITHIN);
     let version = testbed::output(Command::new("xfs_quota").arg("-V"))?;
     let version = version.trim().rsplit(' ').next().unwrap_or("unknown");
     for projects in PROJECTS.into_iter().filter(|projects| *projects <= most) {
         let quota = ProjectQuota::open(directory)?;
         let start = Instant::now();
-        let filled = fill(&quota, there..projects, end)?;
-        println!("{}: projects {there} to {filled} in {:?}", quota.file_system().kind, start.elapsed());
-        there = filled;
-        let bench =
-            Bench { quota, directory: directory.into(), projects: there, version: version.to_owned() };
-        rows.add(bench.rows()?)?;
-        if there < projects {
-            println!("no time for {projects} projects: {there} are the most that were measured");
+        let filled = create_projects(&quota, existing..projects, end)?;
+        println!("{}: projects {existing} to {filled} in {:?}", quota.file_system().kind, start.elapsed());
+        existing = filled;
+        let bench = QuotaBench {
+            quota,
+            directory: directory.into(),
+            projects: existing,
+            version: version.to_owned(),
+        };
+        rows.add(bench.bench_rows()?)?;
+        if existing < projects {
+            println!("time limit reached: measured up to {existing} projects instead of {projects}");
             break;
         }
     }
     Ok(())
 }
 
-/// Makes projects as long as there is time; how many there are then. Limits alone take a number, too, and are made much
-/// faster than directories.
-fn fill(quota: &ProjectQuota, offsets: Range<u32>, end: Instant) -> Result<u32> {
+/// Creates projects until the time limit and returns their number. They have limits but no directories, which
+/// is much faster and also allocates the numbers.
+fn create_projects(quota: &ProjectQuota, offsets: Range<u32>, end: Instant) -> Result<u32> {
     for first in offsets.clone().step_by(STRIDE) {
         if Instant::now() > end {
             return Ok(first);
         }
         for offset in (first..offsets.end).take(STRIDE) {
-            Bare(quota).limit(number(quota, offset)?, 1024, 100)?;
+            RawQuotaCalls(quota).write_limits(project_number(quota, offset)?, 1024, 100)?;
         }
     }
     Ok(offsets.end)
 }
 
-fn number(quota: &ProjectQuota, offset: u32) -> Result<ProjectId> {
-    ProjectId::new(Bare(quota).range().first().get() + offset).context("beyond the last number")
+fn project_number(quota: &ProjectQuota, offset: u32) -> Result<ProjectId> {
+    ProjectId::new(RawQuotaCalls(quota).project_range().first_id().get() + offset)
+        .context("project number out of range")
 }
 
-struct Bench {
+struct QuotaBench {
     quota: ProjectQuota,
     directory: PathBuf,
     projects: u32,
-    /// Of the peer.
+    /// Version of the peer.
     version: String,
 }
 
-impl Bench {
-    fn rows(&self) -> Result<[BenchRow; 3]> {
-        let peer = self.peer_finds()?;
+impl QuotaBench {
+    fn bench_rows(&self) -> Result<[BenchRow; 3]> {
+        let peer = self.time_peer_allocation()?;
         Ok([self.set_and_read()?, self.next_number(peer)?, self.first_number(peer)?])
     }
 
-    fn row(&self, what: &str, work: &str, ours: f64, peer: f64, limit: f64) -> BenchRow {
+    fn bench_row(&self, what: &str, work: &str, ours: f64, peer: f64, limit: f64) -> BenchRow {
         let kind = self.quota.file_system().kind;
         let work = format!("{work}; {kind} with {} projects", self.projects);
         BenchRow::new(format!("{what}_{kind}_{}", self.projects), work, "us", ours)
@@ -112,109 +120,112 @@ impl Bench {
             .limit(limit)
     }
 
-    /// A number that nobody has asked for, for the bare calls of one measurement: of one that was asked for, the kernel has
-    /// kept the answer.
-    fn untouched(&self, measurement: u32, round: usize) -> Result<ProjectId> {
-        number(&self.quota, self.projects + 500 + measurement * 150 + u32::try_from(round)?)
+    /// A number that was not looked up before, for the bare calls of one measurement: the kernel caches the
+    /// result of a lookup.
+    fn fresh_project(&self, measurement: u32, round: usize) -> Result<ProjectId> {
+        project_number(&self.quota, self.projects + 500 + measurement * 150 + u32::try_from(round)?)
     }
 
-    /// How often the peer is run.
+    /// How often the peer runs.
     fn peer_rounds(&self) -> usize {
         if self.projects < MANY { PEER_ROUNDS } else { 1 }
     }
 
-    /// A directory, which is gone when the work is done.
-    fn with_directory(&self, work: impl FnOnce(&File, &Path) -> Result<f64>) -> Result<f64> {
+    /// Runs the work with a new directory, and removes the directory afterwards.
+    fn with_new_directory(&self, work: impl FnOnce(&File, &Path) -> Result<f64>) -> Result<f64> {
         let path = self.directory.join("measured");
         fs::create_dir(&path)?;
         let dir = File::open(&path)?;
         let took = work(&dir, &path)?;
-        self.quota.clear(dir.as_fd())?;
+        self.quota.clear_limits(dir.as_fd())?;
         fs::remove_dir(&path)?;
         Ok(took)
     }
 
     fn set_and_read(&self) -> Result<BenchRow> {
-        let change = Change { bytes: Limit::At(Bytes(1 << 20)), inodes: Limit::At(Inodes(100)) };
-        let bare = Bare(&self.quota);
+        let change =
+            QuotaChange { bytes: LimitChange::Set(Bytes(1 << 20)), inodes: LimitChange::Set(Inodes(100)) };
+        let bare = RawQuotaCalls(&self.quota);
         let (mut ours, mut limits, mut peers) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            let free = self.untouched(0, round)?;
-            ours.push(self.with_directory(|dir, _| {
-                timed(|| Ok((self.quota.set(dir.as_fd(), change)?, self.quota.status(dir.as_fd())?)))
+            let free = self.fresh_project(0, round)?;
+            ours.push(self.with_new_directory(|dir, _| {
+                time_micros(|| {
+                    Ok((self.quota.set_limits(dir.as_fd(), change)?, self.quota.read_status(dir.as_fd())?))
+                })
             })?);
-            limits.push(self.with_directory(|dir, _| {
-                timed(|| {
-                    bare.limit(free, 1024, 100)?;
-                    bare.tag(dir.as_fd(), free)?;
-                    Ok(bare.is_taken(free)?)
+            limits.push(self.with_new_directory(|dir, _| {
+                time_micros(|| {
+                    bare.write_limits(free, 1024, 100)?;
+                    bare.tag_directory(dir.as_fd(), free)?;
+                    Ok(bare.is_allocated(free)?)
                 })
             })?);
             if round < self.peer_rounds() {
-                peers.push(self.with_directory(|_, path| self.peer_sets_and_reads(path, free))?);
+                peers.push(self.with_new_directory(|_, path| self.time_peer_set_and_read(path, free))?);
             }
         }
         let work = "give a new directory both limits and read them back";
-        Ok(self.row("set_get", work, median(ours), median(peers), median(limits)))
+        Ok(self.bench_row("set_get", work, median(ours), median(peers), median(limits)))
     }
 
-    fn peer_sets_and_reads(&self, path: &Path, free: ProjectId) -> Result<f64> {
+    fn time_peer_set_and_read(&self, path: &Path, free: ProjectId) -> Result<f64> {
         let commands = [
             format!("project -s -p {} {free}", path.display()),
             format!("limit -p bhard=1m ihard=100 {free}"),
             format!("quota -p -N -b -i {free}"),
         ];
-        timed(|| self.xfs_quota(&commands))
+        time_micros(|| self.xfs_quota(&commands))
     }
 
     fn xfs_quota(&self, commands: &[String]) -> Result<String> {
         let mut command = Command::new("xfs_quota");
         command.arg("-x");
-        if self.quota.file_system().kind == Kind::Ext4 {
+        if self.quota.file_system().kind == FileSystemKind::Ext4 {
             command.arg("-f");
         }
         command.args(commands.iter().flat_map(|one| ["-c", one]));
         testbed::output(command.arg(&self.directory))
     }
 
-    /// As in a process that has given numbers before.
+    /// Measured in a process that has allocated numbers before.
     fn next_number(&self, peer: f64) -> Result<BenchRow> {
-        let bare = Bare(&self.quota);
-        bare.find_free()?;
+        let bare = RawQuotaCalls(&self.quota);
+        bare.find_free_project()?;
         let (mut ours, mut limits) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            let free = self.untouched(1, round)?;
-            ours.push(timed(|| Ok(bare.find_free()?))?);
-            limits.push(timed(|| Ok(bare.is_taken(free)?))?);
+            let free = self.fresh_project(1, round)?;
+            ours.push(time_micros(|| Ok(bare.find_free_project()?))?);
+            limits.push(time_micros(|| Ok(bare.is_allocated(free)?))?);
         }
         let limit = median(limits);
-        let row = self.row("next_id", "find a free number", median(ours), peer, limit);
+        let row = self.bench_row("next_id", "find a free number", median(ours), peer, limit);
         Ok(row.at_most(limit * 4.0))
     }
 
-    /// As in a process that has just started.
+    /// Measured in a process that has just started.
     fn first_number(&self, peer: f64) -> Result<BenchRow> {
         let (mut ours, mut limits) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            let free = self.untouched(2, round)?;
+            let free = self.fresh_project(2, round)?;
             let quota = ProjectQuota::open(&self.directory)?;
-            ours.push(timed(|| Ok(Bare(&quota).find_free()?))?);
-            limits.push(timed(|| Ok(Bare(&quota).is_taken(free)?))?);
+            ours.push(time_micros(|| Ok(RawQuotaCalls(&quota).find_free_project()?))?);
+            limits.push(time_micros(|| Ok(RawQuotaCalls(&quota).is_allocated(free)?))?);
         }
         let work = "find a free number, the first of a process";
-        Ok(self.row("first_id", work, median(ours), peer, median(limits)))
+        Ok(self.bench_row("first_id", work, median(ours), peer, median(limits)))
     }
 
-    /// The way of those who run a program: list all, take the largest number and one more.
-    fn peer_finds(&self) -> Result<f64> {
+    /// How scripts around `xfs_quota` find a number: list all projects and add one to the largest.
+    fn time_peer_allocation(&self) -> Result<f64> {
         let report = || self.xfs_quota(&["report -p -n -N".to_owned()]);
-        let took = (0..self.peer_rounds()).map(|_| timed(report)).collect::<Result<Vec<f64>>>()?;
+        let took = (0..self.peer_rounds()).map(|_| time_micros(report)).collect::<Result<Vec<f64>>>()?;
         Ok(median(took))
     }
 }
 
 /// Microseconds.
-fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
+fn time_micros<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
     let start = Instant::now();
     let done = work();
     let took = start.elapsed();

@@ -1,4 +1,4 @@
-//! How operations fail.
+//! Errors of quota operations.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,84 +11,85 @@ use crate::{LimitError, ProjectId};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It is a file, a symbolic link or something else; only directories have limits of their own.
-    #[error("it is not a directory")]
+    /// It is a file, a symbolic link or something else; only directories can have limits.
+    #[error("not a directory: only directories can have limits")]
     NotADirectory,
     /// The directory has been removed.
     #[error("the directory has been removed")]
     Removed,
-    /// The directory is on another file system than the one whose quotas these are.
-    #[error("the directory is on another file system")]
+    /// The directory is on another file system than the one that was opened.
+    #[error("the directory is on another file system than the opened one")]
     OtherFileSystem,
-    /// What is in the directory would keep its old project; empty it, or apply to the whole tree.
+    /// Existing entries would keep their old project. Empty the directory, or apply the call to the whole
+    /// tree.
     #[error(
-        "the directory is not empty, and what is in it would not be counted: empty it, or take its whole tree"
+        "the directory is not empty, and its entries would not be counted: empty it, or apply to its tree"
     )]
     NotEmpty,
-    /// A directory above it has the limits that count for it; projects do not nest. Change them there.
-    #[error(
-        "the directory belongs to project {project}, whose limits were set on a directory above it: change them there"
-    )]
-    Inherited {
-        /// Whose it is.
+    /// It belongs to the project of a directory above it; projects do not nest. Change the limits there.
+    #[error("the directory belongs to project {project} of a directory above it: change the limits there")]
+    InheritedProject {
+        /// The project of the directory above.
         project: ProjectId,
     },
-    /// Something elsewhere has the same project, as a copy with all its attributes has, or what was moved out of a limited
-    /// directory: its limits would be changed, too. Clear the directory, which leaves them as they are, and set it again.
-    #[error("the directory shares project {project} with something elsewhere: clear it, then set it again")]
-    Shared {
-        /// Whose both are.
+    /// An inode elsewhere has the same project, for example because the directory is a copy with all
+    /// attributes or was moved out of a limited directory. The call would change the limits of both. Clear
+    /// the directory, which keeps those limits, and set it again.
+    #[error("the directory shares project {project} with an inode elsewhere: clear it, then set it again")]
+    SharedProject {
+        /// The shared project.
         project: ProjectId,
     },
-    /// A limit can't be set at all.
-    #[error("the limit is not possible")]
-    Limit(#[source] LimitError),
-    /// Every project number of the range is taken. Release those of removed directories, or open with a larger range.
-    #[error("all project numbers from {first} to {last} are taken: release those of removed directories")]
-    Exhausted {
-        /// The first of the range.
+    /// The kernel can't store the limit.
+    #[error("invalid limit")]
+    InvalidLimit(#[source] LimitError),
+    /// Every project number of the range is allocated. Release those of removed directories, or open with a
+    /// larger range.
+    #[error("all project numbers from {first} to {last} are allocated: release those of removed directories")]
+    RangeExhausted {
+        /// First number of the range.
         first: ProjectId,
-        /// The last of the range.
+        /// Last number of the range.
         last: ProjectId,
     },
-    /// Somebody who does not keep to the lock took every number that was tried. A retry helps.
-    #[error("other programs took every project number that was tried: try again")]
-    Contended,
-    /// Files still belong to the project, so its limits stay. A retry helps if they are being removed.
+    /// A program that ignores the lock allocated every number that was tried. A retry helps.
+    #[error("other programs allocated every project number that was tried: try again")]
+    AllocationContended,
+    /// Inodes still belong to the project, so its limits stay. A retry helps if they are being removed.
     #[error("project {project} is still in use")]
-    InUse {
-        /// Whose limits stay.
+    ProjectInUse {
+        /// The project that keeps its limits.
         project: ProjectId,
     },
     /// A call to the kernel failed.
     #[error("{call}")]
     Kernel {
-        /// What was being done.
-        call: Call,
-        /// What the kernel said.
+        /// The step that failed.
+        call: KernelCall,
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Something in the tree could not be changed; what was changed before it stays, and a repetition goes on from there.
+    /// An entry of the tree could not be changed. Earlier changes stay; repeat the call to resume.
     #[error("change the project of {}", path.display())]
-    Tree {
-        /// Where, below the directory.
+    ChangeTree {
+        /// The entry, relative to the directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// Another implementation of [`QuotaSetter`](crate::QuotaSetter) failed.
-    #[error("the quota's backend failed")]
+    #[error("quota backend failed")]
     Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What was being done when the kernel failed.
+/// The step that failed in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Call {
-    /// Look at the directory.
-    Look,
+pub enum KernelCall {
+    /// Inspect the directory.
+    InspectDirectory,
     /// Read the project of the directory.
     ReadProject,
     /// Write the project of the directory.
@@ -97,40 +98,40 @@ pub enum Call {
     ReadLimits,
     /// Write the limits of a project.
     WriteLimits,
-    /// Keep other processes from allocating.
-    Lock,
-    /// Wait until removed files are accounted for.
-    Settle,
+    /// Lock the allocation of projects against other processes.
+    LockAllocation,
+    /// Wait until the kernel no longer counts removed files.
+    FlushRemoved,
 }
 
-impl std::fmt::Display for Call {
+impl std::fmt::Display for KernelCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
-            Self::Look => "look at the directory",
+            Self::InspectDirectory => "inspect the directory",
             Self::ReadProject => "read the directory's project",
             Self::WriteProject => "write the directory's project",
             Self::ReadLimits => "read the project's limits",
             Self::WriteLimits => "write the project's limits",
-            Self::Lock => "lock the allocation of projects",
-            Self::Settle => "wait until removed files are accounted for",
+            Self::LockAllocation => "lock the allocation of projects",
+            Self::FlushRemoved => "wait until removed files are no longer counted",
         })
     }
 }
 
-impl Call {
-    /// For `map_err`.
-    pub(crate) fn failed(self) -> impl FnOnce(io::Error) -> Error {
+impl KernelCall {
+    /// The error of this step, for `map_err`.
+    pub(crate) fn into_error(self) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Kernel { call: self, source }
     }
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anybody's doing: the disk was full, the memory was short, the
+    /// Whether the same call may succeed later without intervention: the disk was full, memory was short, the
     /// project was still being removed.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::InUse { .. } | Self::Contended => true,
-            Self::Kernel { source, .. } | Self::Tree { source, .. } => matches!(
+            Self::ProjectInUse { .. } | Self::AllocationContended => true,
+            Self::Kernel { source, .. } | Self::ChangeTree { source, .. } => matches!(
                 source.raw_os_error(),
                 Some(
                     libc::EINTR
@@ -147,10 +148,10 @@ impl Error {
         }
     }
 
-    /// Whether the caller lacks the right: projects are changed by root in the initial user namespace.
+    /// Whether the caller lacks permission: only root in the initial user namespace may change projects.
     pub fn is_permission(&self) -> bool {
         match self {
-            Self::Kernel { source, .. } | Self::Tree { source, .. } => {
+            Self::Kernel { source, .. } | Self::ChangeTree { source, .. } => {
                 source.kind() == io::ErrorKind::PermissionDenied
             }
             _ => false,

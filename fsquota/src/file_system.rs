@@ -1,4 +1,4 @@
-//! What a file system can do about quotas, and what it lacks.
+//! Checks that a file system enforces project quotas, and reports what is missing.
 
 use std::ffi::{CString, OsString};
 use std::fmt;
@@ -11,21 +11,21 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
-use crate::linux::{self, Linux};
-use crate::mounts::{self, Mount};
+use crate::linux::{self, LinuxKernel};
+use crate::mounts::{self, MountinfoEntry};
 use crate::sys;
 
 /// A file system that has project quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
-    /// Its limits bind everybody; what they refuse fails with ENOSPC.
+pub enum FileSystemKind {
+    /// Limits apply to every process; a write beyond them fails with ENOSPC.
     Xfs,
-    /// Its limits do not bind who has CAP_SYS_RESOURCE; what they refuse fails with EDQUOT.
+    /// Limits do not apply to processes with CAP_SYS_RESOURCE; a write beyond them fails with EDQUOT.
     Ext4,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FileSystemKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Xfs => "xfs",
@@ -34,199 +34,212 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A mounted file system whose limits bind.
+/// A mounted file system that enforces project quotas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileSystem {
-    /// Which it is.
-    pub kind: Kind,
+    /// Its type.
+    pub kind: FileSystemKind,
     /// Where it is mounted.
     pub mount_point: PathBuf,
-    /// What it is on: a device, usually.
+    /// The mount source, usually a device.
     pub source: OsString,
-    /// What of it is mounted there: `/` is all of it.
+    /// The directory of the file system that is mounted there: `/` for all of it.
     pub root: PathBuf,
 }
 
-/// What quotas do not protect from, though everything is in order.
+/// A way around the limits that exists although quotas are enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Warning {
-    /// Whoever owns a file and is in the initial user namespace can take it out of its project, and so out of the limits
-    /// (`FS_IOC_FSSETXATTR`); in another user namespace the kernel refuses it.
+pub enum QuotaWarning {
+    /// A process in the initial user namespace can move a file that it owns out of its project, and so out of
+    /// the limits (`FS_IOC_FSSETXATTR`); in another user namespace the kernel rejects that.
     OwnersCanLeave,
     /// ext4 lets processes with CAP_SYS_RESOURCE exceed every limit.
     PrivilegedCanExceed,
-    /// Whoever can open the directory where it is mounted can take the lock by which processes are kept apart, and hold up
-    /// all who set limits.
+    /// A process that can open the directory where the file system is mounted can hold the lock between
+    /// processes, and so block all changes of limits.
     OthersCanLock,
-    /// Only a part of the file system is mounted here. Whoever allocates projects by another mount of it does not see
-    /// our lock; both look where the other is unlikely to, and notice if they gave the same number away.
+    /// Only a part of the file system is mounted here. A process that allocates projects through another
+    /// mount of it does not see our lock. Both search in different parts of the range, and detect if they
+    /// allocated the same number.
     PartOfFileSystem,
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for QuotaWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::OwnersCanLeave => {
-                "whoever owns a file, outside a user namespace, can take it out of its project and so out of the limits; \
-                 run what is limited in a user namespace, or deny it FS_IOC_FSSETXATTR"
+                "file owners outside of a user namespace can move files out of their project and so out of \
+                 the limits: run limited programs in a user namespace, or deny them FS_IOC_FSSETXATTR"
             }
             Self::PrivilegedCanExceed => {
-                "ext4 does not bind processes that have CAP_SYS_RESOURCE, such as root's; XFS does"
+                "ext4 does not limit processes with CAP_SYS_RESOURCE, such as root's: use XFS to limit them"
             }
             Self::OthersCanLock => {
-                "whoever can open the directory where it is mounted can hold up all who set limits: give it to root alone \
-                 (chmod 700)"
+                "every process that can open the mount point can block changes of limits: restrict it to \
+                 root (chmod 700)"
             }
             Self::PartOfFileSystem => {
-                "only a part of the file system is mounted here: allocate projects by one mount of it alone"
+                "only a part of the file system is mounted here: allocate projects through one mount only"
             }
         })
     }
 }
 
-/// Why a file system's quotas can't be used, and what to do.
+/// Why a file system's quotas can't be used, and how to fix it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no such directory, or it can't be opened.
+    /// The directory does not exist or can't be opened.
     #[error("open {}", path.display())]
     Open {
-        /// What was to be opened.
+        /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// `/proc` does not say what the directory is on. Mount it.
-    #[error("find what {} is on in /proc/self/mountinfo; is /proc mounted?", path.display())]
-    Mounts {
-        /// What was to be found.
+    /// `/proc` does not list the mount of the directory. Mount `/proc`.
+    #[error("find the mount of {} in /proc/self/mountinfo (is /proc mounted?)", path.display())]
+    FindMount {
+        /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Another file system.
+    /// The file system has no project quotas. Use XFS or ext4.
     #[error("{} is on {found}, which has no project quotas: use XFS or ext4", path.display())]
-    OtherKind {
-        /// What was opened.
+    UnsupportedFileSystem {
+        /// The directory.
         path: PathBuf,
-        /// The name of its file system.
+        /// The type of its file system.
         found: String,
     },
-    /// Another mount lies over it, so nobody else finds the directory by which processes are kept apart.
+    /// Another mount covers the mount point, so other processes can't find the directory that carries the
+    /// lock.
     #[error("another mount covers {}: unmount that one first", mount_point.display())]
     Covered {
-        /// Where both are mounted.
+        /// The mount point of both.
         mount_point: PathBuf,
     },
-    /// Nothing can be changed there.
+    /// The file system is mounted read-only. Remount it.
     #[error("{} is mounted read-only: remount it with `mount -o remount,rw`", mount_point.display())]
     ReadOnly {
-        /// Where it is mounted.
+        /// The mount point.
         mount_point: PathBuf,
     },
-    /// The kernel was built without.
-    #[error("this kernel has no quotas for {kind}: it needs {}", options(kind))]
+    /// The kernel was built without quotas for the file system.
+    #[error("this kernel has no quotas for {kind}: it needs {}", required_kernel_options(kind))]
     NoKernelSupport {
-        /// For which file system.
-        kind: Kind,
+        /// The type of the file system.
+        kind: FileSystemKind,
     },
-    /// ext4 has not been told to keep projects.
+    /// The ext4 file system was created without the project feature. Enable it with tune2fs.
     #[error(
-        "{source_device} has no project quotas: unmount it, run `tune2fs -O project,quota -Q prjquota {source_device}`, \
-         and mount it with `-o prjquota`"
+        "{source_device} has no project quotas: unmount it, run \
+         `tune2fs -O project,quota -Q prjquota {source_device}`, and mount it with `-o prjquota`"
     )]
     NoProjectFeature {
         /// The device.
         source_device: String,
     },
-    /// Projects are not counted.
-    #[error("{} is mounted without project quotas: {}", mount_point.display(), remedy(kind))]
-    NotMounted {
-        /// Which file system.
-        kind: Kind,
-        /// Where it is mounted.
+    /// Projects are not counted: the mount lacks the quota option.
+    #[error("{} is mounted without project quotas: {}", mount_point.display(), mount_advice(kind))]
+    AccountingOff {
+        /// The type of the file system.
+        kind: FileSystemKind,
+        /// Its mount point.
         mount_point: PathBuf,
     },
-    /// Projects are counted, and their limits bind nobody.
-    #[error("{} counts projects but does not enforce their limits: {}", mount_point.display(), remedy(kind))]
-    NotEnforced {
-        /// Which file system.
-        kind: Kind,
-        /// Where it is mounted.
+    /// Projects are counted, but their limits are not enforced.
+    #[error(
+        "{} counts projects but does not enforce their limits: {}",
+        mount_point.display(),
+        mount_advice(kind)
+    )]
+    EnforcementOff {
+        /// The type of the file system.
+        kind: FileSystemKind,
+        /// Its mount point.
         mount_point: PathBuf,
     },
     /// The caller is not root in the initial user namespace.
-    #[error("no permission for the quotas of {}: they are root's, outside of user namespaces (CAP_SYS_ADMIN)", mount_point.display())]
+    #[error(
+        "no permission for the quotas of {}: run as root outside of user namespaces (CAP_SYS_ADMIN)",
+        mount_point.display()
+    )]
     Permission {
-        /// Where it is mounted.
+        /// The mount point.
         mount_point: PathBuf,
     },
-    /// The kernel did not answer as known kernels do.
-    #[error("ask for the quotas of {}", mount_point.display())]
+    /// The kernel returned an error that known kernels do not return.
+    #[error("probe the quotas of {}", mount_point.display())]
     Probe {
-        /// Where it is mounted.
+        /// The mount point.
         mount_point: PathBuf,
-        /// What it said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-fn options(kind: &Kind) -> &'static str {
+fn required_kernel_options(kind: &FileSystemKind) -> &'static str {
     match kind {
-        Kind::Xfs => "CONFIG_XFS_QUOTA",
-        Kind::Ext4 => "CONFIG_QUOTA and CONFIG_QFMT_V2",
+        FileSystemKind::Xfs => "CONFIG_XFS_QUOTA",
+        FileSystemKind::Ext4 => "CONFIG_QUOTA and CONFIG_QFMT_V2",
     }
 }
 
-fn remedy(kind: &Kind) -> &'static str {
+fn mount_advice(kind: &FileSystemKind) -> &'static str {
     match kind {
-        Kind::Xfs => {
-            "unmount it, then mount it with `-o prjquota` (remounting is not enough; for the root file system boot with \
-             `rootflags=prjquota`)"
+        FileSystemKind::Xfs => {
+            "unmount it, then mount it with `-o prjquota` (remounting is not enough; for the root file \
+             system boot with `rootflags=prjquota`)"
         }
-        Kind::Ext4 => "mount it with `-o prjquota`",
+        FileSystemKind::Ext4 => "mount it with `-o prjquota`",
     }
 }
 
-/// Whether the kernel may be asked by descriptor.
+/// How quotactl names the file system: by descriptor if the kernel supports that, or always by device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    Best,
-    Device,
+pub(crate) enum QuotactlMode {
+    Auto,
+    ByDevice,
 }
 
-/// Opens what `path` is on, and finds out whether its limits bind.
-pub(crate) fn open(path: &Path, way: Way) -> Result<(Linux, FileSystem), OpenError> {
+/// Opens the file system that `path` is on, and checks that it enforces project quotas.
+pub(crate) fn open_file_system(
+    path: &Path,
+    way: QuotactlMode,
+) -> Result<(LinuxKernel, FileSystem), OpenError> {
     let opened = |source: io::Error| OpenError::Open { path: path.into(), source };
     let dir = open_directory(path).map_err(opened)?;
-    let mount = mount_of(dir.as_fd()).map_err(|source| OpenError::Mounts { path: path.into(), source })?;
-    let kind = match mount.kind.as_bytes() {
-        b"xfs" => Kind::Xfs,
-        b"ext4" => Kind::Ext4,
+    let mount =
+        find_mount(dir.as_fd()).map_err(|source| OpenError::FindMount { path: path.into(), source })?;
+    let kind = match mount.fs_type.as_bytes() {
+        b"xfs" => FileSystemKind::Xfs,
+        b"ext4" => FileSystemKind::Ext4,
         other => {
             let found = String::from_utf8_lossy(other).into_owned();
-            return Err(OpenError::OtherKind { path: path.into(), found });
+            return Err(OpenError::UnsupportedFileSystem { path: path.into(), found });
         }
     };
     if mount.is_read_only() {
-        return Err(OpenError::ReadOnly { mount_point: mount.point });
+        return Err(OpenError::ReadOnly { mount_point: mount.mount_point });
     }
-    let root = root_of(&mount)?;
-    let by_device = way == Way::Device || !sys::takes_descriptors();
-    let probed = |source: io::Error| OpenError::Probe { mount_point: mount.point.clone(), source };
+    let root = open_mount_dir(&mount)?;
+    let by_device = way == QuotactlMode::ByDevice || !sys::supports_quotactl_fd();
+    let probed = |source: io::Error| OpenError::Probe { mount_point: mount.mount_point.clone(), source };
     let device = if by_device {
         Some(CString::new(mount.source.as_bytes()).map_err(|error| probed(io::Error::other(error)))?)
     } else {
         None
     };
-    let linux = Linux { root, device, kind };
-    check(&linux, &mount)?;
-    let Mount { point, source, root, .. } = mount;
+    let linux = LinuxKernel { root, device, kind };
+    check_quotas(&linux, &mount)?;
+    let MountinfoEntry { mount_point: point, source, root, .. } = mount;
     Ok((linux, FileSystem { kind, mount_point: point, source, root }))
 }
 
@@ -235,13 +248,13 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-fn mount_of(dir: BorrowedFd<'_>) -> io::Result<Mount> {
+fn find_mount(dir: BorrowedFd<'_>) -> io::Result<MountinfoEntry> {
     let stat = rustix::fs::fstat(dir)?;
     let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let id = mount_id(dir)?;
+    let id = read_mount_id(dir)?;
     let text = fs::read("/proc/self/mountinfo")?;
     let (mut by_id, mut by_device) = (None, None);
-    for mount in mounts::parse(&text) {
+    for mount in mounts::parse_mountinfo(&text) {
         if Some(mount.id) == id {
             by_id = Some(mount);
         } else if mount.device == device {
@@ -251,77 +264,77 @@ fn mount_of(dir: BorrowedFd<'_>) -> io::Result<Mount> {
     by_id.or(by_device).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-fn mount_id(dir: BorrowedFd<'_>) -> io::Result<Option<u64>> {
-    Ok(mounts::mount_id(&fs::read(format!("/proc/self/fdinfo/{}", dir.as_raw_fd()))?))
+fn read_mount_id(dir: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    Ok(mounts::parse_mount_id(&fs::read(format!("/proc/self/fdinfo/{}", dir.as_raw_fd()))?))
 }
 
-/// The directory whose lock everybody takes: the mount's own, whichever directory in it was named. `..` does not lead to
-/// one that another mount covers either.
-fn root_of(mount: &Mount) -> Result<OwnedFd, OpenError> {
-    let point = &mount.point;
+/// Opens the directory that carries the lock: the mount point, whichever directory below it was named. If
+/// another mount covers the mount point, it can't be reached, not even by `..`.
+fn open_mount_dir(mount: &MountinfoEntry) -> Result<OwnedFd, OpenError> {
+    let point = &mount.mount_point;
     let opened = |source: io::Error| OpenError::Open { path: point.clone(), source };
     let root = open_directory(point).map_err(opened)?;
-    if mount_id(root.as_fd()).map_err(opened)? != Some(mount.id) {
+    if read_mount_id(root.as_fd()).map_err(opened)? != Some(mount.id) {
         return Err(OpenError::Covered { mount_point: point.clone() });
     }
     Ok(root)
 }
 
-fn check(linux: &Linux, mount: &Mount) -> Result<(), OpenError> {
-    let (kind, mount_point) = (linux.kind, mount.point.clone());
+fn check_quotas(linux: &LinuxKernel, mount: &MountinfoEntry) -> Result<(), OpenError> {
+    let (kind, mount_point) = (linux.kind, mount.mount_point.clone());
     let errno = |result: io::Result<()>| match result {
         Ok(()) => Ok(None),
         Err(error) => error.raw_os_error().ok_or(error).map(Some),
     };
     let probed = |source| OpenError::Probe { mount_point: mount_point.clone(), source };
-    let lack = match errno(sys::probe(linux.target())).map_err(probed)? {
-        None => return check_rights(linux, mount_point),
-        // Without any quotas in the kernel there is no such call, and a file system that knows none says the same.
+    let lack = match errno(sys::probe_accounting(linux.quota_target())).map_err(probed)? {
+        None => return check_enforcement(linux, mount_point),
+        // ENOSYS means that the kernel, or the file system, was built without quotas.
         Some(libc::ENOSYS) => OpenError::NoKernelSupport { kind },
-        Some(libc::ESRCH) if kind == Kind::Ext4 && !keeps_projects(linux) => {
+        Some(libc::ESRCH) if kind == FileSystemKind::Ext4 && !supports_projects(linux) => {
             OpenError::NoProjectFeature { source_device: mount.source.to_string_lossy().into_owned() }
         }
-        Some(libc::ESRCH) => OpenError::NotMounted { kind, mount_point },
+        Some(libc::ESRCH) => OpenError::AccountingOff { kind, mount_point },
         Some(libc::EPERM | libc::EACCES) => OpenError::Permission { mount_point },
         Some(other) => probed(io::Error::from_raw_os_error(other)),
     };
     Err(lack)
 }
 
-fn check_rights(linux: &Linux, mount_point: PathBuf) -> Result<(), OpenError> {
+fn check_enforcement(linux: &LinuxKernel, mount_point: PathBuf) -> Result<(), OpenError> {
     let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
-    match sys::account(linux.target(), 0) {
+    match sys::read_quota(linux.quota_target(), 0) {
         Err(error) if is_denied(&error) => return Err(OpenError::Permission { mount_point }),
         _ => {}
     }
-    match sys::is_enforced(linux.target()) {
+    match sys::is_enforcement_on(linux.quota_target()) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(OpenError::NotEnforced { kind: linux.kind, mount_point }),
+        Ok(false) => Err(OpenError::EnforcementOff { kind: linux.kind, mount_point }),
         Err(source) => Err(OpenError::Probe { mount_point, source }),
     }
 }
 
-/// Whether a file can have a project there: tried with one that has no name and is gone when it is closed.
-fn keeps_projects(linux: &Linux) -> bool {
+/// Whether files there can have a project: tries it with an unnamed file, which disappears when it is closed.
+fn supports_projects(linux: &LinuxKernel) -> bool {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::openat(&linux.root, ".", flags, Mode::RUSR) else { return true };
-    let tag = crate::kernel::Tag { project: 1, inherit: false };
-    let tried = linux::set_tag(file.as_fd(), tag);
+    let tag = crate::kernel::ProjectTag { project: 1, inherit: false };
+    let tried = linux::write_project_tag(file.as_fd(), tag);
     !tried.is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
 }
 
-/// The warnings that hold whatever is done there.
-pub(crate) fn warnings(file_system: &FileSystem, root: BorrowedFd<'_>) -> Vec<Warning> {
-    let mut warnings = vec![Warning::OwnersCanLeave];
-    if file_system.kind == Kind::Ext4 {
-        warnings.push(Warning::PrivilegedCanExceed);
+/// The warnings that apply to the file system.
+pub(crate) fn quota_warnings(file_system: &FileSystem, root: BorrowedFd<'_>) -> Vec<QuotaWarning> {
+    let mut warnings = vec![QuotaWarning::OwnersCanLeave];
+    if file_system.kind == FileSystemKind::Ext4 {
+        warnings.push(QuotaWarning::PrivilegedCanExceed);
     }
     let others = Mode::RGRP | Mode::ROTH;
     if rustix::fs::fstat(root).is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).intersects(others)) {
-        warnings.push(Warning::OthersCanLock);
+        warnings.push(QuotaWarning::OthersCanLock);
     }
     if file_system.root != Path::new("/") {
-        warnings.push(Warning::PartOfFileSystem);
+        warnings.push(QuotaWarning::PartOfFileSystem);
     }
     warnings
 }

@@ -1,4 +1,4 @@
-//! What is asked of the kernel, or of what stands in for it.
+//! The interface to the kernel, or to its replacement in memory.
 
 use std::fmt::Debug;
 use std::io;
@@ -6,85 +6,86 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::limits::{KIB, KernelChange};
-use crate::range::Taken;
-use crate::{Bytes, Inodes, Limits, ProjectId, Status, Usage};
+use crate::limits::{KIB, KernelLimitChange};
+use crate::range::ProjectLookup;
+use crate::{Bytes, Inodes, ProjectId, QuotaLimits, QuotaStatus, QuotaUsage};
 
-/// What says in an inode which project it belongs to.
+/// The attributes of an inode that assign it to a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tag {
-    /// 0 is none.
+pub(crate) struct ProjectTag {
+    /// 0 is no project.
     pub(crate) project: u32,
-    /// Whether what is made in the directory gets the same tag.
+    /// Whether new entries of the directory inherit the tag.
     pub(crate) inherit: bool,
 }
 
-/// The account of a project; a limit of 0 is none.
+/// Limits and usage of a project; a limit of 0 is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct QuotaRecord {
     pub(crate) kib_limit: u64,
     pub(crate) bytes: u64,
     pub(crate) inode_limit: u64,
     pub(crate) inodes: u64,
 }
 
-impl Record {
-    /// Whether anything belongs to the project.
+impl QuotaRecord {
+    /// Whether any inode belongs to the project.
     pub(crate) fn is_used(self) -> bool {
         self.bytes != 0 || self.inodes != 0
     }
 
-    pub(crate) fn status(self, project: ProjectId) -> Status {
+    pub(crate) fn status(self, project: ProjectId) -> QuotaStatus {
         let limit = |value: u64| (value != 0).then_some(value);
-        Status {
+        QuotaStatus {
             project,
-            limits: Limits {
+            limits: QuotaLimits {
                 bytes: limit(self.kib_limit).map(|kib| Bytes(kib.saturating_mul(KIB))),
                 inodes: limit(self.inode_limit).map(Inodes),
             },
-            usage: Usage { bytes: Bytes(self.bytes), inodes: Inodes(self.inodes) },
+            usage: QuotaUsage { bytes: Bytes(self.bytes), inodes: Inodes(self.inodes) },
         }
     }
 }
 
-/// The calls, one by one; what they add up to is [`Engine`](crate::engine::Engine)'s.
-pub(crate) trait Kernel: Debug + Send + Sync {
-    fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag>;
-    /// Changes the tag and nothing else of the inode.
-    fn set_tag(&self, file: BorrowedFd<'_>, tag: Tag) -> io::Result<()>;
-    /// All 0 for a project that there is not.
-    fn record(&self, project: u32) -> io::Result<Record>;
-    fn set_limits(&self, project: u32, change: KernelChange) -> io::Result<()>;
-    /// The first project that is not below this number and has an account.
-    fn next(&self, from: u32) -> io::Result<Option<(u32, Record)>>;
-    /// Holds off whoever else allocates, in other processes too, until [`unlock`](Self::unlock).
-    fn lock(&self) -> io::Result<()>;
-    fn unlock(&self);
-    /// The directory that this one is in.
-    fn above(&self, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-        above(dir)
+/// The single calls; [`QuotaEngine`](crate::engine::QuotaEngine) combines them.
+pub(crate) trait QuotaKernel: Debug + Send + Sync {
+    fn project_tag(&self, file: BorrowedFd<'_>) -> io::Result<ProjectTag>;
+    /// Changes the tag and no other attribute of the inode.
+    fn set_project_tag(&self, file: BorrowedFd<'_>, tag: ProjectTag) -> io::Result<()>;
+    /// All 0 for a project without a record.
+    fn quota_record(&self, project: u32) -> io::Result<QuotaRecord>;
+    fn set_limits(&self, project: u32, change: KernelLimitChange) -> io::Result<()>;
+    /// The first project that is not below this number and has a record.
+    fn next_record(&self, from: u32) -> io::Result<Option<(u32, QuotaRecord)>>;
+    /// Excludes other allocators, also in other processes, until
+    /// [`unlock_allocation`](Self::unlock_allocation).
+    fn lock_allocation(&self) -> io::Result<()>;
+    fn unlock_allocation(&self);
+    /// The parent of the directory.
+    fn parent_dir(&self, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        open_parent_dir(dir)
     }
-    /// Returns when files removed before are no longer in the accounts.
-    fn settle(&self) -> io::Result<()>;
+    /// Returns when the records no longer count files that were removed before.
+    fn flush_removed_inodes(&self) -> io::Result<()>;
 }
 
-/// What `..` leads to.
-pub(crate) fn above(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// The directory that `..` refers to.
+pub(crate) fn open_parent_dir(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(dir, "..", flags, Mode::empty())?)
 }
 
-/// The projects of a kernel, for finding a free one.
-pub(crate) struct Projects<'a, K>(pub(crate) &'a K);
+/// Looks up projects in the kernel, to find a free one.
+pub(crate) struct KernelProjects<'a, K>(pub(crate) &'a K);
 
-impl<K: Kernel> Taken for Projects<'_, K> {
-    fn is_taken(&self, project: u32) -> io::Result<bool> {
-        self.0.record(project).map(|record| record != Record::default())
+impl<K: QuotaKernel> ProjectLookup for KernelProjects<'_, K> {
+    fn is_allocated(&self, project: u32) -> io::Result<bool> {
+        self.0.quota_record(project).map(|record| record != QuotaRecord::default())
     }
 
-    fn next_taken(&self, mut from: u32) -> io::Result<Option<u32>> {
-        while let Some((project, record)) = self.0.next(from)? {
-            if record != Record::default() {
+    fn next_allocated(&self, mut from: u32) -> io::Result<Option<u32>> {
+        while let Some((project, record)) = self.0.next_record(from)? {
+            if record != QuotaRecord::default() {
                 return Ok(Some(project));
             }
             match project.checked_add(1) {

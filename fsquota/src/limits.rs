@@ -1,4 +1,4 @@
-//! What a directory tree may take, what it takes, and how that is changed.
+//! Limits and usage of a directory tree, and changes of its limits.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,12 +7,13 @@ use thiserror::Error;
 
 use crate::{Bytes, Inodes};
 
-/// The number by which the file system keeps account of a directory tree; never 0, which is what carries no project.
+/// The number under which the file system accounts for a directory tree; never 0, the number of inodes
+/// without a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProjectId(NonZeroU32);
 
 impl ProjectId {
-    /// The project with this number; `None` for 0, and for 2³² − 1, which the kernel takes for "no project".
+    /// The project with this number; `None` for 0, and for 2³² − 1, which means "no project" to the kernel.
     pub const fn new(number: u32) -> Option<Self> {
         match NonZeroU32::new(number) {
             Some(number) if number.get() != u32::MAX => Some(Self(number)),
@@ -20,7 +21,7 @@ impl ProjectId {
         }
     }
 
-    /// Its number.
+    /// The project number.
     pub const fn get(self) -> u32 {
         self.0.get()
     }
@@ -32,104 +33,106 @@ impl fmt::Display for ProjectId {
     }
 }
 
-/// What a directory tree may take; `None` is no limit.
+/// The limits of a directory tree; `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Limits {
+pub struct QuotaLimits {
     /// Bytes of blocks, in whole KiB.
     pub bytes: Option<Bytes>,
-    /// Inodes, the directory's own among them.
+    /// Inodes, including the directory itself.
     pub inodes: Option<Inodes>,
 }
 
-/// What a directory tree takes.
+/// The usage of a directory tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Usage {
-    /// Bytes of blocks: holes take nothing, and a byte takes a block.
+pub struct QuotaUsage {
+    /// Bytes of blocks: holes use nothing, and a single byte uses a block.
     pub bytes: Bytes,
-    /// Inodes, the directory's own among them.
+    /// Inodes, including the directory itself.
     pub inodes: Inodes,
 }
 
-/// The account of one directory tree.
+/// Project, limits and usage of one directory tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Status {
+pub struct QuotaStatus {
     /// The project that the tree belongs to.
     pub project: ProjectId,
-    /// What it may take.
-    pub limits: Limits,
-    /// What it takes.
-    pub usage: Usage,
+    /// Its limits.
+    pub limits: QuotaLimits,
+    /// Its usage.
+    pub usage: QuotaUsage,
 }
 
-impl Status {
-    /// Whether the tree takes more than it may, as it does when a limit was set below what was there already: that
+impl QuotaStatus {
+    /// Whether the usage exceeds a limit. This happens when a limit is set below the usage: existing data
     /// stays, and nothing can be added.
-    pub fn over_limit(&self) -> bool {
+    pub fn is_over_limit(&self) -> bool {
         self.limits.bytes.is_some_and(|limit| self.usage.bytes > limit)
             || self.limits.inodes.is_some_and(|limit| self.usage.inodes > limit)
     }
 
-    /// What can still be added by the limits, 0 beyond them; `None` without a limit. The file system may have less.
-    pub fn available(&self) -> Limits {
+    /// How much the limits still allow, 0 if they are exceeded; `None` without a limit. The file system may
+    /// have less free space.
+    pub fn remaining_quota(&self) -> QuotaLimits {
         let Self { limits, usage, .. } = self;
-        Limits {
+        QuotaLimits {
             bytes: limits.bytes.map(|limit| Bytes(limit.0.saturating_sub(usage.bytes.0))),
             inodes: limits.inodes.map(|limit| Inodes(limit.0.saturating_sub(usage.inodes.0))),
         }
     }
 }
 
-/// What becomes of one limit.
+/// The change of one limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums, reason = "a limit is kept, lifted or set; there is no fourth")]
-pub enum Limit<T> {
-    /// It stays as it is; a directory that had none has none.
+#[allow(clippy::exhaustive_enums, reason = "a limit is kept, lifted or set; a fourth change does not exist")]
+pub enum LimitChange<T> {
+    /// Keep the limit; a directory without one stays unlimited.
     #[default]
     Keep,
-    /// There is none from now on.
+    /// Lift the limit.
     Unlimited,
-    /// It is this from now on; 0 is refused, because the kernel takes it for "unlimited".
-    At(T),
+    /// Set the limit to this; 0 is rejected, because it means "unlimited" to the kernel.
+    Set(T),
 }
 
-impl<T> From<Option<T>> for Limit<T> {
-    /// `None` is unlimited.
+impl<T> From<Option<T>> for LimitChange<T> {
+    /// `None` lifts the limit.
     fn from(limit: Option<T>) -> Self {
-        limit.map_or(Self::Unlimited, Self::At)
+        limit.map_or(Self::Unlimited, Self::Set)
     }
 }
 
-/// What becomes of both limits; by default they stay.
+/// The change of both limits; the default keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Change {
+pub struct QuotaChange {
     /// The limit of bytes, rounded up to whole KiB, by XFS to its blocks.
-    pub bytes: Limit<Bytes>,
+    pub bytes: LimitChange<Bytes>,
     /// The limit of inodes.
-    pub inodes: Limit<Inodes>,
+    pub inodes: LimitChange<Inodes>,
 }
 
-impl From<Limits> for Change {
-    /// Both limits become these.
-    fn from(limits: Limits) -> Self {
+impl From<QuotaLimits> for QuotaChange {
+    /// Sets both limits; `None` lifts one.
+    fn from(limits: QuotaLimits) -> Self {
         Self { bytes: limits.bytes.into(), inodes: limits.inodes.into() }
     }
 }
 
-/// Why a limit can't be set.
+/// Why a limit is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LimitError {
-    /// The kernel takes 0 for "unlimited"; a directory alone takes an inode, so nothing could live by it anyway.
-    #[error("a limit of 0 can't be set; leave it unlimited, or give at least 1")]
+    /// 0 means "unlimited" to the kernel. The directory itself needs an inode, so no directory could satisfy
+    /// it anyway.
+    #[error("a limit of 0 can't be set: lift the limit, or set at least 1")]
     Zero,
-    /// Beyond what file systems can keep account of.
-    #[error("{asked} is above {largest}, the largest limit")]
+    /// More than file systems can account for.
+    #[error("{requested} exceeds {maximum}, the largest possible limit")]
     #[non_exhaustive]
     TooLarge {
-        /// What was asked for.
-        asked: u64,
-        /// What would be possible.
-        largest: u64,
+        /// The requested limit.
+        requested: u64,
+        /// The largest possible limit.
+        maximum: u64,
     },
 }
 
@@ -142,46 +145,46 @@ pub(crate) const KIB: u64 = 1024;
 
 /// A change in the kernel's units: `None` is kept, 0 is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct KernelChange {
+pub(crate) struct KernelLimitChange {
     pub(crate) kib: Option<u64>,
     pub(crate) inodes: Option<u64>,
 }
 
-impl KernelChange {
+impl KernelLimitChange {
     pub(crate) const UNLIMITED: Self = Self { kib: Some(0), inodes: Some(0) };
 
-    /// For a directory that has no limits: what is kept is that there is none.
-    pub(crate) fn of_new(self) -> Self {
+    /// For a project without limits: a limit that is kept is unlimited.
+    pub(crate) fn for_new_project(self) -> Self {
         Self { kib: Some(self.kib.unwrap_or(0)), inodes: Some(self.inodes.unwrap_or(0)) }
     }
 
-    pub(crate) fn is_nothing(self) -> bool {
+    pub(crate) fn is_noop(self) -> bool {
         self == Self::default()
     }
 }
 
-impl TryFrom<Change> for KernelChange {
+impl TryFrom<QuotaChange> for KernelLimitChange {
     type Error = LimitError;
 
-    fn try_from(change: Change) -> Result<Self, LimitError> {
+    fn try_from(change: QuotaChange) -> Result<Self, LimitError> {
         let kib = match change.bytes {
-            Limit::At(Bytes(bytes)) => Some(checked(bytes, LARGEST_BYTES)?.div_ceil(KIB)),
-            Limit::Unlimited => Some(0),
-            Limit::Keep => None,
+            LimitChange::Set(Bytes(bytes)) => Some(check_limit(bytes, LARGEST_BYTES)?.div_ceil(KIB)),
+            LimitChange::Unlimited => Some(0),
+            LimitChange::Keep => None,
         };
         let inodes = match change.inodes {
-            Limit::At(Inodes(inodes)) => Some(checked(inodes, LARGEST_INODES)?),
-            Limit::Unlimited => Some(0),
-            Limit::Keep => None,
+            LimitChange::Set(Inodes(inodes)) => Some(check_limit(inodes, LARGEST_INODES)?),
+            LimitChange::Unlimited => Some(0),
+            LimitChange::Keep => None,
         };
         Ok(Self { kib, inodes })
     }
 }
 
-fn checked(asked: u64, largest: u64) -> Result<u64, LimitError> {
-    match asked {
+fn check_limit(requested: u64, maximum: u64) -> Result<u64, LimitError> {
+    match requested {
         0 => Err(LimitError::Zero),
-        _ if asked <= largest => Ok(asked),
-        _ => Err(LimitError::TooLarge { asked, largest }),
+        _ if requested <= maximum => Ok(requested),
+        _ => Err(LimitError::TooLarge { requested, maximum }),
     }
 }

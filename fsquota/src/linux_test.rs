@@ -1,4 +1,4 @@
-//! The half of it that this machine's own kernel can do: projects without limits.
+//! Tests on the host's kernel, which supports projects but not limits.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ use super::*;
 use crate::{OpenError, ProjectQuota, tree};
 
 /// An XFS in a file, mounted until this is dropped.
-struct Loop {
+struct LoopMount {
     point: PathBuf,
     _scratch: tempfile::TempDir,
 }
 
-impl Loop {
+impl LoopMount {
     fn mount() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let (image, point) = (scratch.path().join("image"), scratch.path().join("mounted"));
@@ -25,12 +25,12 @@ impl Loop {
         Self { point, _scratch: scratch }
     }
 
-    fn open(&self, name: &str) -> File {
+    fn open_file(&self, name: &str) -> File {
         File::open(self.point.join(name)).unwrap()
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopMount {
     fn drop(&mut self) {
         let unmounted = testbed::output(Command::new("umount").arg(&self.point));
         // A panic in a panic would hide the first one.
@@ -38,29 +38,32 @@ impl Drop for Loop {
     }
 }
 
-const TAG: Tag = Tag { project: 7, inherit: true };
+const TAG: ProjectTag = ProjectTag { project: 7, inherit: true };
 
 #[test]
 #[ignore = "needs root"]
-fn a_project_is_written_read_passed_on_and_taken_back() {
-    let xfs = Loop::mount();
+fn a_project_is_written_read_inherited_and_removed() {
+    let xfs = LoopMount::mount();
     fs::create_dir(xfs.point.join("dir")).unwrap();
-    let dir = xfs.open("dir");
-    assert_eq!(tag(dir.as_fd()).unwrap(), Tag::default());
-    set_tag(dir.as_fd(), TAG).unwrap();
-    assert_eq!(tag(dir.as_fd()).unwrap(), TAG);
+    let dir = xfs.open_file("dir");
+    assert_eq!(read_project_tag(dir.as_fd()).unwrap(), ProjectTag::default());
+    write_project_tag(dir.as_fd(), TAG).unwrap();
+    assert_eq!(read_project_tag(dir.as_fd()).unwrap(), TAG);
     fs::create_dir(xfs.point.join("dir/below")).unwrap();
     fs::write(xfs.point.join("dir/file"), "x").unwrap();
-    assert_eq!(tag(xfs.open("dir/below").as_fd()).unwrap(), TAG);
-    assert_eq!(tag(xfs.open("dir/file").as_fd()).unwrap(), Tag { inherit: false, ..TAG });
-    set_tag(dir.as_fd(), Tag::default()).unwrap();
-    assert_eq!(tag(dir.as_fd()).unwrap(), Tag::default());
+    assert_eq!(read_project_tag(xfs.open_file("dir/below").as_fd()).unwrap(), TAG);
+    assert_eq!(
+        read_project_tag(xfs.open_file("dir/file").as_fd()).unwrap(),
+        ProjectTag { inherit: false, ..TAG }
+    );
+    write_project_tag(dir.as_fd(), ProjectTag::default()).unwrap();
+    assert_eq!(read_project_tag(dir.as_fd()).unwrap(), ProjectTag::default());
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_tree_gets_a_project_and_loses_it_and_no_link_is_followed() {
-    let xfs = Loop::mount();
+fn a_tree_is_tagged_and_untagged_without_following_links() {
+    let xfs = LoopMount::mount();
     let at = |name: &str| xfs.point.join(name);
     fs::create_dir_all(at("dir/a/b")).unwrap();
     for name in ["dir/a/file", "dir/a/b/file", "outside"] {
@@ -68,56 +71,60 @@ fn a_tree_gets_a_project_and_loses_it_and_no_link_is_followed() {
     }
     std::os::unix::fs::symlink("../outside", at("dir/link")).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, at("dir/fifo"), rustix::fs::Mode::RUSR).unwrap();
-    let of = |name: &str| tag(xfs.open(name).as_fd()).unwrap().project;
-    let changed = tree::change(xfs.open("dir").as_fd(), 0, 7).unwrap();
+    let of = |name: &str| read_project_tag(xfs.open_file(name).as_fd()).unwrap().project;
+    let changed = tree::retag_tree(xfs.open_file("dir").as_fd(), 0, 7).unwrap();
     assert_eq!((changed.changed, changed.special, changed.foreign), (4, 2, 0), "{changed:?}");
     assert_eq!((of("dir/a"), of("dir/a/b/file"), of("outside"), of("dir")), (7, 7, 0, 0));
-    set_tag(xfs.open("dir/a/b").as_fd(), Tag { project: 9, inherit: true }).unwrap();
-    let changed = tree::change(xfs.open("dir").as_fd(), 7, 0).unwrap();
+    write_project_tag(xfs.open_file("dir/a/b").as_fd(), ProjectTag { project: 9, inherit: true }).unwrap();
+    let changed = tree::retag_tree(xfs.open_file("dir").as_fd(), 7, 0).unwrap();
     assert_eq!((changed.changed, changed.foreign), (2, 1), "{changed:?}");
     assert_eq!((of("dir/a"), of("dir/a/b"), of("dir/a/b/file")), (0, 9, 7));
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_tree_of_any_depth_takes_neither_descriptors_nor_stack() {
+fn a_tree_of_any_depth_needs_neither_descriptors_nor_stack() {
     const DEPTH: u64 = 20_000;
-    let xfs = Loop::mount();
+    let xfs = LoopMount::mount();
     fs::create_dir(xfs.point.join("dir")).unwrap();
-    let mut at = OwnedFd::from(xfs.open("dir"));
+    let mut at = OwnedFd::from(xfs.open_file("dir"));
     for _ in 0..DEPTH {
         rustix::fs::mkdirat(&at, "below", rustix::fs::Mode::RWXU).unwrap();
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
         at = rustix::fs::openat(&at, "below", flags, rustix::fs::Mode::empty()).unwrap();
     }
-    let changed = tree::change(xfs.open("dir").as_fd(), 0, 7).unwrap();
+    let changed = tree::retag_tree(xfs.open_file("dir").as_fd(), 0, 7).unwrap();
     assert_eq!(changed.changed, DEPTH);
-    assert_eq!(tag(at.as_fd()).unwrap(), TAG, "the lowest one's");
+    assert_eq!(read_project_tag(at.as_fd()).unwrap(), TAG, "the tag of the deepest directory");
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_kernel_or_a_mount_without_quotas_is_told() {
-    let xfs = Loop::mount();
+fn a_kernel_or_mount_without_quotas_is_an_open_error() {
+    let xfs = LoopMount::mount();
     let error = ProjectQuota::open(&xfs.point).unwrap_err();
-    let lacks = matches!(error, OpenError::NoKernelSupport { .. } | OpenError::NotMounted { .. });
+    let lacks = matches!(error, OpenError::NoKernelSupport { .. } | OpenError::AccountingOff { .. });
     assert!(lacks, "{error}");
 }
 
 #[test]
-fn one_lock_excludes_another_until_it_is_let_go() {
+fn the_lock_is_exclusive_until_it_is_released() {
     let scratch = tempfile::tempdir().unwrap();
-    let open = |path: &Path| Linux { root: File::open(path).unwrap().into(), device: None, kind: Kind::Xfs };
+    let open = |path: &Path| LinuxKernel {
+        root: File::open(path).unwrap().into(),
+        device: None,
+        kind: FileSystemKind::Xfs,
+    };
     let (one, other) = (open(scratch.path()), open(scratch.path()));
     let is_free = || {
         let tried = rustix::fs::flock(&other.root, FlockOperation::NonBlockingLockExclusive);
         tried.is_ok_and(|()| rustix::fs::flock(&other.root, FlockOperation::Unlock).is_ok())
     };
-    one.lock().unwrap();
+    one.lock_allocation().unwrap();
     assert!(!is_free());
-    one.unlock();
+    one.unlock_allocation();
     assert!(is_free());
-    one.lock().unwrap();
+    one.lock_allocation().unwrap();
     drop(one);
-    assert!(is_free(), "it goes with the descriptor");
+    assert!(is_free(), "closing the descriptor releases the lock");
 }

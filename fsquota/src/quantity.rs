@@ -1,4 +1,4 @@
-//! Amounts of bytes and of inodes, and how people write them.
+//! Amounts of bytes and of inodes, and their text form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,29 +7,30 @@ use thiserror::Error;
 
 /// A number of bytes.
 ///
-/// As text: digits, possibly a fraction, and a suffix: `10Gi` (1024³, also `GiB`), `1.5G` (1000³, also `GB`), `4096`.
-/// It is displayed so that parsing gives the same number again, with the largest suffix that loses nothing.
+/// As text: digits, an optional fraction, and a suffix: `10Gi` (1024³, also `GiB`), `1.5G` (1000³, also
+/// `GB`), `4096`. `Display` writes the largest suffix that loses nothing, so parsing gives the same number
+/// again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// A number of inodes: files, directories, symbolic links and whatever else has an inode of its own.
+/// A number of inodes: files, directories, symbolic links and everything else that has an inode.
 ///
 /// As text like [`Bytes`], without the `B`: `100k` is 100,000 and `1Mi` is 1,048,576.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Inodes(pub u64);
 
-/// Why a text is no quantity.
+/// Why a text is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum QuantityError {
-    /// It does not begin with digits, or has two points, a sign, or a space inside.
-    #[error("{0:?} is no number like 4096, 10Gi or 1.5G")]
-    NotANumber(String),
-    /// What follows the digits is not known.
-    #[error("{0:?} is no suffix: use Ki, Mi, Gi, Ti, Pi, Ei or k, M, G, T, P, E")]
+    /// It does not start with digits, or has two points, a sign, or a space inside.
+    #[error("invalid quantity {0:?}: use a number such as 4096, 10Gi or 1.5G")]
+    InvalidNumber(String),
+    /// The text after the digits is not a known suffix.
+    #[error("unknown suffix {0:?}: use Ki, Mi, Gi, Ti, Pi, Ei or k, M, G, T, P, E")]
     UnknownSuffix(String),
     /// It does not fit into 64 bits.
-    #[error("{0:?} is larger than 64 bits hold")]
+    #[error("quantity {0:?} does not fit into 64 bits")]
     TooLarge(String),
 }
 
@@ -48,34 +49,34 @@ const DECIMAL: [(&str, u64); 7] = [
 impl FromStr for Bytes {
     type Err = QuantityError;
 
-    /// Reads a number with a suffix; a fraction of a byte is rounded up.
+    /// Parses a number with a suffix; a fraction of a byte is rounded up.
     fn from_str(text: &str) -> Result<Self, QuantityError> {
-        parse(text, text.strip_suffix('B').unwrap_or(text)).map(Self)
+        parse_quantity(text, text.strip_suffix('B').unwrap_or(text)).map(Self)
     }
 }
 
 impl FromStr for Inodes {
     type Err = QuantityError;
 
-    /// Reads a number with a suffix; a fraction of an inode is rounded up.
+    /// Parses a number with a suffix; a fraction of an inode is rounded up.
     fn from_str(text: &str) -> Result<Self, QuantityError> {
-        parse(text, text).map(Self)
+        parse_quantity(text, text).map(Self)
     }
 }
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        display(self.0, BINARY.iter().chain(&DECIMAL[..6]), f)
+        format_quantity(self.0, BINARY.iter().chain(&DECIMAL[..6]), f)
     }
 }
 
 impl fmt::Display for Inodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        display(self.0, DECIMAL[..6].iter(), f)
+        format_quantity(self.0, DECIMAL[..6].iter(), f)
     }
 }
 
-fn display<'a>(
+fn format_quantity<'a>(
     number: u64,
     mut suffixes: impl Iterator<Item = &'a (&'static str, u64)>,
     f: &mut fmt::Formatter<'_>,
@@ -87,23 +88,23 @@ fn display<'a>(
     f.pad(&text)
 }
 
-/// Reads `rest`, which is `whole` without what only decorates it.
-fn parse(whole: &str, rest: &str) -> Result<u64, QuantityError> {
+/// Parses `rest`, which is `whole` without the optional unit letter. Errors quote `whole`.
+fn parse_quantity(whole: &str, rest: &str) -> Result<u64, QuantityError> {
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
     let (number, suffix) = rest.split_at(end);
-    let factor = factor(suffix).ok_or_else(|| QuantityError::UnknownSuffix(suffix.to_owned()))?;
+    let factor = suffix_factor(suffix).ok_or_else(|| QuantityError::UnknownSuffix(suffix.to_owned()))?;
     let (integer, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number(integer) || !is_number(fraction) {
-        return Err(QuantityError::NotANumber(whole.to_owned()));
+        return Err(QuantityError::InvalidNumber(whole.to_owned()));
     }
     let too_large = || QuantityError::TooLarge(whole.to_owned());
     let integer: u64 = integer.parse().map_err(|_| too_large())?;
     let whole_units = integer.checked_mul(factor).ok_or_else(too_large)?;
-    whole_units.checked_add(part_of(factor, fraction)).ok_or_else(too_large)
+    whole_units.checked_add(scale_fraction(factor, fraction)).ok_or_else(too_large)
 }
 
-fn factor(suffix: &str) -> Option<u64> {
+fn suffix_factor(suffix: &str) -> Option<u64> {
     if suffix.is_empty() {
         return Some(1);
     }
@@ -111,8 +112,9 @@ fn factor(suffix: &str) -> Option<u64> {
 }
 
 /// `0.fraction` of `factor`, rounded up.
-fn part_of(factor: u64, fraction: &str) -> u64 {
-    // Beyond 18 digits there is less than one unit of the largest factor: it only matters whether anything is there.
+fn scale_fraction(factor: u64, fraction: &str) -> u64 {
+    // Digits after the 18th are worth less than one unit of the largest factor: only whether any is set
+    // matters.
     let (digits, beyond) = fraction.split_at(fraction.len().min(18));
     let value: u128 = digits.parse().unwrap_or(0);
     let scale = 10u128.pow(digits.len() as u32);

@@ -1,110 +1,113 @@
-//! Which project numbers are given away, and which is next.
+//! The range of project numbers, and the search for a free one.
 
 use std::io;
 
 use crate::ProjectId;
 
-/// The project numbers that are given to directories: `[first, last]`.
+/// The project numbers that are allocated to directories: `[first, last]`.
 ///
-/// The default is out of the way of others on the machine: people number by hand from 1, the kubelet from 1,048,577.
+/// The default avoids conflicts on the host: administrators number by hand from 1, the kubelet from
+/// 1,048,577.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProjectRange {
-    first: ProjectId,
-    last: ProjectId,
+    first_id: ProjectId,
+    last_id: ProjectId,
 }
 
 impl ProjectRange {
-    /// The numbers from `first` to `last`, both included; `None` if there are none.
+    /// The numbers from `first` to `last`, both included; `None` if that range is empty.
     pub const fn new(first: ProjectId, last: ProjectId) -> Option<Self> {
-        if first.get() <= last.get() { Some(Self { first, last }) } else { None }
+        if first.get() <= last.get() { Some(Self { first_id: first, last_id: last }) } else { None }
     }
 
-    /// Every number that there can be.
-    pub(crate) fn all() -> Self {
+    /// Every valid project number.
+    pub(crate) fn full_range() -> Self {
         const FIRST: ProjectId = ProjectId::new(1).expect("a valid number");
         const LAST: ProjectId = ProjectId::new(u32::MAX - 1).expect("a valid number");
-        Self { first: FIRST, last: LAST }
+        Self { first_id: FIRST, last_id: LAST }
     }
 
-    /// The smallest.
-    pub const fn first(self) -> ProjectId {
-        self.first
+    /// The smallest project number.
+    pub const fn first_id(self) -> ProjectId {
+        self.first_id
     }
 
-    /// The largest.
-    pub const fn last(self) -> ProjectId {
-        self.last
+    /// The largest project number.
+    pub const fn last_id(self) -> ProjectId {
+        self.last_id
     }
 
-    /// Whether the number is one of them.
+    /// Whether the project number is in the range.
     pub fn contains(self, project: ProjectId) -> bool {
-        (self.first..=self.last).contains(&project)
+        (self.first_id..=self.last_id).contains(&project)
     }
 
-    /// The number after this one, around the end.
-    pub(crate) fn after(self, project: ProjectId) -> ProjectId {
+    /// The number after this one; after the last comes the first.
+    pub(crate) fn next_after(self, project: ProjectId) -> ProjectId {
         let next = project.get().checked_add(1).and_then(ProjectId::new);
-        next.filter(|next| self.contains(*next)).unwrap_or(self.first)
+        next.filter(|next| self.contains(*next)).unwrap_or(self.first_id)
     }
 
-    /// Where one of several that know nothing of each other begins, `of` a number that differs between them.
-    pub(crate) fn part(self, of: u64) -> ProjectId {
+    /// The number at which one of several uncoordinated allocators starts, by a number `of` each that differs
+    /// between them.
+    pub(crate) fn start_of_part(self, of: u64) -> ProjectId {
         const PARTS: u64 = 64;
         // Fibonacci hashing: neighbours land far from each other.
         let part = of.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
-        let length = u64::from(self.last.get() - self.first.get()) + 1;
+        let length = u64::from(self.last_id.get() - self.first_id.get()) + 1;
         let offset = u32::try_from(length / PARTS * part).unwrap_or(0);
-        ProjectId::new(self.first.get() + offset).unwrap_or(self.first)
+        ProjectId::new(self.first_id.get() + offset).unwrap_or(self.first_id)
     }
 }
 
 impl Default for ProjectRange {
-    /// `[2_000_000_000, 2_147_483_646]`: recognizable, dense in the quota file, and positive where a tool prints it signed.
+    /// `[2_000_000_000, 2_147_483_646]`: recognizable, dense in the quota file, and positive where a tool
+    /// prints it signed.
     fn default() -> Self {
         const FIRST: ProjectId = ProjectId::new(2_000_000_000).expect("a valid number");
         const LAST: ProjectId = ProjectId::new(2_147_483_646).expect("a valid number");
-        Self { first: FIRST, last: LAST }
+        Self { first_id: FIRST, last_id: LAST }
     }
 }
 
-/// What is known of the projects of a file system.
-pub(crate) trait Taken {
-    /// Whether anything belongs to the number, or a limit is kept for it.
-    fn is_taken(&self, project: u32) -> io::Result<bool>;
-    /// The first taken number that is not below this one.
-    fn next_taken(&self, from: u32) -> io::Result<Option<u32>>;
+/// Looks up which projects of a file system are allocated.
+pub(crate) trait ProjectLookup {
+    /// Whether any inode belongs to the project, or a limit is set for it.
+    fn is_allocated(&self, project: u32) -> io::Result<bool>;
+    /// The first allocated number that is not below this one.
+    fn next_allocated(&self, from: u32) -> io::Result<Option<u32>>;
 }
 
-/// A number of the range that is not taken, the one at the cursor if possible; `None` when all are.
+/// A free number of the range, the one at the cursor if possible; `None` when all are allocated.
 ///
-/// One question where the cursor is right. Where a run of n taken numbers begins there, as for a process that has just
-/// started, 2 log₂ n of them: strides that double until a number is free, then halves back to the end of the run. Only
-/// a range that is nearly full is searched through.
-pub(crate) fn find_free(
-    taken: &impl Taken,
+/// One lookup if the number at the cursor is free. If n allocated numbers follow the cursor, as in a process
+/// that has just started, 2 log₂ n lookups: strides double until a number is free, then a bisection finds the
+/// end of the run. Only a range that is nearly full is scanned.
+pub(crate) fn find_free_project(
+    projects: &impl ProjectLookup,
     range: ProjectRange,
     cursor: ProjectId,
 ) -> io::Result<Option<ProjectId>> {
-    let (first, last, cursor) = (range.first.get(), range.last.get(), cursor.get());
-    let mut found = stride(taken, cursor, last)?;
+    let (first, last, cursor) = (range.first_id.get(), range.last_id.get(), cursor.get());
+    let mut found = probe_forward(projects, cursor, last)?;
     if found.is_none() && cursor > first {
-        found = stride(taken, first, cursor - 1)?;
+        found = probe_forward(projects, first, cursor - 1)?;
     }
     if found.is_none() {
-        found = search(taken, first, last)?;
+        found = scan_range(projects, first, last)?;
     }
     Ok(found.and_then(ProjectId::new))
 }
 
-fn stride(taken: &impl Taken, from: u32, to: u32) -> io::Result<Option<u32>> {
-    if !taken.is_taken(from)? {
+fn probe_forward(projects: &impl ProjectLookup, from: u32, to: u32) -> io::Result<Option<u32>> {
+    if !projects.is_allocated(from)? {
         return Ok(Some(from));
     }
     let (mut used, mut step) = (from, 1u32);
     while used < to {
         let ahead = used.saturating_add(step).min(to);
-        if !taken.is_taken(ahead)? {
-            return halve(taken, used, ahead).map(Some);
+        if !projects.is_allocated(ahead)? {
+            return bisect_run(projects, used, ahead).map(Some);
         }
         used = ahead;
         step = step.saturating_mul(2);
@@ -112,11 +115,11 @@ fn stride(taken: &impl Taken, from: u32, to: u32) -> io::Result<Option<u32>> {
     Ok(None)
 }
 
-/// A free number above `used` and not above `free`, whose predecessor is taken.
-fn halve(taken: &impl Taken, mut used: u32, mut free: u32) -> io::Result<u32> {
+/// A free number above `used` and not above `free`, whose predecessor is allocated.
+fn bisect_run(projects: &impl ProjectLookup, mut used: u32, mut free: u32) -> io::Result<u32> {
     while free - used > 1 {
         let middle = used + (free - used) / 2;
-        if taken.is_taken(middle)? {
+        if projects.is_allocated(middle)? {
             used = middle;
         } else {
             free = middle;
@@ -125,10 +128,10 @@ fn halve(taken: &impl Taken, mut used: u32, mut free: u32) -> io::Result<u32> {
     Ok(free)
 }
 
-fn search(taken: &impl Taken, first: u32, last: u32) -> io::Result<Option<u32>> {
+fn scan_range(projects: &impl ProjectLookup, first: u32, last: u32) -> io::Result<Option<u32>> {
     let mut candidate = first;
     loop {
-        match taken.next_taken(candidate)? {
+        match projects.next_allocated(candidate)? {
             Some(number) if number == candidate && number < last => candidate += 1,
             Some(number) if number == candidate => return Ok(None),
             _ => return Ok(Some(candidate)),

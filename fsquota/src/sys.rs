@@ -1,4 +1,4 @@
-//! The one place with unsafe code: system calls that no library wraps, and the layouts they read and write.
+//! All unsafe code of the crate: system calls that no library wraps, and the layouts they read and write.
 #![allow(unsafe_code, reason = "quotactl and the attribute ioctls take pointers to structures")]
 
 use std::ffi::CStr;
@@ -11,7 +11,7 @@ use libc::{c_int, c_long, c_ulong};
 /// Attributes of an inode. *Source:* linux/fs.h, `struct fsxattr`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Attributes {
+pub(crate) struct InodeAttributes {
     pub(crate) flags: u32,
     extent_size: u32,
     extents: u32,
@@ -19,10 +19,10 @@ pub(crate) struct Attributes {
     cow_extent_size: u32,
     padding: [u8; 8],
 }
-const _: () = assert!(size_of::<Attributes>() == 28);
+const _: () = assert!(size_of::<InodeAttributes>() == 28);
 
-/// What is made in the directory gets its project. *Source:* linux/fs.h, `FS_XFLAG_PROJINHERIT`.
-pub(crate) const INHERIT: u32 = 0x200;
+/// New entries of the directory inherit its project. *Source:* linux/fs.h, `FS_XFLAG_PROJINHERIT`.
+pub(crate) const INHERIT_PROJECT: u32 = 0x200;
 
 /// `_IOR` (2) and `_IOW` (1) of asm-generic/ioctl.h.
 const fn ioctl_number(direction: c_ulong, number: c_ulong, size: usize) -> c_ulong {
@@ -30,14 +30,14 @@ const fn ioctl_number(direction: c_ulong, number: c_ulong, size: usize) -> c_ulo
 }
 
 /// *Source:* linux/fs.h, `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`.
-const GET_ATTRIBUTES: c_ulong = ioctl_number(2, 31, size_of::<Attributes>());
-const SET_ATTRIBUTES: c_ulong = ioctl_number(1, 32, size_of::<Attributes>());
+const GET_ATTRIBUTES: c_ulong = ioctl_number(2, 31, size_of::<InodeAttributes>());
+const SET_ATTRIBUTES: c_ulong = ioctl_number(1, 32, size_of::<InodeAttributes>());
 const _: () = assert!(GET_ATTRIBUTES == 0x801C_581F && SET_ATTRIBUTES == 0x401C_5820);
 
 /// Which preallocated blocks to free. *Source:* xfsprogs, xfs/xfs_fs.h, `struct xfs_fs_eofblocks`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct EofBlocks {
+struct EofBlocksFilter {
     version: u32,
     flags: u32,
     user: u32,
@@ -47,19 +47,19 @@ struct EofBlocks {
     least_size: u64,
     reserved: [u64; 12],
 }
-const _: () = assert!(size_of::<EofBlocks>() == 128);
+const _: () = assert!(size_of::<EofBlocksFilter>() == 128);
 
 /// *Source:* xfsprogs, xfs/xfs_fs.h, `XFS_IOC_FREE_EOFBLOCKS`, `XFS_EOFBLOCKS_VERSION`, `XFS_EOF_FLAGS_PRID`.
-const FREE_EOF_BLOCKS: c_ulong = ioctl_number(2, 58, size_of::<EofBlocks>());
+const FREE_EOF_BLOCKS: c_ulong = ioctl_number(2, 58, size_of::<EofBlocksFilter>());
 const _: () = assert!(FREE_EOF_BLOCKS == 0x8080_583A);
 const EOF_BLOCKS_VERSION: u32 = 1;
-const OF_PROJECT: u32 = 1 << 3;
+const FILTER_BY_PROJECT: u32 = 1 << 3;
 
-/// The account of a project. *Source:* linux/quota.h, `struct if_nextdqblk`; `struct if_dqblk` is the same without the
-/// last field, whose place is its padding.
+/// The quota record of a project. *Source:* linux/quota.h, `struct if_nextdqblk`; `struct if_dqblk` is the
+/// same without the last field, where it has padding.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Account {
+pub(crate) struct DiskQuotaBlock {
     /// KiB.
     pub(crate) hard_blocks: u64,
     pub(crate) soft_blocks: u64,
@@ -72,22 +72,22 @@ pub(crate) struct Account {
     pub(crate) valid: u32,
     pub(crate) project: u32,
 }
-const _: () = assert!(size_of::<Account>() == 72);
+const _: () = assert!(size_of::<DiskQuotaBlock>() == 72);
 
 /// *Source:* linux/quota.h, `QIF_BLIMITS` and `QIF_ILIMITS`.
 pub(crate) const BLOCK_LIMITS: u32 = 1;
 pub(crate) const INODE_LIMITS: u32 = 4;
 
-/// About the quotas of a type. *Source:* linux/quota.h, `struct if_dqinfo`.
+/// Settings of one quota type. *Source:* linux/quota.h, `struct if_dqinfo`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Grace {
+struct QuotaInfo {
     block_time: u64,
     inode_time: u64,
     flags: u32,
     valid: u32,
 }
-const _: () = assert!(size_of::<Grace>() == 24);
+const _: () = assert!(size_of::<QuotaInfo>() == 24);
 
 /// *Source:* linux/dqblk_xfs.h, `struct fs_qfilestatv`.
 #[repr(C)]
@@ -103,7 +103,7 @@ const _: () = assert!(size_of::<QuotaFile>() == 24);
 /// Which quotas are counted and enforced. *Source:* linux/dqblk_xfs.h, `struct fs_quota_statv`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct QuotaState {
     version: i8,
     padding: u8,
     flags: u16,
@@ -112,12 +112,12 @@ struct State {
     time_limits: [i32; 3],
     warnings: [u16; 3],
     reserved: [u16; 3],
-    reserved_too: [u64; 7],
+    reserved_tail: [u64; 7],
 }
-const _: () = assert!(size_of::<State>() == 160);
+const _: () = assert!(size_of::<QuotaState>() == 160);
 
 /// *Source:* linux/dqblk_xfs.h, `FS_QSTATV_VERSION1` and `FS_QUOTA_PDQ_ENFD`.
-const STATE_VERSION: i8 = 1;
+const QUOTA_STATE_VERSION: i8 = 1;
 const PROJECTS_ENFORCED: u16 = 1 << 5;
 
 /// *Source:* linux/quota.h, `QCMD` and `PRJQUOTA`.
@@ -125,35 +125,37 @@ const fn project_command(number: u32) -> u32 {
     (number << 8) | 2
 }
 
-/// *Source:* linux/quota.h, `Q_GETINFO`, `Q_GETQUOTA`, `Q_SETQUOTA`, `Q_GETNEXTQUOTA`; linux/dqblk_xfs.h, `Q_XGETQSTATV`.
-const GET_GRACE: u32 = project_command(0x80_0005);
-const GET: u32 = project_command(0x80_0007);
-const SET: u32 = project_command(0x80_0008);
-const GET_NEXT: u32 = project_command(0x80_0009);
+/// *Source:* linux/quota.h, `Q_GETINFO`, `Q_GETQUOTA`, `Q_SETQUOTA`, `Q_GETNEXTQUOTA`; linux/dqblk_xfs.h,
+/// `Q_XGETQSTATV`.
+const GET_INFO: u32 = project_command(0x80_0005);
+const GET_QUOTA: u32 = project_command(0x80_0007);
+const SET_QUOTA: u32 = project_command(0x80_0008);
+const GET_NEXT_QUOTA: u32 = project_command(0x80_0009);
 const GET_STATE: u32 = project_command(0x5808);
-const _: () = assert!(SET == 0x8000_0802 && GET_NEXT == 0x8000_0902);
+const _: () = assert!(SET_QUOTA == 0x8000_0802 && GET_NEXT_QUOTA == 0x8000_0902);
 
 /// The same on every architecture, since Linux 5.14. *Source:* asm-generic/unistd.h.
 const QUOTACTL_FD: c_long = 443;
 
-/// What a file system itself calls an inode. *Source:* linux/fcntl.h, `struct file_handle`; linux/exportfs.h,
-/// `MAX_HANDLE_SZ`.
+/// A file system's persistent identifier of an inode. *Source:* linux/fcntl.h, `struct file_handle`;
+/// linux/exportfs.h, `MAX_HANDLE_SZ`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Handle {
+struct FileHandle {
     length: u32,
     kind: i32,
     bytes: [u8; 128],
 }
-const _: () = assert!(size_of::<Handle>() == 136);
+const _: () = assert!(size_of::<FileHandle>() == 136);
 
-/// The directory once more, as by a path from the root of the file system, though it was opened where it is mounted
-/// alone: so its `..` is its parent. It takes CAP_DAC_READ_SEARCH.
-pub(crate) fn reopen(root: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut handle = Handle { length: 128, kind: 0, bytes: [0; 128] };
+/// Opens the directory again relative to the root of the file system, so that `..` is its parent even if
+/// `dir` was opened through a mount of that directory alone. Needs CAP_DAC_READ_SEARCH.
+pub(crate) fn reopen_by_handle(root: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut handle = FileHandle { length: 128, kind: 0, bytes: [0; 128] };
     let mut mount: c_int = 0;
-    // SAFETY: the kernel writes a handle of at most `length` bytes, and one `c_int`; the name ends with a NUL.
-    result(unsafe {
+    // SAFETY: the kernel writes a handle of at most `length` bytes, and one `c_int`; the name ends with a
+    // NUL.
+    syscall_result(unsafe {
         let flags = libc::AT_EMPTY_PATH;
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -167,106 +169,119 @@ pub(crate) fn reopen(root: BorrowedFd<'_>, dir: BorrowedFd<'_>) -> io::Result<Ow
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: the kernel reads a handle of the length that it has written.
     let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, root.as_raw_fd(), &mut handle, flags) };
-    result(fd)?;
-    // SAFETY: the descriptor has just been opened, and is nobody else's; it fits, because the kernel's are `int`s.
+    syscall_result(fd)?;
+    // SAFETY: the descriptor has just been opened and has no other owner; it fits, because the kernel's are
+    // `int`s.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
-/// The attributes of what the descriptor is open on.
-pub(crate) fn attributes(file: BorrowedFd<'_>) -> io::Result<Attributes> {
-    let mut attributes = Attributes::default();
-    // SAFETY: the kernel writes one `Attributes`, whose size is part of the number, and the descriptor is borrowed.
-    result(unsafe { libc::ioctl(file.as_raw_fd(), GET_ATTRIBUTES as _, &mut attributes) }.into())?;
+/// Reads the attributes of an open file.
+pub(crate) fn read_attributes(file: BorrowedFd<'_>) -> io::Result<InodeAttributes> {
+    let mut attributes = InodeAttributes::default();
+    // SAFETY: the kernel writes one `InodeAttributes`, whose size is part of the number, and the descriptor
+    // is borrowed.
+    syscall_result(unsafe { libc::ioctl(file.as_raw_fd(), GET_ATTRIBUTES as _, &mut attributes) }.into())?;
     Ok(attributes)
 }
 
 /// Writes all attributes.
-pub(crate) fn set_attributes(file: BorrowedFd<'_>, attributes: &Attributes) -> io::Result<()> {
-    // SAFETY: the kernel reads one `Attributes`, whose size is part of the number, and the descriptor is borrowed.
-    result(unsafe { libc::ioctl(file.as_raw_fd(), SET_ATTRIBUTES as _, ptr::from_ref(attributes)) }.into())
+pub(crate) fn write_attributes(file: BorrowedFd<'_>, attributes: &InodeAttributes) -> io::Result<()> {
+    // SAFETY: the kernel reads one `InodeAttributes`, whose size is part of the number, and the descriptor is
+    // borrowed.
+    syscall_result(
+        unsafe { libc::ioctl(file.as_raw_fd(), SET_ATTRIBUTES as _, ptr::from_ref(attributes)) }.into(),
+    )
 }
 
-/// Frees nothing, but returns when XFS has done away with all inodes that were removed before.
-pub(crate) fn flush_removed(root: BorrowedFd<'_>, unused_project: u32) -> io::Result<()> {
-    let which = EofBlocks {
+/// Returns when XFS has freed all inodes that were removed before. Frees no preallocated blocks itself,
+/// because the filter matches no project.
+pub(crate) fn flush_removed_inodes(root: BorrowedFd<'_>, unused_project: u32) -> io::Result<()> {
+    let which = EofBlocksFilter {
         version: EOF_BLOCKS_VERSION,
-        flags: OF_PROJECT,
+        flags: FILTER_BY_PROJECT,
         project: unused_project,
-        ..EofBlocks::default()
+        ..EofBlocksFilter::default()
     };
-    // SAFETY: the kernel reads one `EofBlocks`, whose size is part of the number, and the descriptor is borrowed.
-    result(unsafe { libc::ioctl(root.as_raw_fd(), FREE_EOF_BLOCKS as _, ptr::from_ref(&which)) }.into())
+    // SAFETY: the kernel reads one `EofBlocksFilter`, whose size is part of the number, and the descriptor is
+    // borrowed.
+    syscall_result(
+        unsafe { libc::ioctl(root.as_raw_fd(), FREE_EOF_BLOCKS as _, ptr::from_ref(&which)) }.into(),
+    )
 }
 
-/// How a file system is named to quotactl.
+/// How quotactl names a file system.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Target<'a> {
-    /// By anything open on it.
-    Open(BorrowedFd<'a>),
+pub(crate) enum QuotaTarget<'a> {
+    /// By a descriptor of any file on it.
+    Descriptor(BorrowedFd<'a>),
     /// By its device, as before Linux 5.14.
     Device(&'a CStr),
 }
 
-/// Whether this kernel takes descriptors. No file system can answer for it: ENOSYS is also what those say that know
-/// no quotas.
-pub(crate) fn takes_descriptors() -> bool {
-    // SAFETY: there is no descriptor -1, so the kernel does not get to the pointer.
-    let answer = unsafe { libc::syscall(QUOTACTL_FD, -1, GET_GRACE, 0, ptr::null_mut::<Grace>()) };
-    result(answer).is_err_and(|error| error.raw_os_error() == Some(libc::EBADF))
+/// Whether this kernel supports quotactl by descriptor. The check uses no file system, because one without
+/// quotas also returns ENOSYS.
+pub(crate) fn supports_quotactl_fd() -> bool {
+    // SAFETY: descriptor -1 is invalid, so the kernel never reads the pointer.
+    let answer = unsafe { libc::syscall(QUOTACTL_FD, -1, GET_INFO, 0, ptr::null_mut::<QuotaInfo>()) };
+    syscall_result(answer).is_err_and(|error| error.raw_os_error() == Some(libc::EBADF))
 }
 
-/// Fails with ESRCH where projects are not counted, with ENOSYS where they can't be.
-pub(crate) fn probe(target: Target<'_>) -> io::Result<()> {
-    // SAFETY: `GET_GRACE` writes one `Grace`.
-    unsafe { quotactl(target, GET_GRACE, 0, &mut Grace::default()) }
+/// Fails with ESRCH if projects are not counted, with ENOSYS if the kernel or file system can't count them.
+pub(crate) fn probe_accounting(target: QuotaTarget<'_>) -> io::Result<()> {
+    // SAFETY: `GET_INFO` writes one `QuotaInfo`.
+    unsafe { quotactl(target, GET_INFO, 0, &mut QuotaInfo::default()) }
 }
 
-/// Whether the limits of projects bind.
-pub(crate) fn is_enforced(target: Target<'_>) -> io::Result<bool> {
-    let mut state = State { version: STATE_VERSION, ..State::default() };
-    // SAFETY: `GET_STATE` writes one `State` of the version that is in it.
+/// Whether the limits of projects are enforced.
+pub(crate) fn is_enforcement_on(target: QuotaTarget<'_>) -> io::Result<bool> {
+    let mut state = QuotaState { version: QUOTA_STATE_VERSION, ..QuotaState::default() };
+    // SAFETY: `GET_STATE` writes one `MemoryState` of the version that is in it.
     unsafe { quotactl(target, GET_STATE, 0, &mut state) }?;
     Ok(state.flags & PROJECTS_ENFORCED != 0)
 }
 
-/// The account of a project.
-pub(crate) fn account(target: Target<'_>, project: u32) -> io::Result<Account> {
-    let mut account = Account::default();
-    // SAFETY: `GET` writes one `struct if_dqblk`, which is as large as an `Account`.
-    unsafe { quotactl(target, GET, project, &mut account) }?;
+/// Reads the quota record of a project.
+pub(crate) fn read_quota(target: QuotaTarget<'_>, project: u32) -> io::Result<DiskQuotaBlock> {
+    let mut account = DiskQuotaBlock::default();
+    // SAFETY: `GET_QUOTA` writes one `struct if_dqblk`, which is as large as an `DiskQuotaBlock`.
+    unsafe { quotactl(target, GET_QUOTA, project, &mut account) }?;
     Ok(account)
 }
 
-/// The first account that is not of a smaller number.
-pub(crate) fn next_account(target: Target<'_>, project: u32) -> io::Result<Account> {
-    let mut account = Account::default();
-    // SAFETY: `GET_NEXT` writes one `struct if_nextdqblk`, which an `Account` is.
-    unsafe { quotactl(target, GET_NEXT, project, &mut account) }?;
+/// Reads the first quota record whose project is not below `project`.
+pub(crate) fn read_next_quota(target: QuotaTarget<'_>, project: u32) -> io::Result<DiskQuotaBlock> {
+    let mut account = DiskQuotaBlock::default();
+    // SAFETY: `GET_NEXT_QUOTA` writes one `struct if_nextdqblk`, which an `DiskQuotaBlock` is.
+    unsafe { quotactl(target, GET_NEXT_QUOTA, project, &mut account) }?;
     Ok(account)
 }
 
-/// Writes what `valid` says is to be written of the account.
-pub(crate) fn set_account(target: Target<'_>, project: u32, mut account: Account) -> io::Result<()> {
-    // SAFETY: `SET` reads one `struct if_dqblk`, which is as large as an `Account`.
-    unsafe { quotactl(target, SET, project, &mut account) }
+/// Writes the fields of the quota record that `valid` selects.
+pub(crate) fn write_quota(
+    target: QuotaTarget<'_>,
+    project: u32,
+    mut account: DiskQuotaBlock,
+) -> io::Result<()> {
+    // SAFETY: `SET_QUOTA` reads one `struct if_dqblk`, which is as large as an `DiskQuotaBlock`.
+    unsafe { quotactl(target, SET_QUOTA, project, &mut account) }
 }
 
 /// # Safety
 /// `T` is what the command reads or writes.
-unsafe fn quotactl<T>(target: Target<'_>, command: u32, project: u32, about: &mut T) -> io::Result<()> {
+unsafe fn quotactl<T>(target: QuotaTarget<'_>, command: u32, project: u32, about: &mut T) -> io::Result<()> {
     let about = ptr::from_mut(about);
-    result(match target {
-        Target::Open(fd) => {
+    syscall_result(match target {
+        QuotaTarget::Descriptor(fd) => {
             // SAFETY: the caller has chosen `T` by the command, and the descriptor is borrowed.
             unsafe { libc::syscall(QUOTACTL_FD, fd.as_raw_fd(), command, project, about) }
         }
-        Target::Device(path) => {
+        QuotaTarget::Device(path) => {
             // SAFETY: the caller has chosen `T` by the command, and the path ends with a NUL.
             unsafe { libc::syscall(libc::SYS_quotactl, command, path.as_ptr(), project, about) }
         }
     })
 }
 
-fn result(answer: c_long) -> io::Result<()> {
+fn syscall_result(answer: c_long) -> io::Result<()> {
     if answer == c_long::from(-1 as c_int) { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

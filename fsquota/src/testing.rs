@@ -1,51 +1,55 @@
-//! An implementation in memory, the suite that every implementation passes, and checks over arbitrary input: property
-//! tests run those on what proptest makes up, fuzz targets on what the fuzzer finds.
+//! An implementation in memory, the conformance suite for every implementation, and checks over arbitrary
+//! input, which property tests and fuzz targets share.
 
-mod bare;
 mod checks;
 mod conformance;
 pub(crate) mod memory;
+mod raw_calls;
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
-pub use bare::Bare;
 pub use checks::{check_fdinfo, check_mountinfo, check_quantity};
 pub use conformance::conformance;
+pub use raw_calls::RawQuotaCalls;
 
-use crate::engine::{Contents, Engine};
-use crate::error::Call;
-use crate::{Change, Error, ProjectId, ProjectRange, QuotaSetter, Status};
-use memory::Memory;
+use crate::engine::{NonEmptyPolicy, QuotaEngine};
+use crate::error::KernelCall;
+use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus};
+use memory::MemoryKernel;
 
-/// Quotas that are kept in memory and bind nobody: for tests of what uses a [`QuotaSetter`], as any user, on any file
-/// system.
+/// Quotas in memory that are not enforced: for tests of code that uses a [`QuotaSetter`], as any user, on any
+/// file system.
 ///
-/// It is [`ProjectQuota`](crate::ProjectQuota) over a map instead of a kernel: allocation, order of the calls and
-/// errors are the same code. Usage is what is really there, counted by looking; whatever is in a limited directory
-/// belongs to it, as if it had been made after the limits. It holds one descriptor for each limited directory.
+/// It is [`ProjectQuota`](crate::ProjectQuota) over a map instead of a kernel: allocation, order of the calls
+/// and errors are the same code. Usage is counted by walking the directory tree; every entry of a limited
+/// directory belongs to its project, as if it had been created after the limits. It holds one descriptor for
+/// each limited directory.
 #[derive(Debug)]
-pub struct MemQuota(Engine<Memory>);
+pub struct MemQuota(QuotaEngine<MemoryKernel>);
 
 impl MemQuota {
-    /// With the default range.
+    /// Creates quotas with the default range.
     pub fn new() -> Self {
         Self::with_range(ProjectRange::default())
     }
 
-    /// With a range of its own, such as a small one that can be exhausted.
+    /// Creates quotas with another range, such as a small one that can be exhausted.
     pub fn with_range(range: ProjectRange) -> Self {
-        Self(Engine::new(Memory::default(), range))
+        Self(QuotaEngine::new(MemoryKernel::default(), range))
     }
 
     /// Every project, by number.
-    pub fn list(&self) -> Vec<Status> {
-        self.0.kernel.without_failures(|| self.0.list(ProjectRange::all())).unwrap_or_default()
+    pub fn list_projects(&self) -> Vec<QuotaStatus> {
+        self.0
+            .kernel
+            .without_failures(|| self.0.list_projects(ProjectRange::full_range()))
+            .unwrap_or_default()
     }
 
-    /// Makes the next call of this kind fail; of several, in turn.
-    pub fn fail(&self, call: Call, error: io::ErrorKind) {
-        self.0.kernel.fail(call, error);
+    /// Makes the next call of this kind fail. Repeated calls queue several failures.
+    pub fn fail_next_call(&self, call: KernelCall, error: io::ErrorKind) {
+        self.0.kernel.fail_next_call(call, error);
     }
 }
 
@@ -56,31 +60,35 @@ impl Default for MemQuota {
 }
 
 impl QuotaSetter for MemQuota {
-    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, Error> {
-        self.0.set(dir, change, Contents::Refused)
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
+        self.0.set_limits(dir, change, NonEmptyPolicy::Reject)
     }
 
-    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, Error> {
-        self.0.status(dir)
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        self.0.read_status(dir)
     }
 
-    fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
-        self.0.clear(dir)
+    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        self.0.clear_limits(dir)
     }
 
-    fn release(&self, project: ProjectId) -> Result<(), Error> {
-        self.0.release(project)
+    fn release_project(&self, project: ProjectId) -> Result<(), Error> {
+        self.0.release_project(project)
     }
 
-    fn release_unused(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
-        self.0.release_all_unused(kept)
+    fn release_unused_projects(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
+        self.0.release_unused_projects(kept)
     }
 }
 
-/// [`ProjectQuota`](crate::ProjectQuota) that names the device to the kernel, as it does before Linux 5.14.
+/// Opens a [`ProjectQuota`](crate::ProjectQuota) that names the device to the kernel, as before Linux 5.14.
 ///
 /// # Errors
 /// As [`ProjectQuota::open`](crate::ProjectQuota::open).
-pub fn by_device(path: &std::path::Path) -> Result<crate::ProjectQuota, crate::OpenError> {
-    crate::ProjectQuota::open_by(path, ProjectRange::default(), crate::file_system::Way::Device)
+pub fn open_by_device(path: &std::path::Path) -> Result<crate::ProjectQuota, crate::OpenError> {
+    crate::ProjectQuota::open_with_mode(
+        path,
+        ProjectRange::default(),
+        crate::file_system::QuotactlMode::ByDevice,
+    )
 }

@@ -1,5 +1,6 @@
-//! What a durable replacement costs beside the calls that it can't do without, and a journal's commit beside the one
-//! write and sync that it is. Ours and each peer take turns within one run; every figure is the median of the rounds.
+//! The cost of a durable replacement compared with its indispensable system calls, and of a journal commit
+//! compared with one write and one sync. The crate and its peer alternate within one run; every figure is the
+//! median of all rounds.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write as _;
@@ -8,8 +9,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
-use nodekeel_localstorage::journal::Journal;
-use nodekeel_localstorage::{Dir, Mode};
+use nodekeel_localstorage::step_journal::StepJournal;
+use nodekeel_localstorage::{Dir, FileMode};
 use testbed::Scratch;
 use testbed::bench::BenchRow;
 
@@ -18,26 +19,26 @@ const CONTENT: [u8; 4096] = [b'x'; 4096];
 
 fn main() -> Result<()> {
     let scratch = Scratch::new()?;
-    testbed::bench::write("replace", &[replace(scratch.path())?, commit(scratch.path())?])?;
+    testbed::bench::write("replace", &[bench_replace(scratch.path())?, bench_commit(scratch.path())?])?;
     Ok(())
 }
 
-/// Microseconds for one call.
-fn micros(work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+/// Measures one call in microseconds.
+fn measure_micros(work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;
     Ok(start.elapsed().as_secs_f64() * 1e6)
 }
 
-/// Runs both in turns; the medians.
-fn in_turns(
+/// Alternates both; returns the medians.
+fn measure_alternating(
     mut ours: impl FnMut() -> Result<()>,
     mut peer: impl FnMut() -> Result<()>,
 ) -> Result<(f64, f64)> {
     let (mut our_figures, mut peer_figures) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        our_figures.push(micros(&mut ours)?);
-        peer_figures.push(micros(&mut peer)?);
+        our_figures.push(measure_micros(&mut ours)?);
+        peer_figures.push(measure_micros(&mut peer)?);
     }
     Ok((median(our_figures), median(peer_figures)))
 }
@@ -47,15 +48,15 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-fn replace(scratch: &Path) -> Result<BenchRow> {
+fn bench_replace(scratch: &Path) -> Result<BenchRow> {
     let (ours, bare) = (scratch.join("ours"), scratch.join("bare"));
     fs::create_dir(&ours)?;
     fs::create_dir(&bare)?;
     let dir = Dir::open(&ours)?;
     let handle = File::open(&bare)?;
     let (temporary, target) = (bare.join("file.tmp"), bare.join("file"));
-    let (ours, peer) = in_turns(
-        || Ok(dir.write("file", &CONTENT, Mode::PRIVATE_FILE)?),
+    let (ours, peer) = measure_alternating(
+        || Ok(dir.write("file", &CONTENT, FileMode::PRIVATE_FILE)?),
         || {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
             file.set_permissions(Permissions::from_mode(0o600))?;
@@ -73,14 +74,14 @@ fn replace(scratch: &Path) -> Result<BenchRow> {
     ))
 }
 
-fn commit(scratch: &Path) -> Result<BenchRow> {
+fn bench_commit(scratch: &Path) -> Result<BenchRow> {
     let dir = Dir::open(scratch)?;
-    let mut journal = Journal::open(&dir, "journal")?;
+    let mut journal = StepJournal::open(&dir, "journal")?;
     let files = ["bare.0", "bare.1"].map(|name| File::create(scratch.join(name)));
     let [first, second] = files;
     let files = [first?, second?];
     let mut round = 0;
-    let (ours, peer) = in_turns(
+    let (ours, peer) = measure_alternating(
         || Ok(journal.commit(&CONTENT)?),
         || {
             round += 1;

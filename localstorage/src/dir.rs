@@ -1,4 +1,4 @@
-//! A directory that is held open: everything below is reached through its descriptor.
+//! An open directory: everything below is reached through its descriptor.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -11,52 +11,52 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use crate::calls::{self, Listing, Location};
-use crate::error::{Error, Operation, Refusal, resolved};
-use crate::metadata::{Entry, FileKind, Metadata, Mode};
-use crate::name::{self, Name};
+use crate::error::{Error, FileOperation, RejectReason, resolve_error};
+use crate::file_name::{self, FileName};
+use crate::metadata::{DirEntry, FileKind, FileMode, Metadata};
+use crate::syscalls::{self, DirListing, EntryAt};
 
 mod remove;
 mod replace;
 
-pub use remove::Removed;
+pub use remove::RemovalProgress;
 
-/// What [`Dir::read`] reads at most: 64 MiB. A larger file than any that a node's configuration consists of, and a
-/// smaller one than the memory of the smallest node.
+/// The largest file that [`Dir::read`] reads: 64 MiB, more than any configuration file of a node and less
+/// than the memory of the smallest node.
 pub const READ_LIMIT: u64 = 64 << 20;
 
-const LISTABLE: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
+const OPEN_DIR_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
-/// What a [rename](Dir::rename) does where the new name is taken.
+/// What a [rename](Dir::rename) does if the new name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Rename {
-    /// What has the name is replaced: a file by a file, an empty directory by a directory.
+pub enum RenameMode {
+    /// It replaces the existing entry: a file by a file, an empty directory by a directory.
     Replace,
-    /// The rename fails.
-    Exclusive,
+    /// It fails (`RENAME_NOREPLACE`).
+    NoReplace,
 }
 
-/// A directory that is held open.
+/// An open directory.
 ///
-/// Relative paths are one or more [names](Name) with a slash between them; anything else (`..`, an absolute path, an
-/// empty component, a NUL byte) is refused before the kernel sees it. The kernel resolves them beneath the descriptor
-/// and through no symbolic or magic link (`openat2` with `RESOLVE_BENEATH`, `NO_SYMLINKS` and `NO_MAGICLINKS`), so
-/// nothing below an untrusted directory leads out of it, even while it changes. The empty path is the directory itself
-/// where a directory is asked for.
+/// A relative path is one or more [names](FileName) separated by slashes. Anything else (`..`, an absolute
+/// path, an empty component, a NUL byte) is rejected before the kernel sees it. The kernel resolves the path
+/// beneath the descriptor and through no symbolic or magic link (`openat2` with `RESOLVE_BENEATH`,
+/// `NO_SYMLINKS` and `NO_MAGICLINKS`), so no path below an untrusted directory leads outside, even while the
+/// directory changes. The empty path is the directory itself in calls that take a directory.
 ///
-/// What changes a directory returns after an `fsync` of it: what was reported as done survives a power cut. Every
-/// change can be killed at any point and made again.
+/// A call that changes a directory returns after an `fsync` of it: a reported change survives a power cut.
+/// Every change can be killed at any point and repeated.
 ///
-/// All calls block: from async code, make them on a thread that may.
+/// All calls block: async code makes them on a blocking thread.
 ///
 /// ```
-/// use nodekeel_localstorage::{Dir, Mode};
+/// use nodekeel_localstorage::{Dir, FileMode};
 ///
 /// # let temporary = tempfile::tempdir()?;
 /// let dir = Dir::open(temporary.path())?;
-/// let node = dir.ensure_dir("node/credentials", Mode::PRIVATE_DIR)?;
-/// node.write("key.pem", b"secret", Mode::PRIVATE_FILE)?;
+/// let node = dir.ensure_dir("node/credentials", FileMode::PRIVATE_DIR)?;
+/// node.write("key.pem", b"secret", FileMode::PRIVATE_FILE)?;
 /// assert_eq!(dir.read("node/credentials/key.pem")?, b"secret");
 /// assert!(dir.read("../etc/passwd").unwrap_err().is_invalid_path());
 /// # Ok::<(), anyhow::Error>(())
@@ -68,225 +68,234 @@ pub struct Dir {
     path: PathBuf,
 }
 
-/// The directory that a relative path's last name is in.
+/// The directory that contains the last component of a relative path.
 #[derive(Debug)]
-enum Parent<'a> {
-    This(BorrowedFd<'a>),
+enum ParentDir<'a> {
+    Same(BorrowedFd<'a>),
     Below(OwnedFd),
 }
 
-impl AsFd for Parent<'_> {
+impl AsFd for ParentDir<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::This(fd) => *fd,
+            Self::Same(fd) => *fd,
             Self::Below(fd) => fd.as_fd(),
         }
     }
 }
 
-/// Reads through the failpoints.
-struct Reading<'a>(BorrowedFd<'a>);
+/// Reads a descriptor through the failpoints.
+struct FailpointReader<'a>(BorrowedFd<'a>);
 
-impl io::Read for Reading<'_> {
+impl io::Read for FailpointReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(calls::read(self.0, buffer)?)
+        Ok(syscalls::read(self.0, buffer)?)
     }
 }
 
 impl Dir {
-    /// Opens a directory by a path of the caller's own. It is trusted: links in it are followed.
+    /// Opens a directory by a trusted path: links in it are followed.
     ///
     /// # Errors
-    /// [`Operation::Open`]; among others where there is none, or where it is no directory.
+    /// [`FileOperation::Open`]; among others if the path does not exist or is not a directory.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let fd = calls::open(path, LISTABLE).map_err(|source| Error::new(Operation::Open, path, source))?;
+        let fd = syscalls::open(path, OPEN_DIR_FLAGS)
+            .map_err(|source| Error::new(FileOperation::Open, path, source))?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// A directory that somebody else has opened, and how to call it in errors.
+    /// Wraps an open directory; errors show `path`.
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
         Self { fd, path: path.into() }
     }
 
-    /// What it was called when it was opened; for people, and for programs that take nothing but a path.
+    /// The path at the time of opening, for display and for programs that need a path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The same directory, held open once more.
+    /// Duplicates the descriptor.
     ///
     /// # Errors
-    /// [`Operation::Open`], where the process may open no more files.
+    /// [`FileOperation::Open`] if the process has reached its limit of open files.
     pub fn try_clone(&self) -> Result<Self, Error> {
-        let fd = self.fd.try_clone().map_err(|source| Error::new(Operation::Open, &self.path, source))?;
+        let fd = self.fd.try_clone().map_err(|source| Error::new(FileOperation::Open, &self.path, source))?;
         Ok(Self { fd, path: self.path.clone() })
     }
 
-    /// Opens a directory below.
+    /// Opens a directory below this one.
     ///
     /// # Errors
-    /// [`Operation::Open`]; [`is_not_found`](Error::is_not_found), [`is_symlink`](Error::is_symlink) and
-    /// [`is_not_a_directory`](Error::is_not_a_directory) tell what is there.
+    /// [`FileOperation::Open`]; [`is_not_found`](Error::is_not_found), [`is_symlink`](Error::is_symlink) and
+    /// [`is_not_a_directory`](Error::is_not_a_directory) distinguish the causes.
     pub fn open_dir(&self, path: impl AsRef<Path>) -> Result<Self, Error> {
-        let fd = self.open_beneath(path.as_ref(), LISTABLE, Operation::Open)?;
-        Ok(Self { fd, path: self.full(path.as_ref()) })
+        let fd = self.open_beneath(path.as_ref(), OPEN_DIR_FLAGS, FileOperation::Open)?;
+        Ok(Self { fd, path: self.full_path(path.as_ref()) })
     }
 
-    /// Opens a regular file below for reading.
+    /// Opens a regular file below this directory for reading.
     ///
     /// # Errors
-    /// [`Operation::Open`]; also [`is_not_a_file`](Error::is_not_a_file).
+    /// [`FileOperation::Open`]; also [`is_not_a_file`](Error::is_not_a_file).
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File, Error> {
-        self.open_regular(path.as_ref(), Operation::Open).map(|(fd, _)| fd.into())
+        self.open_regular_file(path.as_ref(), FileOperation::Open).map(|(fd, _)| fd.into())
     }
 
-    /// Opens a directory below, and creates it where it is missing, with those above it.
+    /// Opens a directory below this one, and creates it and its parents if they are missing.
     ///
-    /// The directory has exactly that mode afterwards, also where it was there before; those above it only where they
-    /// are created (by a call that is killed between the two, with what the umask leaves of it: place a tree to repair
-    /// that). All of them are durable.
+    /// The directory has exactly this mode afterwards, also if it existed before. Parents get the mode only
+    /// when they are created; a call killed between creating a parent and setting its mode leaves the mode
+    /// reduced by the umask, which creating a layout repairs. All of them are durable.
     ///
     /// # Errors
-    /// [`Operation::CreateDir`]; [`is_not_a_directory`](Error::is_not_a_directory) and
-    /// [`is_symlink`](Error::is_symlink) tell of something else in its place.
-    pub fn ensure_dir(&self, path: impl AsRef<Path>, mode: Mode) -> Result<Self, Error> {
+    /// [`FileOperation::CreateDir`]; [`is_not_a_directory`](Error::is_not_a_directory) and
+    /// [`is_symlink`](Error::is_symlink) if something else has the name.
+    pub fn ensure_dir(&self, path: impl AsRef<Path>, mode: FileMode) -> Result<Self, Error> {
         let path = path.as_ref();
-        let wrong = |source| Error::new(Operation::CreateDir, self.full(path), source);
+        let to_error = |source| Error::new(FileOperation::CreateDir, self.full_path(path), source);
         if path.as_os_str().is_empty() {
-            self.set_mode(mode).map_err(wrong)?;
+            self.set_mode(mode).map_err(to_error)?;
             return self.try_clone();
         }
-        name::split(path).map_err(|invalid| wrong(invalid.into()))?;
-        let mut dir = Self { fd: self.fd.try_clone().map_err(wrong)?, path: self.path.clone() };
+        file_name::split_last(path).map_err(|invalid| to_error(invalid.into()))?;
+        let mut dir = Self { fd: self.fd.try_clone().map_err(to_error)?, path: self.path.clone() };
         for name in path.as_os_str().as_bytes().split(|&byte| byte == b'/').map(OsStr::from_bytes) {
-            dir = dir.ensure_level(name, mode).map_err(wrong)?;
+            dir = dir.ensure_child(name, mode).map_err(to_error)?;
         }
-        dir.set_mode(mode).map_err(wrong)?;
+        dir.set_mode(mode).map_err(to_error)?;
         Ok(dir)
     }
 
-    fn ensure_level(&self, name: &OsStr, mode: Mode) -> io::Result<Self> {
-        let created = match calls::make_dir(self, name, mode.raw()) {
+    fn ensure_child(&self, name: &OsStr, mode: FileMode) -> io::Result<Self> {
+        let created = match syscalls::make_dir(self, name, mode.to_rustix()) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
             Err(source) => return Err(source.into()),
         };
-        let fd = match calls::open_beneath(self, Path::new(name), LISTABLE) {
-            // The umask has shut out the owner.
+        let fd = match syscalls::open_beneath(self, Path::new(name), OPEN_DIR_FLAGS) {
+            // The umask has removed the permissions of the owner.
             Err(Errno::ACCESS) if created => {
-                let shut = calls::open_beneath(self, Path::new(name), OFlags::PATH | OFlags::DIRECTORY);
-                calls::set_mode_of_path(shut.map_err(resolved)?, Mode::PRIVATE_DIR.raw())?;
-                calls::open_beneath(self, Path::new(name), LISTABLE)
+                let locked = syscalls::open_beneath(self, Path::new(name), OFlags::PATH | OFlags::DIRECTORY);
+                syscalls::set_mode_by_proc_path(
+                    locked.map_err(resolve_error)?,
+                    FileMode::PRIVATE_DIR.to_rustix(),
+                )?;
+                syscalls::open_beneath(self, Path::new(name), OPEN_DIR_FLAGS)
             }
             opened => opened,
         };
-        let level = Self { fd: fd.map_err(resolved)?, path: self.path.join(name) };
+        let level = Self { fd: fd.map_err(resolve_error)?, path: self.path.join(name) };
         if created {
             level.set_mode(mode)?;
         }
-        // Whoever created it may have been killed before this.
-        calls::sync(self)?;
+        // The process that created it may have been killed before this.
+        syscalls::sync(self)?;
         Ok(level)
     }
 
-    fn set_mode(&self, mode: Mode) -> io::Result<()> {
-        // Not where it has the mode: the file system may be read-only.
-        if Mode::of(calls::stat(self)?.st_mode) != mode {
-            calls::set_mode(self, mode.raw())?;
-            calls::sync(self)?;
+    fn set_mode(&self, mode: FileMode) -> io::Result<()> {
+        // Only if the mode differs: the file system may be read-only.
+        if FileMode::from_st_mode(syscalls::stat(self)?.st_mode) != mode {
+            syscalls::set_mode(self, mode.to_rustix())?;
+            syscalls::sync(self)?;
         }
         Ok(())
     }
 
-    /// Reads a regular file of at most [`READ_LIMIT`].
+    /// Reads a regular file of at most [`READ_LIMIT`] bytes.
     ///
     /// # Errors
-    /// As [`read_at_most`](Self::read_at_most).
+    /// Those of [`read_at_most`](Self::read_at_most).
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>, Error> {
         self.read_at_most(path, READ_LIMIT)
     }
 
-    /// Reads a regular file of at most so many bytes.
+    /// Reads a regular file of at most `limit` bytes.
     ///
     /// # Errors
-    /// [`Operation::Read`]; [`is_not_found`](Error::is_not_found), [`is_not_a_file`](Error::is_not_a_file),
-    /// [`is_too_large`](Error::is_too_large).
+    /// [`FileOperation::Read`]; [`is_not_found`](Error::is_not_found),
+    /// [`is_not_a_file`](Error::is_not_a_file), [`is_too_large`](Error::is_too_large).
     pub fn read_at_most(&self, path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>, Error> {
         let path = path.as_ref();
-        let (fd, metadata) = self.open_regular(path, Operation::Read)?;
-        let wrong = |source: io::Error| Error::new(Operation::Read, self.full(path), source);
+        let (fd, metadata) = self.open_regular_file(path, FileOperation::Read)?;
+        let to_error = |source: io::Error| Error::new(FileOperation::Read, self.full_path(path), source);
         let mut content = Vec::new();
         if metadata.size <= limit {
-            // A byte more than it should have, so that the end is seen without growing.
+            // One byte more than the size, so that the end is detected without growing the buffer.
             content =
                 Vec::with_capacity(usize::try_from(metadata.size).unwrap_or_default().saturating_add(1));
-            Reading(fd.as_fd()).take(limit.saturating_add(1)).read_to_end(&mut content).map_err(wrong)?;
+            FailpointReader(fd.as_fd())
+                .take(limit.saturating_add(1))
+                .read_to_end(&mut content)
+                .map_err(to_error)?;
         }
-        // It may have grown meanwhile; and the size of what is generated on reading is none.
+        // The file may have grown meanwhile, and files generated on read report size 0.
         if metadata.size > limit || content.len() as u64 > limit {
-            return Err(wrong(Refusal::TooLarge { limit }.into()));
+            return Err(to_error(RejectReason::TooLarge { limit }.into()));
         }
         Ok(content)
     }
 
-    fn open_regular(&self, path: &Path, operation: Operation) -> Result<(OwnedFd, Metadata), Error> {
-        // Neither a pipe without a writer nor a terminal shall hold up, or take over, who opens it.
+    fn open_regular_file(&self, path: &Path, operation: FileOperation) -> Result<(OwnedFd, Metadata), Error> {
+        // A pipe without a writer must not block the caller, and a terminal must not become its controlling
+        // terminal.
         let fd = self.open_beneath(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, operation)?;
-        let wrong = |source: io::Error| Error::new(operation, self.full(path), source);
-        let metadata = Metadata::of(&calls::stat(&fd).map_err(|source| wrong(source.into()))?);
+        let to_error = |source: io::Error| Error::new(operation, self.full_path(path), source);
+        let metadata = Metadata::from_stat(&syscalls::stat(&fd).map_err(|source| to_error(source.into()))?);
         if metadata.kind != FileKind::File {
-            return Err(wrong(Refusal::NotAFile.into()));
+            return Err(to_error(RejectReason::NotAFile.into()));
         }
         Ok((fd, metadata))
     }
 
-    /// What is in the directory, sorted by name; without `.`, `..`, and files that are being written.
+    /// Lists the directory, sorted by name, without `.`, `..` and files being written.
     ///
     /// # Errors
-    /// [`Operation::List`].
-    pub fn list(&self) -> Result<Vec<Entry>, Error> {
-        self.entries().map_err(|source| Error::new(Operation::List, &self.path, source))
+    /// [`FileOperation::List`].
+    pub fn list(&self) -> Result<Vec<DirEntry>, Error> {
+        self.read_entries().map_err(|source| Error::new(FileOperation::List, &self.path, source))
     }
 
-    fn entries(&self) -> io::Result<Vec<Entry>> {
+    fn read_entries(&self) -> io::Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
-        for entry in Listing::of(self)? {
+        for entry in DirListing::reopen(self)? {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            if name == "." || name == ".." || name::is_sibling(name.as_bytes()) {
+            if name == "." || name == ".." || file_name::is_temp_file_name(name.as_bytes()) {
                 continue;
             }
             let kind = match FileKind::from(entry.file_type()) {
-                FileKind::Unknown => match calls::stat_at(self, name) {
-                    Ok(stat) => Metadata::of(&stat).kind,
+                FileKind::Unknown => match syscalls::stat_at(self, name) {
+                    Ok(stat) => Metadata::from_stat(&stat).kind,
                     Err(Errno::NOENT) => continue,
                     Err(source) => return Err(source.into()),
                 },
                 kind => kind,
             };
-            entries.push(Entry::new(Name::try_new(name)?, kind, entry.ino()));
+            entries.push(DirEntry::new(FileName::try_new(name)?, kind, entry.ino()));
         }
         entries.sort_unstable();
         Ok(entries)
     }
 
-    /// What is known about something below; about a symbolic link itself, where that is the last name.
+    /// The metadata of an entry below this directory; of the link itself if the last component is a symbolic
+    /// link.
     ///
     /// # Errors
-    /// [`Operation::Inspect`].
+    /// [`FileOperation::Inspect`].
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata, Error> {
         let path = path.as_ref();
-        let fd = self.open_beneath(path, OFlags::PATH, Operation::Inspect)?;
-        let stat =
-            calls::stat(fd).map_err(|source| Error::new(Operation::Inspect, self.full(path), source))?;
-        Ok(Metadata::of(&stat))
+        let fd = self.open_beneath(path, OFlags::PATH, FileOperation::Inspect)?;
+        let stat = syscalls::stat(fd)
+            .map_err(|source| Error::new(FileOperation::Inspect, self.full_path(path), source))?;
+        Ok(Metadata::from_stat(&stat))
     }
 
-    /// Whether there is something below of that name: also a symbolic link, wherever it points to.
+    /// Whether an entry exists below this directory; a symbolic link exists wherever it points.
     ///
     /// # Errors
-    /// [`Operation::Inspect`], where that can't be told.
+    /// [`FileOperation::Inspect`] if that cannot be determined.
     pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool, Error> {
         match self.metadata(path) {
             Ok(_) => Ok(true),
@@ -295,86 +304,92 @@ impl Dir {
         }
     }
 
-    /// Renames something below this directory to a name below the other one, on the same file system. Durable in both:
-    /// in the new place first, so that it is never in none.
+    /// Renames an entry below this directory to a name below `dir` on the same file system. Both directories
+    /// are synced, the new one first, so that the entry is never lost.
     ///
     /// # Errors
-    /// [`Operation::Rename`]; [`is_already_exists`](Error::is_already_exists) with [`Rename::Exclusive`]. Where only a
-    /// sync at the end fails, it has the new name and may have the old one after a power cut.
+    /// [`FileOperation::Rename`]; [`is_already_exists`](Error::is_already_exists) with
+    /// [`RenameMode::NoReplace`]. If only a sync at the end fails, the entry has the new name, and may have
+    /// the old one after a power cut.
     pub fn rename(
         &self,
         from: impl AsRef<Path>,
         dir: &Self,
         to: impl AsRef<Path>,
-        taken: Rename,
+        mode: RenameMode,
     ) -> Result<(), Error> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        let (old, old_name) = self.parent(from, Operation::Rename)?;
-        let (new, new_name) = dir.parent(to, Operation::Rename)?;
-        let wrong = |source: Errno| Error::new(Operation::Rename, self.full(from), source);
-        let flags = match taken {
-            Rename::Replace => RenameFlags::empty(),
-            Rename::Exclusive => RenameFlags::NOREPLACE,
+        let (old, old_name) = self.open_parent(from, FileOperation::Rename)?;
+        let (new, new_name) = dir.open_parent(to, FileOperation::Rename)?;
+        let to_error = |source: Errno| Error::new(FileOperation::Rename, self.full_path(from), source);
+        let flags = match mode {
+            RenameMode::Replace => RenameFlags::empty(),
+            RenameMode::NoReplace => RenameFlags::NOREPLACE,
         };
         let (source, target) =
-            (Location { dir: old.as_fd(), name: old_name }, Location { dir: new.as_fd(), name: new_name });
-        calls::rename(source, target, flags).map_err(wrong)?;
-        calls::sync(&new).map_err(wrong)?;
-        calls::sync(&old).map_err(wrong)
+            (EntryAt { dir: old.as_fd(), name: old_name }, EntryAt { dir: new.as_fd(), name: new_name });
+        syscalls::rename(source, target, flags).map_err(to_error)?;
+        syscalls::sync(&new).map_err(to_error)?;
+        syscalls::sync(&old).map_err(to_error)
     }
 
-    /// Removes what is no directory: a file, a link itself, a pipe, a socket. Tells whether there was something.
+    /// Removes a non-directory: a file, a link itself, a pipe, a socket. Returns whether it existed.
     ///
     /// # Errors
-    /// [`Operation::Remove`].
+    /// [`FileOperation::Remove`].
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<bool, Error> {
         let path = path.as_ref();
-        let (parent, name) = match self.parent(path, Operation::Remove) {
+        let (parent, name) = match self.open_parent(path, FileOperation::Remove) {
             Err(error) if error.is_not_found() => return Ok(false),
             parent => parent?,
         };
-        let wrong = |source: Errno| Error::new(Operation::Remove, self.full(path), source);
-        let was_there = match calls::unlink(&parent, name) {
+        let to_error = |source: Errno| Error::new(FileOperation::Remove, self.full_path(path), source);
+        let existed = match syscalls::unlink(&parent, name) {
             Ok(()) => true,
             Err(Errno::NOENT) => false,
-            Err(source) => return Err(wrong(source)),
+            Err(source) => return Err(to_error(source)),
         };
-        // Also where nothing was there: whoever removed it may have been killed before this.
-        calls::sync(&parent).map_err(wrong)?;
-        Ok(was_there)
+        // Also if nothing existed: the process that removed it may have been killed before this.
+        syscalls::sync(&parent).map_err(to_error)?;
+        Ok(existed)
     }
 
-    /// Makes the names in this directory durable; not the contents of its files.
+    /// Makes the entries of this directory durable, but not the contents of its files.
     ///
     /// # Errors
-    /// [`Operation::Sync`].
+    /// [`FileOperation::Sync`].
     pub fn sync(&self) -> Result<(), Error> {
-        calls::sync(self).map_err(|source| Error::new(Operation::Sync, &self.path, source))
+        syscalls::sync(self).map_err(|source| Error::new(FileOperation::Sync, &self.path, source))
     }
 
-    /// The path to show for a relative one.
-    fn full(&self, path: &Path) -> PathBuf {
+    /// The full path to display for a relative one.
+    fn full_path(&self, path: &Path) -> PathBuf {
         if path.as_os_str().is_empty() { self.path.clone() } else { self.path.join(path) }
     }
 
-    fn open_beneath(&self, path: &Path, flags: OFlags, operation: Operation) -> Result<OwnedFd, Error> {
-        let wrong = |source: io::Error| Error::new(operation, self.full(path), source);
+    fn open_beneath(&self, path: &Path, flags: OFlags, operation: FileOperation) -> Result<OwnedFd, Error> {
+        let to_error = |source: io::Error| Error::new(operation, self.full_path(path), source);
         if path.as_os_str().is_empty() && flags.intersects(OFlags::DIRECTORY | OFlags::PATH) {
-            return calls::open_beneath(self, Path::new("."), flags)
-                .map_err(|source| wrong(resolved(source)));
+            return syscalls::open_beneath(self, Path::new("."), flags)
+                .map_err(|source| to_error(resolve_error(source)));
         }
-        name::split(path).map_err(|invalid| wrong(invalid.into()))?;
-        calls::open_beneath(self, path, flags).map_err(|source| wrong(resolved(source)))
+        file_name::split_last(path).map_err(|invalid| to_error(invalid.into()))?;
+        syscalls::open_beneath(self, path, flags).map_err(|source| to_error(resolve_error(source)))
     }
 
-    fn parent<'a>(&self, path: &'a Path, operation: Operation) -> Result<(Parent<'_>, &'a OsStr), Error> {
-        let wrong = |source: io::Error| Error::new(operation, self.full(path), source);
-        let (parent, name) = name::split(path).map_err(|invalid| wrong(invalid.into()))?;
+    fn open_parent<'a>(
+        &self,
+        path: &'a Path,
+        operation: FileOperation,
+    ) -> Result<(ParentDir<'_>, &'a OsStr), Error> {
+        let to_error = |source: io::Error| Error::new(operation, self.full_path(path), source);
+        let (parent, name) = file_name::split_last(path).map_err(|invalid| to_error(invalid.into()))?;
         if parent.as_os_str().is_empty() {
-            return Ok((Parent::This(self.as_fd()), name));
+            return Ok((ParentDir::Same(self.as_fd()), name));
         }
-        let fd = calls::open_beneath(self, parent, LISTABLE).map_err(|source| wrong(resolved(source)))?;
-        Ok((Parent::Below(fd), name))
+        let fd = syscalls::open_beneath(self, parent, OPEN_DIR_FLAGS)
+            .map_err(|source| to_error(resolve_error(source)))?;
+        Ok((ParentDir::Below(fd), name))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What goes wrong with files and directories.
+//! Errors of operations on files and directories.
 
 use std::fmt;
 use std::io;
@@ -7,35 +7,35 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::name::InvalidName;
+use crate::file_name::InvalidName;
 
-/// What was asked for.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Operation {
-    /// To open a file or a directory.
+pub enum FileOperation {
+    /// Open a file or a directory.
     Open,
-    /// To create a directory.
+    /// Create a directory.
     CreateDir,
-    /// To read a file.
+    /// Read a file.
     Read,
-    /// To put a new content in a file's place.
+    /// Replace the content of a file.
     Write,
-    /// To list a directory.
+    /// List a directory.
     List,
-    /// To read what is known about a file or a directory.
+    /// Read the metadata of a file or a directory.
     Inspect,
-    /// To rename.
+    /// Rename a file or a directory.
     Rename,
-    /// To remove a file, or a tree.
+    /// Remove a file or a tree.
     Remove,
-    /// To make durable.
+    /// Make a directory durable.
     Sync,
-    /// To remove what killed writers have left behind.
-    Sweep,
+    /// Remove the temporary files of killed writers.
+    RemoveStale,
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for FileOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Open => "open",
@@ -47,40 +47,40 @@ impl fmt::Display for Operation {
             Self::Rename => "rename",
             Self::Remove => "remove",
             Self::Sync => "sync",
-            Self::Sweep => "sweep",
+            Self::RemoveStale => "remove stale files in",
         })
     }
 }
 
-/// An operation on a path that failed. Its source says why.
+/// A failed operation on a path. Its source is the cause.
 #[derive(Debug, Error)]
 #[error("{operation} {}", .path.display())]
 pub struct Error {
-    operation: Operation,
+    operation: FileOperation,
     path: PathBuf,
     source: io::Error,
 }
 
-/// What is refused by this crate and not by the kernel, or what the kernel says with a number that tells less.
+/// A cause that this crate rejects itself, or for which the kernel's error number is too vague.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Refusal {
-    #[error("a symbolic link is in the way, and none is followed here: replace it by what it points to")]
+pub(crate) enum RejectReason {
+    #[error("path contains a symbolic link, and links are not followed: replace the link with its target")]
     Symlink,
     #[error("a file system is mounted there: unmount it first")]
     MountPoint,
-    #[error("it is no regular file")]
+    #[error("not a regular file")]
     NotAFile,
-    #[error("it is larger than {limit} bytes")]
+    #[error("larger than {limit} bytes")]
     TooLarge { limit: u64 },
-    #[error("it was stopped before its end")]
+    #[error("stopped by the caller")]
     Stopped,
-    #[error("it changes while it is being removed")]
+    #[error("directory changes during its removal")]
     Changing,
-    #[error("the kernel has no openat2: Linux 5.6 or newer is needed")]
+    #[error("the kernel does not support openat2: use Linux 5.6 or newer")]
     NoOpenat2,
 }
 
-impl Refusal {
+impl RejectReason {
     fn kind(self) -> io::ErrorKind {
         match self {
             Self::Symlink | Self::NotAFile => io::ErrorKind::InvalidInput,
@@ -92,9 +92,9 @@ impl Refusal {
     }
 }
 
-impl From<Refusal> for io::Error {
-    fn from(refusal: Refusal) -> Self {
-        Self::new(refusal.kind(), refusal)
+impl From<RejectReason> for io::Error {
+    fn from(reason: RejectReason) -> Self {
+        Self::new(reason.kind(), reason)
     }
 }
 
@@ -105,96 +105,97 @@ impl From<InvalidName> for io::Error {
 }
 
 impl Error {
-    /// What failed, on which path, and why. For implementers of [`Placement`](crate::Placement).
-    pub fn new(operation: Operation, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+    /// An error from the operation, its path and its cause. For implementers of
+    /// [`FileStore`](crate::FileStore).
+    pub fn new(operation: FileOperation, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
         Self { operation, path: path.into(), source: source.into() }
     }
 
-    /// What was asked for.
-    pub fn operation(&self) -> Operation {
+    /// The operation that failed.
+    pub fn operation(&self) -> FileOperation {
         self.operation
     }
 
-    /// On what. It is for people: the directory may have another name by now.
+    /// The path, for display: the directory may have been renamed since it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The kind of the source.
-    pub fn kind(&self) -> io::ErrorKind {
+    /// The kind of the source error.
+    pub fn io_kind(&self) -> io::ErrorKind {
         self.source.kind()
     }
 
-    /// There is nothing of that name.
+    /// The path does not exist.
     pub fn is_not_found(&self) -> bool {
-        self.kind() == io::ErrorKind::NotFound
+        self.io_kind() == io::ErrorKind::NotFound
     }
 
-    /// There is something of that name already.
+    /// The path already exists.
     pub fn is_already_exists(&self) -> bool {
-        self.kind() == io::ErrorKind::AlreadyExists
+        self.io_kind() == io::ErrorKind::AlreadyExists
     }
 
-    /// The file system, or the quota, has no space (or no inode) left. A retry helps once something was removed.
+    /// The file system or the quota has no free space or inodes. A retry helps after something was removed.
     pub fn is_full(&self) -> bool {
-        matches!(self.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        matches!(self.io_kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }
 
-    /// The caller may not do that.
+    /// Permission denied.
     pub fn is_denied(&self) -> bool {
-        self.kind() == io::ErrorKind::PermissionDenied
+        self.io_kind() == io::ErrorKind::PermissionDenied
     }
 
-    /// The file system is mounted read-only, or has become so by an error of its own.
+    /// The file system is mounted read-only, or became read-only after an error.
     pub fn is_read_only(&self) -> bool {
-        self.kind() == io::ErrorKind::ReadOnlyFilesystem
+        self.io_kind() == io::ErrorKind::ReadOnlyFilesystem
     }
 
-    /// What is there is no directory, where one was asked for.
+    /// The path, or a component of it, is not a directory.
     pub fn is_not_a_directory(&self) -> bool {
-        self.kind() == io::ErrorKind::NotADirectory
+        self.io_kind() == io::ErrorKind::NotADirectory
     }
 
-    /// A symbolic link is in the way.
+    /// The path contains a symbolic link.
     pub fn is_symlink(&self) -> bool {
-        self.refusal() == Some(Refusal::Symlink)
+        self.reject_reason() == Some(RejectReason::Symlink)
     }
 
-    /// A file system is mounted in the way.
+    /// A file system is mounted on the path.
     pub fn is_mount_point(&self) -> bool {
-        self.refusal() == Some(Refusal::MountPoint)
+        self.reject_reason() == Some(RejectReason::MountPoint)
     }
 
-    /// What is there is no regular file, where one was asked for.
+    /// The path is not a regular file.
     pub fn is_not_a_file(&self) -> bool {
-        self.refusal() == Some(Refusal::NotAFile) || self.kind() == io::ErrorKind::IsADirectory
+        self.reject_reason() == Some(RejectReason::NotAFile) || self.io_kind() == io::ErrorKind::IsADirectory
     }
 
-    /// The file is larger than it may be.
+    /// The file is larger than the limit.
     pub fn is_too_large(&self) -> bool {
-        self.kind() == io::ErrorKind::FileTooLarge
+        self.io_kind() == io::ErrorKind::FileTooLarge
     }
 
-    /// A caller's hook has stopped it. What was done stays done.
+    /// The caller's hook stopped the operation. Earlier changes remain.
     pub fn is_stopped(&self) -> bool {
-        self.refusal() == Some(Refusal::Stopped)
+        self.reject_reason() == Some(RejectReason::Stopped)
     }
 
-    /// The path is no relative path of plain names: the file system was not asked.
+    /// The path is not a relative path of plain names. The file system was not accessed.
     pub fn is_invalid_path(&self) -> bool {
-        self.kind() == io::ErrorKind::InvalidFilename
+        self.io_kind() == io::ErrorKind::InvalidFilename
     }
 
-    fn refusal(&self) -> Option<Refusal> {
+    fn reject_reason(&self) -> Option<RejectReason> {
         self.source.get_ref()?.downcast_ref().copied()
     }
 }
 
-/// Says what the kernel's number means for a path that was resolved beneath a directory.
-pub(crate) fn resolved(errno: Errno) -> io::Error {
+/// Translates the kernel's error number for a path that was resolved beneath a directory.
+pub(crate) fn resolve_error(errno: Errno) -> io::Error {
     match errno {
-        Errno::LOOP => Refusal::Symlink.into(),
-        Errno::NOSYS => Refusal::NoOpenat2.into(),
+        Errno::LOOP => RejectReason::Symlink.into(),
+        Errno::NOSYS => RejectReason::NoOpenat2.into(),
         errno => errno.into(),
     }
 }

@@ -1,85 +1,103 @@
-//! A node's directories as types: fd-relative access, atomic durable files, a step journal, the data partition.
+//! A node's directories as types: fd-relative access, atomic durable files, a step journal, the data
+//! partition.
 //!
-//! It knows neither what is in the files nor who needs them; it keeps no cache, follows no link below a directory that is
-//! held open, and formats nothing that it doesn't know to be empty. Its calls block: async code makes them on a thread
-//! that may.
+//! This crate does not know what the files contain or which program needs them. It keeps no cache, follows no
+//! link below an open directory, and formats only disks that are known to be empty. Its calls block: async
+//! code makes them on a blocking thread.
 //!
 //! ```text
-//!  tree ──────── a layout declared once as structs, placed as typed handles
+//!  tree ──────── a layout declared once as structs, created as typed handles
 //!   │
-//!  Placement ─── read, write, create_dir, list, remove: in a directory, in memory, or the reader's own
+//!  FileStore ─── read, write, create_dir, list, remove: in a directory, in memory, or your implementation
 //!   │
-//!  Dir ───────── a directory held open: all below is reached through its descriptor, what is changed is durable
+//!  Dir ───────── an open directory: everything below is reached through its descriptor, every change is durable
 //!
-//!  journal ───── a small state in two files that are written in turn; lists of steps that go on where they were killed
-//!  volume ────── the data partition: found, made where nothing is lost, mounted
-//!  mount ─────── what is mounted where, as data, and by whom: the kernel, or the reader's own
-//!  pki ───────── a key, its certificate and the authority's, right together or not at all (feature `pki`)
+//!  step_journal ─ a small state in two files that are written in turn; step lists that resume after a crash
+//!  volume ────── the data partition: probed, created without data loss, mounted
+//!  mount ─────── mounts as plain data, and the trait that mounts: the kernel, or your implementation
+//!  pki ───────── a key, its certificate and the CA certificate, replaced together (feature `pki`)
 //! ```
 //!
 //! ```
-//! use nodekeel_localstorage::{Dir, Mode};
+//! use nodekeel_localstorage::step_journal::{StepJournal, StepList};
+//! use nodekeel_localstorage::{Dir, FileMode};
 //!
-//! # let temporary = tempfile::tempdir()?;
-//! let data = Dir::open(temporary.path())?;
-//! let node = data.ensure_dir("node/credentials", Mode::PRIVATE_DIR)?;
-//! // Whoever reads sees the old content or the new one, also after a power cut.
-//! node.write("key.pem", b"secret", Mode::PRIVATE_FILE)?;
-//! assert_eq!(data.read("node/credentials/key.pem")?, b"secret");
-//! // No path leads out, whatever it says and whatever lies on the way.
-//! assert!(data.read("../../etc/shadow").unwrap_err().is_invalid_path());
-//! assert!(data.remove_tree("node")?);
-//! # Ok::<(), anyhow::Error>(())
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let temp = Dir::open(std::env::temp_dir())?;
+//!     let name = format!("localstorage-example-{}", std::process::id());
+//!     let data = temp.ensure_dir(&name, FileMode::PRIVATE_DIR)?;
+//!     let node = data.ensure_dir("node/credentials", FileMode::PRIVATE_DIR)?;
+//!     // A reader sees the old content or the new one, also after a power cut.
+//!     node.write("key.pem", b"secret", FileMode::PRIVATE_FILE)?;
+//!     assert_eq!(data.read("node/credentials/key.pem")?, b"secret");
+//!     // No path leads outside, whatever it contains and whatever links lie on the way.
+//!     assert!(data.read("../../etc/shadow").unwrap_err().is_invalid_path());
+//!
+//!     // After a crash the same lines resume at the first step that was not recorded.
+//!     let steps = StepList::try_new(["format", "mount"])?;
+//!     let mut run = steps.start_run(StepJournal::open(&data, "setup")?, b"")?;
+//!     while let Some(step) = run.current_step() {
+//!         println!("step {step}");
+//!         let state = [run.recorded_state(), step.as_bytes()].concat();
+//!         run.complete_step(state)?;
+//!     }
+//!     assert_eq!(run.recorded_state(), b"formatmount");
+//!     drop(run);
+//!     assert!(temp.remove_tree(&name)?);
+//!     Ok(())
+//! }
 //! ```
 //!
-//! # How it behaves
-//! - A path below a [`Dir`] is made of plain names, checked before the kernel sees it, and resolved beneath the
-//!   descriptor through no symbolic or magic link.
-//! - A call that changes something returns after the sync that makes it last. One that fails, or is killed, leaves the
-//!   old state or the new one, and can be made again; the tests kill it, and let it fail, at every system call.
-//! - A removal takes bounded memory and descriptors for each level, stops at mount points, and goes on where it was
-//!   killed.
-//! - Modes are exact: the umask has no say.
-//! - Errors name the operation and the path, and answer questions: [`Error::is_full`], [`Error::is_symlink`].
+//! # Guarantees
+//! - A path below a [`Dir`] consists of plain names, checked before the kernel sees it, and is resolved
+//!   beneath the descriptor through no symbolic or magic link.
+//! - A call that changes something returns after the sync that makes the change durable. A call that fails or
+//!   is killed leaves the old state or the new one, and can be repeated; the tests kill it, and make it fail,
+//!   at every system call.
+//! - A removal takes bounded memory and descriptors for each level, stops at mount points, and resumes after
+//!   a kill.
+//! - Modes are exact: the umask does not apply.
+//! - Errors name the operation and the path, and classify the cause: [`Error::is_full`],
+//!   [`Error::is_symlink`].
 //!
 //! # Bring your own
-//! - [`Placement`]: where a tree is placed. [`mem::MemPlacement`] and [`OsPlacement`] pass the same
-//!   `testing::conformance` as yours should.
+//! - [`FileStore`]: where a layout is created. [`mem::MemFileStore`] and [`OsFileStore`] pass
+//!   `testing::file_store_conformance`, as yours should.
 //! - [`volume::DataVolume`]: what holds the data; `testing::volume_conformance` checks it.
-//! - [`mount::Mounter`]: who mounts it.
+//! - [`mount::Mounter`]: what mounts it.
 //!
 //! # Features
-//! - `pki`: keys, certificates and lists of revoked ones in directories of their own.
+//! - `pki`: keys, certificates and revocation lists in dedicated directories.
 //! - `testing`: failpoints before every system call, conformance suites, checks over arbitrary input.
 //!
-//! # Where it comes from
-//! The idea of a declared tree and its layout are those of Monogon's `metropolis/node/core/localstorage`; without stale
-//! bytes of an earlier write, names that are lost for want of a sync, and modes that the umask has changed. openat2(2),
-//! rename(2), fsync(2).
+//! # Origin
+//! The declared tree and its layout are those of Monogon's `metropolis/node/core/localstorage`. Unlike there,
+//! a write leaves no stale bytes of an earlier one, names are synced, and the umask does not change modes.
+//! openat2(2), rename(2), fsync(2).
 
-mod calls;
 mod dir;
 mod error;
-mod faults;
+mod failpoints;
+mod file_name;
+mod file_store;
 mod metadata;
-mod name;
-mod placement;
 mod socket;
+mod syscalls;
 
-pub mod journal;
 pub mod mem;
 pub mod mount;
 #[cfg(feature = "pki")]
 pub mod pki;
+pub mod step_journal;
 pub mod tree;
 pub mod volume;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use dir::{Dir, READ_LIMIT, Removed, Rename};
-pub use error::{Error, Operation};
-pub use metadata::{Entry, FileKind, Metadata, Mode};
-pub use name::{InvalidName, Name};
-pub use placement::{OsPlacement, Placement};
+pub use dir::{Dir, READ_LIMIT, RemovalProgress, RenameMode};
+pub use error::{Error, FileOperation};
+pub use file_name::{FileName, InvalidName};
+pub use file_store::{FileStore, OsFileStore};
+pub use metadata::{DirEntry, FileKind, FileMode, Metadata};
 pub use socket::SocketState;

@@ -1,4 +1,4 @@
-//! A placement in memory, which can be told to fail.
+//! A file store in memory with injected faults.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -7,75 +7,76 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, Operation, Refusal};
-use crate::metadata::{Entry, FileKind, Mode};
-use crate::name::{self, Name};
-use crate::placement::Placement;
+use crate::error::{Error, FileOperation, RejectReason};
+use crate::file_name::{self, FileName};
+use crate::file_store::FileStore;
+use crate::metadata::{DirEntry, FileKind, FileMode};
 
 /// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Fault {
-    /// No space is left: nothing happens.
-    Full,
-    /// The device has failed: nothing happens.
-    Device,
-    /// The machine stops before the operation: it and all that follow fail until the [restart](MemPlacement::restart).
+pub enum InjectedFault {
+    /// No space is left: nothing changes.
+    NoSpace,
+    /// The device has failed: nothing changes.
+    IoError,
+    /// The host stops before the operation: this one and all later ones fail until
+    /// [`clear_fault`](MemFileStore::clear_fault).
     CrashBefore,
-    /// The machine stops after the operation, and before it is reported: this fails, as do all that follow.
+    /// The host stops after the operation, before it is reported: this one fails, and all later ones do.
     CrashAfter,
 }
 
-/// A placement in memory.
+/// A file store in memory.
 ///
 /// ```
 /// use std::path::Path;
-/// use nodekeel_localstorage::mem::{Fault, MemPlacement};
-/// use nodekeel_localstorage::{Mode, Placement as _};
+/// use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
+/// use nodekeel_localstorage::{FileMode, FileStore as _};
 ///
-/// let placement = MemPlacement::default();
+/// let store = MemFileStore::default();
 /// let path = Path::new("motd");
-/// placement.write(path, b"old", Mode::PRIVATE_FILE)?;
-/// placement.fail(1, Fault::CrashAfter);
-/// assert!(placement.write(path, b"new", Mode::PRIVATE_FILE).is_err());
-/// placement.restart();
-/// assert_eq!(placement.read(path)?, b"new");
+/// store.write(path, b"old", FileMode::PRIVATE_FILE)?;
+/// store.fail_nth(1, InjectedFault::CrashAfter);
+/// assert!(store.write(path, b"new", FileMode::PRIVATE_FILE).is_err());
+/// store.clear_fault();
+/// assert_eq!(store.read(path)?, b"new");
 /// # Ok::<(), nodekeel_localstorage::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct MemPlacement(Mutex<State>);
+pub struct MemFileStore(Mutex<MemState>);
 
 #[derive(Debug)]
-struct State {
-    top: Folder,
+struct MemState {
+    root: MemDir,
     next_inode: u64,
-    /// How many operations from now on fail how.
-    fault: Option<(u64, Fault)>,
+    /// The number of the operation that fails, counted from now, and how it fails.
+    fault: Option<(u64, InjectedFault)>,
     is_down: bool,
 }
 
 #[derive(Debug)]
-struct Folder {
-    entries: BTreeMap<OsString, Node>,
-    mode: Mode,
+struct MemDir {
+    entries: BTreeMap<OsString, MemNode>,
+    mode: FileMode,
 }
 
 #[derive(Debug)]
-struct Node {
+struct MemNode {
     inode: u64,
-    content: Content,
+    content: MemContent,
 }
 
 #[derive(Debug)]
-enum Content {
-    File { bytes: Vec<u8>, mode: Mode },
-    Folder(Folder),
+enum MemContent {
+    File { bytes: Vec<u8>, mode: FileMode },
+    Dir(MemDir),
 }
 
-impl Default for MemPlacement {
+impl Default for MemFileStore {
     fn default() -> Self {
-        Self(Mutex::new(State {
-            top: Folder { entries: BTreeMap::new(), mode: Mode::PRIVATE_DIR },
+        Self(Mutex::new(MemState {
+            root: MemDir { entries: BTreeMap::new(), mode: FileMode::PRIVATE_DIR },
             next_inode: 1,
             fault: None,
             is_down: false,
@@ -83,53 +84,53 @@ impl Default for MemPlacement {
     }
 }
 
-impl MemPlacement {
-    /// An empty one.
+impl MemFileStore {
+    /// An empty store.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets one of the next operations fail: 1 is the very next.
-    pub fn fail(&self, nth: u64, fault: Fault) {
-        self.state().fault = Some((nth, fault));
+    /// Makes the nth operation from now fail: 1 is the next one.
+    pub fn fail_nth(&self, nth: u64, fault: InjectedFault) {
+        self.lock_state().fault = Some((nth, fault));
     }
 
-    /// Ends a crash, and forgets a failure that has not come yet. Tells whether one was still to come.
-    pub fn restart(&self) -> bool {
-        let mut state = self.state();
+    /// Ends a crash and cancels a pending fault. Returns whether a fault was still pending.
+    pub fn clear_fault(&self) -> bool {
+        let mut state = self.lock_state();
         state.is_down = false;
         state.fault.take().is_some()
     }
 
-    /// The mode of a file or directory, if there is one of that name.
-    pub fn mode(&self, path: impl AsRef<Path>) -> Option<Mode> {
-        let (path, state) = (path.as_ref(), self.state());
+    /// The mode of a file or directory, or none if it does not exist.
+    pub fn mode_at(&self, path: impl AsRef<Path>) -> Option<FileMode> {
+        let (path, state) = (path.as_ref(), self.lock_state());
         if path.as_os_str().is_empty() {
-            return Some(state.top.mode);
+            return Some(state.root.mode);
         }
-        let (parent, name) = name::split(path).ok()?;
-        Some(match &state.top.at(parent).ok()?.entries.get(name)?.content {
-            Content::File { mode, .. } => *mode,
-            Content::Folder(folder) => folder.mode,
+        let (parent, name) = file_name::split_last(path).ok()?;
+        Some(match &state.root.find_dir(parent).ok()?.entries.get(name)?.content {
+            MemContent::File { mode, .. } => *mode,
+            MemContent::Dir(folder) => folder.mode,
         })
     }
 
-    /// A panic in another thread leaves the tree whole: each operation is one step.
-    fn state(&self) -> MutexGuard<'_, State> {
+    /// A panic in another thread leaves the tree consistent: each operation is a single step.
+    fn lock_state(&self) -> MutexGuard<'_, MemState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn operate<T>(
+    fn run_operation<T>(
         &self,
-        (operation, path): (Operation, &Path),
-        work: impl FnOnce(&mut State) -> io::Result<T>,
+        (operation, path): (FileOperation, &Path),
+        work: impl FnOnce(&mut MemState) -> io::Result<T>,
     ) -> Result<T, Error> {
-        self.state().operate(work).map_err(|source| Error::new(operation, path, source))
+        self.lock_state().run_operation(work).map_err(|source| Error::new(operation, path, source))
     }
 }
 
-impl State {
-    fn operate<T>(&mut self, work: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
+impl MemState {
+    fn run_operation<T>(&mut self, work: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
         let fault = match &mut self.fault {
             Some((1, fault)) => Some(*fault),
             Some((left, _)) => {
@@ -142,87 +143,93 @@ impl State {
             self.fault = None;
         }
         match fault {
-            _ if self.is_down => return Err(io::Error::other("the machine is down")),
-            Some(Fault::Full) => return Err(io::ErrorKind::StorageFull.into()),
-            Some(Fault::Device) => return Err(io::Error::other("the device has failed")),
-            Some(Fault::CrashBefore | Fault::CrashAfter) => self.is_down = true,
+            _ if self.is_down => return Err(io::Error::other("the host is down")),
+            Some(InjectedFault::NoSpace) => return Err(io::ErrorKind::StorageFull.into()),
+            Some(InjectedFault::IoError) => return Err(io::Error::other("the device has failed")),
+            Some(InjectedFault::CrashBefore | InjectedFault::CrashAfter) => self.is_down = true,
             None => {}
         }
-        if fault == Some(Fault::CrashBefore) {
-            return Err(io::Error::other("the machine stops"));
+        if fault == Some(InjectedFault::CrashBefore) {
+            return Err(io::Error::other("the host stops"));
         }
-        let done = work(self)?;
-        if fault == Some(Fault::CrashAfter) { Err(io::Error::other("the machine stops")) } else { Ok(done) }
+        let result = work(self)?;
+        if fault == Some(InjectedFault::CrashAfter) {
+            Err(io::Error::other("the host stops"))
+        } else {
+            Ok(result)
+        }
     }
 
-    fn inode(&mut self) -> u64 {
+    fn allocate_inode(&mut self) -> u64 {
         self.next_inode += 1;
         self.next_inode
     }
 }
 
-impl Folder {
-    fn at(&self, path: &Path) -> io::Result<&Self> {
-        components(path)?.into_iter().try_fold(self, |folder, name| match folder.entries.get(name) {
-            Some(Node { content: Content::Folder(below), .. }) => Ok(below),
+impl MemDir {
+    fn find_dir(&self, path: &Path) -> io::Result<&Self> {
+        split_components(path)?.into_iter().try_fold(self, |folder, name| match folder.entries.get(name) {
+            Some(MemNode { content: MemContent::Dir(below), .. }) => Ok(below),
             Some(_) => Err(io::ErrorKind::NotADirectory.into()),
             None => Err(io::ErrorKind::NotFound.into()),
         })
     }
 
-    fn at_mut(&mut self, path: &Path) -> io::Result<&mut Self> {
-        components(path)?.into_iter().try_fold(self, |folder, name| match folder.entries.get_mut(name) {
-            Some(Node { content: Content::Folder(below), .. }) => Ok(below),
-            Some(_) => Err(io::ErrorKind::NotADirectory.into()),
-            None => Err(io::ErrorKind::NotFound.into()),
+    fn find_dir_mut(&mut self, path: &Path) -> io::Result<&mut Self> {
+        split_components(path)?.into_iter().try_fold(self, |folder, name| {
+            match folder.entries.get_mut(name) {
+                Some(MemNode { content: MemContent::Dir(below), .. }) => Ok(below),
+                Some(_) => Err(io::ErrorKind::NotADirectory.into()),
+                None => Err(io::ErrorKind::NotFound.into()),
+            }
         })
     }
 }
 
-fn components(path: &Path) -> io::Result<Vec<&OsStr>> {
+fn split_components(path: &Path) -> io::Result<Vec<&OsStr>> {
     if path.as_os_str().is_empty() {
         return Ok(Vec::new());
     }
-    name::split(path)?;
+    file_name::split_last(path)?;
     Ok(path.as_os_str().as_bytes().split(|&byte| byte == b'/').map(OsStr::from_bytes).collect())
 }
 
-impl Placement for MemPlacement {
+impl FileStore for MemFileStore {
     fn read(&self, path: &Path) -> Result<Vec<u8>, Error> {
-        self.operate((Operation::Read, path), |state| {
-            let (parent, name) = name::split(path)?;
-            match state.top.at(parent)?.entries.get(name).map(|node| &node.content) {
-                Some(Content::File { bytes, .. }) => Ok(bytes.clone()),
-                Some(Content::Folder(_)) => Err(Refusal::NotAFile.into()),
+        self.run_operation((FileOperation::Read, path), |state| {
+            let (parent, name) = file_name::split_last(path)?;
+            match state.root.find_dir(parent)?.entries.get(name).map(|node| &node.content) {
+                Some(MemContent::File { bytes, .. }) => Ok(bytes.clone()),
+                Some(MemContent::Dir(_)) => Err(RejectReason::NotAFile.into()),
                 None => Err(io::ErrorKind::NotFound.into()),
             }
         })
     }
 
-    fn write(&self, path: &Path, content: &[u8], mode: Mode) -> Result<(), Error> {
-        self.operate((Operation::Write, path), |state| {
-            let (parent, name) = name::split(path)?;
-            let inode = state.inode();
-            let folder = state.top.at_mut(parent)?;
-            if matches!(folder.entries.get(name), Some(Node { content: Content::Folder(_), .. })) {
+    fn write(&self, path: &Path, content: &[u8], mode: FileMode) -> Result<(), Error> {
+        self.run_operation((FileOperation::Write, path), |state| {
+            let (parent, name) = file_name::split_last(path)?;
+            let inode = state.allocate_inode();
+            let folder = state.root.find_dir_mut(parent)?;
+            if matches!(folder.entries.get(name), Some(MemNode { content: MemContent::Dir(_), .. })) {
                 return Err(io::ErrorKind::IsADirectory.into());
             }
-            let content = Content::File { bytes: content.to_vec(), mode };
-            folder.entries.insert(name.to_owned(), Node { inode, content });
+            let content = MemContent::File { bytes: content.to_vec(), mode };
+            folder.entries.insert(name.to_owned(), MemNode { inode, content });
             Ok(())
         })
     }
 
-    fn create_dir(&self, path: &Path, mode: Mode) -> Result<(), Error> {
-        self.operate((Operation::CreateDir, path), |state| {
+    fn create_dir(&self, path: &Path, mode: FileMode) -> Result<(), Error> {
+        self.run_operation((FileOperation::CreateDir, path), |state| {
             let mut inode = state.next_inode;
-            let mut folder = &mut state.top;
-            for name in components(path)? {
+            let mut folder = &mut state.root;
+            for name in split_components(path)? {
                 let node = folder.entries.entry(name.to_owned()).or_insert_with(|| {
                     inode += 1;
-                    Node { inode, content: Content::Folder(Folder { entries: BTreeMap::new(), mode }) }
+                    MemNode { inode, content: MemContent::Dir(MemDir { entries: BTreeMap::new(), mode }) }
                 });
-                let Content::Folder(below) = &mut node.content else {
+                let MemContent::Dir(below) = &mut node.content else {
                     return Err(io::ErrorKind::NotADirectory.into());
                 };
                 folder = below;
@@ -233,23 +240,23 @@ impl Placement for MemPlacement {
         })
     }
 
-    fn list(&self, path: &Path) -> Result<Vec<Entry>, Error> {
-        self.operate((Operation::List, path), |state| {
-            let entries = state.top.at(path)?.entries.iter().map(|(name, node)| {
+    fn list(&self, path: &Path) -> Result<Vec<DirEntry>, Error> {
+        self.run_operation((FileOperation::List, path), |state| {
+            let entries = state.root.find_dir(path)?.entries.iter().map(|(name, node)| {
                 let kind = match node.content {
-                    Content::File { .. } => FileKind::File,
-                    Content::Folder(_) => FileKind::Dir,
+                    MemContent::File { .. } => FileKind::File,
+                    MemContent::Dir(_) => FileKind::Dir,
                 };
-                Ok(Entry::new(Name::try_new(name)?, kind, node.inode))
+                Ok(DirEntry::new(FileName::try_new(name)?, kind, node.inode))
             });
             entries.collect()
         })
     }
 
     fn remove(&self, path: &Path) -> Result<bool, Error> {
-        self.operate((Operation::Remove, path), |state| {
-            let (parent, name) = name::split(path)?;
-            match state.top.at_mut(parent) {
+        self.run_operation((FileOperation::Remove, path), |state| {
+            let (parent, name) = file_name::split_last(path)?;
+            match state.root.find_dir_mut(parent) {
                 Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(false),
                 folder => Ok(folder?.entries.remove(name).is_some()),
             }

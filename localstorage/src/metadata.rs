@@ -1,27 +1,27 @@
-//! What is known about files and directories.
+//! Metadata of files and directories.
 
 use std::fmt;
 
 use rustix::fs::{FileType, RawMode, Stat};
 
-use crate::name::Name;
+use crate::file_name::FileName;
 
-/// Permission bits, set exactly as given: the umask takes none away.
+/// Permission bits, set exactly as given: the umask does not apply.
 ///
 /// Invariant: no bits beyond `0o7777`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Mode(u32);
+pub struct FileMode(u32);
 
-impl Mode {
+impl FileMode {
     /// `0o700`: a directory for the owner alone.
     pub const PRIVATE_DIR: Self = Self(0o700);
     /// `0o600`: a file for the owner alone.
     pub const PRIVATE_FILE: Self = Self(0o600);
 
-    /// These bits.
+    /// A mode with these bits.
     ///
     /// # Panics
-    /// Where there are bits beyond `0o7777`; for a constant, at compile time.
+    /// If there are bits beyond `0o7777`; in a constant, at compile time.
     pub const fn new(bits: u32) -> Self {
         assert!(bits <= 0o7777, "a mode has no bits beyond 0o7777");
         Self(bits)
@@ -32,30 +32,30 @@ impl Mode {
         self.0
     }
 
-    /// Those of the mode that the kernel reports with the type of the file in it.
-    pub(crate) const fn of(mode: RawMode) -> Self {
+    /// The permission bits of `st_mode`, which also contains the file type.
+    pub(crate) const fn from_st_mode(mode: RawMode) -> Self {
         Self(mode & 0o7777)
     }
 
-    pub(crate) const fn raw(self) -> rustix::fs::Mode {
+    pub(crate) const fn to_rustix(self) -> rustix::fs::Mode {
         rustix::fs::Mode::from_bits_retain(self.0)
     }
 }
 
-impl fmt::Debug for Mode {
+impl fmt::Debug for FileMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mode({:#05o})", self.0)
     }
 }
 
 /// In octal, as chmod takes it.
-impl fmt::Display for Mode {
+impl fmt::Display for FileMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04o}", self.0)
     }
 }
 
-/// What something in a directory is.
+/// The kind of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FileKind {
@@ -63,7 +63,7 @@ pub enum FileKind {
     File,
     /// A directory.
     Dir,
-    /// A symbolic link. Nothing here follows it.
+    /// A symbolic link. This crate never follows it.
     Symlink,
     /// A named pipe.
     Fifo,
@@ -73,7 +73,7 @@ pub enum FileKind {
     CharDevice,
     /// A block device.
     BlockDevice,
-    /// Of a kind that this crate doesn't know.
+    /// A kind that this crate does not know.
     Unknown,
 }
 
@@ -92,44 +92,44 @@ impl From<FileType> for FileKind {
     }
 }
 
-/// Something in a directory.
+/// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub struct Entry {
+pub struct DirEntry {
     /// Its name.
-    pub name: Name,
-    /// What it is.
+    pub name: FileName,
+    /// Its kind.
     pub kind: FileKind,
-    /// Its inode number. Of a mount point: that of the directory below.
+    /// Its inode number; for a mount point, that of the directory under the mount.
     pub inode: u64,
 }
 
-impl Entry {
-    /// For implementers of [`Placement`](crate::Placement).
-    pub fn new(name: Name, kind: FileKind, inode: u64) -> Self {
+impl DirEntry {
+    /// An entry, for implementers of [`FileStore`](crate::FileStore).
+    pub fn new(name: FileName, kind: FileKind, inode: u64) -> Self {
         Self { name, kind, inode }
     }
 }
 
-/// What is known about a file or a directory.
+/// Metadata of a file or a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metadata {
-    /// What it is.
+    /// Its kind.
     pub kind: FileKind,
     /// Its permissions.
-    pub mode: Mode,
-    /// Its length in bytes, of a regular file.
+    pub mode: FileMode,
+    /// The length of a regular file in bytes.
     pub size: u64,
-    /// Its number on its file system.
+    /// The inode number.
     pub inode: u64,
-    /// The device of its file system, as `stat` has it.
+    /// The device of its file system, as in `stat`.
     pub device: u64,
-    /// How many names it has.
+    /// The number of hard links.
     pub links: u64,
-    /// Who owns it.
+    /// The user id of its owner.
     pub uid: u32,
-    /// The group that owns it.
+    /// The group id.
     pub gid: u32,
 }
 
@@ -139,10 +139,10 @@ impl Metadata {
         clippy::useless_conversion,
         reason = "the types differ between architectures"
     )]
-    pub(crate) fn of(stat: &Stat) -> Self {
+    pub(crate) fn from_stat(stat: &Stat) -> Self {
         Self {
             kind: FileType::from_raw_mode(stat.st_mode).into(),
-            mode: Mode::of(stat.st_mode),
+            mode: FileMode::from_st_mode(stat.st_mode),
             size: u64::try_from(stat.st_size).unwrap_or_default(),
             inode: stat.st_ino as u64,
             device: stat.st_dev as u64,
@@ -152,7 +152,7 @@ impl Metadata {
         }
     }
 
-    /// Whether both are of the same file.
+    /// Whether both describe the same file.
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }

@@ -1,4 +1,4 @@
-//! What is mounted where: mounts as plain data, and the seam by which they are made.
+//! Mounts as plain data, and the trait that mounts and unmounts.
 
 mod os;
 #[cfg(any(test, feature = "testing"))]
@@ -15,27 +15,27 @@ use thiserror::Error;
 pub use os::OsMounter;
 pub use table::{MountEntry, mount_table};
 
-/// Flags of a mount, with the kernel's numbers.
+/// Mount flags, with the numbers of the kernel.
 ///
 /// *Source:* `MS_*` in `linux/mount.h`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct MountFlags(u32);
 
 impl MountFlags {
-    /// None of them.
+    /// No flags.
     pub const NONE: MountFlags = MountFlags(0);
-    /// Nothing is written.
+    /// Read-only.
     pub const READ_ONLY: MountFlags = MountFlags(1);
-    /// Set-user-id bits and file capabilities give nothing.
+    /// Set-user-ID bits and file capabilities have no effect.
     pub const NOSUID: MountFlags = MountFlags(2);
-    /// Device nodes can't be opened.
+    /// Device nodes cannot be opened.
     pub const NODEV: MountFlags = MountFlags(4);
-    /// Nothing is executed.
+    /// Programs cannot be executed.
     pub const NOEXEC: MountFlags = MountFlags(8);
-    /// Every write is on the disk before it returns.
+    /// Every write is on disk before it returns.
     pub const SYNCHRONOUS: MountFlags = MountFlags(16);
 
-    /// The flags with their names, as `/proc/self/mountinfo` has them.
+    /// The flags with their names in `/proc/self/mountinfo`.
     const NAMES: [(MountFlags, &'static str); 5] = [
         (Self::READ_ONLY, "ro"),
         (Self::NOSUID, "nosuid"),
@@ -49,12 +49,12 @@ impl MountFlags {
         self.0
     }
 
-    /// Both; `|` that works in constants.
-    pub const fn with(self, other: MountFlags) -> MountFlags {
+    /// The union of both; `|` that works in constants.
+    pub const fn union(self, other: MountFlags) -> MountFlags {
         MountFlags(self.0 | other.0)
     }
 
-    /// Whether all of `other` are among these.
+    /// Whether these contain all flags of `other`.
     pub const fn contains(self, other: MountFlags) -> bool {
         self.0 & other.0 == other.0
     }
@@ -73,11 +73,11 @@ impl BitOr for MountFlags {
     type Output = MountFlags;
 
     fn bitor(self, other: MountFlags) -> MountFlags {
-        self.with(other)
+        self.union(other)
     }
 }
 
-/// By name, separated by commas; `rw` where there are none.
+/// Names separated by commas; `rw` if there are none.
 impl fmt::Display for MountFlags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.names().collect();
@@ -91,116 +91,119 @@ impl fmt::Debug for MountFlags {
     }
 }
 
-/// A mount as data: all but its source and its target.
+/// A mount as data, without its source and target.
 ///
-/// The five of a node's [`Root`](crate::tree::Root) are constants here. They are those of the original with `nosuid`
-/// added to each, since nothing below them needs set-user-id bits.
+/// The five of a node's [`NodeRoot`](crate::tree::NodeRoot) are constants here. They are those of Monogon
+/// with `nosuid` added to each, since no program on them needs set-user-ID bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountSpec {
-    /// The file system's type, as `/proc/filesystems` has it.
+    /// The file system type, as in `/proc/filesystems`.
     pub fstype: &'static str,
-    /// Flags of the mount.
+    /// The flags of the mount.
     pub flags: MountFlags,
-    /// Options of the file system, `key` or `key=value`.
+    /// The options of the file system, `key` or `key=value`.
     pub options: &'static [&'static str],
 }
 
 impl MountSpec {
-    const STRICT: MountFlags = MountFlags::NOSUID.with(MountFlags::NODEV).with(MountFlags::NOEXEC);
+    const STRICT: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-    /// The EFI system partition. It is mounted synchronously: it holds what the next boot depends on.
+    /// The EFI system partition. It is mounted synchronously, since the next boot depends on it.
     pub const ESP: MountSpec =
-        MountSpec { fstype: "vfat", flags: Self::STRICT.with(MountFlags::SYNCHRONOUS), options: &[] };
+        MountSpec { fstype: "vfat", flags: Self::STRICT.union(MountFlags::SYNCHRONOUS), options: &[] };
 
-    /// `/tmp`. Everybody may write there, and nobody removes what is another's.
+    /// `/tmp`. All users may write there, and only owners may remove their files.
     pub const TMP: MountSpec = MountSpec { fstype: "tmpfs", flags: Self::STRICT, options: &["mode=1777"] };
 
     /// `/ephemeral`. Programs are executed from it.
     pub const EPHEMERAL: MountSpec = MountSpec {
         fstype: "tmpfs",
-        flags: MountFlags::NOSUID.with(MountFlags::NODEV),
+        flags: MountFlags::NOSUID.union(MountFlags::NODEV),
         options: &["mode=755"],
     };
 
     /// `/run`.
     pub const RUN: MountSpec = MountSpec { fstype: "tmpfs", flags: Self::STRICT, options: &["mode=755"] };
 
-    /// `/data`: project quotas bind. Device nodes work there, since block volumes are device nodes below the kubelet's
-    /// directory.
+    /// `/data`, with project quotas enforced. Device nodes work there, since block volumes are device nodes
+    /// below the kubelet's directory.
     pub const DATA: MountSpec = MountSpec {
         fstype: "xfs",
-        flags: MountFlags::NOSUID.with(MountFlags::NOEXEC),
+        flags: MountFlags::NOSUID.union(MountFlags::NOEXEC),
         options: &["prjquota"],
     };
 }
 
-/// What is mounted on a directory, as far as it tells one mount from another.
+/// The file system mounted on a directory: what distinguishes one mount from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
-    /// The file system's type.
+pub struct MountInfo {
+    /// The file system type.
     pub fstype: String,
-    /// Major and minor number of what is mounted.
+    /// The major and minor number of the mounted device.
     pub device: (u32, u32),
-    /// Flags in effect.
+    /// The flags in effect.
     pub flags: MountFlags,
-    /// Options in effect, including those that nobody asked for.
+    /// The options in effect, including defaults.
     pub options: Vec<String>,
 }
 
-impl Mounted {
-    /// Whether this is what mounting `source` by `spec` makes: the same type and flags, each option asked for, and the
-    /// same device where the source is one.
-    pub fn is(&self, spec: &MountSpec, source: Option<(u32, u32)>) -> bool {
-        let has = |option: &str| self.options.iter().any(|is| same_option(is, option));
+impl MountInfo {
+    /// Whether this is the result of mounting `source` by `spec`: the same type and flags, each requested
+    /// option, and the same device if the source is one.
+    pub fn matches_spec(&self, spec: &MountSpec, source: Option<(u32, u32)>) -> bool {
+        let has = |option: &str| self.options.iter().any(|known| is_same_option(known, option));
         self.fstype == spec.fstype
             && self.flags == spec.flags
             && source.is_none_or(|device| device == self.device)
-            // A mode is of the root directory, which whoever places a tree there sets; mountinfo leaves defaults out.
+            // The mode applies to the root directory, which creating a layout sets; mountinfo omits defaults.
             && spec.options.iter().filter(|option| !option.starts_with("mode=")).all(|option| has(option))
     }
 }
 
-/// XFS reports options under their oldest name.
-fn same_option(is: &str, wanted: &str) -> bool {
+/// Whether both options are the same. XFS reports options under their oldest name.
+fn is_same_option(option: &str, other: &str) -> bool {
     let plain = |option| if option == "pquota" { "prjquota" } else { option };
-    plain(is) == plain(wanted)
+    plain(option) == plain(other)
 }
 
-/// Why something could not be mounted or unmounted.
+/// Why a file system could not be mounted or unmounted.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// Something else, or the same with other options, is mounted there: unmount it first.
-    #[error("{} is mounted already, and otherwise: {} {}", .target.display(), .is.fstype, .is.flags)]
+    /// Another file system, or the same with other options, is mounted there: unmount it first.
+    #[error(
+        "{} is already mounted with a different source or options: {} {}",
+        .target.display(), .existing.fstype, .existing.flags
+    )]
     Conflict {
         /// The directory.
         target: PathBuf,
-        /// What is mounted on it.
-        is: Box<Mounted>,
+        /// The existing mount.
+        existing: Box<MountInfo>,
     },
-    /// The target could not be opened: create it first; no symbolic link is followed.
+    /// The target could not be opened: create it first. Symbolic links are not followed.
     #[error("open mount point {}", .target.display())]
-    Target {
+    OpenTarget {
         /// The directory.
         target: PathBuf,
         /// Why.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused the file system, one of its options or its source.
-    #[error("mount {fstype} on {}{}", .target.display(), said(.kernel))]
+    /// The kernel rejected the file system, one of its options or its source.
+    #[error("mount {fstype} on {}{}", .target.display(), in_parentheses(.kernel))]
     Mount {
         /// The directory.
         target: PathBuf,
-        /// The file system's type.
+        /// The file system type.
         fstype: &'static str,
-        /// What the kernel said about it, if anything.
+        /// The log of the kernel about the mount; may be empty.
         kernel: String,
         /// Why.
         #[source]
         source: io::Error,
     },
-    /// It is in use: close what is open below it.
+    /// It is in use: close the open files below it.
     #[error("unmount {}", .target.display())]
     Unmount {
         /// The directory.
@@ -209,10 +212,10 @@ pub enum MountError {
         #[source]
         source: io::Error,
     },
-    /// The table of mounts could not be read: `/proc` must be mounted.
-    #[error("read what is mounted on {}", .target.display())]
-    Table {
-        /// The directory asked about.
+    /// The mount table could not be read: `/proc` must be mounted.
+    #[error("read mount table for {}", .target.display())]
+    ReadTable {
+        /// The requested directory.
         target: PathBuf,
         /// Why.
         #[source]
@@ -220,34 +223,35 @@ pub enum MountError {
     },
 }
 
-fn said(kernel: &str) -> String {
+fn in_parentheses(kernel: &str) -> String {
     if kernel.is_empty() { String::new() } else { format!(" ({kernel})") }
 }
 
-/// Makes and undoes mounts.
+/// Mounts and unmounts file systems.
 ///
 /// # Contract
-/// - [`mount`](Mounter::mount) is idempotent: what is mounted there by the same spec, from the same source, is success
-///   and is mounted once. Anything else there is [`MountError::Conflict`], and stays.
-/// - It mounts wholly or not at all: an error leaves the target as it was.
-/// - [`unmount`](Mounter::unmount) takes the topmost mount off the target; where nothing is mounted, that is success.
-/// - Targets are absolute, and no symbolic link in them is followed.
+/// - [`mount`](Mounter::mount) is idempotent: it succeeds without a second mount if the same source is
+///   already mounted by the same spec. Any other existing mount is [`MountError::Conflict`], and stays.
+/// - It mounts completely or not at all: an error leaves the target unchanged.
+/// - [`unmount`](Mounter::unmount) removes the topmost mount of the target; it succeeds if nothing is
+///   mounted.
+/// - Targets are absolute, and symbolic links in them are not followed.
 pub trait Mounter: Send + Sync + fmt::Debug {
-    /// Mounts `source` (none for what has none, as tmpfs) on `target` by `spec`.
+    /// Mounts `source` on `target` by `spec`; the source is none for file systems without one, such as tmpfs.
     ///
     /// # Errors
     /// [`MountError::Conflict`] and the steps that can fail.
     fn mount(&self, spec: &MountSpec, source: Option<&Path>, target: &Path) -> Result<(), MountError>;
 
-    /// Unmounts what is mounted on `target`.
+    /// Unmounts the topmost mount of `target`.
     ///
     /// # Errors
-    /// [`MountError::Unmount`] where it is in use.
+    /// [`MountError::Unmount`] if it is in use.
     fn unmount(&self, target: &Path) -> Result<(), MountError>;
 
-    /// What is mounted on `target`, topmost; none where it is a directory like any other.
+    /// The topmost mount of `target`; none if it is not a mount point.
     ///
     /// # Errors
-    /// [`MountError::Table`].
-    fn mounted(&self, target: &Path) -> Result<Option<Mounted>, MountError>;
+    /// [`MountError::ReadTable`].
+    fn mount_info(&self, target: &Path) -> Result<Option<MountInfo>, MountError>;
 }

@@ -1,10 +1,10 @@
-//! Credentials in their directories: a key, its certificate and the authority's, which are right together or not at all.
+//! Credentials in their directories: a key, its certificate and the CA certificate, which always match.
 //!
-//! Keys are Ed25519, as PKCS #8; certificates are X.509; both lie in PEM, one block to a file. Whatever else a file
-//! holds is an error that names it, and nothing is ever made anew in the place of what could not be read.
+//! Keys are Ed25519 in PKCS #8; certificates are X.509; both are PEM, one block per file. Any other content
+//! is an error that names the file, and an unreadable file is never replaced by a new one.
 
 mod certificate;
-mod directory;
+mod credentials;
 mod key;
 mod pem;
 mod template;
@@ -16,53 +16,53 @@ use thiserror::Error;
 use crate::error::Error;
 
 pub use certificate::{Certificate, RevocationList};
-pub use directory::{Credentials, Presence};
+pub use credentials::{CredentialPresence, Credentials};
 pub use key::{PrivateKey, PublicKey};
-pub use template::{CommonName, Template};
+pub use template::{CertificateTemplate, CommonName};
 
-/// What is wrong with the bytes of a key, a certificate or a list.
+/// Why the bytes of a key, a certificate or a revocation list are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// It doesn't begin with the line that begins PEM.
-    #[error("it does not begin as PEM")]
+    /// The first line is not that of a PEM block.
+    #[error("not PEM: the BEGIN line is missing")]
     NoPem,
-    /// The block of another thing, for example of a key where a certificate should be.
-    #[error("it is a PEM block of {found:?}, not {expected:?}")]
+    /// The block has another label, for example that of a key instead of a certificate.
+    #[error("PEM label is {found:?}, expected {expected:?}")]
     WrongLabel {
-        /// What it says to be.
+        /// The label in the file.
         found: String,
-        /// What it should be.
+        /// The expected label.
         expected: &'static str,
     },
-    /// The line that ends PEM is missing: it was cut.
-    #[error("it is cut off")]
+    /// The line that ends a PEM block is missing: the file was truncated.
+    #[error("PEM is truncated: the END line is missing")]
     Truncated,
-    /// What is in the block is not base64.
-    #[error("it is not base64")]
+    /// The content of the block is not base64.
+    #[error("invalid base64 in PEM")]
     Base64,
-    /// Something follows.
-    #[error("something follows its end")]
+    /// More data follows.
+    #[error("trailing data")]
     TrailingData,
-    /// The block has not the structure that it should have.
-    #[error("it is no {what} in DER")]
+    /// The content does not have the expected structure.
+    #[error("not a {what} in DER")]
     Der {
-        /// What it should be.
+        /// The expected structure.
         what: &'static str,
     },
-    /// A key of another algorithm.
-    #[error("its key is not Ed25519")]
+    /// The key is of another algorithm.
+    #[error("key is not Ed25519")]
     NotEd25519,
-    /// It is another authority's, or a forgery.
-    #[error("the authority has not signed it")]
+    /// Another CA signed it, or it is a forgery.
+    #[error("not signed by the CA")]
     Signature,
 }
 
-/// Why credentials could not be read, checked, made or written.
+/// Why credentials could not be read, checked, created or written.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PkiError {
-    /// A file could not be read. Nothing is known of it, so nothing takes its place: try again.
+    /// A file could not be read. Its content is unknown, so it is not replaced: retry.
     #[error("read credentials in {}", .directory.display())]
     Read {
         /// The directory.
@@ -71,43 +71,43 @@ pub enum PkiError {
         #[source]
         source: Error,
     },
-    /// Some of the files are there and some are not: restore those that are missing, or remove the others by hand.
+    /// Some of the files are missing: restore them, or remove the others by hand.
     #[error("credentials in {} are incomplete: {}", .directory.display(), .presence)]
     Incomplete {
         /// The directory.
         directory: PathBuf,
-        /// Which are there.
-        presence: Presence,
+        /// Which files are present.
+        presence: CredentialPresence,
     },
-    /// The content of a file is not what it should be. It stays as it is.
+    /// The content of a file is invalid. The file stays unchanged.
     #[error("parse {}", .file.display())]
     Malformed {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Why.
         #[source]
         source: FormatError,
     },
-    /// The certificate is one of another key.
+    /// The certificate belongs to another key.
     #[error("{} is not the key of {}", .key.display(), .certificate.display())]
     KeyMismatch {
-        /// The key's file.
+        /// The file of the key.
         key: PathBuf,
-        /// The certificate's file.
+        /// The file of the certificate.
         certificate: PathBuf,
     },
-    /// The certificate is of another authority, or of none.
+    /// Another CA issued the certificate, or none did.
     #[error("{} was not issued by {}", .certificate.display(), .ca.display())]
     NotIssued {
-        /// The certificate's file.
+        /// The file of the certificate.
         certificate: PathBuf,
-        /// The authority's file.
+        /// The file of the CA certificate.
         ca: PathBuf,
     },
-    /// No key or certificate could be made.
+    /// A key or certificate could not be generated.
     #[error("generate credentials")]
     Generate(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Files could not be written: those that were there still hold, or all the new ones do.
+    /// Files could not be written: either all old files are in effect, or all new ones.
     #[error("write credentials in {}", .directory.display())]
     Write {
         /// The directory.
@@ -124,24 +124,25 @@ impl PkiError {
     }
 }
 
-/// What files of credentials may hold: never panics, and what is read prints to what is read again.
+/// Checks that the parsers of credential files never panic, and that a parsed credential is printed to the
+/// same one.
 ///
 /// # Panics
-/// Where that isn't so.
+/// If the check fails.
 #[cfg(any(test, feature = "testing"))]
-pub fn credentials_file(bytes: &[u8]) {
+pub fn check_credentials_file(bytes: &[u8]) {
     if let Ok(key) = PrivateKey::from_pem(bytes) {
-        let again = PrivateKey::from_pem(key.to_pem().as_bytes()).expect("what was printed is PEM");
-        assert_eq!(again.public(), key.public(), "a key is read as it was printed");
+        let again = PrivateKey::from_pem(key.to_pem().as_bytes()).expect("a printed key is PEM");
+        assert_eq!(again.public_key(), key.public_key(), "a printed key is parsed back");
     }
     let certificates = [Certificate::from_pem(bytes), Certificate::from_der(bytes)];
     for certificate in certificates.into_iter().flatten() {
         let again = Certificate::from_pem(certificate.to_pem().as_bytes());
-        assert_eq!(again.as_ref(), Ok(&certificate), "a certificate is read as it was printed");
-        // Any answer is right; a panic is not.
+        assert_eq!(again.as_ref(), Ok(&certificate), "a printed certificate is parsed back");
+        // Any result is correct, except a panic.
         let _ = certificate.is_signed_by(&certificate);
         let _ = RevocationList::from_der(bytes, &certificate);
     }
     let _ = PrivateKey::from_pkcs8(bytes);
-    let _ = certificate::any_list(bytes);
+    let _ = certificate::count_revoked(bytes);
 }

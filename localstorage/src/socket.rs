@@ -1,4 +1,4 @@
-//! Unix sockets that programs leave behind when they are killed.
+//! Unix sockets that killed programs leave behind.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
@@ -10,28 +10,29 @@ use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::FileKind;
 
-/// What is where a program is about to make its socket.
+/// What exists at a path where a program wants to bind a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SocketState {
-    /// Nothing.
+    /// Nothing exists.
     Absent,
-    /// A socket that nobody has any more: it may be removed.
-    Dead,
-    /// A socket that somebody has, or may have.
-    Live,
-    /// Something that is no socket.
+    /// A socket without an owner: it can be removed.
+    Stale,
+    /// A socket that a process has open, or may have.
+    InUse,
+    /// Something other than a socket.
     NotASocket(FileKind),
 }
 
 impl Dir {
-    /// Looks what is where a socket is to be made; changes nothing, and waits for nobody.
+    /// Checks a path where a socket is to be bound. It changes nothing and does not block.
     ///
-    /// That nobody has a socket, only the kernel's refusal says. One whose queue is full, that is of another kind than a stream,
-    /// or that another user keeps for himself, is [`Live`](SocketState::Live).
+    /// A socket counts as [`Stale`](SocketState::Stale) only if the kernel returns ECONNREFUSED. A socket
+    /// with a full queue, of another type than stream, or that only another user may access is
+    /// [`InUse`](SocketState::InUse).
     ///
     /// # Errors
-    /// As [`metadata`](Self::metadata), but for what isn't there.
+    /// Those of [`metadata`](Self::metadata), except for a missing path.
     pub fn socket_state(&self, path: impl AsRef<Path>) -> Result<SocketState, Error> {
         let path = path.as_ref();
         match self.metadata(path) {
@@ -40,20 +41,20 @@ impl Dir {
             Err(error) if error.is_not_found() => return Ok(SocketState::Absent),
             Err(error) => return Err(error),
         }
-        match self.connect(path) {
-            Err(Errno::CONNREFUSED) => Ok(SocketState::Dead),
-            // It has gone meanwhile.
+        match self.connect_socket(path) {
+            Err(Errno::CONNREFUSED) => Ok(SocketState::Stale),
+            // It was removed meanwhile.
             Err(Errno::NOENT) => Ok(SocketState::Absent),
-            _ => Ok(SocketState::Live),
+            _ => Ok(SocketState::InUse),
         }
     }
 
-    fn connect(&self, path: &Path) -> rustix::io::Result<()> {
-        // The kernel connects by path alone: this one leads into the directory, whatever became of the path to it.
-        let through = Path::new("/proc/self/fd").join(self.as_fd().as_raw_fd().to_string()).join(path);
+    fn connect_socket(&self, path: &Path) -> rustix::io::Result<()> {
+        // The kernel connects only by path. This path leads into the open directory, even if it was renamed.
+        let proc_path = Path::new("/proc/self/fd").join(self.as_fd().as_raw_fd().to_string()).join(path);
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect(&socket, &SocketAddrUnix::new(through)?)
+        connect(&socket, &SocketAddrUnix::new(proc_path)?)
     }
 }
 
@@ -64,48 +65,48 @@ mod tests {
 
     use super::*;
 
-    fn state(dir: &Path) -> SocketState {
-        Dir::open(dir).expect("it opens").socket_state("s").expect("it is looked at")
+    fn socket_state(dir: &Path) -> SocketState {
+        Dir::open(dir).expect("the directory opens").socket_state("s").expect("the path is checked")
     }
 
     #[test]
-    fn a_socket_is_dead_once_nobody_has_it() {
-        let scratch = tempfile::tempdir().expect("a directory");
+    fn a_socket_is_stale_once_its_owner_is_gone() {
+        let scratch = tempfile::tempdir().expect("a temporary directory");
         let path = scratch.path().join("s");
-        assert_eq!(state(scratch.path()), SocketState::Absent);
-        let stream = UnixListener::bind(&path).expect("it is bound");
-        assert_eq!(state(scratch.path()), SocketState::Live);
+        assert_eq!(socket_state(scratch.path()), SocketState::Absent);
+        let stream = UnixListener::bind(&path).expect("the socket is bound");
+        assert_eq!(socket_state(scratch.path()), SocketState::InUse);
         drop(stream);
-        assert_eq!(state(scratch.path()), SocketState::Dead);
-        fs::remove_file(&path).expect("it is removed");
-        let datagrams = UnixDatagram::bind(&path).expect("it is bound");
-        assert_eq!(state(scratch.path()), SocketState::Live, "of another kind");
+        assert_eq!(socket_state(scratch.path()), SocketState::Stale);
+        fs::remove_file(&path).expect("the socket is removed");
+        let datagrams = UnixDatagram::bind(&path).expect("the socket is bound");
+        assert_eq!(socket_state(scratch.path()), SocketState::InUse, "a datagram socket");
         drop(datagrams);
-        assert_eq!(state(scratch.path()), SocketState::Dead);
-        fs::remove_file(&path).expect("it is removed");
-        fs::write(&path, "a file").expect("it is written");
-        assert_eq!(state(scratch.path()), SocketState::NotASocket(FileKind::File));
+        assert_eq!(socket_state(scratch.path()), SocketState::Stale);
+        fs::remove_file(&path).expect("the socket is removed");
+        fs::write(&path, "a file").expect("the file is written");
+        assert_eq!(socket_state(scratch.path()), SocketState::NotASocket(FileKind::File));
     }
 
     #[test]
-    fn a_socket_whose_queue_is_full_is_live_and_not_waited_for() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let _listener = UnixListener::bind(scratch.path().join("s")).expect("it is bound");
-        let dir = Dir::open(scratch.path()).expect("it opens");
+    fn a_socket_with_a_full_queue_is_in_use_and_not_waited_for() {
+        let scratch = tempfile::tempdir().expect("a temporary directory");
+        let _listener = UnixListener::bind(scratch.path().join("s")).expect("the socket is bound");
+        let dir = Dir::open(scratch.path()).expect("the directory opens");
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let address = || SocketAddrUnix::new(scratch.path().join("s")).expect("it is short");
+        let address = || SocketAddrUnix::new(scratch.path().join("s")).expect("the path is short");
         let mut waiting = Vec::new();
         loop {
             let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
-            // Nobody takes them, until no more fit in.
+            // The listener accepts none, so the queue fills up.
             if connect(&socket, &address()).is_err() {
                 break;
             }
             waiting.push(socket);
         }
         assert_eq!(
-            dir.socket_state("s").expect("it is looked at"),
-            SocketState::Live,
+            dir.socket_state("s").expect("the path is checked"),
+            SocketState::InUse,
             "{} wait",
             waiting.len()
         );

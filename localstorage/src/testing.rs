@@ -1,15 +1,16 @@
-//! For tests: failpoints before every system call, and the checks that every implementation of a trait passes.
+//! For tests: failpoints before every system call, and the checks that every implementation of a trait must
+//! pass.
 
+mod file_store;
 mod parsers;
-mod placement;
 
-pub use crate::faults::{Verdict, with_hook};
+pub use crate::failpoints::{FailpointAction, with_failpoint_hook};
 pub use crate::mount::recorder::{MountCall, RecordingMounter};
-pub use crate::mount::table::mountinfo;
+pub use crate::mount::table::check_mountinfo;
 #[cfg(feature = "pki")]
-pub use crate::pki::credentials_file;
-pub use crate::tree::commit::commit_record;
+pub use crate::pki::check_credentials_file;
+pub use crate::tree::commit::check_commit_record;
 pub use crate::volume::conformance::volume_conformance;
-pub use crate::volume::probe::disk_image;
-pub use parsers::journal_record;
-pub use placement::conformance;
+pub use crate::volume::probe::check_disk_image;
+pub use file_store::file_store_conformance;
+pub use parsers::check_journal_record;

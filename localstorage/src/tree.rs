@@ -1,28 +1,28 @@
-//! A node's directories as types: a layout is declared once, and placing it yields handles.
+//! A node's directories as types: a layout is declared once, and creating it yields handles.
 //!
-//! [`layout!`](crate::layout) takes what reads as an ordinary struct, with a name and a mode to each field:
+//! [`layout!`](crate::layout) takes an ordinary struct with a name and a mode for each field:
 //!
 //! ```
 //! use std::sync::Arc;
-//! use nodekeel_localstorage::mem::MemPlacement;
-//! use nodekeel_localstorage::tree::{Directory, File, Pki, Site, Socket};
+//! use nodekeel_localstorage::mem::MemFileStore;
+//! use nodekeel_localstorage::tree::{LayoutDir, LayoutFile, LayoutSocket, LayoutTarget, PkiDir};
 //!
 //! nodekeel_localstorage::layout! {
-//!     /// What my registry keeps.
+//!     /// The files of my registry.
 //!     pub struct Registry {
-//!         /// Its certificate, and its key.
-//!         pub pki: Pki = "pki", 0o700;
+//!         /// Its certificate and its key.
+//!         pub pki: PkiDir = "pki", 0o700;
 //!         /// Layers by their digests.
-//!         pub blobs: Directory = "blobs", 0o755;
-//!         /// Who may push.
-//!         pub users: File = "users.json", 0o600;
-//!         /// Where it listens.
-//!         pub socket: Socket = "{brand}.sock", 0o600;
+//!         pub blobs: LayoutDir = "blobs", 0o755;
+//!         /// The users that may push.
+//!         pub users: LayoutFile = "users.json", 0o600;
+//!         /// The socket it listens on.
+//!         pub socket: LayoutSocket = "{brand}.sock", 0o600;
 //!     }
 //! }
 //!
-//! let site = Site::new(Arc::new(MemPlacement::new()), "/data/registry");
-//! let registry: Registry = site.place()?;
+//! let target = LayoutTarget::new(Arc::new(MemFileStore::new()), "/data/registry");
+//! let registry: Registry = target.create_layout()?;
 //! registry.users.write(b"[]")?;
 //! assert_eq!(registry.users.read()?, b"[]");
 //! assert_eq!(registry.pki.key.path().to_str(), Some("/data/registry/pki/cert-key.pem"));
@@ -30,50 +30,53 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Unplaced and placed
-//! What is declared is data, `<Registry as Node>::SHAPE`: a constant that can be [validated](Shape::validate),
-//! [printed](Shape::outline) and compared, and that nothing can be read from or written to. A value of type `Registry`
-//! exists only once it is placed: its directories are there, with their modes. So there is nothing to forget, and no
-//! handle without a file system behind it. A placement that fails gives no `Registry` and takes nothing: call it again.
+//! # Declaration and handles
+//! The declaration is data, `<Registry as LayoutEntry>::SHAPE`: a constant that can be
+//! [validated](EntryShape::validate_at), [printed](EntryShape::render_outline) and compared, but not read
+//! from or written to. A value of type `Registry` exists only after it was created: its directories exist
+//! with their modes. So no call can be forgotten, and every handle has a file store behind it. A failed
+//! creation returns no `Registry` and consumes nothing: call it again.
 //!
-//! A mount point is a type of its own. [`MountPoint<T>`] has a path and no contents; `T` is placed in what was mounted,
-//! so that nobody writes below a mount point before its time.
+//! A mount point has a type: [`MountPoint<T>`] has a path and no contents; `T` is created in the mounted file
+//! system, so that no file is written below a mount point before the mount.
 //!
 //! # Why in this form
-//! A struct is what its readers know: fields have documentation, completion and types, and a part of it is passed on as a
-//! reference. Three other forms were weighed. A tree of constants with names looked up by string finds a wrong name when
-//! it runs. Two structs to each directory, or one with a state as type parameter, make every signature that takes one
-//! longer, for a state that no reader wants to hold: nothing can be done with an unplaced directory. A derive macro reads
-//! as well as this one, and needs a crate of its own with a parser in it; this is 40 lines of `macro_rules`, and names are
-//! checked by a `const fn` while compiling:
+//! Readers know structs: fields have documentation, completion and types, and a part of a struct is passed on
+//! as a reference. Three other forms were weighed. A tree of constants with names looked up by string detects
+//! a wrong name only at run time. Two structs for each directory, or one with a state as type parameter, make
+//! every signature that takes one longer, for a state that is of no use: nothing can be done with a directory
+//! before its creation. A derive macro reads as well as this one, but needs a separate crate with a parser in
+//! it; this one is 40 lines of `macro_rules`, and a `const fn` checks names at compile time:
 //!
 //! ```compile_fail,E0080
 //! nodekeel_localstorage::layout! {
-//!     /// Leads out of its own directory.
+//!     /// Leads out of its parent directory.
 //!     pub struct Escape {
-//!         /// No.
-//!         pub up: nodekeel_localstorage::tree::Directory = "..", 0o700;
+//!         /// Rejected.
+//!         pub up: nodekeel_localstorage::tree::LayoutDir = "..", 0o700;
 //!     }
 //! }
 //! ```
 //! ```compile_fail,E0080
 //! nodekeel_localstorage::layout! {
-//!     /// Has two files, and one name.
+//!     /// Has two files with the same name.
 //!     pub struct Twice {
 //!         /// One.
-//!         pub one: nodekeel_localstorage::tree::File = "same", 0o600;
+//!         pub one: nodekeel_localstorage::tree::LayoutFile = "same", 0o600;
 //!         /// The other.
-//!         pub two: nodekeel_localstorage::tree::File = "same", 0o600;
+//!         pub two: nodekeel_localstorage::tree::LayoutFile = "same", 0o600;
 //!     }
 //! }
 //! ```
 //!
 //! # Your own directories
-//! Declare your own root with the parts of this one that you keep as its fields: [`Etcd`], [`Kubernetes`] and [`Pki`] are
-//! fields like any other. Or keep [`Root`], and place more in one of its directories with [`Directory::extend`].
+//! Declare a root layout with the parts of this one that you keep as its fields: [`EtcdDir`],
+//! [`KubernetesDir`] and [`PkiDir`] are fields like any other. Or keep [`NodeRoot`], and add a layout to one
+//! of its directories with [`LayoutDir::add_layout`].
 //!
 //! *Source:* Monogon `metropolis/node/core/localstorage`, the paths and modes of its commit 8b9bf216.
 
+mod brand_names;
 pub(crate) mod commit;
 mod data;
 mod directory;
@@ -81,35 +84,35 @@ mod ephemeral;
 mod esp;
 mod etc;
 mod file;
-mod names;
+mod layout_target;
 mod root;
 mod run;
 mod shape;
-mod site;
 mod special;
 
+pub use brand_names::{BrandNameError, BrandNames};
 pub use data::{
-    ClusterNetworking, Credentialed, Data, DevicePlugins, Etcd, Identity, Kubelet, Kubernetes, Pki, Plugins,
-    PluginsRegistry,
+    ApiClientDir, ClusterNetworkDir, DataPartition, DevicePluginsDir, EtcdDir, IdentityDir, KubeletDir,
+    KubeletPluginsDir, KubernetesDir, PkiDir, PluginsRegistryDir,
 };
-pub use directory::{Directory, MountPoint};
-pub use ephemeral::{Consensus, Containerd, Ephemeral};
-pub use esp::{BootImages, Efi, Esp, EspNode};
-pub use etc::Etc;
-pub use file::{File, LoadError, Undecodable};
-pub use names::{Names, NamesError};
-pub use root::Root;
-pub use run::{Run, Tmp};
+pub use directory::{LayoutDir, MountPoint};
+pub use ephemeral::{ConsensusDir, ContainerdDir, EphemeralDir};
+pub use esp::{BootImages, EfiDir, EfiSystemPartition, EspNodeDir};
+pub use etc::EtcDir;
+pub use file::{DecodeError, LayoutFile, LoadError};
+pub use layout_target::{EntryLocation, LayoutEntry, LayoutError, LayoutTarget};
+pub use root::NodeRoot;
+pub use run::{RunDir, TmpDir};
 #[doc(hidden)]
-pub use shape::check;
-pub use shape::{Declared, InvalidLayout, LayoutProblem, SOCKET_PATH_MAX, Shape};
-pub use site::{Node, PlaceError, Site, Spot};
-pub use special::{Fifo, Socket};
+pub use shape::assert_valid_layout;
+pub use shape::{DeclaredEntry, EntryShape, InvalidLayout, LayoutProblem, SOCKET_PATH_MAX};
+pub use special::{LayoutFifo, LayoutSocket};
 
-/// Declares directories and what is in them; see [`tree`](crate::tree) for how and why.
+/// Declares directories and their entries; see [`tree`](crate::tree) for how and why.
 ///
-/// Each field is a [`Node`](crate::tree::Node): a handle of this crate, another layout, or a type of the reader's. Its
-/// name and its mode follow it. The struct made is a [`Directory`](crate::tree::Directory) as well (it derefs to one).
+/// Each field is a [`LayoutEntry`](crate::tree::LayoutEntry): a handle of this crate, another layout, or your
+/// type. Its name and its mode follow. The generated struct derefs to a
+/// [`LayoutDir`](crate::tree::LayoutDir).
 #[macro_export]
 macro_rules! layout {
     ($(
@@ -126,35 +129,35 @@ macro_rules! layout {
         #[non_exhaustive]
         $vis struct $layout {
             $($(#[$field_meta])* $field_vis $field: $node,)*
-            itself: $crate::tree::Directory,
+            layout_dir: $crate::tree::LayoutDir,
         }
 
-        impl $crate::tree::Node for $layout {
-            const SHAPE: $crate::tree::Shape = $crate::tree::Shape::Directory(&[
-                $($crate::tree::Declared {
+        impl $crate::tree::LayoutEntry for $layout {
+            const SHAPE: $crate::tree::EntryShape = $crate::tree::EntryShape::Directory(&[
+                $($crate::tree::DeclaredEntry {
                     name: $name,
-                    mode: $crate::Mode::new($mode),
-                    shape: <$node as $crate::tree::Node>::SHAPE,
+                    mode: $crate::FileMode::new($mode),
+                    shape: <$node as $crate::tree::LayoutEntry>::SHAPE,
                 },)*
             ]);
 
-            fn place(spot: $crate::tree::Spot) -> Result<Self, $crate::tree::PlaceError> {
-                let itself = $crate::tree::Directory::of(spot, Self::SHAPE)?;
+            fn create_at(location: $crate::tree::EntryLocation) -> Result<Self, $crate::tree::LayoutError> {
+                let layout_dir = $crate::tree::LayoutDir::create_with_shape(location, Self::SHAPE)?;
                 Ok(Self {
-                    $($field: itself.place($name, $crate::Mode::new($mode))?,)*
-                    itself,
+                    $($field: layout_dir.create_entry($name, $crate::FileMode::new($mode))?,)*
+                    layout_dir,
                 })
             }
         }
 
         impl ::std::ops::Deref for $layout {
-            type Target = $crate::tree::Directory;
+            type Target = $crate::tree::LayoutDir;
 
-            fn deref(&self) -> &$crate::tree::Directory {
-                &self.itself
+            fn deref(&self) -> &$crate::tree::LayoutDir {
+                &self.layout_dir
             }
         }
 
-        const _: () = $crate::tree::check(<$layout as $crate::tree::Node>::SHAPE);
+        const _: () = $crate::tree::assert_valid_layout(<$layout as $crate::tree::LayoutEntry>::SHAPE);
     )*};
 }

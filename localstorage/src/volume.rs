@@ -1,4 +1,5 @@
-//! The volume that a node's data lies on: made once, opened ever after, and never made over what somebody may want back.
+//! The volume of a node's data: created once, then opened, and never created over data that may still be
+//! needed.
 //!
 //! ```text
 //!               mount_new / mount_existing
@@ -9,11 +10,11 @@
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod conformance;
-mod directory;
+mod directory_volume;
 mod disk;
+mod disk_volume;
 mod lifecycle;
 mod marker;
-mod plain;
 pub(crate) mod probe;
 mod uuid;
 
@@ -27,120 +28,127 @@ use crate::dir::Dir;
 use crate::error::Error;
 use crate::mount::MountError;
 
-pub use directory::Directory;
-pub use plain::Plain;
-pub use probe::{Contents, Signature, probe};
+pub use directory_volume::DirectoryVolume;
+pub use disk_volume::DiskVolume;
+pub use probe::{DiskSignature, VolumeContents, probe_disk};
 
-/// Where a node's data lies.
+/// The volume of a node's data.
 ///
 /// # Contract
-/// - [`mount_new`](DataVolume::mount_new) destroys nothing but what it is told to, by what it found there before. A call
-///   that was killed at any point is made again with the same arguments, and goes on; where all was done but its return,
-///   that call is refused as [`Occupied`](VolumeError::Occupied), and the volume is there.
-/// - [`mount_existing`](DataVolume::mount_existing) writes nothing, and opens only what `mount_new` has completed.
-/// - Both give the volume's own top directory, held open: what is written through it reaches the volume or nothing.
-/// - A failed call leaves the volume [`Unmounted`](State::Unmounted), and can be made again.
-/// - One call is at work at a time: another one meanwhile, or on a mounted volume, is [`VolumeError::State`].
+/// - [`mount_new`](DataVolume::mount_new) erases only the contents that the caller agreed to erase. A call
+///   that was killed at any point can be repeated with the same arguments, and resumes. If it was killed
+///   after the last step, the repeated call fails with [`Occupied`](VolumeError::Occupied), and the volume
+///   exists.
+/// - [`mount_existing`](DataVolume::mount_existing) writes nothing, and opens only volumes that `mount_new`
+///   has completed.
+/// - Both return the open root directory of the volume: a write through it reaches the volume or fails.
+/// - A failed call leaves the volume [`Unmounted`](VolumeState::Unmounted), and can be repeated.
+/// - One call runs at a time: a concurrent call, or one on a mounted volume, is
+///   [`VolumeError::InvalidState`].
 ///
 /// `testing::volume_conformance` (feature `testing`) checks it.
 pub trait DataVolume: Send + Sync + fmt::Debug {
-    /// Makes an empty volume, and mounts it.
+    /// Creates an empty volume and mounts it.
     ///
     /// # Errors
-    /// [`VolumeError::Occupied`] where there is anything that `erase` doesn't name, and the steps that can fail.
-    fn mount_new(&self, erase: Erase) -> Result<Dir, VolumeError>;
+    /// [`VolumeError::Occupied`] if there are contents that `erase` does not name, and the steps that can
+    /// fail.
+    fn mount_new(&self, erase: ErasePolicy) -> Result<Dir, VolumeError>;
 
-    /// Mounts the volume that [`mount_new`](DataVolume::mount_new) once made.
+    /// Mounts a volume created earlier by [`mount_new`](DataVolume::mount_new).
     ///
     /// # Errors
-    /// [`VolumeError::Absent`], [`VolumeError::Unfinished`], [`VolumeError::NotOurs`] tell what is there instead.
+    /// [`VolumeError::Absent`], [`VolumeError::Unfinished`], [`VolumeError::ForeignData`] report what exists
+    /// instead.
     fn mount_existing(&self) -> Result<Dir, VolumeError>;
 
-    /// Unmounts it; nothing where it is not mounted. Directories held open keep it from that.
+    /// Unmounts the volume; does nothing if it is not mounted. Open directories of the volume prevent it.
     ///
     /// # Errors
-    /// [`VolumeError::Mount`], with the volume mounted as before; [`VolumeError::State`].
+    /// [`VolumeError::Mount`], with the volume still mounted; [`VolumeError::InvalidState`].
     fn unmount(&self) -> Result<(), VolumeError>;
 
-    /// What it is at the moment.
-    fn state(&self) -> State;
+    /// The current state.
+    fn state(&self) -> VolumeState;
 }
 
-/// What a volume is at the moment.
+/// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum State {
-    /// Nothing has begun, or all of it is undone.
+pub enum VolumeState {
+    /// It is not mounted.
     Unmounted,
-    /// A call is at work.
+    /// A call is in progress.
     Mounting,
-    /// Its directory can be used.
+    /// It is mounted.
     Mounted,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for VolumeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            State::Unmounted => "not mounted",
-            State::Mounting => "being mounted",
-            State::Mounted => "mounted",
+            VolumeState::Unmounted => "not mounted",
+            VolumeState::Mounting => "being mounted",
+            VolumeState::Mounted => "mounted",
         })
     }
 }
 
-/// What making a new volume may destroy.
+/// What creating a volume may erase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Erase {
+pub enum ErasePolicy {
     /// Nothing.
     Nothing,
-    /// This, as [`VolumeError::Occupied`] has reported it, and only if it is still there and the same, and not on another
-    /// disk that has its name now ([`Signature::mark`]): whoever says so has seen what he gives up.
-    Exactly(Contents),
+    /// These contents, as reported by [`VolumeError::Occupied`]. They are erased only if they are unchanged
+    /// and still on the same disk, even if another disk has its name now ([`DiskSignature::fingerprint`]):
+    /// the caller has seen what is erased.
+    Exactly(VolumeContents),
 }
 
-/// Why a volume could not be made, opened or closed.
+/// Why a volume could not be created, opened or closed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum VolumeError {
-    /// Another call is at work, or has succeeded: there is nothing to do.
+    /// Another call is in progress, or the volume is mounted already.
     #[error("volume is {state}")]
-    State {
-        /// What it is.
-        state: State,
+    InvalidState {
+        /// The state.
+        state: VolumeState,
     },
-    /// There is something already. To give it up, say so with [`Erase::Exactly`].
-    #[error("{} holds {found}, and is left as it is", .path.display())]
+    /// There are contents already. Use [`ErasePolicy::Exactly`] to erase them.
+    #[error("{} contains {found}, and was not changed", .path.display())]
     Occupied {
         /// The device, or the directory.
         path: PathBuf,
-        /// What is there.
-        found: Contents,
+        /// The contents.
+        found: VolumeContents,
     },
-    /// There is nothing yet: make a new volume.
+    /// There is no volume yet: create one.
     #[error("{} is blank", .path.display())]
     Absent {
         /// The device, or the directory.
         path: PathBuf,
     },
-    /// Making it was interrupted, before anything was on it: make it again.
-    #[error("the volume on {} was never finished", .path.display())]
+    /// Its creation was interrupted, before any data was on it: create it again.
+    #[error("creation of the volume on {} was interrupted", .path.display())]
     Unfinished {
         /// The device, or the directory.
         path: PathBuf,
     },
-    /// What is there was not made by [`DataVolume::mount_new`].
-    #[error("{} holds {found}, which is no data volume of ours", .path.display())]
-    NotOurs {
+    /// The contents were not created by [`DataVolume::mount_new`].
+    #[error("{} contains {found}, which is not a nodekeel data volume", .path.display())]
+    ForeignData {
         /// The device, or the directory.
         path: PathBuf,
-        /// What is there.
-        found: Contents,
+        /// The contents.
+        found: VolumeContents,
     },
-    /// The device could not be opened, read or written, or is in use: nothing is known of it. A retry may help.
+    /// The device could not be opened, read or written, or is in use: its contents are unknown. A retry may
+    /// help.
     #[error("{step} {}", .path.display())]
     Device {
-        /// What was done.
+        /// The failed step.
         step: &'static str,
         /// The device.
         path: PathBuf,
@@ -148,25 +156,25 @@ pub enum VolumeError {
         #[source]
         source: io::Error,
     },
-    /// `mkfs.xfs` could not be started, or failed: install xfsprogs, or see what it said. A retry begins again.
-    #[error("format {}{}", .path.display(), said(.stderr))]
+    /// `mkfs.xfs` could not be started, or failed: install xfsprogs, or read its output. A retry starts over.
+    #[error("format {}{}", .path.display(), in_parentheses(.stderr))]
     Format {
         /// The device.
         path: PathBuf,
-        /// What it said, if it was started.
+        /// Its error output, if it was started.
         stderr: String,
-        /// How it ended.
+        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It could not be mounted or unmounted.
+    /// The volume could not be mounted or unmounted.
     #[error("mount volume")]
     Mount(#[source] MountError),
-    /// The volume's directory could not be opened, looked through, or marked as complete.
+    /// The root directory of the volume could not be opened, listed, or marked as complete.
     #[error("finish volume")]
     Finish(#[source] Error),
 }
 
-fn said(stderr: &str) -> String {
+fn in_parentheses(stderr: &str) -> String {
     if stderr.is_empty() { String::new() } else { format!(" ({stderr})") }
 }

@@ -1,5 +1,5 @@
-//! What it costs to write to the journal and to read its end. Ours and each peer take turns within one run, and every
-//! figure is the median of the rounds.
+//! The cost of appending to the log store and of reading its newest entries. Our library and each peer take
+//! turns within one run, and every figure is the median of the rounds.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use nodekeel_logtree::{Dn, Journal, Limits, LineWriter, Message, Query, WriterOptions};
+use nodekeel_logtree::{Dn, LineWriter, LogLimits, LogMessage, LogQuery, LogStore, WriterOptions};
 use testbed::bench::BenchRow;
 use tracing::Dispatch;
 use tracing::field::Field;
@@ -18,17 +18,17 @@ const ROUNDS: usize = 15;
 const APPENDS: u32 = 100_000;
 /// A line of 134 characters and a newline, as long as what a node's services write on average.
 const LINE: &str = "2026-11-21 11:26:08.712071 I | pkg/fileutil: started to purge file, dir: member/snap, suffix: snap.db, max: 5, interval: 30s, kept: 0..\n";
-/// Of tracing-subscriber.
+/// Version of tracing-subscriber.
 const PEER_VERSION: &str = "0.3.23";
 
 fn main() -> anyhow::Result<()> {
-    let [event, append] = leveled();
-    testbed::bench::write("journal", &[raw(), event, append, tail()])?;
+    let [event, append] = bench_leveled();
+    testbed::bench::write("journal", &[bench_raw_append(), event, append, bench_tail_read()])?;
     Ok(())
 }
 
-/// Nanoseconds for one of `n` calls.
-fn each(n: u32, mut work: impl FnMut()) -> f64 {
+/// Nanoseconds per call over `n` calls.
+fn nanos_per_call(n: u32, mut work: impl FnMut()) -> f64 {
     let start = Instant::now();
     for _ in 0..n {
         work();
@@ -41,13 +41,13 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// Runs both in turns; the medians.
-fn in_turns(mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> (f64, f64) {
+/// Runs both in turns and returns the medians.
+fn interleaved_medians(mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> (f64, f64) {
     let (ours, peer) = (0..ROUNDS).map(|_| (ours(), peer())).unzip();
     (median(ours), median(peer))
 }
 
-/// What one would write without a journal: the last lines, behind a lock, with their times.
+/// The simplest alternative to a log store: the newest lines with their times, behind a lock.
 #[derive(Default)]
 struct PlainRing(Mutex<(VecDeque<(SystemTime, String)>, usize)>);
 
@@ -58,38 +58,38 @@ impl PlainRing {
         ring.1 += line.len();
         ring.0.push_back((now, line.trim_end().to_owned()));
         while ring.1 > 1 << 20 {
-            let (_, oldest) = ring.0.pop_front().expect("there is one");
+            let (_, oldest) = ring.0.pop_front().expect("the ring has an entry");
             ring.1 -= oldest.len() + 1;
         }
     }
 }
 
-fn writer(journal: &Journal, dn: &str) -> LineWriter {
-    let dn: Dn = dn.parse().expect("a good name");
-    journal.writer(&dn, WriterOptions::new("stdout").generation(1))
+fn open_writer(store: &LogStore, dn: &str) -> LineWriter {
+    let dn: Dn = dn.parse().expect("a valid name");
+    store.line_writer(&dn, WriterOptions::new("stdout").generation(1))
 }
 
-fn raw() -> BenchRow {
-    let journal = Journal::default();
-    let mut writer = writer(&journal, "bench.raw");
+fn bench_raw_append() -> BenchRow {
+    let store = LogStore::default();
+    let mut writer = open_writer(&store, "bench.raw");
     let ring = PlainRing::default();
-    let (ours, peer) = in_turns(
-        || each(APPENDS, || writer.write_all(LINE.as_bytes()).expect("it never fails")),
-        || each(APPENDS, || ring.push(LINE)),
+    let (ours, peer) = interleaved_medians(
+        || nanos_per_call(APPENDS, || writer.write_all(LINE.as_bytes()).expect("a write never fails")),
+        || nanos_per_call(APPENDS, || ring.push(LINE)),
     );
     let work = format!("append a raw line of {} bytes to a full ring, one write each", LINE.len());
     BenchRow::new("raw_append", work, "ns", ours)
         .peer("Mutex<VecDeque<String>> with times", "std", peer)
-        .limit(raw_limit())
+        .limit(raw_append_limit())
         .at_most(100.0)
 }
 
-/// The clock, an uncontended lock and two copies of the line: what no way to do it can do without.
-fn raw_limit() -> f64 {
+/// The clock, an uncontended lock and two copies of the line: the minimum cost of any implementation.
+fn raw_append_limit() -> f64 {
     let lock = Mutex::new(vec![0; LINE.len()]);
     let mut line = vec![0; LINE.len()];
     let mut round = || {
-        each(APPENDS, || {
+        nanos_per_call(APPENDS, || {
             std::hint::black_box(SystemTime::now());
             line.copy_from_slice(std::hint::black_box(LINE.as_bytes()));
             lock.lock().expect("not poisoned").copy_from_slice(&line);
@@ -98,11 +98,11 @@ fn raw_limit() -> f64 {
     median((0..ROUNDS).map(|_| round()).collect())
 }
 
-/// A layer that only writes out the values of events: what any layer has to do before it can store something.
+/// A layer that only formats the values of events, which any layer has to do before it can store them.
 #[derive(Default)]
-struct Format(Mutex<String>);
+struct FormatLayer(Mutex<String>);
 
-impl<S: tracing::Subscriber> Layer<S> for Format {
+impl<S: tracing::Subscriber> Layer<S> for FormatLayer {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         let mut text = self.0.lock().expect("not poisoned");
         text.clear();
@@ -112,23 +112,26 @@ impl<S: tracing::Subscriber> Layer<S> for Format {
     }
 }
 
-fn leveled() -> [BenchRow; 2] {
-    let journal = Journal::default();
-    let ours = Dispatch::new(tracing_subscriber::registry().with(journal.layer()));
-    let format = Dispatch::new(tracing_subscriber::registry().with(Format::default()));
+fn bench_leveled() -> [BenchRow; 2] {
+    let store = LogStore::default();
+    let ours = Dispatch::new(tracing_subscriber::registry().with(store.layer()));
+    let format = Dispatch::new(tracing_subscriber::registry().with(FormatLayer::default()));
     let fmt = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(io::sink);
     let peer = Dispatch::new(tracing_subscriber::registry().with(fmt));
     let ring = PlainRing::default();
     let events = |dispatch: &Dispatch| {
         tracing::dispatcher::with_default(dispatch, || {
             let _span = tracing::info_span!("service", dn = "bench.leveled").entered();
-            each(APPENDS, || {
+            nanos_per_call(APPENDS, || {
                 tracing::info!(attempt = 3, member = "etcd-0", "started to purge the file of a member")
             })
         })
     };
-    let plain =
-        || each(APPENDS, || ring.push("started to purge the file of a member attempt=3 member=etcd-0\n"));
+    let plain = || {
+        nanos_per_call(APPENDS, || {
+            ring.push("started to purge the file of a member attempt=3 member=etcd-0\n")
+        })
+    };
     let mut rounds = [const { Vec::new() }; 4];
     for _ in 0..ROUNDS {
         for (figures, figure) in
@@ -145,7 +148,7 @@ fn leveled() -> [BenchRow; 2] {
             .limit(format),
         BenchRow::new(
             "leveled_append",
-            "the same, less what a layer takes that only formats the values",
+            "the same, minus the cost of a layer that only formats the values",
             "ns",
             ours - format,
         )
@@ -154,21 +157,22 @@ fn leveled() -> [BenchRow; 2] {
     ]
 }
 
-fn tail() -> BenchRow {
-    let journal = Journal::new(Limits { total_bytes: 128 << 20, ..Limits::default() });
+fn bench_tail_read() -> BenchRow {
+    let store = LogStore::new(LogLimits { total_bytes: 128 << 20, ..LogLimits::default() });
     for round in 0..8192 {
         for dn in 0..64 {
-            let dn: Dn = format!("bench.tail.dn{dn}").parse().expect("a good name");
-            journal.append(
+            let dn: Dn = format!("bench.tail.dn{dn}").parse().expect("a valid name");
+            store.append_message(
                 &dn,
-                Message::new(nodekeel_logtree::Level::Info, format!("{round} {}", LINE.trim_end())),
+                LogMessage::new(nodekeel_logtree::Level::Info, format!("{round} {}", LINE.trim_end())),
             );
         }
     }
-    let query = || Query::new("bench.tail".parse().expect("a good name")).children().last(1000);
+    let query =
+        || LogQuery::new("bench.tail".parse().expect("a valid name")).include_children().last_entries(1000);
     let read = || {
         let start = Instant::now();
-        let entries = journal.read(query()).expect("a good query").backlog();
+        let entries = store.open_reader(query()).expect("a valid query").read_backlog();
         assert_eq!(entries.len(), 1000);
         start.elapsed()
     };

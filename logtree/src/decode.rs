@@ -1,29 +1,35 @@
-//! Records back into entries.
+//! Decodes records into entries.
 
-use crate::record::{CUT, LOSSY, TAIL, tag, time};
-use crate::{Body, Dn, Entry, Field, Level, Leveled, Origin, Raw, Value};
+use crate::record::{CUT_FLAG, LOSSY_FLAG, TRAILER_BYTES, tag, time_from_nanos};
+use crate::{Dn, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, LogOrigin, RawLine};
 
-/// Reads a record written by [`Record`](crate::record::Record).
-pub(crate) fn decode(dn: Dn, record: &[u8]) -> Entry {
-    let mut fields = Fields(&record[4..record.len() - TAIL]);
-    let [class, flags, _, _] = fields.array();
-    let seq = u64::from_le_bytes(fields.array());
-    let time = time(i64::from_le_bytes(fields.array()));
+/// Decodes a record written by [`RecordBuffer`](crate::record::RecordBuffer).
+pub(crate) fn decode_record(dn: Dn, record: &[u8]) -> LogEntry {
+    let mut fields = RecordBytes(&record[4..record.len() - TRAILER_BYTES]);
+    let [class, flags, _, _] = fields.take_array();
+    let seq = u64::from_le_bytes(fields.take_array());
+    let time = time_from_nanos(i64::from_le_bytes(fields.take_array()));
     let body = match Level::ALL.get(usize::from(class)) {
-        Some(&level) => Body::Leveled(leveled(level, fields)),
+        Some(&level) => EntryBody::Leveled(decode_leveled(level, fields)),
         None => {
-            let origin = fields.origin();
-            let original_bytes = (flags & CUT != 0).then(|| u64::from_le_bytes(fields.last()));
-            Body::Raw(Raw { origin, text: fields.rest(), original_bytes, lossy: flags & LOSSY != 0 })
+            let origin = fields.take_origin();
+            let original_bytes =
+                (flags & CUT_FLAG != 0).then(|| u64::from_le_bytes(fields.take_last_array()));
+            EntryBody::Raw(RawLine {
+                origin,
+                text: fields.take_rest(),
+                original_bytes,
+                lossy: flags & LOSSY_FLAG != 0,
+            })
         }
     };
-    Entry { seq, dn, time, body }
+    LogEntry { seq, dn, time, body }
 }
 
-fn leveled(level: Level, mut from: Fields<'_>) -> Leveled {
-    let line = u32::from_le_bytes(from.array());
-    let file = from.name();
-    let mut leveled = Leveled {
+fn decode_leveled(level: Level, mut from: RecordBytes<'_>) -> LeveledEntry {
+    let line = u32::from_le_bytes(from.take_array());
+    let file = from.take_name();
+    let mut leveled = LeveledEntry {
         level,
         file,
         line,
@@ -33,65 +39,65 @@ fn leveled(level: Level, mut from: Fields<'_>) -> Leveled {
         original_bytes: None,
     };
     while !from.0.is_empty() {
-        let [tag] = from.array();
+        let [tag] = from.take_array();
         match tag {
-            tag::MESSAGE => leveled.message = from.text(),
-            tag::CUT => leveled.original_bytes = Some(u64::from_le_bytes(from.array())),
-            tag::ORIGIN => leveled.origin = Some(from.origin()),
+            tag::MESSAGE => leveled.message = from.take_text(),
+            tag::CUT => leveled.original_bytes = Some(u64::from_le_bytes(from.take_array())),
+            tag::ORIGIN => leveled.origin = Some(from.take_origin()),
             tag => {
-                let name = from.name();
+                let name = from.take_name();
                 let value = match tag {
-                    tag::INT => Value::Int(i64::from_le_bytes(from.array())),
-                    tag::UINT => Value::Uint(u64::from_le_bytes(from.array())),
-                    tag::FLOAT => Value::Float(f64::from_le_bytes(from.array())),
-                    tag::BOOL => Value::Bool(from.array() != [0]),
-                    _ => Value::Text(from.text()),
+                    tag::INT => FieldValue::Int(i64::from_le_bytes(from.take_array())),
+                    tag::UINT => FieldValue::Uint(u64::from_le_bytes(from.take_array())),
+                    tag::FLOAT => FieldValue::Float(f64::from_le_bytes(from.take_array())),
+                    tag::BOOL => FieldValue::Bool(from.take_array() != [0]),
+                    _ => FieldValue::Text(from.take_text()),
                 };
-                leveled.fields.push(Field { name, value });
+                leveled.fields.push(LogField { name, value });
             }
         }
     }
     leveled
 }
 
-/// What is left to read of a record. Records are written by this crate alone, so a short one is a bug.
-struct Fields<'a>(&'a [u8]);
+/// The undecoded rest of a record. Only this crate writes records, so a short one is a bug.
+struct RecordBytes<'a>(&'a [u8]);
 
-impl Fields<'_> {
-    fn array<const N: usize>(&mut self) -> [u8; N] {
-        let (array, rest) = self.0.split_first_chunk().expect("records are whole");
+impl RecordBytes<'_> {
+    fn take_array<const N: usize>(&mut self) -> [u8; N] {
+        let (array, rest) = self.0.split_first_chunk().expect("records are complete");
         self.0 = rest;
         *array
     }
 
-    fn last<const N: usize>(&mut self) -> [u8; N] {
-        let (rest, array) = self.0.split_last_chunk().expect("records are whole");
+    fn take_last_array<const N: usize>(&mut self) -> [u8; N] {
+        let (rest, array) = self.0.split_last_chunk().expect("records are complete");
         self.0 = rest;
         *array
     }
 
-    fn string(&mut self, length: usize) -> String {
+    fn take_string(&mut self, length: usize) -> String {
         let (text, rest) = self.0.split_at(length);
         self.0 = rest;
         String::from_utf8_lossy(text).into_owned()
     }
 
-    fn name(&mut self) -> String {
-        let [length] = self.array();
-        self.string(length.into())
+    fn take_name(&mut self) -> String {
+        let [length] = self.take_array();
+        self.take_string(length.into())
     }
 
-    fn text(&mut self) -> String {
-        let length = u32::from_le_bytes(self.array());
-        self.string(length as usize)
+    fn take_text(&mut self) -> String {
+        let length = u32::from_le_bytes(self.take_array());
+        self.take_string(length as usize)
     }
 
-    fn rest(&mut self) -> String {
-        self.string(self.0.len())
+    fn take_rest(&mut self) -> String {
+        self.take_string(self.0.len())
     }
 
-    fn origin(&mut self) -> Origin {
-        let generation = u64::from_le_bytes(self.array());
-        Origin { generation, stream: self.name() }
+    fn take_origin(&mut self) -> LogOrigin {
+        let generation = u64::from_le_bytes(self.take_array());
+        LogOrigin { generation, stream: self.take_name() }
     }
 }

@@ -1,54 +1,56 @@
-//! The dotted names entries are filed under.
+//! The dotted names under which entries are stored.
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::text::is_unsafe_to_show;
+use crate::text::is_unprintable;
 
 /// A parsed name: parts joined by dots, `node.cluster.etcd`; the root is the empty name.
 ///
-/// Invariant: no part is empty, every character can be shown, and the whole is at most [`Dn::MAX_BYTES`] long. Cloning copies a pointer.
-/// Names order by their parts, so that a name comes just before everything within it.
+/// Invariant: no part is empty, every character is printable, and the whole is at most [`Dn::MAX_BYTES`]
+/// long. Cloning copies a pointer. Names are ordered by their parts, so a name comes just before all names
+/// within it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Dn(Arc<str>);
 
-/// Why a text is not a [`Dn`]; all are errors of whoever wrote the name.
+/// Why a text is not a [`Dn`]; each is an error in the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DnError {
     /// A part between two dots, or at an end, is empty: remove the dot or fill the part.
-    #[error("name {dn:?} has an empty part")]
+    #[error("invalid name {dn:?}: it has an empty part")]
     EmptyPart {
-        /// The text given.
+        /// The rejected text.
         dn: String,
     },
-    /// The name is longer than [`Dn::MAX_BYTES`]: names are kept for as long as the journal is, so they are bounded.
-    #[error("name of {bytes} bytes is longer than {}", Dn::MAX_BYTES)]
+    /// The name is longer than [`Dn::MAX_BYTES`]: names are kept as long as the store, so their length is
+    /// limited.
+    #[error("name of {bytes} bytes is too long: at most {} bytes are allowed", Dn::MAX_BYTES)]
     TooLong {
-        /// Length of the text given.
+        /// Length of the text.
         bytes: usize,
     },
-    /// The name has a character in it that drives a terminal instead of being shown there: leave it out.
-    #[error("name {dn:?} has an unprintable character")]
+    /// The name contains a character that controls the terminal instead of being printed: remove it.
+    #[error("invalid name {dn:?}: it contains an unprintable character")]
     Unprintable {
-        /// The text given.
+        /// The rejected text.
         dn: String,
     },
-    /// [`Dn::child`] takes one part, and this one has a dot in it: parse the whole name instead.
-    #[error("part {name:?} of a name has a dot in it")]
+    /// [`Dn::child`] takes one part, and this one contains a dot: parse the whole name instead.
+    #[error("invalid part {name:?} of a name: it contains a dot")]
     DotInName {
-        /// The part given.
+        /// The rejected part.
         name: String,
     },
 }
 
 impl Dn {
-    /// Longest name accepted, in bytes.
+    /// Maximum length of a name, in bytes.
     pub const MAX_BYTES: usize = 512;
 
-    /// The root: the empty name, which everything is within.
+    /// The root: the empty name, which contains all names.
     pub fn root() -> Dn {
         Dn(Arc::from(""))
     }
@@ -65,7 +67,7 @@ impl Dn {
 
     /// The parts, outermost first; none for the root.
     pub fn parts(&self) -> impl DoubleEndedIterator<Item = &str> {
-        // Splitting the empty text would give one empty part.
+        // Splitting the empty text would yield one empty part.
         self.0.split('.').filter(|part| !part.is_empty())
     }
 
@@ -86,7 +88,7 @@ impl Dn {
         format!("{self}.{name}").parse()
     }
 
-    /// The name one part above this one; none for the root.
+    /// The name one part above this one; `None` for the root.
     pub fn parent(&self) -> Option<Dn> {
         match self.0.rsplit_once('.') {
             Some((parent, _)) => Some(Dn(Arc::from(parent))),
@@ -95,8 +97,8 @@ impl Dn {
         }
     }
 
-    /// Whether the names are equal; quicker than `==` for clones of one name.
-    pub(crate) fn is(&self, other: &Dn) -> bool {
+    /// Whether the names are equal; faster than `==` for clones of one name.
+    pub(crate) fn is_same(&self, other: &Dn) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self == other
     }
 
@@ -131,7 +133,7 @@ impl FromStr for Dn {
         if !text.is_empty() && text.split('.').any(str::is_empty) {
             return Err(DnError::EmptyPart { dn: text.to_owned() });
         }
-        if text.contains(is_unsafe_to_show) {
+        if text.contains(is_unprintable) {
             return Err(DnError::Unprintable { dn: text.to_owned() });
         }
         Ok(Dn(Arc::from(text)))
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_parts_are_refused_wherever_they_are() {
+    fn empty_parts_are_rejected_at_any_position() {
         for text in ["a..b", ".a", "a.", "."] {
             assert_eq!(text.parse::<Dn>(), Err(DnError::EmptyPart { dn: text.to_owned() }));
         }
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_and_unprintable_names_are_refused() {
+    fn overlong_and_unprintable_names_are_rejected() {
         assert!(matches!("a\u{1b}[m".parse::<Dn>(), Err(DnError::Unprintable { .. })));
         assert_eq!("x".repeat(513).parse::<Dn>(), Err(DnError::TooLong { bytes: 513 }));
     }

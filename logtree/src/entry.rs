@@ -1,4 +1,4 @@
-//! One record of the journal, as a reader gets it.
+//! Entries of the log store, as a reader returns them, and messages on their way into it.
 
 use std::fmt;
 use std::panic::Location;
@@ -6,96 +6,101 @@ use std::time::SystemTime;
 
 use crate::{Dn, Level};
 
-/// One record of the journal. Plain data: a client can build it from the wire and render it.
+/// One entry of the log store. Plain data: a client can build it from the wire and render it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
-    /// Place in the journal's total order, from 1; no two entries of a journal share one.
-    /// A [`Body::Dropped`] has the number of the newest entry it stands for.
+pub struct LogEntry {
+    /// Sequence number in the total order of the store, from 1; unique within the store.
+    /// An [`EntryBody::Dropped`] has the number of the newest entry it stands for.
     pub seq: u64,
-    /// The name it was filed under.
+    /// The name it is stored under.
     pub dn: Dn,
-    /// When it was written, to the nanosecond; for parsed output the time the line itself gives.
+    /// When it was written, to the nanosecond; for parsed output the timestamp in the line.
     pub time: SystemTime,
-    /// What it says.
-    pub body: Body,
+    /// Its content.
+    pub body: EntryBody,
 }
 
-/// What an [`Entry`] says.
+/// The content of a [`LogEntry`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Body {
+pub enum EntryBody {
     /// A message with a level.
-    Leveled(Leveled),
-    /// A line of output nobody could parse, or was asked to.
-    Raw(Raw),
-    /// Entries that were dropped before this reader came to them.
-    Dropped(Dropped),
+    Leveled(LeveledEntry),
+    /// A line of output that no parser accepted, or without a parser.
+    Raw(RawLine),
+    /// Entries that were dropped before this reader reached them.
+    Dropped(DroppedEntries),
 }
 
-/// A message with a level, from `tracing`, from [`Journal::append`](crate::Journal::append) or parsed from output.
+/// A message with a level, from `tracing`, from [`LogStore::append_message`](crate::LogStore::append_message)
+/// or parsed from output.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leveled {
-    /// How much it matters.
+pub struct LeveledEntry {
+    /// Its level.
     pub level: Level,
-    /// Source file, empty if not known. Files of dependencies start at their crate's directory.
+    /// Source file, empty if unknown. Files of dependencies start at their crate's directory.
     pub file: String,
-    /// Line in `file`, 0 if not known.
+    /// Line in `file`, 0 if unknown.
     pub line: u32,
-    /// The text, without newlines at its ends; inner newlines stay and make a message of several lines.
+    /// The text, without leading and trailing newlines; inner newlines stay and make a message of several
+    /// lines.
     pub message: String,
-    /// Everything else that was given, in the order it was given.
-    pub fields: Vec<Field>,
-    /// The output it was parsed from, if it was.
-    pub origin: Option<Origin>,
-    /// `Some(n)`: it was cut to fit [`Limits::message_bytes`](crate::Limits::message_bytes), from `n` bytes.
+    /// All other fields, in their original order.
+    pub fields: Vec<LogField>,
+    /// The output it was parsed from; `None` for other messages.
+    pub origin: Option<LogOrigin>,
+    /// `Some(n)`: it was cut from `n` bytes to fit
+    /// [`LogLimits::message_bytes`](crate::LogLimits::message_bytes).
     pub original_bytes: Option<u64>,
 }
 
-/// A line of output as it came, made safe to show as UTF-8.
+/// An unparsed line of output, as valid UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Raw {
-    /// The output it is from.
-    pub origin: Origin,
+pub struct RawLine {
+    /// The output that it comes from.
+    pub origin: LogOrigin,
     /// The line without its terminator (`\n` or `\r\n`).
     pub text: String,
-    /// `Some(n)`: the line was cut at [`Limits::line_bytes`](crate::Limits::line_bytes), from `n` bytes.
+    /// `Some(n)`: the line was cut from `n` bytes at [`LogLimits::line_bytes`](crate::LogLimits::line_bytes).
     pub original_bytes: Option<u64>,
-    /// The line was not UTF-8; what was not is U+FFFD in `text` (which may then be longer than the input).
+    /// The line was not UTF-8; U+FFFD replaces invalid bytes in `text`, which may then be longer than the
+    /// input.
     pub lossy: bool,
 }
 
-/// Entries that were dropped before this reader came to them, at the place where they would have been.
+/// Entries that were dropped before this reader reached them, at their place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dropped {
-    /// How many, counting only those the reader's query would have shown.
+pub struct DroppedEntries {
+    /// The number of dropped entries that match the reader's query.
     pub count: u64,
-    /// False if `count` is only an upper bound: a reader that resumes by number may have seen some of them before.
+    /// False if `count` is only an upper bound: a reader that resumes by number may have seen some of them
+    /// already.
     pub exact: bool,
 }
 
-/// Which output of which start of a program a line is from.
+/// The output stream, and the start of the program, that a line comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Origin {
+pub struct LogOrigin {
     /// Name of the stream: `stdout`, `stderr`, `raw`, the name of a FIFO.
     pub stream: String,
-    /// Which start of the program, counted from 1; 0 if not known.
+    /// Number of the program's start, counted from 1; 0 if unknown.
     pub generation: u64,
 }
 
-/// One named value of a message.
+/// One field of a message.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Field {
+pub struct LogField {
     /// Its name.
     pub name: String,
     /// Its value.
-    pub value: Value,
+    pub value: FieldValue,
 }
 
-/// The value of a [`Field`].
+/// The value of a [`LogField`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Value {
-    /// Text, or anything that has no type of its own here.
+pub enum FieldValue {
+    /// Text, or a value of another type.
     Text(String),
     /// A signed number.
     Int(i64),
@@ -103,91 +108,96 @@ pub enum Value {
     Uint(u64),
     /// A number with a fraction.
     Float(f64),
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for FieldValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Text(value) => value.fmt(f),
-            Value::Int(value) => value.fmt(f),
-            Value::Uint(value) => value.fmt(f),
-            Value::Float(value) => value.fmt(f),
-            Value::Bool(value) => value.fmt(f),
+            FieldValue::Text(value) => value.fmt(f),
+            FieldValue::Int(value) => value.fmt(f),
+            FieldValue::Uint(value) => value.fmt(f),
+            FieldValue::Float(value) => value.fmt(f),
+            FieldValue::Bool(value) => value.fmt(f),
         }
     }
 }
 
-impl From<&str> for Value {
-    fn from(value: &str) -> Value {
-        Value::Text(value.to_owned())
+impl From<&str> for FieldValue {
+    fn from(value: &str) -> FieldValue {
+        FieldValue::Text(value.to_owned())
     }
 }
 
-impl From<String> for Value {
-    fn from(value: String) -> Value {
-        Value::Text(value)
+impl From<String> for FieldValue {
+    fn from(value: String) -> FieldValue {
+        FieldValue::Text(value)
     }
 }
 
-impl From<i64> for Value {
-    fn from(value: i64) -> Value {
-        Value::Int(value)
+impl From<i64> for FieldValue {
+    fn from(value: i64) -> FieldValue {
+        FieldValue::Int(value)
     }
 }
 
-impl From<u64> for Value {
-    fn from(value: u64) -> Value {
-        Value::Uint(value)
+impl From<u64> for FieldValue {
+    fn from(value: u64) -> FieldValue {
+        FieldValue::Uint(value)
     }
 }
 
-impl From<f64> for Value {
-    fn from(value: f64) -> Value {
-        Value::Float(value)
+impl From<f64> for FieldValue {
+    fn from(value: f64) -> FieldValue {
+        FieldValue::Float(value)
     }
 }
 
-impl From<bool> for Value {
-    fn from(value: bool) -> Value {
-        Value::Bool(value)
+impl From<bool> for FieldValue {
+    fn from(value: bool) -> FieldValue {
+        FieldValue::Bool(value)
     }
 }
 
-/// A leveled message on its way into the journal: what a parser makes of a line, or a caller of an event elsewhere.
+/// A leveled message on its way into the log store: the result of a parser, or an event that a caller
+/// appends.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Message {
-    /// How much it matters.
+pub struct LogMessage {
+    /// Its level.
     pub level: Level,
-    /// When it was said; none means now.
+    /// Its timestamp; `None` means now.
     pub time: Option<SystemTime>,
-    /// Source file, empty if not known.
+    /// Source file, empty if unknown.
     pub file: String,
-    /// Line in `file`, 0 if not known.
+    /// Line in `file`, 0 if unknown.
     pub line: u32,
-    /// The text; newlines at its ends are dropped when it is stored.
+    /// The text; leading and trailing newlines are dropped when it is stored.
     pub text: String,
-    /// Everything else.
-    pub fields: Vec<Field>,
+    /// All other fields.
+    pub fields: Vec<LogField>,
 }
 
-impl Message {
-    /// A message said now, from the source position of the caller. A function that passes its own caller's message
-    /// on and is `#[track_caller]` too is not named: its caller is.
+impl LogMessage {
+    /// A message with the current time and the source position of the caller. A function that is
+    /// `#[track_caller]` too passes on the position of its caller.
     #[track_caller]
-    pub fn new(level: Level, text: impl Into<String>) -> Message {
+    pub fn new(level: Level, text: impl Into<String>) -> LogMessage {
         let at = Location::caller();
-        Message { file: at.file().to_owned(), line: at.line(), ..Message::without_position(level, text) }
+        LogMessage {
+            file: at.file().to_owned(),
+            line: at.line(),
+            ..LogMessage::without_position(level, text)
+        }
     }
 
-    pub(crate) fn without_position(level: Level, text: impl Into<String>) -> Message {
-        Message { level, time: None, file: String::new(), line: 0, text: text.into(), fields: Vec::new() }
+    pub(crate) fn without_position(level: Level, text: impl Into<String>) -> LogMessage {
+        LogMessage { level, time: None, file: String::new(), line: 0, text: text.into(), fields: Vec::new() }
     }
 
-    /// Adds a named value.
-    pub fn field(mut self, name: impl Into<String>, value: impl Into<Value>) -> Message {
-        self.fields.push(Field { name: name.into(), value: value.into() });
+    /// Adds a field.
+    pub fn with_field(mut self, name: impl Into<String>, value: impl Into<FieldValue>) -> LogMessage {
+        self.fields.push(LogField { name: name.into(), value: value.into() });
         self
     }
 }

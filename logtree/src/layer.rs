@@ -1,4 +1,4 @@
-//! `tracing` events into the journal.
+//! Stores `tracing` events in the log store.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -12,185 +12,189 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::journal::Shared;
-use crate::record::{Record, now, source_file};
-use crate::state::Address;
-use crate::{Dn, Level, Value};
+use crate::log_store::SharedLogStore;
+use crate::record::{RecordBuffer, now_nanos, short_source_path};
+use crate::state::RingAddress;
+use crate::{Dn, FieldValue, Level};
 
-/// The field of a span or an event that names where its entries go.
-const DN: &str = "dn";
+/// The field of a span or an event that contains the name for its entries.
+const DN_FIELD: &str = "dn";
 
 thread_local! {
-    /// The buffer of the last event of this thread. It is taken while in use, for the `Debug` of a value may log too; and it
-    /// may be gone already, for what a thread keeps may log when that is dropped, and there a panic is the program's end.
-    static RECORD: Cell<Record> = Cell::default();
+    /// The buffer of the last event of this thread. It is taken out while in use, because the `Debug` of a
+    /// value may log, too. It may be destroyed already, because the destructor of another thread-local may
+    /// log; a panic there would abort the program.
+    static RECORD: Cell<RecordBuffer> = Cell::default();
 }
 
-/// Stores `tracing` events. Made by [`Journal::layer`](crate::Journal::layer).
+/// Stores `tracing` events. Created by [`LogStore::layer`](crate::LogStore::layer).
 ///
-/// An event goes to the name in its own field `dn`; else to that of the innermost span around it that has such a field;
-/// else to the default name. A `dn` that is no name is kept as an ordinary field. Events below the least level of their
-/// name are not formatted. Spans themselves are not stored.
+/// An event is stored under the name in its field `dn`; otherwise under the name of the innermost enclosing
+/// span with that field; otherwise under the default name. A `dn` that is not a valid name is stored as an
+/// ordinary field. Events below the minimum level of their name are not formatted. Spans themselves are not
+/// stored.
 ///
-/// It gives no hint of the least level it needs: that would hold for all layers of the subscriber, and a span below that
-/// level could name no more. Where libraries trace much, filter the layer alone, with
-/// [`Layer::with_filter`](tracing_subscriber::Layer::with_filter): what no layer wants is then not even built.
+/// The layer gives no hint of its maximum verbosity: the hint would apply to all layers of the subscriber,
+/// and spans below that level could no longer carry a name. If libraries trace a lot, filter this layer
+/// alone, with [`Layer::with_filter`](tracing_subscriber::Layer::with_filter): events that no layer wants are
+/// then not even built.
 #[derive(Debug)]
-pub struct JournalLayer {
-    shared: Arc<Shared>,
-    default: Address,
+pub struct LogStoreLayer {
+    shared: Arc<SharedLogStore>,
+    default_address: RingAddress,
     min_level: Level,
 }
 
-/// The name a span gives to what happens in it.
-struct SpanDn(Arc<Address>);
+/// The name that a span assigns to the events in it.
+struct SpanDn(Arc<RingAddress>);
 
-impl JournalLayer {
-    pub(crate) fn new(shared: Arc<Shared>) -> JournalLayer {
-        JournalLayer { shared, default: Address::new(Dn::root()), min_level: Level::Info }
+impl LogStoreLayer {
+    pub(crate) fn new(shared: Arc<SharedLogStore>) -> LogStoreLayer {
+        LogStoreLayer { shared, default_address: RingAddress::new(Dn::root()), min_level: Level::Info }
     }
 
-    /// Sets the name for events outside of all named spans; the root by default.
-    pub fn default_dn(mut self, dn: Dn) -> JournalLayer {
-        self.default = Address::new(dn);
+    /// Sets the name for events outside of all spans with a name; the root by default.
+    pub fn default_dn(mut self, dn: Dn) -> LogStoreLayer {
+        self.default_address = RingAddress::new(dn);
         self
     }
 
-    /// Sets the least level stored for names without [one of their own](crate::Journal::set_level); `Info` by default.
-    pub fn min_level(mut self, level: Level) -> JournalLayer {
+    /// Sets the minimum level for names without [a separate one](crate::LogStore::set_min_level); `Info` by
+    /// default.
+    pub fn min_level(mut self, level: Level) -> LogStoreLayer {
         self.min_level = level;
         self
     }
 
-    fn store(&self, event: &Event<'_>, to: &Address, level: Level) {
-        let least = if self.shared.has_levels() { self.shared.level(&to.dn) } else { None };
-        if level < least.unwrap_or(self.min_level) {
+    fn store_event(&self, event: &Event<'_>, to: &RingAddress, level: Level) {
+        let min_level = if self.shared.has_min_levels() { self.shared.min_level(&to.dn) } else { None };
+        if level < min_level.unwrap_or(self.min_level) {
             return;
         }
         let mut record = RECORD.try_with(Cell::take).unwrap_or_default();
         let metadata = event.metadata();
-        let file = source_file(metadata.file().unwrap_or_default());
+        let file = short_source_path(metadata.file().unwrap_or_default());
         let line = metadata.line().unwrap_or_default();
-        record.leveled(level, now(), file, line, self.shared.limits.message_bytes);
-        event.record(&mut Recorder(&mut record));
-        record.end_leveled(None);
-        self.shared.append(to, &mut record);
+        record.start_leveled(level, now_nanos(), file, line, self.shared.limits.message_bytes);
+        event.record(&mut EventRecorder(&mut record));
+        record.finish_leveled(None);
+        self.shared.append_record(to, &mut record);
         let _ = RECORD.try_with(|kept| kept.set(record));
     }
 }
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JournalLayer {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogStoreLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        name_span(attributes.metadata(), |name| attributes.record(name), id, &context);
+        set_span_dn(attributes.metadata(), |name| attributes.record(name), id, &context);
     }
 
     fn on_record(&self, id: &Id, values: &tracing::span::Record<'_>, context: Context<'_, S>) {
         if let Some(metadata) = context.metadata(id) {
-            name_span(metadata, |name| values.record(name), id, &context);
+            set_span_dn(metadata, |name| values.record(name), id, &context);
         }
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let level = Level::from(*event.metadata().level());
-        if level < self.min_level && !self.shared.has_levels() {
+        if level < self.min_level && !self.shared.has_min_levels() {
             return;
         }
-        if let Some(dn) = dn_in(event.metadata(), |name| event.record(name)) {
-            return self.store(event, &Address::new(dn), level);
+        if let Some(dn) = find_dn(event.metadata(), |name| event.record(name)) {
+            return self.store_event(event, &RingAddress::new(dn), level);
         }
         let named = context
             .event_scope(event)
             .and_then(|mut scope| scope.find_map(|span| Some(span.extensions().get::<SpanDn>()?.0.clone())));
-        self.store(event, named.as_deref().unwrap_or(&self.default), level);
+        self.store_event(event, named.as_deref().unwrap_or(&self.default_address), level);
     }
 }
 
-fn name_span<S: Subscriber + for<'a> LookupSpan<'a>>(
+fn set_span_dn<S: Subscriber + for<'a> LookupSpan<'a>>(
     metadata: &Metadata<'_>,
     record: impl FnOnce(&mut DnFinder),
     id: &Id,
     context: &Context<'_, S>,
 ) {
-    if let (Some(dn), Some(span)) = (dn_in(metadata, record), context.span(id)) {
-        span.extensions_mut().replace(SpanDn(Arc::new(Address::new(dn))));
+    if let (Some(dn), Some(span)) = (find_dn(metadata, record), context.span(id)) {
+        span.extensions_mut().replace(SpanDn(Arc::new(RingAddress::new(dn))));
     }
 }
 
-fn dn_in(metadata: &Metadata<'_>, record: impl FnOnce(&mut DnFinder)) -> Option<Dn> {
-    metadata.fields().field(DN)?;
+fn find_dn(metadata: &Metadata<'_>, record: impl FnOnce(&mut DnFinder)) -> Option<Dn> {
+    metadata.fields().field(DN_FIELD)?;
     let mut finder = DnFinder(None);
     record(&mut finder);
     finder.0
 }
 
-/// Finds the name among values.
+/// Finds the name among the values of a span or an event.
 struct DnFinder(Option<Dn>);
 
 impl Visit for DnFinder {
     fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == DN {
+        if field.name() == DN_FIELD {
             self.0 = value.parse().ok();
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if field.name() == DN {
+        if field.name() == DN_FIELD {
             self.0 = format!("{value:?}").parse().ok();
         }
     }
 }
 
 /// Writes the values of an event into a record.
-struct Recorder<'a>(&'a mut Record);
+struct EventRecorder<'a>(&'a mut RecordBuffer);
 
-impl Recorder<'_> {
-    fn put(&mut self, field: &Field, text: fmt::Arguments<'_>) {
+impl EventRecorder<'_> {
+    fn push_formatted(&mut self, field: &Field, text: fmt::Arguments<'_>) {
         match field.name() {
-            "message" => self.0.message(text),
-            // It has said where the event goes, unless it is no name.
-            DN if text.to_string().parse::<Dn>().is_ok() => {}
-            name => self.0.text(name, |record| record.push_args(text)),
+            "message" => self.0.push_message(text),
+            // Used as the event's name already; stored as a field only if it is invalid.
+            DN_FIELD if text.to_string().parse::<Dn>().is_ok() => {}
+            name => self.0.push_text_field(name, |record| record.push_args(text)),
         }
     }
 }
 
-impl Visit for Recorder<'_> {
+impl Visit for EventRecorder<'_> {
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.0.field(field.name(), &Value::Int(value));
+        self.0.push_field(field.name(), &FieldValue::Int(value));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.0.field(field.name(), &Value::Uint(value));
+        self.0.push_field(field.name(), &FieldValue::Uint(value));
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.0.field(field.name(), &Value::Float(value));
+        self.0.push_field(field.name(), &FieldValue::Float(value));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.0.field(field.name(), &Value::Bool(value));
+        self.0.push_field(field.name(), &FieldValue::Bool(value));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
-            "message" | DN => self.put(field, format_args!("{value}")),
-            name => self.0.text(name, |record| record.push_text(value)),
+            "message" | DN_FIELD => self.push_formatted(field, format_args!("{value}")),
+            name => self.0.push_text_field(name, |record| record.push_text(value)),
         }
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        self.put(field, format_args!("{}", Chain(value)));
+        self.push_formatted(field, format_args!("{}", ErrorChain(value)));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.put(field, format_args!("{value:?}"));
+        self.push_formatted(field, format_args!("{value:?}"));
     }
 }
 
 /// An error with all its sources.
-struct Chain<'a>(&'a (dyn Error + 'static));
+struct ErrorChain<'a>(&'a (dyn Error + 'static));
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)?;
         std::iter::successors(self.0.source(), |&error| error.source())

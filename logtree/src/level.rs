@@ -1,37 +1,37 @@
-//! How much an entry matters.
+//! Levels of entries.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How much a leveled entry matters, least first. `Fatal` only records: nothing aborts.
+/// The level of an entry, least important first. `Fatal` is only recorded: nothing aborts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum Level {
     /// Steps of an algorithm.
     Trace,
-    /// What a developer asks for.
+    /// Details for developers.
     Debug,
     /// Ordinary progress.
     Info,
-    /// Something an operator may want to look at.
+    /// A condition that an operator may want to check.
     Warn,
-    /// Something failed.
+    /// A failure.
     Error,
-    /// The writer could not go on.
+    /// A failure after which the writer could not continue.
     Fatal,
 }
 
-/// The text names no level; use one of `trace debug info warn error fatal`.
+/// The text is not a level; use one of `trace debug info warn error fatal`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no level is called {0:?}: use trace, debug, info, warn, error or fatal")]
-pub struct UnknownLevel(pub String);
+#[error("unknown level {0:?}: use trace, debug, info, warn, error or fatal")]
+pub struct ParseLevelError(pub String);
 
 impl Level {
-    /// All levels, least first.
+    /// All levels, least important first.
     pub const ALL: [Level; 6] =
         [Level::Trace, Level::Debug, Level::Info, Level::Warn, Level::Error, Level::Fatal];
 
-    /// The letter that stands for the level in rendered lines.
+    /// The letter for the level in rendered lines.
     pub const fn letter(self) -> char {
         match self {
             Level::Trace => 'T',
@@ -43,7 +43,7 @@ impl Level {
         }
     }
 
-    /// The name in lower case, as `Display` and JSON give it.
+    /// The name in lower case, as in `Display` and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Level::Trace => "trace",
@@ -63,16 +63,16 @@ impl fmt::Display for Level {
 }
 
 impl FromStr for Level {
-    type Err = UnknownLevel;
+    type Err = ParseLevelError;
 
-    /// Takes names and letters in any case, and `warning`.
-    fn from_str(text: &str) -> Result<Level, UnknownLevel> {
+    /// Accepts names and letters in any case, and `warning`.
+    fn from_str(text: &str) -> Result<Level, ParseLevelError> {
         let lower = text.to_ascii_lowercase();
         Level::ALL
             .into_iter()
             .find(|level| lower == level.as_str() || lower.chars().eq([level.letter().to_ascii_lowercase()]))
             .or_else(|| (lower == "warning").then_some(Level::Warn))
-            .ok_or_else(|| UnknownLevel(text.to_owned()))
+            .ok_or_else(|| ParseLevelError(text.to_owned()))
     }
 }
 
@@ -93,18 +93,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_order_as_their_letters_say() {
+    fn levels_are_ordered_from_trace_to_fatal() {
         assert_eq!(Level::ALL.map(Level::letter).iter().collect::<String>(), "TDIWEF");
         assert!(Level::ALL.is_sorted());
     }
 
     #[test]
-    fn names_and_letters_parse_in_any_case() {
+    fn level_names_and_letters_parse_in_any_case() {
         for level in Level::ALL {
             assert_eq!(level.to_string().to_uppercase().parse(), Ok(level));
             assert_eq!(level.letter().to_string().parse(), Ok(level));
         }
         assert_eq!("warning".parse(), Ok(Level::Warn));
-        assert_eq!("loud".parse::<Level>(), Err(UnknownLevel("loud".to_owned())));
+        assert_eq!("loud".parse::<Level>(), Err(ParseLevelError("loud".to_owned())));
     }
 }

@@ -1,177 +1,178 @@
-//! What a reader asks for.
+//! Queries: which entries a reader returns.
 
 use crate::{Dn, Level};
 
-/// What a reader asks for. Begin with [`Query::new`]; the filters hold for the backlog and the live stream alike.
+/// Which entries a reader returns. Start with [`LogQuery::new`]; the filters apply to backlog and live stream
+/// alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Query {
+pub struct LogQuery {
     /// The name to read.
     pub dn: Dn,
-    /// Whether to read everything within it, too.
-    pub children: bool,
-    /// How much of what is stored to begin with.
-    pub backlog: Backlog,
-    /// Whether to go on with what is written from now on.
+    /// Whether to read all names below it, too.
+    pub include_children: bool,
+    /// How many stored entries to start with.
+    pub backlog_limit: BacklogLimit,
+    /// Whether to continue with new entries.
     pub follow: bool,
     /// Leveled, raw, or both.
-    pub kind: Kind,
-    /// Least level of leveled entries.
+    pub kind_filter: KindFilter,
+    /// Minimum level of leveled entries.
     pub min_level: Option<Level>,
-    /// Whether raw lines, which have no level, pass although a `min_level` is asked for. They do not by default.
-    pub raw_passes_level: bool,
-    /// Only what is newer than the entry of this number: where an earlier reader stopped
-    /// ([`Reader::position`](crate::Reader::position)).
-    pub after: Option<u64>,
+    /// Whether raw lines, which have no level, pass a `min_level`. They do not by default.
+    pub raw_passes_min_level: bool,
+    /// Only entries newer than this sequence number, at which an earlier reader stopped
+    /// ([`LogReader::last_seq`](crate::LogReader::last_seq)).
+    pub after_seq: Option<u64>,
 }
 
-/// How much of what is stored a reader begins with.
+/// How many stored entries a reader starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
-pub enum Backlog {
-    /// Nothing; [`Query::after`] then has no effect.
+pub enum BacklogLimit {
+    /// None; [`LogQuery::after_seq`] then has no effect.
     None,
-    /// Everything.
+    /// All.
     All,
-    /// The newest so many of those that pass the filters, over all names read, oldest first.
+    /// The newest entries, up to this number, that pass the filters, over all names read, oldest first.
     Last(usize),
 }
 
 /// Which kinds of entries to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
-pub enum Kind {
+pub enum KindFilter {
     /// Both.
     All,
     /// Messages with a level.
     Leveled,
-    /// Lines without.
+    /// Raw lines.
     Raw,
 }
 
-/// Why a query makes no sense.
+/// Why a query is contradictory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
-    /// Raw lines have no level: leave out one of the two.
-    #[error("raw lines have no level: ask for raw lines or for a least level, not both")]
-    LevelOnRaw,
+    /// Raw lines have no level: omit one of the two.
+    #[error("raw lines have no level: query raw lines or a minimum level, not both")]
+    MinLevelOnRaw,
 }
 
-impl Query {
-    /// Everything stored under exactly this name.
-    pub fn new(dn: Dn) -> Query {
-        Query {
+impl LogQuery {
+    /// Queries all entries stored under exactly this name.
+    pub fn new(dn: Dn) -> LogQuery {
+        LogQuery {
             dn,
-            children: false,
-            backlog: Backlog::All,
+            include_children: false,
+            backlog_limit: BacklogLimit::All,
             follow: false,
-            kind: Kind::All,
+            kind_filter: KindFilter::All,
             min_level: None,
-            raw_passes_level: false,
-            after: None,
+            raw_passes_min_level: false,
+            after_seq: None,
         }
     }
 
-    /// Reads everything within the name, too.
-    pub fn children(mut self) -> Query {
-        self.children = true;
+    /// Includes all names below the name.
+    pub fn include_children(mut self) -> LogQuery {
+        self.include_children = true;
         self
     }
 
-    /// Sets how much of what is stored to begin with.
-    pub fn backlog(mut self, backlog: Backlog) -> Query {
-        self.backlog = backlog;
+    /// Sets how many stored entries to start with.
+    pub fn backlog_limit(mut self, backlog: BacklogLimit) -> LogQuery {
+        self.backlog_limit = backlog;
         self
     }
 
-    /// Begins with the newest `n`.
-    pub fn last(self, n: usize) -> Query {
-        self.backlog(Backlog::Last(n))
+    /// Starts with the newest `n` entries.
+    pub fn last_entries(self, n: usize) -> LogQuery {
+        self.backlog_limit(BacklogLimit::Last(n))
     }
 
-    /// Goes on with what is written from now on.
-    pub fn follow(mut self) -> Query {
+    /// Continues with new entries.
+    pub fn follow(mut self) -> LogQuery {
         self.follow = true;
         self
     }
 
     /// Reads leveled or raw entries only.
-    pub fn kind(mut self, kind: Kind) -> Query {
-        self.kind = kind;
+    pub fn kind_filter(mut self, kind: KindFilter) -> LogQuery {
+        self.kind_filter = kind;
         self
     }
 
-    /// Leaves out leveled entries below `level`, and raw lines unless [`Query::raw_passes_level`] is set.
-    pub fn min_level(mut self, level: Level) -> Query {
+    /// Omits leveled entries below `level`, and raw lines unless [`LogQuery::raw_passes_min_level`] is set.
+    pub fn min_level(mut self, level: Level) -> LogQuery {
         self.min_level = Some(level);
         self
     }
 
-    /// Lets raw lines pass although a least level is asked for.
-    pub fn raw_passes_level(mut self) -> Query {
-        self.raw_passes_level = true;
+    /// Lets raw lines pass a minimum level.
+    pub fn raw_passes_min_level(mut self) -> LogQuery {
+        self.raw_passes_min_level = true;
         self
     }
 
-    /// Leaves out what is not newer than the entry of this number.
-    pub fn after(mut self, seq: u64) -> Query {
-        self.after = Some(seq);
+    /// Omits entries up to and including this sequence number.
+    pub fn after_seq(mut self, seq: u64) -> LogQuery {
+        self.after_seq = Some(seq);
         self
     }
 
-    pub(crate) fn matches(&self, dn: &Dn) -> bool {
-        if self.children { dn.is_within(&self.dn) } else { *dn == self.dn }
+    pub(crate) fn matches_dn(&self, dn: &Dn) -> bool {
+        if self.include_children { dn.is_within(&self.dn) } else { *dn == self.dn }
     }
 
     /// The classes of records that pass the filters.
-    pub(crate) fn mask(&self) -> Result<Mask, QueryError> {
-        if self.kind == Kind::Raw && self.min_level.is_some() {
-            return Err(QueryError::LevelOnRaw);
+    pub(crate) fn class_mask(&self) -> Result<ClassMask, QueryError> {
+        if self.kind_filter == KindFilter::Raw && self.min_level.is_some() {
+            return Err(QueryError::MinLevelOnRaw);
         }
-        let levels = Mask::LEVELED.at_least(self.min_level.unwrap_or(Level::Trace));
-        let raw_passes = self.min_level.is_none() || self.raw_passes_level;
-        Ok(match self.kind {
-            Kind::Leveled => levels,
-            Kind::Raw => Mask::RAW,
-            Kind::All if raw_passes => levels.or(Mask::RAW),
-            Kind::All => levels,
+        let levels = ClassMask::LEVELED.at_least(self.min_level.unwrap_or(Level::Trace));
+        let raw_passes = self.min_level.is_none() || self.raw_passes_min_level;
+        Ok(match self.kind_filter {
+            KindFilter::Leveled => levels,
+            KindFilter::Raw => ClassMask::RAW,
+            KindFilter::All if raw_passes => levels.union(ClassMask::RAW),
+            KindFilter::All => levels,
         })
     }
 }
 
 /// A set of record classes: one bit per level, and one for raw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mask(u8);
+pub(crate) struct ClassMask(u8);
 
-impl Mask {
-    const LEVELED: Mask = Mask(0b011_1111);
-    const RAW: Mask = Mask(1 << crate::record::RAW);
+impl ClassMask {
+    const LEVELED: ClassMask = ClassMask(0b011_1111);
+    const RAW: ClassMask = ClassMask(1 << crate::record::RAW_CLASS);
 
-    fn at_least(self, level: Level) -> Mask {
-        Mask(self.0 & (u8::MAX << level as u8))
+    fn at_least(self, level: Level) -> ClassMask {
+        ClassMask(self.0 & (u8::MAX << level as u8))
     }
 
-    fn or(self, other: Mask) -> Mask {
-        Mask(self.0 | other.0)
+    fn union(self, other: ClassMask) -> ClassMask {
+        ClassMask(self.0 | other.0)
     }
 
-    pub(crate) fn admits(self, class: u8) -> bool {
+    pub(crate) fn contains(self, class: u8) -> bool {
         self.0 >> class & 1 == 1
     }
 
     /// Indices of the classes in the set.
     pub(crate) fn classes(self) -> impl Iterator<Item = usize> {
-        (0..7).filter(move |&class| self.admits(class as u8))
+        (0..7).filter(move |&class| self.contains(class as u8))
     }
 
     /// Largest over the classes in the set.
-    pub(crate) fn max(self, number: impl Fn(usize) -> u64) -> u64 {
+    pub(crate) fn max_over(self, number: impl Fn(usize) -> u64) -> u64 {
         self.classes().map(number).max().unwrap_or(0)
     }
 
     /// Sum over the classes in the set.
-    pub(crate) fn sum(self, count: impl Fn(usize) -> u64) -> u64 {
+    pub(crate) fn sum_over(self, count: impl Fn(usize) -> u64) -> u64 {
         self.classes().map(count).sum()
     }
 }
@@ -180,23 +181,23 @@ impl Mask {
 mod tests {
     use super::*;
 
-    fn admitted(query: Query) -> Vec<usize> {
-        query.mask().unwrap().classes().collect()
+    fn admitted_classes(query: LogQuery) -> Vec<usize> {
+        query.class_mask().unwrap().classes().collect()
     }
 
     #[test]
-    fn raw_lines_pass_a_least_level_only_when_asked() {
-        let warn = Query::new(Dn::root()).min_level(Level::Warn);
-        assert_eq!(admitted(warn.clone()), [3, 4, 5]);
-        assert_eq!(admitted(warn.clone().raw_passes_level()), [3, 4, 5, 6]);
-        assert_eq!(admitted(warn.raw_passes_level().kind(Kind::Leveled)), [3, 4, 5]);
-        assert_eq!(admitted(Query::new(Dn::root())), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(admitted(Query::new(Dn::root()).kind(Kind::Raw)), [6]);
+    fn raw_lines_pass_a_minimum_level_only_on_request() {
+        let warn = LogQuery::new(Dn::root()).min_level(Level::Warn);
+        assert_eq!(admitted_classes(warn.clone()), [3, 4, 5]);
+        assert_eq!(admitted_classes(warn.clone().raw_passes_min_level()), [3, 4, 5, 6]);
+        assert_eq!(admitted_classes(warn.raw_passes_min_level().kind_filter(KindFilter::Leveled)), [3, 4, 5]);
+        assert_eq!(admitted_classes(LogQuery::new(Dn::root())), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(admitted_classes(LogQuery::new(Dn::root()).kind_filter(KindFilter::Raw)), [6]);
     }
 
     #[test]
-    fn raw_only_with_a_least_level_is_refused() {
-        let query = Query::new(Dn::root()).kind(Kind::Raw).min_level(Level::Info);
-        assert_eq!(query.mask(), Err(QueryError::LevelOnRaw));
+    fn raw_only_with_a_minimum_level_is_rejected() {
+        let query = LogQuery::new(Dn::root()).kind_filter(KindFilter::Raw).min_level(Level::Info);
+        assert_eq!(query.class_mask(), Err(QueryError::MinLevelOnRaw));
     }
 }

@@ -1,41 +1,43 @@
-//! The bytes of one name, oldest first.
+//! The records of one name, oldest first.
 
 use std::collections::VecDeque;
 
 use crate::Dn;
-use crate::query::Mask;
-use crate::record::{Head, TAIL};
+use crate::query::ClassMask;
+use crate::record::{RecordHead, TRAILER_BYTES};
 
-/// One number per class of record: the six levels, and raw.
-pub(crate) type Counts = [u64; 7];
+/// One number per record class: the six levels, and raw.
+pub(crate) type ClassCounts = [u64; 7];
 
-/// The records of one name in a ring of bytes. Places in it are counted from its first byte ever and never reused.
+/// The records of one name in a ring of bytes. Positions count from the first byte ever written and are never
+/// reused.
 ///
 /// Invariant: `appended[c] - evicted[c]` records of class `c` are in the ring.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct LogRing {
     pub(crate) dn: Dn,
     buf: VecDeque<u8>,
-    /// Place of the oldest byte kept.
+    /// Position of the oldest byte kept.
     pub(crate) start: u64,
     pub(crate) entries: usize,
-    pub(crate) appended: Counts,
-    pub(crate) evicted: Counts,
-    /// Number of the newest record evicted, by class; and of those that forgotten names below it had.
-    evicted_seq: Counts,
-    inherited_seq: Counts,
-    /// Number of the first record ever, and of the newest.
+    pub(crate) appended: ClassCounts,
+    pub(crate) evicted: ClassCounts,
+    /// Sequence number of the newest evicted record, by class; and of the newest record of forgotten names
+    /// below it.
+    evicted_seq: ClassCounts,
+    inherited_seq: ClassCounts,
+    /// Sequence number of the first record ever, and of the newest.
     pub(crate) first_seq: u64,
     pub(crate) newest_seq: u64,
     /// Readers to wake.
     pub(crate) followers: Vec<usize>,
-    /// After growing was refused: from which place on it is worth asking again.
-    pub(crate) ask_growth_at: u64,
+    /// The position from which a growth that was rejected is retried.
+    pub(crate) retry_growth_at: u64,
 }
 
-impl Ring {
-    pub(crate) fn new(dn: Dn) -> Ring {
-        Ring {
+impl LogRing {
+    pub(crate) fn new(dn: Dn) -> LogRing {
+        LogRing {
             dn,
             buf: VecDeque::new(),
             start: 0,
@@ -47,7 +49,7 @@ impl Ring {
             first_seq: u64::MAX,
             newest_seq: 0,
             followers: Vec::new(),
-            ask_growth_at: 0,
+            retry_growth_at: 0,
         }
     }
 
@@ -60,11 +62,11 @@ impl Ring {
     }
 
     #[inline]
-    pub(crate) fn spare(&self) -> usize {
+    pub(crate) fn free_bytes(&self) -> usize {
         self.buf.capacity() - self.buf.len()
     }
 
-    /// Place after the newest byte.
+    /// Position after the newest byte.
     pub(crate) fn end(&self) -> u64 {
         self.start + self.buf.len() as u64
     }
@@ -73,29 +75,30 @@ impl Ring {
         self.buf.reserve_exact(capacity - self.buf.len());
     }
 
-    /// Evicts until what is left fits into `capacity`, and frees the rest.
+    /// Evicts until the remaining records fit into `capacity`, and frees the rest.
     pub(crate) fn shrink_to(&mut self, capacity: usize) {
         self.evict_bytes(self.buf.len().saturating_sub(capacity));
         self.buf.shrink_to(capacity);
     }
 
     /// Drops the oldest record.
-    pub(crate) fn evict(&mut self) {
+    pub(crate) fn evict_oldest(&mut self) {
         self.evict_bytes(1);
     }
 
-    /// Makes room for a record of `length` bytes, and for some more after it: to drop a few at once is cheaper.
-    pub(crate) fn evict_for(&mut self, length: usize) {
+    /// Frees space for a record of `length` bytes and some more, because evicting several records at once is
+    /// cheaper.
+    pub(crate) fn make_room(&mut self, length: usize) {
         let spare = length.max(self.buf.capacity() / 64).min(self.buf.capacity());
-        self.evict_bytes(spare.saturating_sub(self.spare()));
+        self.evict_bytes(spare.saturating_sub(self.free_bytes()));
     }
 
-    /// Drops the oldest records until at least so many bytes are gone.
-    fn evict_bytes(&mut self, least: usize) {
-        let end = self.end().min(self.start + least as u64);
+    /// Evicts the oldest records until at least `minimum` bytes are evicted.
+    fn evict_bytes(&mut self, minimum: usize) {
+        let end = self.end().min(self.start + minimum as u64);
         let mut at = self.start;
         while at < end {
-            let head = self.head(at);
+            let head = self.read_head(at);
             at += head.length as u64;
             self.entries -= 1;
             self.evicted[usize::from(head.class)] += 1;
@@ -105,10 +108,10 @@ impl Ring {
         self.start = at;
     }
 
-    /// Adds a record; there must be room for it.
+    /// Appends a record, for which space must be free.
     #[inline]
     pub(crate) fn push(&mut self, record: &[u8], class: u8, seq: u64) {
-        debug_assert!(record.len() <= self.spare(), "room was made");
+        debug_assert!(record.len() <= self.free_bytes(), "space was freed");
         self.buf.extend(record);
         self.entries += 1;
         self.appended[usize::from(class)] += 1;
@@ -116,50 +119,50 @@ impl Ring {
         self.first_seq = self.first_seq.min(seq);
     }
 
-    /// Takes over the count of a forgotten name's records, as evicted.
-    pub(crate) fn inherit(&mut self, forgotten: &Ring) {
+    /// Adds the records of a forgotten name to the counts, as evicted.
+    pub(crate) fn inherit_counts(&mut self, forgotten: &LogRing) {
         for class in 0..self.appended.len() {
             self.appended[class] += forgotten.appended[class];
             self.evicted[class] += forgotten.appended[class];
-            let seq = forgotten.last_seq(class).max(forgotten.inherited_seq[class]);
+            let seq = forgotten.last_seq_of_class(class).max(forgotten.inherited_seq[class]);
             self.inherited_seq[class] = self.inherited_seq[class].max(seq);
         }
         self.first_seq = self.first_seq.min(forgotten.first_seq);
     }
 
-    /// A number not below that of the last record of a class, and not above that of the newest record.
-    fn last_seq(&self, class: usize) -> u64 {
+    /// A sequence number between that of the last record of a class and that of the newest record.
+    fn last_seq_of_class(&self, class: usize) -> u64 {
         if self.appended[class] > self.evicted[class] { self.newest_seq } else { self.evicted_seq[class] }
     }
 
-    /// The number of the newest evicted record the mask admits.
-    pub(crate) fn evicted_seq(&self, mask: Mask) -> u64 {
-        mask.max(|class| self.evicted_seq[class])
+    /// The sequence number of the newest evicted record that the mask contains.
+    pub(crate) fn evicted_seq(&self, mask: ClassMask) -> u64 {
+        mask.max_over(|class| self.evicted_seq[class])
     }
 
-    /// The same, with those of forgotten names.
-    pub(crate) fn dropped_seq(&self, mask: Mask) -> u64 {
-        mask.max(|class| self.evicted_seq[class].max(self.inherited_seq[class]))
+    /// The same, including records of forgotten names.
+    pub(crate) fn dropped_seq(&self, mask: ClassMask) -> u64 {
+        mask.max_over(|class| self.evicted_seq[class].max(self.inherited_seq[class]))
     }
 
-    /// The number of the newest record the mask admits, or a little more.
-    pub(crate) fn last_seq_of(&self, mask: Mask) -> u64 {
-        mask.max(|class| self.last_seq(class))
+    /// The sequence number of the newest record that the mask contains, or a slightly larger one.
+    pub(crate) fn last_seq_of(&self, mask: ClassMask) -> u64 {
+        mask.max_over(|class| self.last_seq_of_class(class))
     }
 
-    /// The beginning of the record at a place.
+    /// Reads the head of the record at a position.
     #[inline]
-    pub(crate) fn head(&self, at: u64) -> Head {
-        Head::of(self.read(at))
+    pub(crate) fn read_head(&self, at: u64) -> RecordHead {
+        RecordHead::from_bytes(self.read_bytes(at))
     }
 
-    /// Where the record before a place begins; the place must not be the start.
-    pub(crate) fn before(&self, at: u64) -> u64 {
-        at - u64::from(u32::from_le_bytes(self.read(at - TAIL as u64)))
+    /// The position of the record before `at`, which must not be the start.
+    pub(crate) fn previous_record(&self, at: u64) -> u64 {
+        at - u64::from(u32::from_le_bytes(self.read_bytes(at - TRAILER_BYTES as u64)))
     }
 
     #[inline]
-    fn read<const N: usize>(&self, at: u64) -> [u8; N] {
+    fn read_bytes<const N: usize>(&self, at: u64) -> [u8; N] {
         let (front, back) = self.buf.as_slices();
         let at = (at - self.start) as usize;
         let whole = match at.checked_sub(front.len()) {
@@ -168,13 +171,13 @@ impl Ring {
         };
         match whole.and_then(|bytes| bytes.try_into().ok()) {
             Some(bytes) => bytes,
-            // It lies across the seam.
+            // It spans the wraparound of the buffer.
             None => std::array::from_fn(|i| self.buf[at + i]),
         }
     }
 
-    /// Appends `length` bytes from a place on to `to`.
-    pub(crate) fn copy(&self, at: u64, length: usize, to: &mut Vec<u8>) {
+    /// Appends `length` bytes, from position `at` on, to `to`.
+    pub(crate) fn copy_bytes(&self, at: u64, length: usize, to: &mut Vec<u8>) {
         let (front, back) = self.buf.as_slices();
         let at = (at - self.start) as usize;
         match at.checked_sub(front.len()) {
@@ -191,38 +194,38 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::decode;
-    use crate::record::Record;
-    use crate::{Body, Origin};
+    use crate::decode::decode_record;
+    use crate::record::RecordBuffer;
+    use crate::{EntryBody, LogOrigin};
 
-    /// Walks both ways over a ring that wraps and checks what is found.
+    /// Walks in both directions over a ring that wraps around, and checks the records.
     #[test]
-    fn records_read_back_both_ways_across_the_seam() {
-        let mut ring = Ring::new(Dn::root());
+    fn records_are_readable_in_both_directions_across_the_wraparound() {
+        let mut ring = LogRing::new(Dn::root());
         ring.grow_to(400);
-        let mut record = Record::raw_of(&Origin::default());
+        let mut record = RecordBuffer::for_raw_lines(&LogOrigin::default());
         for seq in 1..=200u64 {
-            record.raw(0, "x".repeat((seq % 37) as usize).as_bytes(), None, false);
+            record.write_raw_line(0, "x".repeat((seq % 37) as usize).as_bytes(), None, false);
             record.set_seq(seq);
-            if ring.spare() < record.bytes().len() {
-                ring.evict_for(record.bytes().len());
+            if ring.free_bytes() < record.bytes().len() {
+                ring.make_room(record.bytes().len());
             }
             ring.push(record.bytes(), record.class(), seq);
 
             let (mut forward, mut at) = (Vec::new(), ring.start);
             while at < ring.end() {
-                let head = ring.head(at);
+                let head = ring.read_head(at);
                 let mut bytes = Vec::new();
-                ring.copy(at, head.length, &mut bytes);
-                let entry = decode(Dn::root(), &bytes);
-                let Body::Raw(raw) = &entry.body else { panic!("{entry:?}") };
+                ring.copy_bytes(at, head.length, &mut bytes);
+                let entry = decode_record(Dn::root(), &bytes);
+                let EntryBody::Raw(raw) = &entry.body else { panic!("{entry:?}") };
                 assert_eq!((entry.seq, raw.text.len() as u64), (head.seq, head.seq % 37));
                 forward.push(at);
                 at += head.length as u64;
             }
             let mut backward = Vec::new();
             while at > ring.start {
-                at = ring.before(at);
+                at = ring.previous_record(at);
                 backward.push(at);
             }
             backward.reverse();

@@ -1,5 +1,5 @@
-//! The one place with unsafe code.
-#![allow(unsafe_code, reason = "to watch a descriptor, the runtime wants a promise about its lifetime")]
+//! All unsafe code of the crate.
+#![allow(unsafe_code, reason = "to watch a descriptor, the runtime requires a guarantee about its lifetime")]
 
 use std::fs::File;
 use std::io;
@@ -7,9 +7,10 @@ use std::io;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Watches an open file for being readable.
-pub(crate) fn watch(file: File) -> io::Result<AsyncFd<File>> {
-    // SAFETY: a `File` owns its descriptor and names the same one until it is dropped, and it is given away here: the
-    // `AsyncFd` drops it after itself. Nobody can take the descriptor out of a `File` behind a shared reference.
+/// Registers an open file to wait until it is readable.
+pub(crate) fn watch_readable(file: File) -> io::Result<AsyncFd<File>> {
+    // SAFETY: a `File` owns its descriptor and refers to the same one until it is dropped. The `AsyncFd` owns
+    // the file and deregisters it before dropping it. The descriptor can't be moved out of a `File` behind a
+    // shared reference.
     unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }.map_err(io::Error::from)
 }

@@ -1,45 +1,46 @@
-//! Text that is safe to keep and to show.
+//! Text that is safe to store and to print.
 
 use std::borrow::Cow;
 
-/// The largest `at <= limit` where `text` may be cut.
-pub(crate) fn floor_boundary(text: &str, limit: usize) -> usize {
+/// The largest `at <= limit` at a character boundary of `text`.
+pub(crate) fn floor_char_boundary(text: &str, limit: usize) -> usize {
     if limit >= text.len() {
         return text.len();
     }
     (0..=limit).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// Whether a character drives a terminal, or reorders or breaks the line it is in, instead of being shown.
-pub(crate) fn is_unsafe_to_show(c: char) -> bool {
+/// Whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
+pub(crate) fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Bytes of unknown origin made text, once and for all readers.
+/// Valid UTF-8 text made from untrusted bytes, once for all readers.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct SafeText<'a> {
+pub(crate) struct SanitizedText<'a> {
     pub(crate) text: Cow<'a, str>,
-    /// Something was not UTF-8 and is U+FFFD now.
+    /// Invalid UTF-8 was replaced with U+FFFD.
     pub(crate) lossy: bool,
 }
 
-/// Makes `bytes` text. If they were `cut` off a longer line, a character cut in two is left out whole.
-pub(crate) fn safe_text(bytes: &[u8], cut: bool) -> SafeText<'_> {
+/// Converts `bytes` to text. If they were `cut` from a longer line, a partial character at the end is
+/// omitted.
+pub(crate) fn sanitize_text(bytes: &[u8], cut: bool) -> SanitizedText<'_> {
     let error = match std::str::from_utf8(bytes) {
-        Ok(text) => return SafeText { text: Cow::Borrowed(text), lossy: false },
+        Ok(text) => return SanitizedText { text: Cow::Borrowed(text), lossy: false },
         Err(error) => error,
     };
     if cut && error.error_len().is_none() {
         let whole = &bytes[..error.valid_up_to()];
-        return SafeText { text: String::from_utf8_lossy(whole), lossy: false };
+        return SanitizedText { text: String::from_utf8_lossy(whole), lossy: false };
     }
-    // The cut may have left half a character after earlier rubbish, too.
-    let end = if cut { bytes.len() - half_character(bytes) } else { bytes.len() };
-    SafeText { text: String::from_utf8_lossy(&bytes[..end]), lossy: true }
+    // The cut may also have left a partial character after earlier invalid bytes.
+    let end = if cut { bytes.len() - partial_character_length(bytes) } else { bytes.len() };
+    SanitizedText { text: String::from_utf8_lossy(&bytes[..end]), lossy: true }
 }
 
-/// How many bytes at the end are the beginning of a character that is not whole.
-fn half_character(bytes: &[u8]) -> usize {
+/// The number of bytes at the end that belong to an incomplete character.
+fn partial_character_length(bytes: &[u8]) -> usize {
     (1..=bytes.len().min(3))
         .find(|&n| {
             let tail = &bytes[bytes.len() - n..];
@@ -53,16 +54,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_cut_forgives_half_a_character() {
-        assert_eq!(safe_text(b"a\xc3", true), SafeText { text: "a".into(), lossy: false });
-        assert_eq!(safe_text(b"a\xc3", false), SafeText { text: "a\u{fffd}".into(), lossy: true });
-        assert_eq!(safe_text(b"\xffa\xf0\x9f\x98", true), SafeText { text: "\u{fffd}a".into(), lossy: true });
+    fn only_a_cut_line_may_end_in_half_a_character() {
+        assert_eq!(sanitize_text(b"a\xc3", true), SanitizedText { text: "a".into(), lossy: false });
+        assert_eq!(sanitize_text(b"a\xc3", false), SanitizedText { text: "a\u{fffd}".into(), lossy: true });
+        assert_eq!(
+            sanitize_text(b"\xffa\xf0\x9f\x98", true),
+            SanitizedText { text: "\u{fffd}a".into(), lossy: true }
+        );
     }
 
     #[test]
-    fn boundaries_are_found_downwards() {
-        assert_eq!(floor_boundary("aü", 2), 1);
-        assert_eq!(floor_boundary("aü", 3), 3);
-        assert_eq!(floor_boundary("ü", 0), 0);
+    fn character_boundaries_are_rounded_down() {
+        assert_eq!(floor_char_boundary("aü", 2), 1);
+        assert_eq!(floor_char_boundary("aü", 3), 3);
+        assert_eq!(floor_char_boundary("ü", 0), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The loop: watches in, decisions, effects, and when to look again.
+//! The control loop: watches, plans, applies, and schedules retries.
 
 use std::future::ready;
 use std::panic::AssertUnwindSafe;
@@ -14,40 +14,41 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applied, ApplyError, about_claim, about_volume, code};
-use crate::chain::chain;
-use crate::event::Reason;
+use crate::apply::{ApplyError, ApplyOutcome, status_code, volume_reference};
+use crate::error_chain::format_chain;
+use crate::event::EventReason;
 use crate::plan::{
-    ClaimAction, ClaimIgnored, ClaimRefusal, SeenClaim, VolumeAction, class_name, plan_claim, plan_volume,
+    ClaimAction, ClaimIgnoreReason, ClaimRejection, ObservedClaim, VolumeAction, claim_reference, class_name,
+    plan_claim, plan_volume,
 };
 use crate::provisioner::Provisioner;
 
-mod attempts;
-mod living;
-mod sift;
-mod sweeper;
-mod trouble;
+mod event_filter;
+mod live_claims;
+mod orphan_sweeper;
+mod retry_tracker;
+mod watch_errors;
 
-use attempts::Attempts;
-use living::Living;
-use sift::{Sifter, Signals};
-use trouble::{Troubles, patiently};
+use event_filter::{EventFilter, WatchSignals};
+use live_claims::LiveClaims;
+use retry_tracker::RetryTracker;
+use watch_errors::{WatchErrors, with_backoff};
 
-/// How long what may only not have been heard of is waited for, before it is said to be missing.
-const HEARSAY: Duration = Duration::from_secs(1);
+/// How long to wait for an object that may not be in the cache yet, before it is reported as missing.
+const CACHE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Everything that a decision needs.
-struct World {
+/// Everything that reconciling an object needs.
+struct ReconcileContext {
     provisioner: Provisioner,
     claims: Store<PersistentVolumeClaim>,
     volumes: Store<PersistentVolume>,
     classes: Store<StorageClass>,
-    attempts: Arc<Attempts>,
-    living: Arc<Living>,
+    retries: Arc<RetryTracker>,
+    live_claims: Arc<LiveClaims>,
 }
 
-/// Runs until the token is cancelled, or a watch ends.
-pub(crate) async fn run(
+/// Runs the controller until the token is canceled or a watch ends.
+pub(crate) async fn run_controller(
     provisioner: &Provisioner,
     token: &CancellationToken,
     on_ready: impl FnOnce() + Send,
@@ -55,104 +56,105 @@ pub(crate) async fn run(
     let (claims, claims_writer) = reflector::store();
     let (volumes, volumes_writer) = reflector::store();
     let (classes, classes_writer) = reflector::store();
-    let attempts = Arc::new(Attempts::new(provisioner.config.backoff));
-    let (living, (signals, heard)) = (Arc::new(Living::default()), Signals::new());
-    let world = Arc::new(World {
+    let retries = Arc::new(RetryTracker::new(provisioner.config.backoff));
+    let (live_claims, (signals, receivers)) = (Arc::new(LiveClaims::default()), WatchSignals::new());
+    let context = Arc::new(ReconcileContext {
         provisioner: provisioner.clone(),
         claims: claims.clone(),
         volumes: volumes.clone(),
         classes,
-        attempts: Arc::clone(&attempts),
-        living: Arc::clone(&living),
+        retries: Arc::clone(&retries),
+        live_claims: Arc::clone(&live_claims),
     });
-    let sifter = Sifter {
-        me: provisioner.config.identity.clone(),
-        attempts,
-        living,
+    let filter = EventFilter {
+        identity: provisioner.config.identity.clone(),
+        retries,
+        live_claims,
         signals,
         claims: claims.clone(),
         volumes: volumes.clone(),
     };
 
-    let troubles = Troubles::default();
+    let watch_errors = WatchErrors::default();
     let claim_events = {
-        let sifter = sifter.clone();
-        watch(world.api(), &troubles)
-            .filter_map(move |event| ready(sifter.claim(event)))
+        let filter = filter.clone();
+        watch_resource(context.resource_api(), &watch_errors)
+            .filter_map(move |event| ready(filter.filter_claim(event)))
             .reflect(claims_writer)
     };
     let volume_events = {
-        let sifter = sifter.clone();
-        watch(world.api(), &troubles)
-            .filter_map(move |event| ready(sifter.volume(event)))
+        let filter = filter.clone();
+        watch_resource(context.resource_api(), &watch_errors)
+            .filter_map(move |event| ready(filter.filter_volume(event)))
             .reflect(volumes_writer)
     };
-    let class_events = watch(world.api(), &troubles)
-        .filter_map(move |event| ready(sifter.class(event)))
+    let class_events = watch_resource(context.resource_api(), &watch_errors)
+        .filter_map(move |event| ready(filter.filter_class(event)))
         .reflect(classes_writer)
         .for_each(|_| ready(()));
 
     let config = ControllerConfig::default().concurrency(provisioner.config.concurrency.get());
-    let queue = stream::select(changed(claim_events), heard.claims.map(Ok)).take_until(token.cancelled());
+    let queue =
+        stream::select(changed_objects(claim_events), receivers.claims.map(Ok)).take_until(token.cancelled());
     let claim_loop = applier(
-        |object, world| Box::pin(claim(object, world)),
-        claim_failed,
-        Arc::clone(&world),
+        |object, context| Box::pin(reconcile_claim(object, context)),
+        claim_error_policy,
+        Arc::clone(&context),
         claims,
         queue,
         config.clone(),
     );
-    let queue = changed(volume_events).take_until(token.cancelled());
+    let queue = changed_objects(volume_events).take_until(token.cancelled());
     let volume_loop = applier(
-        |object, world| Box::pin(volume(object, world)),
-        volume_failed,
-        Arc::clone(&world),
+        |object, context| Box::pin(reconcile_volume(object, context)),
+        volume_error_policy,
+        Arc::clone(&context),
         volumes,
         queue,
         config,
     );
     let readiness = async {
-        world.wait_until_ready(on_ready).await;
+        context.report_ready(on_ready).await;
         std::future::pending().await
     };
     let sweeping = async {
-        world.synced().await;
-        sweeper::run(&world, heard.sweeps).await;
+        context.wait_for_cache_sync().await;
+        orphan_sweeper::run_sweeper(&context, receivers.sweeps).await;
     };
     tokio::select! {
-        ((), ()) = future::join(end(claim_loop), end(volume_loop)) => {}
+        ((), ()) = future::join(drain_outcomes(claim_loop), drain_outcomes(volume_loop)) => {}
         () = class_events => {}
         () = readiness => {}
         () = sweeping => {}
-        () = world.cancelled_before_lists(token) => {}
+        () = context.canceled_before_sync(token) => {}
     }
 }
 
-/// Everything of a kind, from its first list on, with bookmarks, and again after errors.
+/// Watches all objects of a kind: lists them, then follows changes, with bookmarks, and retries after errors.
 ///
-/// No selector can say what is ours: the driver of a claim is an annotation, and that of a volume a field that the API server
-/// doesn't index. A label would say it, but whoever removed the label would make the volume leak. So everything is decoded
-/// once, and what isn't ours is dropped before it is stored; lists come in pages.
-fn watch<K>(
+/// No selector can restrict it to our objects: the driver of a claim is an annotation, and that of a volume a
+/// field that the API server does not index. A label could, but removing the label would leak the volume. So
+/// each object is decoded once, and foreign ones are dropped before they are cached; lists are paged.
+fn watch_resource<K>(
     api: Api<K>,
-    troubles: &Troubles,
+    watch_errors: &WatchErrors,
 ) -> impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send + use<K>
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    patiently(watcher(api, watcher::Config::default()), troubles.clone())
+    with_backoff(watcher(api, watcher::Config::default()), watch_errors.clone())
 }
 
-impl World {
-    fn api<K>(&self) -> Api<K>
+impl ReconcileContext {
+    fn resource_api<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = ()>,
     {
         Api::all(self.provisioner.applier.client.0.clone())
     }
 
-    /// Waits for the first lists; where a watch has ended before, for ever, because the run ends.
-    async fn synced(&self) {
+    /// Waits for the first lists. Waits forever if a watch has ended before, because then the run ends.
+    async fn wait_for_cache_sync(&self) {
         let lists = (
             self.claims.wait_until_ready(),
             self.volumes.wait_until_ready(),
@@ -164,154 +166,176 @@ impl World {
         std::future::pending().await
     }
 
-    /// Waits for a cancellation before the first lists are complete: then the loops haven't begun, and would never end.
-    async fn cancelled_before_lists(&self, token: &CancellationToken) {
+    /// Waits for a cancellation before the first lists are complete: then the loops have not started and
+    /// would never end.
+    async fn canceled_before_sync(&self, token: &CancellationToken) {
         token.cancelled().await;
-        if self.synced().now_or_never().is_some() {
+        if self.wait_for_cache_sync().now_or_never().is_some() {
             std::future::pending().await
         }
     }
 
-    async fn wait_until_ready(&self, on_ready: impl FnOnce() + Send) {
-        self.synced().await;
+    async fn report_ready(&self, on_ready: impl FnOnce() + Send) {
+        self.wait_for_cache_sync().await;
         if let Some(mut registered) = self.provisioner.registered.clone() {
-            // Where nobody can register any more, it never becomes ready.
+            // The sender is dropped: the driver will never be registered, so the provisioner never becomes
+            // ready.
             if registered.wait_for(|&registered| registered).await.is_err() {
-                tracing::warn!("the kubelet will not know the driver: its registration has ended");
+                tracing::warn!("not ready: the registration with the kubelet has ended");
                 std::future::pending::<()>().await;
             }
         }
         on_ready();
     }
 
-    /// The PersistentVolume of a claim's volume, if it is one of ours.
-    fn volume_of(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
+    /// The cached PersistentVolume of a claim's volume, if it is one of ours.
+    fn cached_volume(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
         let uid = claim.metadata.uid.as_deref()?;
         self.volumes.get(&ObjectRef::new(&format!("pvc-{uid}")))
     }
 
-    async fn claim(&self, claim: &PersistentVolumeClaim) -> Result<Action, ApplyError> {
-        self.synced().await;
+    async fn try_reconcile_claim(&self, claim: &PersistentVolumeClaim) -> Result<Action, ApplyError> {
+        self.wait_for_cache_sync().await;
         let applier = &self.provisioner.applier;
         let class = class_name(claim).and_then(|name| self.classes.get(&ObjectRef::new(name)));
-        let volume = self.volume_of(claim);
-        let seen = SeenClaim { claim, class: class.as_deref(), volume: volume.as_deref() };
+        let volume = self.cached_volume(claim);
+        let seen = ObservedClaim { claim, class: class.as_deref(), volume: volume.as_deref() };
         let uid = claim.metadata.uid.clone().unwrap_or_default();
-        let applied = match plan_claim(&applier.me, seen) {
+        let applied = match plan_claim(&applier.identity, seen) {
             ClaimAction::Provision(spec) => {
-                // It was given up here, and comes back: every time a bit later.
-                if let Some(time) = self.attempts.held(&uid) {
+                // This node was deselected and is selected again: retry with a growing delay.
+                if let Some(time) = self.retries.remaining_hold(&uid) {
                     return Ok(Action::requeue(time));
                 }
                 let Some(class) = &class else { return Ok(Action::await_change()) };
-                let give_up = self.attempts.failures(&uid) + 1 >= self.provisioner.config.give_up_after;
-                applier.provision(&spec, class, give_up).await?
+                let may_reschedule =
+                    self.retries.failure_count(&uid) + 1 >= self.provisioner.config.reschedule_after;
+                applier.provision_claim(&spec, class, may_reschedule).await?
             }
-            ClaimAction::TakeNode => {
-                let within = self.provisioner.config.take_within;
-                let held = self.attempts.held(&uid).unwrap_or_default();
-                match self.attempts.wait_for(&uid, || held.max(within.mul_f64(attempts::chance()))) {
+            ClaimAction::SelectNode => {
+                let within = self.provisioner.config.node_selection_delay;
+                let hold = self.retries.remaining_hold(&uid).unwrap_or_default();
+                match self
+                    .retries
+                    .remaining_wait(&uid, || hold.max(within.mul_f64(retry_tracker::random_fraction())))
+                {
                     Some(time) => return Ok(Action::requeue(time)),
-                    None => applier.take_node(claim).await?,
+                    None => applier.select_node(claim).await?,
                 }
-                // Whether it can be provisioned here will be seen: what has failed before isn't forgotten.
+                // Earlier failures are kept: whether the claim can be provisioned here is not known yet.
                 return Ok(Action::await_change());
             }
-            ClaimAction::Wait(refusal) => match self.attempts.wait_for(&uid, || HEARSAY) {
+            ClaimAction::Wait(rejection) => match self.retries.remaining_wait(&uid, || CACHE_GRACE_PERIOD) {
                 Some(time) => return Ok(Action::requeue(time)),
-                None => Applied::Refused(refusal),
+                None => ApplyOutcome::Rejected(rejection),
             },
-            ClaimAction::Refuse(refusal) => Applied::Refused(refusal),
-            ClaimAction::Ignore(ClaimIgnored::AwaitsNode) => return Ok(Action::await_change()),
-            ClaimAction::Ignore(_) => Applied::Done,
+            ClaimAction::Reject(rejection) => ApplyOutcome::Rejected(rejection),
+            ClaimAction::Ignore(ClaimIgnoreReason::WaitsForConsumer) => return Ok(Action::await_change()),
+            ClaimAction::Ignore(_) => ApplyOutcome::Done,
         };
         match applied {
-            Applied::Done => {
-                self.attempts.succeeded(&uid);
+            ApplyOutcome::Done => {
+                self.retries.record_success(&uid);
                 Ok(Action::await_change())
             }
-            Applied::GivenUp => {
-                self.attempts.given_up(&uid);
+            ApplyOutcome::Rescheduled => {
+                self.retries.record_reschedule(&uid);
                 Ok(Action::await_change())
             }
-            Applied::Refused(refusal) => Ok(self.refuse(claim, &uid, &refusal).await),
+            ApplyOutcome::Rejected(rejection) => Ok(self.reject_claim(claim, &uid, &rejection).await),
         }
     }
 
-    /// Tells a refusal, once, and waits for a change; what is refused for somebody else's object is looked at again.
-    async fn refuse(&self, claim: &PersistentVolumeClaim, uid: &str, refusal: &ClaimRefusal) -> Action {
-        let text = refusal.to_string();
-        if self.attempts.is_new(uid, &text) {
-            let about = about_claim(claim);
-            self.provisioner.applier.recorder.tell(&about, Reason::ProvisioningFailed, &text).await;
+    /// Emits a rejection once and waits for a change. A name conflict is retried, because it depends on
+    /// another object.
+    async fn reject_claim(
+        &self,
+        claim: &PersistentVolumeClaim,
+        uid: &str,
+        rejection: &ClaimRejection,
+    ) -> Action {
+        let text = rejection.to_string();
+        if self.retries.is_new_rejection(uid, &text) {
+            let about = claim_reference(claim);
+            self.provisioner
+                .applier
+                .recorder
+                .record_event(&about, EventReason::ProvisioningFailed, &text)
+                .await;
         }
-        match refusal {
-            ClaimRefusal::Taken { .. } => Action::requeue(self.provisioner.config.backoff.max),
+        match rejection {
+            ClaimRejection::NameConflict { .. } => Action::requeue(self.provisioner.config.backoff.max),
             _ => Action::await_change(),
         }
     }
 
-    async fn volume(&self, volume: &PersistentVolume) -> Result<Action, ApplyError> {
-        self.synced().await;
+    async fn try_reconcile_volume(&self, volume: &PersistentVolume) -> Result<Action, ApplyError> {
+        self.wait_for_cache_sync().await;
         let applier = &self.provisioner.applier;
         let uid = volume.metadata.uid.clone().unwrap_or_default();
-        match plan_volume(&applier.me, volume) {
+        match plan_volume(&applier.identity, volume) {
             VolumeAction::Delete(id) => {
-                applier.delete(volume, &id, self.living.has(id.claim_uid())).await?;
+                applier.delete_volume(volume, &id, self.live_claims.contains_uid(id.claim_uid())).await?;
             }
-            VolumeAction::Protect => applier.protect(volume).await?,
-            VolumeAction::Release => applier.unprotect(volume).await?,
+            VolumeAction::AddFinalizer => applier.add_finalizer(volume).await?,
+            VolumeAction::RemoveFinalizer => applier.remove_finalizer(volume).await?,
             VolumeAction::Ignore(_) => {}
-            VolumeAction::Refuse(refusal) => {
-                let text = refusal.to_string();
+            VolumeAction::Reject(rejection) => {
+                let text = rejection.to_string();
                 let name = volume.metadata.name.as_deref().unwrap_or_default();
-                if self.attempts.is_new(&uid, &text) {
-                    tracing::warn!(pv = name, "not deleting: {text}");
-                    let about = about_volume(volume);
-                    applier.recorder.tell(&about, Reason::VolumeFailedDelete, &text).await;
+                if self.retries.is_new_rejection(&uid, &text) {
+                    tracing::warn!(pv = name, "volume not deleted: {text}");
+                    let about = volume_reference(volume);
+                    applier.recorder.record_event(&about, EventReason::VolumeFailedDelete, &text).await;
                 }
                 return Ok(Action::await_change());
             }
         }
-        self.attempts.succeeded(&uid);
+        self.retries.record_success(&uid);
         Ok(Action::await_change())
     }
 }
 
-/// Whether people should hear of a failure: not of the API server's own troubles, which pass and would only be repeated.
+/// Whether a failure gets an event: temporary errors of the API server do not, because they are retried.
 fn is_worth_an_event(error: &ApplyError) -> bool {
     match error {
         ApplyError::Api { source, .. } => {
-            code(source).is_some_and(|code| (400..409).contains(&code) || code == 422)
+            status_code(source).is_some_and(|code| (400..409).contains(&code) || code == 422)
         }
         _ => true,
     }
 }
 
-async fn claim(claim: Arc<PersistentVolumeClaim>, world: Arc<World>) -> Result<Action, ApplyError> {
-    let done = caught(world.claim(&claim)).await;
+async fn reconcile_claim(
+    claim: Arc<PersistentVolumeClaim>,
+    context: Arc<ReconcileContext>,
+) -> Result<Action, ApplyError> {
+    let done = catch_panic(context.try_reconcile_claim(&claim)).await;
     if let Err(error) = &done
         && is_worth_an_event(error)
     {
-        let (recorder, about) = (&world.provisioner.applier.recorder, about_claim(&claim));
-        recorder.tell(&about, Reason::ProvisioningFailed, &chain(error)).await;
+        let (recorder, about) = (&context.provisioner.applier.recorder, claim_reference(&claim));
+        recorder.record_event(&about, EventReason::ProvisioningFailed, &format_chain(error)).await;
     }
     done
 }
 
-async fn volume(volume: Arc<PersistentVolume>, world: Arc<World>) -> Result<Action, ApplyError> {
-    let done = caught(world.volume(&volume)).await;
+async fn reconcile_volume(
+    volume: Arc<PersistentVolume>,
+    context: Arc<ReconcileContext>,
+) -> Result<Action, ApplyError> {
+    let done = catch_panic(context.try_reconcile_volume(&volume)).await;
     if let Err(error) = &done
         && is_worth_an_event(error)
     {
-        let (recorder, about) = (&world.provisioner.applier.recorder, about_volume(&volume));
-        recorder.tell(&about, Reason::VolumeFailedDelete, &chain(error)).await;
+        let (recorder, about) = (&context.provisioner.applier.recorder, volume_reference(&volume));
+        recorder.record_event(&about, EventReason::VolumeFailedDelete, &format_chain(error)).await;
     }
     done
 }
 
-/// Turns a panic into an error: a defect shall cost one object, not the node.
-async fn caught(work: impl Future<Output = Result<Action, ApplyError>>) -> Result<Action, ApplyError> {
+/// Turns a panic into an error: a bug must affect one object, not the node.
+async fn catch_panic(work: impl Future<Output = Result<Action, ApplyError>>) -> Result<Action, ApplyError> {
     let panicked = |payload: Box<dyn std::any::Any + Send>| {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -320,22 +344,30 @@ async fn caught(work: impl Future<Output = Result<Action, ApplyError>>) -> Resul
     AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(panicked)
 }
 
-fn claim_failed(claim: Arc<PersistentVolumeClaim>, error: &ApplyError, world: Arc<World>) -> Action {
-    let time = world.attempts.failed(claim.metadata.uid.as_deref().unwrap_or_default());
+fn claim_error_policy(
+    claim: Arc<PersistentVolumeClaim>,
+    error: &ApplyError,
+    context: Arc<ReconcileContext>,
+) -> Action {
+    let time = context.retries.record_failure(claim.metadata.uid.as_deref().unwrap_or_default());
     let name = claim.metadata.name.as_deref().unwrap_or_default();
-    tracing::warn!(claim = name, "can't provision, will try again in {time:?}: {}", chain(error));
+    tracing::warn!(claim = name, "provision claim: {}; retrying in {time:?}", format_chain(error));
     Action::requeue(time)
 }
 
-fn volume_failed(volume: Arc<PersistentVolume>, error: &ApplyError, world: Arc<World>) -> Action {
-    let time = world.attempts.failed(volume.metadata.uid.as_deref().unwrap_or_default());
+fn volume_error_policy(
+    volume: Arc<PersistentVolume>,
+    error: &ApplyError,
+    context: Arc<ReconcileContext>,
+) -> Action {
+    let time = context.retries.record_failure(volume.metadata.uid.as_deref().unwrap_or_default());
     let name = volume.metadata.name.as_deref().unwrap_or_default();
-    tracing::warn!(pv = name, "can't delete, will try again in {time:?}: {}", chain(error));
+    tracing::warn!(pv = name, "reconcile PersistentVolume: {}; retrying in {time:?}", format_chain(error));
     Action::requeue(time)
 }
 
-/// The objects that changed. That a watch failed was told, and it goes on by itself.
-fn changed<K>(
+/// The changed objects. Watch errors are dropped here: they were logged, and the watch retries.
+fn changed_objects<K>(
     events: impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send,
 ) -> impl Stream<Item = Result<ObjectRef<K>, watcher::Error>> + Send
 where
@@ -345,17 +377,18 @@ where
     objects.map(|object| Ok(ObjectRef::from_obj(&object)))
 }
 
-/// Runs a loop to its end. What failed was told where it happened; that an object was gone before its turn is no failure.
-async fn end<K>(
+/// Runs a loop to its end. Failures were logged where they happened; an object deleted before its turn is not
+/// a failure.
+async fn drain_outcomes<K>(
     outcomes: impl Stream<Item = Result<(ObjectRef<K>, Action), ControllerError<ApplyError, watcher::Error>>>,
 ) where
     K: kube::Resource<DynamicType = ()>,
 {
-    let tell = |outcome| {
+    let log_error = |outcome| {
         if let Err(ControllerError::RunnerError(error)) = outcome {
-            tracing::error!("the loop over the API's objects failed: {error}");
+            tracing::error!("control loop failed: {error}");
         }
         ready(())
     };
-    outcomes.for_each(tell).await;
+    outcomes.for_each(log_error).await;
 }

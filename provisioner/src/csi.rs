@@ -1,35 +1,39 @@
-//! The CSI node plugin: what gives a volume to a pod, and tells the kubelet that there is a driver.
+//! The CSI node plugin: mounts volumes into pods, and registers the driver with the kubelet.
 //!
-//! It makes and destroys no volumes: that is the [`VolumeStore`](crate::VolumeStore)'s. It has no controller service
-//! (volumes are made by the [`Provisioner`](crate::Provisioner) beside it), no staging, and no block volumes.
+//! It does not create or delete volumes: the [`Provisioner`](crate::Provisioner) does, in a
+//! [`VolumeStore`](crate::VolumeStore). So it has no controller service. It supports neither staging nor
+//! block volumes.
 //!
 //! ```text
-//!   kubelet ── plugins_registry/<driver>@reg.sock ── registration: here is a driver, and there is its socket
+//!   kubelet ── plugins_registry/<driver>@reg.sock ── registration: the driver's name and the path of csi.sock
 //!      │
 //!      └────── plugins/<driver>/csi.sock ─────────── node: publish, unpublish, stats
-//!                                                      │
-//!                     OpenVolume::open ── descriptor ──┴── Mounts::mount ── pods/<uid>/volumes/…/mount
+//!                                               │
+//!              OpenVolume::open ── descriptor ──┴── VolumeMounter::mount ── pods/<uid>/volumes/…/mount
 //! ```
 //!
-//! # Duties
-//! - Every RPC parses its volume id into a [`VolumeId`](crate::VolumeId) and its path into a [`Target`]: nothing else
-//!   ever reaches the disk. Volumes are bound by descriptor, targets are reached beneath the kubelet's directory without
-//!   following a symbolic link.
-//! - A publish that is repeated, also after a restart of the kubelet or of this program, finds the mount and leaves it.
-//! - What is under way for a volume makes a second call for it fail with `ABORTED`; the kubelet comes again.
-//! - A pod's mount has `nosuid` and `nodev` unless the PersistentVolume's `mountOptions` say `suid` or `dev`. It has no
-//!   `noexec` unless they say so: runc before 1.2 lets a container's mount inherit the flags of the host's, so that
-//!   nothing in the volume could be executed. Later ones use the container's own flags.
+//! # Behaviour
+//! - Every RPC parses its volume id into a [`VolumeId`](crate::VolumeId) and its path into a [`TargetPath`]:
+//!   no other text reaches the file system. Volumes are bind-mounted by descriptor; target paths are opened
+//!   beneath the kubelet's directory without following symbolic links.
+//! - A repeated publish, also after a restart of the kubelet or of this program, finds the mount and keeps
+//!   it.
+//! - While a call for a volume is in flight, a second one fails with `ABORTED`; the kubelet retries.
+//! - A pod's mount has `nosuid` and `nodev` unless the PersistentVolume's `mountOptions` contain `suid` or
+//!   `dev`. It has `noexec` only if they contain it: with runc before 1.2, a container's mount inherits the
+//!   flags of the host's, so that no file in the volume could be executed. Later versions use the container's
+//!   flags.
 //!
-//! # Where it comes from
-//! Monogon's `metropolis/node/kubernetes/csi.go`; the CSI specification 1.13; the kubelet's `pluginregistration` v1.
+//! # Origin
+//! Monogon's `metropolis/node/kubernetes/csi.go`; the CSI specification 1.13; the kubelet's
+//! `pluginregistration` v1.
 
 mod guard;
 mod identity;
-mod locks;
-mod mounts;
+mod in_flight;
+mod mounter;
 mod node;
-mod os_mounts;
+mod os_mounter;
 mod plugin;
 #[cfg(not(feature = "testing"))]
 mod proto;
@@ -40,12 +44,12 @@ mod request;
 mod socket;
 mod stats;
 mod sys;
-mod target;
+mod target_path;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use mounts::{Conflict, FileId, MountError, MountFlags, Mounted, Mounts};
-pub use os_mounts::OsMounts;
-pub use plugin::{Plugin, PluginDeps, PluginError};
+pub use mounter::{FileId, MountError, MountFlags, TargetConflict, TargetMount, VolumeMounter};
+pub use os_mounter::OsMounter;
+pub use plugin::{NodePlugin, PluginDeps, PluginError};
 pub use socket::SocketError;
-pub use target::{Target, TargetError};
+pub use target_path::{TargetError, TargetPath};

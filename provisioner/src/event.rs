@@ -1,4 +1,4 @@
-//! The events that people see on claims and volumes.
+//! Kubernetes events on claims and volumes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,34 +11,36 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 
-use crate::in_time::in_time;
-use crate::plan::Identity;
-use crate::step::{Step, Steps};
+use crate::api_timeout::with_timeout;
+use crate::plan::ProvisionerIdentity;
+use crate::step::{StepRunner, VolumeStep};
 
-/// Longest note of an event, in bytes. *Source:* the API's validation of `events.k8s.io/v1`.
+/// Maximum length of an event's note in bytes. *Source:* the API's validation of `events.k8s.io/v1`.
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// Longest reporting instance, in bytes. *Source:* as above.
+/// Maximum length of the reporting instance in bytes. *Source:* as above.
 const MAX_INSTANCE_BYTES: usize = 128;
 
-/// Longest part of an event's name that is the object's; the rest is a number that makes it unique.
+/// Maximum length of the object's name in an event's name, in bytes; the rest is a number that makes it
+/// unique.
 const MAX_NAME_BYTES: usize = 200;
 
-/// How many events are known well enough to be counted up instead of written again.
-const MAX_KNOWN: usize = 512;
+/// How many recent events are remembered, so that a repetition updates their series instead of creating a new
+/// event.
+const MAX_RECENT_EVENTS: usize = 512;
 
-/// Where the events of objects without a namespace are.
+/// Namespace of the events about objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// What is told, and on which object.
+/// The reason of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Reason {
+pub(crate) enum EventReason {
     ProvisioningSucceeded,
     ProvisioningFailed,
     VolumeFailedDelete,
 }
 
-impl Reason {
+impl EventReason {
     fn as_str(self) -> &'static str {
         match self {
             Self::ProvisioningSucceeded => "ProvisioningSucceeded",
@@ -47,14 +49,14 @@ impl Reason {
         }
     }
 
-    fn action(self) -> &'static str {
+    fn event_action(self) -> &'static str {
         match self {
             Self::ProvisioningSucceeded | Self::ProvisioningFailed => "Provision",
             Self::VolumeFailedDelete => "Delete",
         }
     }
 
-    fn kind(self) -> &'static str {
+    fn event_type(self) -> &'static str {
         match self {
             Self::ProvisioningSucceeded => "Normal",
             Self::ProvisioningFailed | Self::VolumeFailedDelete => "Warning",
@@ -62,75 +64,82 @@ impl Reason {
     }
 }
 
-/// Writes events. The same note on the same object is written once and then counted up.
-pub(crate) struct Recorder {
+/// Records events. Repetitions of the same note on the same object update one event's series.
+pub(crate) struct EventRecorder {
     client: Client,
     controller: String,
     instance: String,
-    steps: Steps,
-    known: Mutex<HashMap<Key, Known>>,
+    steps: StepRunner,
+    recent_events: Mutex<HashMap<EventKey, RecentEvent>>,
 }
 
-type Key = (Option<String>, Reason, String);
+type EventKey = (Option<String>, EventReason, String);
 
 #[derive(Clone)]
-struct Known {
+struct RecentEvent {
     name: String,
     count: i32,
     last: Timestamp,
 }
 
-impl Recorder {
-    pub(crate) fn new(client: Client, me: &Identity, steps: Steps) -> Self {
+impl EventRecorder {
+    pub(crate) fn new(client: Client, identity: &ProvisionerIdentity, steps: StepRunner) -> Self {
         Self {
             client,
-            controller: me.driver.to_string(),
-            instance: cut(me.node.as_str(), MAX_INSTANCE_BYTES).to_owned(),
+            controller: identity.driver.to_string(),
+            instance: truncate_bytes(identity.node.as_str(), MAX_INSTANCE_BYTES).to_owned(),
             steps,
-            known: Mutex::default(),
+            recent_events: Mutex::default(),
         }
     }
 
-    /// Tells it. An event is for people to read: one that can't be written is logged, and nothing else fails for it.
-    pub(crate) async fn tell(&self, about: &ObjectReference, reason: Reason, note: &str) {
-        let note = cut(note, MAX_NOTE_BYTES);
-        if let Err(error) = self.steps.wait(Step::PostEvent, self.write(about, reason, note)).await {
+    /// Records an event. Events are informational: a failure to write one is logged, and nothing else fails.
+    pub(crate) async fn record_event(&self, about: &ObjectReference, reason: EventReason, note: &str) {
+        let note = truncate_bytes(note, MAX_NOTE_BYTES);
+        if let Err(error) =
+            self.steps.run_async(VolumeStep::CreateEvent, self.write_event(about, reason, note)).await
+        {
             let object = about.name.as_deref().unwrap_or_default();
-            tracing::warn!(object, reason = reason.as_str(), note, "can't write an event: {error}");
+            tracing::warn!(object, reason = reason.as_str(), note, "record event: {error}");
         }
     }
 
-    async fn write(&self, about: &ObjectReference, reason: Reason, note: &str) -> Result<(), kube::Error> {
+    async fn write_event(
+        &self,
+        about: &ObjectReference,
+        reason: EventReason,
+        note: &str,
+    ) -> Result<(), kube::Error> {
         let namespace = about.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let (key, now) = ((about.uid.clone(), reason, note.to_owned()), Timestamp::now());
-        let known = self.known().get(&key).cloned();
+        let known = self.recent_events().get(&key).cloned();
         let known = match known {
-            Some(known) => match again(&events, &known, now).await {
-                // The API server forgets events after an hour.
+            Some(known) => match update_series(&events, &known, now).await {
+                // The API server deletes events after an hour.
                 Err(kube::Error::Api(status)) if status.code == 404 => {
-                    self.first(&events, about, reason, note).await?
+                    self.create_event(&events, about, reason, note).await?
                 }
-                again => again?,
+                updated => updated?,
             },
-            None => self.first(&events, about, reason, note).await?,
+            None => self.create_event(&events, about, reason, note).await?,
         };
-        self.remember(key, known);
+        self.remember_event(key, known);
         Ok(())
     }
 
-    async fn first(
+    async fn create_event(
         &self,
         events: &Api<Event>,
         about: &ObjectReference,
-        reason: Reason,
+        reason: EventReason,
         note: &str,
-    ) -> Result<Known, kube::Error> {
+    ) -> Result<RecentEvent, kube::Error> {
         let now = Timestamp::now();
-        let object = cut(about.name.as_deref().unwrap_or_default(), MAX_NAME_BYTES);
+        let object = truncate_bytes(about.name.as_deref().unwrap_or_default(), MAX_NAME_BYTES);
         let name = format!("{object}.{:x}", now.as_nanosecond());
         let event = Event {
-            action: Some(reason.action().to_owned()),
+            action: Some(reason.event_action().to_owned()),
             event_time: Some(MicroTime(now)),
             metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
             note: Some(note.to_owned()),
@@ -138,44 +147,48 @@ impl Recorder {
             regarding: Some(about.clone()),
             reporting_controller: Some(self.controller.clone()),
             reporting_instance: Some(self.instance.clone()),
-            type_: Some(reason.kind().to_owned()),
+            type_: Some(reason.event_type().to_owned()),
             ..Event::default()
         };
-        in_time(events.create(&PostParams::default(), &event)).await?;
-        Ok(Known { name, count: 1, last: now })
+        with_timeout(events.create(&PostParams::default(), &event)).await?;
+        Ok(RecentEvent { name, count: 1, last: now })
     }
 
-    fn remember(&self, key: Key, event: Known) {
-        let mut known = self.known();
-        if known.len() >= MAX_KNOWN && !known.contains_key(&key) {
+    fn remember_event(&self, key: EventKey, event: RecentEvent) {
+        let mut known = self.recent_events();
+        if known.len() >= MAX_RECENT_EVENTS && !known.contains_key(&key) {
             let oldest = known.iter().min_by_key(|(_, event)| event.last).map(|(key, _)| key.clone());
             oldest.map(|key| known.remove(&key));
         }
         known.insert(key, event);
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn recent_events(&self) -> std::sync::MutexGuard<'_, HashMap<EventKey, RecentEvent>> {
+        self.recent_events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts up an event that was written before.
-async fn again(events: &Api<Event>, known: &Known, now: Timestamp) -> Result<Known, kube::Error> {
+/// Increments the series of an existing event.
+async fn update_series(
+    events: &Api<Event>,
+    known: &RecentEvent,
+    now: Timestamp,
+) -> Result<RecentEvent, kube::Error> {
     let count = known.count.saturating_add(1);
     let series = EventSeries { count, last_observed_time: MicroTime(now) };
     let patch = Patch::Merge(serde_json::json!({ "series": series }));
-    in_time(events.patch(&known.name, &PatchParams::default(), &patch)).await?;
-    Ok(Known { name: known.name.clone(), count, last: now })
+    with_timeout(events.patch(&known.name, &PatchParams::default(), &patch)).await?;
+    Ok(RecentEvent { name: known.name.clone(), count, last: now })
 }
 
-/// The beginning of a text, at most so many bytes of it.
-fn cut(text: &str, max: usize) -> &str {
+/// Truncates a text to at most `max` bytes.
+fn truncate_bytes(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]
 }
 
-impl fmt::Debug for Recorder {
+impl fmt::Debug for EventRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorder").field("instance", &self.instance).finish_non_exhaustive()
+        f.debug_struct("EventRecorder").field("instance", &self.instance).finish_non_exhaustive()
     }
 }

@@ -1,65 +1,65 @@
-//! Volumes in use, which must not be destroyed.
+//! Protection of volumes in use from deletion.
 
 use std::fmt;
 
 use crate::id::VolumeId;
-use crate::store::Cause;
+use crate::store::BoxError;
 
-/// Keeps a volume from being destroyed while somebody uses it, and from being used while it is destroyed.
+/// Prevents the deletion of a volume in use, and the use of a volume being deleted.
 ///
-/// That a claim and its pod are gone from the API says nothing of this node: a pod that was deleted by force, or while the
-/// node was away, may still run.
+/// The absence of a claim and its pod from the API does not prove that the volume is unused: a pod that was
+/// deleted by force, or while the node was unreachable, may still run here.
 ///
 /// # Contract
 /// - [`reserve`](Self::reserve) fails for as long as the volume is in use.
-/// - While what it has returned lives, nobody begins to use the volume.
-/// - A volume that doesn't exist isn't in use.
-/// - Calls block for as long as the kernel takes, and may be made at the same time.
+/// - While the returned reservation exists, no new use of the volume starts.
+/// - A volume that does not exist is not in use.
+/// - Calls block for as long as the kernel takes, and may be concurrent.
 pub trait VolumeGuard: Send + Sync + fmt::Debug {
-    /// Takes a volume that is about to be destroyed.
+    /// Reserves a volume for deletion.
     ///
     /// # Errors
-    /// [`GuardError::InUse`], or [`GuardError::Look`]; a retry can help with both.
-    fn reserve(&self, id: &VolumeId) -> Result<Reservation, GuardError>;
+    /// [`GuardError::InUse`] or [`GuardError::Inspect`]; a retry can help with both.
+    fn reserve(&self, id: &VolumeId) -> Result<VolumeReservation, GuardError>;
 }
 
-/// A volume is about to be destroyed, until this is dropped.
-pub struct Reservation {
+/// Reserves a volume for deletion until it is dropped.
+pub struct VolumeReservation {
     _held: Box<dyn Send>,
 }
 
-impl Reservation {
-    /// One that ends with what it holds.
+impl VolumeReservation {
+    /// A reservation that drops the given value when it ends.
     pub fn new(held: impl Send + 'static) -> Self {
         Self { _held: Box::new(held) }
     }
 }
 
-impl fmt::Debug for Reservation {
+impl fmt::Debug for VolumeReservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reservation")
+        f.write_str("VolumeReservation")
     }
 }
 
-/// Why a volume can't be destroyed now.
+/// Why a volume cannot be deleted now.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError {
-    /// Somebody uses it. A retry helps once they have ended.
+    /// The volume is in use. A retry helps once it is not.
     #[error("volume {id} is in use on this node ({by}); nothing was deleted")]
     InUse {
         /// The volume.
         id: VolumeId,
-        /// Who, or where.
+        /// The user, or the mount point.
         by: String,
     },
-    /// It could not be told.
-    #[error("look whether volume {id} is in use")]
-    Look {
+    /// Checking whether the volume is in use failed.
+    #[error("check whether volume {id} is in use")]
+    Inspect {
         /// The volume.
         id: VolumeId,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
 }

@@ -1,29 +1,30 @@
-//! The identity of a volume: what its directory, its PersistentVolume and its handle are called.
+//! The id of a volume: the name of its directory and its PersistentVolume, and its CSI handle.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What a [`VolumeId`] begins with.
+/// Prefix of each [`VolumeId`].
 const PREFIX: &str = "pvc-";
 
-/// Where a UUID in its canonical form has hyphens.
+/// Positions of the hyphens in a canonical UUID.
 const HYPHENS: [usize; 4] = [8, 13, 18, 23];
 
-/// Bytes of a UUID in its canonical form.
+/// Length of a canonical UUID in bytes.
 const UUID_BYTES: usize = 36;
 
-/// Most bytes of a refused text that an error repeats: a handle may be as long as its sender likes.
+/// Maximum bytes of a rejected text in an error: a handle has any length that its sender chose.
 const SHOWN_BYTES: usize = 64;
 
-/// Identifies a volume: `pvc-` and the UID of its claim, in lower case, as in `pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f`.
+/// Identifies a volume: `pvc-` and the UID of its claim, in lower case, as in
+/// `pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f`.
 ///
-/// Exactly 40 bytes of `a-z`, `0-9` and `-`: it can be the name of a directory, of an object and of a metric's label, and
-/// can't be `.`, `..`, empty, absolute, or a path. There is no other way to name a volume, so a handle from outside
-/// either is one of these or names nothing.
+/// Exactly 40 bytes of `a-z`, `0-9` and `-`: it is valid as the name of a directory and of an object and as
+/// the value of a metric's label, and cannot be `.`, `..`, empty, absolute, or a path. Volumes have no other
+/// name, so a handle from outside either is a `VolumeId` or is invalid.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(String);
 
-/// A text is not the id of a volume.
+/// A text is not a volume id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid volume id {shown:?}: expected pvc- and a lower-case UUID")]
 pub struct VolumeIdError {
@@ -34,7 +35,7 @@ impl VolumeId {
     /// The volume of the claim with this UID.
     ///
     /// # Errors
-    /// The UID is no UUID in its canonical, lower-case form; the API server makes no others.
+    /// The UID is not a canonical, lower-case UUID, the only form that the API server generates.
     pub fn from_uid(uid: &str) -> Result<Self, VolumeIdError> {
         match is_uuid(uid) {
             true => Ok(Self(format!("{PREFIX}{uid}"))),
@@ -42,12 +43,12 @@ impl VolumeId {
         }
     }
 
-    /// The id as text: the name of the directory, of the PersistentVolume, and the CSI handle.
+    /// The id as text: the name of the directory and of the PersistentVolume, and the CSI handle.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The UID of the claim that the volume was made for.
+    /// The UID of the claim that the volume was created for.
     pub fn claim_uid(&self) -> &str {
         &self.0[PREFIX.len()..]
     }
@@ -100,7 +101,7 @@ mod tests {
     const UID: &str = "9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f";
 
     #[test]
-    fn an_id_is_the_claims_uid() {
+    fn a_volume_id_contains_the_claim_uid() {
         let id = VolumeId::from_uid(UID).expect("a UID");
         assert_eq!(id.as_str(), format!("pvc-{UID}"));
         assert_eq!(id.claim_uid(), UID);
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_could_be_a_path_is_an_id() {
+    fn no_path_is_a_volume_id() {
         let long = "x".repeat(4096);
         let nul = format!("pvc-{}\0", &UID[..35]);
         let dots = format!("pvc-{}/..", &UID[..33]);
@@ -125,13 +126,13 @@ mod tests {
 
     #[test]
     fn an_error_repeats_only_the_beginning_of_a_long_handle() {
-        let error = "é".repeat(2048).parse::<VolumeId>().expect_err("no id");
+        let error = "é".repeat(2048).parse::<VolumeId>().expect_err("not an id");
         assert!(error.to_string().len() < 200, "{error}");
     }
 
     proptest! {
         #[test]
-        fn any_text_is_an_id_that_prints_as_it_or_is_none(text in "(pvc-)?[0-9a-f-]{30,40}|.*") {
+        fn a_parsed_volume_id_prints_as_its_text(text in "(pvc-)?[0-9a-f-]{30,40}|.*") {
             if let Ok(id) = text.parse::<VolumeId>() {
                 prop_assert_eq!(id.as_str(), text.as_str());
                 prop_assert!(text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'));

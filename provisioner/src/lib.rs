@@ -1,76 +1,99 @@
-//! Per-node volumes for Kubernetes: claim in, directory with a quota and PersistentVolume out, and back.
+//! A Kubernetes volume provisioner that runs on each node: it creates a directory with a project quota and a
+//! PersistentVolume for each claim scheduled to the node, and deletes both after the claim is deleted.
 //!
-//! It has no central controller and elects nobody: each node serves the claims that are placed on it. It makes no block
-//! volumes, no snapshots and no clones, and refuses claims that ask for them; it never makes an empty volume for a restore.
+//! It has no central controller and no leader election: each node serves the claims scheduled to it. It does
+//! not support block volumes, snapshots or clones, and rejects claims that ask for them; it never creates an
+//! empty volume for a restore.
 //!
 //! ```text
-//!  claims ─┐                      ┌─ VolumeStore: a directory, born with its limits
+//!  claims ─┐                      ┌─ VolumeStore: a directory, created with its limits
 //!  classes ├─▶ plan (pure) ─▶ apply ─ PersistentVolume: one POST, complete
 //!  volumes ┘                      └─ event: ProvisioningSucceeded, ProvisioningFailed, VolumeFailedDelete
 //! ```
 //!
-//! A claim of a driver and a node is provisioned, and a released volume of both is destroyed:
+//! This program provisions the claims of one driver on one node, and deletes its released volumes:
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use nodekeel_fsquota::QuotaSetter;
-//! use nodekeel_localstorage::Dir;
-//! use nodekeel_provisioner::{Config, Deps, DirStore, DriverName, FINALIZER, Identity, NodeName, Provisioner};
 //!
-//! # fn example(client: kube::Client, quota: Arc<dyn QuotaSetter>) -> Result<Provisioner, Box<dyn std::error::Error>> {
-//! let identity = Identity {
-//!     driver: DriverName::try_new("volumes.example.org")?,
-//!     node: NodeName::try_new("node-a")?,
-//!     finalizer: Some(FINALIZER.to_owned()),
+//! use nodekeel_fsquota::ProjectQuota;
+//! use nodekeel_localstorage::Dir;
+//! use nodekeel_provisioner::{
+//!     Deps, DirStore, DriverName, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity,
 //! };
-//! let store = Arc::new(DirStore::new(Dir::open("/data/volumes")?, quota)?);
-//! let deps = Deps { client, store, meter: Arc::new(()), guard: None, registered: None, hook: None };
-//! // It is a `Runnable`: give it to a supervisor, or run it by itself with `run_until`.
-//! Ok(Provisioner::new(Config::new(identity), deps))
-//! # }
+//! use tokio_util::sync::CancellationToken;
+//!
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let identity = ProvisionerIdentity {
+//!         driver: DriverName::try_new("volumes.example.org")?,
+//!         node: NodeName::try_new("node-a")?,
+//!         finalizer: Some(FINALIZER.to_owned()),
+//!     };
+//!     let path = std::path::Path::new("/var/lib/nodekeel");
+//!     let quota = match ProjectQuota::open(path) {
+//!         Ok(quota) => Arc::new(quota),
+//!         Err(error) => {
+//!             // Names what is missing: the directory, root, or the mount option.
+//!             println!("{error}");
+//!             return Ok(());
+//!         }
+//!     };
+//!     let store = Arc::new(DirStore::new(Dir::open(path)?, quota)?);
+//!     // From $KUBECONFIG, ~/.kube/config, or the pod's service account.
+//!     let client = kube::Client::try_default().await?;
+//!     let deps = Deps { client, store, metrics: Arc::new(()), guard: None, registered: None, hook: None };
+//!
+//!     // Or give it to a supervisor: it is a `Runnable`.
+//!     let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
+//!     let Err(error) = provisioner.run_until(CancellationToken::new(), || println!("ready")).await;
+//!     println!("{error}");
+//!     Ok(())
+//! }
 //! ```
 //!
-//! # How it behaves
-//! - A volume is named after its claim's UID and nothing else ([`VolumeId`]). What comes from outside either is such a name or
-//!   names nothing, so no handle reaches another volume, or a path.
-//! - A PersistentVolume is ours only if driver, annotation, affinity to this node alone, handle, name and claim agree. Before
-//!   one is destroyed, it and its claim are read from the API server again, and the act is logged. What disagrees is passed over
-//!   without an event: were it told, each node would tell it, of volumes of others too.
-//! - Before a volume is made, its claim is read again: a cache that lags makes no second one.
-//! - What fails is tried again after 1 s, doubled up to 5 min, for each object by itself; what is refused is told once and not
-//!   tried until it changes.
-//! - What is mounted on this node is not destroyed, whatever the API says of its pod and its claim.
-//! - Everything can be killed anywhere. Volumes whose claim went before they were handed out are swept, if the store finds
-//!   nothing in them.
+//! # Behaviour
+//! - A volume is named only after its claim's UID ([`VolumeId`]). A handle from outside either is such a name
+//!   or is rejected, so no handle reaches another volume, or a path.
+//! - A PersistentVolume is ours only if its driver, annotation, affinity to this node alone, handle, name and
+//!   claim agree. Before the provisioner deletes one, it reads the volume and its claim from the API server
+//!   again, and logs the deletion. Volumes of another driver or node are skipped without an event; otherwise
+//!   every node would emit one for every other node's volumes.
+//! - Before it creates a volume, it reads the claim again: a stale cache causes no second volume.
+//! - A failure is retried after 1 s, doubled up to 5 min, for each object separately. A rejection emits one
+//!   event and is not retried until the object changes.
+//! - A volume mounted on this node is not deleted, whatever the API says of its pod and its claim.
+//! - The process can be killed at any point. Volumes whose claim was deleted before they were published are
+//!   swept, if the store finds them empty.
 //!
 //! # Bring your own
-//! - [`VolumeStore`]: where volumes live. `testing::conformance` checks yours; [`DirStore`] is ours.
-//! - [`VolumeGuard`]: which volumes are in use. The CSI node plugin knows by its mounts.
-//! - [`Meter`]: what is counted.
+//! - [`VolumeStore`]: where volumes are stored. `testing::conformance` checks an implementation; [`DirStore`]
+//!   ships with it.
+//! - [`VolumeGuard`]: which volumes are in use. The CSI node plugin implements it by looking at mounts.
+//! - [`VolumeMetrics`]: receives counts and durations.
 //!
 //! # Features
 //! - `csi`: the CSI node plugin.
-//! - `metrics`: a [`Meter`] over a Prometheus registry.
-//! - `testing`: a store and an API server in memory, objects, and the store's contract as a check.
+//! - `metrics`: [`VolumeMetrics`] in a Prometheus registry.
+//! - `testing`: a store and an API server in memory, sample objects, and the conformance suite for stores.
 //!
-//! # Where it comes from
-//! Monogon's `provisioner.go` (one agent per node, quotas on directories), without its holes: unchecked handles, blind
-//! dereferences, no backoff, deletion that blocks everything. What others expect of a provisioner (annotations, finalizer, event
-//! reasons, metrics) is that of the external-provisioner.
+//! # Origin
+//! Monogon's `provisioner.go` (one agent per node, quotas on directories), without its defects: unchecked
+//! handles, unchecked dereferences, no backoff, deletion that blocks everything. Annotations, finalizer,
+//! event reasons and metrics are those of the external-provisioner.
 
+mod api_timeout;
 mod apply;
-mod chain;
 mod controller;
 #[cfg(feature = "csi")]
 pub mod csi;
 mod dir_store;
+mod error_chain;
 mod event;
 mod guard;
 mod id;
-mod in_time;
-mod locks;
 mod manifest;
-mod meter;
+mod metrics;
 mod name;
 mod plan;
 mod provisioner;
@@ -79,21 +102,22 @@ mod step;
 mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod volume_locks;
 
 pub use dir_store::{DirStore, DirStoreError, DirStoreOptions};
-pub use guard::{GuardError, Reservation, VolumeGuard};
+pub use guard::{GuardError, VolumeGuard, VolumeReservation};
 pub use id::{VolumeId, VolumeIdError};
-pub use manifest::manifest;
-pub use meter::Meter;
+pub use manifest::build_persistent_volume;
 #[cfg(feature = "metrics")]
-pub use meter::PrometheusMeter;
+pub use metrics::PrometheusMetrics;
+pub use metrics::VolumeMetrics;
 pub use name::{DriverName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NameError, NodeName};
 pub use plan::{
-    BETA_STORAGE_PROVISIONER, ClaimAction, ClaimIgnored, ClaimRefusal, FINALIZER, HOSTNAME, Identity,
-    PROVISIONED_BY, Reclaim, SELECTED_NODE, STORAGE_PROVISIONER, SeenClaim, SizeError, VolumeAction,
-    VolumeIgnored, VolumeRefusal, VolumeSpec, plan_claim, plan_volume,
+    BETA_STORAGE_PROVISIONER, ClaimAction, ClaimIgnoreReason, ClaimRejection, FINALIZER, HOSTNAME,
+    ObservedClaim, PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER,
+    SizeError, VolumeAction, VolumeIgnoreReason, VolumeRejection, VolumeSpec, plan_claim, plan_volume,
 };
-pub use provisioner::{Config, Deps, Provisioner, RunError};
+pub use provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
 pub use quantity::QuantityError;
-pub use step::{Hook, Moment, Step};
-pub use store::{Cause, OpenVolume, StoreError, VolumeStore, VolumeUsage};
+pub use step::{StepHook, StepMoment, VolumeStep};
+pub use store::{BoxError, OpenVolume, StoreError, VolumeStore, VolumeUsage};

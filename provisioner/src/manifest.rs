@@ -1,4 +1,4 @@
-//! The PersistentVolume of a volume.
+//! Builds the PersistentVolume of a volume.
 
 use std::collections::BTreeMap;
 
@@ -8,38 +8,41 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::plan::{HOSTNAME, Identity, PROVISIONED_BY, Reclaim, VolumeSpec};
+use crate::plan::{HOSTNAME, PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, VolumeSpec};
 use crate::quantity;
 
-/// The PersistentVolume to post for a volume.
+/// Builds the PersistentVolume to create for a volume.
 ///
-/// It is complete: its reference to the claim has the UID, so nothing has to be added when it is bound, and the finalizer
-/// is on it from the start. A volume that is kept has no finalizer, because its object may go while its data stay.
-pub fn manifest(me: &Identity, volume: &VolumeSpec) -> PersistentVolume {
+/// It is complete: its reference to the claim has the UID, so binding adds nothing, and it has the finalizer
+/// from the start. A retained volume has no finalizer, because its object may be deleted while its data stay.
+pub fn build_persistent_volume(identity: &ProvisionerIdentity, volume: &VolumeSpec) -> PersistentVolume {
     PersistentVolume {
         metadata: ObjectMeta {
             name: Some(volume.id.to_string()),
-            annotations: Some(BTreeMap::from([(PROVISIONED_BY.to_owned(), me.driver.to_string())])),
-            finalizers: me
+            annotations: Some(BTreeMap::from([(PROVISIONED_BY.to_owned(), identity.driver.to_string())])),
+            finalizers: identity
                 .finalizer
                 .clone()
-                .filter(|_| volume.reclaim == Reclaim::Delete)
+                .filter(|_| volume.reclaim_policy == ReclaimPolicy::Delete)
                 .map(|ours| vec![ours]),
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeSpec {
             access_modes: Some(volume.access_modes.clone()),
-            capacity: Some(BTreeMap::from([("storage".to_owned(), quantity::print(volume.capacity.0))])),
-            claim_ref: Some(volume.claim.clone()),
+            capacity: Some(BTreeMap::from([(
+                "storage".to_owned(),
+                quantity::format_quantity(volume.capacity.0),
+            )])),
+            claim_ref: Some(volume.claim_ref.clone()),
             csi: Some(CSIPersistentVolumeSource {
-                driver: me.driver.to_string(),
+                driver: identity.driver.to_string(),
                 volume_handle: volume.id.to_string(),
                 ..CSIPersistentVolumeSource::default()
             }),
             mount_options: Some(volume.mount_options.clone()).filter(|options| !options.is_empty()),
-            node_affinity: Some(bound_to(me)),
-            persistent_volume_reclaim_policy: Some(volume.reclaim.as_str().to_owned()),
-            storage_class_name: Some(volume.class.clone()),
+            node_affinity: Some(node_affinity(identity)),
+            persistent_volume_reclaim_policy: Some(volume.reclaim_policy.as_str().to_owned()),
+            storage_class_name: Some(volume.storage_class.clone()),
             volume_mode: Some("Filesystem".to_owned()),
             ..PersistentVolumeSpec::default()
         }),
@@ -47,12 +50,12 @@ pub fn manifest(me: &Identity, volume: &VolumeSpec) -> PersistentVolume {
     }
 }
 
-/// Where the volume is: on this node and no other.
-fn bound_to(me: &Identity) -> VolumeNodeAffinity {
+/// Affinity to this node alone.
+fn node_affinity(identity: &ProvisionerIdentity) -> VolumeNodeAffinity {
     let expression = NodeSelectorRequirement {
         key: HOSTNAME.to_owned(),
         operator: "In".to_owned(),
-        values: Some(vec![me.node.to_string()]),
+        values: Some(vec![identity.node.to_string()]),
     };
     let term = NodeSelectorTerm { match_expressions: Some(vec![expression]), match_fields: None };
     VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: vec![term] }) }

@@ -1,47 +1,47 @@
-//! The names that a provisioner goes by: its driver's and its node's.
+//! Names of the driver and of the node.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Longest name of a driver, in bytes. *Source:* CSI specification, `GetPluginInfoResponse.name`.
+/// Maximum length of a driver name in bytes. *Source:* CSI specification, `GetPluginInfoResponse.name`.
 pub const MAX_DRIVER_NAME_BYTES: usize = 63;
 
-/// Longest name of a node, in bytes. *Source:* Kubernetes object names (DNS subdomain).
+/// Maximum length of a node name in bytes. *Source:* Kubernetes object names (DNS subdomain).
 pub const MAX_NODE_NAME_BYTES: usize = 253;
 
-/// Why a text is no name.
+/// Why a text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// The driver name is no domain-style name of at most [`MAX_DRIVER_NAME_BYTES`].
+    /// The driver name is not a domain name of at most [`MAX_DRIVER_NAME_BYTES`].
     #[error(
         "invalid driver name {name:?}: use a lower-case domain of at most 63 bytes, such as volumes.example.org"
     )]
     Driver {
-        /// The name as it was given.
+        /// The given name.
         name: String,
     },
-    /// The node name is not one that a Kubernetes node can have.
+    /// The node name is not a valid Kubernetes node name.
     #[error("invalid node name {name:?}: use the lower-case name under which the node registers")]
     Node {
-        /// The name as it was given.
+        /// The given name.
         name: String,
     },
 }
 
-/// The one name by which claims, volumes, classes and the kubelet know this driver.
+/// The driver's name, as claims, volumes, classes and the kubelet use it.
 ///
-/// Domain-style: labels of `a-z`, `0-9` and `-`, joined by dots, each beginning and ending with a letter or a digit;
-/// at most 63 bytes. Everything that has to agree on it (annotations, the CSI source, `CSIDriver`, the socket's name)
-/// is made from one value of this type.
+/// A domain name: labels of `a-z`, `0-9` and `-`, joined by dots, each starting and ending with a letter or a
+/// digit; at most 63 bytes. Everything that must agree on it (annotations, the CSI source, `CSIDriver`, the
+/// socket's name) is derived from one value of this type.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverName(String);
 
 impl DriverName {
-    /// Checks a name.
+    /// Validates a name.
     ///
     /// # Errors
-    /// [`NameError::Driver`]: it isn't domain-style, or too long.
+    /// [`NameError::Driver`]: not a domain name, or too long.
     pub fn try_new(name: impl Into<String>) -> Result<Self, NameError> {
         let name = name.into();
         match is_domain(&name, MAX_DRIVER_NAME_BYTES) {
@@ -56,15 +56,15 @@ impl DriverName {
     }
 }
 
-/// The name of the node, as the API server knows it; it is also what volumes are bound to.
+/// The node's name in the API; the node affinity of volumes refers to it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeName(String);
 
 impl NodeName {
-    /// Checks a name.
+    /// Validates a name.
     ///
     /// # Errors
-    /// [`NameError::Node`]: no node can be called so.
+    /// [`NameError::Node`]: not a valid node name.
     pub fn try_new(name: impl Into<String>) -> Result<Self, NameError> {
         let name = name.into();
         match is_domain(&name, MAX_NODE_NAME_BYTES) {
@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_is_taken_as_it_is_or_not_at_all(text in ".{0,80}") {
+        fn a_valid_driver_name_is_not_changed(text in ".{0,80}") {
             if let Ok(name) = DriverName::try_new(text.as_str()) {
                 prop_assert_eq!(name.as_str(), text);
             }

@@ -1,4 +1,4 @@
-//! What is to be done with a claim or a volume, as pure functions of what is known of them.
+//! Plans the action for a claim or a volume: pure functions of the observed objects.
 
 mod claim;
 mod size;
@@ -10,85 +10,87 @@ mod claim_test;
 mod volume_test;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use nodekeel_fsquota::{Bytes, Limits};
+use nodekeel_fsquota::{Bytes, QuotaLimits};
 
 use crate::id::VolumeId;
 use crate::name::{DriverName, NodeName};
 use crate::quantity::QuantityError;
 
-pub use claim::{ClaimAction, ClaimIgnored, SeenClaim, plan_claim};
-pub(crate) use claim::{class_name, ignored, reference};
-pub use volume::{VolumeAction, VolumeIgnored, plan_volume};
-pub(crate) use volume::{has_finalizer, not_here};
+pub use claim::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
+pub(crate) use claim::{claim_ignore_reason, claim_reference, class_name};
+pub use volume::{VolumeAction, VolumeIgnoreReason, plan_volume};
+pub(crate) use volume::{has_finalizer, ownership_mismatch};
 
-/// Names the driver that must provision a claim. *Source:* Kubernetes, "well-known labels, annotations and taints".
+/// Names the driver that must provision a claim. *Source:* Kubernetes, "well-known labels, annotations and
+/// taints".
 pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
-/// The name of [`STORAGE_PROVISIONER`] before it was stable; read where the other lacks.
+/// The beta name of [`STORAGE_PROVISIONER`]; read if the stable annotation is missing.
 pub const BETA_STORAGE_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
-/// Names the node on which a claim's volume must be.
+/// Names the node on which a claim's volume must be created.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// Names the driver that made a volume.
+/// Names the driver that provisioned a volume.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// The label of a node, and so the key of a volume's affinity, by which volumes are bound to it.
+/// The node label that the node affinity of volumes refers to.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// The finalizer by which a volume outlives the deletion of its object until its data are gone.
+/// The finalizer that keeps a deleted PersistentVolume until its data are removed.
 ///
-/// The one of Kubernetes' own external-provisioner: tools and people know it.
+/// The same as that of the Kubernetes external-provisioner, which tools and administrators know.
 pub const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
-/// Whose claims and volumes these are.
+/// The driver and the node whose claims and volumes a provisioner serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// The driver that claims name and volumes carry.
+pub struct ProvisionerIdentity {
+    /// The driver that claims and volumes name.
     pub driver: DriverName,
-    /// The node that volumes are on. A volume is bound to it by the label `kubernetes.io/hostname`, which must be the same.
+    /// The node of the volumes. Their node affinity refers to its label `kubernetes.io/hostname`, which must
+    /// have this value.
     pub node: NodeName,
-    /// The finalizer that volumes get, [`FINALIZER`] as a rule; `None`: none, and a volume's data are left behind where its
-    /// object is removed by hand before its claim.
+    /// The finalizer that volumes get, usually [`FINALIZER`]. With `None`, a volume's data leak if its object
+    /// is deleted by hand before its claim.
     pub finalizer: Option<String>,
 }
 
-/// A volume to make: everything that its directory and its PersistentVolume are made from.
+/// A volume to create: everything that determines its directory and its PersistentVolume.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VolumeSpec {
-    /// What it is called.
+    /// The volume's id.
     pub id: VolumeId,
-    /// What the PersistentVolume says that it holds: what the claim asks for, in whole bytes.
+    /// The capacity in the PersistentVolume: the claim's request, in whole bytes.
     pub capacity: Bytes,
-    /// The limits that it is born with.
-    pub limits: Limits,
-    /// The claim that it is for, with its UID.
-    pub claim: ObjectReference,
-    /// The claim's access modes; those that let somebody write come first.
+    /// The limits that it is created with.
+    pub limits: QuotaLimits,
+    /// The claim, with its UID.
+    pub claim_ref: ObjectReference,
+    /// The claim's access modes; those that permit writing come first.
     pub access_modes: Vec<String>,
     /// The claim's class.
-    pub class: String,
+    pub storage_class: String,
     /// The class's mount options.
     pub mount_options: Vec<String>,
-    /// What becomes of it without the claim.
-    pub reclaim: Reclaim,
+    /// What happens to it after the claim is deleted.
+    pub reclaim_policy: ReclaimPolicy,
 }
 
-/// What becomes of a volume whose claim is gone.
+/// What happens to a volume after its claim is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(
     clippy::exhaustive_enums,
-    reason = "Kubernetes has dropped the third, Recycle, for all volumes but two"
+    reason = "Kubernetes supports the third, Recycle, for two volume types only"
 )]
-pub enum Reclaim {
-    /// It is destroyed, with all data.
+pub enum ReclaimPolicy {
+    /// It is deleted, with all data.
     Delete,
-    /// It stays until somebody decides.
+    /// It is kept until an administrator deletes it.
     Retain,
 }
 
-impl Reclaim {
-    /// As Kubernetes writes it.
+impl ReclaimPolicy {
+    /// The policy's name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Delete => "Delete",
@@ -97,112 +99,114 @@ impl Reclaim {
     }
 }
 
-/// Why a claim is refused for good: until it, or its class, changes. The text is the event's.
+/// Why a claim is rejected until it, or its class, changes. The message is the event's note.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ClaimRefusal {
-    /// It names no class, or the empty one.
-    #[error("the claim names no storage class; set spec.storageClassName")]
+pub enum ClaimRejection {
+    /// The claim has no class, or the empty one.
+    #[error("the claim has no storage class: set spec.storageClassName")]
     NoClass,
-    /// The class isn't there.
+    /// The class does not exist.
     #[error("storage class {class:?} does not exist")]
     UnknownClass {
-        /// Its name.
+        /// The class's name.
         class: String,
     },
-    /// A field asks for what this driver doesn't do, or holds what isn't known.
+    /// A field has a value that this driver does not support or does not know.
     #[error("{field} {value:?} is not supported{hint}")]
     Unsupported {
         /// The field's path.
         field: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What is supported instead, after a colon.
+        /// The supported values, after a colon.
         hint: &'static str,
     },
-    /// The size asked for is no amount that a volume can have.
-    #[error("the requested storage {text:?} is {reason}; ask for 1 byte to 2^63 - 64Ki")]
-    Size {
-        /// The size as it was given.
+    /// The requested size is not valid for a volume.
+    #[error("invalid storage request {text:?}: {reason}; request 1 byte to 2^63 - 64Ki")]
+    InvalidSize {
+        /// The requested size.
         text: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: SizeError,
     },
-    /// A parameter of the class doesn't hold what it must.
-    #[error("parameter {name:?} of storage class {class:?} can't be {value:?}: {expected}")]
-    Parameter {
+    /// A parameter of the class is unknown or has an invalid value.
+    #[error("invalid parameter {name:?} = {value:?} in storage class {class:?}: {expected}")]
+    InvalidParameter {
         /// The class.
         class: String,
         /// The parameter's name.
         name: String,
         /// Its value.
         value: String,
-        /// What it can be.
+        /// What is valid.
         expected: &'static str,
     },
-    /// A volume of the name exists, and it is not this claim's.
-    #[error("a PersistentVolume {id} exists already and is not for this claim; remove it")]
-    Taken {
+    /// A PersistentVolume of this name exists and belongs to another claim.
+    #[error("PersistentVolume {id} already exists and belongs to another claim: delete it")]
+    NameConflict {
         /// The volume's name.
         id: VolumeId,
     },
-    /// The claim's UID is none that a volume could be named after.
-    #[error("the claim's UID {uid:?} is no UUID")]
-    Uid {
+    /// The claim's UID is not a UUID, so it cannot name a volume.
+    #[error("the claim's UID {uid:?} is not a UUID")]
+    InvalidUid {
         /// The UID.
         uid: String,
     },
 }
 
-/// What is wrong with a size.
+/// Why a size is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
-    /// There is none.
+    /// The claim requests no size.
     #[error("missing")]
     Missing,
-    /// It is zero.
+    /// The size is zero.
     #[error("zero")]
     Zero,
-    /// It is no quantity, or none in the range.
+    /// Not a quantity, or out of range.
     #[error(transparent)]
     Quantity(QuantityError),
 }
 
-/// Why a volume that is to be destroyed isn't: it looks like one of ours and can't be. The text is the event's.
+/// Why a volume is not deleted although its state asks for it: its fields contradict each other. The message
+/// is the event's note.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum VolumeRefusal {
-    /// Its handle is not the id of a volume.
-    #[error("the volume handle {handle:?} names no volume of this driver; nothing was deleted")]
-    Handle {
-        /// The handle, cut to what an event can carry.
+pub enum VolumeRejection {
+    /// The handle is not a volume id.
+    #[error("invalid volume handle {handle:?}: not a volume of this driver; nothing was deleted")]
+    InvalidHandle {
+        /// The handle, truncated to what fits into an event.
         handle: String,
     },
-    /// Its handle is the id of another volume.
-    #[error("the volume handle {handle} is not the PersistentVolume's name; nothing was deleted")]
-    OtherVolume {
+    /// The handle is the id of another volume.
+    #[error("volume handle {handle} differs from the PersistentVolume's name; nothing was deleted")]
+    HandleMismatch {
         /// The handle.
         handle: VolumeId,
     },
-    /// It doesn't say which claim it belongs to, or where that is: somebody has made it free for another.
+    /// The claim reference is missing or incomplete: an administrator has made the volume available to
+    /// another claim.
     #[error(
-        "volume {handle} names no claim, so nothing says that its data may go; nothing was deleted (to let its object go \
-         and keep the data, take the driver's finalizer off)"
+        "volume {handle} has no complete claim reference, so its data may still be needed; nothing was deleted \
+         (to delete its object and keep the data, remove the driver's finalizer)"
     )]
     NoClaim {
         /// The handle.
         handle: VolumeId,
     },
-    /// Its claim is not the one that the volume was made for.
-    #[error("volume {handle} was made for another claim than {claim:?}; nothing was deleted")]
-    OtherClaim {
+    /// Its claim is not the one that the volume was created for.
+    #[error("volume {handle} was created for another claim than {claim:?}; nothing was deleted")]
+    ClaimMismatch {
         /// The handle.
         handle: VolumeId,
-        /// The UID of the claim that it names.
+        /// The UID of the claim in its reference.
         claim: String,
     },
-    /// It doesn't carry the annotation of what this driver made.
+    /// The annotation of volumes provisioned by this driver is missing.
     #[error("the PersistentVolume was not provisioned by this driver; nothing was deleted")]
     NotProvisioned,
 }

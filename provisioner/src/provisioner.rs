@@ -1,4 +1,4 @@
-//! The service: what it needs, what can be chosen, and its run.
+//! The provisioner service: its dependencies, its configuration, and its run.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -7,60 +7,62 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use nodekeel_supervisor::{Backoff, Cancelled, Context, Failure, RunFuture, Runnable};
+use nodekeel_supervisor::{Backoff, CanceledError, Context, Failure, RunFuture, Runnable};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applier, ClientDebug};
+use crate::apply::{ActionApplier, ClientHandle};
 use crate::controller;
-use crate::event::Recorder;
+use crate::event::EventRecorder;
 use crate::guard::VolumeGuard;
-use crate::locks::Locks;
-use crate::meter::Meter;
-use crate::plan::Identity;
-use crate::step::{Hook, Steps};
+use crate::metrics::VolumeMetrics;
+use crate::plan::ProvisionerIdentity;
+use crate::step::{StepHook, StepRunner};
 use crate::store::VolumeStore;
+use crate::volume_locks::VolumeLocks;
 
-/// What a provisioner works with.
+/// The dependencies of a provisioner.
 #[derive(Clone)]
 pub struct Deps {
     /// The API server. To mock it: `Client::new(tower_service, "default")`.
     pub client: Client,
-    /// Where volumes are made.
+    /// Stores the volumes.
     pub store: Arc<dyn VolumeStore>,
-    /// What counts; `Arc::new(())` counts nothing.
-    pub meter: Arc<dyn Meter>,
-    /// Which volumes are in use, and so can't be destroyed. `None` where nobody mounts volumes.
+    /// Records metrics; `Arc::new(())` records nothing.
+    pub metrics: Arc<dyn VolumeMetrics>,
+    /// Prevents the deletion of volumes in use. `None` if volumes are not mounted.
     pub guard: Option<Arc<dyn VolumeGuard>>,
-    /// Whether the kubelet knows the driver: readiness waits until it does. `None` where nobody serves CSI.
+    /// Whether the kubelet has registered the driver; the provisioner is not ready before. `None` without a
+    /// CSI plugin.
     pub registered: Option<watch::Receiver<bool>>,
-    /// Hears of each step; for tests.
-    pub hook: Option<Arc<dyn Hook>>,
+    /// Is called at each step; for tests.
+    pub hook: Option<Arc<dyn StepHook>>,
 }
 
-/// What can be chosen.
+/// The configuration of a provisioner.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Config {
-    /// Whose claims and volumes these are.
-    pub identity: Identity,
-    /// How many claims, and how many volumes beside them, are worked on at the same time. Default 16: most of the time goes
-    /// by waiting for the API server.
+pub struct ProvisionerConfig {
+    /// The driver and the node to serve.
+    pub identity: ProvisionerIdentity,
+    /// How many claims are reconciled concurrently; the same number applies to volumes. Default 16: most of
+    /// the time is spent waiting for the API server.
     pub concurrency: NonZeroU16,
-    /// When what has failed is tried again, for each claim and volume by itself. Default 1 s, doubled up to 5 min, give or
-    /// take a tenth.
+    /// The backoff of retries, for each claim and volume separately. Default 1 s, doubled up to 5 min, with a
+    /// jitter of one tenth.
     pub backoff: Backoff,
-    /// Where no node is selected, each node waits for a random part of this before it takes the claim, so that not all of
-    /// them ask at once. Default 2 s; zero where there is one node.
-    pub take_within: Duration,
-    /// How many times in a row there may be no room for a volume before its claim is given up, so that another node is
-    /// selected. Default 1.
-    pub give_up_after: u32,
+    /// For a claim with immediate binding, each node waits for a random part of this before it selects
+    /// itself, so that the nodes do not all patch the claim at once. Default 2 s; use zero in a cluster of
+    /// one node.
+    pub node_selection_delay: Duration,
+    /// After how many consecutive attempts without free space for a volume this node is deselected, so that
+    /// the scheduler selects another. Default 1.
+    pub reschedule_after: u32,
 }
 
-impl Config {
-    /// The defaults.
-    pub fn new(identity: Identity) -> Self {
+impl ProvisionerConfig {
+    /// The default configuration.
+    pub fn new(identity: ProvisionerIdentity) -> Self {
         Self {
             identity,
             concurrency: NonZeroU16::MIN.saturating_add(15),
@@ -70,66 +72,67 @@ impl Config {
                 max: Duration::from_secs(300),
                 jitter: 0.1,
             },
-            take_within: Duration::from_secs(2),
-            give_up_after: 1,
+            node_selection_delay: Duration::from_secs(2),
+            reschedule_after: 1,
         }
     }
 }
 
-/// Why a provisioner ended before it was cancelled.
+/// Why a run of a provisioner ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// It was cancelled: what was begun is done or will be done by the next run.
-    #[error("cancelled")]
-    Cancelled,
-    /// A watch on the API server ended, which it never does by itself. Run it again.
+    /// The token was canceled. Actions in progress are complete, or the next run completes them.
+    #[error("canceled")]
+    Canceled,
+    /// A watch of the API server ended, which is not expected. Run the provisioner again.
     #[error("the watch of the API server ended")]
     WatchEnded,
 }
 
-/// Fulfils the claims of one node, and destroys its released volumes. It is a [`Runnable`].
+/// Provisions the claims of one node, and deletes its released volumes. It is a [`Runnable`].
 #[derive(Debug, Clone)]
 pub struct Provisioner {
-    pub(crate) config: Config,
-    pub(crate) applier: Arc<Applier>,
+    pub(crate) config: ProvisionerConfig,
+    pub(crate) applier: Arc<ActionApplier>,
     pub(crate) registered: Option<watch::Receiver<bool>>,
 }
 
 impl Provisioner {
-    /// A provisioner that has not begun.
-    pub fn new(config: Config, deps: Deps) -> Self {
-        let steps = Steps::new(deps.hook);
-        let me = config.identity.clone();
-        let applier = Applier {
-            recorder: Recorder::new(deps.client.clone(), &me, steps.clone()),
-            client: ClientDebug(deps.client),
+    /// Creates a provisioner; it does nothing before it runs.
+    pub fn new(config: ProvisionerConfig, deps: Deps) -> Self {
+        let steps = StepRunner::new(deps.hook);
+        let identity = config.identity.clone();
+        let applier = ActionApplier {
+            recorder: EventRecorder::new(deps.client.clone(), &identity, steps.clone()),
+            client: ClientHandle(deps.client),
             store: deps.store,
             guard: deps.guard,
-            meter: deps.meter,
-            locks: Locks::default(),
+            metrics: deps.metrics,
+            locks: VolumeLocks::default(),
             steps,
-            me,
+            identity,
         };
         Self { config, applier: Arc::new(applier), registered: deps.registered }
     }
 
-    /// Works until it is cancelled. `ready` is called once, when the first lists are complete and the kubelet knows the driver.
+    /// Runs until canceled. Calls `ready` once, when the first lists are complete and the kubelet has
+    /// registered the driver.
     ///
     /// # Errors
-    /// It always ends by one: [`RunError::Cancelled`] after the token is cancelled and what is under way has come to an end,
-    /// else [`RunError::WatchEnded`].
+    /// Always returns one: [`RunError::Canceled`] after the token is canceled and actions in progress have
+    /// ended, else [`RunError::WatchEnded`].
     ///
     /// # Cancel safety
-    /// A dropped run leaves what a crash would leave, which the next one takes up.
+    /// Dropping the future is like a crash: the next run resumes.
     pub async fn run_until(
         &self,
         token: CancellationToken,
         ready: impl FnOnce() + Send,
     ) -> Result<Infallible, RunError> {
-        controller::run(self, &token, ready).await;
+        controller::run_controller(self, &token, ready).await;
         match token.is_cancelled() {
-            true => Err(RunError::Cancelled),
+            true => Err(RunError::Canceled),
             false => Err(RunError::WatchEnded),
         }
     }
@@ -140,11 +143,11 @@ impl Runnable for Provisioner {
         let provisioner = self.clone();
         Box::pin(async move {
             let ready = || {
-                // Stale only if this run has ended, and then nobody asks.
-                let _ = ctx.ready();
+                // Fails only if this run has ended, and then readiness does not matter.
+                let _ = ctx.signal_ready();
             };
-            match provisioner.run_until(ctx.token(), ready).await {
-                Err(RunError::Cancelled) => Err(Cancelled.into()),
+            match provisioner.run_until(ctx.cancellation_token(), ready).await {
+                Err(RunError::Canceled) => Err(CanceledError.into()),
                 Err(error) => Err(Failure::new(error)),
             }
         })
@@ -153,6 +156,9 @@ impl Runnable for Provisioner {
 
 impl fmt::Debug for Deps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deps").field("store", &self.store).field("meter", &self.meter).finish_non_exhaustive()
+        f.debug_struct("Deps")
+            .field("store", &self.store)
+            .field("metrics", &self.metrics)
+            .finish_non_exhaustive()
     }
 }

@@ -1,45 +1,45 @@
-//! Kubernetes quantities as whole numbers: exact, rounded up, refused where they don't fit.
+//! Kubernetes quantities as whole numbers: exact, rounded up, rejected if out of range.
 //!
 //! *Source:* `k8s.io/apimachinery/pkg/api/resource`, the grammar in the documentation of `Quantity`.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The largest amount that is told from "too much": file systems count in signed 64 bits, in blocks of up to 64 KiB. It
-/// is below 2^63 - 1, to which the API server cuts what is larger.
-const MAX: u128 = (1 << 63) - (1 << 16);
+/// The largest valid amount: file systems count in signed 64 bits, in blocks of up to 64 KiB. It is below
+/// 2^63 - 1, to which the API server truncates larger amounts.
+const MAX_AMOUNT: u128 = (1 << 63) - (1 << 16);
 
-/// Longest text that is looked at.
-const MAX_BYTES: usize = 4096;
+/// Maximum length of a quantity in bytes.
+const MAX_TEXT_BYTES: usize = 4096;
 
-/// Most digits that the whole part of an amount can have without being refused.
-const MAX_DIGITS: usize = 20;
+/// Maximum number of digits of the whole part, leading zeros aside.
+const MAX_WHOLE_DIGITS: usize = 20;
 
-/// Why a text is no amount.
+/// Why a text is not a valid amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantityError {
-    /// It isn't a number with one of the suffixes n, u, m, k, M, G, T, P, E, Ki ... Ei, or a decimal exponent.
+    /// Not a number with one of the suffixes n, u, m, k, M, G, T, P, E, Ki ... Ei, or a decimal exponent.
     #[error("not a quantity")]
     Malformed,
-    /// It is less than zero.
+    /// Less than zero.
     #[error("less than zero")]
     Negative,
-    /// It is more than 2^63 - 64Ki.
+    /// More than 2^63 - 64Ki.
     #[error("more than 2^63 - 64Ki")]
     TooLarge,
 }
 
-/// What a suffix does to the number before it.
-enum Scale {
-    /// Multiplies by ten to this power.
-    Ten(i64),
-    /// Multiplies by two to this power.
-    Two(u32),
+/// The factor that a suffix stands for.
+enum SuffixScale {
+    /// Ten to this power.
+    PowerOfTen(i64),
+    /// Two to this power.
+    PowerOfTwo(u32),
 }
 
-/// A quantity as a whole number in `[0, 2^63 - 64Ki]`, fractions rounded up.
-pub(crate) fn parse(text: &str) -> Result<u64, QuantityError> {
-    if text.len() > MAX_BYTES {
+/// Parses a quantity into a whole number in `[0, 2^63 - 64Ki]`; fractions are rounded up.
+pub(crate) fn parse_quantity(text: &str) -> Result<u64, QuantityError> {
+    if text.len() > MAX_TEXT_BYTES {
         return Err(QuantityError::Malformed);
     }
     let (negative, rest) = match text.as_bytes().first() {
@@ -48,30 +48,30 @@ pub(crate) fn parse(text: &str) -> Result<u64, QuantityError> {
         _ => (false, text),
     };
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-    let (whole, fraction) = digits(&rest[..end])?;
-    let scale = scale(&rest[end..])?;
-    if negative && has_value(&whole, &fraction) {
+    let (whole, fraction) = split_digits(&rest[..end])?;
+    let scale = parse_suffix(&rest[end..])?;
+    if negative && is_nonzero(&whole, &fraction) {
         return Err(QuantityError::Negative);
     }
     let amount = match scale {
-        Scale::Ten(power) => shift(whole, fraction, power)?,
-        Scale::Two(power) => double(&whole, fraction, power)?,
+        SuffixScale::PowerOfTen(power) => shift_decimal(whole, fraction, power)?,
+        SuffixScale::PowerOfTwo(power) => scale_binary(&whole, fraction, power)?,
     };
-    if amount > MAX {
+    if amount > MAX_AMOUNT {
         return Err(QuantityError::TooLarge);
     }
     u64::try_from(amount).map_err(|_| QuantityError::TooLarge)
 }
 
-/// An amount of bytes as a quantity, in the largest binary unit that is exact.
-pub(crate) fn print(amount: u64) -> Quantity {
+/// Formats an amount of bytes as a quantity, in the largest binary unit that is exact.
+pub(crate) fn format_quantity(amount: u64) -> Quantity {
     const UNITS: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let unit = if amount == 0 { 0 } else { (amount.trailing_zeros() / 10) as usize };
     Quantity(format!("{}{}", amount >> (10 * unit), UNITS[unit]))
 }
 
-/// The digits before and after the point; one of them may lack.
-fn digits(number: &str) -> Result<(Vec<u8>, Vec<u8>), QuantityError> {
+/// The digits before and after the point; either may be empty.
+fn split_digits(number: &str) -> Result<(Vec<u8>, Vec<u8>), QuantityError> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
         return Err(QuantityError::Malformed);
@@ -80,34 +80,34 @@ fn digits(number: &str) -> Result<(Vec<u8>, Vec<u8>), QuantityError> {
     Ok((values(whole), values(fraction)))
 }
 
-fn has_value(whole: &[u8], fraction: &[u8]) -> bool {
+fn is_nonzero(whole: &[u8], fraction: &[u8]) -> bool {
     whole.iter().chain(fraction).any(|&digit| digit != 0)
 }
 
-fn scale(suffix: &str) -> Result<Scale, QuantityError> {
+fn parse_suffix(suffix: &str) -> Result<SuffixScale, QuantityError> {
     Ok(match suffix {
-        "n" => Scale::Ten(-9),
-        "u" => Scale::Ten(-6),
-        "m" => Scale::Ten(-3),
-        "" => Scale::Ten(0),
-        "k" => Scale::Ten(3),
-        "M" => Scale::Ten(6),
-        "G" => Scale::Ten(9),
-        "T" => Scale::Ten(12),
-        "P" => Scale::Ten(15),
-        "E" => Scale::Ten(18),
-        "Ki" => Scale::Two(10),
-        "Mi" => Scale::Two(20),
-        "Gi" => Scale::Two(30),
-        "Ti" => Scale::Two(40),
-        "Pi" => Scale::Two(50),
-        "Ei" => Scale::Two(60),
-        _ => Scale::Ten(exponent(suffix).ok_or(QuantityError::Malformed)?),
+        "n" => SuffixScale::PowerOfTen(-9),
+        "u" => SuffixScale::PowerOfTen(-6),
+        "m" => SuffixScale::PowerOfTen(-3),
+        "" => SuffixScale::PowerOfTen(0),
+        "k" => SuffixScale::PowerOfTen(3),
+        "M" => SuffixScale::PowerOfTen(6),
+        "G" => SuffixScale::PowerOfTen(9),
+        "T" => SuffixScale::PowerOfTen(12),
+        "P" => SuffixScale::PowerOfTen(15),
+        "E" => SuffixScale::PowerOfTen(18),
+        "Ki" => SuffixScale::PowerOfTwo(10),
+        "Mi" => SuffixScale::PowerOfTwo(20),
+        "Gi" => SuffixScale::PowerOfTwo(30),
+        "Ti" => SuffixScale::PowerOfTwo(40),
+        "Pi" => SuffixScale::PowerOfTwo(50),
+        "Ei" => SuffixScale::PowerOfTwo(60),
+        _ => SuffixScale::PowerOfTen(parse_exponent(suffix).ok_or(QuantityError::Malformed)?),
     })
 }
 
-/// The power of `e3`, `E-3`, `e+3`; one that is out of any range counts as a very large one.
-fn exponent(suffix: &str) -> Option<i64> {
+/// The power of `e3`, `E-3`, `e+3`; a power that does not fit is clamped to a very large one.
+fn parse_exponent(suffix: &str) -> Option<i64> {
     let power = suffix.strip_prefix(['e', 'E'])?;
     let unsigned = power.strip_prefix(['+', '-']).unwrap_or(power);
     if unsigned.is_empty() || !unsigned.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -118,27 +118,27 @@ fn exponent(suffix: &str) -> Option<i64> {
 }
 
 /// Moves the point to the right by `power` digits, or to the left, and rounds up.
-fn shift(mut whole: Vec<u8>, fraction: Vec<u8>, power: i64) -> Result<u128, QuantityError> {
+fn shift_decimal(mut whole: Vec<u8>, fraction: Vec<u8>, power: i64) -> Result<u128, QuantityError> {
     let point = whole.len() as i64 + power;
     whole.extend(fraction);
-    if !has_value(&whole, &[]) {
+    if !is_nonzero(&whole, &[]) {
         return Ok(0);
     }
     let Ok(point) = usize::try_from(point) else { return Ok(1) };
     let leading = whole.iter().take_while(|&&digit| digit == 0).count();
-    if point.saturating_sub(leading) > MAX_DIGITS {
+    if point.saturating_sub(leading) > MAX_WHOLE_DIGITS {
         return Err(QuantityError::TooLarge);
     }
     let (before, after) = whole.split_at(point.min(whole.len()));
     let zeros = std::iter::repeat_n(&0, point - before.len().min(point));
     let amount = before.iter().chain(zeros).fold(0, |sum: u128, &digit| sum * 10 + u128::from(digit));
-    Ok(amount + u128::from(has_value(after, &[])))
+    Ok(amount + u128::from(is_nonzero(after, &[])))
 }
 
-/// Doubles the number `power` times, digit by digit so that nothing is lost, and rounds up.
-fn double(whole: &[u8], mut fraction: Vec<u8>, power: u32) -> Result<u128, QuantityError> {
+/// Doubles the number `power` times, digit by digit so that no precision is lost, and rounds up.
+fn scale_binary(whole: &[u8], mut fraction: Vec<u8>, power: u32) -> Result<u128, QuantityError> {
     let leading = whole.iter().take_while(|&&digit| digit == 0).count();
-    if whole.len() - leading > MAX_DIGITS {
+    if whole.len() - leading > MAX_WHOLE_DIGITS {
         return Err(QuantityError::TooLarge);
     }
     let mut amount = whole.iter().fold(0, |sum: u128, &digit| sum * 10 + u128::from(digit));
@@ -151,7 +151,7 @@ fn double(whole: &[u8], mut fraction: Vec<u8>, power: u32) -> Result<u128, Quant
         }
         amount = amount * 2 + u128::from(carry);
     }
-    Ok(amount + u128::from(has_value(&fraction, &[])))
+    Ok(amount + u128::from(is_nonzero(&fraction, &[])))
 }
 
 #[cfg(test)]
@@ -201,12 +201,12 @@ mod tests {
             ("9223372036854710272", (1 << 63) - (1 << 16)),
         ];
         for (text, amount) in table {
-            assert_eq!(parse(text), Ok(*amount), "{text}");
+            assert_eq!(parse_quantity(text), Ok(*amount), "{text}");
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn amounts_out_of_range_are_rejected() {
         for large in [
             "9223372036854710273",
             "9223372036854775807",
@@ -217,28 +217,28 @@ mod tests {
             "1e19",
             "1e999999999999",
         ] {
-            assert_eq!(parse(large), Err(QuantityError::TooLarge), "{large}");
+            assert_eq!(parse_quantity(large), Err(QuantityError::TooLarge), "{large}");
         }
-        assert_eq!(parse(&"9".repeat(4000)), Err(QuantityError::TooLarge));
+        assert_eq!(parse_quantity(&"9".repeat(4000)), Err(QuantityError::TooLarge));
         for negative in ["-1", "-1n", "-0.0001", "-9Ei"] {
-            assert_eq!(parse(negative), Err(QuantityError::Negative), "{negative}");
+            assert_eq!(parse_quantity(negative), Err(QuantityError::Negative), "{negative}");
         }
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn malformed_quantities_are_rejected() {
         for bad in [
             "", "-", "+", ".", "Gi", "1 Gi", " 1", "1gi", "1K", "1ki", "1.2.3", "1e", "1e+", "1e1.5", "1EE",
             "--1", "0x10", "1Gii", "é", "1\0",
         ] {
-            assert_eq!(parse(bad), Err(QuantityError::Malformed), "{bad:?}");
+            assert_eq!(parse_quantity(bad), Err(QuantityError::Malformed), "{bad:?}");
         }
-        assert_eq!(parse(&"1".repeat(5000)), Err(QuantityError::Malformed));
+        assert_eq!(parse_quantity(&"1".repeat(5000)), Err(QuantityError::Malformed));
     }
 
     #[test]
     fn bytes_are_printed_in_the_largest_exact_unit() {
-        let print = |amount| print(amount).0;
+        let print = |amount| format_quantity(amount).0;
         assert_eq!([print(0), print(1000), print(1024), print(50 << 20)], ["0", "1000", "1Ki", "50Mi"]);
         assert_eq!([print(1 << 30), print(1536), print(1 << 60)], ["1Gi", "1536", "1Ei"]);
     }
@@ -246,15 +246,15 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_an_amount_or_an_error(text in "[-+]?[0-9.]{0,40}[a-zA-Z]{0,2}[-+]?[0-9]{0,12}|.*") {
-            if let Ok(amount) = parse(&text) {
-                prop_assert!(u128::from(amount) <= MAX);
+            if let Ok(amount) = parse_quantity(&text) {
+                prop_assert!(u128::from(amount) <= MAX_AMOUNT);
             }
         }
 
         #[test]
-        fn what_is_printed_is_parsed(amount in 0..=MAX as u64) {
-            prop_assert_eq!(parse(&print(amount).0), Ok(amount));
-            prop_assert_eq!(parse(&amount.to_string()), Ok(amount));
+        fn a_formatted_amount_parses_to_the_same_amount(amount in 0..=MAX_AMOUNT as u64) {
+            prop_assert_eq!(parse_quantity(&format_quantity(amount).0), Ok(amount));
+            prop_assert_eq!(parse_quantity(&amount.to_string()), Ok(amount));
         }
 
         #[test]
@@ -265,10 +265,10 @@ mod tests {
             let (whole, part) = (mantissa / 10_u32.pow(places), mantissa % 10_u32.pow(places));
             let binary = format!("{whole}.{part:0width$}{suffix}", width = places as usize);
             let exact = |scaled: u128| scaled.div_ceil(10_u128.pow(places));
-            prop_assert_eq!(parse(&text).map(u128::from), Ok(exact(mantissa.into())));
+            prop_assert_eq!(parse_quantity(&text).map(u128::from), Ok(exact(mantissa.into())));
             let want = exact(u128::from(mantissa) << power);
-            let want = if want > MAX { Err(QuantityError::TooLarge) } else { Ok(want) };
-            prop_assert_eq!(parse(&binary).map(u128::from), want, "{}", binary);
+            let want = if want > MAX_AMOUNT { Err(QuantityError::TooLarge) } else { Ok(want) };
+            prop_assert_eq!(parse_quantity(&binary).map(u128::from), want, "{}", binary);
         }
     }
 }

@@ -1,126 +1,132 @@
-//! The effects of this crate, one by one, for whoever wants to stop between two of them.
+//! The side effects of this crate as single steps, so that tests can kill the process between two of them.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// An effect that survives the process: something in a directory, in the quota, or in the API.
+/// A side effect that outlives the process: a change of a directory, of the quota, or of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Step {
-    /// The directory of a volume is made, where nobody sees it.
-    MakeDirectory,
-    /// It gets its limits.
-    Limit,
-    /// It is renamed to where volumes are.
-    Publish,
-    /// A grave is made for a volume.
-    Dig,
-    /// The volume is renamed into it.
-    Bury,
-    /// What it holds is erased.
-    Erase,
-    /// Its project number is released.
-    Release,
-    /// The empty grave is removed.
-    Level,
-    /// This node is written into a claim without one.
-    TakeNode,
-    /// This node is taken out of a claim whose volume it has no room for.
-    GiveUpNode,
-    /// The PersistentVolume is made.
-    PostVolume,
-    /// The PersistentVolume is deleted.
-    DeleteVolume,
-    /// The finalizer is put on.
-    Protect,
-    /// The finalizer is taken off.
-    Unprotect,
-    /// An event is written.
-    PostEvent,
+pub enum VolumeStep {
+    /// Create a volume's directory in the staging directory, where nothing else sees it.
+    CreateDirectory,
+    /// Set its limits.
+    SetLimits,
+    /// Rename it into the directory of volumes.
+    RenameIntoPlace,
+    /// Create a trash entry for a volume.
+    CreateTrashEntry,
+    /// Move the volume into it.
+    MoveToTrash,
+    /// Erase the volume's data.
+    EraseContent,
+    /// Release its project.
+    ReleaseProject,
+    /// Remove the empty trash entry.
+    RemoveTrashEntry,
+    /// Write this node into a claim without a selected node.
+    SelectNode,
+    /// Remove this node from a claim whose volume does not fit on it.
+    DeselectNode,
+    /// Create the PersistentVolume.
+    CreatePersistentVolume,
+    /// Delete the PersistentVolume.
+    DeletePersistentVolume,
+    /// Add the finalizer.
+    AddFinalizer,
+    /// Remove the finalizer.
+    RemoveFinalizer,
+    /// Create or update an event.
+    CreateEvent,
 }
 
-impl Step {
-    /// All steps of a volume's birth and death, in that order.
+impl VolumeStep {
+    /// All steps of a volume's life cycle, in order.
     pub const ALL: [Self; 15] = [
-        Self::TakeNode,
-        Self::MakeDirectory,
-        Self::Limit,
-        Self::Publish,
-        Self::PostVolume,
-        Self::PostEvent,
-        Self::GiveUpNode,
-        Self::Protect,
-        Self::Dig,
-        Self::Bury,
-        Self::DeleteVolume,
-        Self::Unprotect,
-        Self::Erase,
-        Self::Release,
-        Self::Level,
+        Self::SelectNode,
+        Self::CreateDirectory,
+        Self::SetLimits,
+        Self::RenameIntoPlace,
+        Self::CreatePersistentVolume,
+        Self::CreateEvent,
+        Self::DeselectNode,
+        Self::AddFinalizer,
+        Self::CreateTrashEntry,
+        Self::MoveToTrash,
+        Self::DeletePersistentVolume,
+        Self::RemoveFinalizer,
+        Self::EraseContent,
+        Self::ReleaseProject,
+        Self::RemoveTrashEntry,
     ];
 }
 
-/// Which side of a step it is.
+/// The moment before or after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(clippy::exhaustive_enums, reason = "a step has two sides")]
-pub enum Moment {
-    /// Nothing of it has happened.
+#[allow(clippy::exhaustive_enums, reason = "complete by nature: before or after")]
+pub enum StepMoment {
+    /// The step has not happened.
     Before,
-    /// It has happened, and nothing that comes next.
+    /// The step has happened, and no later step has.
     After,
 }
 
-/// Hears of each step, before and after it, on the thread that makes it. Every `Fn(Step, Moment)` is one.
+/// Is called before and after each step, on the thread that performs it. Implemented by every
+/// `Fn(VolumeStep, StepMoment)`.
 ///
-/// It is for tests: one that ends the process at a step shows what a crash there leaves behind. It must not block for long.
-pub trait Hook: Send + Sync {
-    /// A step is about to be made, or was made.
-    fn at(&self, step: Step, moment: Moment);
+/// For tests: a hook that kills the process at a step shows what a crash there leaves behind. It must not
+/// block for long.
+pub trait StepHook: Send + Sync {
+    /// A step is about to happen, or has happened.
+    fn on_step(&self, step: VolumeStep, moment: StepMoment);
 }
 
-impl<F: Fn(Step, Moment) + Send + Sync> Hook for F {
-    fn at(&self, step: Step, moment: Moment) {
+impl<F: Fn(VolumeStep, StepMoment) + Send + Sync> StepHook for F {
+    fn on_step(&self, step: VolumeStep, moment: StepMoment) {
         self(step, moment);
     }
 }
 
-/// A hook, or none.
+/// Performs steps and notifies the hook, if any.
 #[derive(Clone, Default)]
-pub(crate) struct Steps(Option<Arc<dyn Hook>>);
+pub(crate) struct StepRunner(Option<Arc<dyn StepHook>>);
 
-impl Steps {
-    pub(crate) fn new(hook: Option<Arc<dyn Hook>>) -> Self {
+impl StepRunner {
+    pub(crate) fn new(hook: Option<Arc<dyn StepHook>>) -> Self {
         Self(hook)
     }
 
-    /// Makes a step that may fail; the hook hears of its end only if it didn't.
-    pub(crate) fn make<T, E>(&self, step: Step, act: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        self.at(step, Moment::Before);
-        let made = act()?;
-        self.at(step, Moment::After);
-        Ok(made)
+    /// Performs a step; the hook is notified after it only if it succeeded.
+    pub(crate) fn run_step<T, E>(
+        &self,
+        step: VolumeStep,
+        act: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.notify_hook(step, StepMoment::Before);
+        let result = act()?;
+        self.notify_hook(step, StepMoment::After);
+        Ok(result)
     }
 
-    /// As [`make`](Self::make), for what takes its time.
-    pub(crate) async fn wait<T, E>(
+    /// Like [`run_step`](Self::run_step), for an asynchronous step.
+    pub(crate) async fn run_async<T, E>(
         &self,
-        step: Step,
+        step: VolumeStep,
         act: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        self.at(step, Moment::Before);
-        let made = act.await?;
-        self.at(step, Moment::After);
-        Ok(made)
+        self.notify_hook(step, StepMoment::Before);
+        let result = act.await?;
+        self.notify_hook(step, StepMoment::After);
+        Ok(result)
     }
 
-    fn at(&self, step: Step, moment: Moment) {
+    fn notify_hook(&self, step: VolumeStep, moment: StepMoment) {
         if let Some(hook) = &self.0 {
-            hook.at(step, moment);
+            hook.on_step(step, moment);
         }
     }
 }
 
-impl fmt::Debug for Steps {
+impl fmt::Debug for StepRunner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Hook" } else { "no hook" })
     }

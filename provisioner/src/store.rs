@@ -1,78 +1,80 @@
-//! Where volumes live: the trait, and what it says when it fails.
+//! Storage of volumes: the trait and its errors.
 
 use std::error::Error;
 use std::fmt;
 use std::os::fd::OwnedFd;
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{Limits, Usage};
+use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
 
-/// A failure's cause, as a store hands it out.
-pub type Cause = Box<dyn Error + Send + Sync>;
+/// The source of an error, of any type.
+pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// What a volume may hold, and what it does hold.
+/// The limits of a volume and what it uses of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeUsage {
     /// The limits in force.
-    pub limits: Limits,
-    /// What is used of them.
-    pub usage: Usage,
+    pub limits: QuotaLimits,
+    /// The usage that counts against them.
+    pub usage: QuotaUsage,
 }
 
-/// Makes, changes and destroys the volumes of one node.
+/// Creates, resizes and removes the volumes of one node.
 ///
 /// # Contract
-/// - **Birth.** When [`create`](Self::create) returns, the volume exists, is empty unless it existed before, and has its
-///   limits; at no time does it exist without them. A volume that exists already is success: what it holds stays, and a
-///   limit of it that is lower than asked is raised, never lowered.
-/// - **Death.** When [`remove`](Self::remove) returns, the volume is gone for every other method, will not come back by
-///   a crash, and its name is free. A volume that isn't there is success. Erasing what it held may go on in the
-///   background, and goes on after a restart; `remove` doesn't wait for it.
-/// - **Emptiness.** [`remove_empty`](Self::remove_empty) is a death as [`remove`](Self::remove) is, of what holds nothing.
-///   [`usage`](Self::usage) is for people and decides nothing.
-/// - **Idempotence.** Each method can be called again after an error, a crash, or a dropped future, and then ends in
-///   the state that it would have ended in.
-/// - **Durability.** What a method did before it returned survives a power cut.
-/// - **Concurrency.** Methods may be called at the same time, also for the same volume; each acts as if alone.
-/// - **Cancel safety.** A dropped future may or may not have had its effect, wholly or not at all, once the store has
-///   been opened again.
-/// - **Units.** Bytes and inodes as they are; nothing is rounded. `None` is no limit.
+/// - **Creation.** When [`create`](Self::create) returns, the volume exists, is empty unless it existed
+///   before, and has its limits; at no time does it exist without them. Creating an existing volume succeeds:
+///   its data stay, and a limit lower than requested is raised, never lowered.
+/// - **Removal.** When [`remove`](Self::remove) returns, no other method finds the volume, a crash does not
+///   bring it back, and its name is free. Removing a missing volume succeeds. Its data may be erased in the
+///   background, also after a restart; `remove` does not wait for it.
+/// - **Emptiness.** [`remove_empty`](Self::remove_empty) is a removal like [`remove`](Self::remove), of an
+///   empty volume only. [`usage`](Self::usage) is informational; no deletion depends on it.
+/// - **Idempotence.** Each method can be called again after an error, a crash, or a dropped future, and then
+///   reaches the state that the first call would have reached.
+/// - **Durability.** The effect of a method that has returned survives a power loss.
+/// - **Concurrency.** Methods may be called concurrently, also for the same volume; each call is atomic.
+/// - **Cancel safety.** After a dropped future, the effect has happened completely or not at all, once the
+///   store has been opened again.
+/// - **Units.** Bytes and inodes, not rounded. `None` means unlimited.
 ///
-/// `testing::conformance` (feature `testing`) checks it for any store.
+/// `testing::conformance` (feature `testing`) checks any store against it.
 #[async_trait]
 pub trait VolumeStore: Send + Sync + fmt::Debug {
-    /// Makes a volume with these limits.
+    /// Creates a volume with these limits.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`]: this node has no room for it, and another one may. [`StoreError::Create`]: anything
-    /// else; a retry can help.
-    async fn create(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError>;
+    /// [`StoreError::Exhausted`]: this node has no free space for it; another node may.
+    /// [`StoreError::Create`]: anything else; a retry can help.
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError>;
 
-    /// Sets the limits of a volume, each of them up or down; what it holds stays even where it is more.
+    /// Sets the limits of a volume, raising or lowering each; its data stay even if they exceed the new
+    /// limits.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::Exhausted`] or [`StoreError::Resize`].
-    async fn resize(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError>;
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError>;
 
-    /// The limits of a volume and how much of them is used.
+    /// The limits and the usage of a volume.
     ///
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Usage`].
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError>;
 
-    /// Destroys a volume and all that it holds.
+    /// Removes a volume and all its data.
     ///
     /// # Errors
     /// [`StoreError::Remove`]: the volume may still be there; a retry can help.
     async fn remove(&self, id: &VolumeId) -> Result<(), StoreError>;
 
-    /// Destroys a volume if it holds nothing at all: what was made and never handed out is swept by it. `false`: the volume
-    /// was left as it is, because it holds something, or because this store can't tell, which is the default.
+    /// Removes a volume if it is completely empty: sweeps volumes that were created and never published.
+    /// `false`: the volume is unchanged, because it is not empty, or because this store cannot tell, which is
+    /// the default.
     ///
-    /// It decides whether data live, so it looks at what is there, and believes no count: neither a quota's nor a file
-    /// system's.
+    /// It decides whether data are lost, so it must look at the entries themselves, and not trust a count of
+    /// the quota or of the file system.
     ///
     /// # Errors
     /// [`StoreError::Remove`]: the volume may still be there; a retry can help.
@@ -81,101 +83,103 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
         Ok(false)
     }
 
-    /// The volumes that there are, in the order of their ids.
+    /// All volumes, sorted by id.
     ///
     /// # Errors
     /// [`StoreError::List`]: a retry can help.
     async fn list(&self) -> Result<Vec<VolumeId>, StoreError>;
 }
 
-/// A store whose volumes are directories that a pod can be given by a bind mount.
+/// A store whose volumes are directories that can be bind-mounted into a pod.
 ///
 /// # Contract
-/// The descriptor is of the volume's own directory (`O_DIRECTORY`, not `O_PATH`), reached without following a symbolic link.
-/// It names the volume as it is now: once the volume is removed it names a directory that is being erased.
+/// The descriptor refers to the volume's directory (`O_DIRECTORY`, not `O_PATH`), opened without following a
+/// symbolic link. It refers to the volume as it is now: once the volume is removed, it refers to a directory
+/// that is being erased.
 pub trait OpenVolume: Send + Sync + fmt::Debug {
-    /// Opens a volume's directory. It blocks for as long as the file system takes.
+    /// Opens a volume's directory. Blocks for as long as the file system takes.
     ///
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Open`].
     fn open(&self, id: &VolumeId) -> Result<OwnedFd, StoreError>;
 }
 
-/// What went wrong with a volume.
+/// Why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There is no such volume. A retry doesn't help.
-    #[error("no volume {id}")]
+    /// The volume does not exist. A retry does not help.
+    #[error("volume {id} does not exist")]
     NotFound {
-        /// The volume asked for.
+        /// The requested volume.
         id: VolumeId,
     },
-    /// The node has no room for the volume: its disk, its inodes or its quota are used up. Another node may have.
-    #[error("no room for volume {id} on this node")]
+    /// The node has no free space for the volume: its disk, its inodes or its quota are used up. Another node
+    /// may have some.
+    #[error("no free space for volume {id} on this node")]
     Exhausted {
-        /// The volume that doesn't fit.
+        /// The volume that does not fit.
         id: VolumeId,
-        /// What said so.
+        /// The failed call.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// The volume could not be made; nothing of it is visible.
+    /// Creating the volume failed; nothing of it is visible.
     #[error("create volume {id}")]
     Create {
         /// The volume.
         id: VolumeId,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// The limits could not be set; the old ones hold.
+    /// Setting the limits failed; the old ones stay in force.
     #[error("set the limits of volume {id}")]
     Resize {
         /// The volume.
         id: VolumeId,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// The limits or the usage could not be read.
+    /// Reading the limits or the usage failed.
     #[error("read the usage of volume {id}")]
     Usage {
         /// The volume.
         id: VolumeId,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// The volume could not be removed, or not durably.
+    /// Removing the volume failed, or making the removal durable did.
     #[error("remove volume {id}")]
     Remove {
         /// The volume.
         id: VolumeId,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// The volumes could not be listed.
+    /// Listing the volumes failed.
     #[error("list the volumes")]
     List {
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
-    /// The volume's directory could not be opened.
+    /// Opening the volume's directory failed.
     #[error("open volume {id}")]
     Open {
         /// The volume.
         id: VolumeId,
-        /// Why not.
+        /// The cause.
         #[source]
-        source: Cause,
+        source: BoxError,
     },
 }
 
 impl StoreError {
-    /// Whether another node may have the room that this one lacks.
+    /// Whether another node may have the free space that this one lacks.
     pub fn is_exhausted(&self) -> bool {
         matches!(self, Self::Exhausted { .. })
     }
@@ -186,7 +190,7 @@ impl StoreError {
     }
 }
 
-/// The larger of two limits, where none is the largest.
-pub(crate) fn larger<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+/// The larger of two limits; `None` (unlimited) is the largest.
+pub(crate) fn larger_limit<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     a.zip(b).map(|(a, b)| a.max(b))
 }

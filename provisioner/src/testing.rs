@@ -1,12 +1,13 @@
-//! What tests need: a store in memory, and the contract of [`VolumeStore`](crate::VolumeStore) as a check.
+//! Test doubles: a store and an API server in memory, sample objects, and the conformance suite of
+//! [`VolumeStore`](crate::VolumeStore).
 
-mod api;
 mod checks;
 mod conformance;
+mod fake_api;
 mod mem_store;
 pub mod objects;
 
-pub use api::{AnyBody, FakeApi, Fault, Kind, Verb};
-pub use checks::{check_grave, check_handle, check_quantity};
+pub use checks::{check_handle, check_quantity, check_trash_entry};
 pub use conformance::conformance;
+pub use fake_api::{FakeApi, ObjectKind, RequestFault, RequestVerb, ResponseBody};
 pub use mem_store::MemStore;

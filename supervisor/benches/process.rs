@@ -1,5 +1,5 @@
-//! Child processes beside runit and s6: how soon one that is killed runs again, and how late one ends that has to be
-//! killed.
+//! Child processes, compared with runit and s6: the time from a kill to the restart, and the delay of a stop
+//! that has to kill.
 //!
 //! `cargo xtask bench supervisor-process`
 
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use nodekeel_supervisor::process::{Process, Stdin};
-use nodekeel_supervisor::{Backoff, Context, Failure, Origin, Policy, Supervisor};
+use nodekeel_supervisor::process::{Process, StdinSource};
+use nodekeel_supervisor::{Backoff, ChildPolicy, Context, Failure, OutputOrigin, Supervisor};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
@@ -22,25 +22,26 @@ use testbed::bench::{BenchRow, median, percentile};
 use tokio::sync::Notify;
 
 const SAMPLES: usize = 200;
-/// s6-supervise pauses for a second after each end, whatever it is told: so it is asked in each fifth round only.
-const PATIENT: usize = 5;
-/// runsv pauses for a second after a run that was shorter than that: so each lives longer, and what is measured is the
-/// restart and not that pause.
-const LIFE: Duration = Duration::from_millis(1100);
-const WITHIN: Duration = Duration::from_secs(10);
+/// s6-supervise pauses for a second after each exit, whatever its configuration, so it is measured only in
+/// each fifth pass.
+const S6_INTERVAL: usize = 5;
+/// runsv pauses for a second after a run shorter than that, so each run lasts longer: the restart is
+/// measured, not the pause.
+const SERVICE_LIFETIME: Duration = Duration::from_millis(1100);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const STOPS: usize = 20;
 const GRACE: Duration = Duration::from_millis(300);
-/// The last of them has forked twice, is in a session of its own and ignores TERM.
-const STUBBORN: &str = r#"(setsid sh -c 'trap "" TERM; echo up; exec sleep 100' &); exec sleep 100"#;
+/// The last of them has forked twice, is in a new session and ignores TERM.
+const STUBBORN_SCRIPT: &str = r#"(setsid sh -c 'trap "" TERM; echo up; exec sleep 100' &); exec sleep 100"#;
 
 fn main() -> Result<()> {
     let mut args = std::env::args();
-    // The name is a path or not, as each supervisor likes it.
+    // The peers start it with its path or with its bare name.
     if args.next().is_some_and(|name| Path::new(&name).ends_with("run")) {
-        return serve();
+        return run_service();
     }
-    // A process of its own, as the peers are.
+    // A separate process, like the peers.
     if args.next().as_deref() == Some("supervise") {
         return supervise(&PathBuf::from(args.next().context("the program to supervise")?));
     }
@@ -50,14 +51,14 @@ fn main() -> Result<()> {
         command.arg("supervise").arg(service.join("run"));
         Ok(command)
     })?;
-    let mut runit = peer(dir.path(), "runit", "runsv");
-    let mut s6 = peer(dir.path(), "s6", "s6-supervise");
+    let mut runit = start_peer(dir.path(), "runit", "runsv");
+    let mut s6 = start_peer(dir.path(), "s6", "s6-supervise");
     let mut bare = Vec::with_capacity(SAMPLES);
     for round in 0..SAMPLES {
-        let_live();
-        // In turn, so that a machine that gets slower meanwhile slows all.
-        bare.push(bare_start()?);
-        let s6 = s6.as_mut().filter(|_| round % PATIENT == 0);
+        wait_lifetime();
+        // In turn, so that a host that becomes slower meanwhile slows all of them.
+        bare.push(time_bare_start()?);
+        let s6 = s6.as_mut().filter(|_| round % S6_INTERVAL == 0);
         for contender in [Some(&mut ours), runit.as_mut(), s6].into_iter().flatten() {
             contender.sample()?;
         }
@@ -70,8 +71,8 @@ fn main() -> Result<()> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "that time goes by is the event")]
-fn let_live() {
-    std::thread::sleep(LIFE);
+fn wait_lifetime() {
+    std::thread::sleep(SERVICE_LIFETIME);
 }
 
 fn restart_rows(
@@ -85,7 +86,7 @@ fn restart_rows(
         for (name, peer, pause) in [("runit", runit, ""), ("s6", s6, ", which pauses for a second")] {
             let row = BenchRow::new(
                 format!("restart-p{percent}-{name}"),
-                format!("kill -9 of a supervised child to the exec of the next, no backoff, p{percent}, beside {name}{pause}; limit: fork, exec and wait of /bin/true"),
+                format!("kill -9 of a supervised child to the exec of the next, no backoff, p{percent}, compared with {name}{pause}; limit: fork, exec and wait of /bin/true"),
                 "ms",
                 percentile(&ours.samples, percent),
             )
@@ -100,24 +101,25 @@ fn restart_rows(
     rows
 }
 
-/// The service: it lives until it is ended. A program of this bench's own, because s6-supervise gives it arguments.
-fn serve() -> Result<()> {
+/// The service: runs until its input ends. It is a program of this bench, because s6-supervise passes
+/// arguments.
+fn run_service() -> Result<()> {
     io::copy(&mut io::stdin(), &mut io::sink())?;
     Ok(())
 }
 
-/// A supervisor of one service, which is a copy of this program that reads a pipe into which nobody writes.
+/// A supervisor of one service, which is a copy of this program that reads from an idle pipe.
 struct Contender {
     name: &'static str,
     version: String,
     supervisor: StdChild,
-    /// What the exec of the service is seen by.
+    /// Reports the exec of the service.
     opened: OwnedFd,
     service: PathBuf,
     child: Pid,
     /// Milliseconds.
     samples: Vec<f64>,
-    /// As long as this is open, the service has something to wait for.
+    /// Keeps the service's input open.
     _stdin: io::PipeWriter,
 }
 
@@ -126,7 +128,7 @@ impl Contender {
         let service = dir.join(name);
         fs::create_dir(&service)?;
         fs::copy(std::env::current_exe()?, service.join("run"))?;
-        // Every exec opens its file, and nobody else opens this one.
+        // Every exec opens its file, and nothing else opens this one.
         let opened = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         inotify::add_watch(&opened, service.join("run"), inotify::WatchFlags::OPEN)?;
         let (reader, writer) = io::pipe()?;
@@ -135,7 +137,7 @@ impl Contender {
             .stdout(Stdio::null())
             .spawn()
             .with_context(|| format!("start {name}"))?;
-        let version = version(name);
+        let version = package_version(name);
         let mut contender = Self {
             name,
             version,
@@ -153,10 +155,10 @@ impl Contender {
 
     fn sample(&mut self) -> Result<()> {
         self.forget_opened()?;
-        let began = Instant::now();
+        let started = Instant::now();
         rustix::process::kill_process(self.child, Signal::KILL)?;
         self.wait_opened()?;
-        self.samples.push(began.elapsed().as_secs_f64() * 1e3);
+        self.samples.push(started.elapsed().as_secs_f64() * 1e3);
         self.child = self.find_child()?;
         Ok(())
     }
@@ -164,12 +166,12 @@ impl Contender {
     fn wait_opened(&self) -> Result<()> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.opened, PollFlags::IN)];
-        let within = Timespec { tv_sec: i64::try_from(WITHIN.as_secs())?, tv_nsec: 0 };
+        let within = Timespec { tv_sec: i64::try_from(EVENT_TIMEOUT.as_secs())?, tv_nsec: 0 };
         anyhow::ensure!(poll(&mut fds, Some(&within))? == 1, "{} starts nothing", self.name);
         Ok(())
     }
 
-    /// What comes later is of the next start.
+    /// Discards events of the previous start.
     fn forget_opened(&self) -> Result<()> {
         let mut events = [MaybeUninit::uninit(); 1024];
         let mut reader = inotify::Reader::new(&self.opened, &mut events);
@@ -188,7 +190,7 @@ impl Contender {
             fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == self.service.join("run"))
         };
         let is_other = |pid: &i32| *pid != self.child.as_raw_nonzero().get();
-        testbed::wait_until(WITHIN, "the next run to be there", || {
+        testbed::wait_until(EVENT_TIMEOUT, "the next run to be there", || {
             let found = children(self.supervisor.id())?.into_iter().filter(is_other).find(runs);
             found.and_then(Pid::from_raw).context("it is not")
         })
@@ -197,7 +199,7 @@ impl Contender {
 
 impl Drop for Contender {
     fn drop(&mut self) {
-        // Each of them ends its service when it is asked to end.
+        // Each of them stops its service when it is stop_signal to stop.
         if let Some(pid) = i32::try_from(self.supervisor.id()).ok().and_then(Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, Signal::TERM);
         }
@@ -205,8 +207,8 @@ impl Drop for Contender {
     }
 }
 
-/// One whose program is not there is left out.
-fn peer(dir: &Path, name: &'static str, program: &str) -> Option<Contender> {
+/// `None` if the peer is not installed.
+fn start_peer(dir: &Path, name: &'static str, program: &str) -> Option<Contender> {
     let started = Contender::start(dir, name, |service| {
         let mut command = Command::new(program);
         command.arg(service);
@@ -215,8 +217,8 @@ fn peer(dir: &Path, name: &'static str, program: &str) -> Option<Contender> {
     started.map_err(|error| println!("without the peer {name}: {error:#}")).ok()
 }
 
-/// As the package says: neither program tells its own.
-fn version(package: &str) -> String {
+/// The version of the package: neither program prints its own.
+fn package_version(package: &str) -> String {
     let output =
         Command::new("dpkg-query").args(["-W", "-f=${Version}", package]).stderr(Stdio::null()).output();
     let version = output.ok().filter(|output| output.status.success());
@@ -228,29 +230,29 @@ fn version(package: &str) -> String {
 fn children(pid: u32) -> Result<Vec<i32>> {
     let mut children = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may have ended meanwhile.
+        // A thread may have exited meanwhile.
         let text = fs::read_to_string(thread?.path().join("children")).unwrap_or_default();
         children.extend(text.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
     Ok(children)
 }
 
-/// What a restart can't do without.
-fn bare_start() -> Result<f64> {
-    let began = Instant::now();
+/// The lower bound of a restart: fork, exec and wait.
+fn time_bare_start() -> Result<f64> {
+    let started = Instant::now();
     let status = Command::new("/bin/true").status()?;
     anyhow::ensure!(status.success(), "/bin/true: {status}");
-    Ok(began.elapsed().as_secs_f64() * 1e3)
+    Ok(started.elapsed().as_secs_f64() * 1e3)
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn supervise(program: &Path) -> Result<()> {
-    let stdin = Stdin::from(File::open("/dev/stdin")?);
+    let stdin = StdinSource::from(File::open("/dev/stdin")?);
     let process = Process::new(program).stdin(stdin);
-    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
-    let mut asked = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let supervisor = Supervisor::builder().policy(policy).start(root(process));
-    asked.recv().await;
+    let policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
+    let mut stop_signal = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let supervisor = Supervisor::builder().default_policy(policy).start(root(process));
+    stop_signal.recv().await;
     supervisor.shutdown().await;
     Ok(())
 }
@@ -259,40 +261,43 @@ fn root(process: Process) -> impl nodekeel_supervisor::Runnable {
     move |ctx: Context| {
         let process = process.clone();
         async move {
-            ctx.run("p", process)?;
-            ctx.ready()?;
-            Err::<(), Failure>(ctx.cancelled().await.into())
+            ctx.run_child("p", process)?;
+            ctx.signal_ready()?;
+            Err::<(), Failure>(ctx.canceled().await.into())
         }
     }
 }
 
-/// How much longer than its grace a stop takes of one whose descendant has to be looked for and killed.
+/// How much longer than its grace period a stop takes if a descendant has to be found and killed.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_row() -> Result<BenchRow> {
     let mut samples = Vec::with_capacity(STOPS);
     for _ in 0..STOPS {
         let up = Arc::new(Notify::new());
-        let said = Arc::clone(&up);
-        let process =
-            Process::new("/bin/sh").args(["-c", STUBBORN]).env("PATH", "/usr/bin:/bin").grace(GRACE);
-        let supervisor =
-            Supervisor::builder().output(move |_: Origin<'_>| Told(Arc::clone(&said))).start(root(process));
-        tokio::time::timeout(WITHIN, up.notified()).await.context("the process comes up")?;
-        let began = Instant::now();
+        let notify = Arc::clone(&up);
+        let process = Process::new("/bin/sh")
+            .args(["-c", STUBBORN_SCRIPT])
+            .env("PATH", "/usr/bin:/bin")
+            .grace_period(GRACE);
+        let supervisor = Supervisor::builder()
+            .output_sink(move |_: OutputOrigin<'_>| NotifyOnWrite(Arc::clone(&notify)))
+            .start(root(process));
+        tokio::time::timeout(EVENT_TIMEOUT, up.notified()).await.context("the process comes up")?;
+        let started = Instant::now();
         let report = supervisor.shutdown().await;
-        samples.push((began.elapsed().as_secs_f64() - GRACE.as_secs_f64()) * 1e3);
+        samples.push((started.elapsed().as_secs_f64() - GRACE.as_secs_f64()) * 1e3);
         anyhow::ensure!(report.stragglers.is_empty(), "{report:?}");
     }
     let work = format!(
-        "stop of a process with a descendant that has forked twice, has its own session and ignores TERM: time over its grace of {GRACE:?}, p50"
+        "stop of a process with a descendant that has forked twice, runs in a new session and ignores TERM: time over its grace period of {GRACE:?}, p50"
     );
     Ok(BenchRow::new("stop-over-grace", work, "ms", median(&samples)).at_most(50.0))
 }
 
-/// Tells that something was written.
-struct Told(Arc<Notify>);
+/// Notifies that something was written.
+struct NotifyOnWrite(Arc<Notify>);
 
-impl io::Write for Told {
+impl io::Write for NotifyOnWrite {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.notify_one();
         Ok(bytes.len())

@@ -1,4 +1,4 @@
-//! The tree beside suture: restarts in the process, ten thousand runnables up, and what each of them weighs.
+//! The tree, compared with suture: restarts, the start of ten thousand runnables, and the memory of each.
 //!
 //! `cargo xtask bench supervisor-tree`
 
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nodekeel_supervisor::{Backoff, Child, Context, Failure, Policy, Supervisor};
+use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, Supervisor};
 use testbed::bench::{BenchRow, median};
 use tokio::sync::Notify;
 
@@ -19,29 +19,30 @@ const GROUP: usize = 64;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
-    // A process of its own for each sample: memory that an earlier one has left to the allocator would be invisible.
+    // A separate process for each sample: memory that an earlier sample has left to the allocator would not
+    // be counted.
     if std::env::args().nth(1).as_deref() == Some("up") {
-        let (up, bytes) = up().await;
+        let (up, bytes) = time_start_all().await;
         println!("{up}\n{bytes}");
         return Ok(());
     }
     let this = std::env::current_exe()?;
-    let suture = suture();
+    let suture = build_suture();
     if let Err(reason) = &suture {
         println!("without the peer suture: {reason:#}");
     }
     let mut ours: [Vec<f64>; 4] = Default::default();
     let mut theirs: [Vec<f64>; 3] = Default::default();
-    // In turn, so that a machine that gets slower meanwhile slows both.
+    // In turn, so that a host that becomes slower meanwhile slows both.
     for _ in 0..ROUNDS {
-        ours[0].push(restart().await);
-        ours[1].push(group_restart().await);
-        let up = figures(&this, "up")?;
+        ours[0].push(time_restarts().await);
+        ours[1].push(time_group_restarts().await);
+        let up = run_peer(&this, "up")?;
         ours[2].push(up[0]);
         ours[3].push(up[1]);
         if let Ok(suture) = &suture {
-            theirs[0].extend(figures(suture, "restart")?);
-            let up = figures(suture, "up")?;
+            theirs[0].extend(run_peer(suture, "restart")?);
+            let up = run_peer(suture, "up")?;
             theirs[1].push(up[0]);
             theirs[2].push(up[1]);
         }
@@ -50,11 +51,11 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was measured, beside the peer where it was there.
+/// The measured rows, with the peer's values where it is installed.
 fn rows(ours: &[Vec<f64>; 4], theirs: &[Vec<f64>; 3]) -> [BenchRow; 4] {
     let row =
         |id, work, unit, index: usize, scale| BenchRow::new(id, work, unit, median(&ours[index]) / scale);
-    let beside = |row: BenchRow, index: usize, scale: f64| match theirs[index].is_empty() {
+    let with_peer = |row: BenchRow, index: usize, scale: f64| match theirs[index].is_empty() {
         true => row,
         false => row.peer("suture", "4.0.6", median(&theirs[index]) / scale),
     };
@@ -63,28 +64,30 @@ fn rows(ours: &[Vec<f64>; 4], theirs: &[Vec<f64>; 3]) -> [BenchRow; 4] {
     let up = row("up-10000", "10,000 children of one parent added and running", "ms", 2, 1e6);
     let bytes = row("bytes-each", "resident memory of one of 10,000 idle runnables", "bytes", 3, 1.0);
     [
-        beside(restart, 0, 1e3).at_most(5.0),
+        with_peer(restart, 0, 1e3).at_most(5.0),
         row("restart-group-64", group, "µs", 1, 1e3).at_most(200.0),
-        beside(up, 1, 1e6).at_most(50.0),
-        beside(bytes, 2, 1.0).at_most(1536.0),
+        with_peer(up, 1, 1e6).at_most(50.0),
+        with_peer(bytes, 2, 1.0).at_most(1536.0),
     ]
 }
 
-fn tree(root: impl nodekeel_supervisor::Runnable) -> Supervisor {
-    Supervisor::builder().policy(Policy { backoff: Backoff::NONE, ..Policy::default() }).start(root)
+fn start_tree(root: impl nodekeel_supervisor::Runnable) -> Supervisor {
+    Supervisor::builder()
+        .default_policy(ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() })
+        .start(root)
 }
 
-async fn idle(ctx: Context) -> Result<(), Failure> {
-    ctx.ready()?;
-    Err(ctx.cancelled().await.into())
+async fn run_idle(ctx: Context) -> Result<(), Failure> {
+    ctx.signal_ready()?;
+    Err(ctx.canceled().await.into())
 }
 
-/// Nanoseconds from the end of one run to the beginning of the next, p50.
-async fn restart() -> f64 {
+/// Nanoseconds from the end of one run to the start of the next, p50.
+async fn time_restarts() -> f64 {
     let samples = Arc::new(Mutex::new((None::<Instant>, Vec::with_capacity(RESTARTS))));
     let (taken, full) = (Arc::clone(&samples), Arc::new(Notify::new()));
     let enough = Arc::clone(&full);
-    let supervisor = tree(move |ctx: Context| {
+    let supervisor = start_tree(move |ctx: Context| {
         let (taken, enough) = (Arc::clone(&taken), Arc::clone(&enough));
         async move {
             let failing = move |ctx: Context| {
@@ -99,14 +102,14 @@ async fn restart() -> f64 {
                     };
                     if measured == RESTARTS {
                         enough.notify_one();
-                        return Err(ctx.cancelled().await.into());
+                        return Err(ctx.canceled().await.into());
                     }
                     taken.lock().expect("no panic holds it").0 = Some(Instant::now());
                     Err(Failure::new("fails"))
                 }
             };
-            ctx.run("failing", failing)?;
-            idle(ctx).await
+            ctx.run_child("failing", failing)?;
+            run_idle(ctx).await
         }
     });
     full.notified().await;
@@ -115,84 +118,86 @@ async fn restart() -> f64 {
     median(&samples.1)
 }
 
-/// Nanoseconds from one failure until the whole group runs again, p50 of many failures.
-async fn group_restart() -> f64 {
+/// Nanoseconds from one failure until the whole group is running again, p50 of many failures.
+async fn time_group_restarts() -> f64 {
     let (running, all, fail) =
         (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (counted, complete, told) = (Arc::clone(&running), Arc::clone(&all), Arc::clone(&fail));
-    let supervisor = tree(move |ctx: Context| {
-        let (counted, complete, told) = (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
+    let (counted, complete, failing) = (Arc::clone(&running), Arc::clone(&all), Arc::clone(&fail));
+    let supervisor = start_tree(move |ctx: Context| {
+        let (counted, complete, failing) =
+            (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&failing));
         async move {
             let member = |number: usize| {
-                let (counted, complete, told) =
-                    (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
-                Child::new(format!("member-{number}"), move |ctx: Context| {
-                    let (counted, complete, told) =
-                        (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&told));
+                let (counted, complete, failing) =
+                    (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&failing));
+                ChildSpec::new(format!("member-{number}"), move |ctx: Context| {
+                    let (counted, complete, failing) =
+                        (Arc::clone(&counted), Arc::clone(&complete), Arc::clone(&failing));
                     async move {
-                        ctx.ready()?;
+                        ctx.signal_ready()?;
                         if counted.fetch_add(1, Ordering::SeqCst) + 1 == GROUP {
                             complete.notify_one();
                         }
                         tokio::select! {
-                            cancelled = ctx.cancelled() => Err(cancelled.into()),
-                            () = told.notified(), if number == 0 => Err(Failure::new("fails")),
+                            cancelled = ctx.canceled() => Err(cancelled.into()),
+                            () = failing.notified(), if number == 0 => Err(Failure::new("fails")),
                         }
                     }
                 })
             };
             ctx.run_group((0..GROUP).map(member))?;
-            idle(ctx).await
+            run_idle(ctx).await
         }
     });
     all.notified().await;
     let mut samples = Vec::new();
     for _ in 0..500 {
         running.store(0, Ordering::SeqCst);
-        let began = Instant::now();
+        let started = Instant::now();
         fail.notify_one();
         all.notified().await;
-        samples.push(began.elapsed().as_nanos() as f64);
+        samples.push(started.elapsed().as_nanos() as f64);
     }
     supervisor.shutdown().await;
     median(&samples)
 }
 
-/// Nanoseconds until all runnables are up, and the bytes of resident memory that each takes.
-async fn up() -> (f64, f64) {
-    let (before, began) = (resident(), Instant::now());
+/// Nanoseconds until all runnables are running, and the bytes of resident memory of each.
+async fn time_start_all() -> (f64, f64) {
+    let (before, started) = (resident_bytes(), Instant::now());
     let (left, all) = (Arc::new(AtomicUsize::new(RUNNABLES)), Arc::new(Notify::new()));
     let (counted, complete) = (Arc::clone(&left), Arc::clone(&all));
-    let supervisor = tree(move |ctx: Context| {
+    let supervisor = start_tree(move |ctx: Context| {
         let (counted, complete) = (Arc::clone(&counted), Arc::clone(&complete));
         async move {
             for number in 0..RUNNABLES {
                 let (counted, complete) = (Arc::clone(&counted), Arc::clone(&complete));
-                ctx.run(format!("r{number}"), move |ctx: Context| {
+                ctx.run_child(format!("r{number}"), move |ctx: Context| {
                     if counted.fetch_sub(1, Ordering::SeqCst) == 1 {
                         complete.notify_one();
                     }
-                    idle(ctx)
+                    run_idle(ctx)
                 })?;
             }
-            idle(ctx).await
+            run_idle(ctx).await
         }
     });
     all.notified().await;
-    let figures = (began.elapsed().as_nanos() as f64, (resident() as f64 - before as f64) / RUNNABLES as f64);
+    let figures =
+        (started.elapsed().as_nanos() as f64, (resident_bytes() as f64 - before as f64) / RUNNABLES as f64);
     let report = tokio::time::timeout(Duration::from_secs(10), supervisor.shutdown()).await;
     assert!(report.is_ok_and(|report| report.stragglers.is_empty()), "the tree goes down");
     figures
 }
 
-fn resident() -> u64 {
+fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("every Linux has it");
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("its second field");
     pages * 4096
 }
 
-/// The peer, built from its own module where Go is there.
-fn suture() -> anyhow::Result<PathBuf> {
+/// Builds the peer from its module, if Go is installed.
+fn build_suture() -> anyhow::Result<PathBuf> {
     let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../bins/testbed/peers/suture");
     let binary = testbed::bench::directory().join("suture-peer");
     let built =
@@ -201,7 +206,7 @@ fn suture() -> anyhow::Result<PathBuf> {
     Ok(binary)
 }
 
-fn figures(program: &PathBuf, what: &str) -> anyhow::Result<Vec<f64>> {
+fn run_peer(program: &PathBuf, what: &str) -> anyhow::Result<Vec<f64>> {
     let output = Command::new(program).arg(what).output()?;
     anyhow::ensure!(output.status.success(), "{} {what}: {}", program.display(), output.status);
     Ok(String::from_utf8(output.stdout)?.lines().map(str::parse).collect::<Result<_, _>>()?)

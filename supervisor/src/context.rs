@@ -1,4 +1,4 @@
-//! What a runnable knows and may do.
+//! The context of a run: what a runnable can see and do.
 
 use std::fmt;
 use std::future::Future;
@@ -9,51 +9,51 @@ use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::driver::Driver;
-use crate::machine::{Ended, Key, Machine, SignalError, SpawnError, Time};
+use crate::cancellation::RunCancellation;
+use crate::driver::TreeDriver;
+use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
 use crate::name::NameError;
-use crate::output::{Origin, Stream};
-use crate::process::{Host, ProcessExit};
-use crate::runnable::{Cancelled, Child, Runnable};
-use crate::state::Exit;
-use crate::switch::Switches;
+use crate::output::{OutputOrigin, OutputStream};
+use crate::process::{ProcessExit, ProcessHost};
+use crate::runnable::{CanceledError, ChildSpec, Runnable};
+use crate::state::ExitReason;
 use crate::task;
 
-/// One run's view of the tree. It is cheap to clone, and becomes stale when the run ends: then it can still be asked
-/// for its name, but whatever it tries gets an error and never reaches the node's next run.
+/// One incarnation's handle to the tree. It is cheap to clone. It becomes stale when the run ends: it still
+/// returns its name, but every other call fails and never reaches the runnable's next incarnation.
 #[derive(Clone)]
-pub struct Context(Arc<Inner>);
+pub struct Context(Arc<ContextInner>);
 
-struct Inner {
-    driver: Arc<Driver>,
-    key: Key,
+struct ContextInner {
+    driver: Arc<TreeDriver>,
+    key: RunKey,
     dn: Arc<str>,
     generation: u64,
-    switches: Arc<Switches>,
-    helpers: Mutex<Helpers>,
+    cancellation: Arc<RunCancellation>,
+    helpers: Mutex<HelperTasks>,
 }
 
-/// The helper tasks of a run, for which its end waits.
+/// The helper tasks of a run. The run does not end before they do.
 #[derive(Default)]
-struct Helpers {
+struct HelperTasks {
     tasks: Option<TaskTracker>,
     closed: bool,
 }
 
-/// The run has ended, or its runnable has returned: there is nobody to help any more.
+/// The context is stale: its run has ended, or its runnable has returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the context is stale: its run has ended")]
-pub struct Stale;
+pub struct StaleContextError;
 
-/// Why another runnable can't be waited for.
+/// Why waiting for another runnable failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum WaitError {
-    /// Who waits is cancelled itself.
-    #[error("waiting ended")]
-    Cancelled(#[source] Cancelled),
-    /// No runnable has this DN: it must have been added before somebody waits for it.
-    #[error("no runnable is called {dn:?}")]
+pub enum WaitReadyError {
+    /// The waiting runnable was canceled.
+    #[error("wait for a runnable")]
+    Canceled(#[source] CanceledError),
+    /// No runnable has this DN. Add it before waiting for it.
+    #[error("unknown runnable {dn:?}: add it before waiting for it")]
     UnknownDn {
         /// The DN as it was given.
         dn: String,
@@ -62,48 +62,50 @@ pub enum WaitError {
 
 impl Context {
     pub(crate) fn new(
-        driver: Arc<Driver>,
-        key: Key,
+        driver: Arc<TreeDriver>,
+        key: RunKey,
         dn: Arc<str>,
         generation: u64,
-        switches: Arc<Switches>,
+        cancellation: Arc<RunCancellation>,
     ) -> Self {
-        Self(Arc::new(Inner { driver, key, dn, generation, switches, helpers: Mutex::default() }))
+        Self(Arc::new(ContextInner { driver, key, dn, generation, cancellation, helpers: Mutex::default() }))
     }
 
-    /// Adds one child, a group of its own, and starts it.
+    /// Adds one child as a separate group, and starts it.
     ///
     /// # Errors
-    /// See [`SpawnError`]; nothing was added.
-    pub fn run(&self, name: impl Into<String>, runnable: impl Runnable) -> Result<(), SpawnError> {
-        self.run_group([Child::new(name, runnable)])
+    /// See [`AddChildError`]; nothing was added.
+    pub fn run_child(&self, name: impl Into<String>, runnable: impl Runnable) -> Result<(), AddChildError> {
+        self.run_group([ChildSpec::new(name, runnable)])
     }
 
-    /// Adds a group of children and starts them. When one of them fails, the others are cancelled, and each starts
-    /// again as soon as everything below it has exited: those that were cancelled at once, the one that failed after its
-    /// backoff.
+    /// Adds a group of children and starts them. When a member fails, the supervisor cancels the others. Each
+    /// member restarts once its whole subtree has exited: the canceled members at once, the failed member
+    /// after its backoff.
     ///
     /// # Errors
-    /// See [`SpawnError`]; none of the group was added.
-    pub fn run_group(&self, children: impl IntoIterator<Item = Child>) -> Result<(), SpawnError> {
-        self.0.driver.spawn(self.0.key, children.into_iter().collect())
+    /// See [`AddChildError`]; none of the group was added.
+    pub fn run_group(&self, children: impl IntoIterator<Item = ChildSpec>) -> Result<(), AddChildError> {
+        self.0.driver.add_group(self.0.key, children.into_iter().collect())
     }
 
-    /// Says that this runnable does its work from now on. No children can be added after this.
+    /// Signals that this runnable now does its work. No children can be added after this.
     ///
     /// # Errors
-    /// [`SignalError::Stale`], or [`SignalError::ReadyTwice`], which has cancelled this run.
-    pub fn ready(&self) -> Result<(), SignalError> {
-        self.signal(|machine, now| machine.ready(now, self.0.key))
+    /// [`LifecycleSignalError::StaleContext`], [`LifecycleSignalError::ForeignContext`], or
+    /// [`LifecycleSignalError::ReadyTwice`], which has canceled this run.
+    pub fn signal_ready(&self) -> Result<(), LifecycleSignalError> {
+        self.apply_signal(|fsm, now| fsm.signal_ready(now, self.0.key))
     }
 
-    /// Says that the work is done and the runnable is about to return `Ok`: it is not started again by itself, and its
-    /// children go on.
+    /// Signals that the work is done and the runnable is about to return `Ok`. The supervisor does not
+    /// restart it, and its children keep running.
     ///
     /// # Errors
-    /// [`SignalError::Stale`], or a wrong order, which has cancelled this run.
-    pub fn done(&self) -> Result<(), SignalError> {
-        self.signal(|machine, now| machine.done(now, self.0.key))
+    /// [`LifecycleSignalError::StaleContext`], [`LifecycleSignalError::ForeignContext`], or an invalid order,
+    /// which has canceled this run.
+    pub fn signal_done(&self) -> Result<(), LifecycleSignalError> {
+        self.apply_signal(|fsm, now| fsm.signal_done(now, self.0.key))
     }
 
     /// The runnable's name in the tree, `root.a.b`.
@@ -111,70 +113,75 @@ impl Context {
         &self.0.dn
     }
 
-    /// Which run of this DN it is, counted from 1.
+    /// Which incarnation of this DN this is, counted from 1.
     pub fn generation(&self) -> u64 {
         self.0.generation
     }
 
-    /// Resolves when the runnable has to stop: return what it gives.
+    /// Resolves when the runnable has to stop. Return the value that it resolves to.
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
-    pub async fn cancelled(&self) -> Cancelled {
-        self.0.switches.cancelled().happened().await;
-        Cancelled
+    pub async fn canceled(&self) -> CanceledError {
+        self.0.cancellation.canceled().wait_fired().await;
+        CanceledError
     }
 
     /// Whether the runnable has to stop.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.switches.cancelled().has_happened()
+    pub fn is_canceled(&self) -> bool {
+        self.0.cancellation.canceled().has_fired()
     }
 
-    /// A token that is cancelled with this context, for libraries that take one. Cancelling it does nothing to the tree.
-    pub fn token(&self) -> CancellationToken {
-        self.0.switches.token()
+    /// A token that is canceled with this context, for libraries that take one. Canceling the token does not
+    /// affect the tree.
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.0.cancellation.child_token()
     }
 
-    /// A span with the field `dn`, by which a subscriber finds the runnable's log. What the runnable does itself is in
-    /// it already.
+    /// A span with the field `dn`, by which a subscriber finds the runnable's log. The runnable itself
+    /// already runs in it.
     pub fn span(&self) -> tracing::Span {
         tracing::info_span!(parent: None, "runnable", dn = %self.0.dn)
     }
 
-    /// A span for a part of this runnable that logs below a name of its own.
+    /// A span for a part of this runnable that logs under a separate name.
     ///
     /// # Errors
-    /// [`NameError`] when a child has the name, as a child is refused a name that a sub-span has.
+    /// [`NameError`] when a child has the name. In turn, a child can't take the name of a sub-span.
     pub fn sub_span(&self, name: &str) -> Result<tracing::Span, NameError> {
-        let dn = self.0.driver.apply(|machine, _| machine.sub_span(self.0.key, name))?;
+        let dn = self.0.driver.apply(|fsm, _| fsm.reserve_sub_span(self.0.key, name))?;
         Ok(tracing::info_span!(parent: None, "part", dn = %dn))
     }
 
-    /// A writer for text that is no log line of this program.
-    pub fn raw(&self) -> Box<dyn io::Write + Send> {
-        self.output(Stream::Raw)
+    /// A writer for text that is not a log line of this program.
+    pub fn open_raw_output(&self) -> Box<dyn io::Write + Send> {
+        self.open_output(OutputStream::Raw)
     }
 
     /// A writer for one of this run's outputs.
-    pub fn output(&self, stream: Stream) -> Box<dyn io::Write + Send> {
-        let origin = Origin { dn: &self.0.dn, stream, generation: self.0.generation };
-        self.0.driver.output.open(origin)
+    pub fn open_output(&self, stream: OutputStream) -> Box<dyn io::Write + Send> {
+        let origin = OutputOrigin { dn: &self.0.dn, stream, generation: self.0.generation };
+        self.0.driver.output.open_writer(origin)
     }
 
-    /// Runs a helper task: the run does not end before it, and its panic is the runnable's. It should watch
-    /// [`cancelled`](Self::cancelled), which also comes when the runnable fails.
+    /// Spawns a helper task. The run does not end before its helpers, and a helper's panic fails the
+    /// runnable. A helper should watch [`canceled`](Self::canceled), which also resolves when the runnable
+    /// fails.
     ///
     /// # Errors
-    /// [`Stale`] when the runnable has returned.
-    pub fn spawn(&self, helper: impl Future<Output = ()> + Send + 'static) -> Result<(), Stale> {
+    /// [`StaleContextError`] when the runnable has returned.
+    pub fn spawn_helper(
+        &self,
+        helper: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), StaleContextError> {
         let mut helpers = self.0.helpers.lock().unwrap_or_else(PoisonError::into_inner);
         if helpers.closed {
-            return Err(Stale);
+            return Err(StaleContextError);
         }
         let context = self.clone();
         let contained = async move {
-            if let Some(Err(message)) = task::contain(&context, helper).await {
-                context.doom(Exit::Panicked { message });
+            if let Some(Err(message)) = task::run_catching_panics(&context, helper).await {
+                context.fail_run(ExitReason::Panicked { message });
             }
         };
         let tasks = helpers.tasks.get_or_insert_default();
@@ -182,70 +189,73 @@ impl Context {
         Ok(())
     }
 
-    /// Waits until the runnable of this DN, anywhere in the tree, is ready or done, however often it and its parent are
-    /// restarted until then. That it fails later is not told.
+    /// Waits until the runnable with this DN, anywhere in the tree, is ready or done, across any restarts of
+    /// it and its parent. A later failure of that runnable is not reported.
     ///
     /// # Errors
-    /// See [`WaitError`].
+    /// See [`WaitReadyError`].
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
-    pub async fn wait_ready(&self, dn: &str) -> Result<(), WaitError> {
-        let unknown = || WaitError::UnknownDn { dn: dn.to_owned() };
+    pub async fn wait_ready(&self, dn: &str) -> Result<(), WaitReadyError> {
+        let unknown = || WaitReadyError::UnknownDn { dn: dn.to_owned() };
         let waiting = self.0.driver.wait_ready(dn).ok_or_else(unknown)?;
-        let _noted = Dependency::note(self, dn);
+        let _noted = DependencyGuard::set(self, dn);
         tokio::select! {
             biased;
-            ready = waiting => ready.map_err(|_| WaitError::Cancelled(Cancelled)),
-            cancelled = self.cancelled() => Err(WaitError::Cancelled(cancelled)),
+            ready = waiting => ready.map_err(|_| WaitReadyError::Canceled(CanceledError)),
+            canceled = self.canceled() => Err(WaitReadyError::Canceled(canceled)),
         }
     }
 
-    /// What runs child processes.
-    pub(crate) fn processes(&self) -> io::Result<Arc<Host>> {
-        self.0.driver.processes()
+    /// The host that runs child processes, created at the first call.
+    ///
+    /// # Errors
+    /// The error that kept it from being created.
+    pub(crate) fn process_host(&self) -> io::Result<Arc<ProcessHost>> {
+        self.0.driver.process_host()
     }
 
-    fn signal(
+    fn apply_signal(
         &self,
-        signal: impl FnOnce(&mut Machine, Time) -> Result<(), SignalError>,
-    ) -> Result<(), SignalError> {
-        if task::is_foreign(self.0.key) {
-            return Err(SignalError::Foreign { dn: self.0.dn.to_string() });
+        signal: impl FnOnce(&mut TreeFsm, TreeTime) -> Result<(), LifecycleSignalError>,
+    ) -> Result<(), LifecycleSignalError> {
+        if task::is_other_run(self.0.key) {
+            return Err(LifecycleSignalError::ForeignContext { dn: self.0.dn.to_string() });
         }
         self.0.driver.apply(signal)
     }
 
-    /// The run is to end as failed, whatever its runnable returns.
-    fn doom(&self, exit: Exit) {
-        self.0.driver.apply(|machine, now| machine.doom(now, self.0.key, exit));
+    /// Makes the run end as failed with `exit`, whatever its runnable returns.
+    fn fail_run(&self, exit: ExitReason) {
+        self.0.driver.apply(|fsm, now| fsm.fail_run(now, self.0.key, exit));
     }
 
-    /// The runnable has begun to end, by itself: from now on it counts as ready no more.
-    pub(crate) fn ending(&self) {
-        self.0.driver.apply(|machine, now| machine.ending(now, self.0.key));
+    /// The runnable has started to end by itself: from now on it no longer counts as ready.
+    pub(crate) fn mark_ending(&self) {
+        self.0.driver.apply(|fsm, now| fsm.mark_ending(now, self.0.key));
     }
 
-    /// How the runnable's child process has ended.
-    pub(crate) fn process_ended(&self, exit: ProcessExit) {
-        self.0.driver.apply(|machine, _| machine.process_ended(self.0.key, Arc::new(exit)));
+    /// Records how the runnable's child process exited.
+    pub(crate) fn record_process_exit(&self, exit: ProcessExit) {
+        self.0.driver.apply(|fsm, _| fsm.record_process_exit(self.0.key, Arc::new(exit)));
     }
 
-    pub(crate) fn exited(&self, ended: Ended) {
-        self.0.driver.apply(|machine, now| machine.exited(now, self.0.key, ended));
+    pub(crate) fn report_exit(&self, outcome: RunOutcome) {
+        self.0.driver.apply(|fsm, now| fsm.handle_exit(now, self.0.key, outcome));
     }
 
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn run_key(&self) -> RunKey {
         self.0.key
     }
 
-    /// Resolves when the run has been given up on.
-    pub(crate) async fn aborted(&self) {
-        self.0.switches.aborted.happened().await;
+    /// Resolves when the supervisor has given up on the run.
+    pub(crate) async fn wait_aborted(&self) {
+        self.0.cancellation.aborted.wait_fired().await;
     }
 
-    /// Waits for the helpers, which are told to stop unless the runnable ended well.
-    pub(crate) async fn join_helpers(&self, ended: &Ended) {
+    /// Waits for the helpers. Cancels them unless the runnable ended successfully.
+    pub(crate) async fn join_helpers(&self, outcome: &RunOutcome) {
         let tasks = {
             let mut helpers = self.0.helpers.lock().unwrap_or_else(PoisonError::into_inner);
             helpers.closed = true;
@@ -254,7 +264,7 @@ impl Context {
         let Some(tasks) = tasks else { return };
         tasks.close();
         if !tasks.is_empty() {
-            self.0.driver.apply(|machine, now| machine.returned(now, self.0.key, ended.clone()));
+            self.0.driver.apply(|fsm, now| fsm.handle_return(now, self.0.key, outcome.clone()));
             tasks.wait().await;
         }
     }
@@ -269,17 +279,17 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Shows in the status for whom a runnable waits, as long as it does.
-struct Dependency<'a>(&'a Context);
+/// Shows in the status which runnable this one waits for, until it is dropped.
+struct DependencyGuard<'a>(&'a Context);
 
-impl<'a> Dependency<'a> {
-    fn note(context: &'a Context, dn: &str) -> Self {
+impl<'a> DependencyGuard<'a> {
+    fn set(context: &'a Context, dn: &str) -> Self {
         context.set_dependency(Some(dn.into()));
         Self(context)
     }
 }
 
-impl Drop for Dependency<'_> {
+impl Drop for DependencyGuard<'_> {
     fn drop(&mut self) {
         self.0.set_dependency(None);
     }
@@ -287,6 +297,6 @@ impl Drop for Dependency<'_> {
 
 impl Context {
     fn set_dependency(&self, dn: Option<Arc<str>>) {
-        self.0.driver.note_dependency(self.0.key, dn);
+        self.0.driver.set_dependency(self.0.key, dn);
     }
 }

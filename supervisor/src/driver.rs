@@ -1,7 +1,9 @@
-//! Drives the state machine: its actions become tasks, tokens, timers and events; what tasks do becomes calls.
+//! Drives the state machine: turns its actions into tasks, tokens, timers and events, and the tasks' reports
+//! into calls.
 //!
-//! Every call runs to its end under one lock, the tasks that it starts included, so nobody ever sees half of a
-//! transition. But for wakers, code that is not this crate's runs outside of it: hooks, the log, a runnable's drop.
+//! Every call completes under one lock, including the start of its tasks, so no caller sees half a
+//! transition. Code of other crates runs outside of the lock, except wakers: hooks, the log, a runnable's
+//! drop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -10,170 +12,183 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use crate::cancellation::RunCancellation;
 use crate::context::Context;
-use crate::event::{Change, Event};
-use crate::machine::{Action, Key, Machine, Settings, SpawnError, Time};
+use crate::event::{Event, RunnableChange};
+use crate::fsm::{AddChildError, RunKey, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::output::OutputSink;
-use crate::process::{Cgroups, Host};
-use crate::runnable::{Child, Runnable};
-use crate::state::State;
-use crate::switch::Switches;
+use crate::process::{CgroupParent, ProcessHost};
+use crate::runnable::{ChildSpec, Runnable};
+use crate::state::RunnableState;
 use crate::task;
 
-/// What all contexts of one supervisor share.
-pub(crate) struct Driver {
+/// The state that all contexts of one supervisor share.
+pub(crate) struct TreeDriver {
     state: Mutex<DriverState>,
-    defaults: Settings,
+    defaults: RunnableSettings,
     runtime: Handle,
-    began: Instant,
-    began_wall: SystemTime,
+    started_at: Instant,
+    started_wall: SystemTime,
     /// Wakes the timer task when the next deadline has changed.
     deadline_changed: Notify,
     /// Counts the tree's changes.
     version: watch::Sender<u64>,
     finished: watch::Sender<bool>,
     pub(crate) output: Box<dyn OutputSink>,
-    cgroups: Cgroups,
-    /// What runs child processes, from the first of them on.
-    processes: Mutex<Option<Arc<Host>>>,
+    cgroups: CgroupParent,
+    /// The host of child processes, from the first of them on.
+    process_host: Mutex<Option<Arc<ProcessHost>>>,
 }
 
 struct DriverState {
-    machine: Machine,
-    /// By slot.
-    runs: Vec<Option<Run>>,
-    waiters: Vec<Waiter>,
-    /// Gone when there is no hook, or when the last event has been sent.
+    fsm: TreeFsm,
+    /// Indexed by slot.
+    runs: Vec<Option<SlotRun>>,
+    waiters: Vec<ReadyWaiter>,
+    /// `None` when there is no hook, or when the last event has been sent.
     events: Option<mpsc::UnboundedSender<Event>>,
     next_seq: u64,
-    armed: Option<Time>,
+    armed_deadline: Option<TreeTime>,
 }
 
-struct Run {
+struct SlotRun {
     runnable: Arc<dyn Runnable>,
     /// Of the latest start.
-    switches: Arc<Switches>,
+    cancellation: Arc<RunCancellation>,
 }
 
-/// What is left to do when the lock is free: it calls code that is not this crate's.
+/// Work to do after the lock is released, because it calls code of other crates.
 #[derive(Default)]
-struct Outcome {
+struct DeferredEffects {
     events: Vec<Event>,
-    /// Runnables whose drop is theirs to define.
-    forgotten: Vec<Run>,
+    /// Runnables to drop, which may run foreign code.
+    dropped_runs: Vec<SlotRun>,
 }
 
-impl Outcome {
-    fn tell(self) {
-        drop(self.forgotten);
+impl DeferredEffects {
+    fn apply_deferred(self) {
+        drop(self.dropped_runs);
         for event in &self.events {
-            log(event);
+            log_event(event);
         }
     }
 }
 
-/// Somebody who waits for a node to become ready.
-struct Waiter {
+/// A caller that waits for a runnable to become ready.
+struct ReadyWaiter {
     dn: Arc<str>,
     ready: oneshot::Sender<()>,
 }
 
-impl Driver {
-    /// A driver whose root has been started, with its timer task and the receiving end of its events.
-    pub(crate) fn start(
-        root: Child,
-        defaults: Settings,
+impl TreeDriver {
+    /// Creates the driver, starts the root and spawns the timer task. `events` gets every event.
+    pub(crate) fn start_tree(
+        root: ChildSpec,
+        defaults: RunnableSettings,
         output: Box<dyn OutputSink>,
         events: Option<mpsc::UnboundedSender<Event>>,
-        cgroups: Cgroups,
+        cgroups: CgroupParent,
     ) -> Arc<Self> {
-        let settings = settings_of(&root, &defaults);
+        let settings = child_settings(&root, &defaults);
         let state = DriverState {
-            machine: Machine::new(Time::ZERO, settings, seed()),
-            runs: vec![Some(Run::of(root.runnable))],
+            fsm: TreeFsm::new(TreeTime::ZERO, settings, random_seed()),
+            runs: vec![Some(SlotRun::from_runnable(root.runnable))],
             waiters: Vec::new(),
             events,
             next_seq: 1,
-            armed: None,
+            armed_deadline: None,
         };
         let driver = Arc::new(Self {
             state: Mutex::new(state),
             defaults,
             runtime: Handle::current(),
-            began: Instant::now(),
-            began_wall: SystemTime::now(),
+            started_at: Instant::now(),
+            started_wall: SystemTime::now(),
             deadline_changed: Notify::new(),
             version: watch::Sender::new(0),
             finished: watch::Sender::new(false),
             output,
             cgroups,
-            processes: Mutex::default(),
+            process_host: Mutex::default(),
         });
         driver.apply(|_, _| ());
-        driver.runtime.spawn(keep_time(Arc::clone(&driver)));
+        driver.runtime.spawn(run_timers(Arc::clone(&driver)));
         driver
     }
 
-    /// Calls the machine, and does what it says.
-    pub(crate) fn apply<R>(self: &Arc<Self>, call: impl FnOnce(&mut Machine, Time) -> R) -> R {
+    /// Calls the state machine, and performs its actions.
+    pub(crate) fn apply<R>(self: &Arc<Self>, call: impl FnOnce(&mut TreeFsm, TreeTime) -> R) -> R {
         let mut state = self.lock();
-        let result = call(&mut state.machine, self.began.elapsed());
-        let outcome = self.perform(&mut state);
+        let result = call(&mut state.fsm, self.started_at.elapsed());
+        let outcome = self.perform_actions(&mut state);
         drop(state);
-        outcome.tell();
+        outcome.apply_deferred();
         result
     }
 
     /// Adds a group of children.
-    pub(crate) fn spawn(self: &Arc<Self>, parent: Key, children: Vec<Child>) -> Result<(), SpawnError> {
-        let named: Vec<_> =
-            children.iter().map(|child| (child.name.as_str(), settings_of(child, &self.defaults))).collect();
+    ///
+    /// # Errors
+    /// See [`AddChildError`]; none of the group was added.
+    pub(crate) fn add_group(
+        self: &Arc<Self>,
+        parent: RunKey,
+        children: Vec<ChildSpec>,
+    ) -> Result<(), AddChildError> {
+        let named: Vec<_> = children
+            .iter()
+            .map(|child| (child.name.as_str(), child_settings(child, &self.defaults)))
+            .collect();
         let mut state = self.lock();
-        let slots = state.machine.spawn(self.began.elapsed(), parent, &named)?;
+        let slots = state.fsm.add_group(self.started_at.elapsed(), parent, &named)?;
         for (slot, child) in slots.into_iter().zip(children) {
             let slot = slot as usize;
             if state.runs.len() <= slot {
                 state.runs.resize_with(slot + 1, || None);
             }
-            state.runs[slot] = Some(Run::of(child.runnable));
+            state.runs[slot] = Some(SlotRun::from_runnable(child.runnable));
         }
-        let outcome = self.perform(&mut state);
+        let outcome = self.perform_actions(&mut state);
         drop(state);
-        outcome.tell();
+        outcome.apply_deferred();
         Ok(())
     }
 
-    /// Reads the machine.
-    pub(crate) fn read<R>(&self, look: impl FnOnce(&Machine) -> R) -> R {
-        look(&self.lock().machine)
+    /// Reads the state machine.
+    pub(crate) fn read<R>(&self, look: impl FnOnce(&TreeFsm) -> R) -> R {
+        look(&self.lock().fsm)
     }
 
-    /// Resolves when a node of this DN is ready or done; at once where it is. `None` where there is none now.
+    /// Resolves when the runnable with this DN is ready or done; at once if it already is. `None` if the DN
+    /// is unknown.
     pub(crate) fn wait_ready(&self, dn: &str) -> Option<oneshot::Receiver<()>> {
         let mut state = self.lock();
         let (ready, waiting) = oneshot::channel();
-        match state.machine.state_of(dn)? {
-            State::Ready | State::Done => _ = ready.send(()),
+        match state.fsm.state_of(dn)? {
+            RunnableState::Ready | RunnableState::Done => _ = ready.send(()),
             _ => {
                 state.waiters.retain(|waiter| !waiter.ready.is_closed());
-                state.waiters.push(Waiter { dn: dn.into(), ready });
+                state.waiters.push(ReadyWaiter { dn: dn.into(), ready });
             }
         }
         Some(waiting)
     }
 
-    /// What runs child processes, made by the first who asks.
-    pub(crate) fn processes(&self) -> std::io::Result<Arc<Host>> {
-        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The host of child processes, created by the first caller.
+    ///
+    /// # Errors
+    /// The error that kept it from being created.
+    pub(crate) fn process_host(&self) -> std::io::Result<Arc<ProcessHost>> {
+        let mut processes = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
         match &*processes {
             Some(host) => Ok(Arc::clone(host)),
-            None => Ok(Arc::clone(processes.insert(Arc::new(Host::new(&self.cgroups)?)))),
+            None => Ok(Arc::clone(processes.insert(Arc::new(ProcessHost::new(&self.cgroups)?)))),
         }
     }
 
-    /// Notes for the status that a runnable waits for another one, or no longer does.
-    pub(crate) fn note_dependency(&self, key: Key, dn: Option<Arc<str>>) {
-        self.lock().machine.set_dependency(key, dn);
+    /// Records for the status that a runnable waits for another one, or no longer does.
+    pub(crate) fn set_dependency(&self, key: RunKey, dn: Option<Arc<str>>) {
+        self.lock().fsm.set_dependency(key, dn);
         self.version.send_modify(|version| *version += 1);
     }
 
@@ -186,45 +201,48 @@ impl Driver {
         self.version.subscribe()
     }
 
-    /// Resolves when a shutdown is complete, every event of it is on its way to the hook, and no process is left that can
-    /// be killed.
+    /// Resolves when a shutdown is complete, all its events are queued for the hook, and every process that
+    /// can be killed has exited.
     pub(crate) async fn finished(&self) {
         let mut finished = self.finished.subscribe();
-        // The sender lives as long as `self`, so this can't fail.
+        // `self` owns the sender, so this can't fail.
         drop(finished.wait_for(|finished| *finished).await);
-        let host = self.processes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(host) = host {
-            host.buried().await;
+            host.wait_reaped().await;
         }
-        *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.process_host.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The time of day of a point in the tree's time.
-    pub(crate) fn wall(&self, time: Time) -> SystemTime {
-        self.began_wall + time
+    /// The wall-clock time of a point in the tree's time.
+    pub(crate) fn wall_time(&self, time: TreeTime) -> SystemTime {
+        self.started_wall + time
     }
 
     fn lock(&self) -> MutexGuard<'_, DriverState> {
-        // A panic below the lock is a bug of the machine; the tree stays as usable as it is.
+        // A panic below the lock is a bug of the state machine; the tree remains usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what the machine says, in its order, as far as that needs the lock.
-    fn perform(self: &Arc<Self>, state: &mut DriverState) -> Outcome {
-        let mut outcome = Outcome::default();
-        let actions: Vec<Action> = state.machine.drain_actions().collect();
+    /// Performs the state machine's actions in order, except those that must wait for the release of the
+    /// lock.
+    fn perform_actions(self: &Arc<Self>, state: &mut DriverState) -> DeferredEffects {
+        let mut outcome = DeferredEffects::default();
+        let actions: Vec<TreeAction> = state.fsm.drain_actions().collect();
         for action in actions {
             match action {
-                Action::Start { key, dn, generation } => self.start_run(state, key, dn, generation),
-                Action::Cancel(key) => state.run_mut(key.slot).switches.cancel(),
-                Action::Abort(key) => state.run_mut(key.slot).switches.aborted.happen(),
-                Action::Forget { slot } => outcome.forgotten.extend(state.runs[slot as usize].take()),
-                Action::Event { dn, generation, change } => {
-                    outcome.events.push(self.event(state, dn, generation, change));
+                TreeAction::StartRun { key, dn, generation } => self.start_run(state, key, dn, generation),
+                TreeAction::CancelRun(key) => state.run_mut(key.slot).cancellation.cancel(),
+                TreeAction::AbortRun(key) => state.run_mut(key.slot).cancellation.aborted.fire(),
+                TreeAction::DropRunnable { slot } => {
+                    outcome.dropped_runs.extend(state.runs[slot as usize].take())
                 }
-                Action::Finished => {
+                TreeAction::EmitEvent { dn, generation, change } => {
+                    outcome.events.push(self.publish_event(state, dn, generation, change));
+                }
+                TreeAction::ShutdownComplete => {
                     state.events = None;
-                    outcome.forgotten.extend(state.runs.drain(..).flatten());
+                    outcome.dropped_runs.extend(state.runs.drain(..).flatten());
                     self.finished.send_replace(true);
                 }
             }
@@ -232,35 +250,48 @@ impl Driver {
         if !outcome.events.is_empty() {
             self.version.send_modify(|version| *version += 1);
         }
-        let next = state.machine.next_deadline();
-        if next != state.armed {
-            state.armed = next;
+        let next = state.fsm.next_deadline();
+        if next != state.armed_deadline {
+            state.armed_deadline = next;
             self.deadline_changed.notify_one();
         }
         outcome
     }
 
-    fn start_run(self: &Arc<Self>, state: &mut DriverState, key: Key, dn: Arc<str>, generation: u64) {
+    fn start_run(self: &Arc<Self>, state: &mut DriverState, key: RunKey, dn: Arc<str>, generation: u64) {
         let run = state.run_mut(key.slot);
-        run.switches = Arc::default();
-        let context = Context::new(Arc::clone(self), key, dn, generation, Arc::clone(&run.switches));
-        self.runtime.spawn(task::run(Arc::clone(&run.runnable), context));
+        run.cancellation = Arc::default();
+        let context = Context::new(Arc::clone(self), key, dn, generation, Arc::clone(&run.cancellation));
+        self.runtime.spawn(task::run_incarnation(Arc::clone(&run.runnable), context));
     }
 
-    fn event(&self, state: &mut DriverState, dn: Arc<str>, generation: u64, change: Change) -> Event {
-        let event =
-            Event { seq: state.next_seq, at: self.wall(self.began.elapsed()), dn, generation, change };
+    fn publish_event(
+        &self,
+        state: &mut DriverState,
+        dn: Arc<str>,
+        generation: u64,
+        change: RunnableChange,
+    ) -> Event {
+        let event = Event {
+            seq: state.next_seq,
+            at: self.wall_time(self.started_at.elapsed()),
+            dn,
+            generation,
+            change,
+        };
         state.next_seq += 1;
-        if matches!(event.change.state(), Some(State::Ready | State::Done)) && !state.waiters.is_empty() {
+        if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done))
+            && !state.waiters.is_empty()
+        {
             let (ready, waiting) = state.waiters.drain(..).partition(|waiter| waiter.dn == event.dn);
             state.waiters = waiting;
-            for waiter in Vec::from_iter::<Vec<Waiter>>(ready) {
-                // Who no longer waits needs no answer.
+            for waiter in Vec::from_iter::<Vec<ReadyWaiter>>(ready) {
+                // The receiver is gone if the caller no longer waits.
                 let _ = waiter.ready.send(());
             }
         }
         if let Some(events) = &state.events {
-            // The hook's task ends only when this sender is gone.
+            // The hook's task drains the channel until this sender is dropped.
             drop(events.send(event.clone()));
         }
         event
@@ -268,71 +299,72 @@ impl Driver {
 }
 
 impl DriverState {
-    fn run_mut(&mut self, slot: u32) -> &mut Run {
+    fn run_mut(&mut self, slot: u32) -> &mut SlotRun {
         self.runs[slot as usize].as_mut().expect("a slot that is referred to has a runnable")
     }
 }
 
-impl Run {
-    fn of(runnable: Box<dyn Runnable>) -> Self {
-        Self { runnable: runnable.into(), switches: Arc::default() }
+impl SlotRun {
+    fn from_runnable(runnable: Box<dyn Runnable>) -> Self {
+        Self { runnable: runnable.into(), cancellation: Arc::default() }
     }
 }
 
-impl std::fmt::Debug for Driver {
+impl std::fmt::Debug for TreeDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driver").finish_non_exhaustive()
+        f.debug_struct("TreeDriver").finish_non_exhaustive()
     }
 }
 
-fn settings_of(child: &Child, defaults: &Settings) -> Settings {
-    Settings {
+fn child_settings(child: &ChildSpec, defaults: &RunnableSettings) -> RunnableSettings {
+    RunnableSettings {
         policy: child.policy.unwrap_or(defaults.policy),
-        stop_within: child
-            .stop_within
-            .or_else(|| child.runnable.stop_within())
-            .unwrap_or(defaults.stop_within),
+        stop_timeout: child
+            .stop_timeout
+            .or_else(|| child.runnable.stop_timeout())
+            .unwrap_or(defaults.stop_timeout),
     }
 }
 
-/// A seed that differs between supervisors: the keys of std's hash maps are the only chance that needs no crate.
-fn seed() -> u64 {
+/// A seed that differs between supervisors: the keys of std's hash maps are the only randomness without
+/// another crate.
+fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
 }
 
-/// Calls the machine when something comes due, and sleeps without an end where nothing will.
-async fn keep_time(driver: Arc<Driver>) {
+/// Calls the state machine at each deadline, and sleeps until a change where there is no deadline.
+async fn run_timers(driver: Arc<TreeDriver>) {
     let mut finished = driver.finished.subscribe();
     while !*finished.borrow_and_update() {
-        let next = driver.read(Machine::next_deadline);
+        let next = driver.read(TreeFsm::next_deadline);
         let due = async {
             match next {
-                Some(at) => tokio::time::sleep_until(driver.began + at).await,
+                Some(at) => tokio::time::sleep_until(driver.started_at + at).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = due => driver.apply(Machine::tick),
+            () = due => driver.apply(TreeFsm::fire_timers),
             () = driver.deadline_changed.notified() => {}
             _ = finished.changed() => {}
         }
     }
 }
 
-/// Tells the log what happened to a node: failures at the node's own name, the rest at the supervisor's.
-fn log(event: &Event) {
+/// Logs a change of a runnable: failures under its DN, everything else under `supervisor`.
+fn log_event(event: &Event) {
     let (dn, change) = (&*event.dn, &event.change);
     match change {
-        Change::Exited { state: State::Dead, exit } => {
-            tracing::error!(dn, generation = event.generation, "runnable died: {exit}");
+        RunnableChange::Exited { state: RunnableState::Dead, exit } => {
+            tracing::error!(dn, generation = event.generation, "runnable failed: {exit}");
         }
-        Change::Scheduled { delay } => {
-            tracing::info!(dn = "supervisor", "rescheduling supervised node {dn} with backoff {delay:?}");
+        RunnableChange::Scheduled { delay } => {
+            tracing::info!(dn = "supervisor", "restarting runnable {dn} with backoff {delay:?}");
         }
-        Change::Straggling { after } => tracing::warn!(
+        RunnableChange::Straggling { after } => tracing::warn!(
             dn = "supervisor",
-            "supervised node {dn} still runs {after:?} after its cancellation and keeps its ancestors from restarting"
+            "runnable {dn} is still running {after:?} after its cancellation; its ancestors can't restart before it exits"
         ),
         _ => tracing::debug!(dn = "supervisor", "{dn}: {change}"),
     }

@@ -1,86 +1,88 @@
-//! What happens in the tree, as values.
+//! Changes in the tree, as values.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::state::{Exit, State};
+use crate::state::{ExitReason, RunnableState};
 
-/// One thing that happened to one node.
+/// One change of one runnable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// Its place among the supervisor's events, from 1 without gaps.
+    /// Its sequence number among the supervisor's events, from 1 without gaps.
     pub seq: u64,
     /// When it happened.
     pub at: SystemTime,
-    /// The node's name in the tree.
+    /// The runnable's name in the tree.
     pub dn: Arc<str>,
-    /// Which run of this DN it belongs to, counted from 1; 0 before the first.
+    /// The incarnation of this DN that it belongs to, counted from 1; 0 before the first.
     pub generation: u64,
-    /// What happened.
-    pub change: Change,
+    /// What changed.
+    pub change: RunnableChange,
 }
 
-/// What happened to a node.
+/// A change of a runnable.
 ///
-/// Every change of [`State`] is exactly one of these, see [`state`](Self::state); the others tell what led to it.
+/// Every change of [`RunnableState`] is exactly one of these, see [`new_state`](Self::new_state); the others
+/// report what led to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Change {
-    /// A start is due after `delay`; zero means at once. The node is [`Waiting`](State::Waiting).
+pub enum RunnableChange {
+    /// A start is due after `delay`; zero means at once. The runnable is [`Waiting`](RunnableState::Waiting).
     Scheduled {
-        /// How long until then.
+        /// The time until the start.
         delay: Duration,
     },
-    /// Its runnable was started.
+    /// The runnable was started.
     Started,
-    /// It signalled ready.
+    /// The runnable signaled ready.
     Ready,
-    /// Its context was cancelled while it ran.
-    Cancelling {
-        /// Why.
-        cause: Cause,
+    /// Its context was canceled while it ran.
+    Canceling {
+        /// The reason.
+        cause: CancelCause,
     },
-    /// It still runs though its context was cancelled so long ago; its task is being aborted.
+    /// It is still running this long after its cancellation; the supervisor is aborting its task.
     Straggling {
-        /// How long ago.
+        /// The time since the cancellation.
         after: Duration,
     },
-    /// It ended, with its helpers; or it will not be started because its parent ended.
+    /// It exited, with its helpers; or it will not be started because its parent ended.
     Exited {
-        /// [`Done`](State::Done), [`Dead`](State::Dead) or [`Canceled`](State::Canceled).
-        state: State,
-        /// How it ended.
-        exit: Exit,
+        /// [`Done`](RunnableState::Done), [`Dead`](RunnableState::Dead) or
+        /// [`Canceled`](RunnableState::Canceled).
+        state: RunnableState,
+        /// How it exited.
+        exit: ExitReason,
     },
-    /// An operator's hold took effect.
+    /// It is stopped, as an operator requested.
     Stopped,
-    /// It left the tree, because its parent starts from scratch.
+    /// It left the tree, because its parent restarts.
     Removed,
 }
 
-impl Change {
-    /// The state that this change brings, if it brings one.
-    pub fn state(&self) -> Option<State> {
+impl RunnableChange {
+    /// The state that this change leads to, if it changes the state.
+    pub fn new_state(&self) -> Option<RunnableState> {
         match self {
-            Self::Scheduled { .. } => Some(State::Waiting),
-            Self::Started => Some(State::New),
-            Self::Ready => Some(State::Ready),
+            Self::Scheduled { .. } => Some(RunnableState::Waiting),
+            Self::Started => Some(RunnableState::New),
+            Self::Ready => Some(RunnableState::Ready),
             Self::Exited { state, .. } => Some(*state),
-            Self::Stopped => Some(State::Stopped),
-            Self::Cancelling { .. } | Self::Straggling { .. } | Self::Removed => None,
+            Self::Stopped => Some(RunnableState::Stopped),
+            Self::Canceling { .. } | Self::Straggling { .. } | Self::Removed => None,
         }
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for RunnableChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Scheduled { delay } => write!(f, "scheduled with backoff {delay:?}"),
             Self::Started => f.write_str("started"),
             Self::Ready => f.write_str("ready"),
-            Self::Cancelling { cause } => write!(f, "cancelling: {cause}"),
+            Self::Canceling { cause } => write!(f, "canceling: {cause}"),
             Self::Straggling { after } => write!(f, "still running {after:?} after its cancellation"),
             Self::Exited { state, exit } => write!(f, "{state}: {exit}"),
             Self::Stopped => f.write_str("stopped by an operator"),
@@ -89,47 +91,48 @@ impl fmt::Display for Change {
     }
 }
 
-/// Why a context was cancelled.
+/// Why a context was canceled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Cause {
+pub enum CancelCause {
     /// A member of its group failed.
     Sibling(Arc<str>),
-    /// An ancestor ended or is being stopped.
+    /// An ancestor ended or is stopping.
     Ancestor(Arc<str>),
-    /// Its own runnable broke the order of signals, or a helper of its panicked.
-    Own,
-    /// An operator asked for a stop or a restart.
+    /// The runnable sent an invalid signal, or one of its helpers panicked.
+    OwnFailure,
+    /// An operator requested a stop or a restart.
     Operator,
-    /// The supervisor is being shut down.
+    /// The supervisor is shutting down.
     Shutdown,
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for CancelCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sibling(dn) => write!(f, "{dn} of its group failed"),
-            Self::Ancestor(dn) => write!(f, "{dn} above it ended"),
-            Self::Own => f.write_str("it failed while still running"),
-            Self::Operator => f.write_str("asked for by an operator"),
+            Self::Sibling(dn) => write!(f, "group member {dn} failed"),
+            Self::Ancestor(dn) => write!(f, "ancestor {dn} ended"),
+            Self::OwnFailure => f.write_str("it failed while running"),
+            Self::Operator => f.write_str("requested by an operator"),
             Self::Shutdown => f.write_str("shutdown"),
         }
     }
 }
 
-/// Hears of every [`Event`].
+/// Gets every [`Event`].
 ///
 /// # Contract
-/// Called from one task, one event after the other in the order of [`Event::seq`], each exactly once; all of them have
-/// been delivered when [`shutdown`](crate::Supervisor::shutdown) returns. A slow hook delays no runnable, but the
-/// events wait in memory meanwhile. A panic of the hook is logged, and only that event is lost to it.
+/// Called from one task, with one event after the other in the order of [`Event::seq`], each exactly once.
+/// All events have been delivered when [`shutdown`](crate::Supervisor::shutdown) returns. A slow hook does
+/// not delay runnables; pending events stay in memory. The supervisor logs a panic of the hook, and the hook
+/// loses only that event.
 pub trait EventHook: Send + Sync + 'static {
-    /// Takes one event.
-    fn event(&self, event: &Event);
+    /// Handles one event.
+    fn on_event(&self, event: &Event);
 }
 
 impl<F: Fn(&Event) + Send + Sync + 'static> EventHook for F {
-    fn event(&self, event: &Event) {
+    fn on_event(&self, event: &Event) {
         self(event);
     }
 }

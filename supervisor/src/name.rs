@@ -1,55 +1,55 @@
-//! Names of runnables: what a DN is made of.
+//! Names of runnables, the parts of a DN.
 
 use thiserror::Error;
 
-/// The name of the tree's first node; every DN begins with it.
+/// The name of the root runnable; every DN starts with it.
 pub(crate) const ROOT: &str = "root";
 
-/// Longest name of one runnable, in bytes.
+/// The maximum length of a runnable's name, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
 
-/// Longest DN, in bytes: what a log prefix, a socket name and a metric label can still carry.
+/// The maximum length of a DN, in bytes: short enough for a log prefix, a socket name and a metric label.
 pub const MAX_DN_BYTES: usize = 255;
 
-/// Why a name can't be given to a child or a sub-span.
+/// Why a child or a sub-span can't have a name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// The name is empty, too long, or holds something else than `a-z`, `0-9`, `_` and `-`.
+    /// The name is empty, too long, or contains a character other than `a-z`, `0-9`, `_` and `-`.
     #[error("invalid name {name:?}: use 1 to 64 of a-z, 0-9, '_' and '-'")]
     Invalid {
         /// The name as it was given.
         name: String,
     },
-    /// The DN that the name would make is longer than [`MAX_DN_BYTES`].
-    #[error("name {name:?} makes a DN of more than 255 bytes below {parent}: shorten it or nest less")]
-    TooDeep {
+    /// The DN of the name would exceed [`MAX_DN_BYTES`].
+    #[error("the DN of {name:?} in {parent} exceeds 255 bytes: shorten the name or nest less")]
+    DnTooLong {
         /// The name as it was given.
         name: String,
-        /// The DN it would have stood below.
+        /// The DN of the parent.
         parent: String,
     },
-    /// A child or a sub-span of this incarnation has the name already.
-    #[error("name {name:?} is taken in {parent}")]
-    Taken {
+    /// A child or a sub-span of this incarnation already has the name.
+    #[error("name {name:?} is already in use in {parent}")]
+    AlreadyInUse {
         /// The name as it was given.
         name: String,
-        /// The DN in which it is taken.
+        /// The DN of the parent.
         parent: String,
     },
     /// The context is stale: the run that it belongs to has ended.
     #[error("the context is stale: its run has ended")]
-    Stale,
+    StaleContext,
 }
 
-/// The DN of `name` below `parent`, where both are as they should be.
+/// The DN of `name` below `parent`, if both are valid.
 pub(crate) fn child_dn(parent: &str, name: &str) -> Result<String, NameError> {
     let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(valid) {
         return Err(NameError::Invalid { name: name.to_owned() });
     }
     if parent.len() + 1 + name.len() > MAX_DN_BYTES {
-        return Err(NameError::TooDeep { name: name.to_owned(), parent: parent.to_owned() });
+        return Err(NameError::DnTooLong { name: name.to_owned(), parent: parent.to_owned() });
     }
     Ok(format!("{parent}.{name}"))
 }
@@ -60,16 +60,16 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn one_bad_character_spoils_a_name() {
+    fn one_invalid_character_makes_a_name_invalid() {
         for bad in ["", "UPPER", "with dots.x", "a/b", "a b", "é", "a.b", "a\n", &"a".repeat(65)] {
             assert_eq!(child_dn("root", bad), Err(NameError::Invalid { name: bad.to_owned() }), "{bad:?}");
         }
     }
 
     #[test]
-    fn a_dn_has_a_longest_length() {
+    fn a_dn_has_a_maximum_length() {
         let parent = format!("root.{}", "a".repeat(240));
-        assert!(matches!(child_dn(&parent, "0123456789"), Err(NameError::TooDeep { .. })));
+        assert!(matches!(child_dn(&parent, "0123456789"), Err(NameError::DnTooLong { .. })));
         assert_eq!(child_dn(&parent, "012345678").map(|dn| dn.len()), Ok(MAX_DN_BYTES));
     }
 

@@ -1,21 +1,21 @@
-//! Where the raw output of runnables and their child processes goes.
+//! The destination of raw output of runnables and their child processes.
 
 use std::fmt;
 use std::io;
 
-/// Which of a runnable's outputs.
+/// One of a runnable's outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Stream {
-    /// What the runnable itself writes to [`Context::raw`](crate::Context::raw).
+pub enum OutputStream {
+    /// Output of the runnable itself, by [`Context::open_raw_output`](crate::Context::open_raw_output).
     Raw,
-    /// Its child process' standard output.
+    /// The standard output of its child process.
     Stdout,
-    /// Its child process' standard error.
+    /// The standard error of its child process.
     Stderr,
 }
 
-impl Stream {
+impl OutputStream {
     /// The stream in lower case, as programs should store it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -26,50 +26,51 @@ impl Stream {
     }
 }
 
-impl fmt::Display for Stream {
+impl fmt::Display for OutputStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
 }
 
-/// Whose output a writer carries: one of each exists per start of a runnable, so lines of two generations never mix.
+/// The source of the output that a writer gets. Each start of a runnable has separate writers, so lines of
+/// two generations never mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Origin<'a> {
+pub struct OutputOrigin<'a> {
     /// The runnable's name in the tree.
     pub dn: &'a str,
-    /// Which of its outputs.
-    pub stream: Stream,
-    /// Which run of this DN, counted from 1.
+    /// The output.
+    pub stream: OutputStream,
+    /// Which incarnation of this DN, counted from 1.
     pub generation: u64,
 }
 
-/// Takes raw output. Every `Fn(Origin) -> impl io::Write` is one.
+/// Takes raw output. Implemented for every `Fn(OutputOrigin) -> impl io::Write`.
 ///
 /// # Contract
-/// `open` is called once per writer that is asked for. The writer never blocks: it is called from async tasks. It takes
-/// bytes as they come, not lines; dropping it ends the stream. An error that it returns is not acted upon.
+/// `open_writer` is called once for each requested writer. The writer never blocks: async tasks call it. It
+/// takes bytes in arbitrary chunks, not lines; dropping it ends the stream. Its errors are ignored.
 pub trait OutputSink: Send + Sync + 'static {
-    /// The writer for one output of one run.
-    fn open(&self, origin: Origin<'_>) -> Box<dyn io::Write + Send>;
+    /// Opens the writer for one output of one run.
+    fn open_writer(&self, origin: OutputOrigin<'_>) -> Box<dyn io::Write + Send>;
 }
 
 impl<F, W> OutputSink for F
 where
-    F: Fn(Origin<'_>) -> W + Send + Sync + 'static,
+    F: Fn(OutputOrigin<'_>) -> W + Send + Sync + 'static,
     W: io::Write + Send + 'static,
 {
-    fn open(&self, origin: Origin<'_>) -> Box<dyn io::Write + Send> {
+    fn open_writer(&self, origin: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
         Box::new(self(origin))
     }
 }
 
-/// Discards everything: what a supervisor uses when it is given no sink.
+/// Discards everything: the default sink of a supervisor.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Discard;
+pub(crate) struct DiscardOutput;
 
-impl OutputSink for Discard {
-    fn open(&self, _: Origin<'_>) -> Box<dyn io::Write + Send> {
+impl OutputSink for DiscardOutput {
+    fn open_writer(&self, _: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
         Box::new(io::sink())
     }
 }

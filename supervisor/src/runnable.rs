@@ -1,4 +1,4 @@
-//! What the tree runs, and how it says that it failed.
+//! The runnable, its child specification, and its failure.
 
 use std::error::Error;
 use std::fmt;
@@ -7,24 +7,29 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::context::Context;
-use crate::policy::Policy;
+use crate::policy::ChildPolicy;
 
 /// What [`Runnable::run`] returns.
 pub type RunFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-/// Something to run under supervision. Every `Fn(Context) -> impl Future<Output = Result<(), E>>` is one.
+/// A unit of work under supervision. Implemented for every
+/// `Fn(Context) -> impl Future<Output = Result<(), E>>`.
 ///
 /// # Contract
-/// - It is called anew for each start, and never while an earlier run of the same node, or anything below it, lives.
-/// - It adds its children, then signals [`ready`](Context::ready), then works until [`cancelled`](Context::cancelled);
-///   then it cleans up and returns the [`Cancelled`] that it got. An `Ok` without [`done`](Context::done) is a failure.
-/// - What must happen on every end belongs into a `Drop`: a run that ignores its cancellation is dropped at an await.
+/// - The supervisor calls it for each start, and never while an earlier incarnation or its subtree is still
+///   running.
+/// - It adds its children, then [signals ready](Context::signal_ready), then works until
+///   [`canceled`](Context::canceled) resolves. Then it cleans up and returns the [`CanceledError`] that it
+///   got. An `Ok` without [`signal_done`](Context::signal_done) is a failure.
+/// - Cleanup that must happen on every exit belongs in a `Drop`: the supervisor drops a run that ignores its
+///   cancellation, at an await.
 pub trait Runnable: Send + Sync + 'static {
-    /// Runs once.
+    /// Runs one incarnation.
     fn run(&self, ctx: Context) -> RunFuture;
 
-    /// How long it may take to stop once it is cancelled. `None`: what the child or the supervisor says.
-    fn stop_within(&self) -> Option<Duration> {
+    /// How long it may take to stop after its cancellation. `None`: the value of the [`ChildSpec`], else the
+    /// supervisor's.
+    fn stop_timeout(&self) -> Option<Duration> {
         None
     }
 }
@@ -41,9 +46,9 @@ where
     }
 }
 
-/// Why a runnable failed: any error.
+/// Why a runnable failed; holds any error.
 ///
-/// It deliberately is no `Error` itself, so that `?` turns every error into one.
+/// It deliberately does not implement `Error`, so that `?` converts every error into it.
 pub struct Failure(Box<dyn Error + Send + Sync>);
 
 impl Failure {
@@ -53,18 +58,19 @@ impl Failure {
     }
 
     /// The error with its causes, outermost first.
-    pub(crate) fn chain(&self) -> impl Iterator<Item = &(dyn Error + 'static)> {
-        std::iter::successors(Some(&*self.0 as &(dyn Error + 'static)), |error| cause(*error))
+    pub(crate) fn error_chain(&self) -> impl Iterator<Item = &(dyn Error + 'static)> {
+        std::iter::successors(Some(&*self.0 as &(dyn Error + 'static)), |error| next_cause(*error))
     }
 
-    /// Whether a [`Cancelled`] is anywhere among the causes.
-    pub fn is_cancelled(&self) -> bool {
-        self.chain().any(|error| error.is::<Cancelled>())
+    /// Whether a [`CanceledError`] is anywhere among the causes.
+    pub fn is_canceled(&self) -> bool {
+        self.error_chain().any(|error| error.is::<CanceledError>())
     }
 }
 
-/// The next cause. An `io::Error` made of another error skips that one in `source`, so it is asked for it directly.
-fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+/// The next cause. The `source` of an `io::Error` that wraps another error skips that error, so this uses
+/// `get_ref`.
+fn next_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
         Some(inner) => Some(inner),
         None => error.source(),
@@ -78,10 +84,10 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The error with its causes, joined by `: `; one that repeats the text before it is left out.
+    /// The error with its causes, joined by `: `. A cause that repeats the text before it is left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut last = String::new();
-        for error in self.chain() {
+        for error in self.error_chain() {
             let text = error.to_string();
             if last.is_empty() {
                 f.write_str(&text)?;
@@ -100,44 +106,45 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// The runnable ended because its context was cancelled: not a failure.
+/// The runnable ended because its context was canceled. This is not a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("cancelled")]
-pub struct Cancelled;
+#[error("canceled")]
+pub struct CanceledError;
 
-/// A runnable with a name and, where wanted, its own policy: what a group is made of.
-pub struct Child {
+/// A runnable with its name and, optionally, a policy and a stop timeout. A group consists of these.
+pub struct ChildSpec {
     pub(crate) name: String,
     pub(crate) runnable: Box<dyn Runnable>,
-    pub(crate) policy: Option<Policy>,
-    pub(crate) stop_within: Option<Duration>,
+    pub(crate) policy: Option<ChildPolicy>,
+    pub(crate) stop_timeout: Option<Duration>,
 }
 
-impl Child {
-    /// A child of this name, restarted by the supervisor's policy.
+impl ChildSpec {
+    /// A child with this name and the supervisor's default policy.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
-        Self { name: name.into(), runnable: Box::new(runnable), policy: None, stop_within: None }
+        Self { name: name.into(), runnable: Box::new(runnable), policy: None, stop_timeout: None }
     }
 
-    /// Restarts it by `policy`.
+    /// Restarts it by this policy.
     #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
+    pub fn policy(mut self, policy: ChildPolicy) -> Self {
         self.policy = Some(policy);
         self
     }
 
-    /// Aborts it when it still runs so long after its cancellation. Default: what the runnable says of itself, else the
-    /// supervisor's [`stop_within`](crate::Builder::stop_within).
+    /// The supervisor aborts it when it is still running this long after its cancellation. Default: the
+    /// runnable's [`stop_timeout`](Runnable::stop_timeout), else the supervisor's
+    /// [`stop_timeout`](crate::SupervisorBuilder::stop_timeout).
     #[must_use]
-    pub fn stop_within(mut self, time: Duration) -> Self {
-        self.stop_within = Some(time);
+    pub fn stop_timeout(mut self, time: Duration) -> Self {
+        self.stop_timeout = Some(time);
         self
     }
 }
 
-impl fmt::Debug for Child {
+impl fmt::Debug for ChildSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Child")
+        f.debug_struct("ChildSpec")
             .field("name", &self.name)
             .field("policy", &self.policy)
             .finish_non_exhaustive()
@@ -151,19 +158,19 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("read the config")]
-    struct Step(#[source] io::Error);
+    struct ReadConfigError(#[source] io::Error);
 
     #[test]
     fn a_cancellation_is_found_wherever_it_is_wrapped() {
-        assert!(Failure::new(Cancelled).is_cancelled());
-        assert!(Failure::new(Step(io::Error::other(Cancelled))).is_cancelled());
-        assert!(!Failure::new("cancelled").is_cancelled());
+        assert!(Failure::new(CanceledError).is_canceled());
+        assert!(Failure::new(ReadConfigError(io::Error::other(CanceledError))).is_canceled());
+        assert!(!Failure::new("canceled").is_canceled());
     }
 
     #[test]
-    fn causes_are_told_once_each() {
+    fn each_cause_is_printed_once() {
         assert_eq!(
-            Failure::new(Step(io::Error::other("disk gone"))).to_string(),
+            Failure::new(ReadConfigError(io::Error::other("disk gone"))).to_string(),
             "read the config: disk gone"
         );
     }

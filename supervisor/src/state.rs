@@ -1,4 +1,4 @@
-//! Where a runnable stands, how it ended, and what it waits for.
+//! The state of a runnable, how it exited, and what it waits for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use crate::process::ProcessExit;
 
-/// Where a node of the tree stands.
+/// The state of a runnable.
 ///
 /// ```text
 ///            ┌──────────────────────────────┐
@@ -14,29 +14,29 @@ use crate::process::ProcessExit;
 ///    ▲         │               │
 ///    │         └──────┬────────┘
 ///    │                ├─ failed ──▶ Dead ─────┐
-///    │                └─ cancelled ▶ Canceled ┤
+///    │                └─ canceled ─▶ Canceled ┤
 ///    └────────── whole subtree exited ────────┘
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum State {
+pub enum RunnableState {
     /// Not running: its start is due after a backoff.
     Waiting,
-    /// Running, and not ready yet. Only now may it add children.
+    /// Running, not ready yet. It may add children only in this state.
     New,
     /// Running and ready.
     Ready,
-    /// Ended as it should; its children go on.
+    /// Exited successfully; its children keep running.
     Done,
-    /// Ended by a failure.
+    /// Exited with a failure.
     Dead,
-    /// Ended because its context was cancelled.
+    /// Exited because its context was canceled.
     Canceled,
-    /// Held by an operator: not started until an operator says so.
+    /// Stopped by an operator; not started until an operator starts it.
     Stopped,
 }
 
-impl State {
+impl RunnableState {
     /// The state in lower case, as programs should store it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -56,150 +56,152 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for RunnableState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
 }
 
-/// How one run of a runnable ended.
+/// How one incarnation of a runnable exited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Exit {
-    /// It had signalled done, or its policy takes a return for the end of the work, and returned `Ok`.
+pub enum ExitReason {
+    /// It returned `Ok` after signaling done, or its policy treats a return of `Ok` as success.
     Done,
-    /// It returned `Ok` without having signalled done.
-    Returned,
-    /// It returned an error; or its child process, which was not to end, exited with code 0.
+    /// It returned `Ok` without signaling done.
+    ReturnedWithoutDone,
+    /// It returned an error; or its child process exited with code 0 although it should keep running.
     Failed {
         /// The error with its causes, outermost first, joined by `: `.
         error: String,
-        /// How the child process ended, where the failure was that.
+        /// How the child process exited, where that was the failure.
         process: Option<Arc<ProcessExit>>,
     },
-    /// It, or a helper it had spawned, panicked.
+    /// It, or one of its helpers, panicked.
     Panicked {
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
-    /// It broke the order of signals.
-    Misused {
-        /// The signal that was wrong, and why.
+    /// It sent signals in an invalid order.
+    InvalidSignal {
+        /// The invalid signal, and the reason.
         error: String,
     },
-    /// Its context was cancelled, and it said so.
-    Cancelled,
-    /// It had not stopped within its time after its context was cancelled, and its task was dropped.
+    /// Its context was canceled, and it returned [`CanceledError`](crate::CanceledError).
+    Canceled,
+    /// It did not stop within its timeout after its context was canceled, and the supervisor dropped its
+    /// task.
     Aborted,
 }
 
-impl fmt::Display for Exit {
+impl fmt::Display for ExitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Done => f.write_str("done"),
-            Self::Returned => f.write_str("returned without having signalled done"),
+            Self::ReturnedWithoutDone => f.write_str("returned without signaling done"),
             Self::Failed { error, .. } => f.write_str(error),
             Self::Panicked { message } => write!(f, "panicked: {message}"),
-            Self::Misused { error } => f.write_str(error),
-            Self::Cancelled => f.write_str("cancelled"),
-            Self::Aborted => f.write_str("did not stop in time and was aborted"),
+            Self::InvalidSignal { error } => f.write_str(error),
+            Self::Canceled => f.write_str("canceled"),
+            Self::Aborted => f.write_str("did not stop within its timeout and was aborted"),
         }
     }
 }
 
-/// One end of a runnable, as the tree remembers it.
+/// One past exit of a runnable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitRecord {
-    /// When it ended.
+    /// When it exited.
     pub at: SystemTime,
-    /// Which run of this DN it was, counted from 1.
+    /// Which incarnation of this DN it was, counted from 1.
     pub generation: u64,
-    /// The state it left the node in: [`Done`](State::Done), [`Dead`](State::Dead) or [`Canceled`](State::Canceled).
-    pub state: State,
-    /// How it ended.
-    pub exit: Exit,
+    /// The state after it: [`Done`](RunnableState::Done), [`Dead`](RunnableState::Dead) or
+    /// [`Canceled`](RunnableState::Canceled).
+    pub state: RunnableState,
+    /// How it exited.
+    pub exit: ExitReason,
 }
 
-/// What keeps a node from going on, with points in time as `At`.
+/// What a runnable waits for before its state can change. `At` is the type of a point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum WaitingFor<At = SystemTime> {
-    /// Nothing: it is ready, or done for good.
+pub enum WaitReason<At = SystemTime> {
+    /// Nothing: it is ready, or done.
     Nothing,
-    /// Its runnable, which has not signalled ready.
+    /// The ready signal of its runnable.
     ReadySignal,
-    /// Another runnable to become ready, asked for by [`wait_ready`](crate::Context::wait_ready).
+    /// Another runnable to become ready, after a call of [`wait_ready`](crate::Context::wait_ready).
     Dependency(Arc<str>),
-    /// Its backoff; when that ends.
+    /// Its backoff, until this time.
     Backoff(At),
-    /// Its runnable, which has been cancelled and has not returned.
-    Return,
-    /// Descendants that still run, which keep it from being restarted: the first few of them.
+    /// Its runnable, which was canceled and has not returned.
+    RunnableReturn,
+    /// Running descendants that delay its restart: the first few of them.
     Descendants(Vec<Arc<str>>),
-    /// Its parent, whose context is cancelled: it comes back when the parent adds it again.
-    Parent,
-    /// An operator's start.
-    Operator,
+    /// Its parent, whose context is canceled: the restarted parent adds it again.
+    ParentRestart,
+    /// A start by an operator.
+    OperatorStart,
 }
 
-impl<At> WaitingFor<At> {
-    /// The same by another clock.
-    pub(crate) fn at<Other>(self, time: impl FnOnce(At) -> Other) -> WaitingFor<Other> {
+impl<At> WaitReason<At> {
+    /// Converts the point in time.
+    pub(crate) fn map_time<Other>(self, time: impl FnOnce(At) -> Other) -> WaitReason<Other> {
         match self {
-            Self::Nothing => WaitingFor::Nothing,
-            Self::ReadySignal => WaitingFor::ReadySignal,
-            Self::Dependency(dn) => WaitingFor::Dependency(dn),
-            Self::Backoff(until) => WaitingFor::Backoff(time(until)),
-            Self::Return => WaitingFor::Return,
-            Self::Descendants(dns) => WaitingFor::Descendants(dns),
-            Self::Parent => WaitingFor::Parent,
-            Self::Operator => WaitingFor::Operator,
+            Self::Nothing => WaitReason::Nothing,
+            Self::ReadySignal => WaitReason::ReadySignal,
+            Self::Dependency(dn) => WaitReason::Dependency(dn),
+            Self::Backoff(until) => WaitReason::Backoff(time(until)),
+            Self::RunnableReturn => WaitReason::RunnableReturn,
+            Self::Descendants(dns) => WaitReason::Descendants(dns),
+            Self::ParentRestart => WaitReason::ParentRestart,
+            Self::OperatorStart => WaitReason::OperatorStart,
         }
     }
 }
 
-impl<At> fmt::Display for WaitingFor<At> {
+impl<At> fmt::Display for WaitReason<At> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => f.write_str("nothing"),
-            Self::ReadySignal => f.write_str("its own ready signal"),
+            Self::ReadySignal => f.write_str("its ready signal"),
             Self::Dependency(dn) => write!(f, "{dn} to become ready"),
             Self::Backoff(_) => f.write_str("its backoff"),
-            Self::Return => f.write_str("its runnable to return after the cancellation"),
+            Self::RunnableReturn => f.write_str("its runnable to return after the cancellation"),
             Self::Descendants(dns) => write!(f, "descendants to exit: {}", dns.join(", ")),
-            Self::Parent => f.write_str("its parent to start again"),
-            Self::Operator => f.write_str("an operator to start it"),
+            Self::ParentRestart => f.write_str("its parent to restart"),
+            Self::OperatorStart => f.write_str("an operator to start it"),
         }
     }
 }
 
-/// One node of the tree, as [`snapshot`](crate::Supervisor::snapshot) found it.
+/// The status of one runnable in a [`snapshot`](crate::Supervisor::snapshot).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct NodeStatus {
+pub struct RunnableStatus {
     /// Its name in the tree, `root.a.b`.
     pub dn: Arc<str>,
-    /// Where it stands.
-    pub state: State,
-    /// Since when it stands there.
+    /// Its state.
+    pub state: RunnableState,
+    /// Since when it is in this state.
     pub since: SystemTime,
-    /// How often this DN has been started, also before its parent's last restart.
+    /// How often this DN was started, also before the last restart of its parent.
     pub generation: u64,
-    /// Failures in a row; a time of readiness as long as [`stable_after`](crate::Policy::stable_after) clears them.
+    /// Consecutive failures. Readiness for [`stable_after`](crate::ChildPolicy::stable_after) clears them.
     pub failures: u32,
-    /// The last ends, the newest last, at most [`MAX_EXITS`].
+    /// The last exits, the newest last, at most [`MAX_EXITS`].
     pub exits: Vec<ExitRecord>,
-    /// What keeps it from going on.
-    pub waiting_for: WaitingFor,
+    /// What it waits for.
+    pub waiting_for: WaitReason,
 }
 
-impl NodeStatus {
-    /// How often it has been started again.
-    pub fn restarts(&self) -> u64 {
+impl RunnableStatus {
+    /// How often it was restarted.
+    pub fn restart_count(&self) -> u64 {
         self.generation.saturating_sub(1)
     }
 }
 
-/// How many ends a node remembers.
+/// The number of past exits that the tree keeps for each runnable.
 pub const MAX_EXITS: usize = 8;

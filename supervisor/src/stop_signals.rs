@@ -1,4 +1,4 @@
-//! The signals by which a program is asked to stop.
+//! The signals that ask a program to stop.
 
 use std::io;
 use std::time::Duration;
@@ -6,59 +6,61 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-/// Signals so soon after the first are copies of it: sudo and timeout pass on what a terminal has sent to all already.
-const ONE_SIGNAL: Duration = Duration::from_secs(1);
+/// Signals this soon after the first are duplicates: sudo and timeout forward what a terminal has already
+/// sent to all.
+const DUPLICATE_WINDOW: Duration = Duration::from_secs(1);
 
-/// SIGTERM, SIGINT and SIGHUP, for the `main` of a program that [shuts down](crate::Supervisor::shutdown) on them.
+/// SIGTERM, SIGINT and SIGHUP, for the `main` of a program that [shuts down](crate::Supervisor::shutdown) on
+/// them.
 ///
-/// SIGHUP is one of them: a closed terminal must not cut a tree off. From [`listen`](Self::listen) on, none of them ends
-/// the process by itself any more, also after this value is gone.
+/// SIGHUP is included: a closed terminal must not kill the tree. From [`listen`](Self::listen) on, none of
+/// these signals terminates the process by default any more, also after this value is dropped.
 ///
 /// *Source:* signal(7).
 #[derive(Debug)]
 pub struct StopSignals {
     signals: [Signal; 3],
-    asked: Option<Instant>,
+    first_at: Option<Instant>,
 }
 
 impl StopSignals {
-    /// Listens from now on. A signal that comes before it is waited for is not lost.
+    /// Listens from now on. A signal that arrives before the first wait is not lost.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error when a handler can't be installed.
     ///
     /// # Panics
     /// Outside of a tokio runtime with IO.
     pub fn listen() -> io::Result<Self> {
         let [terminate, interrupt, hangup] =
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
-        Ok(Self { signals: [terminate?, interrupt?, hangup?], asked: None })
+        Ok(Self { signals: [terminate?, interrupt?, hangup?], first_at: None })
     }
 
-    /// Waits until somebody asks the program to stop.
+    /// Waits for the first signal, which asks the program to stop.
     ///
     /// # Cancel safety
     /// No signal is lost.
-    pub async fn asked(&mut self) {
-        self.next().await;
-        self.asked.get_or_insert_with(Instant::now);
+    pub async fn wait_for_stop(&mut self) {
+        self.receive_any().await;
+        self.first_at.get_or_insert_with(Instant::now);
     }
 
-    /// Waits until somebody asks again, a second or more after the first time: to stop at once.
+    /// Waits for a signal at least a second after the first one, which asks the program to stop at once.
     ///
     /// # Cancel safety
     /// No signal is lost.
-    pub async fn insisted(&mut self) {
-        let asked = *self.asked.get_or_insert_with(Instant::now);
+    pub async fn wait_for_forced_stop(&mut self) {
+        let first_at = *self.first_at.get_or_insert_with(Instant::now);
         loop {
-            self.next().await;
-            if asked.elapsed() >= ONE_SIGNAL {
+            self.receive_any().await;
+            if first_at.elapsed() >= DUPLICATE_WINDOW {
                 return;
             }
         }
     }
 
-    async fn next(&mut self) {
+    async fn receive_any(&mut self) {
         let [terminate, interrupt, hangup] = &mut self.signals;
         tokio::select! {
             _ = terminate.recv() => {}
@@ -74,23 +76,23 @@ mod tests {
 
     use super::*;
 
-    fn raise(signal: Signal) {
+    fn raise_signal(signal: Signal) {
         kill_process(getpid(), signal).expect("a process may signal itself");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn copies_of_the_first_signal_do_not_insist_and_each_later_one_does() {
-        let mut signals = StopSignals::listen().expect("signals can be had");
+    async fn duplicates_of_the_first_signal_are_ignored_and_each_later_signal_forces_the_stop() {
+        let mut signals = StopSignals::listen().expect("the handlers are installed");
         for later in [Signal::TERM, Signal::INT, Signal::HUP] {
-            signals.asked = None;
-            raise(later);
-            signals.asked().await;
-            raise(Signal::INT);
-            let soon = ONE_SIGNAL - Duration::from_millis(1);
-            assert!(tokio::time::timeout(soon, signals.insisted()).await.is_err());
+            signals.first_at = None;
+            raise_signal(later);
+            signals.wait_for_stop().await;
+            raise_signal(Signal::INT);
+            let soon = DUPLICATE_WINDOW - Duration::from_millis(1);
+            assert!(tokio::time::timeout(soon, signals.wait_for_forced_stop()).await.is_err());
             tokio::time::advance(Duration::from_millis(1)).await;
-            raise(later);
-            signals.insisted().await;
+            raise_signal(later);
+            signals.wait_for_forced_stop().await;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The task of one run: the runnable and its helpers, panics contained, the end reported exactly once.
+//! The task of one run: runs the runnable and its helpers, catches panics, and reports the exit exactly once.
 
 use std::any::Any;
 use std::future::Future;
@@ -10,34 +10,34 @@ use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 
 use crate::context::Context;
-use crate::machine::{Ended, Key};
+use crate::fsm::{RunKey, RunOutcome};
 use crate::process::ProcessError;
 use crate::runnable::{Failure, Runnable};
-use crate::state::Exit;
+use crate::state::ExitReason;
 
 tokio::task_local! {
-    /// Whose task it is.
-    static CURRENT: Key;
+    /// The run that this task belongs to.
+    static CURRENT_RUN: RunKey;
 }
 
-/// Whether this is known to be the task of another run than `key`.
-pub(crate) fn is_foreign(key: Key) -> bool {
-    CURRENT.try_with(|current| *current != key).unwrap_or(false)
+/// Whether this task is known to belong to another run than `key`.
+pub(crate) fn is_other_run(key: RunKey) -> bool {
+    CURRENT_RUN.try_with(|current| *current != key).unwrap_or(false)
 }
 
-/// Runs a part of a run until it ends, or until the run is aborted: then it is dropped at the await where it stands.
-/// What it panics with is an `Err`.
-pub(crate) async fn contain<T>(
+/// Runs a part of a run until it ends, or until the run is aborted; then the part is dropped at its current
+/// await. A panic becomes an `Err` with its message.
+pub(crate) async fn run_catching_panics<T>(
     context: &Context,
     part: impl Future<Output = T>,
 ) -> Option<Result<T, String>> {
-    let part = CURRENT.scope(context.key(), part).instrument(context.span());
+    let part = CURRENT_RUN.scope(context.run_key(), part).instrument(context.span());
     let until_aborted = async move {
-        // Pinned here, so that it is not stored once more.
+        // Pinned here to avoid another copy of the future.
         let mut part = pin!(part);
         tokio::select! {
             biased;
-            () = context.aborted() => None,
+            () = context.wait_aborted() => None,
             ended = &mut part => Some(ended),
         }
     };
@@ -48,44 +48,47 @@ pub(crate) async fn contain<T>(
 }
 
 /// Runs one incarnation to its end.
-pub(crate) async fn run(runnable: Arc<dyn Runnable>, context: Context) {
-    // Reports the end also if the task is dropped with its runtime.
-    let mut report = Report { context: context.clone(), ended: Some(Ended::Failed(Exit::Aborted)) };
+pub(crate) async fn run_incarnation(runnable: Arc<dyn Runnable>, context: Context) {
+    // Reports the exit also if the task is dropped with its runtime.
+    let mut report =
+        ExitReporter { context: context.clone(), outcome: Some(RunOutcome::Failed(ExitReason::Aborted)) };
     let run = async { runnable.run(context.clone()).await };
-    let ended = match contain(&context, run).await {
-        Some(Ok(Ok(()))) => Ended::Ok,
-        Some(Ok(Err(failure))) if failure.is_cancelled() => Ended::Cancelled,
-        Some(Ok(Err(failure))) => Ended::Failed(failed(&failure)),
-        Some(Err(message)) => Ended::Failed(Exit::Panicked { message }),
-        None => Ended::Failed(Exit::Aborted),
+    let outcome = match run_catching_panics(&context, run).await {
+        Some(Ok(Ok(()))) => RunOutcome::Ok,
+        Some(Ok(Err(failure))) if failure.is_canceled() => RunOutcome::Canceled,
+        Some(Ok(Err(failure))) => RunOutcome::Failed(failure_exit(&failure)),
+        Some(Err(message)) => RunOutcome::Failed(ExitReason::Panicked { message }),
+        None => RunOutcome::Failed(ExitReason::Aborted),
     };
     drop(runnable);
-    context.join_helpers(&ended).await;
-    report.ended = Some(ended);
+    context.join_helpers(&outcome).await;
+    report.outcome = Some(outcome);
 }
 
-struct Report {
+struct ExitReporter {
     context: Context,
-    ended: Option<Ended>,
+    outcome: Option<RunOutcome>,
 }
 
-impl Drop for Report {
+impl Drop for ExitReporter {
     fn drop(&mut self) {
-        if let Some(ended) = self.ended.take() {
-            self.context.exited(ended);
+        if let Some(outcome) = self.outcome.take() {
+            self.context.report_exit(outcome);
         }
     }
 }
 
-fn failed(failure: &Failure) -> Exit {
-    let process =
-        failure.chain().find_map(|error| error.downcast_ref::<ProcessError>()).and_then(ProcessError::exit);
-    Exit::Failed { error: failure.to_string(), process: process.cloned().map(Arc::new) }
+fn failure_exit(failure: &Failure) -> ExitReason {
+    let process = failure
+        .error_chain()
+        .find_map(|error| error.downcast_ref::<ProcessError>())
+        .and_then(ProcessError::process_exit);
+    ExitReason::Failed { error: failure.to_string(), process: process.cloned().map(Arc::new) }
 }
 
-/// What a panic said, where it said it in words.
+/// The message of a panic, if it is text.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a value that is not a text").to_owned()
+    text.unwrap_or("a panic value that is not text").to_owned()
 }

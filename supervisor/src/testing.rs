@@ -1,30 +1,31 @@
-//! A tree under virtual time, for tests of runnables.
+//! A tree in virtual time, for tests of runnables.
 //!
-//! Run the test with a paused clock (`#[tokio::test(start_paused = true)]`): then tokio's time stands still while
-//! anything can run, and jumps to the next deadline when nothing can. A backoff of a minute costs nothing, and what a
-//! test sees after [`settle`] does not depend on how fast the machine is.
+//! Run the test with a paused clock (`#[tokio::test(start_paused = true)]`): tokio's time then stands still
+//! while any task can run, and jumps to the next deadline when none can. A backoff of a minute takes no real
+//! time, and what a test sees after [`settle`] does not depend on the speed of the host.
 //!
 //! ```
-//! use nodekeel_supervisor::testing::{Recorder, Remote, settle};
-//! use nodekeel_supervisor::{Context, Failure, State, Supervisor};
+//! use nodekeel_supervisor::testing::{EventRecorder, RemoteRunnable, settle};
+//! use nodekeel_supervisor::{Context, Failure, RunnableState, Supervisor};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() {
-//! let (recorder, remote) = (Recorder::default(), Remote::default());
+//! let (recorder, remote) = (EventRecorder::default(), RemoteRunnable::default());
 //! let child = remote.clone();
-//! let supervisor = Supervisor::builder().hook(recorder.clone()).start(move |ctx: Context| {
+//! let supervisor = Supervisor::builder().event_hook(recorder.clone()).start(move |ctx: Context| {
 //!     let child = child.clone();
 //!     async move {
-//!         ctx.run("child", child)?;
-//!         ctx.ready()?;
-//!         Err::<(), Failure>(ctx.cancelled().await.into())
+//!         ctx.run_child("child", child)?;
+//!         ctx.signal_ready()?;
+//!         Err::<(), Failure>(ctx.canceled().await.into())
 //!     }
 //! });
 //! settle().await;
-//! remote.ready().await;
+//! remote.signal_ready().await;
 //! remote.fail("disk gone").await;
-//! recorder.until("root.child", State::Dead).await;
-//! assert_eq!(recorder.until("root.child", State::New).await.generation, 2, "after its backoff");
+//! recorder.wait_for_state("root.child", RunnableState::Dead).await;
+//! let restarted = recorder.wait_for_state("root.child", RunnableState::New).await;
+//! assert_eq!(restarted.generation, 2, "after its backoff");
 //! assert!(supervisor.shutdown().await.stragglers.is_empty());
 //! # }
 //! ```
@@ -35,46 +36,47 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::{Cancelled, Context, Event, EventHook, Failure, RunFuture, Runnable, State};
+use crate::{CanceledError, Context, Event, EventHook, Failure, RunFuture, Runnable, RunnableState};
 
-/// Lets everything run that can run without time passing. Under a paused clock it takes a millisecond of virtual time.
+/// Runs every task until all wait for time to pass. Under a paused clock it takes a millisecond of virtual
+/// time.
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
 /// A hook that keeps every event.
 #[derive(Debug, Clone, Default)]
-pub struct Recorder(Arc<Record>);
+pub struct EventRecorder(Arc<EventLog>);
 
 #[derive(Debug, Default)]
-struct Record {
+struct EventLog {
     events: Mutex<Vec<Event>>,
-    /// How many events `until` has gone past.
+    /// How many events `wait_for_state` has consumed.
     seen: Mutex<usize>,
     more: Notify,
 }
 
-impl EventHook for Recorder {
-    fn event(&self, event: &Event) {
+impl EventHook for EventRecorder {
+    fn on_event(&self, event: &Event) {
         self.0.events.lock().unwrap_or_else(PoisonError::into_inner).push(event.clone());
         self.0.more.notify_waiters();
     }
 }
 
-impl Recorder {
-    /// All events until now.
+impl EventRecorder {
+    /// All events so far.
     pub fn events(&self) -> Vec<Event> {
         self.0.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The states that a node went through until now.
-    pub fn states(&self, dn: &str) -> Vec<State> {
+    /// The states of a runnable so far, in order.
+    pub fn states_of(&self, dn: &str) -> Vec<RunnableState> {
         let events = self.events();
-        events.iter().filter(|event| &*event.dn == dn).filter_map(|event| event.change.state()).collect()
+        events.iter().filter(|event| &*event.dn == dn).filter_map(|event| event.change.new_state()).collect()
     }
 
-    /// Waits for the next event that brings a node into a state, and goes past all up to it.
-    pub async fn until(&self, dn: &str, state: State) -> Event {
+    /// Waits for the next event that brings a runnable into a state, and consumes all events up to it.
+    pub async fn wait_for_state(&self, dn: &str, state: RunnableState) -> Event {
         loop {
             let mut more = std::pin::pin!(self.0.more.notified());
             more.as_mut().enable();
@@ -85,105 +87,105 @@ impl Recorder {
         }
     }
 
-    fn find(&self, dn: &str, state: State) -> Option<Event> {
+    fn find(&self, dn: &str, state: RunnableState) -> Option<Event> {
         let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = |event: &Event| &*event.dn == dn && event.change.state() == Some(state);
+        let wanted = |event: &Event| &*event.dn == dn && event.change.new_state() == Some(state);
         let at = *seen + events[*seen..].iter().position(wanted)?;
         *seen = at + 1;
         Some(events[at].clone())
     }
 }
 
-/// A runnable that does what the test tells it to, and obeys its cancellation.
+/// A runnable that follows a test's commands, and obeys its cancellation.
 ///
-/// A command waits until a run takes it, and until that run has done it.
+/// A command waits until a run receives it, and until that run has executed it.
 #[derive(Clone)]
-pub struct Remote {
-    commands: mpsc::Sender<Command>,
-    waiting: Arc<tokio::sync::Mutex<mpsc::Receiver<Command>>>,
+pub struct RemoteRunnable {
+    commands: mpsc::Sender<RemoteCommand>,
+    waiting: Arc<tokio::sync::Mutex<mpsc::Receiver<RemoteCommand>>>,
 }
 
-enum Command {
+enum RemoteCommand {
     Ready(oneshot::Sender<()>),
     Done(oneshot::Sender<()>),
     Return(Result<(), Failure>),
     Panic(String),
 }
 
-impl Default for Remote {
+impl Default for RemoteRunnable {
     fn default() -> Self {
         let (commands, waiting) = mpsc::channel(1);
         Self { commands, waiting: Arc::new(tokio::sync::Mutex::new(waiting)) }
     }
 }
 
-impl Remote {
-    /// Signals ready. A wrong order is left to the tree.
-    pub async fn ready(&self) {
+impl RemoteRunnable {
+    /// Signals ready. The tree handles an invalid order.
+    pub async fn signal_ready(&self) {
         let (done, when_done) = oneshot::channel();
-        self.send(Command::Ready(done)).await;
+        self.send(RemoteCommand::Ready(done)).await;
         let _ = when_done.await;
     }
 
-    /// Signals done. A wrong order is left to the tree.
-    pub async fn done(&self) {
+    /// Signals done. The tree handles an invalid order.
+    pub async fn signal_done(&self) {
         let (done, when_done) = oneshot::channel();
-        self.send(Command::Done(done)).await;
+        self.send(RemoteCommand::Done(done)).await;
         let _ = when_done.await;
     }
 
     /// Returns `Ok`.
-    pub async fn finish(&self) {
-        self.send(Command::Return(Ok(()))).await;
+    pub async fn return_ok(&self) {
+        self.send(RemoteCommand::Return(Ok(()))).await;
     }
 
     /// Returns an error.
     pub async fn fail(&self, error: &str) {
-        self.send(Command::Return(Err(Failure::new(error)))).await;
+        self.send(RemoteCommand::Return(Err(Failure::new(error)))).await;
     }
 
     /// Panics.
     pub async fn panic(&self, message: &str) {
-        self.send(Command::Panic(message.to_owned())).await;
+        self.send(RemoteCommand::Panic(message.to_owned())).await;
     }
 
-    async fn send(&self, command: Command) {
-        // The receiver lives in `self`.
+    async fn send(&self, command: RemoteCommand) {
+        // `self` owns the receiver, so the channel is open.
         let _ = self.commands.send(command).await;
     }
 }
 
-impl Runnable for Remote {
+impl Runnable for RemoteRunnable {
     fn run(&self, ctx: Context) -> RunFuture {
         let waiting = Arc::clone(&self.waiting);
         Box::pin(async move {
             let mut waiting = waiting.lock().await;
             loop {
                 let command = tokio::select! {
-                    Cancelled = ctx.cancelled() => return Err(Cancelled.into()),
+                    CanceledError = ctx.canceled() => return Err(CanceledError.into()),
                     command = waiting.recv() => command,
                 };
                 match command {
-                    Some(Command::Ready(done)) => {
-                        let _ = ctx.ready();
+                    Some(RemoteCommand::Ready(done)) => {
+                        let _ = ctx.signal_ready();
                         let _ = done.send(());
                     }
-                    Some(Command::Done(done)) => {
-                        let _ = ctx.done();
+                    Some(RemoteCommand::Done(done)) => {
+                        let _ = ctx.signal_done();
                         let _ = done.send(());
                     }
-                    Some(Command::Return(result)) => return result,
-                    Some(Command::Panic(message)) => std::panic::panic_any(message),
-                    None => return Err(ctx.cancelled().await.into()),
+                    Some(RemoteCommand::Return(result)) => return result,
+                    Some(RemoteCommand::Panic(message)) => std::panic::panic_any(message),
+                    None => return Err(ctx.canceled().await.into()),
                 }
             }
         })
     }
 }
 
-impl fmt::Debug for Remote {
+impl fmt::Debug for RemoteRunnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").finish_non_exhaustive()
+        f.debug_struct("RemoteRunnable").finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! The supervisor: what owns a tree, looks at it and brings it down.
+//! The supervisor: the owner of a tree, which inspects it and shuts it down.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -7,43 +7,43 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::driver::Driver;
+use crate::driver::TreeDriver;
 use crate::event::{Event, EventHook};
-use crate::machine::{ControlError, Machine, Settings, Status};
+use crate::fsm::{ControlError, EntryStatus, RunnableSettings, TreeFsm};
 use crate::name::ROOT;
-use crate::output::{Discard, OutputSink};
-use crate::policy::Policy;
-use crate::process::Cgroups;
-use crate::runnable::{Child, Runnable};
-use crate::state::{ExitRecord, NodeStatus};
+use crate::output::{DiscardOutput, OutputSink};
+use crate::policy::ChildPolicy;
+use crate::process::CgroupParent;
+use crate::runnable::{ChildSpec, Runnable};
+use crate::state::{ExitRecord, RunnableStatus};
 
-/// How long a runnable may take to stop where nobody says otherwise.
-const DEFAULT_STOP_WITHIN: Duration = Duration::from_secs(30);
+/// The stop timeout where neither the runnable nor its child specification sets one.
+const DEFAULT_STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running tree.
 ///
-/// Dropping it begins a shutdown that nobody waits for; [`shutdown`](Self::shutdown) waits.
+/// Dropping it starts a shutdown in the background; [`shutdown`](Self::shutdown) waits for its end.
 #[derive(Debug)]
 pub struct Supervisor {
-    driver: Arc<Driver>,
-    /// Locked while its end is waited for: whoever comes second waits too.
+    driver: Arc<TreeDriver>,
+    /// Locked while a caller waits for its end, so that a concurrent caller waits too.
     hook: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Settings of a [`Supervisor`] to be.
-pub struct Builder {
-    policy: Policy,
-    stop_within: Duration,
-    output: Box<dyn OutputSink>,
-    hook: Option<Box<dyn EventHook>>,
-    cgroups: Cgroups,
+/// The settings from which a [`Supervisor`] starts.
+pub struct SupervisorBuilder {
+    default_policy: ChildPolicy,
+    stop_timeout: Duration,
+    output_sink: Box<dyn OutputSink>,
+    event_hook: Option<Box<dyn EventHook>>,
+    cgroup_parent: CgroupParent,
 }
 
 /// What a shutdown left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// Who did not stop in time, in the order in which they were given up on; empty after a clean shutdown.
+    /// The runnables that did not stop in time, in the order of their timeouts; empty after a clean shutdown.
     pub stragglers: Vec<Straggler>,
 }
 
@@ -53,173 +53,177 @@ pub struct ShutdownReport {
 pub struct Straggler {
     /// Its DN.
     pub dn: Arc<str>,
-    /// How long it was waited for.
+    /// How long the shutdown waited for it.
     pub waited: Duration,
 }
 
 impl Supervisor {
-    /// A supervisor with the defaults: [`Policy::default`], 30 seconds to stop, output discarded, no hook.
-    pub fn builder() -> Builder {
-        Builder {
-            policy: Policy::default(),
-            stop_within: DEFAULT_STOP_WITHIN,
-            output: Box::new(Discard),
-            hook: None,
-            cgroups: Cgroups::default(),
+    /// A builder with the defaults: [`ChildPolicy::default`], a stop timeout of 30 seconds, output discarded,
+    /// no hook.
+    pub fn builder() -> SupervisorBuilder {
+        SupervisorBuilder {
+            default_policy: ChildPolicy::default(),
+            stop_timeout: DEFAULT_STOP_TIMEOUT,
+            output_sink: Box::new(DiscardOutput),
+            event_hook: None,
+            cgroup_parent: CgroupParent::default(),
         }
     }
 
-    /// The tree as it stands: each parent before its children, these in the order in which they were added.
-    pub fn snapshot(&self) -> Vec<NodeStatus> {
-        self.driver
-            .read(|machine| machine.statuses().into_iter().map(|status| self.status(&status)).collect())
+    /// The current state of the tree: each parent before its children, children in the order of their
+    /// addition.
+    pub fn snapshot(&self) -> Vec<RunnableStatus> {
+        self.driver.read(|fsm| {
+            fsm.entry_statuses().into_iter().map(|status| self.runnable_status(&status)).collect()
+        })
     }
 
-    /// A counter that changes whenever the tree does: wait for a change, then take a [`snapshot`](Self::snapshot).
-    pub fn watch(&self) -> watch::Receiver<u64> {
+    /// A counter that changes whenever the tree does: wait for a change, then take a
+    /// [`snapshot`](Self::snapshot).
+    pub fn watch_changes(&self) -> watch::Receiver<u64> {
         self.driver.version()
     }
 
-    /// Stops a runnable and all below it, and keeps it stopped, also across restarts of its parent, until
-    /// [`start`](Self::start) or [`restart`](Self::restart). Returns before it has stopped; its group goes on, however it
-    /// takes that.
+    /// Stops a runnable and its subtree, and keeps it stopped, also across restarts of its parent, until
+    /// [`start_runnable`](Self::start_runnable) or [`restart_runnable`](Self::restart_runnable). Returns
+    /// before the runnable has stopped. Its group keeps running, however the runnable exits.
     ///
     /// # Errors
     /// See [`ControlError`].
-    pub fn stop(&self, dn: &str) -> Result<(), ControlError> {
-        self.driver.apply(|machine, now| machine.hold(now, dn))
+    pub fn stop_runnable(&self, dn: &str) -> Result<(), ControlError> {
+        self.driver.apply(|fsm, now| fsm.stop_runnable(now, dn))
     }
 
-    /// Starts a runnable that is stopped, waits for its backoff, or has ended. What runs already goes on as it is.
+    /// Starts a runnable that is stopped, waits for its backoff, or has ended. Does nothing to a running one.
     ///
     /// # Errors
     /// See [`ControlError`].
-    pub fn start(&self, dn: &str) -> Result<(), ControlError> {
-        self.driver.apply(|machine, now| machine.start_held(now, dn))
+    pub fn start_runnable(&self, dn: &str) -> Result<(), ControlError> {
+        self.driver.apply(|fsm, now| fsm.start_runnable(now, dn))
     }
 
-    /// Stops a runnable and all below it, and starts it again at once, without a backoff; its group goes on.
+    /// Stops a runnable and its subtree, and restarts it at once, without a backoff. Its group keeps running.
     ///
     /// # Errors
     /// See [`ControlError`].
-    pub fn restart(&self, dn: &str) -> Result<(), ControlError> {
-        self.driver.apply(|machine, now| machine.restart_now(now, dn))
+    pub fn restart_runnable(&self, dn: &str) -> Result<(), ControlError> {
+        self.driver.apply(|fsm, now| fsm.restart_runnable(now, dn))
     }
 
-    /// Stops everything, in the reverse of the order in which it was added: the last group first, a group's members at
-    /// the same time, children before their parent. Who does not stop in time is aborted, named, and no longer waited
-    /// for. Nothing is started any more.
+    /// Stops everything in the reverse order of addition: the last group first, the members of a group at the
+    /// same time, children before their parent. The supervisor aborts and reports a runnable that does not
+    /// stop within its timeout, and stops waiting for it. It starts nothing any more.
     ///
-    /// The tree can be looked at meanwhile, and afterwards.
+    /// [`snapshot`](Self::snapshot) keeps working during the shutdown and after it.
     ///
     /// # Cancel safety
-    /// The shutdown goes on when this is dropped; call it again to wait for its end.
+    /// The shutdown continues when this future is dropped; call it again to wait for its end.
     pub async fn shutdown(&self) -> ShutdownReport {
-        self.driver.apply(Machine::shut_down);
+        self.driver.apply(TreeFsm::shut_down);
         self.driver.finished().await;
         let mut hook = self.hook.lock().await;
         if let Some(delivery) = hook.as_mut() {
-            // It contains the hook's panics, and nobody aborts it.
+            // The task catches the hook's panics, and nothing aborts it.
             let _ = delivery.await;
             *hook = None;
         }
-        let stragglers = self.driver.read(|machine| {
-            let named = machine.stragglers().iter();
+        let stragglers = self.driver.read(|fsm| {
+            let named = fsm.stragglers().iter();
             named.map(|(dn, waited)| Straggler { dn: Arc::clone(dn), waited: *waited }).collect()
         });
         ShutdownReport { stragglers }
     }
 
-    fn status(&self, status: &Status<'_>) -> NodeStatus {
-        let record = |past: &crate::machine::Past| ExitRecord {
-            at: self.driver.wall(past.at),
+    fn runnable_status(&self, status: &EntryStatus<'_>) -> RunnableStatus {
+        let record = |past: &crate::fsm::PastExit| ExitRecord {
+            at: self.driver.wall_time(past.at),
             generation: past.generation,
             state: past.state,
             exit: past.exit.clone(),
         };
-        NodeStatus {
+        RunnableStatus {
             dn: Arc::clone(status.dn),
             state: status.state,
-            since: self.driver.wall(status.since),
+            since: self.driver.wall_time(status.since),
             generation: status.generation,
             failures: status.failures,
             exits: status.exits.iter().map(record).collect(),
-            waiting_for: status.waiting_for.clone().at(|until| self.driver.wall(until)),
+            waiting_for: status.waiting_for.clone().map_time(|until| self.driver.wall_time(until)),
         }
     }
 }
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.driver.apply(Machine::shut_down);
+        self.driver.apply(TreeFsm::shut_down);
     }
 }
 
-impl Builder {
-    /// Restarts children by this policy unless they have their own.
+impl SupervisorBuilder {
+    /// The policy of children that have none.
     #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = policy;
+    pub fn default_policy(mut self, policy: ChildPolicy) -> Self {
+        self.default_policy = policy;
         self
     }
 
-    /// How long a runnable may take to stop, unless it or its child says otherwise. Default 30 s.
+    /// The stop timeout of a runnable, unless the runnable or its [`ChildSpec`] sets one. Default 30 s.
     #[must_use]
-    pub fn stop_within(mut self, time: Duration) -> Self {
-        self.stop_within = time;
+    pub fn stop_timeout(mut self, time: Duration) -> Self {
+        self.stop_timeout = time;
         self
     }
 
-    /// Sends raw output here.
+    /// The sink for raw output. Default: discard it.
     #[must_use]
-    pub fn output(mut self, output: impl OutputSink) -> Self {
-        self.output = Box::new(output);
+    pub fn output_sink(mut self, output: impl OutputSink) -> Self {
+        self.output_sink = Box::new(output);
         self
     }
 
-    /// Reports every event here.
+    /// The hook that gets every event. Default: none.
     #[must_use]
-    pub fn hook(mut self, hook: impl EventHook) -> Self {
-        self.hook = Some(Box::new(hook));
+    pub fn event_hook(mut self, hook: impl EventHook) -> Self {
+        self.event_hook = Some(Box::new(hook));
         self
     }
 
-    /// Where child processes get cgroups of their own. Default: [`Cgroups::Own`].
+    /// The parent of the dedicated cgroups of child processes. Default: [`CgroupParent::Current`].
     #[must_use]
-    pub fn cgroups(mut self, cgroups: Cgroups) -> Self {
-        self.cgroups = cgroups;
+    pub fn cgroup_parent(mut self, cgroups: CgroupParent) -> Self {
+        self.cgroup_parent = cgroups;
         self
     }
 
-    /// Starts a tree whose root is this runnable.
+    /// Starts a tree with this runnable as its root.
     ///
     /// # Panics
     /// Outside of a tokio runtime, or in one without its time driver.
     pub fn start(self, root: impl Runnable) -> Supervisor {
-        let (events, hook) = match self.hook {
+        let (events, hook) = match self.event_hook {
             Some(hook) => {
                 let (events, received) = mpsc::unbounded_channel();
-                (Some(events), Some(tokio::spawn(deliver(received, hook))))
+                (Some(events), Some(tokio::spawn(deliver_events(received, hook))))
             }
             None => (None, None),
         };
-        let root = Child::new(ROOT, root);
-        let defaults = Settings { policy: self.policy, stop_within: self.stop_within };
-        let driver = Driver::start(root, defaults, self.output, events, self.cgroups);
+        let root = ChildSpec::new(ROOT, root);
+        let defaults = RunnableSettings { policy: self.default_policy, stop_timeout: self.stop_timeout };
+        let driver = TreeDriver::start_tree(root, defaults, self.output_sink, events, self.cgroup_parent);
         Supervisor { driver, hook: Mutex::new(hook) }
     }
 }
 
-impl std::fmt::Debug for Builder {
+impl std::fmt::Debug for SupervisorBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Builder").field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("Builder").field("policy", &self.default_policy).finish_non_exhaustive()
     }
 }
 
-/// Hands the events to the hook, until the last one has been sent.
-async fn deliver(mut events: mpsc::UnboundedReceiver<Event>, hook: Box<dyn EventHook>) {
+/// Passes the events to the hook, until the sender is gone.
+async fn deliver_events(mut events: mpsc::UnboundedReceiver<Event>, hook: Box<dyn EventHook>) {
     while let Some(event) = events.recv().await {
-        if std::panic::catch_unwind(AssertUnwindSafe(|| hook.event(&event))).is_err() {
+        if std::panic::catch_unwind(AssertUnwindSafe(|| hook.on_event(&event))).is_err() {
             tracing::error!(dn = "supervisor", "the event hook panicked at event {}", event.seq);
         }
     }

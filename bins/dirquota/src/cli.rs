@@ -4,27 +4,27 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use nodekeel_fsquota::{Bytes, Inodes, Limit};
+use nodekeel_fsquota::{Bytes, Inodes, LimitChange};
 
-const EXIT_CODES: &str = "Exit codes: 0 done (also when the reader of the output went away), 1 failure, 2 wrong usage, \
-    3 the file system has no limits that bind (the message says what to mount how), 4 there is no such directory, or it \
-    has no limits, 5 no permission.";
+const EXIT_CODES: &str = "Exit codes: 0 success (also if the reader of the output closed the pipe), 1 failure, 2 usage \
+    error, 3 the file system does not enforce project quotas (the message has the mount options needed), 4 the directory \
+    does not exist or has no limits, 5 permission denied.";
 
-const ESCAPE: &str = "Limits are project quotas of XFS or ext4. They hold for whoever is in a user namespace of their own. \
-    Outside of one, the owner of a file can take it out of its project and so out of the limits, and on ext4 whoever has \
-    CAP_SYS_RESOURCE is not bound at all.";
+const LIMITS_NOTE: &str = "Limits are project quotas of XFS or ext4. They bind processes in a separate user namespace. \
+    Outside of one, the owner of a file can remove it from its project and so from the limits, and on ext4 a process \
+    with CAP_SYS_RESOURCE is not bound at all.";
 
-/// Sets and shows the limits of directory trees, in bytes and in inodes.
+/// Set and show byte and inode limits of directory trees.
 #[derive(Debug, Parser)]
 #[command(name = "dirquota", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// For people, or for programs: one value of JSON.
-    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
-    pub(crate) output: Format,
-    /// Colours; `auto` is on a terminal, unless NO_COLOR is set.
-    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
-    pub(crate) color: Color,
-    /// Says nothing about what the limits do not protect from.
+    /// Output format; `json` prints one value.
+    #[arg(short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
+    pub(crate) output: OutputFormat,
+    /// Colours; `auto`: on a terminal, unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, default_value_t = ColorMode::Auto, value_name = "WHEN")]
+    pub(crate) color: ColorMode,
+    /// Suppress warnings.
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
     #[command(subcommand)]
@@ -32,13 +32,13 @@ pub(crate) struct Cli {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     Table,
     Json,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Color {
+pub(crate) enum ColorMode {
     Auto,
     Always,
     Never,
@@ -46,61 +46,68 @@ pub(crate) enum Color {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Sets the limits of a directory and of all that is made in it.
-    #[command(after_help = ESCAPE)]
+    /// Set the limits of a directory tree.
+    #[command(after_help = LIMITS_NOTE)]
     Set(SetArgs),
-    /// Shows the limits and the usage of directories.
+    /// Show limits and usage of directories.
     Show {
-        /// Directories; one inside a limited one shows that one's.
+        /// Directories; inside a limited directory, its limits are shown.
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
     },
-    /// Shows every project of a file system, also those that others have made.
+    /// List all projects of a file system, also those of other programs.
     List {
-        /// Where it is mounted, or any directory of it.
+        /// Mount point, or any directory on it.
         mount: PathBuf,
     },
-    /// Takes the limits from a directory.
+    /// Remove the limits of a directory.
     Clear {
-        /// A directory that has limits of its own.
+        /// A directory with limits.
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// Also where it is not empty: what is in it loses its project, too.
+        /// Also for a non-empty directory: its content leaves the project, too.
         #[arg(short, long)]
         recursive: bool,
     },
-    /// Lets go of the limits whose directories have been removed.
+    /// Release quotas of deleted directories.
     Release {
-        /// Where the file system is mounted, or any directory of it.
+        /// Mount point, or any directory on it.
         mount: PathBuf,
     },
-    /// Tells whether limits would bind, and if not, what to mount how.
+    /// Check whether project quotas are enforced; print the mount options needed.
     Check {
-        /// Where the file system is mounted, or any directory of it.
+        /// Mount point, or any directory on it.
         mount: PathBuf,
     },
-    /// Prints the completions for a shell.
+    /// Print shell completions.
     Completion { shell: clap_complete::Shell },
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Existing directory
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
-    /// The directory; it has to be empty when it gets its first limit, unless --recursive is given.
+    /// Directory; must be empty for its first limit, unless --recursive is set.
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
-    /// At most so many bytes, as 10Gi, 1.5G or 4096, or `none`; without it, this limit stays.
-    #[arg(short, long, value_name = "QUANTITY", value_parser = limit::<Bytes>, required_unless_present = "inodes")]
-    pub(crate) bytes: Option<Limit<Bytes>>,
-    /// At most so many files and directories, itself among them, as 100k, or `none`; without it, this limit stays.
-    #[arg(short, long, value_name = "QUANTITY", value_parser = limit::<Inodes>)]
-    pub(crate) inodes: Option<Limit<Inodes>>,
-    /// Also where it is not empty: what is in it is counted, too. Follows no symbolic link and stays on the file system.
+    /// Byte limit, such as 10Gi, 1.5G or 4096, or `none`; unchanged if not set.
+    #[arg(short, long, value_name = "QUANTITY", value_parser = parse_limit::<Bytes>, required_unless_present = "inodes")]
+    pub(crate) bytes: Option<LimitChange<Bytes>>,
+    /// Limit of files and directories, including DIR, such as 100k, or `none`; unchanged if not set.
+    #[arg(short, long, value_name = "QUANTITY", value_parser = parse_limit::<Inodes>)]
+    pub(crate) inodes: Option<LimitChange<Inodes>>,
+    /// Also for a non-empty directory: its content is counted, too. Does not follow symbolic links, stays on
+    /// the file system.
     #[arg(short, long)]
     pub(crate) recursive: bool,
 }
 
-fn limit<T: FromStr>(text: &str) -> Result<Limit<T>, T::Err> {
-    if text == "none" { Ok(Limit::Unlimited) } else { text.parse().map(Limit::At) }
+fn parse_limit<T: FromStr>(text: &str) -> Result<LimitChange<T>, T::Err> {
+    if text == "none" { Ok(LimitChange::Unlimited) } else { text.parse().map(LimitChange::Set) }
 }
 
 #[cfg(test)]
@@ -123,8 +130,8 @@ mod tests {
                 _ => None,
             }
         };
-        assert_eq!(parse(&["--bytes", "10Gi"]), Some((Some(Limit::At(Bytes(10 << 30))), None)));
-        assert_eq!(parse(&["--inodes", "none"]), Some((None, Some(Limit::Unlimited))));
+        assert_eq!(parse(&["--bytes", "10Gi"]), Some((Some(LimitChange::Set(Bytes(10 << 30))), None)));
+        assert_eq!(parse(&["--inodes", "none"]), Some((None, Some(LimitChange::Unlimited))));
         assert_eq!(parse(&[]), None, "nothing to set");
         assert_eq!(parse(&["--bytes", "much"]), None);
     }

@@ -1,75 +1,76 @@
-//! What the commands do.
+//! Implements the commands.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use nodekeel_fsquota::{Change, Limit, ProjectQuota, QuotaSetter as _};
+use nodekeel_fsquota::{LimitChange, ProjectQuota, QuotaChange, QuotaSetter as _};
 use rustix::fs::{Mode, OFlags};
 
 use crate::cli::SetArgs;
-use crate::failure::Failure;
-use crate::model::{Checked, Cleared, Released, Status, Tree};
-use crate::out::{Out, Tone, safe};
-use crate::table::{self, binary};
+use crate::error::CommandError;
+use crate::output::{OutputWriter, TextStyle, escape_control};
+use crate::report::{CheckReport, ClearReport, ReleaseReport, StatusReport, TreeCounts};
+use crate::table::{self, format_bytes};
 
-/// A directory by its own name: whoever can put a link in its place does not get another one limited.
-fn open(path: &Path) -> Result<OwnedFd, Failure> {
+/// Opens a directory without following a link, so that replacing it by a link cannot limit another directory.
+fn open_directory(path: &Path) -> Result<OwnedFd, CommandError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
         let source = io::Error::from(error);
-        let not = |what| Failure::NotADirectory { path: path.into(), what };
+        let not = |what| CommandError::NotADirectory { path: path.into(), what };
         match fs::symlink_metadata(path) {
             Ok(metadata) if metadata.is_symlink() => not("a symbolic link"),
-            Ok(metadata) if !metadata.is_dir() => not("no directory"),
-            _ => Failure::Directory { path: path.into(), source },
+            Ok(metadata) if !metadata.is_dir() => not("not a directory"),
+            _ => CommandError::OpenDirectory { path: path.into(), source },
         }
     })
 }
 
-/// The quotas of what a directory or a mount point is on.
-fn quotas(path: &Path) -> Result<ProjectQuota, Failure> {
-    ProjectQuota::open(path).map_err(Failure::Open)
+/// The project quotas of the file system of a directory or mount point.
+fn open_quota(path: &Path) -> Result<ProjectQuota, CommandError> {
+    ProjectQuota::open(path).map_err(CommandError::OpenQuota)
 }
 
-pub(crate) fn set(args: &SetArgs, out: &mut Out) -> Result<(), Failure> {
+pub(crate) fn set_limits(args: &SetArgs, out: &mut OutputWriter) -> Result<(), CommandError> {
     let path = &args.directory;
-    let dir = open(path)?;
-    let quota = quotas(path)?;
-    let change = Change { bytes: args.bytes.unwrap_or_default(), inodes: args.inodes.unwrap_or_default() };
-    let failed = Failure::act("limit", path);
+    let dir = open_directory(path)?;
+    let quota = open_quota(path)?;
+    let change =
+        QuotaChange { bytes: args.bytes.unwrap_or_default(), inodes: args.inodes.unwrap_or_default() };
+    let failed = CommandError::for_action("limit", path);
     let (status, tree) = if args.recursive {
         quota
-            .set_tree(dir.as_fd(), change)
+            .set_tree_limits(dir.as_fd(), change)
             .map(|(status, changed)| (status, Some(changed)))
             .map_err(failed)?
     } else {
-        (quota.set(dir.as_fd(), change).map_err(failed)?, None)
+        (quota.set_limits(dir.as_fd(), change).map_err(failed)?, None)
     };
-    let model = Status { tree: tree.map(Tree::from), ..Status::new(Some(path), &status) };
+    let report = StatusReport { tree: tree.map(TreeCounts::from), ..StatusReport::new(Some(path), &status) };
     if out.json {
-        return Ok(out.json(&model)?);
+        return Ok(out.print_json(&report)?);
     }
-    table::print(std::slice::from_ref(&model), out)?;
-    tell_of(&model, args, out);
-    if let Some(warning) = quota.warnings().first() {
+    table::print_table(std::slice::from_ref(&report), out)?;
+    warn_about_result(&report, args, out);
+    if let Some(warning) = quota.quota_warnings().first() {
         out.warn(&warning.to_string());
     }
     Ok(())
 }
 
-/// What is otherwise than one might think from the command.
-fn tell_of(status: &Status, args: &SetArgs, out: &Out) {
-    if let (Some(Limit::At(asked)), Some(set)) = (args.bytes, status.bytes.limit)
-        && asked.0 != set
+/// Warns where the result differs from the command.
+fn warn_about_result(status: &StatusReport, args: &SetArgs, out: &OutputWriter) {
+    if let (Some(LimitChange::Set(requested)), Some(set)) = (args.bytes, status.bytes.limit)
+        && requested.0 != set
     {
-        out.warn(&format!("the limit was rounded up from {asked} to {}", binary(set)));
+        out.warn(&format!("the limit was rounded up from {requested} to {}", format_bytes(set)));
     }
     if status.over_limit {
-        out.warn("it takes more than that already: what is there stays, nothing can be added");
+        out.warn("the usage already exceeds the limit: existing content stays, but cannot grow");
     }
-    if let Some(Tree { special, foreign, .. }) = status.tree
+    if let Some(TreeCounts { special, foreign, .. }) = status.tree
         && special + foreign > 0
     {
         out.warn(&format!(
@@ -78,67 +79,75 @@ fn tell_of(status: &Status, args: &SetArgs, out: &Out) {
     }
 }
 
-pub(crate) fn show(directories: &[PathBuf], out: &mut Out) -> Result<(), Failure> {
+pub(crate) fn show_limits(directories: &[PathBuf], out: &mut OutputWriter) -> Result<(), CommandError> {
     let mut found = Vec::new();
     for path in directories {
-        let dir = open(path)?;
-        let status = quotas(path)?.status(dir.as_fd()).map_err(Failure::act("look at", path))?;
-        let status = status.ok_or_else(|| Failure::NoLimits { path: path.clone() })?;
-        found.push(Status::new(Some(path), &status));
+        let dir = open_directory(path)?;
+        let status =
+            open_quota(path)?.read_status(dir.as_fd()).map_err(CommandError::for_action("look at", path))?;
+        let status = status.ok_or_else(|| CommandError::NoLimits { path: path.clone() })?;
+        found.push(StatusReport::new(Some(path), &status));
     }
-    print(&found, out)
+    print_statuses(&found, out)
 }
 
-pub(crate) fn list(mount: &Path, out: &mut Out) -> Result<(), Failure> {
-    let listed = quotas(mount)?.list().map_err(Failure::act("list the projects of", mount))?;
-    let found: Vec<Status> = listed.iter().map(|status| Status::new(None, status)).collect();
-    print(&found, out)
+pub(crate) fn list_projects(mount: &Path, out: &mut OutputWriter) -> Result<(), CommandError> {
+    let listed = open_quota(mount)?
+        .list_projects()
+        .map_err(CommandError::for_action("list the projects of", mount))?;
+    let found: Vec<StatusReport> = listed.iter().map(|status| StatusReport::new(None, status)).collect();
+    print_statuses(&found, out)
 }
 
-fn print(statuses: &[Status], out: &mut Out) -> Result<(), Failure> {
-    let printed = if out.json { out.json(&statuses) } else { table::print(statuses, out) };
+fn print_statuses(statuses: &[StatusReport], out: &mut OutputWriter) -> Result<(), CommandError> {
+    let printed = if out.json { out.print_json(&statuses) } else { table::print_table(statuses, out) };
     Ok(printed?)
 }
 
-pub(crate) fn clear(path: &Path, recursive: bool, out: &mut Out) -> Result<(), Failure> {
-    let dir = open(path)?;
-    let quota = quotas(path)?;
-    let failed = Failure::act("clear", path);
+pub(crate) fn clear_limits(path: &Path, recursive: bool, out: &mut OutputWriter) -> Result<(), CommandError> {
+    let dir = open_directory(path)?;
+    let quota = open_quota(path)?;
+    let failed = CommandError::for_action("clear", path);
     let tree = if recursive {
-        Some(quota.clear_tree(dir.as_fd()).map_err(failed)?)
+        Some(quota.clear_tree_limits(dir.as_fd()).map_err(failed)?)
     } else {
-        quota.clear(dir.as_fd()).map_err(failed)?;
+        quota.clear_limits(dir.as_fd()).map_err(failed)?;
         None
     };
     let name = path.to_string_lossy().into_owned();
     if out.json {
-        return Ok(out.json(&Cleared { directory: name, tree: tree.map(Tree::from) })?);
+        return Ok(out.print_json(&ClearReport { directory: name, tree: tree.map(TreeCounts::from) })?);
     }
-    Ok(out.line(&format!("{} has no limits", safe(&name)))?)
+    Ok(out.print_line(&format!("{} has no limits", escape_control(&name)))?)
 }
 
-pub(crate) fn release(mount: &Path, out: &mut Out) -> Result<(), Failure> {
-    let released =
-        quotas(mount)?.release_unused(&[]).map_err(Failure::act("release the projects of", mount))?;
+pub(crate) fn release_projects(mount: &Path, out: &mut OutputWriter) -> Result<(), CommandError> {
+    let released = open_quota(mount)?
+        .release_unused_projects(&[])
+        .map_err(CommandError::for_action("release the projects of", mount))?;
     let projects: Vec<u32> = released.into_iter().map(|project| project.get()).collect();
     if out.json {
-        return Ok(out.json(&Released { projects })?);
+        return Ok(out.print_json(&ReleaseReport { projects })?);
     }
-    Ok(out.line(&format!("{} projects without directories were released", projects.len()))?)
+    Ok(out.print_line(&format!("{} projects without directories were released", projects.len()))?)
 }
 
-pub(crate) fn check(mount: &Path, out: &mut Out) -> Result<(), Failure> {
-    let quota = quotas(mount)?;
-    let checked = Checked::from(&quota);
+pub(crate) fn check_quota(mount: &Path, out: &mut OutputWriter) -> Result<(), CommandError> {
+    let quota = open_quota(mount)?;
+    let checked = CheckReport::from(&quota);
     if out.json {
-        return Ok(out.json(&checked)?);
+        return Ok(out.print_json(&checked)?);
     }
-    let binds = out.paint(Tone::Good, "limits bind");
-    let Checked { mount_point, file_system, source, .. } = &checked;
-    out.line(&format!("{}: {binds} ({file_system} on {})", safe(mount_point), safe(source)))?;
+    let binds = out.paint(TextStyle::Good, "limits are enforced");
+    let CheckReport { mount_point, file_system, source, .. } = &checked;
+    out.print_line(&format!(
+        "{}: {binds} ({file_system} on {})",
+        escape_control(mount_point),
+        escape_control(source)
+    ))?;
     for warned in &checked.warnings {
-        let word = out.paint(Tone::Pending, "warning");
-        out.line(&format!("{word}: {}", warned.text))?;
+        let word = out.paint(TextStyle::Pending, "warning");
+        out.print_line(&format!("{word}: {}", warned.text))?;
     }
     Ok(())
 }

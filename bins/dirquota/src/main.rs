@@ -1,10 +1,10 @@
-//! dirquota, the limits of directory trees by hand: see docs/dirquota.md.
+//! Sets and shows limits of directory trees: see docs/dirquota.md.
 
 mod cli;
 mod commands;
-mod failure;
-mod model;
-mod out;
+mod error;
+mod output;
+mod report;
 mod table;
 
 use std::io::Write as _;
@@ -13,14 +13,14 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::cli::{Cli, Command};
-use crate::failure::Failure;
-use crate::out::Out;
+use crate::error::CommandError;
+use crate::output::OutputWriter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match run(cli) {
+    match run_command(cli) {
         Err(failure) if !failure.is_broken_pipe() => {
-            // Nobody may be there to read it.
+            // A closed stderr is not an error.
             let _ = writeln!(std::io::stderr(), "dirquota: {}", failure.with_causes());
             failure.exit_code()
         }
@@ -28,20 +28,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failure> {
-    let mut out = Out::new(&cli);
+fn run_command(cli: Cli) -> Result<(), CommandError> {
+    let mut out = OutputWriter::new(&cli);
     match cli.command {
-        Command::Set(args) => commands::set(&args, &mut out)?,
-        Command::Show { directories } => commands::show(&directories, &mut out)?,
-        Command::List { mount } => commands::list(&mount, &mut out)?,
-        Command::Clear { directory, recursive } => commands::clear(&directory, recursive, &mut out)?,
-        Command::Release { mount } => commands::release(&mount, &mut out)?,
-        Command::Check { mount } => commands::check(&mount, &mut out)?,
+        Command::Set(args) => commands::set_limits(&args, &mut out)?,
+        Command::Show { directories } => commands::show_limits(&directories, &mut out)?,
+        Command::List { mount } => commands::list_projects(&mount, &mut out)?,
+        Command::Clear { directory, recursive } => commands::clear_limits(&directory, recursive, &mut out)?,
+        Command::Release { mount } => commands::release_projects(&mount, &mut out)?,
+        Command::Check { mount } => commands::check_quota(&mount, &mut out)?,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "dirquota", &mut script);
-            out.bytes(&script)?;
+            out.write_bytes(&script)?;
         }
+        Command::Man { directory } => clap_mangen::generate_to(Cli::command(), directory)?,
     }
     Ok(out.flush()?)
 }

@@ -8,132 +8,150 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use nodekeel_logtree::Level;
 use nodekeel_node::client::DEFAULT_SOCKET;
 
-const EXIT_CODES: &str = "Exit codes: 0 done (also when the reader of the output went away), 1 failure, 2 wrong usage, \
-    3 the node can't be reached, 4 there is no such DN, 5 no permission.";
+const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the output closed the pipe), 1 failure, 2 usage \
+    error, 3 node can't be reached, 4 unknown DN, 5 permission denied.";
 
-/// The operator's client of noded: looks at a node's tree, its log and its events, and acts on its services.
+/// Inspect and control a node that noded runs
 #[derive(Debug, Parser)]
 #[command(name = "nodectl", version, after_help = EXIT_CODES)]
-pub(crate) struct Cli {
-    /// The node's control socket.
+pub(crate) struct NodectlCli {
+    /// Control socket of the node
     #[arg(long, env = "NODEKEEL_SOCKET", global = true, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
-    /// For people, or for programs: JSON, one value or, where the output is a stream, one value a line.
-    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
-    pub(crate) output: Format,
-    /// Colours; `auto` is on a terminal, unless NO_COLOR is set.
-    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
-    pub(crate) color: Color,
-    /// How long an answer is waited for.
-    #[arg(long, global = true, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    /// Output format
+    ///
+    /// JSON is for programs: one value, or for a stream one value a line.
+    #[arg(short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
+    pub(crate) output: OutputFormat,
+    /// When to use colors
+    ///
+    /// `auto`: on a terminal, unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, default_value_t = ColorMode::Auto, value_name = "WHEN")]
+    pub(crate) color: ColorMode,
+    /// Request timeout
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub(crate) timeout: Duration,
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: NodectlCommand,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.strip_suffix('s').unwrap_or(text).parse().ok();
     let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    time.filter(|time| !time.is_zero()).ok_or_else(|| "give a number of seconds above 0".to_owned())
+    time.filter(|time| !time.is_zero()).ok_or_else(|| "use a number of seconds above 0".to_owned())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     Table,
     Json,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Color {
+pub(crate) enum ColorMode {
     Auto,
     Always,
     Never,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Shows all runnables with their states.
+pub(crate) enum NodectlCommand {
+    /// List all runnables with their states
     Tree {
-        /// Goes on, and shows the tree anew whenever it changes.
+        /// Watch: print the tree whenever it changes
         #[arg(short, long)]
         watch: bool,
     },
-    /// Shows why something is not ready, and how it ended before; without a DN, of the whole node.
+    /// Show why runnables are not ready
+    ///
+    /// Also shows their last exits. Without a DN, shows the whole node.
     Status {
-        /// A name in the tree, like root.etcd.
+        /// Name in the tree, like root.etcd
         dn: Option<String>,
     },
-    /// Shows log entries.
+    /// Show log entries
     Logs(LogsArgs),
-    /// Shows what happened in the tree.
+    /// Show starts, exits and other events
     Events {
         /// Goes on with what comes.
         #[arg(short, long)]
         follow: bool,
-        /// Only the newest N that are kept.
+        /// Only the newest N kept events
         #[arg(short = 'n', long, value_name = "N")]
         newest: Option<u64>,
     },
-    /// Stops a runnable and all below it, and starts it at once.
-    Restart(ActArgs),
-    /// Stops a runnable and all below it, and keeps it stopped.
-    Stop(ActArgs),
-    /// Starts what was stopped, waits for its backoff, or has ended.
-    Start(ActArgs),
-    /// Shows the node's cluster, and makes tickets for nodes that are to join it.
+    /// Restart a runnable and everything below it
+    Restart(ActionArgs),
+    /// Stop a runnable and everything below it
+    Stop(ActionArgs),
+    /// Start a stopped, waiting or exited runnable
+    Start(ActionArgs),
+    /// Show the cluster, and manage join tickets
     Cluster {
         #[command(subcommand)]
         command: ClusterCommand,
     },
-    /// Shows the images of the node's containerd, or imports some from an archive.
+    /// List images of containerd, or import an archive
     Images(ImagesArgs),
-    /// Tells the versions of nodectl and of the node.
+    /// Print the versions of nodectl and of noded
     Version,
-    /// Prints the completions for a shell.
+    /// Print shell completions
     Completion { shell: clap_complete::Shell },
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Existing directory
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// A name in the tree, like root.etcd; without it, the whole log.
+    /// Name in the tree, like root.etcd
+    ///
+    /// Default: the whole log.
     pub(crate) dn: Option<String>,
     /// Goes on with what comes.
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Also of everything below the DN.
+    /// Include everything below the DN
     #[arg(short, long)]
     pub(crate) children: bool,
-    /// Only the newest N that are kept; 0 with -f shows only what comes.
+    /// Only the newest N kept entries
+    ///
+    /// 0 with -f shows only new entries.
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) newest: Option<u64>,
-    /// Only of this level and above; raw lines have none and are left out.
+    /// Minimum level (hides raw lines)
     #[arg(long, value_name = "LEVEL", conflicts_with = "raw")]
     pub(crate) min_level: Option<Level>,
-    /// Only raw lines.
+    /// Only raw lines
     #[arg(long, conflicts_with = "leveled")]
     pub(crate) raw: bool,
-    /// Only entries with a level.
+    /// Only entries with a level
     #[arg(long)]
     pub(crate) leveled: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ImagesArgs {
-    /// In which of containerd's namespaces.
+    /// containerd namespace
     #[arg(long, default_value = "k8s.io")]
     pub(crate) namespace: String,
-    /// Imports an archive first, an OCI layout or a docker-archive, raw, gzip or zstd, and shows what it has brought.
+    /// Import an archive, and list its images
+    ///
+    /// An OCI layout or a docker-archive, raw, gzip or zstd.
     #[arg(long, value_name = "FILE")]
     pub(crate) import: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Shows how far the node is on its way into its cluster, and who it is there.
+    /// Show the node's enrolment and identity
     Status,
-    /// Shows the cluster's members.
+    /// List the members of the cluster
     Members,
-    /// Tickets by which other nodes join.
+    /// Create or revoke join tickets
     Ticket {
         #[command(subcommand)]
         command: TicketCommand,
@@ -142,44 +160,50 @@ pub(crate) enum ClusterCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TicketCommand {
-    /// Makes a ticket for one node, or gives the one that was made for the same place and not used yet.
-    Create(TicketArgs),
-    /// Takes a ticket back that was not used: nobody joins by it any more, and its place is free for another.
-    Withdraw(WithdrawArgs),
+    /// Create a join ticket for one node
+    ///
+    /// Returns the unused ticket for the same address and port, if one exists.
+    Create(CreateTicketArgs),
+    /// Revoke an unused join ticket
+    ///
+    /// No node can join by it afterwards, and another ticket can be created.
+    Withdraw(RevokeTicketArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct WithdrawArgs {
-    /// The address that the ticket was made for.
+pub(crate) struct RevokeTicketArgs {
+    /// Address of the ticket
     #[arg(long)]
     pub(crate) address: IpAddr,
-    /// Its port; the default is that of the node that is asked.
+    /// Peer port of the ticket; default: this node's
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) port: u16,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct TicketArgs {
-    /// A golden ticket: it holds the node's keys, so whoever has read it is that node. The node that is asked must allow
-    /// it (cluster.golden_tickets).
+pub(crate) struct CreateTicketArgs {
+    /// Golden ticket, which contains the node's private keys
+    ///
+    /// Bearer credential: anyone who reads it can impersonate the node. This node must allow it
+    /// (cluster.golden_tickets).
     #[arg(long, required = true)]
     pub(crate) golden: bool,
-    /// Where the other members will reach the node.
+    /// Address of the node for other members
     #[arg(long)]
     pub(crate) address: IpAddr,
-    /// Its port for the other members; the default is that of the node that is asked.
+    /// Peer port of the node; default: this node's
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) port: u16,
-    /// Where the ticket is put; nothing may be there.
+    /// Output file; must not exist
     #[arg(long)]
     pub(crate) file: PathBuf,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ActArgs {
-    /// A name in the tree, like root.etcd.
+pub(crate) struct ActionArgs {
+    /// Name in the tree, like root.etcd
     pub(crate) dn: String,
-    /// Waits until it is ready, or stopped.
+    /// Wait until it is ready, or stopped
     #[arg(short, long)]
     pub(crate) wait: bool,
 }
@@ -192,6 +216,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        NodectlCli::command().debug_assert();
     }
 }

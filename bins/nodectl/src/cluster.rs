@@ -1,4 +1,4 @@
-//! `cluster`: the node's way into its cluster, its members, tickets for others.
+//! `cluster`: the node's enrolment, the members of the cluster, join tickets.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,116 +12,140 @@ use nodekeel_node::v1::{
 };
 use zeroize::Zeroizing;
 
-use crate::caller::Caller;
-use crate::cli::{ClusterCommand, TicketArgs, TicketCommand, WithdrawArgs};
-use crate::failure::Failure;
-use crate::model::{Cluster, Member, Ticket, Withdrawn};
-use crate::out::{Out, Tone, safe};
+use crate::api_client::ApiClient;
+use crate::cli::{ClusterCommand, CreateTicketArgs, RevokeTicketArgs, TicketCommand};
+use crate::command_error::CommandError;
+use crate::model::{ClusterView, MemberView, RevokedTicketView, TicketView};
+use crate::output::{Printer, TextStyle, escape_control};
 
-/// How long the cluster's answer may take: noded itself waits some seconds for each of it.
-const CLUSTER: Duration = Duration::from_secs(20);
+/// Timeout of calls to the cluster: noded itself waits some seconds for each of its answers.
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(crate) async fn run(caller: &mut Caller, command: ClusterCommand, out: &mut Out) -> Result<(), Failure> {
+pub(crate) async fn run_cluster(
+    api: &mut ApiClient,
+    command: ClusterCommand,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
     if !matches!(command, ClusterCommand::Status) {
-        caller.be_patient(CLUSTER);
+        api.raise_timeout(CLUSTER_TIMEOUT);
     }
     match command {
-        ClusterCommand::Status => status(caller, out).await,
-        ClusterCommand::Members => members(caller, out).await,
-        ClusterCommand::Ticket { command: TicketCommand::Create(args) } => create(caller, args, out).await,
+        ClusterCommand::Status => show_status(api, printer).await,
+        ClusterCommand::Members => show_members(api, printer).await,
+        ClusterCommand::Ticket { command: TicketCommand::Create(args) } => {
+            create_ticket(api, args, printer).await
+        }
         ClusterCommand::Ticket { command: TicketCommand::Withdraw(args) } => {
-            withdraw(caller, args, out).await
+            revoke_ticket(api, args, printer).await
         }
     }
 }
 
-async fn status(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
-    let answer = caller.ask(async |client| client.cluster(ClusterRequest {}).await).await?;
-    let cluster = Cluster::from(answer);
-    if out.json {
-        return Ok(out.json(&cluster)?);
+async fn show_status(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let answer = api.call(async |client| client.cluster(ClusterRequest {}).await).await?;
+    let cluster = ClusterView::from(answer);
+    if printer.is_json {
+        return Ok(printer.print_json(&cluster)?);
     }
-    let tone = match &*cluster.state {
-        "Running" => Tone::Good,
-        "Failed" => Tone::Bad,
-        _ => Tone::Pending,
+    let style = match &*cluster.state {
+        "Running" => TextStyle::Good,
+        "Failed" => TextStyle::Bad,
+        _ => TextStyle::Pending,
     };
-    let state = out.paint(tone, &safe(&cluster.state));
-    let who = match (&cluster.node, &cluster.cluster) {
-        (Some(node), Some(cluster)) => format!(": node {} of cluster {}", safe(node), safe(cluster)),
-        (Some(node), None) => format!(": node {}", safe(node)),
+    let state = printer.style_text(style, &escape_control(&cluster.state));
+    let identity = match (&cluster.node, &cluster.cluster) {
+        (Some(node), Some(cluster)) => {
+            format!(": node {} of cluster {}", escape_control(node), escape_control(cluster))
+        }
+        (Some(node), None) => format!(": node {}", escape_control(node)),
         _ => String::new(),
     };
-    out.line(&format!("{state}{who}"))?;
+    printer.print_line(&format!("{state}{identity}"))?;
     if let Some(detail) = &cluster.detail {
-        out.line(&format!("  {}", safe(detail)))?;
+        printer.print_line(&format!("  {}", escape_control(detail)))?;
     }
     Ok(())
 }
 
-async fn members(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
-    let answer = caller.ask(async |client| client.members(MembersRequest {}).await).await?;
-    let members: Vec<_> = answer.members.into_iter().map(Member::from).collect();
-    if out.json {
-        return Ok(out.json(&members)?);
+async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let answer = api.call(async |client| client.members(MembersRequest {}).await).await?;
+    let members: Vec<_> = answer.members.into_iter().map(MemberView::from).collect();
+    if printer.is_json {
+        return Ok(printer.print_json(&members)?);
     }
-    let name = |member: &Member| member.name.as_deref().map_or_else(|| "(not started)".to_owned(), safe);
+    let name = |member: &MemberView| {
+        member.name.as_deref().map_or_else(|| "(not started)".to_owned(), escape_control)
+    };
     let width = members.iter().map(|member| name(member).len()).max().unwrap_or_default().max(4);
-    let header = out.paint(Tone::Strong, &format!("{:16}  {:width$}  {:7}  PEERS", "ID", "NAME", "VOTE"));
-    out.line(&header)?;
+    let header = printer
+        .style_text(TextStyle::Strong, &format!("{:16}  {:width$}  {:7}  PEERS", "ID", "NAME", "VOTE"));
+    printer.print_line(&header)?;
     for member in &members {
         let vote = if member.learner { "learner" } else { "yes" };
         let this = if member.this { "  (this node)" } else { "" };
-        let urls = safe(&member.peer_urls.join(","));
-        out.line(&format!("{:16}  {:width$}  {vote:7}  {urls}{this}", safe(&member.id), name(member)))?;
+        let urls = escape_control(&member.peer_urls.join(","));
+        printer.print_line(&format!(
+            "{:16}  {:width$}  {vote:7}  {urls}{this}",
+            escape_control(&member.id),
+            name(member)
+        ))?;
     }
     Ok(())
 }
 
-async fn create(caller: &mut Caller, args: TicketArgs, out: &mut Out) -> Result<(), Failure> {
-    let TicketArgs { golden: _, address, port, file } = args;
-    // Before the cluster expects another member.
-    let mut ticket = private(&file).map_err(|source| Failure::File { path: file.clone(), source })?;
-    let made = make(caller, address, port).await;
-    let written = made.and_then(|(node, enrolment)| {
+async fn create_ticket(
+    api: &mut ApiClient,
+    args: CreateTicketArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let CreateTicketArgs { golden: _, address, port, file } = args;
+    // Create the file before the cluster reserves a place for the member.
+    let mut ticket =
+        create_private_file(&file).map_err(|source| CommandError::File { path: file.clone(), source })?;
+    let response = request_ticket(api, address, port).await;
+    let written = response.and_then(|(node, enrolment)| {
         ticket.write_all(&enrolment).and_then(|()| ticket.sync_all())?;
         Ok(node)
     });
     let node = written.inspect_err(|_| _ = std::fs::remove_file(&file))?;
     let file = file.display().to_string();
-    if out.json {
-        return Ok(out.json(&Ticket { node, address: address.to_string(), file })?);
+    if printer.is_json {
+        return Ok(printer.print_json(&TicketView { node, address: address.to_string(), file })?);
     }
-    out.line(&format!("{file} makes its reader node {} at {address}; keep it secret", safe(&node)))?;
-    let how = "give it to that node alone before its first start, as cluster/state/enrolment.pb below its data directory";
-    Ok(out.line(how)?)
+    printer.print_line(&format!(
+        "wrote join ticket for node {} ({address}) to {file}; it contains private keys",
+        escape_control(&node)
+    ))?;
+    let hint = "copy it to that node only, before its first start, as cluster/state/enrolment.pb below its data directory";
+    Ok(printer.print_line(hint)?)
 }
 
-async fn withdraw(caller: &mut Caller, args: WithdrawArgs, out: &mut Out) -> Result<(), Failure> {
-    let WithdrawArgs { address, port } = args;
+async fn revoke_ticket(
+    api: &mut ApiClient,
+    args: RevokeTicketArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let RevokeTicketArgs { address, port } = args;
     let request = WithdrawGoldenTicketRequest { address: address.to_string(), port: port.into() };
-    let answer = caller.ask(async |client| client.withdraw_golden_ticket(request).await).await?;
-    let withdrawn = Withdrawn { url: answer.url };
-    if out.json {
-        return Ok(out.json(&withdrawn)?);
+    let answer = api.call(async |client| client.withdraw_golden_ticket(request).await).await?;
+    let revoked = RevokedTicketView { url: answer.url };
+    if printer.is_json {
+        return Ok(printer.print_json(&revoked)?);
     }
-    Ok(out.line(&format!(
-        "the ticket for {} is taken back: nobody joins by it any more",
-        safe(&withdrawn.url)
-    ))?)
+    Ok(printer.print_line(&format!("join ticket for {} revoked", escape_control(&revoked.url)))?)
 }
 
-async fn make(
-    caller: &mut Caller,
+async fn request_ticket(
+    api: &mut ApiClient,
     address: IpAddr,
     port: u16,
-) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
+) -> Result<(String, Zeroizing<Vec<u8>>), CommandError> {
     let request = CreateGoldenTicketRequest { address: address.to_string(), port: port.into() };
-    let made = caller.ask(async |client| client.create_golden_ticket(request).await).await?;
-    Ok((made.node, Zeroizing::new(made.enrolment)))
+    let response = api.call(async |client| client.create_golden_ticket(request).await).await?;
+    Ok((response.node, Zeroizing::new(response.enrolment)))
 }
 
-/// A new file for its owner alone.
-fn private(path: &Path) -> std::io::Result<File> {
+/// Creates a file that only its owner can read and write.
+fn create_private_file(path: &Path) -> std::io::Result<File> {
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }

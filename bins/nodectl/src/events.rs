@@ -1,47 +1,47 @@
-//! `events`: what happened in the tree.
+//! `events`: starts, exits and other events of the tree.
 
-use nodekeel_node::client::Client;
+use nodekeel_node::client::NodeClient;
 use nodekeel_node::v1::EventsRequest;
 
-use crate::caller::Caller;
-use crate::failure::Failure;
-use crate::model::Event;
-use crate::out::{Out, Tone, safe};
+use crate::api_client::ApiClient;
+use crate::command_error::CommandError;
+use crate::model::EventView;
+use crate::output::{Printer, TextStyle, escape_control};
 use crate::tree;
 
-pub(crate) async fn run(
-    caller: &mut Caller,
+pub(crate) async fn show_events(
+    api: &mut ApiClient,
     follow: bool,
     newest: Option<u64>,
-    out: &mut Out,
-) -> Result<(), Failure> {
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
     let request = EventsRequest { backlog: newest, follow };
-    let call = async |client: &mut Client| client.events(request).await;
-    let mut chunks = if follow { caller.follow(call).await? } else { caller.read(call).await? };
+    let call = async |client: &mut NodeClient| client.events(request).await;
+    let mut chunks = if follow { api.follow_stream(call).await? } else { api.open_stream(call).await? };
     let mut last = None;
-    while let Some(chunk) = chunks.next().await? {
+    while let Some(chunk) = chunks.next_message().await? {
         for event in chunk.events {
-            let event = Event::from(event);
+            let event = EventView::from(event);
             if let Some(missed) = last.replace(event.seq).and_then(|last| event.seq.checked_sub(last + 1))
                 && missed > 0
-                && !out.json
+                && !printer.is_json
             {
-                let text = out.paint(Tone::Bad, &format!("{missed} events were dropped here"));
-                out.line(&text)?;
+                let text = printer.style_text(TextStyle::Bad, &format!("{missed} events were dropped here"));
+                printer.print_line(&text)?;
             }
-            show(&event, out)?;
+            print_event(&event, printer)?;
         }
-        out.flush()?;
+        printer.flush()?;
     }
     Ok(())
 }
 
-fn show(event: &Event, out: &mut Out) -> Result<(), Failure> {
-    if out.json {
-        return Ok(out.json(event)?);
+fn print_event(event: &EventView, printer: &mut Printer) -> Result<(), CommandError> {
+    if printer.is_json {
+        return Ok(printer.print_json(event)?);
     }
-    let tone = event.state.map_or(Tone::Faint, tree::tone);
-    let detail = out.paint(tone, &safe(&event.detail));
+    let style = event.state.map_or(TextStyle::Faint, tree::state_style);
+    let detail = printer.style_text(style, &escape_control(&event.detail));
     let at = event.at.as_deref().unwrap_or("?");
-    Ok(out.line(&format!("{at}  {:<32} run {:<4} {detail}", event.dn, event.generation))?)
+    Ok(printer.print_line(&format!("{at}  {:<32} run {:<4} {detail}", event.dn, event.generation))?)
 }

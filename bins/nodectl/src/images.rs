@@ -1,38 +1,47 @@
-//! `images`: those of the node's containerd.
+//! `images`: images of the node's containerd.
 
 use std::time::Duration;
 
 use nodekeel_node::v1::{ImagesRequest, ImportImagesRequest};
 
-use crate::caller::Caller;
+use crate::api_client::ApiClient;
 use crate::cli::ImagesArgs;
-use crate::failure::Failure;
-use crate::model::Image;
-use crate::out::{Out, Tone, safe};
+use crate::command_error::CommandError;
+use crate::model::ImageView;
+use crate::output::{Printer, TextStyle, escape_control};
 
-/// How long an import may take: some gigabytes on a slow disk.
-const IMPORT: Duration = Duration::from_secs(30 * 60);
+/// Timeout of an import: some gigabytes on a slow disk.
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-pub(crate) async fn run(caller: &mut Caller, args: ImagesArgs, out: &mut Out) -> Result<(), Failure> {
+pub(crate) async fn show_images(
+    api: &mut ApiClient,
+    args: ImagesArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
     let ImagesArgs { namespace, import } = args;
     let answer = match import {
-        None => caller.ask(async |client| client.images(ImagesRequest { namespace }).await).await?,
+        None => api.call(async |client| client.images(ImagesRequest { namespace }).await).await?,
         Some(file) => {
-            let path = std::path::absolute(&file).map_err(|source| Failure::File { path: file, source })?;
+            let path =
+                std::path::absolute(&file).map_err(|source| CommandError::File { path: file, source })?;
             let request = ImportImagesRequest { namespace, path: path.display().to_string() };
-            caller.be_patient(IMPORT);
-            caller.ask(async |client| client.import_images(request).await).await?
+            api.raise_timeout(IMPORT_TIMEOUT);
+            api.call(async |client| client.import_images(request).await).await?
         }
     };
-    let images: Vec<_> = answer.images.into_iter().map(Image::from).collect();
-    if out.json {
-        return Ok(out.json(&images)?);
+    let images: Vec<_> = answer.images.into_iter().map(ImageView::from).collect();
+    if printer.is_json {
+        return Ok(printer.print_json(&images)?);
     }
     let width = images.iter().map(|image| image.name.chars().count()).max().unwrap_or_default().max(4);
-    let header = out.paint(Tone::Strong, &format!("{:width$}  DIGEST", "NAME"));
-    out.line(&header)?;
+    let header = printer.style_text(TextStyle::Strong, &format!("{:width$}  DIGEST", "NAME"));
+    printer.print_line(&header)?;
     for image in &images {
-        out.line(&format!("{:width$}  {}", safe(&image.name), safe(&image.digest)))?;
+        printer.print_line(&format!(
+            "{:width$}  {}",
+            escape_control(&image.name),
+            escape_control(&image.digest)
+        ))?;
     }
     Ok(())
 }

@@ -1,42 +1,46 @@
-//! `logs`: log entries, as they were kept and as they come.
+//! `logs`: kept and new log entries.
 
-use nodekeel_logtree::{Body, Entry, Level, render};
-use nodekeel_node::client::{Client, level_to_wire};
+use nodekeel_logtree::{EntryBody, Level, LogEntry, render};
+use nodekeel_node::client::{NodeClient, level_to_wire};
 use nodekeel_node::v1;
 
-use crate::caller::Caller;
+use crate::api_client::ApiClient;
 use crate::cli::LogsArgs;
-use crate::failure::Failure;
-use crate::out::{Out, Tone};
-use crate::time::rfc3339;
+use crate::command_error::CommandError;
+use crate::output::{Printer, TextStyle};
+use crate::time::format_rfc3339;
 
-pub(crate) async fn run(caller: &mut Caller, args: LogsArgs, out: &mut Out) -> Result<(), Failure> {
-    let request = request(args);
+pub(crate) async fn show_logs(
+    api: &mut ApiClient,
+    args: LogsArgs,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let request = logs_request(args);
     let follow = request.follow;
-    let call = async |client: &mut Client| client.logs(request).await;
-    let mut chunks = if follow { caller.follow(call).await? } else { caller.read(call).await? };
-    while let Some(chunk) = chunks.next().await? {
+    let call = async |client: &mut NodeClient| client.logs(request).await;
+    let mut chunks = if follow { api.follow_stream(call).await? } else { api.open_stream(call).await? };
+    while let Some(chunk) = chunks.next_message().await? {
         for entry in chunk.entries {
-            let entry = Entry::try_from(entry)?;
-            if out.json {
-                out.line(&render::json(&entry))?;
+            let entry = LogEntry::try_from(entry)?;
+            if printer.is_json {
+                printer.print_line(&render::json_object(&entry))?;
             } else {
-                show(&entry, out)?;
+                print_entry(&entry, printer)?;
             }
         }
-        out.flush()?;
+        printer.flush()?;
     }
     Ok(())
 }
 
-fn request(args: LogsArgs) -> v1::LogsRequest {
+fn logs_request(args: LogsArgs) -> v1::LogsRequest {
     let kind = match (args.raw, args.leveled) {
         (true, _) => v1::logs_request::Kind::Raw,
         (_, true) => v1::logs_request::Kind::Leveled,
         _ => v1::logs_request::Kind::Unspecified,
     };
     v1::LogsRequest {
-        // Without a DN everything is meant, the supervisor's own log beside the tree too.
+        // Without a DN: everything, including the supervisor's log, which is not in the tree.
         children: args.children || args.dn.is_none(),
         dn: args.dn.unwrap_or_default(),
         backlog: args.newest,
@@ -47,36 +51,36 @@ fn request(args: LogsArgs) -> v1::LogsRequest {
 }
 
 /// Prints an entry for people.
-pub(crate) fn show(entry: &Entry, out: &mut Out) -> Result<(), Failure> {
-    let tone = match &entry.body {
-        Body::Leveled(leveled) => match leveled.level {
-            Level::Error | Level::Fatal => Tone::Bad,
-            Level::Warn => Tone::Pending,
-            Level::Trace | Level::Debug => Tone::Faint,
-            Level::Info => Tone::Plain,
+pub(crate) fn print_entry(entry: &LogEntry, printer: &mut Printer) -> Result<(), CommandError> {
+    let style = match &entry.body {
+        EntryBody::Leveled(leveled) => match leveled.level {
+            Level::Error | Level::Fatal => TextStyle::Bad,
+            Level::Warn => TextStyle::Pending,
+            Level::Trace | Level::Debug => TextStyle::Faint,
+            Level::Info => TextStyle::Plain,
         },
-        Body::Dropped(_) => Tone::Bad,
-        _ => Tone::Plain,
+        EntryBody::Dropped(_) => TextStyle::Bad,
+        _ => TextStyle::Plain,
     };
-    let at = rfc3339(entry.time);
-    for (index, text) in texts(entry).enumerate() {
+    let at = format_rfc3339(entry.time);
+    for (index, text) in entry_texts(entry).enumerate() {
         let letter = match &entry.body {
             _ if index > 0 => '|',
-            Body::Leveled(leveled) => leveled.level.letter(),
-            Body::Raw(_) => 'R',
+            EntryBody::Leveled(leveled) => leveled.level.letter(),
+            EntryBody::Raw(_) => 'R',
             _ => '-',
         };
-        let text = out.paint(tone, &format!("{letter} {text}"));
-        out.line(&format!("{at}  {:<32}  {text}", entry.dn))?;
+        let text = printer.style_text(style, &format!("{letter} {text}"));
+        printer.print_line(&format!("{at}  {:<32}  {text}", entry.dn))?;
     }
     Ok(())
 }
 
-/// The lines of an entry without what stands before them.
-pub(crate) fn texts(entry: &Entry) -> impl Iterator<Item = String> {
+/// The lines of an entry without their prefixes.
+pub(crate) fn entry_texts(entry: &LogEntry) -> impl Iterator<Item = String> {
     let before = format!("{:<32} ", entry.dn);
-    let is_leveled = matches!(entry.body, Body::Leveled(_));
-    let full = render::full(entry);
+    let is_leveled = matches!(entry.body, EntryBody::Leveled(_));
+    let full = render::full_text(entry);
     let lines: Vec<_> = full.lines().map(|line| line.strip_prefix(&before).unwrap_or(line)).collect();
     let text = |line: &str| match line.split_once(if is_leveled { "] " } else { " " }) {
         Some((_, text)) => text.to_owned(),

@@ -1,15 +1,15 @@
 //! nodectl, the operator's client of noded: see docs/nodectl.md.
 
-mod act;
-mod caller;
+mod action;
+mod api_client;
 mod cli;
 mod cluster;
+mod command_error;
 mod events;
-mod failure;
 mod images;
 mod logs;
 mod model;
-mod out;
+mod output;
 mod status;
 mod time;
 mod tree;
@@ -20,74 +20,82 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser as _};
 use nodekeel_node::v1::VersionRequest;
 
-use crate::act::Action;
-use crate::caller::Caller;
-use crate::cli::{Cli, Command};
-use crate::failure::Failure;
-use crate::out::Out;
+use crate::api_client::ApiClient;
+use crate::cli::{NodectlCli, NodectlCommand};
+use crate::command_error::CommandError;
+use crate::model::Action;
+use crate::output::Printer;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    if let Command::Completion { shell } = cli.command {
-        return ended(complete(shell));
+    let cli = NodectlCli::parse();
+    match &cli.command {
+        NodectlCommand::Completion { shell } => return report_result(print_completions(*shell)),
+        NodectlCommand::Man { directory } => {
+            let written = clap_mangen::generate_to(NodectlCli::command(), directory);
+            return report_result(written.map_err(CommandError::from));
+        }
+        _ => {}
     }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "nodectl: start: {error}");
+            let _ = writeln!(std::io::stderr(), "nodectl: start the runtime: {error}");
             return ExitCode::FAILURE;
         }
     };
-    ended(runtime.block_on(run(cli)))
+    report_result(runtime.block_on(run_command(cli)))
 }
 
-/// What the shell is told.
-fn ended(result: Result<(), Failure>) -> ExitCode {
+/// Prints the error, and returns the exit code.
+fn report_result(result: Result<(), CommandError>) -> ExitCode {
     match result {
-        Err(failure) if !failure.is_broken_pipe() => {
-            // Nobody may be there to read it.
-            let _ = writeln!(std::io::stderr(), "nodectl: {}", failure.with_causes());
-            failure.exit_code()
+        Err(error) if !error.is_broken_pipe() => {
+            // stderr may be closed.
+            let _ = writeln!(std::io::stderr(), "nodectl: {}", error.error_chain());
+            error.exit_code()
         }
         _ => ExitCode::SUCCESS,
     }
 }
 
-fn complete(shell: clap_complete::Shell) -> Result<(), Failure> {
+fn print_completions(shell: clap_complete::Shell) -> Result<(), CommandError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "nodectl", &mut script);
-    let mut out = std::io::stdout().lock();
-    out.write_all(&script)?;
-    Ok(out.flush()?)
+    clap_complete::generate(shell, &mut NodectlCli::command(), "nodectl", &mut script);
+    let mut printer = std::io::stdout().lock();
+    printer.write_all(&script)?;
+    Ok(printer.flush()?)
 }
 
-async fn run(cli: Cli) -> Result<(), Failure> {
-    let mut out = Out::new(&cli);
-    let mut caller = Caller::connect(&cli.socket, cli.timeout).await?;
-    let (caller, out) = (&mut caller, &mut out);
+async fn run_command(cli: NodectlCli) -> Result<(), CommandError> {
+    let mut printer = Printer::new(&cli);
+    let mut api = ApiClient::connect(&cli.socket, cli.timeout).await?;
+    let (api, printer) = (&mut api, &mut printer);
     match cli.command {
-        Command::Tree { watch: false } => tree::once(caller, out).await?,
-        Command::Tree { watch: true } => tree::watch(caller, out).await?,
-        Command::Status { dn: None } => status::of_node(caller, out).await?,
-        Command::Status { dn: Some(dn) } => status::of_dn(caller, dn, out).await?,
-        Command::Logs(args) => logs::run(caller, args, out).await?,
-        Command::Events { follow, newest } => events::run(caller, follow, newest, out).await?,
-        Command::Restart(args) => act::run(caller, Action::Restart, args, out).await?,
-        Command::Stop(args) => act::run(caller, Action::Stop, args, out).await?,
-        Command::Start(args) => act::run(caller, Action::Start, args, out).await?,
-        Command::Cluster { command } => cluster::run(caller, command, out).await?,
-        Command::Images(args) => images::run(caller, args, out).await?,
-        Command::Version => version(caller, out).await?,
-        Command::Completion { .. } => {}
+        NodectlCommand::Tree { watch: false } => tree::show_tree(api, printer).await?,
+        NodectlCommand::Tree { watch: true } => tree::watch_tree(api, printer).await?,
+        NodectlCommand::Status { dn: None } => status::show_node(api, printer).await?,
+        NodectlCommand::Status { dn: Some(dn) } => status::show_runnable(api, dn, printer).await?,
+        NodectlCommand::Logs(args) => logs::show_logs(api, args, printer).await?,
+        NodectlCommand::Events { follow, newest } => {
+            events::show_events(api, follow, newest, printer).await?
+        }
+        NodectlCommand::Restart(args) => action::run_action(api, Action::Restart, args, printer).await?,
+        NodectlCommand::Stop(args) => action::run_action(api, Action::Stop, args, printer).await?,
+        NodectlCommand::Start(args) => action::run_action(api, Action::Start, args, printer).await?,
+        NodectlCommand::Cluster { command } => cluster::run_cluster(api, command, printer).await?,
+        NodectlCommand::Images(args) => images::show_images(api, args, printer).await?,
+        NodectlCommand::Version => show_version(api, printer).await?,
+        NodectlCommand::Completion { .. } | NodectlCommand::Man { .. } => {}
     }
-    Ok(out.flush()?)
+    Ok(printer.flush()?)
 }
 
-async fn version(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
+async fn show_version(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
     let version =
-        model::Version::from(caller.ask(async |client| client.version(VersionRequest {}).await).await?);
-    if out.json {
-        return Ok(out.json(&version)?);
+        model::VersionView::from(api.call(async |client| client.version(VersionRequest {}).await).await?);
+    if printer.is_json {
+        return Ok(printer.print_json(&version)?);
     }
-    Ok(out.line(&format!("nodectl {}, noded {} (pid {})", version.nodectl, version.noded, version.pid))?)
+    Ok(printer
+        .print_line(&format!("nodectl {}, noded {} (pid {})", version.nodectl, version.noded, version.pid))?)
 }

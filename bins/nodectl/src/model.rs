@@ -1,31 +1,30 @@
-//! What `-o json` prints: the schema is described in docs/nodectl.md.
+//! The output of `-o json`; docs/nodectl.md describes the schema.
 
 use std::time::SystemTime;
 
 use nodekeel_node::v1;
 use serde::Serialize;
 
-use crate::act::Action;
-use crate::time::rfc3339;
+use crate::time::format_rfc3339;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Node {
+pub(crate) struct RunnableView {
     pub(crate) dn: String,
     pub(crate) state: &'static str,
     pub(crate) since: Option<String>,
     pub(crate) generation: u64,
     pub(crate) restarts: u64,
     pub(crate) failures: u32,
-    /// Absent if it is ready, or done.
+    /// Absent if it is ready or done.
     pub(crate) waiting_for: Option<String>,
     pub(crate) waiting_on: Vec<String>,
-    pub(crate) exits: Vec<Exit>,
+    pub(crate) exits: Vec<ExitView>,
     #[serde(skip)]
     pub(crate) since_time: Option<SystemTime>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Exit {
+pub(crate) struct ExitView {
     pub(crate) at: Option<String>,
     pub(crate) generation: u64,
     pub(crate) state: &'static str,
@@ -36,7 +35,7 @@ pub(crate) struct Exit {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Event {
+pub(crate) struct EventView {
     pub(crate) seq: u64,
     pub(crate) at: Option<String>,
     pub(crate) dn: String,
@@ -47,9 +46,9 @@ pub(crate) struct Event {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Cluster {
+pub(crate) struct ClusterView {
     pub(crate) state: String,
-    /// What is being done, or why it has failed; absent where it runs.
+    /// The step in progress, or the error; absent in state Running.
     pub(crate) detail: Option<String>,
     pub(crate) history: Vec<String>,
     pub(crate) node: Option<String>,
@@ -57,9 +56,9 @@ pub(crate) struct Cluster {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Member {
+pub(crate) struct MemberView {
     pub(crate) id: String,
-    /// Absent until it has started for the first time.
+    /// Absent until the member has started for the first time.
     pub(crate) name: Option<String>,
     pub(crate) peer_urls: Vec<String>,
     pub(crate) learner: bool,
@@ -67,28 +66,28 @@ pub(crate) struct Member {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Image {
+pub(crate) struct ImageView {
     pub(crate) name: String,
     pub(crate) digest: String,
     pub(crate) media_type: String,
 }
 
-/// A ticket that was made, without what is secret.
+/// A created ticket without its secrets.
 #[derive(Debug, Serialize)]
-pub(crate) struct Ticket {
+pub(crate) struct TicketView {
     pub(crate) node: String,
     pub(crate) address: String,
     pub(crate) file: String,
 }
 
-/// A ticket that was taken back.
+/// A revoked ticket.
 #[derive(Debug, Serialize)]
-pub(crate) struct Withdrawn {
+pub(crate) struct RevokedTicketView {
     pub(crate) url: String,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Version {
+pub(crate) struct VersionView {
     pub(crate) nodectl: &'static str,
     pub(crate) noded: String,
     pub(crate) name: String,
@@ -98,36 +97,45 @@ pub(crate) struct Version {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct NodeStatus {
+pub(crate) struct NodeStatusView {
     #[serde(flatten)]
-    pub(crate) version: Version,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) version: VersionView,
+    pub(crate) nodes: Vec<RunnableView>,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct DnStatus<'a> {
-    pub(crate) node: Node,
-    /// Entries as `logs` prints them.
+pub(crate) struct RunnableStatusView<'a> {
+    pub(crate) node: RunnableView,
+    /// Entries in the format of `logs`.
     pub(crate) log: &'a [serde_json::Value],
 }
 
-/// What has been asked for, and what stands since.
+/// An action on a runnable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Action {
+    Restart,
+    Stop,
+    Start,
+}
+
+/// A requested action, and the state after it.
 #[derive(Debug, Serialize)]
-pub(crate) struct Acted {
+pub(crate) struct ActionView {
     pub(crate) dn: String,
     pub(crate) action: Action,
     pub(crate) state: &'static str,
     pub(crate) generation: u64,
 }
 
-impl Node {
-    /// Whether there is nothing to be done about it.
-    pub(crate) fn is_fine(&self) -> bool {
+impl RunnableView {
+    /// Whether it needs no attention.
+    pub(crate) fn is_ready_or_done(&self) -> bool {
         matches!(self.state, "ready" | "done")
     }
 }
 
-fn state(state: v1::State) -> Option<&'static str> {
+fn state_name(state: v1::State) -> Option<&'static str> {
     Some(match state {
         v1::State::Unspecified => return None,
         v1::State::Waiting => "waiting",
@@ -141,34 +149,34 @@ fn state(state: v1::State) -> Option<&'static str> {
     })
 }
 
-/// The text of a time on the wire.
-fn text(time: Option<impl TryInto<SystemTime>>) -> Option<String> {
-    time.and_then(|time| time.try_into().ok()).map(rfc3339)
+/// A time of the wire as RFC 3339.
+fn time_text(time: Option<impl TryInto<SystemTime>>) -> Option<String> {
+    time.and_then(|time| time.try_into().ok()).map(format_rfc3339)
 }
 
-impl From<v1::Node> for Node {
+impl From<v1::Node> for RunnableView {
     fn from(node: v1::Node) -> Self {
         Self {
-            state: state(node.state()).unwrap_or("unknown"),
-            since: text(node.since),
+            state: state_name(node.state()).unwrap_or("unknown"),
+            since: time_text(node.since),
             since_time: node.since.and_then(|time| time.try_into().ok()),
             generation: node.generation,
             restarts: node.restarts,
             failures: node.failures,
-            waiting_for: some(node.waiting_for),
+            waiting_for: non_empty(node.waiting_for),
             waiting_on: node.waiting_on,
-            exits: node.exits.into_iter().map(Exit::from).collect(),
+            exits: node.exits.into_iter().map(ExitView::from).collect(),
             dn: node.dn,
         }
     }
 }
 
-impl From<v1::Exit> for Exit {
+impl From<v1::Exit> for ExitView {
     fn from(exit: v1::Exit) -> Self {
         Self {
-            at: text(exit.at),
+            at: time_text(exit.at),
             generation: exit.generation,
-            state: state(exit.state()).unwrap_or("unknown"),
+            state: state_name(exit.state()).unwrap_or("unknown"),
             code: exit.code,
             signal: exit.signal,
             reason: exit.reason,
@@ -177,12 +185,12 @@ impl From<v1::Exit> for Exit {
     }
 }
 
-impl From<v1::Event> for Event {
+impl From<v1::Event> for EventView {
     fn from(event: v1::Event) -> Self {
         Self {
             seq: event.seq,
-            at: text(event.at),
-            state: state(event.state()),
+            at: time_text(event.at),
+            state: state_name(event.state()),
             dn: event.dn,
             generation: event.generation,
             change: event.change,
@@ -191,33 +199,33 @@ impl From<v1::Event> for Event {
     }
 }
 
-fn some(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-impl From<v1::ClusterResponse> for Cluster {
+impl From<v1::ClusterResponse> for ClusterView {
     fn from(cluster: v1::ClusterResponse) -> Self {
         Self {
             state: cluster.state,
-            detail: some(cluster.detail),
+            detail: non_empty(cluster.detail),
             history: cluster.history,
-            node: some(cluster.node),
-            cluster: some(cluster.cluster),
+            node: non_empty(cluster.node),
+            cluster: non_empty(cluster.cluster),
         }
     }
 }
 
-impl From<v1::Image> for Image {
+impl From<v1::Image> for ImageView {
     fn from(image: v1::Image) -> Self {
         Self { name: image.name, digest: image.digest, media_type: image.media_type }
     }
 }
 
-impl From<v1::Member> for Member {
+impl From<v1::Member> for MemberView {
     fn from(member: v1::Member) -> Self {
         Self {
             id: member.id,
-            name: some(member.name),
+            name: non_empty(member.name),
             peer_urls: member.peer_urls,
             learner: member.is_learner,
             this: member.is_this,
@@ -225,14 +233,14 @@ impl From<v1::Member> for Member {
     }
 }
 
-impl From<v1::VersionResponse> for Version {
+impl From<v1::VersionResponse> for VersionView {
     fn from(version: v1::VersionResponse) -> Self {
         Self {
             nodectl: env!("CARGO_PKG_VERSION"),
             noded: version.version,
             name: version.name,
             pid: version.pid,
-            started: text(version.started),
+            started: time_text(version.started),
             data: version.data,
         }
     }

@@ -4,102 +4,102 @@ use std::collections::BTreeMap;
 
 use nodekeel_node::v1::TreeRequest;
 
-use crate::caller::Caller;
-use crate::failure::Failure;
-use crate::model::Node;
-use crate::out::{Out, Tone, safe};
-use crate::time::age;
+use crate::api_client::ApiClient;
+use crate::command_error::CommandError;
+use crate::model::RunnableView;
+use crate::output::{Printer, TextStyle, escape_control};
+use crate::time::format_age;
 
-pub(crate) async fn once(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
-    let nodes = nodes(caller.ask(async |client| client.tree(TreeRequest {}).await).await?.nodes);
-    show(&nodes, out, When::Age)
+pub(crate) async fn show_tree(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let nodes = tree_views(api.call(async |client| client.tree(TreeRequest {}).await).await?.nodes);
+    print_tree(&nodes, printer, SinceColumn::Age)
 }
 
-pub(crate) async fn watch(caller: &mut Caller, out: &mut Out) -> Result<(), Failure> {
-    let mut trees = caller.follow(async |client| client.watch_tree(TreeRequest {}).await).await?;
-    while let Some(tree) = trees.next().await? {
-        if !out.json {
-            out.clear()?;
+pub(crate) async fn watch_tree(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    let mut trees = api.follow_stream(async |client| client.watch_tree(TreeRequest {}).await).await?;
+    while let Some(tree) = trees.next_message().await? {
+        if !printer.is_json {
+            printer.clear_screen()?;
         }
-        // An age would grow old on the screen until the next change.
-        show(&nodes(tree.nodes), out, When::Time)?;
-        if !out.json && !out.is_terminal {
-            out.line("")?;
+        // An age would be outdated on the screen until the next change.
+        print_tree(&tree_views(tree.nodes), printer, SinceColumn::Clock)?;
+        if !printer.is_json && !printer.is_terminal {
+            printer.print_line("")?;
         }
-        out.flush()?;
+        printer.flush()?;
     }
     Ok(())
 }
 
 #[derive(Clone, Copy)]
-enum When {
+enum SinceColumn {
     Age,
-    Time,
+    Clock,
 }
 
-pub(crate) fn nodes(nodes: Vec<nodekeel_node::v1::Node>) -> Vec<Node> {
-    nodes.into_iter().map(Node::from).collect()
+pub(crate) fn tree_views(nodes: Vec<nodekeel_node::v1::Node>) -> Vec<RunnableView> {
+    nodes.into_iter().map(RunnableView::from).collect()
 }
 
-pub(crate) fn tone(state: &str) -> Tone {
+pub(crate) fn state_style(state: &str) -> TextStyle {
     match state {
-        "ready" | "done" => Tone::Good,
-        "new" | "waiting" => Tone::Pending,
-        "dead" => Tone::Bad,
-        _ => Tone::Faint,
+        "ready" | "done" => TextStyle::Good,
+        "new" | "waiting" => TextStyle::Pending,
+        "dead" => TextStyle::Bad,
+        _ => TextStyle::Faint,
     }
 }
 
-fn show(nodes: &[Node], out: &mut Out, when: When) -> Result<(), Failure> {
-    if out.json {
-        return Ok(out.json(&nodes)?);
+fn print_tree(nodes: &[RunnableView], printer: &mut Printer, when: SinceColumn) -> Result<(), CommandError> {
+    if printer.is_json {
+        return Ok(printer.print_json(&nodes)?);
     }
-    let drawn = draw(nodes);
+    let drawn = draw_tree(nodes);
     let width = drawn.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0).max(4);
     let header = format!("{:width$}  {:8}  {:9}  {:>8}  WHY NOT READY", "NAME", "STATE", "SINCE", "RESTARTS");
-    let header = out.paint(Tone::Strong, &header);
-    out.line(&header)?;
+    let header = printer.style_text(TextStyle::Strong, &header);
+    printer.print_line(&header)?;
     for (label, node) in drawn {
-        let state = out.paint(tone(node.state), &format!("{:8}", node.state));
+        let state = printer.style_text(state_style(node.state), &format!("{:8}", node.state));
         let since = match (when, node.since_time) {
-            (When::Age, Some(since)) => age(since),
-            (When::Time, Some(_)) => {
+            (SinceColumn::Age, Some(since)) => format_age(since),
+            (SinceColumn::Clock, Some(_)) => {
                 node.since.as_ref().map(|text| text[11..19].to_owned()).unwrap_or_default()
             }
             (_, None) => String::new(),
         };
-        let why = why(node);
+        let why = not_ready_reason(node);
         let line = format!("{label:width$}  {state}  {since:9}  {:>8}  {why}", node.restarts);
-        out.line(line.trim_end())?;
+        printer.print_line(line.trim_end())?;
     }
     Ok(())
 }
 
-/// Why a node is not ready; how its last run ended, if that is why.
-fn why(node: &Node) -> String {
+/// Why a runnable is not ready, with its last exit if that is the reason.
+fn not_ready_reason(node: &RunnableView) -> String {
     let waits = node.waiting_for.as_deref().unwrap_or_default();
     let ended = node
         .exits
         .last()
         .filter(|_| matches!(node.state, "dead" | "waiting"))
-        .map(|exit| brief(&exit.reason));
-    let parts = [Some(safe(waits)), ended].into_iter().flatten().filter(|part| !part.is_empty());
+        .map(|exit| shorten_reason(&exit.reason));
+    let parts = [Some(escape_control(waits)), ended].into_iter().flatten().filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join("; ")
 }
 
-/// The beginning of a reason, which may be as long as its errors please.
-fn brief(reason: &str) -> String {
+/// The start of a reason, which can be long.
+fn shorten_reason(reason: &str) -> String {
     const CHARS: usize = 60;
-    let line = safe(reason.lines().next().unwrap_or_default());
+    let line = escape_control(reason.lines().next().unwrap_or_default());
     match line.char_indices().nth(CHARS) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
     }
 }
 
-/// Each node after its parent, with the lines that lead to it.
-fn draw(nodes: &[Node]) -> Vec<(String, &Node)> {
-    let mut children: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
+/// The runnables in tree order, with their branch lines.
+fn draw_tree(nodes: &[RunnableView]) -> Vec<(String, &RunnableView)> {
+    let mut children: BTreeMap<&str, Vec<&RunnableView>> = BTreeMap::new();
     let mut tops = Vec::new();
     for node in nodes {
         match node.dn.rsplit_once('.').filter(|(parent, _)| nodes.iter().any(|other| other.dn == *parent)) {
@@ -110,16 +110,16 @@ fn draw(nodes: &[Node]) -> Vec<(String, &Node)> {
     let mut drawn = Vec::new();
     for top in tops {
         drawn.push((top.dn.clone(), top));
-        descend(top, "", &children, &mut drawn);
+        draw_children(top, "", &children, &mut drawn);
     }
     drawn
 }
 
-fn descend<'a>(
-    parent: &Node,
+fn draw_children<'a>(
+    parent: &RunnableView,
     indent: &str,
-    children: &BTreeMap<&str, Vec<&'a Node>>,
-    drawn: &mut Vec<(String, &'a Node)>,
+    children: &BTreeMap<&str, Vec<&'a RunnableView>>,
+    drawn: &mut Vec<(String, &'a RunnableView)>,
 ) {
     let below = children.get(parent.dn.as_str()).map_or(&[][..], Vec::as_slice);
     for (index, child) in below.iter().enumerate() {
@@ -127,7 +127,7 @@ fn descend<'a>(
             if index + 1 == below.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         let name = child.dn.rsplit('.').next().unwrap_or_default();
         drawn.push((format!("{indent}{branch}{name}"), child));
-        descend(child, &format!("{indent}{trunk}"), children, drawn);
+        draw_children(child, &format!("{indent}{trunk}"), children, drawn);
     }
 }
 
@@ -138,29 +138,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_tells_the_last_end_of_what_failed_and_of_nothing_else() {
+    fn the_reason_names_the_last_exit_of_failed_runnables_only() {
         let node = |state: v1::State, reason: &str| {
             let exits = vec![v1::Exit { reason: reason.into(), ..Default::default() }];
             let waiting_for = "its backoff".into();
-            Node::from(v1::Node { state: state.into(), waiting_for, exits, ..Default::default() })
+            RunnableView::from(v1::Node { state: state.into(), waiting_for, exits, ..Default::default() })
         };
         assert_eq!(
-            why(&node(v1::State::Waiting, "exited with code 3\nmore")),
+            not_ready_reason(&node(v1::State::Waiting, "exited with code 3\nmore")),
             "its backoff; exited with code 3"
         );
-        assert_eq!(why(&node(v1::State::New, "exited with code 3")), "its backoff");
+        assert_eq!(not_ready_reason(&node(v1::State::New, "exited with code 3")), "its backoff");
         assert_eq!(
-            why(&node(v1::State::Dead, &"x".repeat(61))),
+            not_ready_reason(&node(v1::State::Dead, &"x".repeat(61))),
             format!("its backoff; {}...", "x".repeat(60))
         );
     }
 
     #[test]
-    fn children_hang_below_their_parents() {
-        let node = |dn: &str| Node::from(nodekeel_node::v1::Node { dn: dn.into(), ..Default::default() });
+    fn children_are_drawn_below_their_parents() {
+        let node =
+            |dn: &str| RunnableView::from(nodekeel_node::v1::Node { dn: dn.into(), ..Default::default() });
         let nodes =
             ["root", "root.a", "root.a.x", "root.a.x.y", "root.b", "root.a.z", "lost.child"].map(node);
-        let labels: Vec<_> = draw(&nodes).into_iter().map(|(label, _)| label).collect();
+        let labels: Vec<_> = draw_tree(&nodes).into_iter().map(|(label, _)| label).collect();
         assert_eq!(labels, ["root", "├─ a", "│  ├─ x", "│  │  └─ y", "│  └─ z", "└─ b", "lost.child"]);
     }
 }

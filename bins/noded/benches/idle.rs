@@ -1,4 +1,4 @@
-//! What noded costs while nothing happens: how often it is woken up, and its memory.
+//! The cost of an idle noded: its wake-ups and its memory.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -14,15 +14,15 @@ use nodekeel_node::v1::{State, TreeRequest};
 use testbed::bench::{BenchRow, Rows};
 use testbed::{Scratch, free_port, process};
 
-/// How long a node is watched.
-const WATCHED: Duration = Duration::from_secs(10);
+/// How long wake-ups are counted.
+const MEASURE_TIME: Duration = Duration::from_secs(10);
 
-/// The daemons' own readiness is over when noded is ready; their first seconds are not idle, and a thread that has looked
-/// something up is kept for ten.
-const SETTLED: Duration = Duration::from_secs(15);
+/// The daemons have finished their start when noded is ready, but their first seconds are not idle, and tokio
+/// keeps a blocking thread for ten seconds after its last use.
+const SETTLE_TIME: Duration = Duration::from_secs(15);
 
-/// As long, counted from when the daemons are ready, that containerd has been asked once whether it lives.
-const ASKED: Duration = Duration::from_secs(45);
+/// Long enough, from the readiness of the daemons, for one health check of containerd.
+const HEALTH_CHECK_TIME: Duration = Duration::from_secs(45);
 
 fn main() -> Result<()> {
     let mut rows = Rows::new("idle");
@@ -48,24 +48,24 @@ fn main() -> Result<()> {
 /// The rows of one configuration.
 fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<Vec<BenchRow>> {
     let scratch = Scratch::new()?;
-    let noded = start(scratch.path(), config)?;
+    let noded = start_noded(scratch.path(), config)?;
     wait_until_ready(&scratch.path().join("data/run/control.sock"))?;
-    pause(SETTLED);
-    let seconds = WATCHED.as_secs();
+    sleep(SETTLE_TIME);
+    let seconds = MEASURE_TIME.as_secs();
     let idle = BenchRow::new(
         format!("wake_ups_{id}"),
         format!("{node}, idle for {seconds} s"),
         "wake-ups",
-        noded.woken_in(WATCHED)? as f64,
+        noded.count_wake_ups(MEASURE_TIME)? as f64,
     );
     let mut rows = vec![idle.limit(0.0).at_most(0.0)];
     if has_containerd {
-        let work = format!("{node}, {} s in which it asks containerd once", ASKED.as_secs());
+        let work = format!("{node}, {} s with one health check of containerd", HEALTH_CHECK_TIME.as_secs());
         rows.push(BenchRow::new(
             format!("wake_ups_{id}_asked"),
             work,
             "wake-ups",
-            noded.woken_in(ASKED)? as f64,
+            noded.count_wake_ups(HEALTH_CHECK_TIME)? as f64,
         ));
     }
     let memory = process::resident_kib(noded.0.id())?;
@@ -79,51 +79,51 @@ fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<V
     Ok(rows)
 }
 
-#[expect(clippy::disallowed_methods, reason = "time going by is what is measured")]
-fn pause(time: Duration) {
+#[expect(clippy::disallowed_methods, reason = "the measured value is elapsed time")]
+fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-struct Noded(Child);
+struct NodedProcess(Child);
 
-impl Noded {
-    /// How often it is woken up while so much time goes by.
-    fn woken_in(&self, time: Duration) -> Result<u64> {
+impl NodedProcess {
+    /// Number of wake-ups during this time.
+    fn count_wake_ups(&self, time: Duration) -> Result<u64> {
         let before = process::wake_ups(self.0.id())?;
-        pause(time);
+        sleep(time);
         Ok(process::wake_ups(self.0.id())?.since(&before))
     }
 
     fn stop(mut self) -> Result<()> {
         kill(Pid::from_raw(i32::try_from(self.0.id())?), Signal::SIGTERM).context("stop noded")?;
         let status = self.0.wait().context("wait for noded")?;
-        ensure!(status.success(), "noded ended with {status}");
+        ensure!(status.success(), "noded exited with {status}");
         Ok(())
     }
 }
 
-impl Drop for Noded {
+impl Drop for NodedProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Runs noded until its control API answers.
-fn start(directory: &Path, config: &str) -> Result<Noded> {
+/// Starts noded and waits until its control API answers.
+fn start_noded(directory: &Path, config: &str) -> Result<NodedProcess> {
     let file = directory.join("noded.toml");
     fs::write(&file, config).context("write the configuration")?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_noded"));
     command.arg("run").arg("--config").arg(file).arg("--data").arg(directory.join("data"));
     let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().context("start noded")?;
     let stderr = child.stderr.take().context("noded's stderr")?;
-    let noded = Noded(child);
+    let noded = NodedProcess(child);
     let mut lines = BufReader::new(stderr).lines().map_while(Result::ok);
     let mut said = Vec::new();
     let answers =
         lines.by_ref().inspect(|line| said.push(line.clone())).any(|line| line.contains("control socket at"));
     ensure!(answers, "noded did not start: {said:?}");
-    // It must not wait for a reader later on.
+    // noded must not block on a full pipe later on.
     std::thread::spawn(move || lines.for_each(drop));
     Ok(noded)
 }
@@ -137,6 +137,6 @@ fn wait_until_ready(socket: &Path) -> Result<()> {
                 return Ok(());
             }
         }
-        anyhow::bail!("the node went away")
+        anyhow::bail!("the node exited")
     })
 }

@@ -5,62 +5,75 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use nodekeel_logtree::Level;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, or stopped cleanly; 1 failure; 2 wrong usage; 3 the configuration is wrong; \
-    4 something needed is missing, taken or not permitted; 5 another instance uses the data directory; \
-    6 stopped, but something had to be given up on; 7 forced by a second signal.";
+const EXIT_CODES: &str = "Exit codes: 0 success, or graceful shutdown; 1 failure; 2 usage error; 3 invalid configuration; \
+    4 a requirement is missing, in use or not permitted; 5 another instance uses the data directory; \
+    6 stopped, but a runnable exceeded its stop timeout; 7 a second signal forced the exit.";
 
-/// Runs a node: its place in a cluster, etcd, containerd, volumes and services of your own under one supervisor, with
-/// their logs in one tree.
+/// Run a node: etcd, containerd, volumes and your services
+///
+/// All of them run under one supervisor, with their logs in one tree.
 #[derive(Debug, Parser)]
 #[command(name = "noded", version, after_help = EXIT_CODES)]
-pub(crate) struct Cli {
+pub(crate) struct NodedCli {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: NodedCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Runs the node until SIGTERM, SIGINT or SIGHUP, which drain it; a second one, a second later, forces.
+pub(crate) enum NodedCommand {
+    /// Run the node until a signal stops it
+    ///
+    /// SIGTERM, SIGINT and SIGHUP start a graceful shutdown; a second signal after 1 s forces exit.
     Run {
         #[command(flatten)]
         node: NodeArgs,
-        /// Log entries of this level and above go to stderr as well: trace, debug, info, warn, error, fatal or off.
-        #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = console_level)]
+        /// Minimum level of log entries on stderr
+        ///
+        /// One of trace, debug, info, warn, error, fatal, off.
+        #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = parse_console_level)]
         log_level: ConsoleLevel,
     },
-    /// Says what `run` would do and what is missing; touches nothing.
+    /// Print what `run` would start; changes nothing
     Check {
         #[command(flatten)]
         node: NodeArgs,
     },
-    /// Prints the commented default configuration.
+    /// Print the commented default configuration
     Config,
-    /// Prints the completions for a shell.
+    /// Print shell completions
     Completion {
-        /// Which one.
+        /// Shell
         shell: clap_complete::Shell,
+    },
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Existing directory
+        directory: PathBuf,
     },
 }
 
-/// What is to be run.
+/// Options of `run` and `check`.
 #[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
-    /// The configuration; without it, the defaults.
+    /// Configuration file; without it, the defaults apply
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The data directory, instead of the configuration's.
+    /// Data directory; overrides the configuration
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Skips what can't be run here for want of a program, of root, of an API or of quotas, and says so.
+    /// Skip services with missing requirements
+    ///
+    /// A requirement is a program, root, an API or quotas. Each skipped service is logged.
     #[arg(long)]
     pub(crate) dev: bool,
 }
 
-/// What goes to stderr; `None` is nothing.
+/// The minimum level on stderr; `None` prints nothing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConsoleLevel(pub(crate) Option<Level>);
 
-fn console_level(text: &str) -> Result<ConsoleLevel, String> {
+fn parse_console_level(text: &str) -> Result<ConsoleLevel, String> {
     match text {
         "off" => Ok(ConsoleLevel(None)),
         level => level
@@ -77,11 +90,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_level_is_answered_with_all_of_them() {
+    fn an_invalid_log_level_is_answered_with_the_valid_ones() {
         for text in ["warn", "warning", "W"] {
-            assert_eq!(console_level(text).map(|level| level.0), Ok(Some(Level::Warn)), "{text}");
+            assert_eq!(parse_console_level(text).map(|level| level.0), Ok(Some(Level::Warn)), "{text}");
         }
-        let error = console_level("loud").expect_err("there is none");
+        let error = parse_console_level("loud").expect_err("not a level");
         for level in Level::ALL {
             assert!(error.contains(level.as_str()), "{level}: {error}");
         }
@@ -89,6 +102,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        NodedCli::command().debug_assert();
     }
 }

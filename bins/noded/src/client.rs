@@ -1,7 +1,7 @@
 //! The client of the control API.
 
-mod entry;
-mod parser;
+mod log_entry;
+mod log_parser;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,45 +11,45 @@ use thiserror::Error;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-pub use entry::{EntryError, level_from_wire, level_to_wire};
-pub use parser::parser_of;
+pub use log_entry::{EntryError, level_from_wire, level_to_wire};
+pub use log_parser::log_parser_for;
 
 use crate::v1::control_client::ControlClient;
 
-/// The generated client on its connection.
-pub type Client = ControlClient<Channel>;
+/// The generated client with its connection.
+pub type NodeClient = ControlClient<Channel>;
 
-/// The socket of a node whose configuration does not say otherwise.
+/// The default control socket.
 pub const DEFAULT_SOCKET: &str = "/var/lib/nodekeel/run/control.sock";
 
 /// Why a node can't be reached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// There is no socket: no node has run with this data directory, or the path is wrong.
-    #[error("no node at {}: there is no such socket; start noded, or give its socket with --socket", path.display())]
-    Absent {
+    /// The socket does not exist: no node has run with this data directory, or the path is wrong.
+    #[error("can't connect to {}: the socket does not exist; start noded, or use another path with --socket", path.display())]
+    NoSocket {
         /// The socket's path.
         path: PathBuf,
     },
-    /// There is a socket and nobody listens: the node has died.
-    #[error("no node at {}: the socket is dead; start noded again", path.display())]
-    Dead {
+    /// No process listens on the socket: the node was killed. Start it again.
+    #[error("can't connect to {}: the socket is stale; start noded again", path.display())]
+    Stale {
         /// The socket's path.
         path: PathBuf,
     },
-    /// The socket is not for this user.
-    #[error("no permission for {}: only the user that runs noded, and root, may use it", path.display())]
+    /// This user has no access. Only root and the user that runs noded have.
+    #[error("can't connect to {}: permission denied; only the user that runs noded, and root, may use it", path.display())]
     Permission {
         /// The socket's path.
         path: PathBuf,
     },
-    /// Something else is wrong with the path.
+    /// The kernel rejected the connection for another reason.
     #[error("can't connect to {}", path.display())]
     Connect {
         /// The socket's path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -59,10 +59,10 @@ pub enum ConnectError {
 ///
 /// # Errors
 /// See [`ConnectError`].
-pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
-    // The first connection is made here, where the kernel's answer is still at hand; tonic would only tell of a
-    // transport that failed.
-    let mut first = Some(UnixStream::connect(path).await.map_err(|source| refused(path, source))?);
+pub async fn connect(path: &Path) -> Result<NodeClient, ConnectError> {
+    // The first connection is opened here, where the kernel's error is available; tonic would only report a
+    // failed transport.
+    let mut first = Some(UnixStream::connect(path).await.map_err(|source| connect_error(path, source))?);
     let path = path.to_owned();
     let connector = tower::service_fn(move |_| {
         let (first, path) = (first.take(), path.clone());
@@ -76,14 +76,14 @@ pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
     });
     // The address only fills the request's `:authority`.
     let channel = Endpoint::from_static("http://node").connect_with_connector_lazy(connector);
-    Ok(Client::new(channel))
+    Ok(NodeClient::new(channel))
 }
 
-fn refused(path: &Path, source: io::Error) -> ConnectError {
+fn connect_error(path: &Path, source: io::Error) -> ConnectError {
     let path = path.to_owned();
     match source.kind() {
-        io::ErrorKind::NotFound => ConnectError::Absent { path },
-        io::ErrorKind::ConnectionRefused => ConnectError::Dead { path },
+        io::ErrorKind::NotFound => ConnectError::NoSocket { path },
+        io::ErrorKind::ConnectionRefused => ConnectError::Stale { path },
         io::ErrorKind::PermissionDenied => ConnectError::Permission { path },
         _ => ConnectError::Connect { path, source },
     }

@@ -1,11 +1,12 @@
-//! What the operator wants, as plain data: one TOML file, parsed once into values that make sense.
+//! The configuration as plain data: one TOML file, parsed once into valid values.
 
+mod check;
 mod cluster;
 mod containerd;
 mod graph;
 mod locate;
+mod provisioner;
 mod value;
-mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,21 +18,21 @@ use serde::Deserialize;
 
 pub use cluster::ClusterConfig;
 pub use containerd::ContainerdConfig;
-pub use graph::{order, valid_name};
-use locate::Document;
-pub use value::{Backoff, Readiness, Restart};
-pub use volumes::{ProvisionerConfig, Quota};
+pub use graph::{is_valid_name, order_services};
+use locate::TomlDocument;
+pub use provisioner::{ProvisionerConfig, QuotaMode};
+pub use value::{BackoffConfig, ReadinessConfig, RestartPolicy};
 
-/// The commented file that is shipped: every key, at its default.
-pub const SHIPPED: &str = include_str!("../noded.toml");
+/// The shipped, commented file: every key with its default.
+pub const DEFAULT_CONFIG: &str = include_str!("../noded.toml");
 
-/// The names by which `depends_on` calls the node's own services.
-pub const BUILT_IN: [&str; 4] = ["etcd", "cluster", "containerd", "provisioner"];
+/// Names of the built-in services in `depends_on`.
+pub const BUILT_IN_SERVICES: [&str; 4] = ["etcd", "cluster", "containerd", "provisioner"];
 
-/// The whole configuration. Its default is that of an empty file.
+/// The whole configuration. Its default equals an empty file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Config {
+pub struct NodedConfig {
     /// `[node]`
     pub node: NodeConfig,
     /// `[log]`
@@ -42,11 +43,11 @@ pub struct Config {
     pub control: ControlConfig,
     /// `[services]`
     pub services: ServicesConfig,
-    /// `[cluster]`: the node is a member of a cluster, where this is given.
+    /// `[cluster]`: if given, the node is a member of a cluster.
     pub cluster: Option<ClusterConfig>,
-    /// `[provisioner]`: volumes, where a Kubernetes API is given.
+    /// `[provisioner]`: if given, the node provisions volumes for a Kubernetes cluster.
     pub provisioner: Option<ProvisionerConfig>,
-    /// `[[service]]`: the operator's own services.
+    /// `[[service]]`: the operator's services.
     pub service: Vec<UserService>,
 }
 
@@ -54,11 +55,11 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
-    /// What the node calls itself.
+    /// Name of the node.
     pub name: String,
-    /// The directory below which all its data lies.
+    /// The directory of all its data.
     pub data: PathBuf,
-    /// How long the services may take to stop, each, before their processes are killed.
+    /// Grace period: how long each service may take to stop before its processes are killed.
     #[serde(deserialize_with = "value::duration")]
     pub grace: Duration,
 }
@@ -69,13 +70,13 @@ impl Default for NodeConfig {
     }
 }
 
-/// `[log]`: how much of the log is kept, in memory.
+/// `[log]`: how much of the log is kept in memory.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
     /// Bytes kept for each DN.
     pub bytes_per_dn: NonZeroUsize,
-    /// Bytes kept for all of them.
+    /// Bytes kept in total.
     pub bytes: NonZeroUsize,
 }
 
@@ -87,11 +88,11 @@ impl Default for LogConfig {
     }
 }
 
-/// `[events]`: how many events of the tree are kept, in memory.
+/// `[events]`: how many events of the tree are kept in memory.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventsConfig {
-    /// How many.
+    /// Number of events.
     pub keep: NonZeroUsize,
 }
 
@@ -109,7 +110,7 @@ pub struct ControlConfig {
     pub socket: Option<PathBuf>,
 }
 
-/// `[services]`: what the node brings itself.
+/// `[services]`: built-in services.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServicesConfig {
@@ -125,13 +126,13 @@ pub struct ServicesConfig {
 pub struct EtcdConfig {
     /// Whether to run it.
     pub enable: bool,
-    /// The program; `None` is to search for `etcd`.
+    /// The program; `None` searches for `etcd`.
     pub binary: Option<PathBuf>,
-    /// Where clients connect.
+    /// Port for clients.
     pub client_port: NonZeroU16,
-    /// Where other members would connect.
+    /// Port for other members.
     pub peer_port: NonZeroU16,
-    /// Arguments after the node's own.
+    /// Arguments after noded's.
     pub extra_args: Vec<String>,
 }
 
@@ -148,36 +149,36 @@ impl Default for EtcdConfig {
     }
 }
 
-/// `[[service]]`: a program of the operator's.
+/// `[[service]]`: a program of the operator.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserService {
-    /// Its name; it is `root.service.<name>` in the tree.
+    /// Its name; its DN is `root.service.<name>`.
     pub name: String,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// All of its environment.
+    /// Its complete environment.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
-    /// As which user it runs; `None` is noded's own. Another one needs root.
+    /// User that runs it; `None` is noded's. Another user needs root.
     #[serde(default)]
     pub user: Option<String>,
     /// Its working directory.
     #[serde(default = "root_directory")]
     pub directory: PathBuf,
-    /// Which services must have become ready before it is started.
+    /// Services that must be ready before it starts.
     #[serde(default)]
     pub depends_on: Vec<String>,
     /// When it is ready.
     #[serde(default)]
-    pub readiness: Readiness,
-    /// When it is started again; `None` is always, and on failure where its exit is what it is waited for.
+    pub readiness: ReadinessConfig,
+    /// When it restarts; `None` is always, and on failure with readiness `"exit"`.
     #[serde(default)]
-    pub restart: Option<Restart>,
-    /// How fast it is started again.
+    pub restart: Option<RestartPolicy>,
+    /// Delays between restarts.
     #[serde(default)]
-    pub backoff: Backoff,
-    /// How long it may take to stop; `None` is `node.grace`.
+    pub backoff: BackoffConfig,
+    /// Grace period; `None` is `node.grace`.
     #[serde(default, deserialize_with = "value::some_duration")]
     pub grace: Option<Duration>,
 }
@@ -186,7 +187,7 @@ fn root_directory() -> PathBuf {
     "/".into()
 }
 
-/// Why a configuration is refused: one line that names the place.
+/// An invalid configuration: one line that names file, line, column and field.
 #[derive(Debug)]
 pub struct ConfigError {
     file: PathBuf,
@@ -211,52 +212,56 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-impl Config {
+impl NodedConfig {
     /// Reads and parses a file.
     ///
     /// # Errors
     /// The file can't be read, or see [`parse`](Self::parse).
-    pub fn read(file: &Path) -> Result<Self, ConfigError> {
+    pub fn read_file(file: &Path) -> Result<Self, ConfigError> {
         let refuse = |at, message| ConfigError { file: file.to_owned(), at, field: String::new(), message };
         let bytes = std::fs::read(file).map_err(|error| {
-            refuse(None, format!("can't be read: {error}; `noded config` prints one to begin with"))
+            refuse(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
         })?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
-            let at = locate::position(&valid, Some(valid.len()..valid.len()));
+            let at = locate::line_and_column(&valid, Some(valid.len()..valid.len()));
             refuse(at, "is not UTF-8 here; save the file as UTF-8".to_owned())
         })?;
-        Self::parse(file, &text)
+        Self::parse_toml(file, &text)
     }
 
-    /// Parses and checks the text of a file; `file` only serves the error.
+    /// Parses and checks the text of a file; `file` is only used in errors.
     ///
     /// # Errors
-    /// The text is no TOML, a key is unknown, a value makes no sense, or the services' graph does not.
-    pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
+    /// The text is not TOML, a key is unknown, a value is invalid, or the dependencies of services are.
+    pub fn parse_toml(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let refuse = |at, field, message| ConfigError { file: file.to_owned(), at, field, message };
-        let document = Document::parse(text).map_err(|error| {
-            refuse(locate::position(text, error.span()), String::new(), locate::one_line(text, &error))
+        let document = TomlDocument::parse(text).map_err(|error| {
+            refuse(
+                locate::line_and_column(text, error.span()),
+                String::new(),
+                locate::one_line_message(text, &error),
+            )
         })?;
-        if let Some((span, field, message)) = document.misshapen() {
-            return Err(refuse(locate::position(text, Some(span)), field, message));
+        if let Some((span, field, message)) = document.find_misshapen_table() {
+            return Err(refuse(locate::line_and_column(text, Some(span)), field, message));
         }
         let config: Self = toml::from_str(text).map_err(|error| {
-            let field = error.span().map(|span| document.path_at(span)).unwrap_or_default();
-            refuse(locate::position(text, error.span()), field, locate::one_line(text, &error))
+            let field = error.span().map(|span| document.field_path_at(span)).unwrap_or_default();
+            refuse(locate::line_and_column(text, error.span()), field, locate::one_line_message(text, &error))
         })?;
-        match graph::check(&config) {
+        match graph::check_config(&config) {
             Ok(()) => Ok(config),
             Err(wrong) => Err(refuse(
-                locate::position(text, document.span_of(&wrong.field)),
+                locate::line_and_column(text, document.span_of_field(&wrong.field)),
                 wrong.field,
                 wrong.message,
             )),
         }
     }
 
-    /// Where the control API is served.
-    pub fn socket(&self) -> PathBuf {
+    /// The path of the control API's socket.
+    pub fn control_socket(&self) -> PathBuf {
         self.control.socket.clone().unwrap_or_else(|| self.node.data.join("run/control.sock"))
     }
 }

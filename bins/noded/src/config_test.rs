@@ -1,24 +1,24 @@
-use nodekeel_containerd_svc::{Cri, Runsc, Runtime};
+use nodekeel_containerd_svc::{CriSettings, RunscSettings, RuntimeHandler};
 
 use super::*;
 
-fn parse(text: &str) -> Result<Config, String> {
-    Config::parse(Path::new("noded.toml"), text).map_err(|error| error.to_string())
+fn parse_config(text: &str) -> Result<NodedConfig, String> {
+    NodedConfig::parse_toml(Path::new("noded.toml"), text).map_err(|error| error.to_string())
 }
 
 /// A minimal file with one service whose keys are these.
-fn service(keys: &str) -> String {
+fn service_config(keys: &str) -> String {
     format!("[[service]]\nname = \"a\"\ncommand = [\"/bin/true\"]\n{keys}\n")
 }
 
 #[test]
-fn the_shipped_file_is_the_defaults() {
-    assert_eq!(parse(SHIPPED), Ok(Config::default()));
+fn the_shipped_file_equals_the_defaults() {
+    assert_eq!(parse_config(DEFAULT_CONFIG), Ok(NodedConfig::default()));
 }
 
 #[test]
 fn the_shipped_file_shows_the_defaults_as_they_are() {
-    let uncommented: Vec<_> = SHIPPED
+    let uncommented: Vec<_> = DEFAULT_CONFIG
         .lines()
         .map(|line| match line.strip_prefix('#') {
             Some(key) if key.starts_with(|c: char| c.is_ascii_lowercase()) => key,
@@ -27,20 +27,20 @@ fn the_shipped_file_shows_the_defaults_as_they_are() {
         .collect();
     let keys = uncommented.iter().filter(|line| line.contains(" = ") && !line.starts_with('#')).count();
     assert_eq!(keys, 13, "a key was added or lost: show it in noded.toml");
-    assert_eq!(parse(&uncommented.join("\n")), Ok(Config::default()));
+    assert_eq!(parse_config(&uncommented.join("\n")), Ok(NodedConfig::default()));
 }
 
 #[test]
 fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
-    let example: Vec<_> = SHIPPED.lines().filter_map(|line| line.strip_prefix("#     ")).collect();
-    let config = parse(&example.join("\n")).expect("the example parses");
+    let example: Vec<_> = DEFAULT_CONFIG.lines().filter_map(|line| line.strip_prefix("#     ")).collect();
+    let config = parse_config(&example.join("\n")).expect("the example parses");
     let [service] = &config.service[..] else { panic!("one service: {config:?}") };
     assert_eq!(
         (service.name.as_str(), service.depends_on.as_slice()),
         ("web", &["containerd".to_owned()][..])
     );
-    let provisioner = config.provisioner.expect("it is shown");
-    let bare = parse("provisioner.kubeconfig = \"/etc/kubernetes/provisioner.conf\"")
+    let provisioner = config.provisioner.expect("the example shows it");
+    let bare = parse_config("provisioner.kubeconfig = \"/etc/kubernetes/provisioner.conf\"")
         .expect("it parses")
         .provisioner;
     let default = ProvisionerConfig {
@@ -48,14 +48,21 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         directory: provisioner.directory.clone(),
         ..bare.expect("given")
     };
-    assert_eq!(provisioner, default, "what has a default is shown at it");
-    let cluster = parse("cluster.address = \"192.0.2.7\"").expect("it parses").cluster;
-    assert_eq!(config.cluster, cluster, "what has a default is shown at it");
-    let cri = config.services.containerd.cri.expect("it is shown");
-    let default =
-        Cri { sandbox_image: cri.sandbox_image.clone(), runsc: cri.runsc.clone(), ..Cri::default() };
-    assert_eq!((&cri, &cri.runsc), (&default, &Some(Runsc::default())), "what has a default is shown at it");
-    assert_eq!(service.backoff, Backoff::default());
+    assert_eq!(provisioner, default, "the example shows the default");
+    let cluster = parse_config("cluster.address = \"192.0.2.7\"").expect("it parses").cluster;
+    assert_eq!(config.cluster, cluster, "the example shows the default");
+    let cri = config.services.containerd.cri.expect("the example shows it");
+    let default = CriSettings {
+        sandbox_image: cri.sandbox_image.clone(),
+        runsc: cri.runsc.clone(),
+        ..CriSettings::default()
+    };
+    assert_eq!(
+        (&cri, &cri.runsc),
+        (&default, &Some(RunscSettings::default())),
+        "the example shows the default"
+    );
+    assert_eq!(service.backoff, BackoffConfig::default());
     for key in [
         "name",
         "command",
@@ -107,14 +114,14 @@ fn an_error_names_file_line_column_and_field() {
             "noded.toml:2:9: node.grace: must be a duration with its unit in quotes",
         ),
     ] {
-        let error = parse(text).expect_err(text);
+        let error = parse_config(text).expect_err(text);
         assert!(error.starts_with(says), "{text:?}\n is: {error}\nnot: {says}");
         assert!(!error.contains('\n'), "{error}");
     }
 }
 
 #[test]
-fn an_error_speaks_of_the_file_and_not_of_types() {
+fn an_error_describes_the_file_and_not_rust_types() {
     for (text, says) in [
         (
             "services.etcd.client_port = \"2379\"",
@@ -128,12 +135,12 @@ fn an_error_speaks_of_the_file_and_not_of_types() {
             "must be a list in brackets, like [\"a\", \"b\"], not \"--x\"",
         ),
         ("node.data = 3", "node.data: must be text in quotes, not 3"),
-        ("[node]\nname = \"a\"\nname = \"b\"", ":3:1: the key name is given twice in the same table"),
-        ("[service]\nname = \"a\"", "so each is written [[service]], in two brackets"),
-        ("service = [1]", "so each is written [[service]], in two brackets"),
+        ("[node]\nname = \"a\"\nname = \"b\"", ":3:1: duplicate key name; remove one of the two"),
+        ("[service]\nname = \"a\"", "must be an array of tables, each written [[service]]"),
+        ("service = [1]", "must be an array of tables, each written [[service]]"),
         (
             "[[services]]\nname = \"a\"",
-            "services: must be a table, written [services]; a service of your own is a [[service]]",
+            "services: must be a table, written [services]; your services are [[service]]",
         ),
         (
             "[[service]]\nname = \"a\"\ncommand = [\"x\"]\nrestart = 3",
@@ -145,137 +152,144 @@ fn an_error_speaks_of_the_file_and_not_of_types() {
         ),
         ("node = [\"a\"]", ":1:8: node: must be a table, written [node]"),
     ] {
-        let error = parse(text).expect_err(text);
+        let error = parse_config(text).expect_err(text);
         assert!(error.contains(says) && !error.contains('\n'), "{text:?}\n is: {error}\nnot: {says}");
     }
 }
 
 #[test]
-fn a_file_that_is_no_utf8_is_refused_at_its_line() {
+fn a_file_that_is_not_utf8_is_rejected_at_its_line() {
     let scratch = tempfile::tempdir().expect("a directory");
     let file = scratch.path().join("noded.toml");
     std::fs::write(&file, b"[node]\nname = \"caf\xe9\"\n").expect("written");
-    let error = Config::read(&file).expect_err("it is Latin-1").to_string();
+    let error = NodedConfig::read_file(&file).expect_err("Latin-1 is not UTF-8").to_string();
     assert!(error.ends_with("noded.toml:2:12: is not UTF-8 here; save the file as UTF-8"), "{error}");
 }
 
-/// What each text is refused with.
-fn refused<const N: usize>(cases: [(String, &str); N]) {
+/// Asserts the error of each text.
+fn assert_rejected<const N: usize>(cases: [(String, &str); N]) {
     for (text, says) in cases {
-        let error = parse(&text).expect_err(&text);
+        let error = parse_config(&text).expect_err(&text);
         assert!(error.contains(says), "{text:?}\n is: {error}\nnot: {says}");
     }
 }
 
 #[test]
 fn rules_between_services_name_the_field_too() {
-    refused([
+    assert_rejected([
         (
-            service("depends_on = [\"etcd\", \"b\"]"),
-            ":4:23: service[0].depends_on[1]: a depends on \"b\", which is no service; there are etcd, cluster, containerd, provisioner, a",
+            service_config("depends_on = [\"etcd\", \"b\"]"),
+            ":4:23: service[0].depends_on[1]: unknown service \"b\" in depends_on; known: etcd, cluster, containerd, provisioner, a",
         ),
-        (
-            service("depends_on = [\"a\"]"),
-            ":4:14: service[0].depends_on: services wait for each other: a -> a",
-        ),
+        (service_config("depends_on = [\"a\"]"), ":4:14: service[0].depends_on: dependency cycle: a -> a"),
         (
             format!(
                 "{}{}",
-                service("depends_on = [\"b\"]"),
+                service_config("depends_on = [\"b\"]"),
                 "[[service]]\nname = \"b\"\ncommand = [\"x\"]\ndepends_on = [\"a\"]"
             ),
-            ": services wait for each other: a -> b -> a",
+            ": dependency cycle: a -> b -> a",
         ),
         (
-            format!("{}{}", service(""), service("")),
-            "service[1].name: \"a\" is the name of an earlier service",
+            format!("{}{}", service_config(""), service_config("")),
+            "service[1].name: duplicate service name \"a\"",
         ),
         (
             "[[service]]\nname = \"A b\"\ncommand = [\"x\"]".into(),
-            ":2:8: service[0].name: \"A b\" is no name: use 1 to 64 of",
+            ":2:8: service[0].name: \"A b\" is not a valid name; use 1 to 64 of",
         ),
-        ("[[service]]\nname = \"etcd\"\ncommand = [\"x\"]".into(), "is a service of the node itself"),
-        ("[[service]]\nname = \"b\"\ncommand = []".into(), "service[0].command: b has no program to run"),
+        ("[[service]]\nname = \"etcd\"\ncommand = [\"x\"]".into(), "is a built-in service"),
+        ("[[service]]\nname = \"b\"\ncommand = []".into(), "service[0].command: b has no command"),
     ]);
 }
 
 #[test]
 fn rules_between_fields_name_the_field_too() {
-    refused([
-        (service("readiness = { probe = [] }"), "service[0].readiness: the probe of a has no program to run"),
-        (service("readiness = \"soon\""), "must be \"started\", \"notify\", \"exit\" or { probe"),
+    assert_rejected([
+        (service_config("readiness = { probe = [] }"), "service[0].readiness: the probe of a has no command"),
+        (service_config("readiness = \"soon\""), "must be \"started\", \"notify\", \"exit\" or { probe"),
         (
-            service("readiness = \"exit\"\nrestart = \"always\""),
-            ":5:11: service[0].restart: a is ready when it has exited",
+            service_config("readiness = \"exit\"\nrestart = \"always\""),
+            ":5:11: service[0].restart: readiness \"exit\" of a conflicts",
         ),
-        (service("backoff = { factor = 0.5 }"), "service[0].backoff.factor: 0.5 is less than 1"),
-        (service("backoff = { jitter = 1.5 }"), "service[0].backoff.jitter: 1.5 is not between 0 and 1"),
-        (service("backoff = { initial = \"2m\" }"), "service[0].backoff.initial: 120s is more than max, 60s"),
+        (service_config("backoff = { factor = 0.5 }"), "service[0].backoff.factor: 0.5 is less than 1"),
         (
-            service("environment = { \"A=B\" = \"\" }"),
-            "service[0].environment: \"A=B\" can't be a variable's name",
+            service_config("backoff = { jitter = 1.5 }"),
+            "service[0].backoff.jitter: 1.5 is not between 0 and 1",
         ),
-        (service("directory = \"srv\""), "service[0].directory: \"srv\" is not absolute"),
+        (
+            service_config("backoff = { initial = \"2m\" }"),
+            "service[0].backoff.initial: 120s exceeds max, 60s",
+        ),
+        (
+            service_config("environment = { \"A=B\" = \"\" }"),
+            "service[0].environment: \"A=B\" is not a valid variable name",
+        ),
+        (service_config("directory = \"srv\""), "service[0].directory: \"srv\" is not absolute"),
     ]);
 }
 
 #[test]
 fn values_out_of_range_name_the_field_and_the_range() {
-    refused([
+    assert_rejected([
         (
             "[services.etcd]\npeer_port = 2379".into(),
-            ":2:13: services.etcd.peer_port: 2379 is the client port too",
+            ":2:13: services.etcd.peer_port: 2379 is already client_port",
         ),
-        ("[log]\nbytes = 100000".into(), "log.bytes_per_dn: is more than log.bytes, 100000"),
+        ("[log]\nbytes = 100000".into(), "log.bytes_per_dn: exceeds log.bytes, 100000"),
+        ("[log]\nbytes = 65535".into(), ":2:9: log.bytes: 65535 is too small for a log; use at least 65536"),
+        ("[events]\nkeep = 1000001".into(), "events.keep: 1000001 events are too many to keep in memory"),
+        ("[node]\ngrace = \"25h\"".into(), "node.grace: 90000s is more than a day; use at most \"24h\""),
+        (service_config("grace = \"25h\""), "service[0].grace: 90000s is more than a day"),
         (
-            "[log]\nbytes = 65535".into(),
-            ":2:9: log.bytes: 65535 is too little for a log; give at least 65536",
+            service_config("backoff = { initial = \"0s\" }"),
+            "service[0].backoff.initial: must be at least \"1ms\"",
         ),
-        ("[events]\nkeep = 1000001".into(), "events.keep: 1000001 is too much to keep in memory"),
-        ("[node]\ngrace = \"25h\"".into(), "node.grace: 90000s is more than a day; give at most \"24h\""),
-        (service("grace = \"25h\""), "service[0].grace: 90000s is more than a day"),
-        (service("backoff = { initial = \"0s\" }"), "service[0].backoff.initial: a service that can't start"),
         (
-            service("depends_on = [\"etcd\", \"etcd\"]"),
-            "depends_on[1]: a depends on etcd already; remove one",
+            service_config("depends_on = [\"etcd\", \"etcd\"]"),
+            "depends_on[1]: duplicate dependency \"etcd\"; remove one",
         ),
-        (service("environment = { A = \"\\u0000\" }"), "service[0].environment: holds a NUL character"),
+        (
+            service_config("environment = { A = \"\\u0000\" }"),
+            "service[0].environment: contains a NUL character",
+        ),
         (
             "[[service]]\nname = \"a\"\ncommand = [\"x\", \"\\u0000\"]".into(),
-            ":3:11: service[0].command: holds a NUL character",
+            ":3:11: service[0].command: contains a NUL character",
         ),
-        ("services.etcd.binary = \"\"".into(), "services.etcd.binary: must name a program, or be left out"),
+        ("services.etcd.binary = \"\"".into(), "services.etcd.binary: must name a program; remove this key"),
         (
-            format!("services.etcd.enable = false\n{}", service("depends_on = [\"etcd\"]")),
+            format!("services.etcd.enable = false\n{}", service_config("depends_on = [\"etcd\"]")),
             "set services.etcd.enable = true",
         ),
     ]);
 }
 
 #[test]
-fn services_come_after_what_they_depend_on_and_else_in_the_order_of_the_file() {
+fn services_are_ordered_by_their_dependencies_and_then_as_in_the_file() {
     let text = ["c:b", "a:", "b:d", "d:"].map(|entry| {
         let (name, dependency) = entry.split_once(':').expect("has one");
         let depends_on =
             if dependency.is_empty() { String::new() } else { format!("depends_on = [\"{dependency}\"]") };
         format!("[[service]]\nname = \"{name}\"\ncommand = [\"x\"]\n{depends_on}\n")
     });
-    let config = parse(&text.concat()).expect("it is a graph");
-    let names: Vec<_> = order(&config.service).expect("no cycle").iter().map(|s| s.name.as_str()).collect();
+    let config = parse_config(&text.concat()).expect("a valid graph");
+    let names: Vec<_> =
+        order_services(&config.service).expect("no cycle").iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names, ["d", "b", "c", "a"]);
 }
 
 #[test]
 fn containerd_is_configured_by_settings_or_by_a_file() {
     let cri = "[services.containerd.cri]\n";
-    refused([
+    assert_rejected([
         (
             format!("{cri}default_runtime = \"crun\""),
             "2:19: services.containerd.cri.default_runtime: unknown variant `crun`",
         ),
         (
             format!("{cri}default_runtime = \"runsc\""),
-            "2:19: services.containerd.cri.default_runtime: \"runsc\" is not among",
+            "2:19: services.containerd.cri.default_runtime: runtime \"runsc\" is not configured",
         ),
         (
             format!("{cri}cni_conf = \"net.d\""),
@@ -285,21 +299,29 @@ fn containerd_is_configured_by_settings_or_by_a_file() {
         ("services.containerd.cri = true".into(), "services.containerd.cri: must be a table"),
         (
             format!("services.containerd.config = \"/c\"\n{cri}"),
-            "1:30: services.containerd.config: is used instead",
+            "1:30: services.containerd.config: conflicts with",
         ),
         ("services.containerd.config = \"c\"".into(), "services.containerd.config: \"c\" is not absolute"),
-        ("services.containerd.unpack = true".into(), "services.containerd.unpack: is about the images of"),
+        (
+            "services.containerd.unpack = true".into(),
+            "services.containerd.unpack: requires services.containerd.preseed",
+        ),
     ]);
-    let config = parse(&format!("{cri}default_runtime = \"runsc\"\n[services.containerd.cri.runsc]\n"))
-        .expect("right");
-    let expected = Cri { default_runtime: Runtime::Runsc, runsc: Some(Runsc::default()), ..Cri::default() };
+    let config =
+        parse_config(&format!("{cri}default_runtime = \"runsc\"\n[services.containerd.cri.runsc]\n"))
+            .expect("right");
+    let expected = CriSettings {
+        default_runtime: RuntimeHandler::Runsc,
+        runsc: Some(RunscSettings::default()),
+        ..CriSettings::default()
+    };
     assert_eq!(config.services.containerd.cri, Some(expected));
 }
 
 #[test]
-fn a_wrong_provisioner_is_refused_at_its_line_and_field() {
+fn an_invalid_provisioner_section_is_rejected_at_its_line_and_field() {
     let given = "[provisioner]\nkubeconfig = \"/k\"\n";
-    refused([
+    assert_rejected([
         ("[provisioner]\ncsi = false".into(), ":1:1: provisioner: missing field `kubeconfig`"),
         ("[provisioner]\nkubeconfig = \"k\"".into(), ":2:14: provisioner.kubeconfig: \"k\" is not absolute"),
         (format!("{given}quotas = \"none\""), ":3:1: provisioner.quotas: unknown field `quotas`"),
@@ -314,13 +336,16 @@ fn a_wrong_provisioner_is_refused_at_its_line_and_field() {
         ("provisioner = \"k\"".into(), ":1:15: provisioner: must be a table, written [provisioner]"),
         (
             format!("node.name = \"My Node\"\n{given}"),
-            "provisioner.node: a node of Kubernetes can't be called \"My Node\", which is node.name",
+            "provisioner.node: node.name \"My Node\" is not a valid Kubernetes node name",
         ),
-        (service("depends_on = [\"provisioner\"]"), "a depends on provisioner; give provisioner.kubeconfig"),
+        (
+            service_config("depends_on = [\"provisioner\"]"),
+            "a depends on provisioner, which is disabled; set provisioner.kubeconfig",
+        ),
     ]);
-    let config =
-        parse(&format!("{given}{}", service("depends_on = [\"provisioner\"]"))).expect("it is there");
+    let config = parse_config(&format!("{given}{}", service_config("depends_on = [\"provisioner\"]")))
+        .expect("the provisioner is configured");
     let provisioner = config.provisioner.expect("given");
-    assert_eq!(provisioner.quota, Quota::Require, "limits bind unless somebody has said that they need not");
-    assert_eq!(provisioner.node_name("node").expect("the node's own").as_str(), "node");
+    assert_eq!(provisioner.quota, QuotaMode::Require, "quotas are required by default");
+    assert_eq!(provisioner.node_name_or("node").expect("the node's own").as_str(), "node");
 }

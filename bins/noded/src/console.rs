@@ -1,79 +1,81 @@
-//! What noded prints to stderr. A write there may block for as long as nobody reads, so only one thread does it, and
-//! nobody waits for that thread.
+//! Output of noded on stderr. A write there may block for as long as the reader does not read, so one thread
+//! does it, and no other thread waits for it.
 
 use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nodekeel_logtree::{Dn, Journal, Level, Query, Reader, render};
+use nodekeel_logtree::{Dn, Level, LogQuery, LogReader, LogStore, render};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// How long the last lines for a reader of stderr that has stopped reading are waited for.
-pub(crate) const ALLOWANCE: Duration = Duration::from_secs(1);
+/// How long noded waits at exit until a slow reader of stderr has read the last lines.
+pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Lines that wait for a slow reader; what comes then is lost.
-const WAITING_LINES: usize = 64;
+/// Lines queued for a slow reader; further lines are dropped.
+const QUEUE_LINES: usize = 64;
 
-/// Prints lines, and the log from a level on.
+/// Prints lines, and log entries of a level and above.
 pub(crate) struct Console {
     lines: mpsc::Sender<String>,
     thread: JoinHandle<()>,
 }
 
 impl Console {
-    /// Begins to print; without a level, no log.
+    /// Starts the printing thread; without a level it prints no log entries.
     ///
     /// # Errors
     /// The log can't be read.
-    pub(crate) fn start(journal: &Journal, level: Option<Level>) -> anyhow::Result<Self> {
-        let query = |level| Query::new(Dn::root()).children().follow().min_level(level);
-        let log = level.map(|level| journal.read(query(level))).transpose().context("read the log")?;
-        let (lines, waiting) = mpsc::channel(WAITING_LINES);
+    pub(crate) fn start(log_store: &LogStore, level: Option<Level>) -> anyhow::Result<Self> {
+        let query = |level| LogQuery::new(Dn::root()).include_children().follow().min_level(level);
+        let log =
+            level.map(|level| log_store.open_reader(query(level))).transpose().context("read the log")?;
+        let (lines, waiting) = mpsc::channel(QUEUE_LINES);
         let runtime = tokio::runtime::Handle::current();
-        let thread = tokio::task::spawn_blocking(move || runtime.block_on(print(log, waiting)));
+        let thread = tokio::task::spawn_blocking(move || runtime.block_on(print_all(log, waiting)));
         Ok(Self { lines, thread })
     }
 
-    /// A line for whoever started noded; one who does not listen does not matter.
-    pub(crate) fn say(&self, line: &str) {
+    /// Prints a line for the process that started noded; dropped if the queue is full.
+    pub(crate) fn print_line(&self, line: &str) {
         let _ = self.lines.try_send(format!("noded: {line}"));
     }
 
-    /// Prints what there is, if somebody reads it.
-    pub(crate) async fn end(self) {
+    /// Prints the queued lines, if the reader reads them within the timeout.
+    pub(crate) async fn finish(self) {
         drop(self.lines);
-        let _ = tokio::time::timeout(ALLOWANCE, self.thread).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.thread).await;
     }
 }
 
-/// Prints until no more lines can come, then what is left of the log.
-async fn print(mut log: Option<Reader>, mut lines: mpsc::Receiver<String>) {
+/// Prints until the sender is dropped, then the rest of the log.
+async fn print_all(mut log: Option<LogReader>, mut lines: mpsc::Receiver<String>) {
     loop {
         let line = tokio::select! {
             line = lines.recv() => line,
-            Some(entry) = next(&mut log) => Some(render::full(&entry)),
+            Some(entry) = next_entry(&mut log) => Some(render::full_text(&entry)),
         };
         let Some(line) = line else { break };
-        if !put(&line) {
+        if !write_line(&line) {
             return;
         }
     }
-    while let Some(entry) = log.as_mut().and_then(Reader::try_next) {
-        if !put(&render::full(&entry)) {
+    while let Some(entry) = log.as_mut().and_then(LogReader::try_next) {
+        if !write_line(&render::full_text(&entry)) {
             return;
         }
     }
 }
 
-async fn next(log: &mut Option<Reader>) -> Option<nodekeel_logtree::Entry> {
+async fn next_entry(log: &mut Option<LogReader>) -> Option<nodekeel_logtree::LogEntry> {
     match log {
         Some(log) => log.next().await,
         None => None,
     }
 }
 
-/// Writes a line at once, so that it is not torn where several write; says whether that went well.
-fn put(line: &str) -> bool {
+/// Writes a line in one call, so that lines of several writers don't mix; returns whether the write
+/// succeeded.
+fn write_line(line: &str) -> bool {
     std::io::stderr().write_all(format!("{line}\n").as_bytes()).is_ok()
 }

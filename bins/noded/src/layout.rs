@@ -1,4 +1,4 @@
-//! Everything that a node makes below its data directory, by name and mode.
+//! Everything that a node creates below its data directory, by name and mode.
 //!
 //! ```text
 //! <data>/lock                     0600
@@ -6,110 +6,112 @@
 //!            containerd/          0700   state/ 0711, tmp/ 0700, runsc/ 0700
 //!        etcd/                    0700   peer_pki/ 0700, peer_crl 0400, data/ 0700
 //!        cluster/                 0700
-//!            state/               0700   enrolment.pb 0600, and the journal of the way into the cluster
-//!            volume/              0700   etcd/ as above, and who the node is
+//!            state/               0700   enrolment.pb 0600, and the step journal of the enrolment
+//!            volume/              0700   etcd/ as above, and the node's identity
 //!            names/               0755   hosts 0644, machine-id 0644
 //!        containerd/              0700   config.toml 0600, root/ 0700, opt/ 0711
 //!        volumes/                 0700
 //! ```
 //!
-//! A service's part is placed where the service runs. The plan has the same parts placed in memory, and so knows their
-//! paths before anything is made.
+//! The part of a service is placed if the service runs. The plan places the same parts in memory, and so
+//! knows their paths before anything is created.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use nodekeel_localstorage::mem::MemPlacement;
-use nodekeel_localstorage::tree::{Directory, Etcd, File, Node, PlaceError, Shape, Site, Socket};
-use nodekeel_localstorage::{Dir, Entry, Error, Mode, OsPlacement, Placement};
+use nodekeel_localstorage::mem::MemFileStore;
+use nodekeel_localstorage::tree::{
+    EntryShape, EtcdDir, LayoutDir, LayoutEntry, LayoutError, LayoutFile, LayoutSocket, LayoutTarget,
+};
+use nodekeel_localstorage::{Dir, DirEntry, Error, FileMode, FileStore, OsFileStore};
 
 nodekeel_localstorage::layout! {
     /// The data directory of every node.
-    pub(crate) struct Root {
-        /// Locked while a node runs; holds its pid.
-        pub(crate) lock: File = "lock", 0o600;
-        /// What is of no use to the next run.
-        pub(crate) run: Directory = "run", 0o700;
+    pub(crate) struct DataLayout {
+        /// Locked while a node runs; contains its pid.
+        pub(crate) lock: LayoutFile = "lock", 0o600;
+        /// Files that are only used while noded runs.
+        pub(crate) run: LayoutDir = "run", 0o700;
     }
 
-    /// In `run`: the control API's part, unless it is served elsewhere.
-    pub(crate) struct Control {
-        /// Where it is served.
-        pub(crate) socket: Socket = "control.sock", 0o600;
+    /// In `run`: the part of the control API, unless `control.socket` is set.
+    pub(crate) struct ControlLayout {
+        /// The control socket.
+        pub(crate) socket: LayoutSocket = "control.sock", 0o600;
     }
 
-    /// In the root: etcd's part.
-    pub(crate) struct OfEtcd {
-        /// What etcd keeps, as in any node of nodekeel's.
-        pub(crate) etcd: Etcd = "etcd", 0o700;
+    /// In the root: the part of etcd.
+    pub(crate) struct EtcdLayout {
+        /// etcd's directory, as in every nodekeel node.
+        pub(crate) etcd: EtcdDir = "etcd", 0o700;
     }
 
-    /// In the root: the cluster's part.
-    pub(crate) struct OfCluster {
-        /// What the node is there.
-        pub(crate) cluster: ClusterPart = "cluster", 0o700;
+    /// In the root: the part of the cluster.
+    pub(crate) struct ClusterLayout {
+        /// The cluster's directory.
+        pub(crate) cluster: ClusterDir = "cluster", 0o700;
     }
 
-    /// What a node in a cluster keeps.
-    pub(crate) struct ClusterPart {
-        /// What is there before its data is: how it got into the cluster.
-        pub(crate) state: Directory = "state", 0o700;
-        /// Its data.
-        pub(crate) volume: Directory = "volume", 0o700;
-        /// What this system would be told about itself.
+    /// The directory of cluster membership.
+    pub(crate) struct ClusterDir {
+        /// The enrolment: ticket and step journal. Exists before the volume.
+        pub(crate) state: LayoutDir = "state", 0o700;
+        /// Its data volume.
+        pub(crate) volume: LayoutDir = "volume", 0o700;
+        /// Names of this machine.
         pub(crate) names: ClusterNames = "names", 0o755;
     }
 
-    /// Names of hosts and of the machine, for whoever links to them.
+    /// Names of hosts and of the machine, as targets of symbolic links.
     pub(crate) struct ClusterNames {
         /// As `/etc/hosts`.
-        pub(crate) hosts: File = "hosts", 0o644;
+        pub(crate) hosts: LayoutFile = "hosts", 0o644;
         /// As `/etc/machine-id`.
-        pub(crate) machine_id: File = "machine-id", 0o644;
+        pub(crate) machine_id: LayoutFile = "machine-id", 0o644;
     }
 
-    /// In the root: containerd's part.
-    pub(crate) struct OfContainerd {
-        /// What it keeps.
-        pub(crate) containerd: Containerd = "containerd", 0o700;
+    /// In the root: the part of containerd.
+    pub(crate) struct ContainerdLayout {
+        /// containerd's directory.
+        pub(crate) containerd: ContainerdDir = "containerd", 0o700;
     }
 
-    /// What containerd keeps.
-    pub(crate) struct Containerd {
+    /// The persistent directory of containerd.
+    pub(crate) struct ContainerdDir {
         /// Its configuration, written at each start.
-        pub(crate) config: File = "config.toml", 0o600;
+        pub(crate) config: LayoutFile = "config.toml", 0o600;
         /// Images and containers.
-        pub(crate) root: Directory = "root", 0o700;
-        /// Where it would install what images bring.
-        pub(crate) opt: Directory = "opt", 0o711;
+        pub(crate) root: LayoutDir = "root", 0o700;
+        /// containerd's `opt` plugin installs software from images here.
+        pub(crate) opt: LayoutDir = "opt", 0o711;
     }
 
-    /// In `run`: containerd's part.
-    pub(crate) struct RunOfContainerd {
-        /// Its sockets, which it makes itself.
-        pub(crate) containerd: ContainerdRun = "containerd", 0o700;
+    /// In `run`: the part of containerd.
+    pub(crate) struct ContainerdRunLayout {
+        /// Its sockets, which it creates itself.
+        pub(crate) containerd: ContainerdRunDir = "containerd", 0o700;
     }
 
-    /// What containerd has while it runs.
-    pub(crate) struct ContainerdRun {
-        /// Its tasks. The processes of containers reach what is theirs in it.
-        pub(crate) state: Directory = "state", 0o711;
+    /// The runtime directory of containerd.
+    pub(crate) struct ContainerdRunDir {
+        /// Its tasks. Processes of containers access their files in it, hence 0711.
+        pub(crate) state: LayoutDir = "state", 0o711;
         /// Its `TMPDIR`.
-        pub(crate) tmp: Directory = "tmp", 0o700;
+        pub(crate) tmp: LayoutDir = "tmp", 0o700;
         /// gVisor's state and log.
-        pub(crate) runsc: Directory = "runsc", 0o700;
+        pub(crate) runsc: LayoutDir = "runsc", 0o700;
     }
 
-    /// In the root: the provisioner's part.
-    pub(crate) struct OfVolumes {
+    /// In the root: the part of the provisioner.
+    pub(crate) struct VolumesLayout {
         /// Volumes of pods.
-        pub(crate) volumes: Directory = "volumes", 0o700;
+        pub(crate) volumes: LayoutDir = "volumes", 0o700;
     }
 }
 
-/// A part of the layout, and what it is placed in.
+/// A part of the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum LayoutPart {
     Root,
     Etcd,
     Cluster,
@@ -117,66 +119,67 @@ pub(crate) enum Part {
     Volumes,
 }
 
-impl Part {
-    /// Every directory of the part, from the outermost on, relative to the data directory.
+impl LayoutPart {
+    /// All directories of the part, parents first, relative to the data directory.
     pub(crate) fn directories(self) -> Vec<String> {
         let mut found = Vec::new();
         match self {
-            Self::Root => below(Root::SHAPE, "", &mut found),
-            Self::Etcd => below(OfEtcd::SHAPE, "", &mut found),
-            Self::Cluster => below(OfCluster::SHAPE, "", &mut found),
+            Self::Root => collect_directories(DataLayout::SHAPE, "", &mut found),
+            Self::Etcd => collect_directories(EtcdLayout::SHAPE, "", &mut found),
+            Self::Cluster => collect_directories(ClusterLayout::SHAPE, "", &mut found),
             Self::Containerd => {
-                below(OfContainerd::SHAPE, "", &mut found);
-                below(RunOfContainerd::SHAPE, "run/", &mut found);
+                collect_directories(ContainerdLayout::SHAPE, "", &mut found);
+                collect_directories(ContainerdRunLayout::SHAPE, "run/", &mut found);
             }
-            Self::Volumes => below(OfVolumes::SHAPE, "", &mut found),
+            Self::Volumes => collect_directories(VolumesLayout::SHAPE, "", &mut found),
         }
         found
     }
 }
 
-fn below(shape: Shape, prefix: &str, found: &mut Vec<String>) {
-    for declared in shape.children() {
-        if let Shape::Directory(_) = declared.shape {
+fn collect_directories(shape: EntryShape, prefix: &str, found: &mut Vec<String>) {
+    for declared in shape.child_entries() {
+        if let EntryShape::Directory(_) = declared.shape {
             let path = format!("{prefix}{}", declared.name);
             found.push(path.clone());
-            below(declared.shape, &format!("{path}/"), found);
+            collect_directories(declared.shape, &format!("{path}/"), found);
         }
     }
 }
 
-/// The root as it would be placed in this directory, in memory: for its paths.
-pub(crate) fn planned(data: &Path) -> Result<Root, PlaceError> {
-    Site::new(Arc::new(MemPlacement::new()), data).place()
+/// Places the root in memory, to know the paths that it would have in this directory.
+pub(crate) fn layout_in_memory(data: &Path) -> Result<DataLayout, LayoutError> {
+    LayoutTarget::new(Arc::new(MemFileStore::new()), data).create_layout()
 }
 
-/// Places the root in a directory that is there.
-pub(crate) fn place(data: Dir) -> Result<Root, PlaceError> {
+/// Places the root in an existing directory.
+pub(crate) fn place_layout(data: Dir) -> Result<DataLayout, LayoutError> {
     let path = data.path().to_owned();
-    Site::new(Arc::new(Below(OsPlacement::new(data))), path).place()
+    LayoutTarget::new(Arc::new(DataPlacement(OsFileStore::new(data))), path).create_layout()
 }
 
-/// All below the data directory. The directory itself is its owner's, and keeps the mode that it has.
+/// Places everything below the data directory. The directory itself keeps its mode, which is its owner's
+/// decision.
 #[derive(Debug)]
-struct Below(OsPlacement);
+struct DataPlacement(OsFileStore);
 
-impl Placement for Below {
+impl FileStore for DataPlacement {
     fn read(&self, path: &Path) -> Result<Vec<u8>, Error> {
         self.0.read(path)
     }
 
-    fn write(&self, path: &Path, content: &[u8], mode: Mode) -> Result<(), Error> {
+    fn write(&self, path: &Path, content: &[u8], mode: FileMode) -> Result<(), Error> {
         self.0.write(path, content, mode)
     }
 
-    fn create_dir(&self, path: &Path, mode: Mode) -> Result<(), Error> {
+    fn create_dir(&self, path: &Path, mode: FileMode) -> Result<(), Error> {
         if path.as_os_str().is_empty() {
-            return self.0.dir().sweep().map(drop);
+            return self.0.dir().remove_stale_files().map(drop);
         }
         self.0.create_dir(path, mode)
     }
 
-    fn list(&self, path: &Path) -> Result<Vec<Entry>, Error> {
+    fn list(&self, path: &Path) -> Result<Vec<DirEntry>, Error> {
         self.0.list(path)
     }
 
@@ -184,7 +187,7 @@ impl Placement for Below {
         self.0.remove(path)
     }
 
-    fn set_mode(&self, path: &Path, mode: Mode) -> Result<bool, Error> {
+    fn set_mode(&self, path: &Path, mode: FileMode) -> Result<bool, Error> {
         self.0.set_mode(path, mode)
     }
 }
@@ -195,20 +198,21 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::config::Config;
+    use crate::config::NodedConfig;
 
     #[test]
-    fn the_plan_knows_the_paths_that_are_placed() {
+    fn the_planned_paths_are_the_created_ones() {
         let scratch = tempfile::tempdir().expect("a directory");
         let dir = Dir::open(scratch.path()).expect("there");
-        let (planned, placed) = (planned(scratch.path()).expect("planned"), place(dir).expect("placed"));
+        let (planned, placed) =
+            (layout_in_memory(scratch.path()).expect("planned"), place_layout(dir).expect("placed"));
         assert_eq!(planned.lock.path(), placed.lock.path());
-        let paths = |root: &Root| {
-            let etcd = root.extend::<OfEtcd>().expect("etcd").etcd;
-            let containerd = root.extend::<OfContainerd>().expect("containerd").containerd;
-            let run = root.run.extend::<RunOfContainerd>().expect("its run").containerd;
-            let volumes = root.extend::<OfVolumes>().expect("volumes").volumes;
-            let cluster = root.extend::<OfCluster>().expect("cluster").cluster;
+        let paths = |root: &DataLayout| {
+            let etcd = root.add_layout::<EtcdLayout>().expect("etcd").etcd;
+            let containerd = root.add_layout::<ContainerdLayout>().expect("containerd").containerd;
+            let run = root.run.add_layout::<ContainerdRunLayout>().expect("its run").containerd;
+            let volumes = root.add_layout::<VolumesLayout>().expect("volumes").volumes;
+            let cluster = root.add_layout::<ClusterLayout>().expect("cluster").cluster;
             let paths = [etcd.data.path(), containerd.config.path(), run.state.path(), volumes.path()];
             paths.into_iter().chain([cluster.names.hosts.path()]).map(Path::to_owned).collect::<Vec<_>>()
         };
@@ -216,30 +220,37 @@ mod tests {
         assert!(
             scratch.path().join("etcd/data").is_dir() && scratch.path().join("run/containerd/state").is_dir()
         );
-        let all = [Part::Root, Part::Etcd, Part::Cluster, Part::Containerd, Part::Volumes]
-            .map(Part::directories)
-            .concat();
+        let all = [
+            LayoutPart::Root,
+            LayoutPart::Etcd,
+            LayoutPart::Cluster,
+            LayoutPart::Containerd,
+            LayoutPart::Volumes,
+        ]
+        .map(LayoutPart::directories)
+        .concat();
         for directory in all {
-            assert!(scratch.path().join(&directory).is_dir(), "{directory} is declared and not placed");
+            assert!(scratch.path().join(&directory).is_dir(), "{directory} is declared but not created");
         }
     }
 
     #[test]
-    fn the_data_directory_keeps_its_mode_and_what_is_below_gets_its_own() {
+    fn the_data_directory_keeps_its_mode_and_its_subdirectories_get_theirs() {
         let scratch = tempfile::tempdir().expect("a directory");
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o711)).expect("set");
         fs::create_dir(scratch.path().join("run")).expect("made");
         fs::set_permissions(scratch.path().join("run"), fs::Permissions::from_mode(0o777)).expect("set");
-        place(Dir::open(scratch.path()).expect("there")).expect("placed");
+        place_layout(Dir::open(scratch.path()).expect("there")).expect("placed");
         let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
         assert_eq!((mode(scratch.path()), mode(&scratch.path().join("run"))), (0o711, 0o700));
     }
 
     #[test]
-    fn the_declared_control_socket_is_the_configurations_default() {
-        let config = Config::default();
-        let control: Control = planned(&config.node.data).expect("planned").run.extend().expect("short");
-        assert_eq!(control.socket.path(), config.socket());
+    fn the_declared_control_socket_is_the_default_of_the_configuration() {
+        let config = NodedConfig::default();
+        let control: ControlLayout =
+            layout_in_memory(&config.node.data).expect("planned").run.add_layout().expect("short");
+        assert_eq!(control.socket.path(), config.control_socket());
         assert_eq!(control.socket.path().to_str(), Some(crate::client::DEFAULT_SOCKET));
     }
 }

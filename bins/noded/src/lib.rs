@@ -1,60 +1,76 @@
-//! A node as a library: its place in a cluster on an etcd of its own, containerd with its images, volumes for Kubernetes and
-//! services of your own under one supervisor, with their logs in one tree and a control API on a unix socket.
+//! A node as a library: cluster membership on a supervised etcd, containerd with its images, volumes for
+//! Kubernetes and your services under one supervisor, with their logs in one tree and a control API on a unix
+//! socket.
 //!
 //! It does not run Kubernetes, and it does not configure the machine.
 //!
 //! ```text
 //! root
-//! ├─ control          the control API: last to stop
-//! ├─ <your runnables> given in code
-//! ├─ network          where the node's address is an interface's: follows it
-//! ├─ cluster          where the node is to be in one: ready when it is; below it, its etcd
-//! ├─ etcd             where it is to be in none: one member; ready when it has said so and answers a linearizable read
-//! ├─ containerd       ready when it tells its version; below it, images that are to be there
-//! ├─ provisioner      where a Kubernetes API is given: ready when it has seen all claims, and the kubelet knows it
+//! ├─ control          the control API: stops last
+//! ├─ <your runnables> from `Deps`
+//! ├─ network          with `cluster.interface`: watches its address
+//! ├─ cluster          with [cluster]: ready when the node is a member; its etcd runs below it
+//! ├─ etcd             without [cluster]: one member; ready after sd_notify and a linearizable read
+//! ├─ containerd       ready when it reports its version; below it, the import of preseeded images
+//! ├─ provisioner      with [provisioner]: ready when it has listed all claims and the kubelet has registered its driver
 //! └─ service
-//!    └─ <name>        the operator's own, from the configuration; each after what it depends on
+//!    └─ <name>        a [[service]] of the configuration; starts after its dependencies
 //! ```
 //!
-//! What runs is decided before anything is touched: a [`Config`](config::Config) is parsed, a [`Plan`](plan::Plan) is
-//! made of it on this machine, and only then a [`Node`](node::Node) takes the data directory and starts. `noded` is a
-//! thin main around these three.
+//! A node is planned before anything is changed: a [`NodedConfig`](config::NodedConfig) is parsed, a
+//! [`NodePlan`](plan::NodePlan) applies it to this machine, and only then a [`NodeHandle`](node::NodeHandle)
+//! acquires the data directory and starts the tree. `noded` is a thin main around these three.
 //!
-//! ```no_run
-//! use nodekeel_node::config::Config;
-//! use nodekeel_node::node::{Deps, Node, Own, journal};
-//! use nodekeel_node::plan::Plan;
-//! use nodekeel_node::search::Search;
+//! ```
+//! use std::path::Path;
+//!
+//! use nodekeel_node::config::NodedConfig;
+//! use nodekeel_node::node::{Deps, ExtraRunnable, NodeHandle, new_log_store};
+//! use nodekeel_node::plan::NodePlan;
+//! use nodekeel_node::search_path::SearchPath;
 //! use nodekeel_supervisor::{Context, Failure};
 //!
+//! // Without daemons; with "" instead, noded's defaults run etcd and containerd.
+//! const CONFIG: &str = "services.etcd.enable = false\nservices.containerd.enable = false\n";
+//!
 //! async fn greeter(ctx: Context) -> Result<(), Failure> {
-//!     ctx.ready()?;
 //!     tracing::info!("hello from {}", ctx.dn());
-//!     Err(ctx.cancelled().await.into())
+//!     ctx.signal_ready()?;
+//!     Err(ctx.canceled().await.into())
 //! }
 //!
-//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! let config = Config::read("noded.toml".as_ref())?;
-//! let mut deps = Deps::new(journal(&config.log));
-//! deps.runnables.push(Own::new("greeter", greeter));
-//! let node = Node::start(Plan::make(config, Search::from_lists(None, None), true)?, deps)?;
-//! node.ready("root").await;
-//! node.shutdown().await;
-//! # Ok(())
-//! # }
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut config = NodedConfig::parse_toml(Path::new("example.toml"), CONFIG)?;
+//!     config.node.data = std::env::temp_dir().join(format!("nodekeel-example-{}", std::process::id()));
+//!     let data = config.node.data.clone();
+//!
+//!     let mut deps = Deps::new(new_log_store(&config.log));
+//!     deps.runnables.push(ExtraRunnable::new("greeter", greeter));
+//!     let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false)?;
+//!     print!("{plan}");
+//!
+//!     let node = NodeHandle::start(plan, deps)?;
+//!     node.wait_ready("root.greeter").await;
+//!     for runnable in node.snapshot() {
+//!         println!("{} is {}", runnable.dn, runnable.state);
+//!     }
+//!     node.shutdown().await;
+//!     std::fs::remove_dir_all(data)?;
+//!     Ok(())
+//! }
 //! ```
 //!
-//! # Bring your own
-//! A [`Runnable`](nodekeel_supervisor::Runnable) in [`Deps`](node::Deps) stands in the tree beside etcd; a program needs
-//! no code, only a `[[service]]` in the configuration. A tool of your own speaks to the node through
-//! [`client`]: `bins/noded/proto` describes the messages.
+//! # Bring your own A [`Runnable`](nodekeel_supervisor::Runnable) in [`Deps`](node::Deps) runs in the tree
+//! beside etcd; a program needs only a `[[service]]` in the configuration. Your tools call the node through
+//! [`client`]; `bins/noded/proto` describes the messages.
 //!
 //! # Features
 //! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.
-//! - `client`: only the control API's client, which needs no protoc.
+//! - `client`: only the client of the control API, which does not need protoc.
 //!
 //! # Third-party types in the API
-//! tonic and prost (the generated client), and nodekeel's own supervisor, logtree, localstorage and provisioner.
+//! tonic and prost (the generated client), and nodekeel's supervisor, logtree, localstorage and provisioner.
 
 #[cfg(feature = "client")]
 pub mod client;
@@ -65,21 +81,21 @@ mod control;
 #[cfg(feature = "node")]
 pub mod data;
 #[cfg(feature = "node")]
-pub mod history;
+pub mod event_history;
 #[cfg(feature = "node")]
 mod layout;
+#[cfg(feature = "node")]
+pub mod log_sink;
 #[cfg(feature = "node")]
 pub mod node;
 #[cfg(feature = "node")]
 pub mod notify;
 #[cfg(feature = "node")]
-pub mod output;
-#[cfg(feature = "node")]
 pub mod plan;
 #[cfg(feature = "node")]
 mod ports;
 #[cfg(feature = "node")]
-pub mod search;
+pub mod search_path;
 #[cfg(feature = "node")]
 mod service;
 #[cfg(feature = "node")]
@@ -93,7 +109,7 @@ pub mod v1 {
     tonic::include_proto!("nodekeel.control.v1");
 
     impl std::fmt::Debug for CreateGoldenTicketResponse {
-        /// Without the enrolment configuration, which holds keys.
+        /// Without the enrolment configuration, which contains private keys.
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.debug_struct("CreateGoldenTicketResponse").field("node", &self.node).finish_non_exhaustive()
         }

@@ -1,4 +1,4 @@
-//! noded, the node program: see docs/noded.md. What it does is in the library, nodekeel-node.
+//! noded, the node program: see docs/noded.md. The library, nodekeel-node, implements it.
 
 mod cli;
 mod console;
@@ -8,65 +8,72 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
-use nodekeel_node::config::{Config, ConfigError, SHIPPED};
+use nodekeel_node::config::{ConfigError, DEFAULT_CONFIG, NodedConfig};
 use nodekeel_node::data::DataError;
 use nodekeel_node::node::StartError;
-use nodekeel_node::plan::{Plan, Problems};
-use nodekeel_node::search::Search;
+use nodekeel_node::plan::{NodePlan, PlanError};
+use nodekeel_node::search_path::SearchPath;
 
-use crate::cli::{Cli, Command, NodeArgs};
+use crate::cli::{NodeArgs, NodedCli, NodedCommand};
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Run { node, log_level } => plan(node).and_then(|plan| run::run(plan, log_level)),
-        Command::Check { node } => plan(node).map(|plan| print(&plan.to_string())),
-        Command::Config => Ok(print(SHIPPED)),
-        Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "noded", &mut script);
-            Ok(print(&String::from_utf8_lossy(&script)))
+    let done = match NodedCli::parse().command {
+        NodedCommand::Run { node, log_level } => {
+            make_plan(node).and_then(|plan| run::run_node(plan, log_level))
         }
+        NodedCommand::Check { node } => make_plan(node).map(|plan| print_stdout(&plan.to_string())),
+        NodedCommand::Config => Ok(print_stdout(DEFAULT_CONFIG)),
+        NodedCommand::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut NodedCli::command(), "noded", &mut script);
+            Ok(print_stdout(&String::from_utf8_lossy(&script)))
+        }
+        NodedCommand::Man { directory } => clap_mangen::generate_to(NodedCli::command(), &directory)
+            .with_context(|| format!("write man pages into {}", directory.display()))
+            .map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
-        tell(&error);
+        print_error(&error);
         ExitCode::from(exit_code(&error))
     })
 }
 
-/// Says on stderr what went wrong. Whoever does not read it must not keep noded from ending.
-fn tell(error: &anyhow::Error) {
+/// Prints the error to stderr. A reader that does not read must not keep noded from exiting.
+fn print_error(error: &anyhow::Error) {
     let text: String = format!("{error:#}").lines().map(|line| format!("noded: {line}\n")).collect();
     let (written, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || written.send(std::io::stderr().write_all(text.as_bytes())));
-    let _ = wait.recv_timeout(console::ALLOWANCE);
+    let _ = wait.recv_timeout(console::FLUSH_TIMEOUT);
 }
 
-/// Prints to stdout, where a reader that has seen enough is no failure.
-fn print(text: &str) -> ExitCode {
+/// Prints to stdout. A closed pipe is not a failure.
+fn print_stdout(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
         _ => ExitCode::SUCCESS,
     }
 }
 
-/// What is to be run, where the environment is read.
-fn plan(args: NodeArgs) -> anyhow::Result<Plan> {
+/// Parses the configuration and plans the node. Reads the environment.
+fn make_plan(args: NodeArgs) -> anyhow::Result<NodePlan> {
     let mut config = match &args.config {
-        Some(file) => Config::read(file)?,
-        None => Config::parse(Path::new("the defaults"), "")?,
+        Some(file) => NodedConfig::read_file(file)?,
+        None => NodedConfig::parse_toml(Path::new("the defaults"), "")?,
     };
     if let Some(data) = args.data {
         config.node.data = data;
     }
     let variable = std::env::var_os;
-    let search = Search::from_lists(variable("NODEKEEL_BIN").as_deref(), variable("PATH").as_deref());
-    Ok(Plan::make(config, search, args.dev)?)
+    let search =
+        SearchPath::from_path_lists(variable("NODEKEEL_BIN").as_deref(), variable("PATH").as_deref());
+    Ok(NodePlan::from_config(config, search, args.dev)?)
 }
 
-/// What the shell is told; the codes are listed in the help.
+/// The exit code of an error; the help lists the codes.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    match (error.downcast_ref::<Problems>(), error.downcast_ref::<StartError>()) {
+    match (error.downcast_ref::<PlanError>(), error.downcast_ref::<StartError>()) {
         (Some(problems), _) if problems.in_use => 5,
         (_, Some(StartError::Data(DataError::InUse { .. }))) => 5,
         (Some(_), _) | (_, Some(StartError::Data(_) | StartError::Volumes(_) | StartError::Control(_))) => 4,

@@ -1,7 +1,7 @@
-//! Tells the service manager that started noded how it is doing.
+//! Notifies the service manager that started noded of its state.
 //!
-//! *Source:* sd_notify(3): a datagram of `KEY=VALUE` lines to the socket that `NOTIFY_SOCKET` names, where a leading `@`
-//! stands for the abstract namespace.
+//! *Source:* sd_notify(3): a datagram of `KEY=VALUE` lines to the socket that `NOTIFY_SOCKET` names, where a
+//! leading `@` stands for the abstract namespace.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,19 +10,19 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// How long a manager that does not read its messages is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout for a manager that does not read its messages.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends one message to the socket of this name.
 ///
 /// # Errors
-/// There is no such socket, or it does not take the message within a second.
-pub fn notify(socket: &OsStr, message: &str) -> io::Result<()> {
+/// The socket does not exist, or does not accept the message within a second.
+pub fn sd_notify(socket: &OsStr, message: &str) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
     let sender = UnixDatagram::unbound()?;
-    sender.set_write_timeout(Some(PATIENCE))?;
+    sender.set_write_timeout(Some(SEND_TIMEOUT))?;
     sender.send_to_addr(message.as_bytes(), &address).map(drop)
 }

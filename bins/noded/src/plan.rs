@@ -1,79 +1,81 @@
-//! What a configuration comes to on this machine, found out without touching anything.
+//! The plan of a node: its configuration applied to this machine, without changing anything.
 
 mod cluster;
-mod show;
-mod volumes;
+mod display;
+mod provisioner;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
-use nodekeel_containerd_svc::{Config as Told, Place, Settings};
+use nodekeel_containerd_svc::{ContainerdConfig as DaemonConfig, ContainerdSettings, DirectoryLayout};
 use nodekeel_localstorage::Dir;
 
-use crate::config::{Config, ContainerdConfig, EtcdConfig, Readiness, UserService, order};
+use crate::config::{
+    ContainerdConfig, EtcdConfig, NodedConfig, ReadinessConfig, UserService, order_services,
+};
 use crate::control;
 use crate::data::{self, DataError};
-use crate::layout::{self, OfContainerd, OfEtcd, Part, Root, RunOfContainerd};
+use crate::layout::{self, ContainerdLayout, ContainerdRunLayout, DataLayout, EtcdLayout, LayoutPart};
 use crate::ports;
-use crate::search::Search;
+use crate::search_path::SearchPath;
 
-pub use cluster::{Cluster, Member};
-pub use volumes::{Limits, Volumes};
-pub(crate) use volumes::{chain, no_limits};
+pub use cluster::{ClusterPlan, ConsensusBackend};
+pub use provisioner::{LimitEnforcement, ProvisionerPlan};
+pub(crate) use provisioner::{error_chain, quota_error_with_hint};
 
-/// Longest path of a unix socket: `sun_path` less its closing zero (unix(7)).
+/// Maximum length of a unix socket's path: `sun_path` without its terminating NUL (unix(7)).
 pub const MAX_SOCKET_BYTES: usize = 107;
 
-/// Room that the node itself must find on its disk.
-const NODE_BYTES: u64 = 1 << 20;
+/// Free disk space that the node itself requires.
+const MIN_NODE_BYTES: u64 = 1 << 20;
 
-/// Room that a new etcd must find: it allocates its first two log segments of 64 MB at its start.
-const ETCD_BYTES: u64 = 128 << 20;
+/// Free disk space that a new etcd requires: it allocates its first two WAL segments of 64 MB at its start.
+const MIN_ETCD_BYTES: u64 = 128 << 20;
 
-/// What a node is going to run.
+/// What a node will run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct NodePlan {
     /// The configuration, with an absolute data directory.
-    pub config: Config,
-    /// Where the control API will be served.
+    pub config: NodedConfig,
+    /// The path of the control API's socket.
     pub socket: PathBuf,
-    /// All services in the order of their start, those that are skipped too.
-    pub services: Vec<Planned>,
-    /// Where programs are searched.
-    pub search: Search,
+    /// All services in the order of their start, including skipped ones.
+    pub services: Vec<PlannedService>,
+    /// The directories of programs.
+    pub search: SearchPath,
 }
 
-/// One service.
+/// One service of the plan.
 #[derive(Debug, Clone)]
-pub struct Planned {
-    /// Its name in the tree.
+pub struct PlannedService {
+    /// Its DN.
     pub dn: String,
     /// What it runs.
-    pub service: Service,
-    /// Why it will not be run, if so.
-    pub skipped: Option<String>,
+    pub service: ServicePlan,
+    /// Why the service is skipped; `None` if it will run.
+    pub skip_reason: Option<String>,
 }
 
 /// What a service runs.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum Service {
-    /// The node's etcd.
-    Etcd(Etcd),
-    /// The node's place in a cluster.
-    Cluster(Box<Cluster>),
+pub enum ServicePlan {
+    /// The etcd of a node without a cluster.
+    Etcd(EtcdPlan),
+    /// Cluster membership.
+    Cluster(Box<ClusterPlan>),
     /// The node's containerd.
-    Containerd(Box<Containerd>),
+    Containerd(Box<ContainerdPlan>),
     /// Volumes of a Kubernetes cluster.
-    Provisioner(Box<Volumes>),
-    /// One of the operator's.
-    User(Box<User>),
+    Provisioner(Box<ProvisionerPlan>),
+    /// A `[[service]]`.
+    User(Box<UserServicePlan>),
 }
 
 /// An etcd of one member.
 #[derive(Debug, Clone)]
-pub struct Etcd {
+pub struct EtcdPlan {
     /// The program.
     pub binary: PathBuf,
     /// Its data directory.
@@ -82,204 +84,220 @@ pub struct Etcd {
     pub config: EtcdConfig,
 }
 
-/// A containerd with everything of its own.
+/// A containerd with private root, state and socket.
 #[derive(Debug, Clone)]
-pub struct Containerd {
+pub struct ContainerdPlan {
     /// The program.
     pub binary: PathBuf,
-    /// Where it keeps what it has, and where it serves its API.
-    pub place: Place,
+    /// Its directories and its socket.
+    pub directories: DirectoryLayout,
     /// Its settings.
     pub config: ContainerdConfig,
-    /// What its own configuration says.
-    pub told: Told,
+    /// The configuration of the daemon.
+    pub daemon_config: DaemonConfig,
 }
 
-/// A program of the operator's.
+/// A program of the operator.
 #[derive(Debug, Clone)]
-pub struct User {
+pub struct UserServicePlan {
     /// The program.
     pub binary: PathBuf,
     /// Its settings.
     pub config: UserService,
-    /// The DNs that must have become ready before.
-    pub after: Vec<String>,
-    /// The probe of its readiness and its arguments, if it has one.
+    /// DNs that must be ready before it starts.
+    pub start_after: Vec<String>,
+    /// Program and arguments of its readiness probe, if it has one.
     pub probe: Option<(PathBuf, Vec<String>)>,
-    /// The uid and gid that it runs with; `None` is noded's own.
+    /// Uid and gid of its process; `None` is noded's.
     pub account: Option<(u32, u32)>,
 }
 
-/// Why a node can't be run: everything that was found, a line each.
+/// Why a node can't run: all problems, one line each.
 #[derive(Debug)]
-pub struct Problems {
+pub struct PlanError {
     lines: Vec<String>,
-    /// Another instance has the data directory: nothing else was looked at.
+    /// Another instance uses the data directory: nothing else was checked.
     pub in_use: bool,
 }
 
-impl fmt::Display for Problems {
+impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.lines.join("\n"))
     }
 }
 
-impl std::error::Error for Problems {}
+impl std::error::Error for PlanError {}
 
-impl Plan {
-    /// Plans. With `dev`, what is missing is skipped, and with it what depends on it.
+impl NodePlan {
+    /// Plans the node. With `dev`, skips services with missing requirements, and the services that depend on
+    /// them.
     ///
     /// # Errors
-    /// What is missing without `dev`, and what stands in the way: see [`Problems`].
-    pub fn make(mut config: Config, search: Search, dev: bool) -> Result<Self, Problems> {
-        let in_the_way = |error: String| Problems { lines: vec![error], in_use: false };
+    /// Missing requirements without `dev`, and conflicts: see [`PlanError`].
+    pub fn from_config(mut config: NodedConfig, search: SearchPath, dev: bool) -> Result<Self, PlanError> {
+        let conflict = |error: String| PlanError { lines: vec![error], in_use: false };
         let absolute = |path: &Path| {
-            std::path::absolute(path).map_err(|error| in_the_way(format!("{}: {error}", path.display())))
+            std::path::absolute(path).map_err(|error| conflict(format!("{}: {error}", path.display())))
         };
         config.node.data = absolute(&config.node.data)?;
-        let socket = absolute(&config.socket())?;
-        let unplaced = |error| in_the_way(data::placed(&config.node.data, error).to_string());
-        let root = layout::planned(&config.node.data).map_err(unplaced)?;
+        let socket = absolute(&config.control_socket())?;
+        let layout_error = |error| conflict(data::placement_error(&config.node.data, error).to_string());
+        let root = layout::layout_in_memory(&config.node.data).map_err(layout_error)?;
         let mut planner = Planner { dev, search: &search, root, problems: Vec::new(), services: Vec::new() };
         match &config.cluster {
-            Some(cluster) => planner.cluster(cluster, &config.services.etcd),
-            None => planner.etcd(&config),
+            Some(cluster) => planner.plan_cluster(cluster, &config.services.etcd),
+            None => planner.plan_etcd(&config),
         }
-        planner.containerd(&config);
-        planner.provisioner(&config);
-        planner.user_services(&config);
+        planner.plan_containerd(&config);
+        planner.plan_provisioner(&config);
+        planner.plan_user_services(&config);
         let Planner { mut problems, services, .. } = planner;
 
         let data = &config.node.data;
-        let (parts, needed) = needs(data, &services);
-        let below: Vec<String> = parts.into_iter().flat_map(Part::directories).collect();
-        match data::probe(data, &below, needed) {
+        let (parts, needed) = required_parts(data, &services);
+        let below: Vec<String> = parts.into_iter().flat_map(LayoutPart::directories).collect();
+        match data::check_data_dir(data, &below, needed) {
             Ok(()) => {}
             Err(error @ DataError::InUse { .. }) => {
-                return Err(Problems { lines: vec![error.to_string()], in_use: true });
+                return Err(PlanError { lines: vec![error.to_string()], in_use: true });
             }
             Err(error) => problems.push(error.to_string()),
         }
-        problems.extend(too_much(config.log.bytes.get()));
-        problems.extend(too_long(&socket, "set control.socket to a shorter path, or give a shorter --data"));
-        problems.extend(control::probe(&socket, data).err().map(|error| error.to_string()));
+        problems.extend(check_log_size(config.log.bytes.get()));
+        problems.extend(check_socket_path(
+            &socket,
+            "set control.socket to a shorter path, or use a shorter --data",
+        ));
+        problems.extend(control::check_socket(&socket, data).err().map(|error| error.to_string()));
         if !problems.is_empty() {
-            return Err(Problems { lines: problems, in_use: false });
+            return Err(PlanError { lines: problems, in_use: false });
         }
         Ok(Self { config, socket, services, search })
     }
 }
 
-/// The parts of the layout that will be placed, and the bytes that have to be free.
-fn needs(data: &Path, services: &[Planned]) -> (Vec<Part>, u64) {
-    let mut parts = vec![Part::Root];
-    let mut bytes = NODE_BYTES;
-    for planned in services.iter().filter(|planned| planned.skipped.is_none()) {
+/// The parts of the layout that will be placed, and the bytes that must be free.
+fn required_parts(data: &Path, services: &[PlannedService]) -> (Vec<LayoutPart>, u64) {
+    let mut parts = vec![LayoutPart::Root];
+    let mut bytes = MIN_NODE_BYTES;
+    for planned in services.iter().filter(|planned| planned.skip_reason.is_none()) {
         match &planned.service {
-            Service::Etcd(_) => {
-                parts.push(Part::Etcd);
-                bytes += etcd_needs(data, "etcd/data/member");
+            ServicePlan::Etcd(_) => {
+                parts.push(LayoutPart::Etcd);
+                bytes += required_etcd_bytes(data, "etcd/data/member");
             }
-            Service::Cluster(cluster) if matches!(cluster.member, Member::Etcd { .. }) => {
-                parts.push(Part::Cluster);
-                bytes += etcd_needs(data, "cluster/volume/etcd/data/member");
+            ServicePlan::Cluster(cluster) if matches!(cluster.consensus, ConsensusBackend::Etcd { .. }) => {
+                parts.push(LayoutPart::Cluster);
+                bytes += required_etcd_bytes(data, "cluster/volume/etcd/data/member");
             }
-            Service::Cluster(_) => {}
-            Service::Containerd(_) => parts.push(Part::Containerd),
-            Service::Provisioner(volumes) if volumes.is_own => parts.push(Part::Volumes),
-            Service::Provisioner(_) | Service::User(_) => {}
+            ServicePlan::Cluster(_) => {}
+            ServicePlan::Containerd(_) => parts.push(LayoutPart::Containerd),
+            ServicePlan::Provisioner(volumes) if volumes.is_in_data_dir => parts.push(LayoutPart::Volumes),
+            ServicePlan::Provisioner(_) | ServicePlan::User(_) => {}
         }
     }
     (parts, bytes)
 }
 
-/// The room for an etcd that keeps its data there: one that has run has its segments already.
-fn etcd_needs(data: &Path, member: &str) -> u64 {
+/// The free space for an etcd with this data: one that has run has allocated its segments already.
+fn required_etcd_bytes(data: &Path, member: &str) -> u64 {
     let has_run = Dir::open(data).and_then(|dir| dir.exists(member)).unwrap_or_default();
-    if has_run { 0 } else { ETCD_BYTES }
+    if has_run { 0 } else { MIN_ETCD_BYTES }
 }
 
-/// Why a part can be placed in memory: there, nothing is in its way, and there is no socket whose path may be too long.
-const SHORT: &str = "a part without sockets is placed in memory";
+/// Why a part can be placed in memory: nothing conflicts there, and a part without a socket has no path that
+/// is too long.
+const PLACED_IN_MEMORY: &str = "a part without sockets can be placed in memory";
 
 struct Planner<'a> {
     dev: bool,
-    search: &'a Search,
+    search: &'a SearchPath,
     /// The layout in memory, for its paths.
-    root: Root,
+    root: DataLayout,
     problems: Vec<String>,
-    services: Vec<Planned>,
+    services: Vec<PlannedService>,
 }
 
 impl Planner<'_> {
-    fn etcd(&mut self, config: &Config) {
+    fn plan_etcd(&mut self, config: &NodedConfig) {
         let etcd = &config.services.etcd;
         if !etcd.enable {
             return;
         }
         let (binary, skipped) =
-            self.binary("etcd", etcd.binary.as_deref(), "Debian: apt-get install etcd-server");
+            self.find_binary("etcd", etcd.binary.as_deref(), "Debian: apt-get install etcd-server");
         if skipped.is_none() {
-            self.ports(Ipv4Addr::LOCALHOST.into(), etcd);
+            self.check_ports(Ipv4Addr::LOCALHOST.into(), etcd);
         }
-        let data = self.root.extend::<OfEtcd>().expect(SHORT).etcd.data.path().to_owned();
-        let service = Service::Etcd(Etcd { binary, data, config: etcd.clone() });
-        self.services.push(Planned { dn: "root.etcd".into(), service, skipped });
+        let data = self.root.add_layout::<EtcdLayout>().expect(PLACED_IN_MEMORY).etcd.data.path().to_owned();
+        let service = ServicePlan::Etcd(EtcdPlan { binary, data, config: etcd.clone() });
+        self.services.push(PlannedService { dn: "root.etcd".into(), service, skip_reason: skipped });
     }
 
-    fn containerd(&mut self, config: &Config) {
+    fn plan_containerd(&mut self, config: &NodedConfig) {
         let containerd = &config.services.containerd;
         if !containerd.enable {
             return;
         }
-        let (binary, mut skipped) =
-            self.binary("containerd", containerd.binary.as_deref(), "Debian: apt-get install containerd");
+        let (binary, mut skipped) = self.find_binary(
+            "containerd",
+            containerd.binary.as_deref(),
+            "Debian: apt-get install containerd",
+        );
         if skipped.is_none() && !nix::unistd::geteuid().is_root() {
             let reason = "needs root: run noded as root, or set services.containerd.enable = false";
-            skipped = self.missing("containerd", reason.into());
+            skipped = self.skip_or_report("containerd", reason.into());
         }
-        let told = match told(containerd) {
-            Ok(told) => told,
+        let daemon_config = match read_daemon_config(containerd) {
+            Ok(daemon_config) => daemon_config,
             Err(reason) => {
-                skipped = skipped.or_else(|| self.missing("containerd", reason));
-                Told::Settings(Settings::default())
+                skipped = skipped.or_else(|| self.skip_or_report("containerd", reason));
+                DaemonConfig::Settings(ContainerdSettings::default())
             }
         };
-        let data = self.root.extend::<OfContainerd>().expect(SHORT).containerd.path().to_owned();
-        let run = self.root.run.extend::<RunOfContainerd>().expect(SHORT).containerd.path().to_owned();
-        let place = match Place::new(data, run) {
-            Ok(place) => place,
-            // Whoever skips it needs no place for it.
+        let data =
+            self.root.add_layout::<ContainerdLayout>().expect(PLACED_IN_MEMORY).containerd.path().to_owned();
+        let run = self
+            .root
+            .run
+            .add_layout::<ContainerdRunLayout>()
+            .expect(PLACED_IN_MEMORY)
+            .containerd
+            .path()
+            .to_owned();
+        let directories = match DirectoryLayout::new(data, run) {
+            Ok(directories) => directories,
+            // A skipped service needs no directories.
             Err(_) if skipped.is_some() => return,
-            Err(error) => return self.problems.push(format!("{error}; give a shorter --data")),
+            Err(error) => return self.problems.push(format!("{error}; use a shorter --data")),
         };
-        let planned = Containerd { binary, place, config: containerd.clone(), told };
-        self.services.push(Planned {
+        let planned = ContainerdPlan { binary, directories, config: containerd.clone(), daemon_config };
+        self.services.push(PlannedService {
             dn: "root.containerd".into(),
-            service: Service::Containerd(Box::new(planned)),
-            skipped,
+            service: ServicePlan::Containerd(Box::new(planned)),
+            skip_reason: skipped,
         });
     }
 
-    fn user_services(&mut self, config: &Config) {
-        let ordered = order(&config.service).expect("a parsed configuration has no cycles");
+    fn plan_user_services(&mut self, config: &NodedConfig) {
+        let ordered = order_services(&config.service).expect("a parsed configuration has no cycles");
         for service in ordered {
             let dn = format!("root.service.{}", service.name);
             let program = Path::new(&service.command[0]);
             let (binary, mut skipped) =
-                self.binary(&service.name, Some(program), "install it, or correct its command");
+                self.find_binary(&service.name, Some(program), "install it, or correct its key command");
             let mut probe = None;
-            if let (None, Readiness::Probe { command, .. }) = (&skipped, &service.readiness) {
-                let found = self.binary(
+            if let (None, ReadinessConfig::Probe { command, .. }) = (&skipped, &service.readiness) {
+                let found = self.find_binary(
                     &service.name,
                     Some(Path::new(&command[0])),
-                    "install its probe, or correct it",
+                    "install its probe, or correct its key readiness",
                 );
                 skipped = found.1;
                 probe = Some((found.0, command[1..].to_vec()));
             }
             let account = match (&skipped, &service.user) {
-                (None, Some(name)) => self.account(&service.name, name).unwrap_or_else(|reason| {
+                (None, Some(name)) => self.find_account(&service.name, name).unwrap_or_else(|reason| {
                     skipped = reason;
                     None
                 }),
@@ -288,46 +306,51 @@ impl Planner<'_> {
             if skipped.is_none() && !service.directory.is_dir() {
                 let directory = service.directory.display();
                 let reason =
-                    format!("there is no directory {directory}: create it, or correct its directory");
-                skipped = self.missing(&service.name, reason);
+                    format!("directory {directory} does not exist: create it, or correct its key directory");
+                skipped = self.skip_or_report(&service.name, reason);
             }
-            let after: Vec<_> = service.depends_on.iter().map(|name| dn_of(name)).collect();
-            let gone =
-                |dn: &&String| self.services.iter().any(|known| known.dn == **dn && known.skipped.is_some());
-            if let (None, Some(missing)) = (&skipped, after.iter().find(gone)) {
+            let start_after: Vec<_> = service.depends_on.iter().map(|name| service_dn(name)).collect();
+            let is_skipped = |dn: &&String| {
+                self.services.iter().any(|known| known.dn == **dn && known.skip_reason.is_some())
+            };
+            if let (None, Some(missing)) = (&skipped, start_after.iter().find(is_skipped)) {
                 skipped = Some(format!("depends on {missing}, which is skipped"));
             }
-            let user = User { binary, config: service.clone(), after, probe, account };
-            self.services.push(Planned { dn, service: Service::User(Box::new(user)), skipped });
+            let user = UserServicePlan { binary, config: service.clone(), start_after, probe, account };
+            self.services.push(PlannedService {
+                dn,
+                service: ServicePlan::User(Box::new(user)),
+                skip_reason: skipped,
+            });
         }
     }
 
-    /// The program of a service, or why the service is skipped, or neither and a problem.
-    fn binary(&mut self, service: &str, given: Option<&Path>, remedy: &str) -> (PathBuf, Option<String>) {
+    /// Finds the program of a service. Returns a reason to skip it, or records a problem, if it is missing.
+    fn find_binary(&mut self, service: &str, given: Option<&Path>, hint: &str) -> (PathBuf, Option<String>) {
         let program = given.unwrap_or(Path::new(service));
-        match self.search.find(program) {
+        match self.search.find_program(program) {
             Ok(binary) => (binary, None),
             Err(not_found) => {
-                let found = self.missing(service, format!("{not_found}; {remedy}"));
+                let found = self.skip_or_report(service, format!("{not_found}; {hint}"));
                 (program.to_owned(), found)
             }
         }
     }
 
-    /// The uid and gid of a service's user, `None` if that is noded's own; or why the service is skipped.
-    fn account(&mut self, service: &str, name: &str) -> Result<Option<(u32, u32)>, Option<String>> {
-        let own = nix::unistd::geteuid();
+    /// Uid and gid of a service's user, `None` if it is noded's; or the reason to skip the service.
+    fn find_account(&mut self, service: &str, name: &str) -> Result<Option<(u32, u32)>, Option<String>> {
+        let noded_uid = nix::unistd::geteuid();
         let reason = match nix::unistd::User::from_name(name) {
-            Ok(Some(user)) if user.uid == own => return Ok(None),
-            Ok(Some(user)) if own.is_root() => return Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
+            Ok(Some(user)) if user.uid == noded_uid => return Ok(None),
+            Ok(Some(user)) if noded_uid.is_root() => return Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
             Ok(Some(_)) => format!("running as {name} needs root: run noded as root"),
-            _ => format!("there is no user {name}: create it, or correct its user"),
+            _ => format!("user {name} does not exist: create it, or correct its key user"),
         };
-        Err(self.missing(service, reason))
+        Err(self.skip_or_report(service, reason))
     }
 
-    /// Something that a service needs is missing: the reason to skip it, or a problem.
-    fn missing(&mut self, service: &str, reason: String) -> Option<String> {
+    /// Handles a missing requirement of a service: returns the reason to skip it, or records a problem.
+    fn skip_or_report(&mut self, service: &str, reason: String) -> Option<String> {
         if self.dev {
             return Some(reason);
         }
@@ -335,61 +358,62 @@ impl Planner<'_> {
         None
     }
 
-    /// Notes which ports of an etcd at this address are taken.
-    fn ports(&mut self, address: IpAddr, etcd: &EtcdConfig) {
+    /// Records a problem for each port of an etcd that is in use at this address.
+    fn check_ports(&mut self, address: IpAddr, etcd: &EtcdConfig) {
         let fields =
             [(etcd.client_port, "services.etcd.client_port"), (etcd.peer_port, "services.etcd.peer_port")];
         for (port, field) in fields {
-            if let Some(holder) = ports::holder(address, port.get()) {
-                self.problems.push(format!("port {port} is taken by {}; set {field} to another", holder.0));
+            if let Some(holder) = ports::port_holder(address, port.get()) {
+                self.problems
+                    .push(format!("port {port} is in use by {}: set {field} to another port", holder.0));
             }
         }
     }
 }
 
-/// How the tree calls a service that `depends_on` calls so.
-fn dn_of(name: &str) -> String {
-    if crate::config::BUILT_IN.contains(&name) {
+/// The DN of a service that `depends_on` names.
+fn service_dn(name: &str) -> String {
+    if crate::config::BUILT_IN_SERVICES.contains(&name) {
         format!("root.{name}")
     } else {
         format!("root.service.{name}")
     }
 }
 
-/// A log for which this machine has no memory.
-fn too_much(log_bytes: usize) -> Option<String> {
-    let memory = memory(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+/// The problem of a log that exceeds this machine's memory.
+fn check_log_size(log_bytes: usize) -> Option<String> {
+    let memory = total_memory(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
     (log_bytes as u64 > memory).then(|| {
-        format!("log.bytes is {log_bytes}, and this machine has {memory} bytes of memory; set it to less")
+        format!("log.bytes is {log_bytes}, but this machine has {memory} bytes of memory: use a lower value")
     })
 }
 
 /// *Source:* proc_meminfo(5): `MemTotal: 16384000 kB`, where kB are 1024 bytes.
-fn memory(meminfo: &str) -> Option<u64> {
+fn total_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn too_long(socket: &Path, remedy: &str) -> Option<String> {
+fn check_socket_path(socket: &Path, hint: &str) -> Option<String> {
     let bytes = socket.as_os_str().len();
     (bytes > MAX_SOCKET_BYTES).then(|| {
         let path = socket.display();
         format!(
-            "socket path {path} has {bytes} bytes, and a unix socket's has at most {MAX_SOCKET_BYTES}; {remedy}"
+            "socket path {path} has {bytes} bytes, but the limit of a unix socket is {MAX_SOCKET_BYTES}; {hint}"
         )
     })
 }
 
-/// What containerd is told: the operator's file as it is, or noded's settings.
-fn told(containerd: &ContainerdConfig) -> Result<Told, String> {
+/// Reads the configuration of containerd: the operator's file unchanged, or noded's settings.
+fn read_daemon_config(containerd: &ContainerdConfig) -> Result<DaemonConfig, String> {
     let Some(file) = &containerd.config else {
         let cri = containerd.cri.clone();
-        return Ok(Told::Settings(Settings { cri, ..Settings::default() }));
+        return Ok(DaemonConfig::Settings(ContainerdSettings { cri, ..ContainerdSettings::default() }));
     };
-    let remedy = "correct it, or services.containerd.config";
-    let wrong = |why: String| format!("containerd's configuration {}: {why}; {remedy}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+    let hint = "correct it, or services.containerd.config";
+    let invalid = |reason: String| format!("containerd's configuration {}: {reason}; {hint}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
     let parsed = text.parse::<toml::Table>();
-    parsed.map_err(|error| wrong(format!("is no TOML: {}", error.message())))?;
-    Ok(Told::Given { text, runsc: false })
+    parsed.map_err(|error| invalid(format!("invalid TOML: {}", error.message())))?;
+    Ok(DaemonConfig::Verbatim { text, runsc: false })
 }

@@ -1,26 +1,27 @@
-//! Whether a port of this machine is free, and who has it.
+//! Checks whether a port of this machine is free, and finds the process that uses it.
 
 use std::fs;
 use std::net::{IpAddr, TcpListener};
 use std::path::Path;
 
-/// Who holds a port, as far as that can be seen: the processes of other users only show their sockets to root.
+/// The process that holds a port, as far as visible: processes of other users show their sockets only to
+/// root.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Holder(pub(crate) String);
+pub(crate) struct PortHolder(pub(crate) String);
 
-/// Who listens where a service wants to; `None` if the port is free at this address.
-pub(crate) fn holder(address: IpAddr, port: u16) -> Option<Holder> {
+/// The holder of a port at this address; `None` if the port is free.
+pub(crate) fn port_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
     match TcpListener::bind((address, port)) {
         Ok(_) => None,
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            Some(Holder(owner(port).unwrap_or_else(|| "another program".into())))
+            Some(PortHolder(find_listener(port).unwrap_or_else(|| "another program".into())))
         }
-        Err(error) => Some(Holder(format!("the system ({error})"))),
+        Err(error) => Some(PortHolder(format!("the system ({error})"))),
     }
 }
 
 /// The name and pid of the process that listens on the port.
-fn owner(port: u16) -> Option<String> {
+fn find_listener(port: u16) -> Option<String> {
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .find_map(|table| listening_inode(&fs::read_to_string(table).ok()?, port))?;
@@ -28,22 +29,22 @@ fn owner(port: u16) -> Option<String> {
     let mut entries = fs::read_dir("/proc").ok()?.flatten();
     let (pid, process) = entries.find_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        holds(&entry.path(), &link).then(|| (pid, entry.path()))
+        holds_descriptor(&entry.path(), &link).then(|| (pid, entry.path()))
     })?;
     let name = fs::read_to_string(process.join("comm")).ok()?;
     Some(format!("{} (pid {pid})", name.trim()))
 }
 
-/// Whether one of the process' descriptors is this link.
-fn holds(process: &Path, link: &str) -> bool {
+/// Whether one of the process's descriptors is this link.
+fn holds_descriptor(process: &Path, link: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return false };
     descriptors.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == link))
 }
 
 /// The inode of the listening socket on a port.
 ///
-/// *Source:* Documentation/networking/proc_net_tcp.rst: `sl local_address rem_address st ... inode` with addresses and
-/// state in hex; state `0A` is `TCP_LISTEN`.
+/// *Source:* Documentation/networking/proc_net_tcp.rst: `sl local_address rem_address st ... inode` with
+/// addresses and state in hex; state `0A` is `TCP_LISTEN`.
 fn listening_inode(table: &str, port: u16) -> Option<u64> {
     table.lines().skip(1).find_map(|line| {
         let columns: Vec<_> = line.split_whitespace().collect();
@@ -58,15 +59,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_of_a_port_is_named_where_it_holds_it() {
+    fn the_holder_of_a_port_is_named_at_its_address_only() {
         let [address, other]: [IpAddr; 2] = [[127, 0, 0, 2].into(), [127, 0, 0, 3].into()];
         let listener = TcpListener::bind((address, 0)).expect("a free port");
         let port = listener.local_addr().expect("bound").port();
-        let Holder(text) = holder(address, port).expect("it is taken");
+        let PortHolder(text) = port_holder(address, port).expect("the port is in use");
         assert!(text.ends_with(&format!("(pid {})", std::process::id())), "{text}");
-        assert_eq!(holder(other, port), None);
+        assert_eq!(port_holder(other, port), None);
         drop(listener);
-        assert_eq!(holder(address, port), None);
+        assert_eq!(port_holder(address, port), None);
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use nodekeel_logtree::{Journal, Level};
-use nodekeel_node::node::{Deps, Node, journal};
-use nodekeel_node::notify::notify;
-use nodekeel_node::plan::Plan;
+use nodekeel_logtree::{Level, LogStore};
+use nodekeel_node::node::{Deps, NodeHandle, new_log_store};
+use nodekeel_node::notify::sd_notify;
+use nodekeel_node::plan::NodePlan;
 use nodekeel_supervisor::StopSignals;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
@@ -15,79 +15,87 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::cli::ConsoleLevel;
-use crate::console::{ALLOWANCE, Console};
+use crate::console::{Console, FLUSH_TIMEOUT};
 
-pub(crate) fn run(plan: Plan, ConsoleLevel(console): ConsoleLevel) -> anyhow::Result<ExitCode> {
-    let journal = journal(&plan.config.log);
-    tracing::subscriber::set_global_default(collector(&journal, console)).context("collect the log")?;
+pub(crate) fn run_node(plan: NodePlan, ConsoleLevel(console): ConsoleLevel) -> anyhow::Result<ExitCode> {
+    let log_store = new_log_store(&plan.config.log);
+    tracing::subscriber::set_global_default(log_subscriber(&log_store, console))
+        .context("install the log subscriber")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("start the runtime")?;
     let code = runtime.block_on(async {
-        let console = Console::start(&journal, console)?;
-        let code = until_signalled(plan, journal, &console).await;
-        console.end().await;
+        let console = Console::start(&log_store, console)?;
+        let code = run_until_signal(plan, log_store, &console).await;
+        console.finish().await;
         code
     });
-    runtime.shutdown_timeout(ALLOWANCE);
+    runtime.shutdown_timeout(FLUSH_TIMEOUT);
     code
 }
 
-/// Sends what is traced into the journal: nodekeel's own as far down as the console shows it, that of the libraries
-/// below it from `info` on. Below that they would trace how the log is sent to its readers, and that would never end.
-fn collector(journal: &Journal, console: Option<Level>) -> impl Subscriber {
+/// Sends tracing events to the log store: those of nodekeel down to the level that the console shows, those
+/// of libraries from `info` on. Below `info`, libraries would trace the delivery of log entries to their
+/// readers, in an endless loop.
+fn log_subscriber(log_store: &LogStore, console: Option<Level>) -> impl Subscriber {
     let level = console.unwrap_or(Level::Info).min(Level::Info);
-    let own = match level {
+    let nodekeel_level = match level {
         Level::Trace => LevelFilter::TRACE,
         Level::Debug => LevelFilter::DEBUG,
         _ => LevelFilter::INFO,
     };
     let targets = Targets::new()
         .with_default(LevelFilter::INFO)
-        .with_target("nodekeel", own)
-        .with_target("noded", own)
-        // Every call to the API server that fails, which is told with its reason by whoever has made it.
+        .with_target("nodekeel", nodekeel_level)
+        .with_target("noded", nodekeel_level)
+        // Each failed call to the API server; its caller logs it with the reason.
         .with_target("kube_client::client::builder", LevelFilter::OFF);
-    let layer = journal.layer().min_level(level).with_filter(targets);
+    let layer = log_store.layer().min_level(level).with_filter(targets);
     tracing_subscriber::registry().with(layer)
 }
 
-async fn until_signalled(plan: Plan, journal: Journal, console: &Console) -> anyhow::Result<ExitCode> {
+async fn run_until_signal(
+    plan: NodePlan,
+    log_store: LogStore,
+    console: &Console,
+) -> anyhow::Result<ExitCode> {
     let mut signals = StopSignals::listen().context("listen for signals")?;
-    let node = Node::start(plan, Deps::new(journal))?;
+    let node = NodeHandle::start(plan, Deps::new(log_store))?;
     tokio::select! {
-        () = node.ready("root") => {
-            console.say(&format!("control socket at {}", node.socket().display()));
-            tell_manager("READY=1");
-            signals.asked().await;
+        () = node.wait_ready("root") => {
+            console.print_line(&format!("control socket at {}", node.control_socket().display()));
+            notify_manager("READY=1");
+            signals.wait_for_stop().await;
         }
-        () = signals.asked() => {}
+        () = signals.wait_for_stop() => {}
     }
     let shutdown = tokio::spawn(node.shutdown());
-    tell_manager("STOPPING=1");
-    console.say("stopping; a second signal forces, once a second has passed");
+    notify_manager("STOPPING=1");
+    console.print_line("stopping; a second signal forces the exit, from 1 s on");
     let report = tokio::select! {
         report = shutdown => report.context("stop the node")?,
-        () = signals.insisted() => {
-            console.say("forced by a second signal");
+        () = signals.wait_for_forced_stop() => {
+            console.print_line("a second signal forced the exit");
             return Ok(ExitCode::from(7));
         }
     };
     for straggler in &report.stragglers {
-        console
-            .say(&format!("{} did not stop within {:?} and was given up on", straggler.dn, straggler.waited));
+        console.print_line(&format!(
+            "{} did not stop within {:?} and was abandoned",
+            straggler.dn, straggler.waited
+        ));
     }
     Ok(if report.stragglers.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(6) })
 }
 
-/// Tells a service manager that started noded and wants to know.
-fn tell_manager(message: &str) {
+/// Notifies the service manager, if `NOTIFY_SOCKET` is set.
+fn notify_manager(message: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
-        && let Err(error) = notify(&socket, message)
+        && let Err(error) = sd_notify(&socket, message)
     {
-        tracing::warn!(dn = "noded", "NOTIFY_SOCKET does not take {message}: {error}");
+        tracing::warn!(dn = "noded", "send {message} to NOTIFY_SOCKET: {error}");
     }
 }
 
@@ -96,28 +104,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_libraries_trace_is_neither_built_nor_stored() {
+    fn debug_spans_of_libraries_are_neither_built_nor_stored() {
         for (console, hint, stored) in [
             (None, LevelFilter::INFO, &[][..]),
             (Some(Level::Error), LevelFilter::INFO, &[]),
-            (Some(Level::Debug), LevelFilter::DEBUG, &["own debug"]),
-            (Some(Level::Trace), LevelFilter::TRACE, &["own trace", "own debug"]),
+            (Some(Level::Debug), LevelFilter::DEBUG, &["nodekeel debug"]),
+            (Some(Level::Trace), LevelFilter::TRACE, &["nodekeel trace", "nodekeel debug"]),
         ] {
-            let journal = Journal::default();
-            let collector = collector(&journal, console);
-            assert_eq!(collector.max_level_hint(), Some(hint), "{console:?}");
-            tracing::subscriber::with_default(collector, || {
+            let log_store = LogStore::default();
+            let subscriber = log_subscriber(&log_store, console);
+            assert_eq!(subscriber.max_level_hint(), Some(hint), "{console:?}");
+            tracing::subscriber::with_default(subscriber, || {
                 let library = tracing::trace_span!(target: "h2::proto", "poll");
                 assert!(library.is_disabled());
-                let own = tracing::info_span!(target: "nodekeel_supervisor", "run", dn = "a").entered();
-                assert!(!own.is_disabled());
-                tracing::trace!(target: "nodekeel_supervisor", "own trace");
-                tracing::debug!(target: "noded", "own debug");
+                let span = tracing::info_span!(target: "nodekeel_supervisor", "run", dn = "a").entered();
+                assert!(!span.is_disabled());
+                tracing::trace!(target: "nodekeel_supervisor", "nodekeel trace");
+                tracing::debug!(target: "noded", "nodekeel debug");
                 tracing::debug!(target: "h2::codec", "sent");
             });
-            let mut log =
-                journal.read(nodekeel_logtree::Query::new("a".parse().expect("a name"))).expect("read");
-            let texts: Vec<_> = log.backlog().iter().map(nodekeel_logtree::render::full).collect();
+            let mut log = log_store
+                .open_reader(nodekeel_logtree::LogQuery::new("a".parse().expect("a name")))
+                .expect("read");
+            let texts: Vec<_> = log.read_backlog().iter().map(nodekeel_logtree::render::full_text).collect();
             assert_eq!(texts.len(), stored.len(), "{console:?}: {texts:?}");
             assert!(texts.iter().zip(stored).all(|(line, text)| line.ends_with(text)), "{texts:?}");
         }

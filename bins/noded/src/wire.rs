@@ -1,54 +1,56 @@
-//! From the libraries' values to the control API's messages.
+//! Converts values of the libraries to messages of the control API.
 
 use std::time::SystemTime;
 
-use nodekeel_logtree::{Body, Entry, Field, Leveled, Origin, Raw, Value};
+use nodekeel_logtree::{EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, LogOrigin, RawLine};
 use nodekeel_supervisor::process::Signal;
-use nodekeel_supervisor::{Change, Event, Exit, ExitRecord, NodeStatus, State, WaitingFor};
+use nodekeel_supervisor::{
+    Event, ExitReason, ExitRecord, RunnableChange, RunnableState, RunnableStatus, WaitReason,
+};
 use prost_types::Timestamp;
 
 use crate::client::level_to_wire;
 use crate::v1;
 
-pub(crate) fn time(at: SystemTime) -> Option<Timestamp> {
+pub(crate) fn timestamp(at: SystemTime) -> Option<Timestamp> {
     Some(Timestamp::from(at))
 }
 
-fn state(state: State) -> v1::State {
+fn state_to_wire(state: RunnableState) -> v1::State {
     match state {
-        State::Waiting => v1::State::Waiting,
-        State::New => v1::State::New,
-        State::Ready => v1::State::Ready,
-        State::Done => v1::State::Done,
-        State::Dead => v1::State::Dead,
-        State::Canceled => v1::State::Canceled,
-        State::Stopped => v1::State::Stopped,
+        RunnableState::Waiting => v1::State::Waiting,
+        RunnableState::New => v1::State::New,
+        RunnableState::Ready => v1::State::Ready,
+        RunnableState::Done => v1::State::Done,
+        RunnableState::Dead => v1::State::Dead,
+        RunnableState::Canceled => v1::State::Canceled,
+        RunnableState::Stopped => v1::State::Stopped,
         _ => v1::State::Unspecified,
     }
 }
 
-pub(crate) fn node(status: &NodeStatus) -> v1::Node {
-    let (waiting_for, waiting_on) = waiting(&status.waiting_for);
+pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
+    let (waiting_for, waiting_on) = waiting_to_wire(&status.waiting_for);
     v1::Node {
         dn: status.dn.to_string(),
-        state: state(status.state).into(),
-        since: time(status.since),
+        state: state_to_wire(status.state).into(),
+        since: timestamp(status.since),
         generation: status.generation,
-        restarts: status.restarts(),
+        restarts: status.restart_count(),
         failures: status.failures,
         waiting_for,
         waiting_on,
-        exits: status.exits.iter().map(exit).collect(),
+        exits: status.exits.iter().map(exit_to_wire).collect(),
     }
 }
 
-/// Why a node is not ready, in words, and the DNs that it waits for.
-fn waiting(reason: &WaitingFor) -> (String, Vec<String>) {
+/// Why a runnable is not ready, as text, and the DNs that it waits for.
+fn waiting_to_wire(reason: &WaitReason) -> (String, Vec<String>) {
     match reason {
-        WaitingFor::Nothing => (String::new(), Vec::new()),
-        WaitingFor::Dependency(dn) => (reason.to_string(), vec![dn.to_string()]),
-        WaitingFor::Descendants(dns) => (reason.to_string(), dns.iter().map(ToString::to_string).collect()),
-        WaitingFor::Backoff(until) => {
+        WaitReason::Nothing => (String::new(), Vec::new()),
+        WaitReason::Dependency(dn) => (reason.to_string(), vec![dn.to_string()]),
+        WaitReason::Descendants(dns) => (reason.to_string(), dns.iter().map(ToString::to_string).collect()),
+        WaitReason::Backoff(until) => {
             let left = until.duration_since(SystemTime::now()).unwrap_or_default();
             (format!("{reason}, {:.1} s more", left.as_secs_f64()), Vec::new())
         }
@@ -56,90 +58,90 @@ fn waiting(reason: &WaitingFor) -> (String, Vec<String>) {
     }
 }
 
-fn exit(record: &ExitRecord) -> v1::Exit {
+fn exit_to_wire(record: &ExitRecord) -> v1::Exit {
     let process = match &record.exit {
-        Exit::Failed { process, .. } => process.as_deref(),
+        ExitReason::Failed { process, .. } => process.as_deref(),
         _ => None,
     };
     v1::Exit {
-        at: time(record.at),
+        at: timestamp(record.at),
         generation: record.generation,
-        state: state(record.state).into(),
+        state: state_to_wire(record.state).into(),
         reason: record.exit.to_string(),
         code: process.and_then(|exit| exit.code),
-        signal: process.and_then(|exit| exit.signal).map(Signal::number),
+        signal: process.and_then(|exit| exit.signal).map(Signal::as_number),
         output: process.map(|exit| exit.tail.clone()).unwrap_or_default(),
     }
 }
 
-pub(crate) fn event(event: &Event) -> v1::Event {
+pub(crate) fn event_to_wire(event: &Event) -> v1::Event {
     let change = match &event.change {
-        Change::Scheduled { .. } => "scheduled",
-        Change::Started => "started",
-        Change::Ready => "ready",
-        Change::Cancelling { .. } => "cancelling",
-        Change::Straggling { .. } => "straggling",
-        Change::Exited { .. } => "exited",
-        Change::Stopped => "stopped",
-        Change::Removed => "removed",
+        RunnableChange::Scheduled { .. } => "scheduled",
+        RunnableChange::Started => "started",
+        RunnableChange::Ready => "ready",
+        RunnableChange::Canceling { .. } => "cancelling",
+        RunnableChange::Straggling { .. } => "straggling",
+        RunnableChange::Exited { .. } => "exited",
+        RunnableChange::Stopped => "stopped",
+        RunnableChange::Removed => "removed",
         _ => "other",
     };
     v1::Event {
         seq: event.seq,
-        at: time(event.at),
+        at: timestamp(event.at),
         dn: event.dn.to_string(),
         generation: event.generation,
         change: change.into(),
-        state: event.change.state().map_or(v1::State::Unspecified, state).into(),
+        state: event.change.new_state().map_or(v1::State::Unspecified, state_to_wire).into(),
         detail: event.change.to_string(),
     }
 }
 
-pub(crate) fn entry(entry: Entry) -> v1::LogEntry {
+pub(crate) fn entry_to_wire(entry: LogEntry) -> v1::LogEntry {
     let body = match entry.body {
-        Body::Leveled(leveled) => Some(v1::log_entry::Body::Leveled(leveled_body(leveled))),
-        Body::Raw(raw) => Some(v1::log_entry::Body::Raw(raw_body(raw))),
-        Body::Dropped(dropped) => {
+        EntryBody::Leveled(leveled) => Some(v1::log_entry::Body::Leveled(leveled_to_wire(leveled))),
+        EntryBody::Raw(raw) => Some(v1::log_entry::Body::Raw(raw_to_wire(raw))),
+        EntryBody::Dropped(dropped) => {
             Some(v1::log_entry::Body::Dropped(v1::Dropped { count: dropped.count, exact: dropped.exact }))
         }
         _ => None,
     };
-    v1::LogEntry { seq: entry.seq, dn: entry.dn.to_string(), time: time(entry.time), body }
+    v1::LogEntry { seq: entry.seq, dn: entry.dn.to_string(), time: timestamp(entry.time), body }
 }
 
-fn leveled_body(leveled: Leveled) -> v1::Leveled {
+fn leveled_to_wire(leveled: LeveledEntry) -> v1::Leveled {
     v1::Leveled {
         level: level_to_wire(leveled.level).into(),
         message: leveled.message,
         file: leveled.file,
         line: leveled.line,
-        fields: leveled.fields.into_iter().map(field).collect(),
-        origin: leveled.origin.map(origin),
+        fields: leveled.fields.into_iter().map(field_to_wire).collect(),
+        origin: leveled.origin.map(origin_to_wire),
         original_bytes: leveled.original_bytes,
     }
 }
 
-fn raw_body(raw: Raw) -> v1::Raw {
+fn raw_to_wire(raw: RawLine) -> v1::Raw {
     v1::Raw {
-        origin: Some(origin(raw.origin)),
+        origin: Some(origin_to_wire(raw.origin)),
         text: raw.text,
         original_bytes: raw.original_bytes,
         lossy: raw.lossy,
     }
 }
 
-fn origin(origin: Origin) -> v1::Origin {
+fn origin_to_wire(origin: LogOrigin) -> v1::Origin {
     v1::Origin { stream: origin.stream, generation: origin.generation }
 }
 
-fn field(field: Field) -> v1::Field {
+fn field_to_wire(field: LogField) -> v1::Field {
     use v1::field::Value as Wire;
     let value = match field.value {
-        Value::Text(text) => Wire::Text(text),
-        Value::Int(int) => Wire::Int(int),
-        Value::Uint(uint) => Wire::Uint(uint),
-        Value::Float(float) => Wire::Float(float),
-        Value::Bool(bool) => Wire::Bool(bool),
+        FieldValue::Text(text) => Wire::Text(text),
+        FieldValue::Int(int) => Wire::Int(int),
+        FieldValue::Uint(uint) => Wire::Uint(uint),
+        FieldValue::Float(float) => Wire::Float(float),
+        FieldValue::Bool(bool) => Wire::Bool(bool),
         other => Wire::Text(other.to_string()),
     };
     v1::Field { name: field.name, value: Some(value) }

@@ -1,4 +1,4 @@
-//! `provisionerd check`: everything that `run` needs, looked at without changing anything.
+//! `provisionerd check`: checks everything that `run` needs, without changing anything.
 
 use std::fmt;
 use std::fs;
@@ -17,270 +17,279 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use nodekeel_fsquota::ProjectQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::csi::OsMounts;
+use nodekeel_provisioner::csi::OsMounter;
 use nodekeel_provisioner::{DirStore, HOSTNAME};
 
-use crate::config::Config;
-use crate::rights::{self, Right};
-use crate::{cluster, print, volumes};
+use crate::config::DaemonConfig;
+use crate::permissions::{self, ApiPermission};
+use crate::{api_server, print_stdout, volumes};
 
-/// What something needed is missing.
-const MISSING: u8 = 4;
+/// The exit code for a missing requirement.
+const EXIT_CHECK_FAILED: u8 = 4;
 
-/// What was found about one thing.
+/// The result of one check.
 #[derive(Debug)]
-pub(crate) enum Finding {
-    Good(String),
-    /// It works, and not as one may think.
+pub(crate) enum CheckFinding {
+    Pass(String),
+    /// It works, but with a limitation.
     Warning(String),
-    Bad(anyhow::Error),
+    Failure(anyhow::Error),
 }
 
-impl Finding {
-    fn is_bad(&self) -> bool {
-        matches!(self, Self::Bad(_))
+impl CheckFinding {
+    fn is_failure(&self) -> bool {
+        matches!(self, Self::Failure(_))
     }
 
-    fn of(found: Result<impl Into<String>>) -> Self {
+    fn from_result(found: Result<impl Into<String>>) -> Self {
         match found {
-            Ok(text) => Self::Good(text.into()),
-            Err(error) => Self::Bad(error),
+            Ok(text) => Self::Pass(text.into()),
+            Err(error) => Self::Failure(error),
         }
     }
 }
 
-/// One line.
-impl fmt::Display for Finding {
+/// Formats the finding as one line.
+impl fmt::Display for CheckFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, text) = match self {
-            Self::Good(text) => ("ok  ", text.clone()),
+            Self::Pass(text) => ("ok  ", text.clone()),
             Self::Warning(text) => ("warn", text.clone()),
-            Self::Bad(error) => ("FAIL", format!("{error:#}")),
+            Self::Failure(error) => ("FAIL", format!("{error:#}")),
         };
         write!(f, "{word}  {}", text.replace('\n', " "))
     }
 }
 
-/// Prints a line for each finding; the exit code says whether `run` would work.
-pub(crate) fn check(config: Config) -> Result<ExitCode> {
-    let mut findings =
-        vec![Finding::of(config.node().map(|node| format!("this is node {node}")).map_err(Into::into))];
-    findings.extend(directory(&config));
+/// Prints a line for each finding; the exit code shows whether `run` would work.
+pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
+    let mut findings = vec![CheckFinding::from_result(
+        config.node_name().map(|node| format!("this is node {node}")).map_err(Into::into),
+    )];
+    findings.extend(check_directory(&config));
     if config.csi {
-        findings.extend(kubelet(&config));
+        findings.extend(check_kubelet(&config));
     }
-    findings.push(address(&config));
+    findings.push(check_address(&config));
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
-    findings.extend(runtime.block_on(api(&config)));
+    findings.extend(runtime.block_on(check_api_server(&config)));
     let text: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
-    let printed = print(&text);
-    Ok(match findings.iter().any(Finding::is_bad) {
-        true => ExitCode::from(MISSING),
+    let printed = print_stdout(&text);
+    Ok(match findings.iter().any(CheckFinding::is_failure) {
+        true => ExitCode::from(EXIT_CHECK_FAILED),
         false => printed,
     })
 }
 
-fn directory(config: &Config) -> Vec<Finding> {
-    let (base, quota) = match volumes::open(config) {
+fn check_directory(config: &DaemonConfig) -> Vec<CheckFinding> {
+    let (base, quota) = match volumes::open_directory(config) {
         Ok(opened) => opened,
-        Err(error) => return vec![Finding::Bad(error.into())],
+        Err(error) => return vec![CheckFinding::Failure(error.into())],
     };
-    let mut findings = vec![Finding::Good(format!(
-        "{} is on {} at {}, whose project quotas bind",
+    let mut findings = vec![CheckFinding::Pass(format!(
+        "{} is on {} at {}, which enforces project quotas",
         config.directory.display(),
         quota.file_system().kind,
         quota.file_system().mount_point.display()
     ))];
     findings.extend(quota_warnings(&quota));
     if quota.file_system().mount_point == Path::new("/") {
-        findings.push(Finding::Warning(
-            "volumes share the root file system: limits are no reservations, and full volumes fill it; give them a \
-             file system of their own"
+        findings.push(CheckFinding::Warning(
+            "volumes share the root file system: limits are not reservations, and full volumes fill it; use a \
+             dedicated file system"
                 .into(),
         ));
     }
-    findings.push(writable(&base));
+    findings.push(check_writable(&base));
     match DirStore::is_in_use(&base) {
         Ok(false) => {}
-        Ok(true) => {
-            findings.push(Finding::Warning("another instance works on the directory at the moment".into()))
-        }
-        Err(error) => findings.push(Finding::Bad(anyhow!(error).context("see whether somebody works on it"))),
+        Ok(true) => findings.push(CheckFinding::Warning("another instance is using the directory".into())),
+        Err(error) => findings.push(CheckFinding::Failure(
+            anyhow!(error).context("check whether another instance uses the directory"),
+        )),
     }
     findings
 }
 
-fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = Finding> {
-    quota.warnings().into_iter().map(|warning| Finding::Warning(warning.to_string()))
+fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = CheckFinding> {
+    quota.quota_warnings().into_iter().map(|warning| CheckFinding::Warning(warning.to_string()))
 }
 
-fn writable(base: &Dir) -> Finding {
+fn check_writable(base: &Dir) -> CheckFinding {
     let write =
         rustix::fs::accessat(base.as_fd(), ".", rustix::fs::Access::WRITE_OK, rustix::fs::AtFlags::EACCESS);
-    Finding::of(
+    CheckFinding::from_result(
         write
-            .map(|()| "the directory can be written to")
+            .map(|()| "the directory is writable")
             .with_context(|| format!("write to {}: run as root", base.path().display())),
     )
 }
 
-fn kubelet(config: &Config) -> Vec<Finding> {
-    let mut findings: Vec<_> =
-        ["pods", "plugins_registry"].into_iter().map(|below| there(&config.kubelet, below)).collect();
-    if findings.iter().any(Finding::is_bad) {
+fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
+    let mut findings: Vec<_> = ["pods", "plugins_registry"]
+        .into_iter()
+        .map(|below| check_kubelet_dir(&config.kubelet, below))
+        .collect();
+    if findings.iter().any(CheckFinding::is_failure) {
         return findings;
     }
-    findings.push(shared(&config.kubelet.join("pods"), is_pod()));
-    // Any directory can be mounted like any other.
+    findings.push(check_shared_mount(&config.kubelet.join("pods"), is_in_pod()));
+    // The probe works with any directory.
     let probe = || -> Result<()> {
         let dir = Dir::open(&config.kubelet)?;
-        Ok(OsMounts::probe(dir.as_fd())?)
+        Ok(OsMounter::probe_support(dir.as_fd())?)
     };
     let probed = probe().map(|()| "volumes can be mounted");
-    findings.push(Finding::of(
-        probed.context("mount a volume: run as root, outside of user namespaces, privileged"),
+    findings.push(CheckFinding::from_result(
+        probed.context("mount a volume: run as root, privileged, outside of user namespaces"),
     ));
     findings
 }
 
-fn there(kubelet: &Path, below: &str) -> Finding {
+fn check_kubelet_dir(kubelet: &Path, below: &str) -> CheckFinding {
     let path = kubelet.join(below);
     let found = fs::symlink_metadata(&path).with_context(|| {
-        format!("find {}: start the kubelet, or give its --root-dir by --kubelet", path.display())
+        format!("find {}: start the kubelet, or set --kubelet to its --root-dir", path.display())
     });
     let is_dir = found.and_then(|file| {
-        ensure!(file.is_dir(), "{} is no directory: replace it by what it points to", path.display());
-        Ok(format!("the kubelet's {} is there", path.display()))
+        ensure!(file.is_dir(), "{} is not a directory: replace it by its target", path.display());
+        Ok(format!("the kubelet's {} exists", path.display()))
     });
-    Finding::of(is_dir)
+    CheckFinding::from_result(is_dir)
 }
 
-/// Whether the kubelet sees what is mounted below a directory: it does where that is a shared mount, or where this is no
+/// Checks that the kubelet sees mounts below a directory: it does if that is a shared mount, or outside of a
 /// container.
 ///
-/// Where it doesn't, publishing seems to work, and pods write into a bare directory, without a limit.
-pub(crate) fn shared(path: &Path, is_pod: bool) -> Finding {
+/// Otherwise publishing seems to work, but pods write into a plain directory without a limit.
+pub(crate) fn check_shared_mount(path: &Path, is_pod: bool) -> CheckFinding {
     let advice = || {
         format!(
-            "{} is on no shared mount: where this is a container, give it mountPropagation: Bidirectional, and make the \
+            "{} is not on a shared mount: in a container, set mountPropagation: Bidirectional, and make the \
              host's mount shared (`mount --make-rshared /`)",
             path.display()
         )
     };
-    match OsMounts::is_shared(path) {
-        Ok(true) => Finding::Good(format!("what is mounted below {} is seen by the kubelet", path.display())),
-        Ok(false) if is_pod => Finding::Bad(anyhow!(advice())),
-        Ok(false) => Finding::Warning(advice()),
+    match OsMounter::is_shared(path) {
+        Ok(true) => CheckFinding::Pass(format!("the kubelet sees mounts below {}", path.display())),
+        Ok(false) if is_pod => CheckFinding::Failure(anyhow!(advice())),
+        Ok(false) => CheckFinding::Warning(advice()),
         Err(error) => {
-            Finding::Bad(anyhow!(error).context(format!("look at the mounts of {}", path.display())))
+            CheckFinding::Failure(anyhow!(error).context(format!("read the mounts of {}", path.display())))
         }
     }
 }
 
-/// Whether this is a pod's container: the kubelet gives every one this variable.
-pub(crate) fn is_pod() -> bool {
+/// Whether this is a container of a pod: the kubelet sets this variable in every one.
+pub(crate) fn is_in_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
-fn address(config: &Config) -> Finding {
+fn check_address(config: &DaemonConfig) -> CheckFinding {
     match TcpListener::bind(config.listen) {
-        Ok(_) => Finding::Good(format!("{} can be listened on", config.listen)),
+        Ok(_) => CheckFinding::Pass(format!("{} is available to listen on", config.listen)),
         // It may be the running instance.
-        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Finding::Warning(format!(
-            "{} is taken: end who listens there, or give another by --listen",
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => CheckFinding::Warning(format!(
+            "{} is in use: stop the process that listens there, or set another --listen",
             config.listen
         )),
-        Err(error) => Finding::Bad(
-            anyhow!(error).context(format!("listen on {}: give another by --listen", config.listen)),
+        Err(error) => CheckFinding::Failure(
+            anyhow!(error).context(format!("listen on {}: set another --listen", config.listen)),
         ),
     }
 }
 
-async fn api(config: &Config) -> Vec<Finding> {
-    let client = match cluster::client(config.kubeconfig.as_deref()).await {
+async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
+    let client = match api_server::api_client(config.kubeconfig.as_deref()).await {
         Ok(client) => client,
-        Err(error) => return vec![Finding::Bad(error)],
+        Err(error) => return vec![CheckFinding::Failure(error)],
     };
     let version = client.apiserver_version().await;
     match version {
         Ok(version) => {
-            let mut findings =
-                vec![Finding::Good(format!("the API server answers, Kubernetes {}", version.git_version))];
-            findings.extend(granted(config, &client).await);
+            let mut findings = vec![CheckFinding::Pass(format!(
+                "the API server answers: Kubernetes {}",
+                version.git_version
+            ))];
+            findings.extend(check_api_objects(config, &client).await);
             findings
         }
         Err(error) => {
-            let what = "ask the API server: is it up, and is the kubeconfig (or the service account) right?";
-            vec![Finding::Bad(anyhow!(error).context(what))]
+            let what = "call the API server: check that it is up, and that the kubeconfig (or the service account) is valid";
+            vec![CheckFinding::Failure(anyhow!(error).context(what))]
         }
     }
 }
 
-/// What has to be allowed, and to be in the API, for pods to get their volumes.
-pub(crate) async fn granted(config: &Config, client: &Client) -> Vec<Finding> {
-    let mut findings = vec![allowed(client).await];
-    if let Ok(name) = config.node() {
+/// Checks the permissions and API objects that pods need for their volumes.
+pub(crate) async fn check_api_objects(config: &DaemonConfig, client: &Client) -> Vec<CheckFinding> {
+    let mut findings = vec![check_permissions(client).await];
+    if let Ok(name) = config.node_name() {
         let node = Api::<Node>::all(client.clone()).get_opt(name.as_str()).await;
-        findings.push(hostname(name.as_str(), node));
+        findings.push(check_node_label(name.as_str(), node));
     }
     if config.csi {
         let driver = Api::<CSIDriver>::all(client.clone()).get_opt(config.driver.as_str()).await;
-        findings.push(driver_object(config.driver.as_str(), driver));
+        findings.push(check_csi_driver(config.driver.as_str(), driver));
     }
     findings
 }
 
-/// Volumes are bound to a node by its label, pods are told to it by its name.
-fn hostname(name: &str, node: kube::Result<Option<Node>>) -> Finding {
+/// Checks the hostname label: volumes are bound to a node by the label, pods by the node's name.
+fn check_node_label(name: &str, node: kube::Result<Option<Node>>) -> CheckFinding {
     let node = match node {
         Ok(Some(node)) => node,
         Ok(None) => {
-            return Finding::Bad(anyhow!("there is no node {name}: give its name in the API by --node"));
+            return CheckFinding::Failure(anyhow!(
+                "node {name} does not exist: set --node to its name in the API"
+            ));
         }
-        Err(error) => return Finding::Bad(anyhow!(error).context(format!("look at node {name}"))),
+        Err(error) => return CheckFinding::Failure(anyhow!(error).context(format!("get node {name}"))),
     };
     match node.metadata.labels.unwrap_or_default().get(HOSTNAME) {
-        Some(label) if label == name => Finding::Good(format!("node {name} has the label {HOSTNAME}={name}")),
-        label => Finding::Bad(anyhow!(
-            "node {name} has {HOSTNAME}={:?}, so no pod could use its volumes: `kubectl label node {name} --overwrite \
+        Some(label) if label == name => {
+            CheckFinding::Pass(format!("node {name} has the label {HOSTNAME}={name}"))
+        }
+        label => CheckFinding::Failure(anyhow!(
+            "node {name} has {HOSTNAME}={:?}, so no pod can use its volumes: `kubectl label node {name} --overwrite \
              {HOSTNAME}={name}`, or start the kubelet with that --hostname-override",
             label.map(String::as_str).unwrap_or_default()
         )),
     }
 }
 
-fn driver_object(name: &str, driver: kube::Result<Option<CSIDriver>>) -> Finding {
+fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> CheckFinding {
     match driver {
         Ok(Some(driver)) if driver.spec.attach_required == Some(false) => {
-            Finding::Good(format!("there is a CSIDriver {name}"))
+            CheckFinding::Pass(format!("CSIDriver {name} exists"))
         }
-        Ok(Some(_)) => Finding::Bad(anyhow!(
-            "CSIDriver {name} has attachRequired: true, so pods wait for ever: apply deploy/csidriver.yaml anew"
+        Ok(Some(_)) => CheckFinding::Failure(anyhow!(
+            "CSIDriver {name} has attachRequired: true, so pods wait forever: apply deploy/csidriver.yaml again"
         )),
-        Ok(None) => Finding::Bad(anyhow!(
-            "there is no CSIDriver {name}, so pods wait for ever: apply deploy/csidriver.yaml, with this name"
+        Ok(None) => CheckFinding::Failure(anyhow!(
+            "CSIDriver {name} does not exist, so pods wait forever: apply deploy/csidriver.yaml, with this name"
         )),
-        Err(error) => Finding::Bad(anyhow!(error).context(format!("look at CSIDriver {name}"))),
+        Err(error) => CheckFinding::Failure(anyhow!(error).context(format!("get CSIDriver {name}"))),
     }
 }
 
-async fn allowed(client: &Client) -> Finding {
+async fn check_permissions(client: &Client) -> CheckFinding {
     let mut missing = Vec::new();
-    for right in rights::needed() {
+    for right in permissions::required_permissions() {
         match is_allowed(client, right).await {
             Ok(true) => {}
             Ok(false) => missing.push(right),
-            Err(error) => return Finding::Bad(error.context("ask the API server what is allowed")),
+            Err(error) => return CheckFinding::Failure(error.context("query permissions at the API server")),
         }
     }
     match missing.is_empty() {
-        true => Finding::Good("the API server allows what is needed".into()),
-        false => Finding::Bad(denied(&missing)),
+        true => CheckFinding::Pass("the API server grants all permissions needed".into()),
+        false => CheckFinding::Failure(missing_permissions(&missing)),
     }
 }
 
-fn denied(missing: &[Right]) -> anyhow::Error {
+fn missing_permissions(missing: &[ApiPermission]) -> anyhow::Error {
     let of_a_kind = missing.chunk_by(|a, b| (a.group, a.resource) == (b.group, b.resource));
     let kinds = of_a_kind.map(|rights| {
         let verbs: Vec<_> = rights.iter().map(|right| right.verb).collect();
@@ -288,10 +297,10 @@ fn denied(missing: &[Right]) -> anyhow::Error {
         format!("{} on {} ({group})", verbs.join(", "), rights[0].resource)
     });
     let kinds = kinds.collect::<Vec<_>>().join("; ");
-    anyhow!("apply deploy/rbac.yaml, or grant it: the API server doesn't allow {kinds}")
+    anyhow!("missing permissions: {kinds}; apply deploy/rbac.yaml, or grant them")
 }
 
-async fn is_allowed(client: &Client, right: Right) -> Result<bool> {
+async fn is_allowed(client: &Client, right: ApiPermission) -> Result<bool> {
     let resource_attributes = ResourceAttributes {
         group: Some(right.group.into()),
         resource: Some(right.resource.into()),
@@ -312,62 +321,62 @@ mod tests {
     #[test]
     fn a_finding_is_one_line() {
         let error = anyhow!("first\nsecond").context("look");
-        assert_eq!(Finding::Bad(error).to_string(), "FAIL  look: first second");
-        assert!(!Finding::Warning("careful".into()).is_bad());
+        assert_eq!(CheckFinding::Failure(error).to_string(), "FAIL  look: first second");
+        assert!(!CheckFinding::Warning("careful".into()).is_failure());
     }
 
     #[test]
-    fn missing_rights_are_one_line_with_what_to_do() {
-        let right = |resource, verb| Right { group: "", resource, verb };
+    fn missing_permissions_are_one_line_with_a_hint() {
+        let right = |resource, verb| ApiPermission { group: "", resource, verb };
         let missing =
             [right("persistentvolumes", "get"), right("persistentvolumes", "delete"), right("nodes", "get")];
-        let text = denied(&missing).to_string();
+        let text = missing_permissions(&missing).to_string();
         assert!(text.contains("get, delete on persistentvolumes (core); get on nodes (core)"), "{text}");
         assert!(text.contains("deploy/rbac.yaml"), "{text}");
     }
 
     #[test]
-    fn a_node_whose_label_isnt_its_name_is_told() {
+    fn a_node_label_other_than_its_name_fails_the_check() {
         let node = |label: &str| -> Node {
             serde_json::from_value(serde_json::json!({ "metadata": { "labels": { HOSTNAME: label } } }))
                 .expect("a node")
         };
-        assert!(!hostname("node-a", Ok(Some(node("node-a")))).is_bad());
-        let other = hostname("node-a", Ok(Some(node("ip-10-0-0-1"))));
-        assert!(other.is_bad() && other.to_string().contains("kubectl label node node-a"), "{other}");
-        assert!(hostname("node-a", Ok(Some(Node::default()))).is_bad());
-        assert!(hostname("node-a", Ok(None)).to_string().contains("--node"));
+        assert!(!check_node_label("node-a", Ok(Some(node("node-a")))).is_failure());
+        let other = check_node_label("node-a", Ok(Some(node("ip-10-0-0-1"))));
+        assert!(other.is_failure() && other.to_string().contains("kubectl label node node-a"), "{other}");
+        assert!(check_node_label("node-a", Ok(Some(Node::default()))).is_failure());
+        assert!(check_node_label("node-a", Ok(None)).to_string().contains("--node"));
     }
 
     #[test]
-    fn a_driver_that_pods_would_wait_for_is_told() {
+    fn a_driver_object_that_blocks_pods_fails_the_check() {
         let driver = |attach: bool| -> CSIDriver {
             serde_json::from_value(serde_json::json!({ "spec": { "attachRequired": attach } }))
                 .expect("a driver")
         };
-        assert!(!driver_object("d", Ok(Some(driver(false)))).is_bad());
-        assert!(driver_object("d", Ok(Some(driver(true)))).is_bad());
-        assert!(driver_object("d", Ok(None)).to_string().contains("csidriver.yaml"));
+        assert!(!check_csi_driver("d", Ok(Some(driver(false)))).is_failure());
+        assert!(check_csi_driver("d", Ok(Some(driver(true)))).is_failure());
+        assert!(check_csi_driver("d", Ok(None)).to_string().contains("csidriver.yaml"));
     }
 
     #[test]
-    fn in_a_pod_a_mount_that_the_kubelet_cannot_see_is_bad() {
-        // Whether it is shared depends on where this runs.
+    fn in_a_pod_a_mount_hidden_from_the_kubelet_fails_the_check() {
+        // The result depends on the environment of the test.
         let path = Path::new("/proc");
-        let is_shared = OsMounts::is_shared(path).expect("procfs is a mount");
-        assert_eq!(shared(path, true).is_bad(), !is_shared);
-        assert!(!shared(path, false).is_bad());
-        assert!(shared(Path::new("/nowhere/at/all"), false).is_bad());
+        let is_shared = OsMounter::is_shared(path).expect("procfs is a mount");
+        assert_eq!(check_shared_mount(path, true).is_failure(), !is_shared);
+        assert!(!check_shared_mount(path, false).is_failure());
+        assert!(check_shared_mount(Path::new("/nowhere/at/all"), false).is_failure());
     }
 
     #[test]
-    fn a_kubelet_that_isnt_there_is_told() {
+    fn a_missing_kubelet_directory_fails_the_check() {
         let directory = tempfile::tempdir().expect("a directory");
-        let config = Config { kubelet: directory.path().to_owned(), ..Config::default() };
-        let findings = kubelet(&config);
-        assert!(findings.iter().all(Finding::is_bad) && findings.len() == 2);
+        let config = DaemonConfig { kubelet: directory.path().to_owned(), ..DaemonConfig::default() };
+        let findings = check_kubelet(&config);
+        assert!(findings.iter().all(CheckFinding::is_failure) && findings.len() == 2);
         assert!(findings[0].to_string().contains("--kubelet"), "{}", findings[0]);
         std::os::unix::fs::symlink("/tmp", directory.path().join("pods")).expect("link");
-        assert!(there(directory.path(), "pods").to_string().contains("no directory"));
+        assert!(check_kubelet_dir(directory.path(), "pods").to_string().contains("not a directory"));
     }
 }

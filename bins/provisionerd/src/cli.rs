@@ -1,12 +1,14 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
 
-use crate::config::Flags;
+use crate::config::ConfigFlags;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, or stopped cleanly; 1 failure; 2 wrong usage; 3 the configuration is wrong; \
-    4 something needed is missing, taken or not permitted; 5 another instance uses the directory; \
-    6 stopped, but something had to be given up on; 7 forced by a second signal.";
+const EXIT_CODES: &str = "Exit codes: 0 success, or graceful shutdown; 1 failure; 2 usage error; 3 invalid configuration; \
+    4 a requirement is missing, in use or not permitted; 5 another instance uses the directory; \
+    6 stopped, but a runnable exceeded its stop timeout; 7 a second signal forced the exit.";
 
 /// Per-node volumes with limits for Kubernetes: provisioner and CSI node plugin in one program.
 #[derive(Debug, Parser)]
@@ -21,20 +23,26 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make and destroy volumes for this node until SIGTERM, SIGINT or SIGHUP
+    /// Provision volumes for this node until SIGTERM, SIGINT or SIGHUP
     Run {
         #[command(flatten)]
-        flags: Flags,
+        flags: ConfigFlags,
     },
-    /// Say what is missing for `run`, and what to do about it; change nothing
+    /// Check the requirements of `run`; change nothing
     Check {
         #[command(flatten)]
-        flags: Flags,
+        flags: ConfigFlags,
     },
-    /// Print the completions for a shell
+    /// Print shell completions
     Completion {
-        /// Which one
+        /// Shell
         shell: clap_complete::Shell,
+    },
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Existing directory
+        directory: PathBuf,
     },
 }
 

@@ -1,4 +1,4 @@
-//! The configuration: a file, over which flags win.
+//! The configuration: a file, overridden by flags.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -6,43 +6,43 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use nodekeel_localstorage::Mode;
+use nodekeel_localstorage::FileMode;
 use nodekeel_provisioner::{DriverName, NodeName};
 use serde::Deserialize;
 use serde::de::Error as _;
 use thiserror::Error;
 
 /// The commented default configuration.
-pub(crate) const SHIPPED: &str = include_str!("../../../deploy/provisionerd.toml");
+pub(crate) const DEFAULT_CONFIG: &str = include_str!("../../../deploy/provisionerd.toml");
 
-/// What is wrong with the configuration.
+/// An invalid configuration.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
-    #[error("read the configuration {}", path.display())]
+    #[error("read configuration {}", path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("the configuration {} is wrong", path.display())]
+    #[error("invalid configuration {}", path.display())]
     Parse {
         path: PathBuf,
         #[source]
         source: toml::de::Error,
     },
-    #[error("the path {} of `{key}` is not absolute", path.display())]
-    Relative { key: &'static str, path: PathBuf },
-    #[error("the node has no name that the API could know: give it by --node")]
-    NoNode(#[source] nodekeel_provisioner::NameError),
+    #[error("invalid `{key}` {}: use an absolute path", path.display())]
+    RelativePath { key: &'static str, path: PathBuf },
+    #[error("the hostname is not a valid node name: set --node")]
+    InvalidNodeName(#[source] nodekeel_provisioner::NameError),
 }
 
-/// The file.
+/// The configuration file.
 #[derive(Debug, Clone, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Config {
-    #[serde(deserialize_with = "parsed")]
+pub(crate) struct DaemonConfig {
+    #[serde(deserialize_with = "deserialize_parsed")]
     pub(crate) driver: DriverName,
-    #[serde(deserialize_with = "parsed_some")]
+    #[serde(deserialize_with = "deserialize_node_name")]
     pub(crate) node: Option<NodeName>,
     pub(crate) directory: PathBuf,
     pub(crate) kubelet: PathBuf,
@@ -50,30 +50,30 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) concurrency: NonZeroU16,
-    #[serde(deserialize_with = "octal")]
-    pub(crate) volume_mode: Mode,
-    pub(crate) log: Log,
+    #[serde(deserialize_with = "deserialize_mode")]
+    pub(crate) volume_mode: FileMode,
+    pub(crate) log: LogConfig,
 }
 
-/// How it logs.
+/// The `[log]` section.
 #[derive(Debug, Clone, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Log {
-    pub(crate) format: Format,
+pub(crate) struct LogConfig {
+    pub(crate) format: LogFormat,
     pub(crate) level: String,
 }
 
-/// How a line of the log looks.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Deserialize, PartialEq, Eq, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Format {
-    /// For people.
+pub(crate) enum LogFormat {
+    /// Human-readable lines.
     Compact,
-    /// One JSON object for each entry.
+    /// One JSON object per entry.
     Json,
 }
 
-impl Default for Config {
+impl Default for DaemonConfig {
     fn default() -> Self {
         Self {
             driver: DriverName::try_new("volumes.nodekeel").expect("a domain"),
@@ -84,19 +84,19 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 9810)),
             kubeconfig: None,
             concurrency: NonZeroU16::MIN.saturating_add(15),
-            volume_mode: Mode::new(0o777),
-            log: Log::default(),
+            volume_mode: FileMode::new(0o777),
+            log: LogConfig::default(),
         }
     }
 }
 
-impl Default for Log {
+impl Default for LogConfig {
     fn default() -> Self {
-        Self { format: Format::Compact, level: "info".into() }
+        Self { format: LogFormat::Compact, level: "info".into() }
     }
 }
 
-fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+fn deserialize_parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
     T: std::str::FromStr<Err: std::fmt::Display>,
@@ -104,59 +104,61 @@ where
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
-fn parsed_some<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<NodeName>, D::Error> {
-    parsed(deserializer).map(Some)
+fn deserialize_node_name<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<NodeName>, D::Error> {
+    deserialize_parsed(deserializer).map(Some)
 }
 
-fn octal<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Mode, D::Error> {
+fn deserialize_mode<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<FileMode, D::Error> {
     let text = String::deserialize(deserializer)?;
     match u16::from_str_radix(&text, 8) {
-        Ok(mode) if mode <= 0o7777 => Ok(Mode::new(mode.into())),
-        _ => Err(D::Error::custom(format!("{text:?} is no mode: use octal digits, as in \"0777\""))),
+        Ok(mode) if mode <= 0o7777 => Ok(FileMode::new(mode.into())),
+        _ => Err(D::Error::custom(format!("invalid mode {text:?}: use octal digits, as in \"0777\""))),
     }
 }
 
-/// What can be given on the command line, over the file.
+/// The flags that override the file.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Flags {
-    /// The configuration; without it, the defaults
+pub(crate) struct ConfigFlags {
+    /// Configuration file [default: built-in defaults]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The driver's name
+    /// Driver name
     #[arg(long, value_name = "NAME")]
     driver: Option<DriverName>,
-    /// The node's name in the API [default: the host's name]
+    /// Node name in the API [default: the hostname]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node: Option<NodeName>,
-    /// Where volumes are kept
+    /// Directory of volumes
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
-    /// The kubelet's directory
+    /// The kubelet's root directory
     #[arg(long, value_name = "DIR")]
     kubelet: Option<PathBuf>,
-    /// Don't serve the CSI
+    /// Disable the CSI node plugin
     #[arg(long)]
     no_csi: bool,
-    /// Where /healthz, /readyz and /metrics are served
+    /// Listen address of /healthz, /readyz and /metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// A kubeconfig file
+    /// Kubeconfig file
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// How the log looks
+    /// Log format
     #[arg(long, value_name = "FORMAT")]
-    log_format: Option<Format>,
-    /// What is logged: error, warn, info, debug, trace, or directives
+    log_format: Option<LogFormat>,
+    /// Log level: error, warn, info, debug, trace, or directives
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
 }
 
-impl Flags {
-    /// The file, with what the flags say.
-    pub(crate) fn config(self) -> Result<Config, ConfigError> {
+impl ConfigFlags {
+    /// Reads the file and applies the flags.
+    pub(crate) fn load_config(self) -> Result<DaemonConfig, ConfigError> {
         let mut config = match &self.config {
-            Some(path) => Config::read(path)?,
-            None => Config::default(),
+            Some(path) => DaemonConfig::read_file(path)?,
+            None => DaemonConfig::default(),
         };
         let Self {
             driver, node, directory, kubelet, no_csi, listen, kubeconfig, log_format, log_level, ..
@@ -170,34 +172,34 @@ impl Flags {
         config.kubeconfig = kubeconfig.or(config.kubeconfig);
         config.log.format = log_format.unwrap_or(config.log.format);
         config.log.level = log_level.unwrap_or(config.log.level);
-        config.checked()
+        config.validate()
     }
 }
 
-impl Config {
-    fn read(path: &Path) -> Result<Self, ConfigError> {
+impl DaemonConfig {
+    fn read_file(path: &Path) -> Result<Self, ConfigError> {
         let text =
             fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })
     }
 
-    fn checked(self) -> Result<Self, ConfigError> {
+    fn validate(self) -> Result<Self, ConfigError> {
         for (key, path) in [("directory", &self.directory), ("kubelet", &self.kubelet)] {
             if !path.is_absolute() {
-                return Err(ConfigError::Relative { key, path: path.clone() });
+                return Err(ConfigError::RelativePath { key, path: path.clone() });
             }
         }
         Ok(self)
     }
 
-    /// The node's name: as given, else the host's.
-    pub(crate) fn node(&self) -> Result<NodeName, ConfigError> {
+    /// The configured node name, else the hostname.
+    pub(crate) fn node_name(&self) -> Result<NodeName, ConfigError> {
         match &self.node {
             Some(node) => Ok(node.clone()),
             None => {
                 let uname = rustix::system::uname();
                 let host = uname.nodename().to_string_lossy();
-                NodeName::try_new(host.to_lowercase()).map_err(ConfigError::NoNode)
+                NodeName::try_new(host.to_lowercase()).map_err(ConfigError::InvalidNodeName)
             }
         }
     }
@@ -207,15 +209,15 @@ impl Config {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Config, String> {
+    fn parse_config(text: &str) -> Result<DaemonConfig, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }
 
     #[test]
     fn the_shipped_file_shows_the_defaults() {
-        assert_eq!(parse(SHIPPED), Ok(Config::default()));
-        // What has no default is shown as a comment, and is right, too.
-        let all: String = SHIPPED
+        assert_eq!(parse_config(DEFAULT_CONFIG), Ok(DaemonConfig::default()));
+        // Keys without a default are shown as comments, which must also be valid.
+        let all: String = DEFAULT_CONFIG
             .lines()
             .map(|line| match line.strip_prefix("# ").filter(|line| line.contains(" = \"")) {
                 Some(shown) if !shown.contains(", such") && !shown.contains("directives") => {
@@ -224,36 +226,39 @@ mod tests {
                 _ => format!("{line}\n"),
             })
             .collect();
-        let config = parse(&all).expect("the comments are right");
+        let config = parse_config(&all).expect("valid comments");
         assert_eq!(config.node.map(|node| node.to_string()).as_deref(), Some("node-a"));
         assert_eq!(config.kubeconfig.as_deref(), Some(Path::new("/etc/kubernetes/provisionerd.conf")));
     }
 
     #[test]
     fn an_error_names_the_line_and_the_key() {
-        let error = parse("csi = true\ndriver = \"Not A Name\"\n").expect_err("a wrong name");
+        let error = parse_config("csi = true\ndriver = \"Not A Name\"\n").expect_err("a wrong name");
         assert!(error.contains("line 2") && error.contains("invalid driver name"), "{error}");
-        let error = parse("drivr = \"x\"\n").expect_err("an unknown key");
+        let error = parse_config("drivr = \"x\"\n").expect_err("an unknown key");
         assert!(error.contains("drivr"), "{error}");
-        assert!(parse("volume_mode = \"rwx\"\n").is_err() && parse("volume_mode = \"17777\"\n").is_err());
-        assert!(parse("concurrency = 0\n").is_err());
+        assert!(
+            parse_config("volume_mode = \"rwx\"\n").is_err()
+                && parse_config("volume_mode = \"17777\"\n").is_err()
+        );
+        assert!(parse_config("concurrency = 0\n").is_err());
     }
 
     #[test]
-    fn flags_win_over_the_file() {
+    fn flags_override_the_file() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), "driver = \"a.b\"\ndirectory = \"/a\"\n").expect("write");
-        let flags = Flags {
+        let flags = ConfigFlags {
             config: Some(file.path().to_owned()),
             directory: Some("/b".into()),
             no_csi: true,
             ..Default::default()
         };
-        let config = flags.config().expect("a configuration");
+        let config = flags.load_config().expect("a configuration");
         assert_eq!(config.driver.as_str(), "a.b");
         assert_eq!(config.directory, Path::new("/b"));
         assert!(!config.csi);
-        let relative = Flags { directory: Some("b".into()), ..Default::default() };
-        assert!(matches!(relative.config(), Err(ConfigError::Relative { key: "directory", .. })));
+        let relative = ConfigFlags { directory: Some("b".into()), ..Default::default() };
+        assert!(matches!(relative.load_config(), Err(ConfigError::RelativePath { key: "directory", .. })));
     }
 }

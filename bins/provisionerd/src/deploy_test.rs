@@ -1,4 +1,4 @@
-//! The manifests, against the code.
+//! Checks the manifests against the code.
 
 use std::collections::BTreeSet;
 
@@ -6,64 +6,64 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use crate::cli::Cli;
-use crate::config::Config;
+use crate::config::DaemonConfig;
 
 const CSI_DRIVER: &str = include_str!("../../../deploy/csidriver.yaml");
 const CLASSES: &str = include_str!("../../../deploy/storageclass.yaml");
 const DAEMON_SET: &str = include_str!("../../../deploy/daemonset.yaml");
 const NAMESPACE: &str = include_str!("../../../deploy/namespace.yaml");
 const POLICY: &str = include_str!("../../../deploy/policy/own-node.yaml");
-const ACCOUNTS: &str = include_str!("../../../deploy/rbac.yaml");
-const ALL: &str = include_str!("../../../deploy/kustomization.yaml");
+const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
+const KUSTOMIZATION: &str = include_str!("../../../deploy/kustomization.yaml");
 const PROFILE: &str = include_str!("../../../deploy/seccomp/nodekeel-limits.json");
 
-fn documents(yaml: &str) -> Vec<Value> {
+fn parse_documents(yaml: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(yaml).expect("YAML")
 }
 
-fn document(yaml: &str) -> Value {
-    documents(yaml).pop().expect("a document")
+fn parse_document(yaml: &str) -> Value {
+    parse_documents(yaml).pop().expect("a document")
 }
 
-fn list<'a>(value: &'a Value, path: &str) -> &'a Vec<Value> {
+fn list_at<'a>(value: &'a Value, path: &str) -> &'a Vec<Value> {
     value.pointer(path).and_then(Value::as_array).unwrap_or_else(|| panic!("{path} is a list"))
 }
 
-fn text<'a>(value: &'a Value, path: &str) -> &'a str {
+fn text_at<'a>(value: &'a Value, path: &str) -> &'a str {
     value.pointer(path).and_then(Value::as_str).unwrap_or_else(|| panic!("{path} is a text"))
 }
 
 #[test]
 fn all_objects_have_the_drivers_name() {
-    let driver = Config::default().driver;
-    assert_eq!(text(&document(CSI_DRIVER), "/metadata/name"), driver.as_str());
-    for class in documents(CLASSES) {
-        assert_eq!(text(&class, "/provisioner"), driver.as_str());
+    let driver = DaemonConfig::default().driver;
+    assert_eq!(text_at(&parse_document(CSI_DRIVER), "/metadata/name"), driver.as_str());
+    for class in parse_documents(CLASSES) {
+        assert_eq!(text_at(&class, "/provisioner"), driver.as_str());
     }
     let plugin = format!("/var/lib/kubelet/plugins/{driver}");
     assert_eq!(DAEMON_SET.matches(&plugin).count(), 2, "the plugin's directory, inside and outside");
 }
 
 #[test]
-fn the_policy_is_about_this_driver_and_this_account() {
+fn the_policy_names_this_driver_and_this_account() {
     use k8s_openapi::api::admissionregistration::v1 as api;
-    let [policy, binding] = &documents(POLICY)[..] else { panic!("a policy and its binding") };
+    let [policy, binding] = &parse_documents(POLICY)[..] else { panic!("a policy and its binding") };
     let policy: api::ValidatingAdmissionPolicy = serde_json::from_value(policy.clone()).expect("a policy");
     let binding: api::ValidatingAdmissionPolicyBinding =
         serde_json::from_value(binding.clone()).expect("a binding");
     assert_eq!(binding.spec.and_then(|spec| spec.policy_name), policy.metadata.name);
     let spec = policy.spec.expect("a spec");
     let account =
-        documents(ACCOUNTS).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
-    let (namespace, name) = (text(&account, "/metadata/namespace"), text(&account, "/metadata/name"));
+        parse_documents(RBAC).into_iter().find(|it| it["kind"] == "ServiceAccount").expect("an account");
+    let (namespace, name) = (text_at(&account, "/metadata/namespace"), text_at(&account, "/metadata/name"));
     let condition = &spec.match_conditions.expect("a condition")[0].expression;
     assert!(condition.contains(&format!("'system:serviceaccount:{namespace}:{name}'")), "{condition}");
-    let driver = format!("'{}'", Config::default().driver);
+    let driver = format!("'{}'", DaemonConfig::default().driver);
     assert!(spec.variables.expect("variables").iter().any(|it| it.expression.contains(&driver)));
 }
 
 #[test]
-fn objects_are_of_the_types_that_the_api_knows() {
+fn manifests_parse_as_kubernetes_objects() {
     let driver: k8s_openapi::api::storage::v1::CSIDriver =
         serde_saphyr::from_str(CSI_DRIVER).expect("a CSIDriver");
     assert_eq!(driver.spec.attach_required, Some(false));
@@ -83,22 +83,22 @@ fn objects_are_of_the_types_that_the_api_knows() {
 }
 
 #[test]
-fn the_daemon_set_starts_the_program_as_it_wants_to_be_started() {
-    let set = document(DAEMON_SET);
-    let container = &list(&set, "/spec/template/spec/containers")[0];
-    let args = list(container, "/args").iter().map(|arg| arg.as_str().expect("a text"));
+fn the_daemon_set_matches_the_programs_configuration() {
+    let set = parse_document(DAEMON_SET);
+    let container = &list_at(&set, "/spec/template/spec/containers")[0];
+    let args = list_at(container, "/args").iter().map(|arg| arg.as_str().expect("a text"));
     let line: Vec<_> = std::iter::once("provisionerd").chain(args).collect();
-    let cli = <Cli as clap::Parser>::try_parse_from(line).expect("the program's own arguments");
-    let Some(crate::cli::Command::Run { flags }) = cli.command else { panic!("it runs") };
-    let config = flags.config().expect("a configuration");
+    let cli = <Cli as clap::Parser>::try_parse_from(line).expect("valid arguments");
+    let Some(crate::cli::Command::Run { flags }) = cli.command else { panic!("not `run`") };
+    let config = flags.load_config().expect("a configuration");
     let port = i64::from(config.listen.port());
     assert_eq!(container.pointer("/ports/0/containerPort").and_then(Value::as_i64), Some(port));
     for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
-        assert_eq!(text(container, &format!("/{probe}/httpGet/host")), config.listen.ip().to_string());
+        assert_eq!(text_at(container, &format!("/{probe}/httpGet/host")), config.listen.ip().to_string());
     }
-    assert_eq!(text(container, "/readinessProbe/httpGet/path"), "/readyz");
+    assert_eq!(text_at(container, "/readinessProbe/httpGet/path"), "/readyz");
     let inside: BTreeSet<_> =
-        list(container, "/volumeMounts").iter().map(|it| text(it, "/mountPath")).collect();
+        list_at(container, "/volumeMounts").iter().map(|it| text_at(it, "/mountPath")).collect();
     let kubelet = config.kubelet.display();
     let expected = BTreeSet::from([
         config.directory.display().to_string(),
@@ -106,21 +106,21 @@ fn the_daemon_set_starts_the_program_as_it_wants_to_be_started() {
         format!("{kubelet}/plugins/{}", config.driver),
         format!("{kubelet}/plugins_registry"),
     ]);
-    assert_eq!(inside, expected.iter().map(String::as_str).collect(), "what it needs, and nothing else");
-    let image = text(container, "/image");
+    assert_eq!(inside, expected.iter().map(String::as_str).collect(), "exactly the required mounts");
+    let image = text_at(container, "/image");
     assert!(image.ends_with(&format!("nodekeel/provisionerd:{}", env!("CARGO_PKG_VERSION"))), "{image}");
 }
 
 #[test]
-fn what_is_mounted_inside_is_where_it_is_outside() {
-    let set = document(DAEMON_SET);
-    let mounts = list(&set, "/spec/template/spec/containers/0/volumeMounts");
-    let volumes = list(&set, "/spec/template/spec/volumes");
+fn mount_paths_in_the_container_equal_those_on_the_host() {
+    let set = parse_document(DAEMON_SET);
+    let mounts = list_at(&set, "/spec/template/spec/containers/0/volumeMounts");
+    let volumes = list_at(&set, "/spec/template/spec/volumes");
     assert_eq!(mounts.len(), volumes.len());
     for mount in mounts {
-        let name = text(mount, "/name");
-        let volume = volumes.iter().find(|volume| text(volume, "/name") == name).expect("a volume");
-        assert_eq!(text(volume, "/hostPath/path"), text(mount, "/mountPath"));
+        let name = text_at(mount, "/name");
+        let volume = volumes.iter().find(|volume| text_at(volume, "/name") == name).expect("a volume");
+        assert_eq!(text_at(volume, "/hostPath/path"), text_at(mount, "/mountPath"));
         let is_shared = mount.pointer("/mountPropagation").and_then(Value::as_str) == Some("Bidirectional");
         assert_eq!(is_shared, name == "pods", "only what pods see is shared");
     }
@@ -128,7 +128,7 @@ fn what_is_mounted_inside_is_where_it_is_outside() {
 
 #[test]
 fn one_command_applies_every_manifest() {
-    let listed: BTreeSet<_> = list(&document(ALL), "/resources")
+    let listed: BTreeSet<_> = list_at(&parse_document(KUSTOMIZATION), "/resources")
         .iter()
         .map(|file| file.as_str().expect("a text").to_owned())
         .collect();
@@ -141,33 +141,33 @@ fn one_command_applies_every_manifest() {
     assert_eq!(listed, manifests);
 }
 
-/// What takes a file out of its limit. *Source:* linux/fs.h.
+/// The ioctls that remove a file from its limit. *Source:* linux/fs.h.
 const DENIED: [u32; 3] = [0x401c_5820, 0x4008_6602, 0x4004_6602];
 
-fn profile() -> Value {
+fn seccomp_profile() -> Value {
     serde_json::from_str(PROFILE).expect("JSON")
 }
 
-/// Whether the profile lets an ioctl through: one of its rules is enough.
-fn is_allowed(profile: &Value, command: u64) -> bool {
-    let rules = list(profile, "/syscalls").iter();
-    let ioctls = rules.filter(|rule| list(rule, "/names").iter().any(|name| name == "ioctl"));
-    ioctls.map(|rule| list(rule, "/args")).any(|args| {
+/// Whether the profile allows an ioctl: one matching rule is enough.
+fn allows_ioctl(profile: &Value, command: u64) -> bool {
+    let rules = list_at(profile, "/syscalls").iter();
+    let ioctls = rules.filter(|rule| list_at(rule, "/names").iter().any(|name| name == "ioctl"));
+    ioctls.map(|rule| list_at(rule, "/args")).any(|args| {
         args.iter().all(|arg| {
             let number = |path: &str| arg.pointer(path).and_then(Value::as_u64).expect("a number");
-            assert_eq!((number("/index"), text(arg, "/op")), (1, "SCMP_CMP_MASKED_EQ"));
+            assert_eq!((number("/index"), text_at(arg, "/op")), (1, "SCMP_CMP_MASKED_EQ"));
             command & number("/value") == number("/valueTwo")
         })
     })
 }
 
 #[test]
-fn the_profile_refuses_what_it_doesnt_know() {
-    let profile = profile();
+fn the_seccomp_profile_denies_unknown_calls() {
+    let profile = seccomp_profile();
     assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
-    let names: Vec<_> = list(&profile, "/syscalls")
+    let names: Vec<_> = list_at(&profile, "/syscalls")
         .iter()
-        .flat_map(|rule| list(rule, "/names"))
+        .flat_map(|rule| list_at(rule, "/names"))
         .filter_map(Value::as_str)
         .collect();
     assert!(!names.contains(&"file_setattr") && !names.contains(&"io_uring_setup"));
@@ -176,14 +176,14 @@ fn the_profile_refuses_what_it_doesnt_know() {
 
 proptest! {
     #[test]
-    fn the_profile_refuses_exactly_what_takes_a_file_out_of_its_limit(high: u32, near in 0..32_u32, any: u32) {
-        let profile = profile();
-        let whole = |low: u32| u64::from(high) << 32 | u64::from(low);
+    fn the_seccomp_profile_denies_exactly_the_ioctls_that_evade_a_limit(high: u32, near in 0..32_u32, any: u32) {
+        let profile = seccomp_profile();
+        let command = |low: u32| u64::from(high) << 32 | u64::from(low);
         for denied in DENIED {
-            prop_assert!(!is_allowed(&profile, whole(denied)));
+            prop_assert!(!allows_ioctl(&profile, command(denied)));
             let other = denied ^ (1 << near);
-            prop_assert_eq!(is_allowed(&profile, whole(other)), !DENIED.contains(&other));
+            prop_assert_eq!(allows_ioctl(&profile, command(other)), !DENIED.contains(&other));
         }
-        prop_assert_eq!(is_allowed(&profile, whole(any)), !DENIED.contains(&any));
+        prop_assert_eq!(allows_ioctl(&profile, command(any)), !DENIED.contains(&any));
     }
 }

@@ -1,4 +1,4 @@
-//! /healthz, /readyz and /metrics.
+//! Serves /healthz, /readyz and /metrics.
 
 use std::io;
 use std::net::TcpListener;
@@ -14,71 +14,76 @@ use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::metrics::Metrics;
+use crate::metrics::DaemonMetrics;
 
-/// What is asked when somebody asks.
+/// The state that the endpoints read.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
-    pub(crate) metrics: Arc<Metrics>,
+pub(crate) struct HttpState {
+    pub(crate) metrics: Arc<DaemonMetrics>,
     pub(crate) store: Arc<DirStore>,
-    /// Whether the kubelet knows the driver; `None` without CSI.
-    pub(crate) known: Option<watch::Receiver<bool>>,
-    /// What isn't ready yet, by name.
-    pub(crate) waiting: watch::Receiver<Vec<String>>,
+    /// Whether the kubelet has registered the driver; `None` without CSI.
+    pub(crate) registered: Option<watch::Receiver<bool>>,
+    /// The DNs of the runnables that are not ready.
+    pub(crate) not_ready: watch::Receiver<Vec<String>>,
 }
 
-/// Why nobody is told anything.
+/// Failure of the HTTP server.
 #[derive(Debug, Error)]
 pub(crate) enum HttpError {
-    #[error("take the socket")]
-    Socket(#[source] io::Error),
+    #[error("listen on the socket")]
+    Listen(#[source] io::Error),
     #[error("serve HTTP")]
     Serve(#[source] io::Error),
 }
 
-/// Serves on a socket that stays bound over restarts.
+/// The HTTP server, on a socket that stays bound over restarts.
 #[derive(Debug)]
-pub(crate) struct Http {
+pub(crate) struct HttpServer {
     pub(crate) listener: TcpListener,
-    pub(crate) told: Told,
+    pub(crate) state: HttpState,
 }
 
 /// The OpenMetrics text format. *Source:* prometheus-client's `encoding::text`.
-const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-fn router(told: Told) -> Router {
-    let Told { metrics, store, known, waiting } = told;
-    let text = move || std::future::ready(([(CONTENT_TYPE, METRICS)], metrics.text(&store, known.as_ref())));
+fn build_router(state: HttpState) -> Router {
+    let HttpState { metrics, store, registered, not_ready } = state;
+    let text = move || {
+        std::future::ready((
+            [(CONTENT_TYPE, OPENMETRICS_TYPE)],
+            metrics.encode_text(&store, registered.as_ref()),
+        ))
+    };
     let is_ready = move || {
-        let waiting = waiting.borrow().clone();
-        std::future::ready(match waiting.is_empty() {
+        let not_ready = not_ready.borrow().clone();
+        std::future::ready(match not_ready.is_empty() {
             true => (StatusCode::OK, "ready\n".to_owned()).into_response(),
-            false => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", waiting.join(", ")))
+            false => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", not_ready.join(", ")))
                 .into_response(),
         })
     };
     Router::new()
-        // Who answers lives: what fails inside is restarted inside.
+        // An answer is enough: the supervisor restarts failed parts.
         .route("/healthz", get(|| std::future::ready("ok\n")))
         .route("/readyz", get(is_ready))
         .route("/metrics", get(text))
 }
 
-impl Runnable for Http {
+impl Runnable for HttpServer {
     fn run(&self, ctx: Context) -> RunFuture {
-        let (listener, router) = (self.listener.try_clone(), router(self.told.clone()));
+        let (listener, router) = (self.listener.try_clone(), build_router(self.state.clone()));
         Box::pin(async move {
-            let listener = listener.map_err(HttpError::Socket)?;
-            let listener = tokio::net::TcpListener::from_std(listener).map_err(HttpError::Socket)?;
-            ctx.ready()?;
-            let token = ctx.token();
+            let listener = listener.map_err(HttpError::Listen)?;
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(HttpError::Listen)?;
+            ctx.signal_ready()?;
+            let token = ctx.cancellation_token();
             let served =
                 axum::serve(listener, router).with_graceful_shutdown(async move { token.cancelled().await });
             tokio::select! {
                 served = served => served.map_err(HttpError::Serve)?,
-                _ = ctx.cancelled() => {}
+                _ = ctx.canceled() => {}
             }
-            Err(Failure::from(ctx.cancelled().await))
+            Err(Failure::from(ctx.canceled().await))
         })
     }
 }

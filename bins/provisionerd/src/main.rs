@@ -1,25 +1,26 @@
-//! Per-node volumes with limits, for a cluster that is already there: see docs/provisionerd.md.
+//! Per-node volumes with limits, for an existing cluster: see docs/provisionerd.md.
 
-#[cfg(feature = "kill-points")]
-mod books;
+mod api_server;
 mod check;
 mod cli;
-mod cluster;
 mod config;
 #[cfg(test)]
 mod deploy_test;
+#[cfg(feature = "kill-points")]
+mod file_quota;
 mod http;
 #[cfg(feature = "kill-points")]
-mod kill;
-mod log;
+mod kill_points;
+mod logging;
 mod metrics;
-mod rights;
+mod permissions;
 mod run;
 mod volumes;
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::cli::{Cli, Command};
@@ -30,34 +31,37 @@ use crate::volumes::VolumesError;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if cli.print_config {
-        return print(config::SHIPPED);
+        return print_stdout(config::DEFAULT_CONFIG);
     }
     let done = match cli.command {
-        Some(Command::Run { flags }) => flags.config().map_err(Into::into).and_then(run::run),
-        Some(Command::Check { flags }) => flags.config().map_err(Into::into).and_then(check::check),
+        Some(Command::Run { flags }) => flags.load_config().map_err(Into::into).and_then(run::run_daemon),
+        Some(Command::Check { flags }) => flags.load_config().map_err(Into::into).and_then(check::run_checks),
         Some(Command::Completion { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "provisionerd", &mut script);
-            Ok(print(&String::from_utf8_lossy(&script)))
+            Ok(print_stdout(&String::from_utf8_lossy(&script)))
         }
-        None => Ok(print(&Cli::command().render_help().to_string())),
+        Some(Command::Man { directory }) => clap_mangen::generate_to(Cli::command(), &directory)
+            .with_context(|| format!("write man pages into {}", directory.display()))
+            .map(|()| ExitCode::SUCCESS),
+        None => Ok(print_stdout(&Cli::command().render_help().to_string())),
     };
     done.unwrap_or_else(|error: anyhow::Error| {
-        // Whoever doesn't read it must not keep the program from ending.
+        // A closed stderr must not prevent the exit.
         let _ = writeln!(std::io::stderr(), "provisionerd: {error:#}");
         ExitCode::from(exit_code(&error))
     })
 }
 
-/// Prints to stdout, where a reader that has seen enough is no failure.
-fn print(text: &str) -> ExitCode {
+/// Prints to stdout; a reader that closed the pipe is not an error.
+fn print_stdout(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
         _ => ExitCode::SUCCESS,
     }
 }
 
-/// What the shell is told; the codes are listed in the help.
+/// The exit code of an error, as listed in the help.
 fn exit_code(error: &anyhow::Error) -> u8 {
     match (error.downcast_ref::<VolumesError>(), error.downcast_ref::<StartError>()) {
         (Some(VolumesError::InUse { .. }), _) => 5,

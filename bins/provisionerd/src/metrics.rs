@@ -1,29 +1,29 @@
-//! What Prometheus is told.
+//! The Prometheus metrics.
 
 use std::sync::Arc;
 
-use nodekeel_provisioner::{DirStore, PrometheusMeter};
+use nodekeel_provisioner::{DirStore, PrometheusMetrics};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-/// The counters, and what is looked up when somebody asks.
+/// The metrics; gauges are updated at each scrape.
 #[derive(Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct DaemonMetrics {
     registry: Registry,
-    pub(crate) meter: PrometheusMeter,
+    pub(crate) meter: PrometheusMetrics,
     erasing: Gauge,
     registered: Gauge,
 }
 
-impl Metrics {
+impl DaemonMetrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
-        let meter = PrometheusMeter::register(&mut registry);
+        let meter = PrometheusMetrics::register_in(&mut registry);
         let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("provisionerd_build", "What runs", version);
+        registry.register("provisionerd_build", "Build information", version);
         let (erasing, registered) = (Gauge::default(), Gauge::default());
         registry.register(
             "provisionerd_volumes_erasing",
@@ -38,12 +38,16 @@ impl Metrics {
         Self { registry, meter, erasing, registered }
     }
 
-    /// The text that Prometheus reads.
-    pub(crate) fn text(&self, store: &Arc<DirStore>, known: Option<&watch::Receiver<bool>>) -> String {
-        self.erasing.set(i64::try_from(store.erasing()).unwrap_or(i64::MAX));
-        self.registered.set(known.is_some_and(|known| *known.borrow()).into());
+    /// Encodes the metrics as text.
+    pub(crate) fn encode_text(
+        &self,
+        store: &Arc<DirStore>,
+        registered: Option<&watch::Receiver<bool>>,
+    ) -> String {
+        self.erasing.set(i64::try_from(store.pending_erasures()).unwrap_or(i64::MAX));
+        self.registered.set(registered.is_some_and(|registered| *registered.borrow()).into());
         let mut text = String::new();
-        // Writing into a text can't fail.
+        // Writing into a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
     }

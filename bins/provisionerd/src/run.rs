@@ -6,27 +6,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use nodekeel_provisioner::csi::{OsMounts, Plugin, PluginDeps};
+use nodekeel_provisioner::csi::{NodePlugin, OsMounter, PluginDeps};
 use nodekeel_provisioner::{
-    Config as ProvisionerConfig, Deps, DirStore, FINALIZER, Hook, Identity, Provisioner,
+    Deps, DirStore, FINALIZER, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook,
 };
-use nodekeel_supervisor::{Change, Context, Event, Failure, State, StopSignals, Supervisor};
+use nodekeel_supervisor::{Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor};
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::check::{self, Finding};
-use crate::config::Config;
-use crate::http::{Http, Told};
-use crate::metrics::Metrics;
-use crate::{cluster, log, volumes};
+use crate::check::{self, CheckFinding};
+use crate::config::DaemonConfig;
+use crate::http::{HttpServer, HttpState};
+use crate::metrics::DaemonMetrics;
+use crate::{api_server, logging, volumes};
 
-/// How long blocking calls may take once everything else has stopped.
-const ALLOWANCE: Duration = Duration::from_secs(5);
+/// Time for blocking calls to finish once everything else has stopped.
+const BLOCKING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why nothing was started.
+/// Failure to start.
 #[derive(Debug, Error)]
 pub(crate) enum StartError {
-    #[error("listen on {address}: give another address by --listen")]
+    #[error("listen on {address}: set another address with --listen")]
     Listen {
         address: SocketAddr,
         #[source]
@@ -34,158 +34,162 @@ pub(crate) enum StartError {
     },
 }
 
-pub(crate) fn run(config: Config) -> Result<ExitCode> {
-    log::start(&config.log)?;
+pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
+    logging::init_logging(&config.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("start the runtime")?;
-    let code = runtime.block_on(until_signalled(&config));
-    runtime.shutdown_timeout(ALLOWANCE);
+    let code = runtime.block_on(run_until_signal(&config));
+    runtime.shutdown_timeout(BLOCKING_TIMEOUT);
     code
 }
 
-async fn until_signalled(config: &Config) -> Result<ExitCode> {
+async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
     let mut signals = StopSignals::listen().context("listen for signals")?;
-    let parts = Parts::make(config).await?;
-    let (waiting, told) = watch::channel(vec!["the start".to_owned()]);
-    tokio::spawn(look(config.clone(), parts.client.clone()));
-    let supervisor = Arc::new(Supervisor::builder().hook(tell).start(parts.root(told)));
-    let watching = tokio::spawn(watch_tree(Arc::clone(&supervisor), waiting));
+    let parts = DaemonParts::assemble(config).await?;
+    let (not_ready_sender, not_ready) = watch::channel(vec!["the start".to_owned()]);
+    tokio::spawn(log_findings(config.clone(), parts.client.clone()));
+    let supervisor = Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready)));
+    let watching = tokio::spawn(track_readiness(Arc::clone(&supervisor), not_ready_sender));
     tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");
-    signals.asked().await;
-    tracing::info!("stopping; a second signal forces");
-    let code = stop(&supervisor, &mut signals).await;
+    signals.wait_for_stop().await;
+    tracing::info!("shutting down; a second signal forces the exit");
+    let code = shut_down(&supervisor, &mut signals).await;
     watching.abort();
     Ok(code)
 }
 
-/// Says what would keep pods from their volumes although all runs; none of it is a reason not to start.
-async fn look(config: Config, client: kube::Client) {
+/// Logs conditions that keep pods from their volumes although everything runs; none of them prevents the
+/// start.
+async fn log_findings(config: DaemonConfig, client: kube::Client) {
     let mut findings = Vec::new();
     if config.csi {
-        findings.push(check::shared(&config.kubelet.join("pods"), check::is_pod()));
+        findings.push(check::check_shared_mount(&config.kubelet.join("pods"), check::is_in_pod()));
     }
-    // A server that does not answer is told of by who watches it.
+    // The watches log a server that does not answer.
     if client.apiserver_version().await.is_ok() {
-        findings.extend(check::granted(&config, &client).await);
+        findings.extend(check::check_api_objects(&config, &client).await);
     }
     for finding in findings {
         match finding {
-            Finding::Good(_) => {}
-            Finding::Warning(text) => tracing::info!("{text}"),
-            Finding::Bad(error) => tracing::error!("{error:#}"),
+            CheckFinding::Pass(_) => {}
+            CheckFinding::Warning(text) => tracing::info!("{text}"),
+            CheckFinding::Failure(error) => tracing::error!("{error:#}"),
         }
     }
 }
 
-async fn stop(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCode {
+async fn shut_down(supervisor: &Supervisor, signals: &mut StopSignals) -> ExitCode {
     let report = tokio::select! {
         report = supervisor.shutdown() => report,
-        () = signals.insisted() => {
-            tracing::warn!("forced by a second signal");
+        () = signals.wait_for_forced_stop() => {
+            tracing::warn!("a second signal forced the exit");
             return ExitCode::from(7);
         }
     };
     for straggler in &report.stragglers {
-        tracing::error!("{} did not stop within {:?} and was given up on", straggler.dn, straggler.waited);
+        tracing::error!("{} did not stop within {:?} and was abandoned", straggler.dn, straggler.waited);
     }
     tracing::info!("stopped");
     if report.stragglers.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(6) }
 }
 
-/// All that runs.
-struct Parts {
+/// The parts of the daemon.
+struct DaemonParts {
     store: Arc<DirStore>,
     client: kube::Client,
     provisioner: Provisioner,
-    plugin: Option<Plugin>,
+    plugin: Option<NodePlugin>,
     listener: TcpListener,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DaemonMetrics>,
 }
 
-impl Parts {
-    async fn make(config: &Config) -> Result<Self> {
-        let node = config.node()?;
-        let hook = hook()?;
-        let listener = listen(config.listen)?;
-        let store = volumes::take(config, hook.clone())?;
-        let client = cluster::client(config.kubeconfig.as_deref()).await?;
-        let metrics = Arc::new(Metrics::new());
+impl DaemonParts {
+    async fn assemble(config: &DaemonConfig) -> Result<Self> {
+        let node = config.node_name()?;
+        let hook = kill_hook()?;
+        let listener = bind_listener(config.listen)?;
+        let store = volumes::open_store(config, hook.clone())?;
+        let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
+        let metrics = Arc::new(DaemonMetrics::new());
         let plugin = match config.csi {
-            true => Some(Plugin::new(
+            true => Some(NodePlugin::new(
                 PluginDeps {
                     driver: config.driver.clone(),
                     node: node.clone(),
                     store: store.clone(),
                     volumes: store.clone(),
-                    mounts: Arc::new(OsMounts::new(&config.kubelet)),
+                    mounter: Arc::new(OsMounter::new(&config.kubelet)),
                 },
                 &config.kubelet,
             )?),
             false => None,
         };
-        let identity =
-            Identity { driver: config.driver.clone(), node, finalizer: Some(FINALIZER.to_owned()) };
+        let identity = ProvisionerIdentity {
+            driver: config.driver.clone(),
+            node,
+            finalizer: Some(FINALIZER.to_owned()),
+        };
         let mut wanted = ProvisionerConfig::new(identity);
         wanted.concurrency = config.concurrency;
         let deps = Deps {
             client: client.clone(),
             store: store.clone(),
-            meter: Arc::new(metrics.meter.clone()),
-            guard: plugin.as_ref().map(Plugin::guard),
-            registered: plugin.as_ref().map(Plugin::known),
+            metrics: Arc::new(metrics.meter.clone()),
+            guard: plugin.as_ref().map(NodePlugin::volume_guard),
+            registered: plugin.as_ref().map(NodePlugin::registration_state),
             hook,
         };
         Ok(Self { provisioner: Provisioner::new(wanted, deps), client, store, plugin, listener, metrics })
     }
 
-    /// The root of the tree.
-    fn root(self, waiting: watch::Receiver<Vec<String>>) -> impl Fn(Context) -> RootRun {
+    /// The root runnable of the tree.
+    fn into_root(self, not_ready: watch::Receiver<Vec<String>>) -> impl Fn(Context) -> RootFuture {
         let Self { store, client: _, provisioner, plugin, listener, metrics } = self;
-        let known = plugin.as_ref().map(Plugin::known);
-        let told = Told { metrics, store, known, waiting };
-        let parts = std::sync::Mutex::new(Some((Http { listener, told }, plugin, provisioner)));
+        let registered = plugin.as_ref().map(NodePlugin::registration_state);
+        let state = HttpState { metrics, store, registered, not_ready };
+        let parts = std::sync::Mutex::new(Some((HttpServer { listener, state }, plugin, provisioner)));
         move |ctx: Context| {
             let parts = parts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             Box::pin(async move {
-                // The root only fails by a bug, after which there is nothing to start again.
-                let (http, plugin, provisioner) = parts.ok_or("the root of the tree has run before")?;
-                ctx.run("http", http)?;
+                // The root fails only by a bug, and then its parts cannot be started again.
+                let (http, plugin, provisioner) = parts.ok_or("the root cannot run twice")?;
+                ctx.run_child("http", http)?;
                 if let Some(plugin) = plugin {
-                    ctx.run("csi", plugin)?;
+                    ctx.run_child("csi", plugin)?;
                 }
-                ctx.run("provisioner", provisioner)?;
-                ctx.ready()?;
-                Err(Failure::from(ctx.cancelled().await))
-            }) as RootRun
+                ctx.run_child("provisioner", provisioner)?;
+                ctx.signal_ready()?;
+                Err(Failure::from(ctx.canceled().await))
+            }) as RootFuture
         }
     }
 }
 
-type RootRun = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
+type RootFuture = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-/// Logs what becomes of what runs.
-fn tell(event: &Event) {
+/// Logs the events of the tree.
+fn log_event(event: &Event) {
     let dn = &*event.dn;
     match &event.change {
-        Change::Exited { state: State::Dead, exit } => tracing::error!(dn, "{exit}"),
-        Change::Straggling { .. } => tracing::warn!(dn, "{}", event.change),
-        Change::Ready => tracing::info!(dn, "ready"),
+        RunnableChange::Exited { state: RunnableState::Dead, exit } => tracing::error!(dn, "{exit}"),
+        RunnableChange::Straggling { .. } => tracing::warn!(dn, "{}", event.change),
+        RunnableChange::Ready => tracing::info!(dn, "ready"),
         change => tracing::debug!(dn, "{change}"),
     }
 }
 
-/// Tells what isn't ready, whenever the tree changes.
-async fn watch_tree(supervisor: Arc<Supervisor>, waiting: watch::Sender<Vec<String>>) {
-    let mut changes = supervisor.watch();
+/// Updates the list of runnables that are not ready whenever the tree changes.
+async fn track_readiness(supervisor: Arc<Supervisor>, not_ready: watch::Sender<Vec<String>>) {
+    let mut changes = supervisor.watch_changes();
     loop {
         let tree = supervisor.snapshot();
-        let is_up = |state: State| matches!(state, State::Ready | State::Done);
+        let is_up = |state: RunnableState| matches!(state, RunnableState::Ready | RunnableState::Done);
         let names = tree.iter().filter(|node| !is_up(node.state)).map(|node| node.dn.to_string());
         let names: Vec<_> = names.collect();
-        waiting.send_if_modified(|old| {
+        not_ready.send_if_modified(|old| {
             let is_new = *old != names;
             *old = names;
             is_new
@@ -196,7 +200,7 @@ async fn watch_tree(supervisor: Arc<Supervisor>, waiting: watch::Sender<Vec<Stri
     }
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+fn bind_listener(address: SocketAddr) -> Result<TcpListener, StartError> {
     let bind = || {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -206,12 +210,12 @@ fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
 }
 
 #[cfg(feature = "kill-points")]
-fn hook() -> Result<Option<Arc<dyn Hook>>> {
-    crate::kill::hook()
+fn kill_hook() -> Result<Option<Arc<dyn StepHook>>> {
+    crate::kill_points::kill_hook()
 }
 
 #[cfg(not(feature = "kill-points"))]
 #[expect(clippy::unnecessary_wraps, reason = "with kill points, it can fail")]
-fn hook() -> Result<Option<Arc<dyn Hook>>> {
+fn kill_hook() -> Result<Option<Arc<dyn StepHook>>> {
     Ok(None)
 }

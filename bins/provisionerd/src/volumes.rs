@@ -1,4 +1,4 @@
-//! The directory of volumes, opened for one instance.
+//! Opens the directory of volumes, for one instance.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,56 +6,56 @@ use std::sync::Arc;
 
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
 use nodekeel_localstorage::{Dir, Error as DirError};
-use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, Hook};
+use nodekeel_provisioner::{DirStore, DirStoreError, DirStoreOptions, StepHook};
 use thiserror::Error;
 
-use crate::config::Config;
+use crate::config::DaemonConfig;
 
-/// Why there can be no volumes.
+/// The directory of volumes cannot be used.
 #[derive(Debug, Error)]
 pub(crate) enum VolumesError {
-    #[error("{} can't be used: {}, or give another by --directory", path.display(), remedy(source.kind()))]
+    #[error("open directory {}: {}, or set another --directory", path.display(), directory_hint(source.io_kind()))]
     Directory {
         path: PathBuf,
         #[source]
         source: DirError,
     },
-    #[error("{} can have no volumes with limits", path.display())]
+    #[error("{} does not enforce project quotas", path.display())]
     Quota {
         path: PathBuf,
         #[source]
         source: OpenError,
     },
-    #[error("another instance works on {}: end it, or give another by --directory", path.display())]
+    #[error("another instance uses {}: stop it, or set another --directory", path.display())]
     InUse { path: PathBuf },
-    #[error("lock {}: {}, or give another by --directory", path.display(), remedy(source.kind()))]
+    #[error("lock {}: {}, or set another --directory", path.display(), directory_hint(source.kind()))]
     Lock {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("take up the volumes of {}: see that nobody has changed what is in it", path.display())]
-    Store {
+    #[error("recover the volumes of {}: check for external changes in it", path.display())]
+    Recover {
         path: PathBuf,
         #[source]
         source: DirStoreError,
     },
 }
 
-/// What to do so that a directory can be used.
-fn remedy(kind: io::ErrorKind) -> &'static str {
+/// The hint for an error of the directory.
+fn directory_hint(kind: io::ErrorKind) -> &'static str {
     match kind {
-        io::ErrorKind::NotFound => "make it on XFS or ext4 with project quotas",
+        io::ErrorKind::NotFound => "create it on XFS or ext4 with project quotas",
         io::ErrorKind::PermissionDenied => "run as root",
-        io::ErrorKind::ReadOnlyFilesystem => "mount its file system for writing",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room on its file system",
+        io::ErrorKind::ReadOnlyFilesystem => "mount its file system read-write",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space on its file system",
         // A link, a file, another file system: the source names it.
-        _ => "remove what is in the way",
+        _ => "remove the conflicting file",
     }
 }
 
-/// Opens the directory, with the quotas of its file system.
-pub(crate) fn open(config: &Config) -> Result<(Dir, ProjectQuota), VolumesError> {
+/// Opens the directory and the project quotas of its file system.
+pub(crate) fn open_directory(config: &DaemonConfig) -> Result<(Dir, ProjectQuota), VolumesError> {
     let path = || config.directory.clone();
     let base =
         Dir::open(&config.directory).map_err(|source| VolumesError::Directory { path: path(), source })?;
@@ -64,34 +64,37 @@ pub(crate) fn open(config: &Config) -> Result<(Dir, ProjectQuota), VolumesError>
     Ok((base, quota))
 }
 
-/// The same for `run`, which says what limits don't protect from.
-fn open_to_use(config: &Config) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesError> {
+/// Opens the directory for `run`, and logs what limits do not prevent.
+fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn QuotaSetter>), VolumesError> {
     #[cfg(feature = "kill-points")]
-    if let Some(books) = crate::books::Books::find() {
+    if let Some(quota) = crate::file_quota::FileQuota::from_env() {
         let base = Dir::open(&config.directory)
             .map_err(|source| VolumesError::Directory { path: config.directory.clone(), source })?;
-        tracing::warn!("limits of volumes: they are only written down, for a test");
-        return Ok((base, Arc::new(books)));
+        tracing::warn!("limits of volumes are not enforced: a test keeps them in files");
+        return Ok((base, Arc::new(quota)));
     }
-    let (base, quota) = open(config)?;
-    for warning in quota.warnings() {
+    let (base, quota) = open_directory(config)?;
+    for warning in quota.quota_warnings() {
         tracing::warn!("limits of volumes: {warning}");
     }
     Ok((base, Arc::new(quota)))
 }
 
-/// Takes the directory, and goes on with what a killed instance has begun.
-pub(crate) fn take(config: &Config, hook: Option<Arc<dyn Hook>>) -> Result<Arc<DirStore>, VolumesError> {
+/// Acquires the directory, and resumes operations that a killed instance left in progress.
+pub(crate) fn open_store(
+    config: &DaemonConfig,
+    hook: Option<Arc<dyn StepHook>>,
+) -> Result<Arc<DirStore>, VolumesError> {
     let path = || config.directory.clone();
-    let (base, quota) = open_to_use(config)?;
+    let (base, quota) = open_with_warnings(config)?;
     let mut options = DirStoreOptions::default();
     options.mode = config.volume_mode;
     options.hook = hook;
-    let store = DirStore::with(base, quota, options).map_err(|source| match source {
+    let store = DirStore::with_options(base, quota, options).map_err(|source| match source {
         DirStoreError::Directory(source) => VolumesError::Directory { path: path(), source },
         DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
         DirStoreError::Lock { source, .. } => VolumesError::Lock { path: path(), source },
-        source => VolumesError::Store { path: path(), source },
+        source => VolumesError::Recover { path: path(), source },
     })?;
     Ok(Arc::new(store))
 }
@@ -101,12 +104,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_with_what_to_do() {
-        let config = Config { directory: "/nowhere/at/all".into(), ..Config::default() };
-        let error = open(&config).expect_err("no such directory");
+    fn an_unusable_directory_is_reported_with_a_hint() {
+        let config = DaemonConfig { directory: "/nowhere/at/all".into(), ..DaemonConfig::default() };
+        let error = open_directory(&config).expect_err("no such directory");
         assert!(error.to_string().contains("--directory"), "{error}");
-        let config = Config { directory: "/proc".into(), ..Config::default() };
-        let error = open(&config).expect_err("no quotas there");
+        let config = DaemonConfig { directory: "/proc".into(), ..DaemonConfig::default() };
+        let error = open_directory(&config).expect_err("no quotas there");
         let source = std::error::Error::source(&error).expect("a cause").to_string();
         assert!(source.contains("use XFS or ext4"), "{source}");
     }

@@ -1,4 +1,4 @@
-//! What goes wrong with a member and with the list of members.
+//! Errors of a member and of the list of members.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,147 +9,152 @@ use thiserror::Error;
 
 use super::kv::KvError;
 use super::{MemberId, MemberName};
-use crate::pki::AuthorityError;
+use crate::pki::CaError;
 
-type Source = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a member could not start, or had to end.
+/// Why a member could not start, or had to exit.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConsensusError {
-    /// Credentials on the disk could not be read, checked, made or written. They stay as they are; the source names the
-    /// file.
+    /// Credentials on the disk could not be read, checked, created or written. They stay unchanged; the
+    /// source names the file.
     #[error("load the member's credentials")]
     Credentials(#[source] PkiError),
-    /// There is data of a member, but not the credentials of one: restore them. Nothing was changed.
-    #[error("{} holds a member's data, and no credentials are beside it", .data.display())]
-    NoCredentials {
-        /// Where the data is.
+    /// The data of a member exists without its credentials: restore them. Nothing was changed.
+    #[error("{} holds a member's data, but its credentials are missing: restore them", .data.display())]
+    CredentialsMissing {
+        /// The data directory.
         data: PathBuf,
     },
-    /// It was to go on as a member, and there is none: create a cluster or join one.
-    #[error("there is no member to go on with in {}", .data.display())]
+    /// A restart was requested, but no member has data here: create a cluster or join one.
+    #[error("restart the member: {} holds no member's data", .data.display())]
     NoMember {
-        /// Where its data would be.
+        /// The data directory.
         data: PathBuf,
     },
-    /// It was to create or join a cluster, and there is another member's identity: go on with that (restart), or remove it
-    /// by hand. Nothing was changed.
+    /// A new or joining member was requested, but another member's identity is present: restart that member,
+    /// or remove its files by hand. Nothing was changed.
     #[error("{} holds the credentials of another member or cluster", .directory.display())]
-    AnotherMember {
+    ForeignCredentials {
         /// The directory of the credentials.
         directory: PathBuf,
     },
-    /// The certificate is not one of this name and address. A member that has run can have another address, and one that has
-    /// not runs first where it is expected.
-    #[error("{} certifies neither {name} at {address}", .certificate.display())]
-    NotCertified {
+    /// The certificate is for another name or address. A member may change its address only after it has run
+    /// at the one it was added with.
+    #[error("{} is not a certificate of {name} at {address}", .certificate.display())]
+    CertificateMismatch {
         /// The certificate's file.
         certificate: PathBuf,
-        /// The name that the member was to start with.
+        /// The requested name.
         name: MemberName,
-        /// The address.
+        /// The requested address.
         address: IpAddr,
     },
-    /// The certificate is on the list of those revoked: the node was expelled.
-    #[error("{} has been revoked", .certificate.display())]
-    Revoked {
+    /// The certificate is revoked: the node was expelled.
+    #[error("the certificate {} is revoked", .certificate.display())]
+    CertificateRevoked {
         /// The certificate's file.
         certificate: PathBuf,
     },
-    /// The cluster that it was to join doesn't expect it: have it added, or give the node the address that was added.
+    /// The cluster that the member was to join does not list it: add it, or start the node at the address
+    /// that was added.
     #[error("the cluster has no member {name} at {address}")]
-    NotAdded {
-        /// The name that the member was to start with.
+    NotAMember {
+        /// The requested name.
         name: MemberName,
-        /// The address.
+        /// The requested address.
         address: IpAddr,
     },
-    /// The cluster's authority could not be saved, or what is saved is not right.
-    #[error("save or load the cluster's authority")]
-    Authority(#[source] AuthorityError),
-    /// The keys could not be reached once it ran. A retry may help.
+    /// The cluster's CA could not be saved, or the saved one is invalid.
+    #[error("save or load the cluster's CA")]
+    Ca(#[source] CaError),
+    /// The running store did not answer. A retry may help.
     #[error("{operation}")]
     Kv {
-        /// What for.
+        /// The operation.
         operation: &'static str,
         /// Why.
         #[source]
         source: KvError,
     },
-    /// The list of members could not be had. A retry may help.
-    #[error("look for this member in the list")]
+    /// The list of members could not be read or changed. A retry may help.
+    #[error("find this member in the list of members")]
     Membership(#[source] MembershipError),
-    /// The member's process ends before it works: its log says why. It is tried again.
-    #[error("the member's process does not work: {failure} (the log of {log} says why)")]
+    /// The member's process exits before it is ready: its log shows why. It is restarted.
+    #[error("the member's process keeps failing: {failure} (see the log of {log})")]
     Process {
-        /// How it ended last.
+        /// How it exited last.
         failure: Arc<str>,
-        /// The name under which it has logged.
+        /// The DN of its log.
         log: String,
     },
-    /// What runs the member failed: its files, its process, its client.
+    /// The implementation failed: its files, its process, its client.
     #[error("{operation}")]
     Backend {
-        /// What was tried.
+        /// The operation.
         operation: String,
         /// Why.
         #[source]
-        source: Source,
+        source: BoxError,
     },
 }
 
-/// Why the list of members could not be had or changed.
+/// Why the list of members could not be read or changed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// No member has this number; it may have been removed.
-    #[error("no member has the id {id}")]
-    Unknown {
-        /// The number given.
+    /// No member has this id; it may have been removed.
+    #[error("member {id} does not exist")]
+    MemberNotFound {
+        /// The id given.
         id: MemberId,
     },
-    /// There is a learner already: wait until it is promoted, or remove it.
-    #[error("there is a learner already")]
+    /// The cluster already has a learner: wait until it is promoted, or remove it.
+    #[error("the cluster already has a learner")]
     TooManyLearners,
-    /// The learner has not caught up yet, or has not started: try again later.
-    #[error("member {id} is not in sync yet")]
-    NotInSync {
+    /// The learner has not caught up with the leader yet, or has not started: try again later.
+    #[error("learner {id} is not in sync with the leader yet")]
+    LearnerNotReady {
         /// The learner.
         id: MemberId,
     },
-    /// Without this member, or with one more, those that run would have no majority: start the others first.
-    #[error("the change would cost the members that run their majority")]
-    NoQuorum,
-    /// The cluster gave no answer. Whether the call took effect is not known; it can be made again.
+    /// Without this member, or with one more, the running members would not be a majority: start the others
+    /// first.
+    #[error("the change would lose quorum: start the other members first")]
+    QuorumLoss,
+    /// The cluster did not answer. Whether the call took effect is unknown; it can be repeated.
     #[error("{operation}: no answer")]
     Unavailable {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
         /// Why.
         #[source]
-        source: Source,
+        source: BoxError,
     },
-    /// This node's member was stopped: this handle is of no use any more.
+    /// This node's member was stopped: this handle stays unusable.
     #[error("the member has been stopped")]
     Stopped,
-    /// The cluster refused for another reason. A retry doesn't help.
-    #[error("{operation}: refused")]
-    Refused {
-        /// What was asked.
+    /// The cluster rejected the call for another reason. A retry does not help.
+    #[error("{operation}: rejected")]
+    Rejected {
+        /// The operation.
         operation: &'static str,
         /// Why.
         #[source]
-        source: Source,
+        source: BoxError,
     },
 }
 
 impl MembershipError {
-    /// Whether the same call may succeed later, with nothing else done about it.
+    /// Whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::TooManyLearners | Self::NotInSync { .. } | Self::NoQuorum | Self::Unavailable { .. }
+            Self::TooManyLearners
+                | Self::LearnerNotReady { .. }
+                | Self::QuorumLoss
+                | Self::Unavailable { .. }
         )
     }
 }

@@ -1,4 +1,4 @@
-//! Who is a member.
+//! Members of the consensus.
 
 use std::fmt::{self, Debug};
 
@@ -6,11 +6,11 @@ use async_trait::async_trait;
 
 use super::{MemberName, MembershipError, PeerUrl};
 
-/// A member's number, which the cluster has given it.
+/// A member's id, assigned by the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// In hexadecimal, as etcd's own tools print it.
+/// In hexadecimal, as etcd's tools print it.
 impl fmt::Display for MemberId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
@@ -27,13 +27,13 @@ impl Debug for MemberId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Member {
-    /// Its number.
+    /// Its id.
     pub id: MemberId,
-    /// Its name; none until it has started for the first time.
+    /// Its name; `None` until it has started for the first time.
     pub name: Option<String>,
-    /// Where the others reach it, as it is listed.
+    /// The URLs at which the others reach it, as listed.
     pub peer_urls: Vec<String>,
-    /// Whether it only listens: it has no vote, and serves no reads and writes, until it is promoted.
+    /// Whether it is a learner: it has no vote, and serves no reads and writes, until it is promoted.
     pub is_learner: bool,
 }
 
@@ -44,13 +44,13 @@ impl Member {
     }
 }
 
-/// A member to be added.
+/// A member to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewMember {
-    /// The name that it will start with.
+    /// The name with which it will start.
     pub name: MemberName,
-    /// Where the others will reach it.
+    /// The URL at which the others will reach it.
     pub peer_url: PeerUrl,
 }
 
@@ -61,13 +61,13 @@ impl NewMember {
     }
 }
 
-/// A member by its name, as those who start need to know it.
+/// A member's name and peer URL, an entry of etcd's `--initial-cluster`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Peer {
     /// Its name.
     pub name: MemberName,
-    /// Where it is reached.
+    /// Its peer URL.
     pub url: PeerUrl,
 }
 
@@ -78,27 +78,42 @@ impl Peer {
     }
 }
 
-/// The list of members, and how it changes.
+/// The list of members, and its changes.
 ///
 /// # Contract
-/// - Each call is answered by the cluster, not from a copy that this member has.
-/// - Whether a call that fails as [`MembershipError::Unavailable`] took effect is not known. All can be made again:
-///   `add_learner` of a member that was added gives that member; `promote` of a voter and `remove` of a member that is
-///   gone are success.
-/// - A learner that was added is promoted by the members that vote, as soon as it is in sync. `promote` is for whoever
-///   doesn't want to rely on that.
-/// - Dropping a call's future gives up its answer, not the call.
+/// - The cluster answers each call, never a local copy of the list.
+/// - Whether a call that fails as [`MembershipError::Unavailable`] took effect is unknown. All calls can be
+///   repeated: `add_learner` of an added member returns that member; `promote_member` of a voter and
+///   `remove_member` of a removed member succeed.
+/// - Voting members promote a learner as soon as it is in sync. `promote_member` is for callers that do not
+///   want to rely on that.
+/// - Dropping a call's future discards its answer, but does not cancel the call.
 #[async_trait]
-pub trait Membership: Debug + Send + Sync {
+pub trait ClusterMembers: Debug + Send + Sync {
     /// All members, in the order of their ids.
-    async fn list(&self) -> Result<Vec<Member>, MembershipError>;
+    ///
+    /// # Errors
+    /// [`MembershipError::Unavailable`], [`MembershipError::Stopped`], [`MembershipError::Rejected`].
+    async fn list_members(&self) -> Result<Vec<Member>, MembershipError>;
 
-    /// Adds a member that listens, or finds the one that has this URL. Only one may be a learner at a time.
+    /// Adds a learner, or returns the member that already has this URL. The cluster has one learner at a
+    /// time.
+    ///
+    /// # Errors
+    /// [`MembershipError::TooManyLearners`], [`MembershipError::QuorumLoss`], and those of
+    /// [`list_members`](Self::list_members).
     async fn add_learner(&self, member: &NewMember) -> Result<Member, MembershipError>;
 
-    /// Gives a learner its vote. One that is not in sync yet is [`MembershipError::NotInSync`].
-    async fn promote(&self, id: MemberId) -> Result<(), MembershipError>;
+    /// Gives a learner its vote.
+    ///
+    /// # Errors
+    /// [`MembershipError::LearnerNotReady`], [`MembershipError::MemberNotFound`], and those of
+    /// [`list_members`](Self::list_members).
+    async fn promote_member(&self, id: MemberId) -> Result<(), MembershipError>;
 
-    /// Removes a member. The last one, and one without which the others would have no majority, is refused.
-    async fn remove(&self, id: MemberId) -> Result<(), MembershipError>;
+    /// Removes a member, unless it is the last one, or the others would lose quorum without it.
+    ///
+    /// # Errors
+    /// [`MembershipError::QuorumLoss`], and those of [`list_members`](Self::list_members).
+    async fn remove_member(&self, id: MemberId) -> Result<(), MembershipError>;
 }

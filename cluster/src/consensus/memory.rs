@@ -1,27 +1,27 @@
 //! Consensus in the memory of one process: for a node without etcd, and for tests.
 //!
-//! It is the whole of it but for the disk and the wire: revisions with history and compaction, watches from any revision
-//! that is kept, leases, the rules for members. It lasts as long as what is made of it.
+//! It implements everything except disk and network: revisions with history and compaction, watches from any
+//! kept revision, leases, the rules for members. Its data exists as long as its handles.
 //!
 //! ```
-//! use nodekeel_cluster::consensus::memory::MemoryKv;
 //! use nodekeel_cluster::consensus::kv::{KeyRange, KvStore as _};
+//! use nodekeel_cluster::consensus::memory::MemoryKv;
 //!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let kv = MemoryKv::new();
-//! kv.put(b"/nodes/n1", b"record").await?;
-//! assert_eq!(kv.get(b"/nodes/n1").await?.map(|kv| kv.version), Some(1));
-//! assert_eq!(kv.delete(KeyRange::prefix("/nodes/")).await?, 1);
-//! # Ok(())
-//! # }
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let kv = MemoryKv::new();
+//!     kv.put(b"/nodes/n1", b"record").await?;
+//!     assert_eq!(kv.get(b"/nodes/n1").await?.map(|kv| kv.version), Some(1));
+//!     assert_eq!(kv.delete(KeyRange::prefix("/nodes/")).await?, 1);
+//!     Ok(())
+//! }
 //! ```
 
-mod cluster;
-mod history;
-mod member;
-mod store;
+mod key_history;
+mod memory_cluster;
+mod memory_kv;
+mod memory_member;
 
-pub use cluster::MemoryNet;
-pub use member::MemoryConsensus;
-pub use store::MemoryKv;
+pub use memory_cluster::MemoryNetwork;
+pub use memory_kv::MemoryKv;
+pub use memory_member::MemoryConsensus;

@@ -1,13 +1,13 @@
-//! Consensus: what the members of a cluster agree on, and who is a member.
+//! Consensus: the store that the members of a cluster agree on, and the list of members.
 //!
-//! [`Consensus`] runs this node's member. It gives a runnable for the tree and a watch of its [`Status`]; where that is
-//! [`Status::Running`], and only there, the keys and the list of members can be had. The implementations are
-//! [`memory`], for one process, and `etcd`, with the feature of that name.
+//! [`Consensus`] runs this node's member. It prepares a runnable for the supervision tree and a watch of its
+//! [`MemberStatus`]; the keys and the list of members are available in [`MemberStatus::Running`] alone. The
+//! implementations are [`memory`], for one process, and `etcd`, with the feature of that name.
 //!
 //! ```text
-//!  Start ──▶ Consensus::start ──▶ Started { service: for the tree, status }
-//!                                                          │
-//!                        Running { this member, root keys, keys by module and space, Membership }
+//!  StartOptions ──▶ Consensus::prepare_member ──▶ PreparedMember { service: for the tree, status }
+//!                                                                          │
+//!        RunningMember { this member, root keys, keys by module and namespace, ClusterMembers }
 //! ```
 
 mod error;
@@ -24,38 +24,39 @@ mod status;
 use std::fmt::Debug;
 
 pub use error::{ConsensusError, MembershipError};
-pub use member::{Member, MemberId, Membership, NewMember, Peer};
+pub use member::{ClusterMembers, Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
-pub use running::Running;
-pub use start::{Mode, Start};
-pub(crate) use status::Turn;
-pub use status::{Service, Started, Status, StatusWatch};
+pub use running::RunningMember;
+pub use start::{StartMode, StartOptions};
+pub(crate) use status::StatusReporter;
+pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};
 
-/// The port that members reach each other at, unless one is configured.
+/// The default port for connections between members.
 ///
 /// *Source:* Monogon's `consensus` of 2020.
 pub const PEER_PORT: u16 = 7834;
 
-/// The port that a member serves its clients at, unless one is configured.
+/// The default port for clients of a member.
 ///
-/// *Source:* IANA's registry has it for etcd.
+/// *Source:* IANA's registry assigns it to etcd.
 pub const CLIENT_PORT: u16 = 2379;
 
 /// Runs this node's member of the consensus.
 ///
 /// # Contract
-/// - `start` does nothing but prepare: the member runs when the tree runs [`Started::service`]. There is one service at
-///   a time for one place on the disk.
-/// - The service is [`Status::Running`] once the member takes part (a learner: once it is promoted) and answers reads
-///   that need the others. It signals ready to the tree then.
-/// - A service that the tree starts again goes on with what is on the disk, whatever mode it was given first: [`Mode::New`]
-///   and [`Mode::Existing`] are done once, and can be killed at any step of it.
-/// - A member that has run and starts at another address than before is the same member, with the same key: before it is
-///   `Running`, it is certified for the new address and listed there.
-/// - No mode destroys what is there. What doesn't fit the mode is an error that names it.
-/// - When the service ends, by whatever cause, the status is not `Running` any more before the service's future is done.
-///   The [`Running`] that somebody still holds gets errors, and never reaches a later run.
+/// - `prepare_member` only prepares: the member runs when the supervision tree runs
+///   [`PreparedMember::service`]. At most one service runs at a time for one location on the disk.
+/// - The service is [`MemberStatus::Running`] once the member takes part (a learner: once it is promoted) and
+///   serves linearizable reads. It signals ready to the tree then.
+/// - A restarted service resumes from what is on the disk, whatever its original mode:
+///   [`StartMode::NewCluster`] and [`StartMode::ExistingCluster`] take effect once, and can be killed at any
+///   step.
+/// - A member that has run and starts at another address is the same member, with the same key: it is
+///   certified for the new address and listed there before it is `Running`.
+/// - No mode destroys existing data. Data that does not match the mode is an error that names it.
+/// - When the service ends, for any reason, the status leaves `Running` before the service's future
+///   completes. A [`RunningMember`] that is still held returns errors, and never accesses a later run.
 pub trait Consensus: Debug + Send + Sync + 'static {
-    /// Prepares a member that starts so.
-    fn start(&self, start: Start) -> Started;
+    /// Prepares a member with these options.
+    fn prepare_member(&self, start: StartOptions) -> PreparedMember;
 }

@@ -1,4 +1,4 @@
-//! Names of members, and where they are reached.
+//! Names and URLs of members.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -6,26 +6,29 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// What is no name or address.
+/// A text that is not a valid name or URL.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InvalidName {
-    /// A member's name has 1 to 63 characters of `a-z`, `0-9` and `-`, and a letter or digit at both ends: a DNS label.
-    #[error("member name {name:?} is not 1 to 63 of a-z, 0-9 and dash, with a letter or digit at both ends")]
+    /// A member's name has 1 to 63 characters of `a-z`, `0-9` and `-`, and a letter or digit at both ends: a
+    /// DNS label.
+    #[error(
+        "invalid member name {name:?}: must be 1 to 63 of a-z, 0-9, dash, with a letter or digit at both ends"
+    )]
     Member {
         /// The text given.
         name: String,
     },
-    /// A module or space has 1 to 63 characters of `a-z`, `0-9`, `-` and `_`.
-    #[error("{what} {name:?} is not 1 to 63 of a-z, 0-9, dash and underscore")]
+    /// A module or namespace has 1 to 63 characters of `a-z`, `0-9`, `-` and `_`.
+    #[error("invalid {what} {name:?}: must be 1 to 63 of a-z, 0-9, dash and underscore")]
     Namespace {
-        /// `module` or `space`.
+        /// `module` or `namespace`.
         what: &'static str,
         /// The text given.
         name: String,
     },
-    /// A peer is reached at `https://ADDRESS:PORT`, or `https://NAME:PORT`, with nothing behind.
-    #[error("peer URL {url:?} is not https://HOST:PORT")]
+    /// A peer URL is `https://ADDRESS:PORT`, or `https://NAME:PORT`, and nothing more.
+    #[error("invalid peer URL {url:?}: must be https://HOST:PORT")]
     PeerUrl {
         /// The text given.
         url: String,
@@ -47,7 +50,7 @@ impl FromStr for MemberName {
     type Err = InvalidName;
 
     fn from_str(name: &str) -> Result<MemberName, InvalidName> {
-        match is_label(name) {
+        match is_dns_label(name) {
             true => Ok(MemberName(name.to_owned())),
             false => Err(InvalidName::Member { name: name.to_owned() }),
         }
@@ -66,7 +69,7 @@ impl fmt::Debug for MemberName {
     }
 }
 
-/// Where a member is reached by the others: `https://HOST:PORT`.
+/// The URL at which other members reach a member: `https://HOST:PORT`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerUrl(String);
 
@@ -81,7 +84,7 @@ impl PeerUrl {
         &self.0
     }
 
-    /// The host: an address (of IPv6 without brackets), or a name.
+    /// The host: an address (IPv6 without brackets), or a name.
     pub fn host(&self) -> &str {
         let authority = self.0.trim_start_matches("https://");
         let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
@@ -91,7 +94,7 @@ impl PeerUrl {
     /// The port.
     pub fn port(&self) -> u16 {
         let port = self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
-        port.expect("the URL ends with a port, or it would be none")
+        port.expect("a parsed URL ends with a port")
     }
 }
 
@@ -101,7 +104,7 @@ impl FromStr for PeerUrl {
     fn from_str(url: &str) -> Result<PeerUrl, InvalidName> {
         let is_authority = |authority: &str| {
             let Some((host, port)) = authority.rsplit_once(':') else { return false };
-            let is_name = |host: &str| host.len() <= 253 && host.split('.').all(is_label);
+            let is_name = |host: &str| host.len() <= 253 && host.split('.').all(is_dns_label);
             let is_port = port.parse::<u16>().is_ok_and(|port| port > 0) && !port.starts_with('+');
             is_port && (authority.parse::<SocketAddr>().is_ok() || is_name(host))
         };
@@ -125,7 +128,7 @@ impl fmt::Debug for PeerUrl {
 }
 
 /// *Source:* RFC 1123 section 2.1, in lower case.
-fn is_label(text: &str) -> bool {
+fn is_dns_label(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&text.len())
         && text.bytes().all(is_inner)
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_is_named_as_a_host_is() {
+    fn a_member_name_is_a_dns_label() {
         for good in ["a", "nodekeel-00ff", &"x".repeat(63)] {
             assert_eq!(good.parse::<MemberName>().unwrap().as_str(), good);
         }
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_an_https_url_of_a_host_and_a_port_and_nothing_else() {
+    fn a_peer_url_is_https_with_a_host_and_a_port_and_nothing_else() {
         for (good, host, port) in [
             ("https://192.0.2.7:7834", "192.0.2.7", 7834),
             ("https://[2001:db8::7]:7834", "2001:db8::7", 7834),

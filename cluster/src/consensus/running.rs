@@ -1,44 +1,49 @@
-//! What can be done where a member takes part.
+//! A running member.
 
 use std::sync::Arc;
 
-use super::kv::{KvStore, Namespaced};
-use super::{InvalidName, Member, Membership};
+use super::kv::{KvStore, NamespacedKv};
+use super::{ClusterMembers, InvalidName, Member};
 
-/// A member that takes part. It is cheap to clone; once the run that it is of has ended, its calls are errors.
+/// A member that takes part. It is cheap to clone; once its run has ended, all its calls fail.
 #[derive(Clone, Debug)]
-pub struct Running {
-    this: Member,
-    root: Arc<dyn KvStore>,
-    members: Arc<dyn Membership>,
+pub struct RunningMember {
+    this_member: Member,
+    root_kv: Arc<dyn KvStore>,
+    cluster_members: Arc<dyn ClusterMembers>,
 }
 
-impl Running {
+impl RunningMember {
     /// A member with its keys and the list of members: for implementations.
-    pub fn new(this: Member, root: Arc<dyn KvStore>, members: Arc<dyn Membership>) -> Running {
-        Running { this, root, members }
+    pub fn new(
+        this_member: Member,
+        root_kv: Arc<dyn KvStore>,
+        cluster_members: Arc<dyn ClusterMembers>,
+    ) -> RunningMember {
+        RunningMember { this_member, root_kv, cluster_members }
     }
 
-    /// This node's member, as it was listed when it began to take part.
-    pub fn this(&self) -> &Member {
-        &self.this
+    /// This node's member, as it was listed when it started to take part.
+    pub fn this_member(&self) -> &Member {
+        &self.this_member
     }
 
-    /// All keys of the cluster, those of all modules among them.
-    pub fn root(&self) -> Arc<dyn KvStore> {
-        Arc::clone(&self.root)
+    /// All keys of the cluster, including those of every module.
+    pub fn root_kv(&self) -> Arc<dyn KvStore> {
+        Arc::clone(&self.root_kv)
     }
 
-    /// The keys of one module's space. They lie below `MODULE:SPACE`, and begin with a slash: `cluster:enrolment/nodes/x`.
+    /// The keys of one module's namespace. Their prefix is `MODULE:NAMESPACE`, and they start with a slash:
+    /// `cluster:enrolment/nodes/x`.
     ///
     /// # Errors
     /// [`InvalidName::Namespace`].
-    pub fn kv(&self, module: &str, space: &str) -> Result<Arc<dyn KvStore>, InvalidName> {
-        Ok(Arc::new(Namespaced::new(self.root(), module, space)?))
+    pub fn namespaced_kv(&self, module: &str, namespace: &str) -> Result<Arc<dyn KvStore>, InvalidName> {
+        Ok(Arc::new(NamespacedKv::new(self.root_kv(), module, namespace)?))
     }
 
     /// The list of members.
-    pub fn members(&self) -> Arc<dyn Membership> {
-        Arc::clone(&self.members)
+    pub fn cluster_members(&self) -> Arc<dyn ClusterMembers> {
+        Arc::clone(&self.cluster_members)
     }
 }

@@ -7,61 +7,62 @@ use nodekeel_localstorage::pki::{Credentials, RevocationList};
 
 use super::{MemberName, Peer};
 
-/// How a member starts: who it is, and what it finds.
+/// How a member starts.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Start {
-    /// The member's name, which is the node's. It is in its certificate.
+pub struct StartOptions {
+    /// The member's name, which is the node's name. Its certificate contains it.
     pub name: MemberName,
-    /// The address at which the other members reach it. It is in its certificate; a member that has run may have another one
-    /// than before.
+    /// The address at which the other members reach it. Its certificate contains it; the address of a member
+    /// that has run may differ from the previous one.
     pub address: IpAddr,
-    /// Whether there is a cluster, and who knows of it.
-    pub mode: Mode,
+    /// Whether a cluster exists, and what the member needs to join it.
+    pub mode: StartMode,
 }
 
 /// What a member finds when it starts.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Mode {
-    /// Nothing: it makes a cluster of one, with an authority of its own.
+pub enum StartMode {
+    /// No cluster: it creates a cluster of one, with a new CA.
     ///
-    /// It goes on with what an earlier start in this mode has left, and refuses what any other has.
-    New,
+    /// It resumes an earlier start in this mode, and rejects what any other mode has left.
+    NewCluster,
     /// A cluster that has added it as a learner, and has issued its credentials.
     ///
-    /// It goes on with what an earlier start with the same credentials has left.
-    Existing {
+    /// It resumes an earlier start with the same credentials.
+    ExistingCluster {
         /// All members but this one.
         peers: Vec<Peer>,
-        /// The member's key and certificate, and the certificate of the cluster's authority.
+        /// The member's key and certificate, and the certificate of the cluster's CA.
         credentials: Arc<Credentials>,
-        /// The certificates that were revoked when the credentials were issued; later ones come from the cluster.
+        /// The certificates that were revoked when the credentials were issued; the cluster supplies later
+        /// ones.
         revoked: RevocationList,
     },
-    /// What it has left on the disk when it last ran.
+    /// The data that it left on the disk when it last ran.
     Restart,
 }
 
-impl Start {
-    /// Makes a cluster of one.
-    pub fn new_cluster(name: MemberName, address: IpAddr) -> Start {
-        Start { name, address, mode: Mode::New }
+impl StartOptions {
+    /// Creates a cluster of one.
+    pub fn new_cluster(name: MemberName, address: IpAddr) -> StartOptions {
+        StartOptions { name, address, mode: StartMode::NewCluster }
     }
 
-    /// Joins a cluster that expects it.
-    pub fn join(
+    /// Joins a cluster that lists this member as a learner.
+    pub fn join_cluster(
         name: MemberName,
         address: IpAddr,
         peers: Vec<Peer>,
         credentials: Arc<Credentials>,
         revoked: RevocationList,
-    ) -> Start {
-        Start { name, address, mode: Mode::Existing { peers, credentials, revoked } }
+    ) -> StartOptions {
+        StartOptions { name, address, mode: StartMode::ExistingCluster { peers, credentials, revoked } }
     }
 
-    /// Goes on as the member that it was.
-    pub fn restart(name: MemberName, address: IpAddr) -> Start {
-        Start { name, address, mode: Mode::Restart }
+    /// Restarts the member from its data.
+    pub fn restart_member(name: MemberName, address: IpAddr) -> StartOptions {
+        StartOptions { name, address, mode: StartMode::Restart }
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of a member that was started.
+//! The status of a member.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,148 +8,149 @@ use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Running;
+use super::RunningMember;
 
-/// How it is with this node's member.
+/// The status of this node's member.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub enum Status {
+pub enum MemberStatus {
     /// The tree has not run it yet.
     #[default]
-    New,
-    /// It starts: as a member that has yet to hear of the others, or as a learner.
+    NotStarted,
+    /// It is starting: it has not connected to the others yet, or is a learner.
     Starting,
     /// It takes part.
-    Running(Running),
-    /// It has ended. The tree may start it again.
-    Ended {
-        /// Why, with all causes; none where it was told to stop.
+    Running(RunningMember),
+    /// It has exited. The tree may restart it.
+    Exited {
+        /// Why, with all causes; `None` if it was stopped.
         failure: Option<Arc<str>>,
     },
 }
 
-impl Status {
-    /// What can be done with a member that takes part.
-    pub fn running(&self) -> Option<&Running> {
+impl MemberStatus {
+    /// The running member, if it takes part.
+    pub fn running_member(&self) -> Option<&RunningMember> {
         match self {
-            Status::Running(running) => Some(running),
+            MemberStatus::Running(running) => Some(running),
             _ => None,
         }
     }
 }
 
-/// The status of a member, as it is and as it changes: the newest one only.
+/// Watches the status of a member: the newest value only.
 #[derive(Clone, Debug)]
-pub struct StatusWatch(watch::Receiver<Status>);
+pub struct StatusWatch(watch::Receiver<MemberStatus>);
 
 impl StatusWatch {
-    /// A watch of what is sent.
-    pub fn new(receiver: watch::Receiver<Status>) -> StatusWatch {
+    /// A watch of this channel.
+    pub fn from_receiver(receiver: watch::Receiver<MemberStatus>) -> StatusWatch {
         StatusWatch(receiver)
     }
 
     /// The status now.
-    pub fn now(&self) -> Status {
+    pub fn current_status(&self) -> MemberStatus {
         self.0.borrow().clone()
     }
 
-    /// Waits for another status than the one that was seen last through this watch; none once there will be no other,
-    /// since whoever runs the member is gone.
+    /// Waits for a status that this watch has not seen yet; `None` once no other can follow, since the
+    /// member's service is gone.
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
-    pub async fn changed(&mut self) -> Option<Status> {
+    pub async fn next_status(&mut self) -> Option<MemberStatus> {
         self.0.changed().await.ok()?;
         Some(self.0.borrow_and_update().clone())
     }
 
-    /// Waits until the member takes part; none once it never will, since whoever runs it is gone.
+    /// Waits until the member takes part; `None` if it never will, since its service is gone.
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
-    pub async fn running(&mut self) -> Option<Running> {
-        let status = self.0.wait_for(|status| status.running().is_some()).await.ok()?;
-        status.running().cloned()
+    pub async fn wait_running(&mut self) -> Option<RunningMember> {
+        let status = self.0.wait_for(|status| status.running_member().is_some()).await.ok()?;
+        status.running_member().cloned()
     }
 }
 
-/// A member that was prepared.
+/// A member that is ready to run.
 #[derive(Debug)]
-pub struct Started {
-    /// What the tree has to run. Its children are the member's parts.
-    pub service: Service,
-    /// How it is with it.
+pub struct PreparedMember {
+    /// The runnable for the tree. Its children are the member's parts.
+    pub service: MemberService,
+    /// The member's status.
     pub status: StatusWatch,
 }
 
-/// A runnable that has been wrapped, so that it can be handed on whatever it is.
+/// A type-erased runnable.
 #[derive(Clone)]
-pub struct Service(Arc<dyn Runnable>);
+pub struct MemberService(Arc<dyn Runnable>);
 
-impl Service {
+impl MemberService {
     /// Wraps a runnable.
-    pub fn new(runnable: impl Runnable) -> Service {
-        Service(Arc::new(runnable))
+    pub fn from_runnable(runnable: impl Runnable) -> MemberService {
+        MemberService(Arc::new(runnable))
     }
 }
 
-impl Runnable for Service {
+impl Runnable for MemberService {
     fn run(&self, ctx: Context) -> RunFuture {
         self.0.run(ctx)
     }
 
-    fn stop_within(&self) -> Option<Duration> {
-        self.0.stop_within()
+    fn stop_timeout(&self) -> Option<Duration> {
+        self.0.stop_timeout()
     }
 }
 
-impl fmt::Debug for Service {
+impl fmt::Debug for MemberService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").finish_non_exhaustive()
+        f.debug_struct("MemberService").finish_non_exhaustive()
     }
 }
 
-/// One run of a member, as it is told to those who watch.
-pub(crate) struct Turn<'a> {
-    sender: &'a watch::Sender<Status>,
-    stopped: CancellationToken,
+/// Reports the status of one run of a member to its watchers.
+pub(crate) struct StatusReporter<'a> {
+    sender: &'a watch::Sender<MemberStatus>,
+    stop_token: CancellationToken,
 }
 
-impl<'a> Turn<'a> {
-    pub(crate) fn begin(sender: &'a watch::Sender<Status>) -> Turn<'a> {
-        sender.send_replace(Status::Starting);
-        Turn { sender, stopped: CancellationToken::new() }
+impl<'a> StatusReporter<'a> {
+    pub(crate) fn report_starting(sender: &'a watch::Sender<MemberStatus>) -> StatusReporter<'a> {
+        sender.send_replace(MemberStatus::Starting);
+        StatusReporter { sender, stop_token: CancellationToken::new() }
     }
 
-    /// Cancelled when the run ends: what was handed out is of no use then.
-    pub(crate) fn stopped(&self) -> CancellationToken {
-        self.stopped.clone()
+    /// Cancelled when the run ends: handles that were given out are unusable then.
+    pub(crate) fn stop_token(&self) -> CancellationToken {
+        self.stop_token.clone()
     }
 
-    pub(crate) fn running(&self, running: Running) {
-        self.sender.send_replace(Status::Running(running));
+    pub(crate) fn report_running(&self, running: RunningMember) {
+        self.sender.send_replace(MemberStatus::Running(running));
     }
 
-    /// Tells the end, and hands on how it was.
-    pub(crate) fn end(self, result: Result<(), Failure>) -> Result<(), Failure> {
-        self.stopped.cancel();
-        let failure = result.as_ref().err().filter(|failure| !failure.is_cancelled());
-        self.sender
-            .send_replace(Status::Ended { failure: failure.map(|failure| failure.to_string().into()) });
+    /// Reports the exit, and returns the result unchanged.
+    pub(crate) fn report_exit(self, result: Result<(), Failure>) -> Result<(), Failure> {
+        self.stop_token.cancel();
+        let failure = result.as_ref().err().filter(|failure| !failure.is_canceled());
+        self.sender.send_replace(MemberStatus::Exited {
+            failure: failure.map(|failure| failure.to_string().into()),
+        });
         result
     }
 }
 
-/// A run that was given up on has ended, too.
-impl Drop for Turn<'_> {
+/// A run that was dropped has exited, too.
+impl Drop for StatusReporter<'_> {
     fn drop(&mut self) {
-        self.stopped.cancel();
+        self.stop_token.cancel();
         self.sender.send_if_modified(|status| {
-            let is_told = matches!(status, Status::Ended { .. });
-            if !is_told {
-                *status = Status::Ended { failure: None };
+            let is_reported = matches!(status, MemberStatus::Exited { .. });
+            if !is_reported {
+                *status = MemberStatus::Exited { failure: None };
             }
-            !is_told
+            !is_reported
         });
     }
 }

@@ -1,12 +1,12 @@
-//! Where a node is reached: an address, which may come, go and change.
+//! The node's address, which may appear, disappear and change.
 //!
 //! ```text
-//!  Network::address ──▶ watch: none ─▶ 192.0.2.7 ─▶ none ─▶ 192.0.2.8
+//!  Network::watch_address ──▶ watch: none ─▶ 192.0.2.7 ─▶ none ─▶ 192.0.2.8
 //! ```
 
-mod fixed;
 #[cfg(feature = "netlink")]
-mod interface;
+mod interface_network;
+mod static_network;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,27 +14,27 @@ use std::net::IpAddr;
 use thiserror::Error;
 use tokio::sync::watch;
 
-pub use fixed::StaticNetwork;
 #[cfg(feature = "netlink")]
-pub use interface::{InterfaceNetwork, InterfaceService};
+pub use interface_network::{InterfaceNetwork, InterfaceService};
+pub use static_network::StaticNetwork;
 
 /// The address at which other nodes reach this one: neither unspecified nor multicast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Address(IpAddr);
+pub struct NodeAddress(IpAddr);
 
-/// No other node reaches this one there.
+/// An address at which other nodes can't reach this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{address} is no address at which a node is reached")]
+#[error("invalid node address {address}: must not be unspecified or multicast")]
 pub struct InvalidAddress {
     /// The address given.
     pub address: IpAddr,
 }
 
-impl Address {
-    /// This address. One of the loopback interface is for clusters on one machine.
+impl NodeAddress {
+    /// Checks the address. A loopback address is for clusters on one host.
     ///
     /// # Errors
-    /// [`InvalidAddress`] of an unspecified address, and of one of many.
+    /// [`InvalidAddress`] if the address is unspecified or multicast.
     pub fn try_new(address: IpAddr) -> Result<Self, InvalidAddress> {
         match address.is_unspecified() || address.is_multicast() {
             true => Err(InvalidAddress { address }),
@@ -43,30 +43,30 @@ impl Address {
     }
 
     /// The address.
-    pub fn ip(self) -> IpAddr {
+    pub fn ip_addr(self) -> IpAddr {
         self.0
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for NodeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-/// What tells a node its address.
+/// Reports a node's address.
 ///
 /// # Contract
-/// - A watch has the newest address; none while there is none. Each change wakes those that wait, and a loss is a change;
-///   so is another reason why there is none, where the network can tell.
-/// - A watch ends when there will be no more changes: who needs an address and has none then has failed.
-/// - Asking does not block, and can be done at any time, also before whatever finds addresses runs.
+/// - A watch holds the newest address; `None` while there is none. Each change wakes waiters, and so does a
+///   loss, and a changed reason for a missing address if the network reports reasons.
+/// - A watch closes when no more changes will come: a waiter without an address then fails.
+/// - Neither method blocks, and both can be called at any time, also before the address service runs.
 pub trait Network: fmt::Debug + Send + Sync {
     /// The address, now and whenever it changes.
-    fn address(&self) -> watch::Receiver<Option<Address>>;
+    fn watch_address(&self) -> watch::Receiver<Option<NodeAddress>>;
 
-    /// Why there is no address, in words for whoever waits for one; none where nothing is known.
-    fn trouble(&self) -> Option<String> {
+    /// Why there is no address, as a text for operators; `None` if unknown.
+    fn no_address_reason(&self) -> Option<String> {
         None
     }
 }

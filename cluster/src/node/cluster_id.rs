@@ -1,15 +1,15 @@
-//! Which cluster.
+//! The identity of a cluster.
 
 use std::fmt;
 
-/// Which cluster: 16 random bytes, which whoever founded it has put into it, below a key of its own. It doesn't depend on
-/// what keeps the cluster's keys, and no two clusters have the same.
+/// The identity of a cluster: 16 random bytes, which the bootstrapping node writes below a dedicated key. It
+/// doesn't depend on the store that keeps the cluster's keys, and no two clusters share one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterId([u8; 16]);
 
 impl ClusterId {
-    /// The cluster of these bytes.
-    pub const fn new(bytes: [u8; 16]) -> Self {
+    /// The cluster id of these bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 

@@ -1,32 +1,34 @@
-//! Who a node is: its name, its record in the cluster, and how it is told the way into one.
+//! The node's identity: its name, its record in the cluster, and its enrolment configuration.
 
 mod cluster_id;
-mod enrolment;
-mod id;
-mod issue;
-mod local;
-mod record;
+mod enrolment_config;
+mod golden_ticket;
+mod local_names;
+mod node_id;
+mod node_record;
+mod node_store;
 mod secret;
-mod store;
-mod ticket;
+mod ticket_issuer;
 mod wire;
 
-/// Where the nodes' records are: module and space.
-pub(crate) const NODES: (&str, &str) = ("cluster", "enrolment");
+/// The namespace of the nodes' records: module and namespace.
+pub(crate) const NODES_NAMESPACE: (&str, &str) = ("cluster", "enrolment");
 
 pub use cluster_id::ClusterId;
-pub use enrolment::{Enrolment, EnrolmentError, EnrolmentSource, EspEnrolment, FIRMWARE};
-pub use id::{DEFAULT_PREFIX, InvalidNodeId, NodeId};
-pub use issue::{GoldenTickets, IssueError};
-pub use local::{EphemeralHosts, LocalError, LocalNames};
-pub use record::{HasRole, InvalidRecord, NodeRecord, Roles};
-pub use secret::Secret;
-pub use store::{NodeStore, RecordError, StoredNode};
-pub use ticket::{GoldenTicket, TicketDigest, TicketError, TicketParts};
+pub use enrolment_config::{
+    EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FIRMWARE_PATH,
+};
+pub use golden_ticket::{GoldenTicket, TicketDigest, TicketError, TicketParts};
+pub use local_names::{EphemeralHosts, LocalNames, LocalNamesError};
+pub use node_id::{DEFAULT_NODE_PREFIX, InvalidNodeId, NodeId};
+pub use node_record::{InvalidRecord, NodeRecord, NodeRoles, RoleConflict};
+pub use node_store::{NodeStore, RecordError, StoredNode};
+pub use secret::SecretBytes;
+pub use ticket_issuer::{GoldenTicketIssuer, TicketIssueError};
 
-/// What is read of a node from files and from the cluster, over arbitrary bytes.
+/// Arbitrary bytes as what is read about a node from files and from the cluster.
 #[cfg(any(test, feature = "testing"))]
-pub(crate) fn arbitrary(bytes: &[u8]) {
-    ticket::arbitrary(bytes);
-    record::arbitrary(bytes);
+pub(crate) fn check_arbitrary_files(bytes: &[u8]) {
+    golden_ticket::check_arbitrary_ticket(bytes);
+    node_record::check_arbitrary_record(bytes);
 }

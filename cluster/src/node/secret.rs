@@ -1,27 +1,27 @@
-//! Bytes that nobody prints.
+//! Bytes that are never printed.
 
 use std::fmt;
 
 use zeroize::Zeroizing;
 
-/// Bytes that are a secret: wiped when dropped, and not printed by `Debug`, not even their number.
+/// Secret bytes: wiped when dropped, and not printed by `Debug`, not even their number.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Zeroizing<Vec<u8>>);
+pub struct SecretBytes(Zeroizing<Vec<u8>>);
 
-impl Secret {
-    /// Keeps them.
+impl SecretBytes {
+    /// Wraps the bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
     }
 
     /// The bytes. Don't keep copies.
-    pub fn expose(&self) -> &[u8] {
+    pub fn expose_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
+        f.write_str("SecretBytes")
     }
 }

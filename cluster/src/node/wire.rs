@@ -1,10 +1,11 @@
-//! The messages, with the field numbers that they had in Monogon's Smalltown of 2020 (`enrolment.proto`).
+//! The messages, with the field numbers of Monogon's Smalltown of 2020 (`enrolment.proto`).
 //!
-//! They are written by hand: a few structs, and no protoc. They have no `Debug`, since some of what they hold is secret.
+//! They are written by hand: a few structs do not justify protoc. They have no `Debug`, since some fields are
+//! secret.
 
 use zeroize::Zeroize as _;
 
-/// How a node is to get into a cluster.
+/// How a node gets into a cluster.
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(skip_debug)]
 pub(super) struct EnrolmentConfig {
@@ -48,10 +49,10 @@ pub(super) struct EtcdPeer {
     pub(super) address: String,
 }
 
-/// What the cluster knows of a node.
+/// The cluster's record of a node.
 #[derive(Clone, PartialEq, prost::Message)]
 #[prost(skip_debug)]
-pub(super) struct Node {
+pub(super) struct NodeMessage {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) certificate: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -62,7 +63,7 @@ pub(super) struct Node {
     pub(super) roles: Option<NodeRoles>,
 }
 
-/// What a node does.
+/// The roles of a node.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NodeRoles {
     #[prost(message, optional, tag = "1")]
@@ -71,14 +72,14 @@ pub(super) struct NodeRoles {
     pub(super) kubernetes_worker: Option<KubernetesWorker>,
 }
 
-/// It is a member of the consensus.
+/// A member of the consensus.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ConsensusMember {
     #[prost(string, tag = "1")]
     pub(super) etcd_member_name: String,
 }
 
-/// It runs pods.
+/// A node that runs pods.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct KubernetesWorker {
     #[prost(string, tag = "1")]
@@ -92,7 +93,7 @@ impl Drop for GoldenTicket {
     }
 }
 
-impl Drop for Node {
+impl Drop for NodeMessage {
     fn drop(&mut self) {
         self.cluster_unlock_key.zeroize();
     }

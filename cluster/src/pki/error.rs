@@ -1,35 +1,35 @@
-//! What goes wrong with an authority.
+//! Errors of a CA.
 
 use nodekeel_localstorage::pki::{FormatError, PkiError};
 use thiserror::Error;
 
 use crate::consensus::kv::KvError;
 
-type Source = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why an authority could not be made, loaded or used. What is stored stays as it is.
+/// Why a CA could not be created, loaded or used. Stored values stay unchanged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum AuthorityError {
-    /// The store gave no answer, or refused. A retry may help, and does no harm.
+pub enum CaError {
+    /// The store did not answer, or rejected the call. A retry may help, and is harmless.
     #[error("{operation}")]
     Store {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
         /// Why.
         #[source]
         source: KvError,
     },
-    /// No authority was ever saved there.
-    #[error("the cluster has no authority")]
-    Absent,
-    /// A part of the authority is missing: restore it from a backup.
-    #[error("the cluster's authority is incomplete: {missing} is absent")]
+    /// No CA was ever saved there.
+    #[error("the cluster has no CA")]
+    NotFound,
+    /// A value of the CA is missing: restore it from a backup.
+    #[error("the cluster's CA is incomplete: {missing} is missing")]
     Incomplete {
-        /// The key that isn't there.
+        /// The missing key.
         missing: &'static str,
     },
-    /// A value is not what it should be: restore it from a backup.
+    /// A value is invalid: restore it from a backup.
     #[error("parse {key}")]
     Malformed {
         /// Its key.
@@ -38,68 +38,68 @@ pub enum AuthorityError {
         #[source]
         source: FormatError,
     },
-    /// The value is no Ed25519 key of 64 bytes, or its two halves don't belong together.
-    #[error("{key} is no Ed25519 key of a seed and its public key")]
+    /// The value is not an Ed25519 key of 64 bytes, or its two halves do not match.
+    #[error("{key} is not an Ed25519 key of a seed and its public key")]
     MalformedKey {
         /// Its key in the store.
         key: &'static str,
     },
-    /// The key and the certificate of the authority are not of one pair.
-    #[error("{CA_KEY} is not the key of {CA}", CA_KEY = super::CA_KEY, CA = super::CA)]
+    /// The private key and the certificate of the CA do not match.
+    #[error("{} is not the key of {}", super::CA_KEY_PATH, super::CA_CERT_PATH)]
     KeyMismatch,
-    /// The certificate is not that of an authority: it may certify nobody, or another has signed it.
-    #[error("the certificate in {key} is not that of an authority")]
-    NotAnAuthority {
-        /// Where it is.
+    /// The certificate is not a CA certificate, or is not self-signed.
+    #[error("the certificate in {key} is not a self-signed CA certificate")]
+    NotACa {
+        /// Its key in the store.
         key: &'static str,
     },
-    /// A certificate that should be the authority's own was issued by another.
-    #[error("the certificate in {key} was not issued by this authority")]
+    /// A certificate in the CA's store was issued by another CA.
+    #[error("the certificate in {key} was not issued by this CA")]
     NotIssued {
-        /// Where it is.
+        /// Its key in the store.
         key: String,
     },
-    /// There is another authority already: this one was not saved, and must not be used.
-    #[error("the cluster has another authority already")]
-    Another,
-    /// It has never issued a certificate to this name.
+    /// The cluster already has another CA: this one was not saved, and must not be used.
+    #[error("the cluster already has another CA")]
+    AnotherCa,
+    /// The CA has never issued a certificate to this name.
     #[error("no certificate was issued to {name}")]
     UnknownName {
         /// The name.
         name: String,
     },
-    /// Others changed the list of revoked certificates each time before this one could: try again.
-    #[error("the list of revoked certificates changes too fast")]
+    /// Concurrent changes of the list of revoked certificates preceded every attempt: try again.
+    #[error("update the list of revoked certificates: too many concurrent changes")]
     Contended,
-    /// A key, a certificate or a list could not be made.
-    #[error("make {what}")]
-    Make {
+    /// A key, a certificate or a list could not be created.
+    #[error("create {what}")]
+    Create {
         /// What.
         what: &'static str,
         /// Why.
         #[source]
-        source: Source,
+        source: BoxError,
     },
-    /// The list of revoked certificates could not be written to the disk. The old one is there.
-    #[error("keep the list of revoked certificates")]
-    Keep(#[source] PkiError),
+    /// The list of revoked certificates could not be written to the disk. The previous one remains.
+    #[error("write the list of revoked certificates to the disk")]
+    WriteRevocationList(#[source] PkiError),
 }
 
-impl AuthorityError {
-    /// Whether the same call may succeed later, with nothing else done about it.
+impl CaError {
+    /// Whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         match self {
-            AuthorityError::Store { source, .. } => source.is_retryable(),
-            AuthorityError::Contended | AuthorityError::Keep(_) => true,
+            CaError::Store { source, .. } => source.is_retryable(),
+            CaError::Contended | CaError::WriteRevocationList(_) => true,
             _ => false,
         }
     }
 
-    pub(super) fn make(what: &'static str) -> impl FnOnce(Source) -> AuthorityError {
-        move |source| AuthorityError::Make { what, source }
+    pub(super) fn create_error(what: &'static str) -> impl FnOnce(BoxError) -> CaError {
+        move |source| CaError::Create { what, source }
     }
 
-    pub(super) fn store(operation: &'static str) -> impl FnOnce(KvError) -> AuthorityError {
-        move |source| AuthorityError::Store { operation, source }
+    pub(super) fn store_error(operation: &'static str) -> impl FnOnce(KvError) -> CaError {
+        move |source| CaError::Store { operation, source }
     }
 }

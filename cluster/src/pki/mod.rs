@@ -1,42 +1,44 @@
-//! The cluster's authority: who may be a member or a client, and who no longer.
+//! The cluster's CA: it certifies members and clients, and revokes certificates.
 //!
-//! Its key, its certificate, the list of revoked certificates and every certificate that it has issued lie in the root
-//! keys of the consensus. Whoever may read these is the authority; no file has its key but while a cluster is being made.
+//! The CA's private key, its certificate, the list of revoked certificates and every issued certificate are
+//! stored in the root keys of the consensus. Read access to these keys is control of the CA; no file holds
+//! the private key, except while a cluster is being bootstrapped.
 //!
 //! ```text
-//!  /etcd-ca/ca.der             its certificate, X.509 in DER
-//!  /etcd-ca/ca-key.der         its key: 64 bytes, the Ed25519 seed and the public key
+//!  /etcd-ca/ca.der             the CA's certificate, X.509 in DER
+//!  /etcd-ca/ca-key.der         the CA's private key: 64 bytes, the Ed25519 seed and the public key
 //!  /etcd-ca/crl.der            the list of revoked certificates, in DER
-//!  /etcd-ca/certs/SERIAL       a certificate that it has issued; the serial number in hexadecimal
+//!  /etcd-ca/certs/SERIAL       an issued certificate; the serial number in hexadecimal
 //! ```
 //!
-//! A cluster's first member needs a certificate before there is a consensus to keep the authority in. So a
-//! [`NewAuthority`] issues in memory, and is [saved](NewAuthority::save) as soon as there is one: once, whoever is killed
-//! between, and never over another.
+//! A cluster's first member needs a certificate before any consensus can store the CA. So a [`PendingCa`]
+//! issues in memory, and is [saved](PendingCa::save_to) as soon as a consensus runs: exactly once, even if
+//! the process is killed in between, and never over another CA.
 //!
-//! Keys are [`PrivateKey`](nodekeel_localstorage::pki::PrivateKey)s, which can't be printed and are wiped when dropped.
-//! Whatever is loaded is checked: that the key is the certificate's, that the authority has issued what is said to be its,
-//! that it has signed the list. Times are not: a node's clock may be wrong when it first looks.
+//! Private keys are [`PrivateKey`](nodekeel_localstorage::pki::PrivateKey)s, which can't be printed and are
+//! wiped when dropped. Everything that is loaded is checked: that key and certificate of the CA match, and
+//! that the CA has issued the certificates and signed the list. Validity times are not checked: the clock of
+//! a starting node may be wrong.
 //!
 //! *Source:* the layout is that of Monogon's `consensus/ca` of 2020.
 
-mod authority;
+mod ca;
+mod certificate_spec;
+mod crl_sync;
 mod error;
-mod keep;
-mod leaf;
-mod names;
-mod new;
+mod pending_ca;
 mod revoke;
 mod signer;
 mod stored;
+mod subject_names;
 
-pub use authority::Authority;
-pub use error::AuthorityError;
-pub use keep::keep_revoked;
-pub use leaf::{Leaf, Usage};
-pub use names::SubjectNames;
-pub use new::NewAuthority;
-pub use stored::{CA, CA_KEY, CERTIFICATES, REVOKED};
+pub use ca::ClusterCa;
+pub use certificate_spec::{CertificateSpec, CertificateUsage};
+pub use crl_sync::sync_revocation_list;
+pub use error::CaError;
+pub use pending_ca::PendingCa;
+pub use stored::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, ISSUED_PREFIX};
+pub use subject_names::SubjectNames;
 
 #[cfg(any(test, feature = "testing"))]
-pub(crate) use stored::arbitrary;
+pub(crate) use stored::check_arbitrary_values;

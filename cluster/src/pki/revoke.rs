@@ -1,73 +1,78 @@
-//! Taking back certificates.
+//! Revokes certificates.
 
 use nodekeel_localstorage::pki::{Certificate, RevocationList};
 
-use super::signer::{Revoked, now};
-use super::stored::{Values, entries, list};
-use super::{Authority, AuthorityError, CERTIFICATES, REVOKED, SubjectNames};
-use crate::consensus::kv::{Compare, KeyRange, KeyValue, Op, Range, Txn};
+use super::signer::{RevokedEntry, unix_time};
+use super::stored::{StoredValues, parse_revocation_list, revoked_entries};
+use super::{CRL_PATH, CaError, ClusterCa, ISSUED_PREFIX, SubjectNames};
+use crate::consensus::kv::{Compare, KeyRange, KeyValue, RangeRequest, Txn, TxnOp};
 
-/// How often a change of the list is tried. Each that fails is another's that succeeded, so this is so many others at once.
-const TRIES: usize = 1000;
+/// How often a change of the list is attempted. Each failed attempt is another caller's success, so this
+/// bounds the number of concurrent callers.
+const MAX_ATTEMPTS: usize = 1000;
 
-impl Authority {
-    /// Revokes every certificate that was issued to a name, and tells them; those that were revoked before among them.
+impl ClusterCa {
+    /// Revokes every certificate that was issued to a name, and returns them, including those revoked before.
     ///
-    /// Members learn of it through [`keep_revoked`](super::keep_revoked), and refuse new connections then. Those that
-    /// stand go on: remove a member, too.
+    /// Members receive the list through [`sync_revocation_list`](super::sync_revocation_list), and then
+    /// reject new connections. Established connections continue: remove the member, too.
     ///
     /// # Errors
-    /// [`AuthorityError::UnknownName`]; [`AuthorityError::Contended`]; what is wrong with what is stored;
-    /// [`AuthorityError::Store`], after which it can be called again.
-    pub async fn revoke(&self, name: &str) -> Result<Vec<Certificate>, AuthorityError> {
-        for _ in 0..TRIES {
-            let (list, stored, certificates) = self.read_for(name).await?;
+    /// [`CaError::UnknownName`]; [`CaError::Contended`]; an error that names an invalid stored value;
+    /// [`CaError::Store`], after which the call can be repeated.
+    pub async fn revoke_name(&self, name: &str) -> Result<Vec<Certificate>, CaError> {
+        for _ in 0..MAX_ATTEMPTS {
+            let (list, stored, certificates) = self.read_revocation_state(name).await?;
             if certificates.is_empty() {
-                return Err(AuthorityError::UnknownName { name: name.to_owned() });
+                return Err(CaError::UnknownName { name: name.to_owned() });
             }
-            let new: Vec<_> = certificates.iter().filter(|certificate| !list.revokes(certificate)).collect();
-            if new.is_empty() || self.replace(&list, &stored, &new).await? {
+            let new: Vec<_> =
+                certificates.iter().filter(|certificate| !list.is_revoked(certificate)).collect();
+            if new.is_empty() || self.replace_list(&list, &stored, &new).await? {
                 return Ok(certificates);
             }
         }
-        Err(AuthorityError::Contended)
+        Err(CaError::Contended)
     }
 
-    /// The list, its key, and the certificates of a name, all of one moment.
-    async fn read_for(
+    /// The list, its stored value, and the certificates of a name, all read in one transaction.
+    async fn read_revocation_state(
         &self,
         name: &str,
-    ) -> Result<(RevocationList, KeyValue, Vec<Certificate>), AuthorityError> {
-        let issued = Op::Range(Range::new(KeyRange::prefix(CERTIFICATES)));
-        let done = self.root.txn(Txn::new().then(Op::get(REVOKED)).then(issued)).await;
-        let done = done.map_err(AuthorityError::store("read what was issued and revoked"))?;
-        let values = Values::collect(done.read());
-        let stored = values.revoked.ok_or(AuthorityError::Incomplete { missing: REVOKED })?;
-        let list = list(&stored.value, self.certificate())?;
+    ) -> Result<(RevocationList, KeyValue, Vec<Certificate>), CaError> {
+        let issued = TxnOp::Range(RangeRequest::new(KeyRange::prefix(ISSUED_PREFIX)));
+        let done = self.root_kv.txn(Txn::new().then(TxnOp::get(CRL_PATH)).then(issued)).await;
+        let done = done.map_err(CaError::store_error("read the issued and the revoked certificates"))?;
+        let values = StoredValues::from_key_values(done.into_key_values());
+        let stored = values.revoked.ok_or(CaError::Incomplete { missing: CRL_PATH })?;
+        let list = parse_revocation_list(&stored.value, self.ca_certificate())?;
         let mut certificates = Vec::new();
         for kv in &values.certificates {
-            let certificate = self.check(&kv.key, &kv.value)?;
-            if SubjectNames::of(&certificate).is_named(name) {
+            let certificate = self.check_issued(&kv.key, &kv.value)?;
+            if SubjectNames::from_certificate(&certificate).is_named(name) {
                 certificates.push(certificate);
             }
         }
         Ok((list, stored, certificates))
     }
 
-    /// Puts a longer list in the place of one, unless another was put there meanwhile; tells whether it did.
-    async fn replace(
+    /// Replaces the list by a longer one, unless it was changed concurrently; returns whether it did.
+    async fn replace_list(
         &self,
         list: &RevocationList,
         stored: &KeyValue,
         new: &[&Certificate],
-    ) -> Result<bool, AuthorityError> {
-        let (number, mut revoked) = entries(list)?;
-        let at = now();
-        revoked.extend(new.iter().map(|certificate| Revoked { serial: certificate.serial().to_vec(), at }));
-        let longer = self.signer.list(number.saturating_add(1), &revoked)?;
-        let txn = Txn::new().when(Compare::unchanged(stored)).then(Op::put(REVOKED, longer.der()));
-        let done = self.root.txn(txn).await;
-        let done = done.map_err(AuthorityError::store("replace the list of revoked certificates"))?;
+    ) -> Result<bool, CaError> {
+        let (number, mut revoked) = revoked_entries(list)?;
+        let at = unix_time();
+        revoked.extend(
+            new.iter().map(|certificate| RevokedEntry { serial: certificate.serial_number().to_vec(), at }),
+        );
+        let longer = self.signer.sign_revocation_list(number.saturating_add(1), &revoked)?;
+        let txn =
+            Txn::new().when(Compare::key_unchanged(stored)).then(TxnOp::put(CRL_PATH, longer.der_bytes()));
+        let done = self.root_kv.txn(txn).await;
+        let done = done.map_err(CaError::store_error("replace the list of revoked certificates"))?;
         Ok(done.succeeded)
     }
 }

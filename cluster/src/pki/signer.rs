@@ -1,4 +1,4 @@
-//! The authority's key with its certificate, and what is made with them.
+//! The CA's key and certificate, and what they sign.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,73 +9,82 @@ use rcgen::{
 };
 use zeroize::Zeroize as _;
 
-use super::leaf::subject_key;
-use super::{AuthorityError, Leaf};
+use super::certificate_spec::subject_public_key;
+use super::{CaError, CertificateSpec};
 
 /// Seconds from 1970 to the end of 9999, after which no date can be written.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// A certificate on the list of revoked ones.
+/// An entry of the list of revoked certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Revoked {
-    /// Its serial number, as it is in the certificate.
+pub(super) struct RevokedEntry {
+    /// The serial number, as in the certificate.
     pub(super) serial: Vec<u8>,
-    /// When it was revoked, in seconds since 1970 by the clock of who did it.
+    /// When it was revoked, in seconds since 1970 by the clock of the revoking node.
     pub(super) at: u64,
 }
 
-/// A key with the certificate of an authority, known to belong together.
+/// A CA's private key and certificate, checked to match.
 #[derive(Debug)]
-pub(super) struct Signer {
-    key: PrivateKey,
+pub(super) struct CaSigner {
+    private_key: PrivateKey,
     certificate: Certificate,
 }
 
-impl Signer {
-    /// Checks that the two are of one pair, and that the certificate is an authority's own.
-    pub(super) fn new(key: PrivateKey, certificate: Certificate) -> Result<Signer, AuthorityError> {
+impl CaSigner {
+    /// Checks that key and certificate match, and that the certificate is a self-signed CA certificate.
+    pub(super) fn new(key: PrivateKey, certificate: Certificate) -> Result<CaSigner, CaError> {
         if !certificate.is_ca() || !certificate.is_signed_by(&certificate) {
-            return Err(AuthorityError::NotAnAuthority { key: super::CA });
+            return Err(CaError::NotACa { key: super::CA_CERT_PATH });
         }
-        if key.public() != certificate.public() {
-            return Err(AuthorityError::KeyMismatch);
+        if key.public_key() != certificate.public_key() {
+            return Err(CaError::KeyMismatch);
         }
-        Ok(Signer { key, certificate })
+        Ok(CaSigner { private_key: key, certificate })
     }
 
-    pub(super) fn key(&self) -> &PrivateKey {
-        &self.key
+    pub(super) fn private_key(&self) -> &PrivateKey {
+        &self.private_key
     }
 
     pub(super) fn certificate(&self) -> &Certificate {
         &self.certificate
     }
 
-    /// A certificate for this public key.
-    pub(super) fn certify(&self, public: PublicKey, leaf: &Leaf) -> Result<Certificate, AuthorityError> {
-        let (params, subject) = (leaf.params()?, subject_key(public)?);
-        let der =
-            self.sign("a certificate", |issuer| Ok(params.signed_by(&subject, issuer)?.der().to_vec()))?;
+    /// Issues a certificate for this public key.
+    pub(super) fn sign_certificate(
+        &self,
+        public: PublicKey,
+        spec: &CertificateSpec,
+    ) -> Result<Certificate, CaError> {
+        let (params, subject) = (spec.to_params()?, subject_public_key(public)?);
+        let der = self.sign_with_issuer("a certificate", |issuer| {
+            Ok(params.signed_by(&subject, issuer)?.der().to_vec())
+        })?;
         let certificate = Certificate::from_der(&der)
-            .map_err(|error| AuthorityError::make("a certificate")(error.into()))?;
-        // Whatever the library made of the authority's name: what is handed out is known to verify.
+            .map_err(|error| CaError::create_error("a certificate")(error.into()))?;
+        // Whatever the library did with the CA's name: a returned certificate is known to verify.
         match certificate.is_signed_by(&self.certificate) {
             true => Ok(certificate),
-            false => Err(AuthorityError::make("a certificate")("it does not verify".into())),
+            false => Err(CaError::create_error("a certificate")("its signature does not verify".into())),
         }
     }
 
-    /// A list of revoked certificates, as of now by this machine's clock.
-    pub(super) fn list(&self, number: u64, revoked: &[Revoked]) -> Result<RevocationList, AuthorityError> {
-        let entry = |revoked: &Revoked| RevokedCertParams {
+    /// Signs a list of revoked certificates, dated by this host's clock.
+    pub(super) fn sign_revocation_list(
+        &self,
+        number: u64,
+        revoked: &[RevokedEntry],
+    ) -> Result<RevocationList, CaError> {
+        let entry = |revoked: &RevokedEntry| RevokedCertParams {
             serial_number: SerialNumber::from_slice(&revoked.serial),
             revocation_time: date_time_ymd(1970, 1, 1) + Duration::from_secs(revoked.at.min(LAST_SECOND)),
             reason_code: None,
             invalidity_date: None,
         };
         let params = CertificateRevocationListParams {
-            // It has to be before the other; a clock that says otherwise is wrong.
-            this_update: date_time_ymd(1970, 1, 1) + Duration::from_secs(now().min(LAST_SECOND - 1)),
+            // It has to precede the next update, whatever the clock says.
+            this_update: date_time_ymd(1970, 1, 1) + Duration::from_secs(unix_time().min(LAST_SECOND - 1)),
             next_update: date_time_ymd(1970, 1, 1) + Duration::from_secs(LAST_SECOND),
             crl_number: SerialNumber::from(number),
             issuing_distribution_point: None,
@@ -83,26 +92,26 @@ impl Signer {
             key_identifier_method: KeyIdMethod::Sha256,
         };
         let what = "a list of revoked certificates";
-        let der = self.sign(what, |issuer| Ok(params.signed_by(issuer)?.der().to_vec()))?;
+        let der = self.sign_with_issuer(what, |issuer| Ok(params.signed_by(issuer)?.der().to_vec()))?;
         RevocationList::from_der(&der, &self.certificate)
-            .map_err(|error| AuthorityError::make(what)(error.into()))
+            .map_err(|error| CaError::create_error(what)(error.into()))
     }
 
-    fn sign(
+    fn sign_with_issuer(
         &self,
         what: &'static str,
         sign: impl FnOnce(&Issuer<'_, &KeyPair>) -> Result<Vec<u8>, rcgen::Error>,
-    ) -> Result<Vec<u8>, AuthorityError> {
-        let failed = |error: rcgen::Error| AuthorityError::make(what)(error.into());
-        let mut pair = KeyPair::try_from(self.key.expose_pkcs8()).map_err(failed)?;
-        let signed =
-            Issuer::from_ca_cert_der(&self.certificate.der().into(), &pair).and_then(|issuer| sign(&issuer));
+    ) -> Result<Vec<u8>, CaError> {
+        let failed = |error: rcgen::Error| CaError::create_error(what)(error.into());
+        let mut pair = KeyPair::try_from(self.private_key.expose_pkcs8()).map_err(failed)?;
+        let signed = Issuer::from_ca_cert_der(&self.certificate.der_bytes().into(), &pair)
+            .and_then(|issuer| sign(&issuer));
         pair.zeroize();
         signed.map_err(failed)
     }
 }
 
-/// Seconds since 1970 by this machine's clock, which may be wrong.
-pub(super) fn now() -> u64 {
+/// Seconds since 1970 by this host's clock, which may be wrong.
+pub(super) fn unix_time() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

@@ -1,27 +1,28 @@
-//! What tests need: the contracts of consensus and of stores as checks, and checks over arbitrary input.
+//! Test support: the contracts of consensus and of stores as conformance checks, and checks over arbitrary
+//! input.
 
 mod consensus;
 mod kv;
 
-use crate::{machine, node, pki};
+use crate::{enrolment, node, pki};
 
 pub use consensus::consensus_conformance;
 pub use kv::kv_conformance;
 
-/// What the values of an authority may hold: never panics, and what is read as a key is stored as the same bytes.
+/// Arbitrary bytes as the stored values of a CA: never panics, and a parsed key is stored as the same bytes.
 ///
 /// # Panics
-/// Where that isn't so.
-pub fn authority_values(bytes: &[u8]) {
-    pki::arbitrary(bytes);
+/// If that does not hold.
+pub fn check_ca_values(bytes: &[u8]) {
+    pki::check_arbitrary_values(bytes);
 }
 
-/// What an enrolment configuration, a node's record in the cluster, and a journal of the enrolment may hold: never panics,
-/// and what is read is read again as it was written.
+/// Arbitrary bytes as an enrolment configuration, as a node's record in the cluster, and as an enrolment
+/// journal: never panics, and valid content survives a round trip.
 ///
 /// # Panics
-/// Where that isn't so.
-pub fn enrolment_files(bytes: &[u8]) {
-    node::arbitrary(bytes);
-    machine::arbitrary(bytes);
+/// If that does not hold.
+pub fn check_enrolment_files(bytes: &[u8]) {
+    node::check_arbitrary_files(bytes);
+    enrolment::check_arbitrary_progress(bytes);
 }

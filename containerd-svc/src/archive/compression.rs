@@ -1,89 +1,90 @@
-//! By what an archive is compressed, told by its first bytes.
+//! The compression of an archive, detected by its magic bytes.
 
 use std::io::{self, BufReader, Chain, Cursor, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::error::StreamError;
+use super::error::ArchiveError;
 
-/// The largest window of zstd that is given memory, as a power of two: 128 MiB, what `zstd` itself takes unasked.
+/// Maximum zstd window that gets memory, as a power of two: 128 MiB, the default limit of `zstd` itself.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// How much of the file is read at a time.
-const BUFFER: usize = 256 << 10;
+/// Bytes read from the file at a time.
+const READ_BUFFER_BYTES: usize = 256 << 10;
 
-/// What the longest magic number needs.
-const HEAD: usize = 6;
+/// Length of the longest magic number.
+const MAGIC_BYTES: usize = 6;
 
-type Whole<R> = BufReader<Chain<Cursor<Vec<u8>>, R>>;
+type BufferedFile<R> = BufReader<Chain<Cursor<Vec<u8>>, R>>;
 
 /// The decompressed bytes of a file.
-pub(super) enum Stream<R: Read> {
-    Raw(Whole<R>),
-    Gzip(Box<MultiGzDecoder<Whole<R>>>),
-    Zstd(Box<zstd::stream::read::Decoder<'static, Whole<R>>>),
+pub(super) enum DecompressedStream<R: Read> {
+    Raw(BufferedFile<R>),
+    Gzip(Box<MultiGzDecoder<BufferedFile<R>>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, BufferedFile<R>>>),
 }
 
-/// How some bytes begin.
+/// The compression that some magic bytes stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compression {
     None,
     Gzip,
     Zstd,
-    Other(&'static str),
+    Unsupported(&'static str),
 }
 
 impl Compression {
     /// *Source:* RFC 1952, RFC 8878, xz-file-format.txt, bzip2's and lz4's headers.
-    pub(crate) fn of(head: &[u8]) -> Self {
+    pub(crate) fn detect(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
-            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Other("xz"),
-            [b'B', b'Z', b'h', b'1'..=b'9', b'1', b'A', ..] => Self::Other("bzip2"),
-            [0x04, 0x22, 0x4d, 0x18, ..] => Self::Other("lz4"),
-            [b'P', b'K', 3, 4, ..] => Self::Other("zip"),
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Unsupported("xz"),
+            [b'B', b'Z', b'h', b'1'..=b'9', b'1', b'A', ..] => Self::Unsupported("bzip2"),
+            [0x04, 0x22, 0x4d, 0x18, ..] => Self::Unsupported("lz4"),
+            [b'P', b'K', 3, 4, ..] => Self::Unsupported("zip"),
             _ => Self::None,
         }
     }
 }
 
-impl<R: Read> Stream<R> {
-    /// Looks at the first bytes.
-    pub(super) fn open(mut file: R) -> Result<Self, StreamError> {
-        let mut head = Vec::with_capacity(HEAD);
-        file.by_ref().take(HEAD as u64).read_to_end(&mut head).map_err(StreamError::Io)?;
-        let compression = Compression::of(&head);
-        let whole = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(file));
+impl<R: Read> DecompressedStream<R> {
+    /// Detects the compression by the magic bytes.
+    pub(super) fn open(mut file: R) -> Result<Self, ArchiveError> {
+        let mut head = Vec::with_capacity(MAGIC_BYTES);
+        file.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut head).map_err(ArchiveError::Io)?;
+        let compression = Compression::detect(&head);
+        let buffered = BufReader::with_capacity(READ_BUFFER_BYTES, Cursor::new(head).chain(file));
         Ok(match compression {
-            Compression::None => Self::Raw(whole),
-            Compression::Gzip => Self::Gzip(Box::new(MultiGzDecoder::new(whole))),
+            Compression::None => Self::Raw(buffered),
+            Compression::Gzip => Self::Gzip(Box::new(MultiGzDecoder::new(buffered))),
             Compression::Zstd => {
-                let mut decoder = zstd::stream::read::Decoder::with_buffer(whole).map_err(StreamError::Io)?;
-                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(StreamError::Io)?;
+                let mut decoder =
+                    zstd::stream::read::Decoder::with_buffer(buffered).map_err(ArchiveError::Io)?;
+                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(ArchiveError::Io)?;
                 Self::Zstd(Box::new(decoder))
             }
-            Compression::Other(found) => return Err(StreamError::Compression { found }),
+            Compression::Unsupported(found) => return Err(ArchiveError::Compression { found }),
         })
     }
 
-    /// Whether what is behind the end of the tar tells if all was well: a checksum.
+    /// Whether a checksum follows the end of the tar.
     pub(super) fn ends_with_checksum(&self) -> bool {
         !matches!(self, Self::Raw(_))
     }
 
-    /// What an error of reading at this place means.
-    pub(super) fn failed(&self, source: io::Error, at: u64) -> StreamError {
+    /// Classifies a read error at this position.
+    pub(super) fn read_error(&self, source: io::Error, at: u64) -> ArchiveError {
         let is_of_file = matches!(self, Self::Raw(_)) || source.raw_os_error().is_some();
         match source.kind() {
-            io::ErrorKind::UnexpectedEof => StreamError::Truncated { at },
-            _ if is_of_file => StreamError::Io(source),
-            _ => StreamError::Decompress { at, source },
+            io::ErrorKind::UnexpectedEof => ArchiveError::Truncated { at },
+            _ if is_of_file => ArchiveError::Io(source),
+            _ => ArchiveError::Decompress { at, source },
         }
     }
 }
 
-impl<R: Read> Read for Stream<R> {
+impl<R: Read> Read for DecompressedStream<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Raw(stream) => stream.read(buffer),
@@ -98,20 +99,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unsupported_compression_is_named_in_the_error() {
         for (head, name) in
             [(&b"\xfd7zXZ\0"[..], "xz"), (b"BZh91AY", "bzip2"), (b"\x04\x22\x4d\x18..", "lz4")]
         {
-            let error = Stream::open(head).err().expect("it is not understood");
+            let error = DecompressedStream::open(head).err().expect("unsupported");
             assert!(error.to_string().contains(name), "{error}");
         }
     }
 
     #[test]
-    fn everything_else_is_taken_as_it_is() {
+    fn unknown_magic_bytes_are_read_uncompressed() {
         for head in [&b""[..], b"x", b"index.json", b"\x28\xb5", b"\x1f"] {
             let mut text = Vec::new();
-            Stream::open(head).expect("raw").read_to_end(&mut text).expect("read");
+            DecompressedStream::open(head).expect("raw").read_to_end(&mut text).expect("read");
             assert_eq!(text, head);
         }
     }

@@ -1,81 +1,83 @@
-//! What is wrong with an archive as a stream of files.
+//! Errors of an archive as a stream of files.
 
 use std::fmt;
 use std::io;
 
-/// What an archive has too much of.
+/// A limit that an archive exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum StreamLimit {
-    /// Its bytes, decompressed: see [`Limits::archive_bytes`](crate::Limits::archive_bytes).
+pub enum ArchiveLimit {
+    /// Decompressed bytes: see [`ImportLimits::archive_bytes`](crate::ImportLimits::archive_bytes).
     Bytes,
-    /// Files, directories and links: see [`Limits::entries`](crate::Limits::entries).
+    /// Files, directories and links: see [`ImportLimits::entries`](crate::ImportLimits::entries).
     Entries,
-    /// Bytes of an index or manifest: see [`Limits::document_bytes`](crate::Limits::document_bytes).
+    /// Bytes of an index or manifest: see
+    /// [`ImportLimits::document_bytes`](crate::ImportLimits::document_bytes).
     Document,
     /// Bytes of a name.
     Name,
 }
 
-impl fmt::Display for StreamLimit {
+impl fmt::Display for ArchiveLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Bytes => "bytes in the archive",
             Self::Entries => "files in the archive",
             Self::Document => "bytes in index.json or manifest.json",
-            Self::Name => "bytes in a file's name",
+            Self::Name => "bytes in a file name",
         })
     }
 }
 
-/// Why an archive can't be read. Positions count bytes of the decompressed archive.
+/// Failure to read an archive. Positions count bytes of the decompressed archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StreamError {
-    /// The file itself can't be read: look at its disk. A retry may help.
+pub enum ArchiveError {
+    /// Reading the file failed: check its disk. A retry may help.
     #[error("read the file")]
     Io(#[source] io::Error),
-    /// It is compressed by something else than gzip or zstd: recompress it.
-    #[error("it is compressed by {found}; gzip, zstd and no compression are understood")]
+    /// The compression is neither gzip nor zstd: recompress the archive.
+    #[error("unsupported compression {found}: recompress the archive with gzip or zstd, or not at all")]
     Compression {
-        /// By what.
+        /// The compression found.
         found: &'static str,
     },
-    /// The compressed data are damaged: copy or make the file again.
-    #[error("the compressed data are damaged at byte {at} of the archive")]
+    /// The compressed data are corrupt: copy or create the file again.
+    #[error("corrupt compressed data at byte {at} of the archive: copy or create the file again")]
     Decompress {
-        /// Where.
+        /// The position.
         at: u64,
-        /// What the decompressor says.
+        /// The decompressor's error.
         #[source]
         source: io::Error,
     },
-    /// It ends too early: copy the file again.
-    #[error("it ends too early, at byte {at} of the archive")]
+    /// The archive is truncated: copy the file again.
+    #[error("archive truncated at byte {at}: copy the file again")]
     Truncated {
-        /// Where.
+        /// The position.
         at: u64,
     },
-    /// It is no tar, or a damaged one.
-    #[error("it is no tar, or a damaged one: {what} at byte {at} of the archive")]
+    /// The archive is not a tar, or it is corrupt.
+    #[error("not a tar archive, or a corrupt one: {what} at byte {at} of the archive")]
     Tar {
-        /// Where.
+        /// The position.
         at: u64,
-        /// What is wrong.
+        /// The invalid part.
         what: &'static str,
     },
-    /// It has more than [`Limits`](crate::Limits) allow: it is none of ours, or they have to be raised.
+    /// The archive exceeds a limit of [`ImportLimits`](crate::ImportLimits): it does not hold images, or the
+    /// limit has to be raised.
     #[error("more than {limit} {of}")]
     Limit {
-        /// How many are allowed.
+        /// The maximum.
         limit: u64,
-        /// Of what.
-        of: StreamLimit,
+        /// The quantity that is limited.
+        of: ArchiveLimit,
     },
-    /// A file's name leads out of the archive. No tool makes such images; nothing was written to that place.
-    #[error("a file is called {name:?}, which leads out of the archive")]
-    Name {
-        /// The name, or its beginning.
+    /// A file name leads out of the archive. No tool creates such images; nothing was written to that path.
+    #[error("unsafe file name {name:?}: it leads out of the archive")]
+    PathTraversal {
+        /// The name, or its start.
         name: String,
     },
 }

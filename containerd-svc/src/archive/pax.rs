@@ -2,18 +2,18 @@
 //!
 //! *Source:* POSIX.1-2017, pax, "pax Extended Header": `length key=value\n`, where the length counts itself.
 
-/// What a pax header says of the file after it.
+/// The attributes that a pax header gives the next entry.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Pax {
+pub(super) struct PaxHeader {
     pub(super) path: Option<Vec<u8>>,
     pub(super) link: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
-    /// The file's data are not its content.
+    /// The entry is a GNU sparse file: its data are not its content.
     pub(super) is_sparse: bool,
 }
 
-impl Pax {
-    /// `None` where these are no records.
+impl PaxHeader {
+    /// `None` for invalid records.
     pub(super) fn parse(mut records: &[u8]) -> Option<Self> {
         let mut pax = Self::default();
         while !records.is_empty() {
@@ -41,18 +41,18 @@ mod tests {
 
     #[test]
     fn records_are_read_by_their_length() {
-        let pax = Pax::parse(b"11 path=ab\n20 linkpath=x\ny=1234\n12 size=123\n16 mtime=1.5123\n");
-        assert!(pax.is_none(), "a length that is wrong");
-        let pax = Pax::parse(b"11 path=ab\n17 linkpath=x\ny=\n12 size=123\n").expect("records");
+        let pax = PaxHeader::parse(b"11 path=ab\n20 linkpath=x\ny=1234\n12 size=123\n16 mtime=1.5123\n");
+        assert!(pax.is_none(), "a wrong length");
+        let pax = PaxHeader::parse(b"11 path=ab\n17 linkpath=x\ny=\n12 size=123\n").expect("records");
         assert_eq!(
             (pax.path.as_deref(), pax.link.as_deref(), pax.size),
             (Some(&b"ab"[..]), Some(&b"x\ny="[..]), Some(123))
         );
-        assert!(Pax::parse(b"22 GNU.sparse.major=1\n").expect("records").is_sparse);
+        assert!(PaxHeader::parse(b"22 GNU.sparse.major=1\n").expect("records").is_sparse);
     }
 
     #[test]
-    fn what_is_no_record_is_none() {
+    fn invalid_records_are_rejected() {
         for text in [
             "x",
             "5",
@@ -63,8 +63,8 @@ mod tests {
             "18446744073709551616 a=b\n",
             "12 size=-12\n",
         ] {
-            let parsed = Pax::parse(text.as_bytes());
-            assert!(parsed.is_none() || parsed == Some(Pax::default()), "{text}");
+            let parsed = PaxHeader::parse(text.as_bytes());
+            assert!(parsed.is_none() || parsed == Some(PaxHeader::default()), "{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From an archive's files to blobs, in one pass.
+//! Splits an archive into blobs, in one pass.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -6,37 +6,37 @@ use std::io::Read;
 use bytes::Bytes;
 
 use super::compression::Compression;
-use super::error::{StreamError, StreamLimit};
-use super::tar::{Entry, Kind, Tar};
-use crate::digest::Hasher;
-use crate::store::Incoming;
-use crate::{Digest, Limits};
+use super::error::{ArchiveError, ArchiveLimit};
+use super::tar::{EntryKind, TarEntry, TarReader};
+use crate::digest::DigestHasher;
+use crate::store::IncomingBlob;
+use crate::{Digest, ImportLimits};
 
-/// How much is handed on at a time.
-const CHUNK: usize = 512 << 10;
+/// Bytes passed to the sink at a time.
+const CHUNK_BYTES: usize = 512 << 10;
 
-/// How many links may lead to a file.
-const LINKS: usize = 8;
+/// Maximum number of links followed to a file.
+const MAX_LINKS: usize = 8;
 
-/// Where blobs go.
-pub(crate) trait Sink {
+/// Receives the blobs of an archive.
+pub(crate) trait BlobSink {
     type Error;
 
-    /// Announces a blob; `false`: it is there already, and nothing of it has to be written.
-    fn begin(&mut self, blob: Incoming) -> Result<bool, Self::Error>;
+    /// Announces a blob; `false` if it already exists, and then nothing of it is written.
+    fn begin(&mut self, blob: IncomingBlob) -> Result<bool, Self::Error>;
 
-    /// A part of the announced blob.
+    /// Writes the next part of the announced blob.
     fn write(&mut self, chunk: Bytes) -> Result<(), Self::Error>;
 
-    /// The announced blob is whole, and this is its digest.
+    /// Completes the announced blob, which has this digest.
     fn commit(&mut self, digest: Digest) -> Result<(), Self::Error>;
 }
 
-/// Why reading ended early.
+/// Failure to read an archive into a sink.
 #[derive(Debug)]
 pub(crate) enum ReadError<E> {
-    Stream(StreamError),
-    /// A blob is not what its name says.
+    Archive(ArchiveError),
+    /// The digest of a blob is not the one in its name.
     Digest {
         name: String,
         found: Digest,
@@ -44,36 +44,36 @@ pub(crate) enum ReadError<E> {
     Sink(E),
 }
 
-impl<E> From<StreamError> for ReadError<E> {
-    fn from(error: StreamError) -> Self {
-        Self::Stream(error)
+impl<E> From<ArchiveError> for ReadError<E> {
+    fn from(error: ArchiveError) -> Self {
+        Self::Archive(error)
     }
 }
 
-/// A file whose content has become a blob.
+/// A file of the archive whose content is a blob in the sink.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct StoredBlob {
     pub(crate) digest: Digest,
     pub(crate) size: u64,
     pub(crate) compression: Compression,
 }
 
-/// What an archive held: its documents, and where its files have gone.
+/// The documents of an archive, and the blobs that its files became.
 #[derive(Debug, Default)]
-pub(crate) struct Contents {
-    /// `index.json`, of an OCI layout.
+pub(crate) struct ArchiveContents {
+    /// `index.json` of an OCI layout.
     pub(crate) index: Option<Vec<u8>>,
-    /// `manifest.json`, of a docker-archive.
+    /// `manifest.json` of a docker-archive.
     pub(crate) manifest: Option<Vec<u8>>,
-    files: BTreeMap<String, Stored>,
+    files: BTreeMap<String, StoredBlob>,
     links: BTreeMap<String, String>,
 }
 
-impl Contents {
-    /// The file of this name, through links within the archive.
-    pub(crate) fn file(&self, name: &str) -> Option<&Stored> {
-        let mut name = join("", name)?;
-        for _ in 0..LINKS {
+impl ArchiveContents {
+    /// The file with this name, following links within the archive.
+    pub(crate) fn find_file(&self, name: &str) -> Option<&StoredBlob> {
+        let mut name = resolve_name("", name)?;
+        for _ in 0..MAX_LINKS {
             if let Some(stored) = self.files.get(&name) {
                 return Some(stored);
             }
@@ -82,14 +82,14 @@ impl Contents {
         None
     }
 
-    /// The digests of everything that the archive held.
-    pub(crate) fn digests(&self) -> impl Iterator<Item = Digest> {
+    /// The digests of all blobs of the archive.
+    pub(crate) fn blob_digests(&self) -> impl Iterator<Item = Digest> {
         self.files.values().map(|stored| stored.digest)
     }
 }
 
-/// A name as it is written in a directory of the archive; `None` where it leads out.
-fn join(directory: &str, name: &str) -> Option<String> {
+/// Resolves a name relative to a directory of the archive; `None` if it leads out of the archive.
+fn resolve_name(directory: &str, name: &str) -> Option<String> {
     let mut parts: Vec<&str> =
         if name.starts_with('/') { Vec::new() } else { directory.split('/').collect() };
     for part in name.split('/') {
@@ -106,79 +106,85 @@ fn join(directory: &str, name: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Reads an archive to its end. All blobs in it have been committed then.
-pub(crate) fn read<R: Read, S: Sink>(
+/// Reads an archive to its end and commits all blobs in it.
+pub(crate) fn read_archive<R: Read, S: BlobSink>(
     file: R,
-    limits: &Limits,
+    limits: &ImportLimits,
     sink: &mut S,
-) -> Result<Contents, ReadError<S::Error>> {
-    let mut tar = Tar::open(file, limits)?;
-    let mut contents = Contents::default();
-    while let Some(entry) = tar.next()? {
+) -> Result<ArchiveContents, ReadError<S::Error>> {
+    let mut tar = TarReader::open(file, limits)?;
+    let mut contents = ArchiveContents::default();
+    while let Some(entry) = tar.next_entry()? {
         match &entry.kind {
-            Kind::File => read_file(&mut tar, entry, limits, (&mut contents, sink))?,
-            Kind::Symlink(to) => {
+            EntryKind::File => read_file(&mut tar, entry, limits, (&mut contents, sink))?,
+            EntryKind::Symlink(to) => {
                 let directory = entry.name.rsplit_once('/').map_or("", |(directory, _)| directory);
-                contents.links.extend(join(directory, to).map(|to| (entry.name.clone(), to)));
+                contents.links.extend(resolve_name(directory, to).map(|to| (entry.name.clone(), to)));
             }
-            Kind::Hardlink(to) => contents.links.extend(join("", to).map(|to| (entry.name.clone(), to))),
-            Kind::Other => {}
+            EntryKind::Hardlink(to) => {
+                contents.links.extend(resolve_name("", to).map(|to| (entry.name.clone(), to)))
+            }
+            EntryKind::Other => {}
         }
     }
-    tar.finish()?;
+    tar.read_trailer()?;
     Ok(contents)
 }
 
-fn read_file<R: Read, S: Sink>(
-    tar: &mut Tar<R>,
-    entry: Entry,
-    limits: &Limits,
-    (contents, sink): (&mut Contents, &mut S),
+fn read_file<R: Read, S: BlobSink>(
+    tar: &mut TarReader<R>,
+    entry: TarEntry,
+    limits: &ImportLimits,
+    (contents, sink): (&mut ArchiveContents, &mut S),
 ) -> Result<(), ReadError<S::Error>> {
     match entry.name.as_str() {
-        "index.json" => contents.index = Some(document(tar, &entry, limits)?),
-        "manifest.json" => contents.manifest = Some(document(tar, &entry, limits)?),
+        "index.json" => contents.index = Some(read_document(tar, &entry, limits)?),
+        "manifest.json" => contents.manifest = Some(read_document(tar, &entry, limits)?),
         "oci-layout" => {}
-        name if is_idle(name) => {}
+        name if is_legacy_metadata(name) => {}
         _ => {
-            let stored = blob(tar, &entry, sink)?;
+            let stored = read_blob(tar, &entry, sink)?;
             contents.files.insert(entry.name, stored);
         }
     }
     Ok(())
 }
 
-/// What docker-archives hold for tools from before 2016, and nothing refers to.
-fn is_idle(name: &str) -> bool {
+/// Files that docker-archives keep for tools from before 2016 and that nothing refers to.
+fn is_legacy_metadata(name: &str) -> bool {
     name == "repositories"
         || (!name.starts_with("blobs/") && (name.ends_with("/VERSION") || name.ends_with("/json")))
 }
 
-fn document<R: Read>(tar: &mut Tar<R>, entry: &Entry, limits: &Limits) -> Result<Vec<u8>, StreamError> {
+fn read_document<R: Read>(
+    tar: &mut TarReader<R>,
+    entry: &TarEntry,
+    limits: &ImportLimits,
+) -> Result<Vec<u8>, ArchiveError> {
     if entry.size > limits.document_bytes {
-        return Err(StreamError::Limit { limit: limits.document_bytes, of: StreamLimit::Document });
+        return Err(ArchiveError::Limit { limit: limits.document_bytes, of: ArchiveLimit::Document });
     }
-    tar.all()
+    tar.read_all_content()
 }
 
-/// Hands a file's content to the sink, and makes its digest on the way.
-fn blob<R: Read, S: Sink>(
-    tar: &mut Tar<R>,
-    entry: &Entry,
+/// Streams a file's content to the sink and computes its digest.
+fn read_blob<R: Read, S: BlobSink>(
+    tar: &mut TarReader<R>,
+    entry: &TarEntry,
     sink: &mut S,
-) -> Result<Stored, ReadError<S::Error>> {
-    let told = told_digest(&entry.name);
-    let incoming = Incoming { digest: told, size: entry.size, file: entry.name.clone() };
+) -> Result<StoredBlob, ReadError<S::Error>> {
+    let expected = digest_from_name(&entry.name);
+    let incoming = IncomingBlob { digest: expected, size: entry.size, file: entry.name.clone() };
     let is_wanted = sink.begin(incoming).map_err(ReadError::Sink)?;
-    let (mut hasher, mut compression) = (Hasher::default(), None);
+    let (mut hasher, mut compression) = (DigestHasher::default(), None);
     loop {
-        let chunk = chunk(tar, entry.size)?;
-        compression.get_or_insert_with(|| Compression::of(&chunk));
+        let chunk = read_chunk(tar, entry.size)?;
+        compression.get_or_insert_with(|| Compression::detect(&chunk));
         if chunk.is_empty() {
             break;
         }
-        match told {
-            // The rest is passed by whoever asks for the next entry.
+        match expected {
+            // `next_entry` skips the rest.
             Some(_) if !is_wanted => break,
             _ => hasher.update(&chunk),
         }
@@ -186,11 +192,11 @@ fn blob<R: Read, S: Sink>(
             sink.write(chunk).map_err(ReadError::Sink)?;
         }
     }
-    let digest = match told {
-        Some(told) if !is_wanted => told,
-        told => {
+    let digest = match expected {
+        Some(expected) if !is_wanted => expected,
+        expected => {
             let found = hasher.finish();
-            if told.is_some_and(|told| told != found) {
+            if expected.is_some_and(|expected| expected != found) {
                 return Err(ReadError::Digest { name: entry.name.clone(), found });
             }
             if is_wanted {
@@ -199,15 +205,15 @@ fn blob<R: Read, S: Sink>(
             found
         }
     };
-    Ok(Stored { digest, size: entry.size, compression: compression.unwrap_or(Compression::None) })
+    Ok(StoredBlob { digest, size: entry.size, compression: compression.unwrap_or(Compression::None) })
 }
 
-/// The next part of a file of this size.
-fn chunk<R: Read>(tar: &mut Tar<R>, size: u64) -> Result<Bytes, StreamError> {
-    let mut bytes = vec![0; usize::try_from(size).unwrap_or(CHUNK).min(CHUNK)];
+/// Reads the next part of a file of this size.
+fn read_chunk<R: Read>(tar: &mut TarReader<R>, size: u64) -> Result<Bytes, ArchiveError> {
+    let mut bytes = vec![0; usize::try_from(size).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES)];
     let mut filled = 0;
     while filled < bytes.len() {
-        match tar.content(&mut bytes[filled..])? {
+        match tar.read_content(&mut bytes[filled..])? {
             0 => break,
             read => filled += read,
         }
@@ -216,12 +222,13 @@ fn chunk<R: Read>(tar: &mut Tar<R>, size: u64) -> Result<Bytes, StreamError> {
     Ok(bytes.into())
 }
 
-/// The digest that a file's name says: that of a blob in a layout, or of what a docker-archive calls by its digest.
-fn told_digest(name: &str) -> Option<Digest> {
+/// The digest in a file's name: of a blob in an OCI layout, or of a file that a docker-archive names by its
+/// digest.
+fn digest_from_name(name: &str) -> Option<Digest> {
     if let Some(blob) = name.strip_prefix("blobs/") {
         return blob.strip_prefix("sha256/").and_then(Digest::from_hex);
     }
-    // Only of configurations: a layer may be called by the digest of what it was before it was compressed.
+    // Of configurations only: a layer may be named by the digest of its uncompressed content.
     Digest::from_hex(name.strip_suffix(".json")?)
 }
 
@@ -231,29 +238,29 @@ mod tests {
 
     #[test]
     fn links_are_followed_within_the_archive_only() {
-        let stored = Stored { digest: Digest::of(b""), size: 0, compression: Compression::None };
+        let stored = StoredBlob { digest: Digest::of_content(b""), size: 0, compression: Compression::None };
         let links = [("b/layer.tar", "a/layer.tar"), ("loop", "loop")];
-        let contents = Contents {
+        let contents = ArchiveContents {
             files: BTreeMap::from([("a/layer.tar".to_owned(), stored.clone())]),
             links: links.map(|(from, to)| (from.to_owned(), to.to_owned())).into(),
-            ..Contents::default()
+            ..ArchiveContents::default()
         };
         for name in ["a/layer.tar", "./a//layer.tar", "b/layer.tar", "b/../a/layer.tar"] {
-            assert_eq!(contents.file(name), Some(&stored), "{name}");
+            assert_eq!(contents.find_file(name), Some(&stored), "{name}");
         }
         for name in ["loop", "c", "../a/layer.tar", "a/../../a/layer.tar", ""] {
-            assert_eq!(contents.file(name), None, "{name}");
+            assert_eq!(contents.find_file(name), None, "{name}");
         }
     }
 
     #[test]
-    fn only_names_of_blobs_and_configurations_tell_a_digest() {
-        let digest = Digest::of(b"");
-        let hex = digest.hex();
-        assert_eq!(told_digest(&format!("blobs/sha256/{hex}")), Some(digest));
-        assert_eq!(told_digest(&format!("{hex}.json")), Some(digest));
+    fn digests_come_only_from_names_of_blobs_and_configurations() {
+        let digest = Digest::of_content(b"");
+        let hex = digest.to_hex();
+        assert_eq!(digest_from_name(&format!("blobs/sha256/{hex}")), Some(digest));
+        assert_eq!(digest_from_name(&format!("{hex}.json")), Some(digest));
         for name in [format!("{hex}.tar"), format!("blobs/sha512/{hex}"), format!("{hex}/layer.tar"), hex] {
-            assert_eq!(told_digest(&name), None, "{name}");
+            assert_eq!(digest_from_name(&name), None, "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! An import under a lease, which keeps what is not listed yet.
+//! An import session under a lease, which keeps content until its image is listed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,41 +13,41 @@ use containerd_client::services::v1::{
 use prost_types::{FieldMask, Timestamp};
 use tonic::{Code, Request, Status};
 
-use super::writer::Writer;
-use super::{ContainerdImages, failed, is, request, to_wire};
-use crate::image::{Image, Labels, Layer};
-use crate::store::{BlobWriter, Import, Incoming, StoreError};
+use super::writer::ContentWriter;
+use super::{ContainerdImages, descriptor_to_proto, has_code, namespaced_request, store_error};
+use crate::image::{Image, ImageLayer, Labels};
+use crate::store::{BlobWriter, ImportSession, IncomingBlob, StoreError};
 use crate::{Digest, Namespace};
 
-/// After that the lease of an import that was killed is no lease any more.
-const EXPIRES: Duration = Duration::from_secs(24 * 60 * 60);
+/// Time after which the lease of a killed import expires.
+const LEASE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What belongs to one import.
+/// The lease of one import.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct ImportLease {
     pub(super) images: ContainerdImages,
     pub(super) namespace: Namespace,
     pub(super) id: String,
-    /// Counts what has to be called somehow.
-    number: AtomicU64,
+    /// Makes keys unique.
+    key_count: AtomicU64,
 }
 
-impl Lease {
-    pub(super) fn request<T>(&self, message: T) -> Request<T> {
-        request(message, &self.namespace, Some(&self.id))
+impl ImportLease {
+    pub(super) fn leased_request<T>(&self, message: T) -> Request<T> {
+        namespaced_request(message, &self.namespace, Some(&self.id))
     }
 
-    /// A name that nobody else has.
-    pub(super) fn unique(&self, what: &str) -> String {
-        format!("{}-{what}-{}", self.id, self.number.fetch_add(1, Ordering::Relaxed))
+    /// A key that no other request uses.
+    pub(super) fn unique_key(&self, what: &str) -> String {
+        format!("{}-{what}-{}", self.id, self.key_count.fetch_add(1, Ordering::Relaxed))
     }
 
-    async fn delete(&self) -> Result<(), Status> {
+    async fn delete_lease(&self) -> Result<(), Status> {
         let mut leases = LeasesClient::new(self.images.channel.clone());
-        // What it was for is collected before the answer comes.
-        let asked = DeleteRequest { id: self.id.clone(), sync: true };
-        match leases.delete(request(asked, &self.namespace, None)).await {
-            Err(status) if is(&status, Code::NotFound) => Ok(()),
+        // Synchronous: garbage is collected before the response arrives.
+        let request = DeleteRequest { id: self.id.clone(), sync: true };
+        match leases.delete(namespaced_request(request, &self.namespace, None)).await {
+            Err(status) if has_code(&status, Code::NotFound) => Ok(()),
             done => done.map(drop),
         }
     }
@@ -55,85 +55,85 @@ impl Lease {
 
 #[derive(Debug)]
 pub(super) struct ContainerdImport {
-    lease: Arc<Lease>,
-    ended: bool,
+    lease: Arc<ImportLease>,
+    finished: bool,
 }
 
 impl ContainerdImport {
     pub(super) async fn begin(images: ContainerdImages, namespace: Namespace) -> Result<Self, StoreError> {
         let now = SystemTime::now();
         let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let number = images.imports.fetch_add(1, Ordering::Relaxed);
+        let number = images.import_count.fetch_add(1, Ordering::Relaxed);
         let id = format!("nodekeel-{}-{nanoseconds}-{number}", std::process::id());
-        let expires = Timestamp::from(now + EXPIRES).to_string();
+        let expires = Timestamp::from(now + LEASE_TTL).to_string();
         let labels = [("containerd.io/gc.expire".to_owned(), expires)].into();
-        let asked = request(CreateRequest { id: id.clone(), labels }, &namespace, None);
-        let created = LeasesClient::new(images.channel.clone()).create(asked).await;
-        created.map_err(|status| failed(status, "a lease", StoreError::Begin))?;
-        let lease = Lease { images, namespace, id, number: AtomicU64::new(0) };
-        Ok(Self { lease: Arc::new(lease), ended: false })
+        let request = namespaced_request(CreateRequest { id: id.clone(), labels }, &namespace, None);
+        let created = LeasesClient::new(images.channel.clone()).create(request).await;
+        created.map_err(|status| store_error(status, "a lease", StoreError::BeginImport))?;
+        let lease = ImportLease { images, namespace, id, key_count: AtomicU64::new(0) };
+        Ok(Self { lease: Arc::new(lease), finished: false })
     }
 
-    async fn put(&self, image: wire::Image) -> Result<(), Status> {
+    async fn create_or_update_image(&self, image: wire::Image) -> Result<(), Status> {
         let mut images = ImagesClient::new(self.lease.images.channel.clone());
         let create = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
-        match images.create(self.lease.request(create)).await {
-            Err(status) if is(&status, Code::AlreadyExists) => {}
+        match images.create(self.lease.leased_request(create)).await {
+            Err(status) if has_code(&status, Code::AlreadyExists) => {}
             done => return done.map(drop),
         }
         let update_mask = Some(FieldMask { paths: vec!["target".into(), "labels".into()] });
         let update = UpdateImageRequest { image: Some(image), update_mask, source_date_epoch: None };
-        images.update(self.lease.request(update)).await.map(drop)
+        images.update(self.lease.leased_request(update)).await.map(drop)
     }
 }
 
 #[async_trait]
-impl Import for ContainerdImport {
-    async fn blob(&mut self, blob: &Incoming) -> Result<Option<Box<dyn BlobWriter>>, StoreError> {
-        let writer = Writer::open(&self.lease, blob).await?;
+impl ImportSession for ContainerdImport {
+    async fn open_writer(&mut self, blob: &IncomingBlob) -> Result<Option<Box<dyn BlobWriter>>, StoreError> {
+        let writer = ContentWriter::open(&self.lease, blob).await?;
         Ok(writer.map(|writer| Box::new(writer) as Box<dyn BlobWriter>))
     }
 
-    async fn label(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError> {
+    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let labels = labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         let info = wire::Info { digest: digest.to_string(), labels, ..wire::Info::default() };
-        let asked = UpdateRequest { info: Some(info), update_mask: Some(FieldMask { paths }) };
-        let done = self.lease.images.content().update(self.lease.request(asked)).await;
-        let wrong = |source| StoreError::Label { digest: *digest, source };
-        done.map(drop).map_err(|status| failed(status, "labels", wrong))
+        let request = UpdateRequest { info: Some(info), update_mask: Some(FieldMask { paths }) };
+        let done = self.lease.images.content_client().update(self.lease.leased_request(request)).await;
+        let to_error = |source| StoreError::LabelContent { digest: *digest, source };
+        done.map(drop).map_err(|status| store_error(status, "labels", to_error))
     }
 
-    async fn unpack(&mut self, layers: &[Layer]) -> Result<Labels, StoreError> {
-        super::unpack::unpack(&self.lease, layers).await
+    async fn unpack_layers(&mut self, layers: &[ImageLayer]) -> Result<Labels, StoreError> {
+        super::unpack::unpack_layers(&self.lease, layers).await
     }
 
-    async fn list(&mut self, image: &Image) -> Result<(), StoreError> {
+    async fn put_image(&mut self, image: &Image) -> Result<(), StoreError> {
         let listed = wire::Image {
             name: image.name.clone(),
             labels: image.labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
-            target: Some(to_wire(&image.target)),
+            target: Some(descriptor_to_proto(&image.target)),
             ..wire::Image::default()
         };
-        let wrong = |source| StoreError::Put { name: image.name.clone(), source };
-        self.put(listed).await.map_err(|status| failed(status, &image.name, wrong))
+        let to_error = |source| StoreError::PutImage { name: image.name.clone(), source };
+        self.create_or_update_image(listed).await.map_err(|status| store_error(status, &image.name, to_error))
     }
 
-    async fn end(mut self: Box<Self>) -> Result<(), StoreError> {
-        self.ended = true;
-        self.lease.delete().await.map_err(|status| StoreError::End(status.into()))
+    async fn finish(mut self: Box<Self>) -> Result<(), StoreError> {
+        self.finished = true;
+        self.lease.delete_lease().await.map_err(|status| StoreError::FinishImport(status.into()))
     }
 }
 
 impl Drop for ContainerdImport {
-    /// Gives up what has not been ended. Where that isn't possible any more, the lease expires.
+    /// Deletes the lease of an unfinished session. Without a runtime, the lease expires.
     fn drop(&mut self) {
-        if self.ended {
+        if self.finished {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let lease = Arc::clone(&self.lease);
-            runtime.spawn(async move { lease.delete().await });
+            runtime.spawn(async move { lease.delete_lease().await });
         }
     }
 }

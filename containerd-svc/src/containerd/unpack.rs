@@ -1,4 +1,4 @@
-//! Layers into file systems, one upon the other.
+//! Unpacks layers into snapshots, each on top of the previous one.
 
 use containerd_client::services::v1::ApplyRequest;
 use containerd_client::services::v1::diff_client::DiffClient;
@@ -9,53 +9,58 @@ use containerd_client::services::v1::snapshots::{
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::import::Lease;
-use super::{failed, is, to_wire};
+use super::import::ImportLease;
+use super::{descriptor_to_proto, has_code, store_error};
 use crate::Digest;
-use crate::image::{Labels, Layer};
+use crate::image::{ImageLayer, Labels};
 use crate::store::StoreError;
 
-/// Unpacks what isn't unpacked yet. The label that is returned keeps the last file system, and so all below it.
-pub(super) async fn unpack(lease: &Lease, layers: &[Layer]) -> Result<Labels, StoreError> {
+/// Unpacks the layers without a snapshot. The returned label keeps the last snapshot, and so its parents.
+pub(super) async fn unpack_layers(lease: &ImportLease, layers: &[ImageLayer]) -> Result<Labels, StoreError> {
     let mut chain: Option<Digest> = None;
     for layer in layers {
-        let next = chained(chain, layer.diff_id);
-        let wrong = |source| StoreError::Unpack { digest: layer.blob.digest, source };
-        let done = one(lease, layer, chain, next).await;
-        done.map_err(|status| failed(status, &layer.blob.digest.to_string(), wrong))?;
+        let next = chain_id(chain, layer.diff_id);
+        let to_error = |source| StoreError::UnpackLayer { digest: layer.blob.digest, source };
+        let done = unpack_layer(lease, layer, chain, next).await;
+        done.map_err(|status| store_error(status, &layer.blob.digest.to_string(), to_error))?;
         chain = Some(next);
     }
-    let key = format!("containerd.io/gc.ref.snapshot.{}", lease.images.snapshotter);
+    let key = format!("containerd.io/gc.ref.snapshot.{}", lease.images.snapshotter_name);
     Ok(chain.map(|chain| (key, chain.to_string())).into_iter().collect())
 }
 
-/// What a layer is called upon those below it.
+/// The chain ID of a layer on top of those below it.
 ///
 /// *Source:* OCI image specification, config.md, "Layer ChainID".
-fn chained(below: Option<Digest>, diff_id: Digest) -> Digest {
+fn chain_id(below: Option<Digest>, diff_id: Digest) -> Digest {
     match below {
         None => diff_id,
-        Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()),
+        Some(below) => Digest::of_content(format!("{below} {diff_id}").as_bytes()),
     }
 }
 
-async fn one(lease: &Lease, layer: &Layer, below: Option<Digest>, name: Digest) -> Result<(), Status> {
+async fn unpack_layer(
+    lease: &ImportLease,
+    layer: &ImageLayer,
+    below: Option<Digest>,
+    name: Digest,
+) -> Result<(), Status> {
     let mut snapshots = SnapshotsClient::new(lease.images.channel.clone());
-    let snapshotter = lease.images.snapshotter.clone();
+    let snapshotter = lease.images.snapshotter_name.clone();
     let stat = StatSnapshotRequest { snapshotter: snapshotter.clone(), key: name.to_string() };
-    match snapshots.stat(lease.request(stat)).await {
-        Err(status) if is(&status, Code::NotFound) => {}
+    match snapshots.stat(lease.leased_request(stat)).await {
+        Err(status) if has_code(&status, Code::NotFound) => {}
         found => return found.map(drop),
     }
-    let key = lease.unique("unpack");
+    let key = lease.unique_key("unpack");
     let prepare = PrepareSnapshotRequest {
         snapshotter: snapshotter.clone(),
         key: key.clone(),
         parent: below.map(|below| below.to_string()).unwrap_or_default(),
         labels: Default::default(),
     };
-    let mounts = snapshots.prepare(lease.request(prepare)).await?.into_inner().mounts;
-    let applied = apply(lease, layer, mounts).await;
+    let mounts = snapshots.prepare(lease.leased_request(prepare)).await?.into_inner().mounts;
+    let applied = apply_layer(lease, layer, mounts).await;
     let commit = CommitSnapshotRequest {
         snapshotter: snapshotter.clone(),
         name: name.to_string(),
@@ -63,39 +68,39 @@ async fn one(lease: &Lease, layer: &Layer, below: Option<Digest>, name: Digest) 
         labels: Default::default(),
     };
     let committed = match applied {
-        Ok(()) => snapshots.commit(lease.request(commit)).await.map(drop),
+        Ok(()) => snapshots.commit(lease.leased_request(commit)).await.map(drop),
         Err(status) => Err(status),
     };
     if committed.is_err() {
         let remove = RemoveSnapshotRequest { snapshotter, key };
-        // The lease's end removes what this doesn't.
-        drop(snapshots.remove(lease.request(remove)).await);
+        // Deleting the lease removes what remains if this fails.
+        drop(snapshots.remove(lease.leased_request(remove)).await);
     }
     match committed {
-        // Somebody else was faster.
-        Err(status) if is(&status, Code::AlreadyExists) => Ok(()),
+        // Another client was faster.
+        Err(status) if has_code(&status, Code::AlreadyExists) => Ok(()),
         done => done,
     }
 }
 
-async fn apply(
-    lease: &Lease,
-    layer: &Layer,
+async fn apply_layer(
+    lease: &ImportLease,
+    layer: &ImageLayer,
     mounts: Vec<containerd_client::types::Mount>,
 ) -> Result<(), Status> {
     let mut differ: DiffClient<Channel> = DiffClient::new(lease.images.channel.clone());
-    let asked = ApplyRequest {
-        diff: Some(to_wire(&layer.blob)),
+    let request = ApplyRequest {
+        diff: Some(descriptor_to_proto(&layer.blob)),
         mounts,
         payloads: Default::default(),
-        // 2.0 and later: durable before it is committed. Older ones pass over it.
+        // 2.0 and later: durable before it is committed. Older releases ignore it.
         sync_fs: true,
     };
-    let applied = differ.apply(lease.request(asked)).await?.into_inner().applied.unwrap_or_default();
+    let applied = differ.apply(lease.leased_request(request)).await?.into_inner().applied.unwrap_or_default();
     match applied.digest == layer.diff_id.to_string() {
         true => Ok(()),
         false => {
-            Err(Status::data_loss(format!("it unpacks to {} instead of {}", applied.digest, layer.diff_id)))
+            Err(Status::data_loss(format!("unpacked to {} instead of {}", applied.digest, layer.diff_id)))
         }
     }
 }
@@ -106,12 +111,12 @@ mod tests {
 
     /// *Source:* the definition, by hand with `printf | sha256sum`.
     #[test]
-    fn a_chain_begins_with_its_first_layer() {
-        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
-        assert_eq!(chained(None, a), a);
+    fn a_chain_id_starts_with_the_first_layer() {
+        let (a, b) = (Digest::of_content(b"a"), Digest::of_content(b"b"));
+        assert_eq!(chain_id(None, a), a);
         assert_eq!(
-            chained(Some(a), b),
-            Digest::of(format!("sha256:{} sha256:{}", a.hex(), b.hex()).as_bytes())
+            chain_id(Some(a), b),
+            Digest::of_content(format!("sha256:{} sha256:{}", a.to_hex(), b.to_hex()).as_bytes())
         );
     }
 }

@@ -1,4 +1,4 @@
-//! One blob into containerd's content.
+//! Writes one blob into containerd's content store.
 
 use std::sync::Arc;
 
@@ -9,99 +9,103 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use super::import::Lease;
-use super::{failed, is};
+use super::import::ImportLease;
+use super::{has_code, store_error};
 use crate::Digest;
-use crate::store::{BlobWriter, Incoming, StoreError};
+use crate::store::{BlobWriter, IncomingBlob, StoreError};
 
-/// How many chunks are under way: containerd answers each of them, and who doesn't read its answers makes it wait.
-const UNDER_WAY: usize = 4;
+/// Maximum number of unanswered chunks: containerd answers each one, and blocks if its answers are not read.
+const MAX_UNANSWERED: usize = 4;
 
-pub(super) struct Writer {
-    lease: Arc<Lease>,
-    incoming: Incoming,
-    /// What containerd calls the content before it is whole.
+pub(super) struct ContentWriter {
+    lease: Arc<ImportLease>,
+    blob: IncomingBlob,
+    /// containerd's key of the unfinished content.
     reference: String,
-    to: mpsc::Sender<WriteContentRequest>,
-    from: Streaming<WriteContentResponse>,
+    requests: mpsc::Sender<WriteContentRequest>,
+    responses: Streaming<WriteContentResponse>,
     offset: u64,
     unanswered: usize,
 }
 
-impl std::fmt::Debug for Writer {
+impl std::fmt::Debug for ContentWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Writer")
             .field("lease", &self.lease.id)
-            .field("incoming", &self.incoming)
+            .field("incoming", &self.blob)
             .field("offset", &self.offset)
             .finish_non_exhaustive()
     }
 }
 
-impl Writer {
-    /// `None` where containerd has the content; the lease keeps it then.
-    pub(super) async fn open(lease: &Arc<Lease>, incoming: &Incoming) -> Result<Option<Self>, StoreError> {
-        match Self::begin(lease, incoming).await {
+impl ContentWriter {
+    /// `None` if containerd already has the content; the lease then keeps it.
+    pub(super) async fn open(
+        lease: &Arc<ImportLease>,
+        incoming: &IncomingBlob,
+    ) -> Result<Option<Self>, StoreError> {
+        match Self::open_stream(lease, incoming).await {
             Ok(writer) => Ok(writer),
-            Err(status) if is(&status, Code::AlreadyExists) => Ok(None),
-            Err(status) => Err(wrong(incoming, status)),
+            Err(status) if has_code(&status, Code::AlreadyExists) => Ok(None),
+            Err(status) => Err(write_error(incoming, status)),
         }
     }
 
-    async fn begin(lease: &Arc<Lease>, incoming: &Incoming) -> Result<Option<Self>, Status> {
-        let reference = lease.unique("content");
-        let (to, requests) = mpsc::channel(UNDER_WAY);
-        let first = message(WriteAction::Stat, &reference, incoming);
+    async fn open_stream(lease: &Arc<ImportLease>, incoming: &IncomingBlob) -> Result<Option<Self>, Status> {
+        let reference = lease.unique_key("content");
+        let (to, requests) = mpsc::channel(MAX_UNANSWERED);
+        let first = content_request(WriteAction::Stat, &reference, incoming);
         to.try_send(first).expect("the channel is empty");
-        let stream = lease.request(ReceiverStream::new(requests));
-        let mut from = lease.images.content().write(stream).await?.into_inner();
-        let status = from.message().await?.ok_or_else(|| Status::unknown("containerd doesn't answer"))?;
+        let stream = lease.leased_request(ReceiverStream::new(requests));
+        let mut from = lease.images.content_client().write(stream).await?.into_inner();
+        let status = from.message().await?.ok_or_else(|| Status::unknown("no response from containerd"))?;
         let (lease, incoming) = (Arc::clone(lease), incoming.clone());
         let (offset, unanswered) = (0, 0);
-        let mut writer = Self { lease, incoming, reference, to, from, offset, unanswered };
-        // Another namespace has it all: it only needs to be said that this one wants it, too.
-        let total = writer.incoming.size;
-        if let Some(digest) = writer.incoming.digest
+        let mut writer =
+            Self { lease, blob: incoming, reference, requests: to, responses: from, offset, unanswered };
+        // Another namespace has all of it: committing shares the content with this one.
+        let total = writer.blob.size;
+        if let Some(digest) = writer.blob.digest
             && total > 0
             && u64::try_from(status.offset) == Ok(total)
         {
             writer.offset = total;
-            writer.finish(&digest).await?;
+            writer.commit_content(&digest).await?;
             return Ok(None);
         }
         Ok(Some(writer))
     }
 
-    async fn send(&mut self, message: WriteContentRequest) -> Result<(), Status> {
-        if self.to.send(message).await.is_err() {
-            // It has hung up; why, is in its last answer.
-            while self.from.message().await?.is_some() {}
-            return Err(Status::unavailable("containerd has ended the transfer"));
+    async fn send_request(&mut self, message: WriteContentRequest) -> Result<(), Status> {
+        if self.requests.send(message).await.is_err() {
+            // containerd closed the stream; the last response has the reason.
+            while self.responses.message().await?.is_some() {}
+            return Err(Status::unavailable("containerd closed the content stream"));
         }
         self.unanswered += 1;
-        while self.unanswered >= UNDER_WAY {
-            self.answer().await?;
+        while self.unanswered >= MAX_UNANSWERED {
+            self.receive_response().await?;
         }
         Ok(())
     }
 
-    async fn answer(&mut self) -> Result<WriteContentResponse, Status> {
-        let answer = self.from.message().await?;
+    async fn receive_response(&mut self) -> Result<WriteContentResponse, Status> {
+        let answer = self.responses.message().await?;
         self.unanswered = self.unanswered.saturating_sub(1);
-        answer.ok_or_else(|| Status::unavailable("containerd has ended the transfer"))
+        answer.ok_or_else(|| Status::unavailable("containerd closed the content stream"))
     }
 
-    async fn finish(&mut self, digest: &Digest) -> Result<(), Status> {
-        let mut last = message(WriteAction::Commit, &self.reference, &self.incoming);
+    async fn commit_content(&mut self, digest: &Digest) -> Result<(), Status> {
+        let mut last = content_request(WriteAction::Commit, &self.reference, &self.blob);
         last.expected = digest.to_string();
         last.offset = self.offset.cast_signed();
-        self.send(last).await?;
-        while self.answer().await?.action() != WriteAction::Commit {}
+        self.send_request(last).await?;
+        while self.receive_response().await?.action() != WriteAction::Commit {}
         Ok(())
     }
 }
 
-fn message(action: WriteAction, reference: &str, incoming: &Incoming) -> WriteContentRequest {
+fn content_request(action: WriteAction, reference: &str, incoming: &IncomingBlob) -> WriteContentRequest {
     WriteContentRequest {
         action: action.into(),
         r#ref: reference.to_owned(),
@@ -111,24 +115,24 @@ fn message(action: WriteAction, reference: &str, incoming: &Incoming) -> WriteCo
     }
 }
 
-fn wrong(incoming: &Incoming, status: Status) -> StoreError {
-    let write = |source| StoreError::Write { file: incoming.file.clone(), source };
-    failed(status, &incoming.file, write)
+fn write_error(incoming: &IncomingBlob, status: Status) -> StoreError {
+    let write = |source| StoreError::WriteContent { file: incoming.file.clone(), source };
+    store_error(status, &incoming.file, write)
 }
 
 #[async_trait]
-impl BlobWriter for Writer {
+impl BlobWriter for ContentWriter {
     async fn write(&mut self, chunk: Bytes) -> Result<(), StoreError> {
-        let mut next = message(WriteAction::Write, &self.reference, &self.incoming);
+        let mut next = content_request(WriteAction::Write, &self.reference, &self.blob);
         next.offset = self.offset.cast_signed();
         self.offset += chunk.len() as u64;
         next.data = chunk.into();
-        self.send(next).await.map_err(|status| wrong(&self.incoming, status))
+        self.send_request(next).await.map_err(|status| write_error(&self.blob, status))
     }
 
     async fn commit(mut self: Box<Self>, digest: &Digest) -> Result<(), StoreError> {
-        match self.finish(digest).await {
-            Err(status) if !is(&status, Code::AlreadyExists) => Err(wrong(&self.incoming, status)),
+        match self.commit_content(digest).await {
+            Err(status) if !has_code(&status, Code::AlreadyExists) => Err(write_error(&self.blob, status)),
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Between the archive, which is read by a thread that may block, and the store, which is asynchronous.
+//! Connects the archive, which a blocking thread reads, with the asynchronous store.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -9,49 +9,49 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use crate::archive::{self, Contents, ReadError, Sink};
-use crate::error::{ImageError, Wrong};
-use crate::store::{BlobWriter, Import, Incoming};
-use crate::{Digest, Limits, StoreError};
+use crate::archive::{self, ArchiveContents, BlobSink, ReadError};
+use crate::error::{BundleError, ImageError};
+use crate::store::{BlobWriter, ImportSession, IncomingBlob};
+use crate::{Digest, ImportLimits, StoreError};
 
-/// Reads an archive into an import, on a thread of its own. When this future is dropped, the thread stops at its next
-/// chunk, and the import is dropped.
-pub(super) async fn read(
+/// Reads an archive into an import session, on a dedicated thread. When this future is dropped, the thread
+/// stops at its next chunk and drops the session.
+pub(super) async fn read_archive(
     file: File,
-    limits: Limits,
-    import: Box<dyn Import>,
-) -> (Option<Box<dyn Import>>, Result<Contents, Wrong>) {
-    let (_going_on, stopped) = oneshot::channel::<Infallible>();
+    limits: ImportLimits,
+    import: Box<dyn ImportSession>,
+) -> (Option<Box<dyn ImportSession>>, Result<ArchiveContents, BundleError>) {
+    let (_keep_reading, stopped) = oneshot::channel::<Infallible>();
     let runtime = Handle::current();
     let reading = spawn_blocking(move || {
-        let mut bridge = Bridge { runtime, stopped, import, writer: None };
-        let read = archive::read(file, &limits, &mut bridge);
+        let mut bridge = StoreBridge { runtime, cancelled: stopped, import, writer: None };
+        let read = archive::read_archive(file, &limits, &mut bridge);
         (bridge.import, read)
     });
     match reading.await {
-        Ok((import, read)) => (Some(import), read.map_err(wrong)),
-        Err(panicked) => (None, Err(StoreError::Begin(panicked.into()).into())),
+        Ok((import, read)) => (Some(import), read.map_err(bundle_error)),
+        Err(panicked) => (None, Err(StoreError::BeginImport(panicked.into()).into())),
     }
 }
 
-fn wrong(error: ReadError<StoreError>) -> Wrong {
+fn bundle_error(error: ReadError<StoreError>) -> BundleError {
     match error {
-        ReadError::Stream(error) => Wrong::Stream(error),
-        ReadError::Digest { name: file, found } => ImageError::Digest { file, found }.into(),
+        ReadError::Archive(error) => BundleError::Archive(error),
+        ReadError::Digest { name: file, found } => ImageError::DigestMismatch { file, found }.into(),
         ReadError::Sink(error) => error.into(),
     }
 }
 
-struct Bridge {
+struct StoreBridge {
     runtime: Handle,
-    /// Resolves when nobody waits for the result any more.
-    stopped: oneshot::Receiver<Infallible>,
-    import: Box<dyn Import>,
+    /// Resolves when the reading future is dropped.
+    cancelled: oneshot::Receiver<Infallible>,
+    import: Box<dyn ImportSession>,
     writer: Option<Box<dyn BlobWriter>>,
 }
 
-/// Waits for the store; fails when nobody waits for the result any more.
-fn wait<T>(
+/// Waits for the store; fails when the reading future is dropped.
+fn wait_for_store<T>(
     runtime: &Handle,
     stopped: &mut oneshot::Receiver<Infallible>,
     work: impl Future<Output = Result<T, StoreError>>,
@@ -59,28 +59,28 @@ fn wait<T>(
     runtime.block_on(async {
         tokio::select! {
             biased;
-            _ = stopped => Err(StoreError::Begin("the import has been given up".into())),
+            _ = stopped => Err(StoreError::BeginImport("the import was cancelled".into())),
             done = work => done,
         }
     })
 }
 
-impl Sink for Bridge {
+impl BlobSink for StoreBridge {
     type Error = StoreError;
 
-    fn begin(&mut self, blob: Incoming) -> Result<bool, StoreError> {
-        let writer = wait(&self.runtime, &mut self.stopped, self.import.blob(&blob))?;
+    fn begin(&mut self, blob: IncomingBlob) -> Result<bool, StoreError> {
+        let writer = wait_for_store(&self.runtime, &mut self.cancelled, self.import.open_writer(&blob))?;
         self.writer = writer;
         Ok(self.writer.is_some())
     }
 
     fn write(&mut self, chunk: Bytes) -> Result<(), StoreError> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        wait(&self.runtime, &mut self.stopped, writer.write(chunk))
+        wait_for_store(&self.runtime, &mut self.cancelled, writer.write(chunk))
     }
 
     fn commit(&mut self, digest: Digest) -> Result<(), StoreError> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
-        wait(&self.runtime, &mut self.stopped, writer.commit(&digest))
+        wait_for_store(&self.runtime, &mut self.cancelled, writer.commit(&digest))
     }
 }

@@ -5,32 +5,32 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 
-use crate::archive::{self, ReadError, Sink};
-use crate::digest::Hasher;
-use crate::documents::{Config, Index, Manifest, Saved};
-use crate::store::Incoming;
-use crate::{Digest, Limits};
+use crate::archive::{self, BlobSink, ReadError};
+use crate::digest::DigestHasher;
+use crate::documents::{DockerManifestEntry, ImageConfig, ImageIndex, ImageManifest};
+use crate::store::IncomingBlob;
+use crate::{Digest, ImportLimits};
 
-/// Takes everything, and looks whether it is told the truth.
+/// Accepts all blobs, and checks their sizes and digests.
 #[derive(Default)]
-struct Witness {
-    open: Option<(Incoming, Hasher, u64)>,
+struct CheckingSink {
+    open: Option<(IncomingBlob, DigestHasher, u64)>,
     blobs: BTreeMap<Digest, u64>,
     bytes: u64,
 }
 
-impl Sink for Witness {
+impl BlobSink for CheckingSink {
     type Error = Infallible;
 
-    fn begin(&mut self, blob: Incoming) -> Result<bool, Infallible> {
-        // Every third is there already.
+    fn begin(&mut self, blob: IncomingBlob) -> Result<bool, Infallible> {
+        // A third of the blobs already exist.
         let is_wanted = !blob.size.is_multiple_of(3) || blob.digest.is_none();
-        self.open = is_wanted.then(|| (blob, Hasher::default(), 0));
+        self.open = is_wanted.then(|| (blob, DigestHasher::default(), 0));
         Ok(is_wanted)
     }
 
     fn write(&mut self, chunk: Bytes) -> Result<(), Infallible> {
-        let (_, hasher, size) = self.open.as_mut().expect("only what is wanted is written");
+        let (_, hasher, size) = self.open.as_mut().expect("only announced blobs are written");
         assert!(!chunk.is_empty() && chunk.len() <= 1 << 20, "chunks have a bounded size");
         hasher.update(&chunk);
         *size += chunk.len() as u64;
@@ -39,50 +39,50 @@ impl Sink for Witness {
     }
 
     fn commit(&mut self, digest: Digest) -> Result<(), Infallible> {
-        let (incoming, hasher, size) = self.open.take().expect("only what is wanted is committed");
-        assert_eq!((hasher.finish(), size), (digest, incoming.size), "the digest is that of the content");
-        assert!(incoming.digest.is_none_or(|told| told == digest), "and that which was told");
+        let (incoming, hasher, size) = self.open.take().expect("only announced blobs are committed");
+        assert_eq!((hasher.finish(), size), (digest, incoming.size), "digest and size match the content");
+        assert!(incoming.digest.is_none_or(|expected| expected == digest), "the digest matches the name");
         self.blobs.insert(digest, size);
         Ok(())
     }
 }
 
-/// Any bytes as an archive: never panics, and what is committed is what it is said to be.
+/// Reads any bytes as an archive: never panics, and commits only content that matches its digest.
 ///
 /// # Panics
-/// Where that isn't so.
+/// If a check fails.
 pub fn check_archive(bytes: &[u8]) {
-    let mut limits = Limits::default();
+    let mut limits = ImportLimits::default();
     (limits.archive_bytes, limits.entries, limits.document_bytes) = (8 << 20, 1000, 64 << 10);
-    let mut witness = Witness::default();
-    match archive::read(bytes, &limits, &mut witness) {
+    let mut witness = CheckingSink::default();
+    match archive::read_archive(bytes, &limits, &mut witness) {
         Ok(contents) => {
-            assert!(witness.open.is_none(), "what was begun was committed");
+            assert!(witness.open.is_none(), "all announced blobs are committed");
             contents.index.iter().chain(&contents.manifest).for_each(|document| check_documents(document));
         }
-        Err(ReadError::Stream(_) | ReadError::Digest { .. }) => {}
+        Err(ReadError::Archive(_) | ReadError::Digest { .. }) => {}
         Err(ReadError::Sink(never)) => match never {},
     }
-    assert!(witness.bytes <= limits.archive_bytes, "the limit is kept");
+    assert!(witness.bytes <= limits.archive_bytes, "the limit is enforced");
 }
 
-/// Any bytes as each of the documents: never panics.
+/// Parses any bytes as each kind of document: never panics.
 pub fn check_documents(bytes: &[u8]) {
-    if let Ok(Index { manifests }) = serde_json::from_slice(bytes) {
+    if let Ok(ImageIndex { manifests }) = serde_json::from_slice(bytes) {
         for listed in manifests {
-            if let Some(reference) = listed.reference() {
+            if let Some(reference) = listed.reference_name() {
                 check_name(reference);
             }
         }
     }
-    if let Ok(saved) = serde_json::from_slice::<Vec<Saved>>(bytes) {
+    if let Ok(saved) = serde_json::from_slice::<Vec<DockerManifestEntry>>(bytes) {
         saved.iter().flat_map(|saved| saved.repo_tags.iter().flatten()).for_each(|tag| check_name(tag));
     }
-    drop(serde_json::from_slice::<Manifest>(bytes));
-    drop(serde_json::from_slice::<Config>(bytes));
+    drop(serde_json::from_slice::<ImageManifest>(bytes));
+    drop(serde_json::from_slice::<ImageConfig>(bytes));
 }
 
-/// A full name is its own full name.
+/// Completing a complete name does not change it.
 fn check_name(text: &str) {
     if let Ok(name) = text.parse::<crate::ImageName>() {
         assert_eq!(name.as_str().parse().as_ref(), Ok(&name), "{text:?}");

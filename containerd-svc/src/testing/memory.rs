@@ -1,4 +1,4 @@
-//! A store in memory.
+//! An image store in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,59 +6,60 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::image::{Image, Labels, Layer};
-use crate::store::{BlobWriter, Cause, ImageStore, Import, Incoming, StoreError};
+use crate::image::{Image, ImageLayer, Labels};
+use crate::store::{BlobWriter, BoxError, ImageStore, ImportSession, IncomingBlob, StoreError};
 use crate::{Digest, Namespace};
 
-/// Images in memory. What no image leads to is gone as soon as the last import has ended.
+/// An image store in memory. Content that no image refers to is removed when the last import session has
+/// finished.
 #[derive(Debug, Clone, Default)]
-pub struct MemStore(Arc<Mutex<Inner>>);
+pub struct MemStore(Arc<Mutex<StoreState>>);
 
-/// What can be made to fail.
+/// A call that can be made to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Call {
-    /// [`ImageStore::images`]
-    Images,
-    /// [`ImageStore::begin`]
-    Begin,
-    /// [`Import::blob`]
-    Blob,
+pub enum StoreCall {
+    /// [`ImageStore::list_images`]
+    ListImages,
+    /// [`ImageStore::begin_import`]
+    BeginImport,
+    /// [`ImportSession::open_writer`]
+    OpenWriter,
     /// [`BlobWriter::write`]
     Write,
     /// [`BlobWriter::commit`]
     Commit,
-    /// [`Import::label`]
-    Label,
-    /// [`Import::list`]
-    List,
-    /// [`Import::end`]
-    End,
+    /// [`ImportSession::label_content`]
+    LabelContent,
+    /// [`ImportSession::put_image`]
+    PutImage,
+    /// [`ImportSession::finish`]
+    Finish,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    spaces: BTreeMap<Namespace, Space>,
-    calls: BTreeMap<Call, usize>,
-    /// The calls that fail, by their number from 0.
-    failures: BTreeSet<(Call, usize)>,
-    /// Bytes that were written, also of what is gone.
+struct StoreState {
+    namespaces: BTreeMap<Namespace, NamespaceContent>,
+    calls: BTreeMap<StoreCall, usize>,
+    /// The calls that fail, numbered from 0.
+    failures: BTreeSet<(StoreCall, usize)>,
+    /// All bytes written, including those of removed content.
     written: u64,
 }
 
 #[derive(Debug, Default)]
-struct Space {
+struct NamespaceContent {
     content: BTreeMap<Digest, (Bytes, Labels)>,
     images: BTreeMap<String, Image>,
-    /// What imports keep: once for each of them.
-    kept: Vec<Digest>,
+    /// Content that open sessions hold: once for each session.
+    leased: Vec<Digest>,
 }
 
-impl Space {
-    /// Drops what no image and no import leads to.
-    fn collect(&mut self) {
+impl NamespaceContent {
+    /// Removes content that neither an image nor a session refers to.
+    fn collect_garbage(&mut self) {
         let roots = self.images.values().map(|image| image.target.digest);
-        let mut pending: Vec<Digest> = roots.chain(self.kept.iter().copied()).collect();
+        let mut pending: Vec<Digest> = roots.chain(self.leased.iter().copied()).collect();
         let mut reached = BTreeSet::new();
         while let Some(digest) = pending.pop() {
             if let Some((_, labels)) = self.content.get(&digest)
@@ -73,87 +74,97 @@ impl Space {
 }
 
 impl MemStore {
-    /// An empty one.
+    /// An empty store.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes one call of a kind fail: that of this number, counted from now on from 0.
-    pub fn fail(&self, call: Call, number: usize) {
-        let mut inner = self.lock();
-        let made = inner.calls.get(&call).copied().unwrap_or_default();
-        inner.failures.insert((call, made + number));
+    /// Makes one call of this kind fail: the one with this number, counted from 0 from now on.
+    pub fn fail_call(&self, call: StoreCall, number: usize) {
+        let mut inner = self.lock_state();
+        let previous = inner.calls.get(&call).copied().unwrap_or_default();
+        inner.failures.insert((call, previous + number));
     }
 
-    /// How many calls of a kind were made.
-    pub fn calls(&self, call: Call) -> usize {
-        self.lock().calls.get(&call).copied().unwrap_or_default()
+    /// The number of calls of this kind so far.
+    pub fn call_count(&self, call: StoreCall) -> usize {
+        self.lock_state().calls.get(&call).copied().unwrap_or_default()
     }
 
-    /// How many bytes were written, also of what is gone.
-    pub fn written(&self) -> u64 {
-        self.lock().written
+    /// All bytes written, including those of removed content.
+    pub fn written_bytes(&self) -> u64 {
+        self.lock_state().written
     }
 
-    /// The content of a namespace.
-    pub fn content(&self, namespace: &Namespace) -> Vec<Digest> {
-        let inner = self.lock();
-        inner.spaces.get(namespace).into_iter().flat_map(|space| space.content.keys().copied()).collect()
+    /// The digests of all content of a namespace.
+    pub fn content_digests(&self, namespace: &Namespace) -> Vec<Digest> {
+        let inner = self.lock_state();
+        inner.namespaces.get(namespace).into_iter().flat_map(|space| space.content.keys().copied()).collect()
     }
 
-    /// Takes content away behind everybody's back, as a damaged disk does.
-    pub fn lose(&self, namespace: &Namespace, digest: &Digest) {
-        self.lock().space(namespace).content.remove(digest);
+    /// Removes content without updating images, as a damaged disk does.
+    pub fn lose_content(&self, namespace: &Namespace, digest: &Digest) {
+        self.lock_state().namespace_mut(namespace).content.remove(digest);
     }
 
-    /// Takes an image off the list, as `ctr images rm` does.
-    pub fn remove(&self, namespace: &Namespace, name: &str) {
-        let mut inner = self.lock();
-        let space = inner.space(namespace);
+    /// Removes an image, as `ctr images rm` does.
+    pub fn remove_image(&self, namespace: &Namespace, name: &str) {
+        let mut inner = self.lock_state();
+        let space = inner.namespace_mut(namespace);
         space.images.remove(name);
-        space.collect();
+        space.collect_garbage();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock_state(&self) -> MutexGuard<'_, StoreState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn called(&self, call: Call) -> Result<(), Cause> {
-        let mut inner = self.lock();
+    fn record_call(&self, call: StoreCall) -> Result<(), BoxError> {
+        let mut inner = self.lock_state();
         let number = inner.calls.entry(call).or_default();
         let this = (call, *number);
         *number += 1;
-        if inner.failures.contains(&this) { Err(format!("{call:?} was made to fail").into()) } else { Ok(()) }
+        if inner.failures.contains(&this) {
+            Err(format!("{call:?} was previous to fail").into())
+        } else {
+            Ok(())
+        }
     }
 }
 
-impl Inner {
-    fn space(&mut self, namespace: &Namespace) -> &mut Space {
-        self.spaces.entry(namespace.clone()).or_default()
+impl StoreState {
+    fn namespace_mut(&mut self, namespace: &Namespace) -> &mut NamespaceContent {
+        self.namespaces.entry(namespace.clone()).or_default()
     }
 }
 
 #[async_trait]
 impl ImageStore for MemStore {
-    async fn images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError> {
-        let failed = |source| StoreError::List { namespace: namespace.clone(), source };
-        self.called(Call::Images).map_err(failed)?;
-        Ok(self.lock().space(namespace).images.values().cloned().collect())
+    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError> {
+        let failed = |source| StoreError::ListImages { namespace: namespace.clone(), source };
+        self.record_call(StoreCall::ListImages).map_err(failed)?;
+        Ok(self.lock_state().namespace_mut(namespace).images.values().cloned().collect())
     }
 
-    async fn size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
-        Ok(self.lock().space(namespace).content.get(digest).map(|(bytes, _)| bytes.len() as u64))
+    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
+        Ok(self
+            .lock_state()
+            .namespace_mut(namespace)
+            .content
+            .get(digest)
+            .map(|(bytes, _)| bytes.len() as u64))
     }
 
-    async fn read(
+    async fn read_content(
         &self,
         namespace: &Namespace,
         digest: &Digest,
         limit: u64,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let bytes = self.lock().space(namespace).content.get(digest).map(|(bytes, _)| bytes.to_vec());
+        let bytes =
+            self.lock_state().namespace_mut(namespace).content.get(digest).map(|(bytes, _)| bytes.to_vec());
         if bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > limit) {
-            return Err(StoreError::Read {
+            return Err(StoreError::ReadContent {
                 digest: *digest,
                 source: format!("more than {limit} bytes").into(),
             });
@@ -161,9 +172,9 @@ impl ImageStore for MemStore {
         Ok(bytes)
     }
 
-    async fn begin(&self, namespace: &Namespace) -> Result<Box<dyn Import>, StoreError> {
-        self.called(Call::Begin).map_err(StoreError::Begin)?;
-        Ok(Box::new(MemImport { store: self.clone(), namespace: namespace.clone(), kept: Arc::default() }))
+    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, StoreError> {
+        self.record_call(StoreCall::BeginImport).map_err(StoreError::BeginImport)?;
+        Ok(Box::new(MemImport { store: self.clone(), namespace: namespace.clone(), leased: Arc::default() }))
     }
 }
 
@@ -171,104 +182,113 @@ impl ImageStore for MemStore {
 struct MemImport {
     store: MemStore,
     namespace: Namespace,
-    kept: Arc<Mutex<Vec<Digest>>>,
+    leased: Arc<Mutex<Vec<Digest>>>,
 }
 
 #[derive(Debug)]
 struct MemWriter {
     store: MemStore,
     namespace: Namespace,
-    kept: Arc<Mutex<Vec<Digest>>>,
-    incoming: Incoming,
+    leased: Arc<Mutex<Vec<Digest>>>,
+    blob: IncomingBlob,
     bytes: Vec<u8>,
 }
 
-fn keep(store: &MemStore, namespace: &Namespace, kept: &Mutex<Vec<Digest>>, digest: Digest) {
-    store.lock().space(namespace).kept.push(digest);
-    kept.lock().unwrap_or_else(PoisonError::into_inner).push(digest);
+fn lease_content(store: &MemStore, namespace: &Namespace, leased: &Mutex<Vec<Digest>>, digest: Digest) {
+    store.lock_state().namespace_mut(namespace).leased.push(digest);
+    leased.lock().unwrap_or_else(PoisonError::into_inner).push(digest);
 }
 
 #[async_trait]
-impl Import for MemImport {
-    async fn blob(&mut self, blob: &Incoming) -> Result<Option<Box<dyn BlobWriter>>, StoreError> {
-        let failed = |source| StoreError::Write { file: blob.file.clone(), source };
-        self.store.called(Call::Blob).map_err(failed)?;
+impl ImportSession for MemImport {
+    async fn open_writer(&mut self, blob: &IncomingBlob) -> Result<Option<Box<dyn BlobWriter>>, StoreError> {
+        let failed = |source| StoreError::WriteContent { file: blob.file.clone(), source };
+        self.store.record_call(StoreCall::OpenWriter).map_err(failed)?;
         if let Some(digest) = blob.digest
-            && self.store.size(&self.namespace, &digest).await?.is_some()
+            && self.store.content_size(&self.namespace, &digest).await?.is_some()
         {
-            keep(&self.store, &self.namespace, &self.kept, digest);
+            lease_content(&self.store, &self.namespace, &self.leased, digest);
             return Ok(None);
         }
         Ok(Some(Box::new(MemWriter {
             store: self.store.clone(),
             namespace: self.namespace.clone(),
-            kept: Arc::clone(&self.kept),
-            incoming: blob.clone(),
+            leased: Arc::clone(&self.leased),
+            blob: blob.clone(),
             bytes: Vec::new(),
         })))
     }
 
-    async fn label(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError> {
-        let failed = |source| StoreError::Label { digest: *digest, source };
-        self.store.called(Call::Label).map_err(failed)?;
-        let mut inner = self.store.lock();
-        let content = inner.space(&self.namespace).content.get_mut(digest);
-        let (_, known) = content.ok_or_else(|| failed("it isn't there".into()))?;
+    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError> {
+        let failed = |source| StoreError::LabelContent { digest: *digest, source };
+        self.store.record_call(StoreCall::LabelContent).map_err(failed)?;
+        let mut inner = self.store.lock_state();
+        let content = inner.namespace_mut(&self.namespace).content.get_mut(digest);
+        let (_, known) = content.ok_or_else(|| failed("not found".into()))?;
         known.extend(labels.clone());
         Ok(())
     }
 
-    async fn unpack(&mut self, _: &[Layer]) -> Result<Labels, StoreError> {
+    async fn unpack_layers(&mut self, _: &[ImageLayer]) -> Result<Labels, StoreError> {
         Ok(Labels::new())
     }
 
-    async fn list(&mut self, image: &Image) -> Result<(), StoreError> {
-        let failed = |source| StoreError::Put { name: image.name.clone(), source };
-        self.store.called(Call::List).map_err(failed)?;
-        self.store.lock().space(&self.namespace).images.insert(image.name.clone(), image.clone());
+    async fn put_image(&mut self, image: &Image) -> Result<(), StoreError> {
+        let failed = |source| StoreError::PutImage { name: image.name.clone(), source };
+        self.store.record_call(StoreCall::PutImage).map_err(failed)?;
+        self.store
+            .lock_state()
+            .namespace_mut(&self.namespace)
+            .images
+            .insert(image.name.clone(), image.clone());
         Ok(())
     }
 
-    async fn end(self: Box<Self>) -> Result<(), StoreError> {
-        self.store.called(Call::End).map_err(StoreError::End)
+    async fn finish(self: Box<Self>) -> Result<(), StoreError> {
+        self.store.record_call(StoreCall::Finish).map_err(StoreError::FinishImport)
     }
 }
 
 impl Drop for MemImport {
     fn drop(&mut self) {
-        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut inner = self.store.lock();
-        let space = inner.space(&self.namespace);
-        for digest in kept {
-            if let Some(place) = space.kept.iter().position(|other| *other == digest) {
-                space.kept.swap_remove(place);
+        let leased = std::mem::take(&mut *self.leased.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut inner = self.store.lock_state();
+        let space = inner.namespace_mut(&self.namespace);
+        for digest in leased {
+            if let Some(position) = space.leased.iter().position(|other| *other == digest) {
+                space.leased.swap_remove(position);
             }
         }
-        space.collect();
+        space.collect_garbage();
     }
 }
 
 #[async_trait]
 impl BlobWriter for MemWriter {
     async fn write(&mut self, chunk: Bytes) -> Result<(), StoreError> {
-        let failed = |source| StoreError::Write { file: self.incoming.file.clone(), source };
-        self.store.called(Call::Write).map_err(failed)?;
-        self.store.lock().written += chunk.len() as u64;
+        let failed = |source| StoreError::WriteContent { file: self.blob.file.clone(), source };
+        self.store.record_call(StoreCall::Write).map_err(failed)?;
+        self.store.lock_state().written += chunk.len() as u64;
         self.bytes.extend_from_slice(&chunk);
         Ok(())
     }
 
     async fn commit(self: Box<Self>, digest: &Digest) -> Result<(), StoreError> {
-        let failed = |source| StoreError::Write { file: self.incoming.file.clone(), source };
-        self.store.called(Call::Commit).map_err(failed)?;
-        let is_right = Digest::of(&self.bytes) == *digest && self.bytes.len() as u64 == self.incoming.size;
+        let failed = |source| StoreError::WriteContent { file: self.blob.file.clone(), source };
+        self.store.record_call(StoreCall::Commit).map_err(failed)?;
+        let is_right =
+            Digest::of_content(&self.bytes) == *digest && self.bytes.len() as u64 == self.blob.size;
         if !is_right {
-            return Err(failed("it has another digest or size".into()));
+            return Err(failed("digest or size mismatch".into()));
         }
-        let Self { store, namespace, kept, bytes, .. } = *self;
-        keep(&store, &namespace, &kept, *digest);
-        let mut inner = store.lock();
-        inner.space(&namespace).content.entry(*digest).or_insert_with(|| (bytes.into(), Labels::new()));
+        let Self { store, namespace, leased, bytes, .. } = *self;
+        lease_content(&store, &namespace, &leased, *digest);
+        let mut inner = store.lock_state();
+        inner
+            .namespace_mut(&namespace)
+            .content
+            .entry(*digest)
+            .or_insert_with(|| (bytes.into(), Labels::new()));
         Ok(())
     }
 }

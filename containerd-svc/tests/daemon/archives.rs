@@ -1,24 +1,27 @@
-//! Archives by the tools that people have, and bad ones.
+//! Archives of common tools, and invalid ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nodekeel_containerd_svc::testing::{Archive, Shape};
-use nodekeel_containerd_svc::{ImageStore as _, Outcome, Platform};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, Platform};
 use testbed::{output, tools};
 
-use crate::harness::{Daemon, Release, bundles, busybox_layer, namespace, noise_layer, put};
+use crate::harness::{Release, TestDaemon, bundle_dir, busybox_layer, namespace, noise_layer, put_bundle};
 
-crate::on_both!(archives_of_every_tool_are_whole_and_run, bad_bundles_are_told_and_touch_no_other);
+crate::on_both!(
+    archives_of_every_tool_are_complete_and_run,
+    invalid_bundles_are_reported_and_affect_no_other
+);
 
-fn skopeo(from: &str, to: &str) {
+fn copy_with_skopeo(from: &str, to: &str) {
     let mut command = Command::new(tools::find(tools::SKOPEO).unwrap());
     command.args(["copy", "--insecure-policy", "--quiet", from, to]);
     output(&mut command).unwrap();
 }
 
-/// A layout by umoci, and its archive by tar.
-fn umoci(scratch: &Path, archive: &Path) {
+/// Creates an OCI layout with umoci, and its archive with tar.
+fn build_with_umoci(scratch: &Path, archive: &Path) {
     let layout = scratch.join("layout");
     let image = format!("{}:1", layout.display());
     let umoci = |arguments: &[&str]| {
@@ -32,87 +35,117 @@ fn umoci(scratch: &Path, archive: &Path) {
     output(tar.arg("-C").arg(&layout).arg("-cf").arg(archive).arg(".")).unwrap();
 }
 
-async fn archives_of_every_tool_are_whole_and_run(release: Release) {
-    let daemon = Daemon::start(release).await;
+async fn archives_of_every_tool_are_complete_and_run(release: Release) {
+    let daemon = TestDaemon::start(release).await;
     let layer = busybox_layer();
-    put(&daemon.scratch, "hand.tar", &Archive::new(Shape::Layout).image(&["localhost/hand:1"], &layer).tar());
-    let directory = bundles(&daemon.scratch).join("k8s.io");
+    put_bundle(
+        &daemon.scratch,
+        "hand.tar",
+        &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/hand:1"], &layer).to_tar(),
+    );
+    let directory = bundle_dir(&daemon.scratch).join("k8s.io");
     let at = |file: &str| -> PathBuf { directory.join(file) };
     let from = format!("oci-archive:{}", at("hand.tar").display());
-    skopeo(&from, &format!("oci-archive:{}:localhost/skopeo-oci:1", at("skopeo-oci.tar").display()));
-    skopeo(&from, &format!("docker-archive:{}:localhost/skopeo-docker:1", at("skopeo-docker.tar").display()));
-    umoci(daemon.scratch.path(), &at("umoci.tar"));
-    for (shape, name) in [(Shape::LayoutLast, "layout"), (Shape::Docker, "docker")] {
+    copy_with_skopeo(
+        &from,
+        &format!("oci-archive:{}:localhost/skopeo-oci:1", at("skopeo-oci.tar").display()),
+    );
+    copy_with_skopeo(
+        &from,
+        &format!("docker-archive:{}:localhost/skopeo-docker:1", at("skopeo-docker.tar").display()),
+    );
+    build_with_umoci(daemon.scratch.path(), &at("umoci.tar"));
+    for (shape, name) in
+        [(ArchiveFormat::OciLayoutIndexLast, "layout"), (ArchiveFormat::DockerArchive, "docker")]
+    {
         let named = |end: &str| {
             let image = format!("localhost/{name}-{end}:1");
-            (format!("{name}.{end}"), Archive::new(shape).image(&[&image], &layer))
+            (format!("{name}.{end}"), ArchiveBuilder::new(shape).with_image(&[&image], &layer))
         };
         let (file, archive) = named("tgz");
-        put(&daemon.scratch, &file, &archive.gzip());
+        put_bundle(&daemon.scratch, &file, &archive.to_gzip());
         let (file, archive) = named("tar.zst");
-        put(&daemon.scratch, &file, &archive.zstd());
+        put_bundle(&daemon.scratch, &file, &archive.to_zstd());
     }
     let images = daemon.images().await;
     let report = daemon.preseed().run(&images).await.unwrap();
-    assert!(report.outcomes.iter().all(|outcome| matches!(outcome, Outcome::Imported { .. })), "{report:?}");
+    assert!(
+        report.outcomes.iter().all(|outcome| matches!(outcome, BundleOutcome::Imported { .. })),
+        "{report:?}"
+    );
     let names: Vec<_> =
-        images.images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
+        images.list_images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
     assert_eq!(names.len(), 8, "{names:?}");
     assert!(names.contains(&"docker.io/library/umoci:1".to_owned()), "{names:?}");
     for name in names {
         let checked = daemon.ctr(&["images", "check", &format!("name=={name}")]);
         assert!(checked.contains(" complete ("), "{checked}");
-        let said = daemon.say(&name, "it runs");
-        assert_eq!(said, "it runs\n", "{name}");
+        let output = daemon.run_echo(&name, "running");
+        assert_eq!(output, "running\n", "{name}");
     }
     let again = daemon.preseed().run(&images).await.unwrap();
-    assert!(again.outcomes.iter().all(|outcome| matches!(outcome, Outcome::Unchanged { .. })), "{again:?}");
+    assert!(
+        again.outcomes.iter().all(|outcome| matches!(outcome, BundleOutcome::Unchanged { .. })),
+        "{again:?}"
+    );
     daemon.stop().await;
 }
 
-async fn bad_bundles_are_told_and_touch_no_other(release: Release) {
-    let daemon = Daemon::start(release).await;
+async fn invalid_bundles_are_reported_and_affect_no_other(release: Release) {
+    let daemon = TestDaemon::start(release).await;
     let images = daemon.images().await;
     let layer = noise_layer(300_000);
-    let archive = Archive::new(Shape::LayoutLast).image(&["localhost/bad:1"], &layer);
-    let whole = archive.tar();
+    let archive =
+        ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast).with_image(&["localhost/bad:1"], &layer);
+    let complete = archive.to_tar();
     for point in 0..50 {
-        put(&daemon.scratch, &format!("cut-{point:02}.tar"), &whole[..(whole.len() - 1024) * point / 50]);
+        put_bundle(
+            &daemon.scratch,
+            &format!("cut-{point:02}.tar"),
+            &complete[..(complete.len() - 1024) * point / 50],
+        );
     }
     let other = Platform { os: "linux".into(), architecture: "s390x".into(), variant: None };
     let bad = [
-        ("digest.tar", archive.clone().damaged(&layer)),
-        ("traversal.tar", archive.clone().file("../../../../tmp/nodekeel-evil", b"evil")),
-        ("platform.tar", Archive::new(Shape::Layout).image_for(&other, &["localhost/bad:2"], &layer)),
-        ("twice.tar", archive.clone().image(&["localhost/bad:1"], b"another layer")),
-        ("missing.tar", archive.clone().without(&layer)),
+        ("digest.tar", archive.clone().with_damaged_content(&layer)),
+        ("traversal.tar", archive.clone().with_file("../../../../tmp/nodekeel-evil", b"evil")),
+        (
+            "platform.tar",
+            ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image_for(
+                &other,
+                &["localhost/bad:2"],
+                &layer,
+            ),
+        ),
+        ("twice.tar", archive.clone().with_image(&["localhost/bad:1"], b"another layer")),
+        ("missing.tar", archive.clone().without_content(&layer)),
     ];
     for (file, archive) in &bad {
-        put(&daemon.scratch, file, &archive.tar());
+        put_bundle(&daemon.scratch, file, &archive.to_tar());
     }
     for good in ["a-good", "z-good"] {
         let name = format!("localhost/{good}:1");
-        put(
+        put_bundle(
             &daemon.scratch,
             &format!("{good}.tar"),
-            &Archive::new(Shape::Docker).image(&[&name], good.as_bytes()).tar(),
+            &ArchiveBuilder::new(ArchiveFormat::DockerArchive).with_image(&[&name], good.as_bytes()).to_tar(),
         );
     }
     let report = daemon.preseed().run(&images).await.unwrap();
-    let failed = report.outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Failed(_))).count();
+    let failed = report.outcomes.iter().filter(|outcome| matches!(outcome, BundleOutcome::Failed(_))).count();
     assert_eq!((failed, report.outcomes.len()), (50 + bad.len(), 52 + bad.len()), "{report:?}");
     let mut names: Vec<_> =
-        images.images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
+        images.list_images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
     names.sort();
-    assert_eq!(names, ["localhost/a-good:1", "localhost/z-good:1"], "nothing is listed half");
+    assert_eq!(names, ["localhost/a-good:1", "localhost/z-good:1"], "no incomplete image is listed");
     assert_eq!(
         daemon.ctr(&["content", "ls", "--quiet"]).lines().count(),
         6,
-        "nothing of the bad ones is kept"
+        "nothing of the invalid bundles is kept"
     );
     assert!(!Path::new("/tmp/nodekeel-evil").exists());
-    // The whole one mends it.
-    put(&daemon.scratch, "cut-25.tar", &whole);
+    // The complete bundle is imported.
+    put_bundle(&daemon.scratch, "cut-25.tar", &complete);
     daemon.preseed().run(&images).await.unwrap();
     assert!(daemon.ctr(&["images", "check", "name==localhost/bad:1"]).contains("complete (2/2)"));
     daemon.stop().await;

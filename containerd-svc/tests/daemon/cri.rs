@@ -1,4 +1,4 @@
-//! As much of Kubernetes' runtime interface as runs a container of a pod.
+//! The part of the CRI that runs a container of a pod.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 use tonic_prost::ProstCodec;
 
-/// The image of [`image`](crate::harness::pod_image), in which pods and their containers live.
-pub(crate) const IMAGE: &str = "localhost/pod:1";
+/// The image of [`test_image`](crate::harness::pod_image), of pod sandboxes and containers.
+pub(crate) const POD_IMAGE: &str = "localhost/pod:1";
 
-/// *Source:* `NamespaceMode.NODE`: no plugin of networks is needed.
+/// *Source:* `NamespaceMode.NODE`: needs no CNI plugin.
 const NODE: i32 = 2;
 
 /// *Source of the numbers:* k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
@@ -75,14 +75,14 @@ mod wire {
         pub(super) handler: String,
     }
 
-    /// Also an answer that has but an id.
+    /// Also a response with only an id.
     #[derive(Clone, PartialEq, Message)]
     pub(super) struct Id {
         #[prost(string, tag = "1")]
         pub(super) id: String,
     }
 
-    /// Of an image, and of a container.
+    /// The name of an image or a container.
     #[derive(Clone, PartialEq, Message)]
     pub(super) struct Name {
         #[prost(string, tag = "1")]
@@ -134,86 +134,87 @@ mod wire {
     }
 }
 
-/// containerd as the kubelet calls it.
-pub(crate) struct Cri {
+/// A CRI client, as the kubelet is one.
+pub(crate) struct CriClient {
     channel: Channel,
 }
 
-/// A pod on the machine's own network.
+/// A pod on the host network.
 pub(crate) struct Pod {
     id: String,
     config: wire::PodConfig,
 }
 
-impl Cri {
-    /// Waits until [`IMAGE`] is seen, which was imported: 1.6 looks at what others list a moment later.
+impl CriClient {
+    /// Waits until [`POD_IMAGE`] is seen, the imported image: the CRI of 1.6 lists images of other clients
+    /// with a delay.
     pub(crate) async fn connect(socket: &Path) -> Self {
         let cri = Self { channel: containerd_client::connect(socket).await.unwrap() };
-        let asked = || wire::ImageStatus { image: Some(wire::Name { name: IMAGE.to_owned() }) };
+        let request = || wire::ImageStatus { image: Some(wire::Name { name: POD_IMAGE.to_owned() }) };
         let is_seen = || {
-            let told: wire::ImageStatus =
-                Handle::current().block_on(cri.call("ImageService/ImageStatus", asked()))?;
-            told.image.context("it is not seen")
+            let status: wire::ImageStatus =
+                Handle::current().block_on(cri.call("ImageService/ImageStatus", request()))?;
+            status.image.context("image not found")
         };
-        block_in_place(|| testbed::wait_until(Duration::from_secs(60), IMAGE, is_seen)).unwrap();
+        block_in_place(|| testbed::wait_until(Duration::from_secs(60), POD_IMAGE, is_seen)).unwrap();
         cri
     }
 
     async fn call<A: Message + Default + 'static>(
         &self,
         method: &str,
-        asked: impl Message + Default + 'static,
+        request: impl Message + Default + 'static,
     ) -> Result<A, Status> {
         let mut client = Grpc::new(self.channel.clone());
         client.ready().await.unwrap();
         let path = PathAndQuery::try_from(format!("/runtime.v1.{method}")).unwrap();
         let codec: ProstCodec<_, A> = ProstCodec::default();
-        client.unary(Request::new(asked), path, codec).await.map(tonic::Response::into_inner)
+        client.unary(Request::new(request), path, codec).await.map(tonic::Response::into_inner)
     }
 
-    /// Runs a pod of nothing but its own first container.
+    /// Runs a pod with only its sandbox container.
     pub(crate) async fn run_pod(&self, name: &str, handler: &str) -> Result<Pod, Status> {
         let (name, namespace) = (name.to_owned(), "default".to_owned());
         let security = wire::Security { namespaces: Some(wire::Namespaces { network: NODE }) };
         let config = wire::PodConfig {
             metadata: Some(wire::Metadata { uid: name.clone(), name, namespace }),
-            // Else it takes over the machine's, which there may be none of.
+            // The default copies the host's resolv.conf, which may not exist.
             dns: Some(wire::Dns { servers: vec!["127.0.0.1".to_owned()] }),
             linux: Some(wire::LinuxPod { security: Some(security) }),
         };
-        let asked = wire::RunPod { config: Some(config.clone()), handler: handler.to_owned() };
-        let wire::Id { id } = self.call("RuntimeService/RunPodSandbox", asked).await?;
+        let request = wire::RunPod { config: Some(config.clone()), handler: handler.to_owned() };
+        let wire::Id { id } = self.call("RuntimeService/RunPodSandbox", request).await?;
         Ok(Pod { id, config })
     }
 
-    /// Starts a command in a container of the pod; the container's id.
-    pub(crate) async fn start(&self, pod: &Pod, command: &[&str]) -> Result<String, Status> {
+    /// Starts a command in a container of the pod; returns the container's id.
+    pub(crate) async fn start_container(&self, pod: &Pod, command: &[&str]) -> Result<String, Status> {
         let config = wire::ContainerConfig {
-            metadata: Some(wire::Name { name: crate::harness::unique() }),
-            image: Some(wire::Name { name: IMAGE.to_owned() }),
+            metadata: Some(wire::Name { name: crate::harness::unique_name() }),
+            image: Some(wire::Name { name: POD_IMAGE.to_owned() }),
             command: command.iter().map(ToString::to_string).collect(),
         };
-        let asked = wire::CreateContainer {
+        let request = wire::CreateContainer {
             pod: pod.id.clone(),
             config: Some(config),
             pod_config: Some(pod.config.clone()),
         };
-        let container: wire::Id = self.call("RuntimeService/CreateContainer", asked).await?;
+        let container: wire::Id = self.call("RuntimeService/CreateContainer", request).await?;
         let _: wire::Id = self.call("RuntimeService/StartContainer", container.clone()).await?;
         Ok(container.id)
     }
 
-    /// Runs a command in a running container to its end, and gives what it has printed.
-    pub(crate) async fn say(&self, container: &str, command: &[&str]) -> String {
+    /// Runs a command in a running container and returns its output.
+    pub(crate) async fn exec_sync(&self, container: &str, command: &[&str]) -> String {
         let command = command.iter().map(ToString::to_string).collect();
-        let asked = wire::Exec { container: container.to_owned(), command };
-        let executed: wire::Executed = self.call("RuntimeService/ExecSync", asked).await.unwrap();
+        let request = wire::Exec { container: container.to_owned(), command };
+        let executed: wire::Executed = self.call("RuntimeService/ExecSync", request).await.unwrap();
         assert_eq!(executed.code, 0, "{executed:?}");
         String::from_utf8(executed.stdout).unwrap()
     }
 
-    /// Ends a pod and its containers, and forgets it.
-    pub(crate) async fn remove(&self, pod: Pod) {
+    /// Stops a pod and its containers, and removes it.
+    pub(crate) async fn remove_pod(&self, pod: Pod) {
         for method in ["RuntimeService/StopPodSandbox", "RuntimeService/RemovePodSandbox"] {
             let _: wire::Id = self.call(method, wire::Id { id: pod.id.clone() }).await.unwrap();
         }

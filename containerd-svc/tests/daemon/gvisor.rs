@@ -1,49 +1,55 @@
-//! gVisor, which needs more of the kernel than a container gives.
+//! gVisor, which needs more of the kernel than a container provides.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_containerd_svc::{Config, ConfigVersion, Cri as CriSettings, Runsc, Settings};
-use nodekeel_logtree::{Body, Entry, Level, Query};
-use nodekeel_supervisor::State;
+use nodekeel_containerd_svc::{
+    ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, RunscSettings,
+};
+use nodekeel_logtree::{EntryBody, Level, LogEntry, LogQuery};
+use nodekeel_supervisor::RunnableState;
 use testbed::Scratch;
 
-use crate::cri::{Cri, IMAGE};
-use crate::harness::{Daemon, Release, pod_image, put, run};
+use crate::cri::{CriClient, POD_IMAGE};
+use crate::harness::{Release, TestDaemon, pod_image, put_bundle, run_async};
 
 #[test]
 #[ignore = "needs kernel with gvisor and 2 GiB of memory"]
-fn what_runsc_logs_of_a_container_comes_through_the_fifo() {
-    run(async {
+fn runsc_logs_of_a_container_come_through_the_fifo() {
+    run_async(async {
         let scratch = Arc::new(Scratch::new().unwrap());
         let cri = CriSettings {
             cni_conf: scratch.path().join("cni"),
-            runsc: Some(Runsc { debug: true, ..Runsc::default() }),
-            sandbox_image: Some(IMAGE.into()),
+            runsc: Some(RunscSettings { debug: true, ..RunscSettings::default() }),
+            sandbox_image: Some(POD_IMAGE.into()),
             ..CriSettings::default()
         };
-        let daemon = Daemon::start_with(Release::Newest, scratch, |containerd| {
-            containerd.config = Config::Settings(Settings { version: ConfigVersion::V3, cri: Some(cri) });
+        let daemon = TestDaemon::start_with(Release::Newest, scratch, |containerd| {
+            containerd.config =
+                ContainerdConfig::Settings(ContainerdSettings { version: ConfigVersion::V3, cri: Some(cri) });
         })
         .await;
-        put(&daemon.scratch, "pod.tar", &pod_image().tar());
+        put_bundle(&daemon.scratch, "pod.tar", &pod_image().to_tar());
         daemon.preseed().run(&daemon.images().await).await.unwrap();
-        daemon.until("root.containerd.runsc", 1, State::Ready).await;
+        daemon.wait_state("root.containerd.runsc", 1, RunnableState::Ready).await;
 
-        let cri = Cri::connect(&daemon.place.socket()).await;
+        let cri = CriClient::connect(&daemon.layout.socket_path()).await;
         let pod = cri.run_pod("sandboxed", "runsc").await.unwrap();
-        let container = cri.start(&pod, &["/bin/busybox", "sleep", "1000"]).await.unwrap();
-        let kernel = cri.say(&container, &["/bin/busybox", "dmesg"]).await;
+        let container = cri.start_container(&pod, &["/bin/busybox", "sleep", "1000"]).await.unwrap();
+        let kernel = cri.exec_sync(&container, &["/bin/busybox", "dmesg"]).await;
         assert!(kernel.contains("Starting gVisor"), "{kernel}");
 
-        let missing = cri.start(&pod, &["/bin/nothing"]).await.unwrap_err();
-        assert!(missing.message().contains("/bin/nothing"), "what runsc says reaches who asks: {missing}");
+        let missing = cri.start_container(&pod, &["/bin/nothing"]).await.unwrap_err();
+        assert!(
+            missing.message().contains("/bin/nothing"),
+            "the error of runsc reaches the caller: {missing}"
+        );
 
         let levels = || {
             let dn = "root.containerd.runsc".parse().unwrap();
-            let entries = daemon.journal.read(Query::new(dn)).unwrap().backlog();
-            let is = |entry: &Entry, level| match &entry.body {
-                Body::Leveled(entry) => entry.level == level && entry.file.ends_with(".go"),
+            let entries = daemon.journal.open_reader(LogQuery::new(dn)).unwrap().read_backlog();
+            let is = |entry: &LogEntry, level| match &entry.body {
+                EntryBody::Leveled(entry) => entry.level == level && entry.file.ends_with(".go"),
                 _ => false,
             };
             [Level::Debug, Level::Info].map(|level| entries.iter().filter(|entry| is(entry, level)).count())
@@ -59,7 +65,7 @@ fn what_runsc_logs_of_a_container_comes_through_the_fifo() {
         })
         .unwrap();
         println!("{:?} lines of debug and info", levels());
-        cri.remove(pod).await;
+        cri.remove_pod(pod).await;
         daemon.stop().await;
     });
 }

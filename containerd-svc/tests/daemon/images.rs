@@ -1,58 +1,58 @@
-//! The store, and images that run.
+//! The image store, and containers of its images.
 
 use std::collections::BTreeSet;
 
-use nodekeel_containerd_svc::testing::{Archive, Shape, conformance};
-use nodekeel_containerd_svc::{ImageStore as _, Outcome};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, conformance};
+use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
 
-use crate::harness::{Daemon, Release, busybox_layer, namespace, put};
+use crate::harness::{Release, TestDaemon, busybox_layer, namespace, put_bundle};
 
 crate::on_both!(
-    it_keeps_the_contract,
+    containerd_images_meet_the_contract,
     a_container_runs_from_a_preseeded_image,
-    an_unchanged_bundle_is_not_read_again_and_what_is_removed_comes_back,
-    layers_are_unpacked_where_that_is_wanted,
+    an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored,
+    layers_are_unpacked_on_request,
 );
 
-async fn it_keeps_the_contract(release: Release) {
-    let daemon = Daemon::start(release).await;
+async fn containerd_images_meet_the_contract(release: Release) {
+    let daemon = TestDaemon::start(release).await;
     conformance(&daemon.images().await, &"conformance".parse().unwrap()).await;
-    assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "no lease is left");
+    assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]), "", "no lease remains");
     daemon.stop().await;
 }
 
-fn busybox(shape: Shape) -> Archive {
-    Archive::new(shape).image(&["localhost/busybox:1"], &busybox_layer())
+fn busybox_archive(shape: ArchiveFormat) -> ArchiveBuilder {
+    ArchiveBuilder::new(shape).with_image(&["localhost/busybox:1"], &busybox_layer())
 }
 
 async fn a_container_runs_from_a_preseeded_image(release: Release) {
-    for shape in [Shape::LayoutLast, Shape::Docker] {
-        let daemon = Daemon::start(release).await;
-        put(&daemon.scratch, "busybox.tar.zst", &busybox(shape).zstd());
+    for shape in [ArchiveFormat::OciLayoutIndexLast, ArchiveFormat::DockerArchive] {
+        let daemon = TestDaemon::start(release).await;
+        put_bundle(&daemon.scratch, "busybox.tar.zst", &busybox_archive(shape).to_zstd());
         daemon.preseed().run(&daemon.images().await).await.unwrap();
-        let said = daemon.say("localhost/busybox:1", "it runs");
-        assert_eq!(said, "it runs\n", "{shape:?}");
+        let output = daemon.run_echo("localhost/busybox:1", "running");
+        assert_eq!(output, "running\n", "{shape:?}");
         daemon.stop().await;
     }
 }
 
-async fn an_unchanged_bundle_is_not_read_again_and_what_is_removed_comes_back(release: Release) {
-    let daemon = Daemon::start(release).await;
-    put(&daemon.scratch, "busybox.tar", &busybox(Shape::Layout).tar());
+async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(release: Release) {
+    let daemon = TestDaemon::start(release).await;
+    put_bundle(&daemon.scratch, "busybox.tar", &busybox_archive(ArchiveFormat::OciLayout).to_tar());
     let (preseed, images) = (daemon.preseed(), daemon.images().await);
     let mut outcomes = Vec::new();
-    for round in 0..4 {
-        match round {
+    for pass in 0..4 {
+        match pass {
             2 => drop(daemon.ctr(&["images", "rm", "--sync", "localhost/busybox:1"])),
-            // Content behind containerd's back is content that is not there.
+            // Content removed without updating its image.
             3 => {
-                let target = images.images(&namespace()).await.unwrap().remove(0).target.digest;
+                let target = images.list_images(&namespace()).await.unwrap().remove(0).target.digest;
                 drop(daemon.ctr(&["content", "rm", &target.to_string()]));
             }
             _ => {}
         }
         let report = preseed.run(&images).await.unwrap();
-        outcomes.push(matches!(report.outcomes[0], Outcome::Imported { .. }));
+        outcomes.push(matches!(report.outcomes[0], BundleOutcome::Imported { .. }));
         let checked = daemon.ctr(&["images", "check"]);
         assert!(checked.contains("complete (2/2)"), "{checked}");
     }
@@ -60,23 +60,23 @@ async fn an_unchanged_bundle_is_not_read_again_and_what_is_removed_comes_back(re
     daemon.stop().await;
 }
 
-async fn layers_are_unpacked_where_that_is_wanted(release: Release) {
-    let daemon = Daemon::start(release).await;
-    put(&daemon.scratch, "busybox.tar.gz", &busybox(Shape::Docker).gzip());
+async fn layers_are_unpacked_on_request(release: Release) {
+    let daemon = TestDaemon::start(release).await;
+    put_bundle(&daemon.scratch, "busybox.tar.gz", &busybox_archive(ArchiveFormat::DockerArchive).to_gzip());
     let images = daemon.images().await;
-    // Also where it is wanted only later.
+    // Also if unpacking is enabled later.
     let mut read = Vec::new();
     for unpack in [false, true, true, false] {
-        let report = daemon.preseed().unpack(unpack).run(&images).await.unwrap();
-        read.push(matches!(report.outcomes[0], Outcome::Imported { .. }));
+        let report = daemon.preseed().with_unpacking(unpack).run(&images).await.unwrap();
+        read.push(matches!(report.outcomes[0], BundleOutcome::Imported { .. }));
     }
     assert_eq!(read, [true, true, false, false]);
-    // A garbage collection later, what was unpacked is still there.
-    images.begin(&namespace()).await.unwrap().end().await.unwrap();
+    // Snapshots survive a garbage collection.
+    images.begin_import(&namespace()).await.unwrap().finish().await.unwrap();
     let snapshots = daemon.ctr(&["snapshots", "ls"]);
     let committed: BTreeSet<_> = snapshots.lines().filter(|line| line.contains("Committed")).collect();
     assert_eq!(committed.len(), 1, "{snapshots}");
-    let said = daemon.say("localhost/busybox:1", "it runs");
-    assert_eq!(said, "it runs\n");
+    let output = daemon.run_echo("localhost/busybox:1", "running");
+    assert_eq!(output, "running\n");
     daemon.stop().await;
 }

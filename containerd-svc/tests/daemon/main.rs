@@ -1,14 +1,14 @@
-//! The real containerds: Debian's, and the newest, built from its Go module. The same tests on both.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+//! Tests with real releases of containerd: Debian's, and the newest, built from its Go module.
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 mod archives;
 mod cri;
-mod fakes;
-mod full;
+mod daemon_killed;
+mod fake_daemons;
+mod full_disk;
 mod gvisor;
 mod harness;
 mod images;
-mod killed;
 mod pods;
 mod process;
 
@@ -19,14 +19,14 @@ macro_rules! on_both {
             $(#[test]
             #[ignore = "needs containerd, runc, skopeo, umoci, busybox and root"]
             fn $name() {
-                $crate::harness::run(super::$name($crate::harness::Release::Debian));
+                $crate::harness::run_async(super::$name($crate::harness::Release::Debian));
             })*
         }
         mod newest {
             $(#[test]
             #[ignore = "needs go, containerd, runc, skopeo, umoci, busybox and root"]
             fn $name() {
-                $crate::harness::run(super::$name($crate::harness::Release::Newest));
+                $crate::harness::run_async(super::$name($crate::harness::Release::Newest));
             })*
         }
     };

@@ -1,24 +1,26 @@
-//! A directory with bundles, and what comes of it.
+//! A directory of bundles, imported into a store in memory.
 
 use std::fs;
 use std::path::PathBuf;
 
 use nodekeel_containerd_svc::testing::MemStore;
-use nodekeel_containerd_svc::{ImageStore as _, ImportError, Namespace, Outcome, Preseed, Report};
+use nodekeel_containerd_svc::{
+    BundleOutcome, ImageStore as _, ImportError, Namespace, Preseed, PreseedReport,
+};
 use tempfile::TempDir;
 
-/// A directory with bundles, and a store.
-pub(crate) struct Bundles {
+/// A directory of bundles, a preseed and a store.
+pub(crate) struct BundleFixture {
     pub(crate) directory: TempDir,
     pub(crate) store: MemStore,
     pub(crate) preseed: Preseed,
 }
 
-pub(crate) fn k8s() -> Namespace {
+pub(crate) fn k8s_namespace() -> Namespace {
     "k8s.io".parse().unwrap()
 }
 
-impl Bundles {
+impl BundleFixture {
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let preseed = Preseed::new(directory.path());
@@ -29,45 +31,45 @@ impl Bundles {
         self.directory.path().join("k8s.io").join(file)
     }
 
-    pub(crate) fn put(&self, file: &str, bytes: &[u8]) -> &Self {
+    pub(crate) fn put_bundle(&self, file: &str, bytes: &[u8]) -> &Self {
         fs::create_dir_all(self.directory.path().join("k8s.io")).unwrap();
         fs::write(self.path(file), bytes).unwrap();
         self
     }
 
-    pub(crate) async fn run(&self) -> Report {
+    pub(crate) async fn run_preseed(&self) -> PreseedReport {
         self.preseed.run(&self.store).await.unwrap()
     }
 
     /// The names of the images, sorted.
-    pub(crate) async fn names(&self) -> Vec<String> {
-        self.store.images(&k8s()).await.unwrap().into_iter().map(|image| image.name).collect()
+    pub(crate) async fn image_names(&self) -> Vec<String> {
+        self.store.list_images(&k8s_namespace()).await.unwrap().into_iter().map(|image| image.name).collect()
     }
 
-    /// Runs with one bundle that is bad, and gives what is said of it. Nothing of it is listed or kept.
-    pub(crate) async fn refused(bytes: &[u8]) -> ImportError {
+    /// Imports one invalid bundle and returns the error. Nothing of it is listed or kept.
+    pub(crate) async fn assert_rejected(bytes: &[u8]) -> ImportError {
         let bundles = Self::new();
-        let mut report = bundles.put("bundle.tar", bytes).run().await;
-        assert_eq!(bundles.names().await, [""; 0], "nothing of it is listed");
-        assert!(bundles.store.content(&k8s()).is_empty(), "nothing of it is kept");
+        let mut report = bundles.put_bundle("bundle.tar", bytes).run_preseed().await;
+        assert_eq!(bundles.image_names().await, [""; 0], "nothing of it is listed");
+        assert!(bundles.store.content_digests(&k8s_namespace()).is_empty(), "nothing of it is kept");
         assert_eq!(report.outcomes.len(), 1);
         match report.outcomes.pop() {
-            Some(Outcome::Failed(error)) => {
+            Some(BundleOutcome::Failed(error)) => {
                 let text = error.to_string();
                 assert!(text.contains("k8s.io/bundle.tar"), "{text} names the file");
                 error
             }
-            other => panic!("it was taken: {other:?}"),
+            other => panic!("the bundle was imported: {other:?}"),
         }
     }
 }
 
-/// How many were imported, left as they were, and failed.
-pub(crate) fn counts(report: &Report) -> [usize; 3] {
-    let count = |is: fn(&Outcome) -> bool| report.outcomes.iter().filter(|outcome| is(outcome)).count();
+/// The numbers of imported, unchanged and failed bundles.
+pub(crate) fn count_outcomes(report: &PreseedReport) -> [usize; 3] {
+    let count = |is: fn(&BundleOutcome) -> bool| report.outcomes.iter().filter(|outcome| is(outcome)).count();
     [
-        count(|outcome| matches!(outcome, Outcome::Imported { .. })),
-        count(|outcome| matches!(outcome, Outcome::Unchanged { .. })),
-        count(|outcome| matches!(outcome, Outcome::Failed(_))),
+        count(|outcome| matches!(outcome, BundleOutcome::Imported { .. })),
+        count(|outcome| matches!(outcome, BundleOutcome::Unchanged { .. })),
+        count(|outcome| matches!(outcome, BundleOutcome::Failed(_))),
     ]
 }

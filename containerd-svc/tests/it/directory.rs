@@ -1,163 +1,183 @@
-//! What is imported of a directory, and what is not.
+//! Which files of a directory are imported.
 
-use nodekeel_containerd_svc::testing::{Archive, Shape};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
 use nodekeel_containerd_svc::{ImageStore as _, Platform};
 
-use crate::bundles::{Bundles, counts, k8s};
+use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
 
-fn other() -> Platform {
+fn other_platform() -> Platform {
     Platform { os: "linux".into(), architecture: "s390x".into(), variant: None }
 }
 
 #[tokio::test]
-async fn every_shape_and_compression_gives_the_same_images() {
-    for shape in [Shape::Layout, Shape::LayoutLast, Shape::Docker] {
-        let archive = Archive::new(shape).image(&["localhost/a:1", "localhost/a:2"], &[7; 530_000]);
+async fn every_format_and_compression_gives_the_same_images() {
+    for shape in [ArchiveFormat::OciLayout, ArchiveFormat::OciLayoutIndexLast, ArchiveFormat::DockerArchive] {
+        let archive =
+            ArchiveBuilder::new(shape).with_image(&["localhost/a:1", "localhost/a:2"], &[7; 530_000]);
         for (file, bytes) in
-            [("a.tar", archive.tar()), ("a.tar.gz", archive.gzip()), ("a.tzst", archive.zstd())]
+            [("a.tar", archive.to_tar()), ("a.tar.gz", archive.to_gzip()), ("a.tzst", archive.to_zstd())]
         {
-            let bundles = Bundles::new();
-            let report = bundles.put(file, &bytes).run().await;
-            assert_eq!(counts(&report), [1, 0, 0], "{shape:?} {file}: {report:?}");
-            assert_eq!(bundles.names().await, ["localhost/a:1", "localhost/a:2"]);
-            assert_eq!(bundles.store.content(&k8s()).len(), 3, "manifest, configuration, layer");
+            let bundles = BundleFixture::new();
+            let report = bundles.put_bundle(file, &bytes).run_preseed().await;
+            assert_eq!(count_outcomes(&report), [1, 0, 0], "{shape:?} {file}: {report:?}");
+            assert_eq!(bundles.image_names().await, ["localhost/a:1", "localhost/a:2"]);
+            assert_eq!(
+                bundles.store.content_digests(&k8s_namespace()).len(),
+                3,
+                "manifest, configuration, layer"
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn several_archives_in_one_stream_of_gzip_members_are_one() {
-    let tar = Archive::new(Shape::Layout).image(&["localhost/a:1"], &[7; 100_000]).tar();
+async fn a_stream_of_several_gzip_members_is_one_archive() {
+    let tar =
+        ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/a:1"], &[7; 100_000]).to_tar();
     let member = |bytes: &[u8]| {
         use std::io::Write as _;
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
     };
-    let bundles = Bundles::new();
-    let report =
-        bundles.put("a.tar.gz", &[member(&tar[..50_000]), member(&tar[50_000..])].concat()).run().await;
-    assert_eq!(counts(&report), [1, 0, 0], "{report:?}");
+    let bundles = BundleFixture::new();
+    let report = bundles
+        .put_bundle("a.tar.gz", &[member(&tar[..50_000]), member(&tar[50_000..])].concat())
+        .run_preseed()
+        .await;
+    assert_eq!(count_outcomes(&report), [1, 0, 0], "{report:?}");
 }
 
 #[tokio::test]
-async fn no_directory_means_nothing_to_do() {
-    let bundles = Bundles::new();
-    assert_eq!(counts(&bundles.run().await), [0, 0, 0]);
-    let gone = nodekeel_containerd_svc::Preseed::new("/nowhere/at/all");
-    assert_eq!(counts(&gone.run(&bundles.store).await.unwrap()), [0, 0, 0]);
+async fn a_missing_directory_imports_nothing() {
+    let bundles = BundleFixture::new();
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 0, 0]);
+    let missing = nodekeel_containerd_svc::Preseed::new("/nowhere/at/all");
+    assert_eq!(count_outcomes(&missing.run(&bundles.store).await.unwrap()), [0, 0, 0]);
 }
 
 #[tokio::test]
-async fn a_bad_bundle_touches_no_other_and_strays_are_left_alone() {
-    let bundles = Bundles::new();
-    let good = |name| Archive::new(Shape::Layout).image(&[name], name.as_bytes()).tar();
+async fn an_invalid_bundle_affects_no_other_and_other_files_are_skipped() {
+    let bundles = BundleFixture::new();
+    let good =
+        |name| ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[name], name.as_bytes()).to_tar();
     bundles
-        .put("a.tar", &good("localhost/a:1"))
-        .put("b.tar", b"scribble")
-        .put("c.tar", &good("localhost/c:1"));
-    bundles.put("README", b"read me");
+        .put_bundle("a.tar", &good("localhost/a:1"))
+        .put_bundle("b.tar", b"scribble")
+        .put_bundle("c.tar", &good("localhost/c:1"));
+    bundles.put_bundle("README", b"read me");
     std::fs::write(bundles.directory.path().join("top.tar"), "x").unwrap();
     std::fs::create_dir(bundles.directory.path().join("empty")).unwrap();
-    let report = bundles.run().await;
-    assert_eq!(counts(&report), [2, 0, 1]);
-    assert_eq!(report.strays.len(), 2);
-    assert_eq!(report.retryable(), 0, "a bad file stays bad");
-    assert_eq!(bundles.names().await, ["localhost/a:1", "localhost/c:1"]);
+    let report = bundles.run_preseed().await;
+    assert_eq!(count_outcomes(&report), [2, 0, 1]);
+    assert_eq!(report.skipped.len(), 2);
+    assert_eq!(report.retryable_count(), 0, "an invalid file is not retryable");
+    assert_eq!(bundles.image_names().await, ["localhost/a:1", "localhost/c:1"]);
 }
 
 #[tokio::test]
 #[ignore = "needs plain user: root reads everything"]
-async fn an_unreadable_bundle_or_directory_is_told_and_may_be_tried_again() {
+async fn an_unreadable_bundle_or_directory_is_a_retryable_failure() {
     use std::os::unix::fs::PermissionsExt as _;
-    let bundles = Bundles::new();
-    bundles
-        .put("a.tar", b"x")
-        .put("b.tar", &Archive::new(Shape::Layout).image(&["localhost/b:1"], b"b").tar());
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", b"x").put_bundle(
+        "b.tar",
+        &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/b:1"], b"b").to_tar(),
+    );
     std::fs::set_permissions(bundles.path("a.tar"), std::fs::Permissions::from_mode(0o000)).unwrap();
     let locked = bundles.directory.path().join("locked");
     std::fs::create_dir(&locked).unwrap();
     std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o000)).unwrap();
-    let report = bundles.run().await;
-    assert_eq!((counts(&report), report.retryable()), ([1, 0, 2], 2));
+    let report = bundles.run_preseed().await;
+    assert_eq!((count_outcomes(&report), report.retryable_count()), ([1, 0, 2], 2));
 }
 
 #[tokio::test]
-async fn what_is_for_other_platforms_may_be_missing() {
-    let (own, foreign) = (b"own layer".as_slice(), b"foreign layer".as_slice());
-    let archive = Archive::new(Shape::LayoutLast)
-        .image(&[], own)
-        .stated(&Platform::of_this_machine())
-        .image_for(&other(), &[], foreign)
-        .stated(&other())
-        .into_index(&["localhost/many:1"]);
-    for archive in [archive.clone(), archive.without(foreign)] {
-        let bundles = Bundles::new();
-        let report = bundles.put("many.tar", &archive.tar()).run().await;
-        assert_eq!(counts(&report), [1, 0, 0], "{report:?}");
-        assert_eq!(counts(&bundles.run().await), [0, 1, 0], "nothing of it is missed");
+async fn content_for_other_platforms_may_be_missing() {
+    let (native, foreign) = (b"own layer".as_slice(), b"foreign layer".as_slice());
+    let archive = ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast)
+        .with_image(&[], native)
+        .with_stated_platform(&Platform::of_this_machine())
+        .with_image_for(&other_platform(), &[], foreign)
+        .with_stated_platform(&other_platform())
+        .wrap_in_index(&["localhost/many:1"]);
+    for archive in [archive.clone(), archive.without_content(foreign)] {
+        let bundles = BundleFixture::new();
+        let report = bundles.put_bundle("many.tar", &archive.to_tar()).run_preseed().await;
+        assert_eq!(count_outcomes(&report), [1, 0, 0], "{report:?}");
+        assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 1, 0], "no content is missing");
     }
 }
 
 #[tokio::test]
-async fn of_one_name_for_several_platforms_the_nodes_own_is_taken() {
-    let archive = Archive::new(Shape::Layout).image(&["localhost/x:1"], b"own").image_for(
-        &other(),
-        &["localhost/x:1"],
-        b"foreign",
-    );
-    let bundles = Bundles::new();
-    let report = bundles.put("x.tar", &archive.tar()).run().await;
-    assert_eq!(counts(&report), [1, 0, 0], "{report:?}");
-    let alone = Bundles::new();
-    alone.put("x.tar", &Archive::new(Shape::Layout).image(&["localhost/x:1"], b"own").tar()).run().await;
-    let target = |bundles: &Bundles| {
+async fn an_image_name_for_several_platforms_resolves_to_the_nodes_platform() {
+    let archive = ArchiveBuilder::new(ArchiveFormat::OciLayout)
+        .with_image(&["localhost/x:1"], b"own")
+        .with_image_for(&other_platform(), &["localhost/x:1"], b"foreign");
+    let bundles = BundleFixture::new();
+    let report = bundles.put_bundle("x.tar", &archive.to_tar()).run_preseed().await;
+    assert_eq!(count_outcomes(&report), [1, 0, 0], "{report:?}");
+    let alone = BundleFixture::new();
+    alone
+        .put_bundle(
+            "x.tar",
+            &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/x:1"], b"own").to_tar(),
+        )
+        .run_preseed()
+        .await;
+    let target = |bundles: &BundleFixture| {
         let store = bundles.store.clone();
-        async move { store.images(&k8s()).await.unwrap().remove(0).target }
+        async move { store.list_images(&k8s_namespace()).await.unwrap().remove(0).target }
     };
     assert_eq!(target(&bundles).await, target(&alone).await);
 }
 
 #[tokio::test]
-async fn a_mere_tag_is_one_of_the_file() {
-    let bundles = Bundles::new();
-    bundles.put("pause.tar", &Archive::new(Shape::Layout).image(&["3.10"], b"x").tar()).run().await;
-    assert_eq!(bundles.names().await, ["docker.io/library/pause:3.10"]);
+async fn a_bare_tag_belongs_to_the_files_repository() {
+    let bundles = BundleFixture::new();
+    bundles
+        .put_bundle(
+            "pause.tar",
+            &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["3.10"], b"x").to_tar(),
+        )
+        .run_preseed()
+        .await;
+    assert_eq!(bundles.image_names().await, ["docker.io/library/pause:3.10"]);
 }
 
 #[tokio::test]
-async fn of_two_bundles_with_one_name_the_first_has_it_and_neither_is_read_again() {
-    let bundles = Bundles::new();
+async fn the_first_of_two_bundles_keeps_a_shared_name_and_neither_is_read_again() {
+    let bundles = BundleFixture::new();
     for (file, layer) in [("a.tar", b"a"), ("b.tar", b"b")] {
-        bundles.put(
+        bundles.put_bundle(
             file,
-            &Archive::new(Shape::Layout)
-                .image(&["localhost/x:1", file.trim_end_matches(".tar")], layer)
-                .tar(),
+            &ArchiveBuilder::new(ArchiveFormat::OciLayout)
+                .with_image(&["localhost/x:1", file.trim_end_matches(".tar")], layer)
+                .to_tar(),
         );
     }
-    assert_eq!(counts(&bundles.run().await), [2, 0, 0]);
-    let first = bundles.store.images(&k8s()).await.unwrap();
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [2, 0, 0]);
+    let first = bundles.store.list_images(&k8s_namespace()).await.unwrap();
     let target = |name: &str| first.iter().find(|image| image.name == name).unwrap().target.digest;
     assert_eq!(target("localhost/x:1"), target("docker.io/library/a:a"));
-    assert_eq!(counts(&bundles.run().await), [0, 2, 0]);
-    assert_eq!(bundles.store.images(&k8s()).await.unwrap(), first);
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
+    assert_eq!(bundles.store.list_images(&k8s_namespace()).await.unwrap(), first);
 }
 
 #[tokio::test]
 async fn links_in_a_docker_archive_lead_to_layers() {
     let layer = b"shared layer".as_slice();
-    let bundles = Bundles::new();
-    bundles.put("linked.tar", &linked(layer, "../one/layer.tar"));
-    let report = bundles.run().await;
-    assert_eq!(counts(&report), [1, 0, 0], "{report:?}");
-    let error = Bundles::refused(&linked(layer, "../../../one/layer.tar")).await;
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("linked.tar", &linked_archive(layer, "../one/layer.tar"));
+    let report = bundles.run_preseed().await;
+    assert_eq!(count_outcomes(&report), [1, 0, 0], "{report:?}");
+    let error = BundleFixture::assert_rejected(&linked_archive(layer, "../../../one/layer.tar")).await;
     assert!(format!("{error:?}").contains("Missing"), "{error:?}");
 }
 
 /// A docker-archive of one image with two equal layers, of which the second is a link.
-fn linked(layer: &[u8], to: &str) -> Vec<u8> {
-    let diff = nodekeel_containerd_svc::Digest::of(layer).to_string();
+fn linked_archive(layer: &[u8], to: &str) -> Vec<u8> {
+    let diff = nodekeel_containerd_svc::Digest::of_content(layer).to_string();
     let config = serde_json::json!({"os": "linux", "architecture": Platform::of_this_machine().architecture,
         "rootfs": {"type": "layers", "diff_ids": [diff, diff]}});
     let saved = serde_json::json!([{"Config": "config.json", "RepoTags": ["linked:1"], "Layers": ["one/layer.tar", "two/layer.tar"]}]);

@@ -1,12 +1,12 @@
-//! Bundles into a store in memory: offline, as any user.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+//! Imports bundles into a store in memory: offline, as any user.
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 mod bundles;
 mod conformance;
 mod directory;
 mod faults;
 mod hostile;
-mod retold;
+mod incremental;
 mod runsc;
-mod single;
-mod stalled;
+mod single_archive;
+mod stalled_store;

@@ -1,10 +1,10 @@
-//! Checks over arbitrary input. Each panics if something does not hold.
+//! Checks over arbitrary input. Each panics if its property does not hold.
 
-use crate::mounts::{self, Mount};
+use crate::mounts::{self, MountinfoEntry};
 use crate::{Bytes, Inodes};
 
-/// A text is a quantity or not; one is displayed so that it is read as the same, and nothing is larger than its digits
-/// say.
+/// Any text parses as a quantity or is rejected. A quantity parses back from its `Display`, and is not less
+/// than its digits.
 pub fn check_quantity(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     if let Ok(bytes) = text.parse::<Bytes>() {
@@ -14,24 +14,25 @@ pub fn check_quantity(text: &[u8]) {
     }
     if let Ok(inodes) = text.parse::<Inodes>() {
         assert_eq!(inodes.to_string().parse(), Ok(inodes), "{text:?}");
-        assert_eq!(text.parse(), Ok(Bytes(inodes.0)), "both are read alike");
+        assert_eq!(text.parse(), Ok(Bytes(inodes.0)), "both parse alike");
     }
 }
 
-/// A line is a mount or not; one is printed so that it is read as the same, on one line of ASCII.
+/// Any line parses as a mount or is skipped. A mount parses back from its `Display`, which is one line of
+/// ASCII.
 pub fn check_mountinfo(text: &[u8]) {
-    for mount in mounts::parse(text) {
+    for mount in mounts::parse_mountinfo(text) {
         let line = mount.to_string();
         assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line:?}");
-        assert_eq!(Mount::parse(line.as_bytes()), Some(mount), "{line:?}");
+        assert_eq!(MountinfoEntry::parse_line(line.as_bytes()), Some(mount), "{line:?}");
     }
     let lines = text.split(|byte| *byte == b'\n').count();
-    assert!(mounts::parse(text).count() <= lines);
+    assert!(mounts::parse_mountinfo(text).count() <= lines);
 }
 
-/// What fdinfo says of a mount is a number or nothing.
+/// The mount id of any fdinfo is a number or missing.
 pub fn check_fdinfo(text: &[u8]) {
-    if let Some(id) = mounts::mount_id(text) {
-        assert_eq!(mounts::mount_id(format!("pos:\t0\nmnt_id:\t{id}\n").as_bytes()), Some(id));
+    if let Some(id) = mounts::parse_mount_id(text) {
+        assert_eq!(mounts::parse_mount_id(format!("pos:\t0\nmnt_id:\t{id}\n").as_bytes()), Some(id));
     }
 }

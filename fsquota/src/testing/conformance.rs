@@ -1,4 +1,4 @@
-//! What the contract of `QuotaSetter` says, tried out.
+//! The conformance suite: checks the contract of `QuotaSetter`.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -6,245 +6,270 @@ use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
-use crate::{Bytes, Change, Error, Inodes, Limit, LimitError, Limits, ProjectId, QuotaSetter, Status};
+use crate::{
+    Bytes, Error, Inodes, LimitChange, LimitError, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
+    QuotaStatus,
+};
 
-/// Checks the contract of [`QuotaSetter`] with directories made in `scratch`, an empty directory without limits on a
-/// file system that the implementation takes. They are removed again, and their projects released.
+/// Checks the contract of [`QuotaSetter`] with directories created in `scratch`, an empty directory without
+/// limits on a file system that the implementation supports. It removes them again and releases their
+/// projects.
 ///
 /// # Panics
-/// When something does not hold, or a directory can't be made.
+/// If the contract is violated, or a directory can't be created.
 pub fn conformance(setter: &dyn QuotaSetter, scratch: &Path) {
-    let bench = Bench { setter, scratch };
-    bench.limits_are_set_and_read();
-    bench.each_limit_changes_by_itself();
-    bench.bytes_are_rounded_up_and_impossible_limits_refused();
-    bench.usage_is_counted();
-    bench.projects_are_never_shared();
-    bench.only_empty_directories_begin_and_end();
-    bench.what_is_inside_counts_for_the_outer_one();
-    bench.what_is_no_directory_is_refused();
-    bench.removed_directories_let_go();
-    bench.threads_get_different_projects();
+    let suite = ConformanceSuite { setter, scratch };
+    suite.limits_are_set_and_read();
+    suite.each_limit_changes_by_itself();
+    suite.bytes_are_rounded_up_and_invalid_limits_rejected();
+    suite.usage_is_counted();
+    suite.projects_are_never_shared();
+    suite.only_empty_directories_are_set_and_cleared();
+    suite.subdirectories_count_for_the_limited_parent();
+    suite.non_directories_are_rejected();
+    suite.removed_directories_are_released();
+    suite.threads_get_different_projects();
     let left = fs::read_dir(scratch).expect("scratch is readable").count();
-    assert_eq!(left, 0, "the suite removes what it has made");
+    assert_eq!(left, 0, "the suite removes everything it has created");
 }
 
-struct Bench<'a> {
+struct ConformanceSuite<'a> {
     setter: &'a dyn QuotaSetter,
     scratch: &'a Path,
 }
 
-/// Of a file system. *Source:* xfs(5), ext4(5).
+/// The largest block of a file system, in bytes. *Source:* xfs(5), ext4(5).
 const LARGEST_BLOCK: u64 = 65_536;
 const MIB: Bytes = Bytes(1 << 20);
 
-fn at(bytes: Bytes, inodes: u64) -> Change {
-    Change { bytes: Limit::At(bytes), inodes: Limit::At(Inodes(inodes)) }
+fn both_limits(bytes: Bytes, inodes: u64) -> QuotaChange {
+    QuotaChange { bytes: LimitChange::Set(bytes), inodes: LimitChange::Set(Inodes(inodes)) }
 }
 
-fn limits(bytes: Option<Bytes>, inodes: Option<u64>) -> Limits {
-    Limits { bytes, inodes: inodes.map(Inodes) }
+fn expected_limits(bytes: Option<Bytes>, inodes: Option<u64>) -> QuotaLimits {
+    QuotaLimits { bytes, inodes: inodes.map(Inodes) }
 }
 
-impl Bench<'_> {
-    fn make(&self, name: &str) -> (PathBuf, File) {
+impl ConformanceSuite<'_> {
+    fn create_dir(&self, name: &str) -> (PathBuf, File) {
         let path = self.scratch.join(name);
-        fs::create_dir(&path).expect("a directory can be made");
-        let dir = File::open(&path).expect("it can be opened");
+        fs::create_dir(&path).expect("a directory can be created");
+        let dir = File::open(&path).expect("the directory can be opened");
         (path, dir)
     }
 
-    fn set(&self, dir: &File, change: Change) -> Status {
-        self.setter.set(dir.as_fd(), change).expect("the limits are set")
+    fn set_limits(&self, dir: &File, change: QuotaChange) -> QuotaStatus {
+        self.setter.set_limits(dir.as_fd(), change).expect("the limits are set")
     }
 
-    fn status(&self, dir: &File) -> Option<Status> {
-        self.setter.status(dir.as_fd()).expect("the status is read")
+    fn read_status(&self, dir: &File) -> Option<QuotaStatus> {
+        self.setter.read_status(dir.as_fd()).expect("the status is read")
     }
 
-    fn remove(&self, path: &Path, dir: File) {
-        let project = self.status(&dir).map(|status| status.project);
+    fn remove_dir(&self, path: &Path, dir: File) {
+        let project = self.read_status(&dir).map(|status| status.project);
         fs::remove_dir_all(path).expect("a directory can be removed");
         drop(dir);
         if let Some(project) = project {
-            self.release(project);
+            self.release_project(project);
         }
     }
 
-    /// A child that another thread has forked holds what was open then until it executes its program: a removed directory
-    /// is counted as long.
-    fn release(&self, project: ProjectId) {
+    /// A child that another thread has forked inherits open descriptors until it executes its program, and a
+    /// removed directory is counted until then.
+    fn release_project(&self, project: ProjectId) {
         for _ in 0..10_000 {
-            match self.setter.release(project) {
+            match self.setter.release_project(project) {
                 Err(error) if error.is_retryable() => std::thread::yield_now(),
-                result => return result.expect("nothing belongs to the project any more"),
+                result => return result.expect("the project has no inodes any more"),
             }
         }
-        panic!("project {project} is in use though nothing belongs to it");
+        panic!("project {project} is in use although it has no inodes");
     }
 
     fn limits_are_set_and_read(&self) {
-        let (path, dir) = self.make("read");
-        assert_eq!(self.status(&dir), None, "a new directory has no limits");
-        let set = self.set(&dir, at(MIB, 100));
-        assert_eq!(set.limits, limits(Some(MIB), Some(100)));
+        let (path, dir) = self.create_dir("read");
+        assert_eq!(self.read_status(&dir), None, "a new directory has no limits");
+        let set = self.set_limits(&dir, both_limits(MIB, 100));
+        assert_eq!(set.limits, expected_limits(Some(MIB), Some(100)));
         assert_eq!(set.usage.inodes, Inodes(1), "the directory itself is counted");
-        assert!(!set.over_limit());
-        assert_eq!(self.status(&dir), Some(set), "what was set is read back");
-        assert_eq!(self.set(&dir, at(MIB, 100)), set, "the same again changes nothing");
-        self.setter.clear(dir.as_fd()).expect("the limits are lifted");
-        assert_eq!(self.status(&dir), None, "a cleared directory has no limits");
-        self.setter.clear(dir.as_fd()).expect("clearing again is nothing");
-        let again = self.set(&dir, at(MIB, 7));
-        assert_eq!(again.limits, limits(Some(MIB), Some(7)), "a cleared directory can begin again");
-        self.remove(&path, dir);
+        assert!(!set.is_over_limit());
+        assert_eq!(self.read_status(&dir), Some(set), "the limits are read back as set");
+        assert_eq!(self.set_limits(&dir, both_limits(MIB, 100)), set, "the same again changes nothing");
+        self.setter.clear_limits(dir.as_fd()).expect("the limits are lifted");
+        assert_eq!(self.read_status(&dir), None, "a cleared directory has no limits");
+        self.setter.clear_limits(dir.as_fd()).expect("clearing again succeeds");
+        let again = self.set_limits(&dir, both_limits(MIB, 7));
+        assert_eq!(
+            again.limits,
+            expected_limits(Some(MIB), Some(7)),
+            "a cleared directory can be limited again"
+        );
+        self.remove_dir(&path, dir);
     }
 
     fn each_limit_changes_by_itself(&self) {
-        let (path, dir) = self.make("each");
-        let change = |bytes, inodes| self.set(&dir, Change { bytes, inodes });
-        let first = change(Limit::At(MIB), Limit::Keep);
-        assert_eq!(first.limits, limits(Some(MIB), None), "what is kept of nothing is no limit");
-        let both = change(Limit::Keep, Limit::At(Inodes(50)));
-        assert_eq!(both.limits, limits(Some(MIB), Some(50)));
-        assert_eq!(change(Limit::Keep, Limit::Keep), both);
-        assert_eq!(change(Limit::Unlimited, Limit::Keep).limits, limits(None, Some(50)));
-        assert_eq!(change(Limit::At(MIB), Limit::Unlimited).limits, limits(Some(MIB), None));
-        let none = change(Limit::Unlimited, Limit::Unlimited);
-        assert_eq!(none.limits, Limits::default());
+        let (path, dir) = self.create_dir("each");
+        let change = |bytes, inodes| self.set_limits(&dir, QuotaChange { bytes, inodes });
+        let first = change(LimitChange::Set(MIB), LimitChange::Keep);
+        assert_eq!(
+            first.limits,
+            expected_limits(Some(MIB), None),
+            "a new directory that keeps its limit is unlimited"
+        );
+        let both = change(LimitChange::Keep, LimitChange::Set(Inodes(50)));
+        assert_eq!(both.limits, expected_limits(Some(MIB), Some(50)));
+        assert_eq!(change(LimitChange::Keep, LimitChange::Keep), both);
+        assert_eq!(change(LimitChange::Unlimited, LimitChange::Keep).limits, expected_limits(None, Some(50)));
+        assert_eq!(
+            change(LimitChange::Set(MIB), LimitChange::Unlimited).limits,
+            expected_limits(Some(MIB), None)
+        );
+        let none = change(LimitChange::Unlimited, LimitChange::Unlimited);
+        assert_eq!(none.limits, QuotaLimits::default());
         assert_eq!(none.project, first.project, "the project stays");
-        assert_eq!(self.status(&dir), Some(none), "without limits, but counted");
-        self.remove(&path, dir);
+        assert_eq!(self.read_status(&dir), Some(none), "without limits, but counted");
+        self.remove_dir(&path, dir);
     }
 
-    fn bytes_are_rounded_up_and_impossible_limits_refused(&self) {
-        let (path, dir) = self.make("round");
-        for asked in [1, 1024, 1025, 65_536, 1_000_000_007, (1 << 63) - 65_536] {
-            let set = self.set(&dir, at(Bytes(asked), 1));
-            let rounded = set.limits.bytes.expect("it was set").0;
-            assert!(rounded >= asked && rounded - asked < LARGEST_BLOCK, "{asked} became {rounded}");
-            assert!(rounded.is_multiple_of(1024), "{asked} became {rounded}");
-            assert_eq!(self.status(&dir), Some(set), "and says so");
+    fn bytes_are_rounded_up_and_invalid_limits_rejected(&self) {
+        let (path, dir) = self.create_dir("round");
+        for requested in [1, 1024, 1025, 65_536, 1_000_000_007, (1 << 63) - 65_536] {
+            let set = self.set_limits(&dir, both_limits(Bytes(requested), 1));
+            let rounded = set.limits.bytes.expect("the limit was set").0;
+            assert!(
+                rounded >= requested && rounded - requested < LARGEST_BLOCK,
+                "{requested} became {rounded}"
+            );
+            assert!(rounded.is_multiple_of(1024), "{requested} became {rounded}");
+            assert_eq!(self.read_status(&dir), Some(set), "the status has the rounded limit");
         }
-        let before = self.status(&dir);
-        let refused = |change| match self.setter.set(dir.as_fd(), change) {
-            Err(Error::Limit(reason)) => reason,
+        let before = self.read_status(&dir);
+        let rejected = |change| match self.setter.set_limits(dir.as_fd(), change) {
+            Err(Error::InvalidLimit(reason)) => reason,
             other => panic!("{change:?} gave {other:?}"),
         };
-        let is_too_large = |change| matches!(refused(change), LimitError::TooLarge { .. });
+        let is_too_large = |change| matches!(rejected(change), LimitError::TooLarge { .. });
         for bytes in [(1 << 63) - 65_535, (1 << 63) - 1, 1 << 63, u64::MAX] {
-            assert!(is_too_large(at(Bytes(bytes), 1)), "{bytes}");
+            assert!(is_too_large(both_limits(Bytes(bytes), 1)), "{bytes}");
         }
-        assert!(is_too_large(at(MIB, 1 << 63)));
-        assert_eq!(refused(at(Bytes(0), 1)), LimitError::Zero);
-        assert_eq!(refused(at(MIB, 0)), LimitError::Zero);
-        assert_eq!(self.status(&dir), before, "what is refused changes nothing");
-        self.remove(&path, dir);
+        assert!(is_too_large(both_limits(MIB, 1 << 63)));
+        assert_eq!(rejected(both_limits(Bytes(0), 1)), LimitError::Zero);
+        assert_eq!(rejected(both_limits(MIB, 0)), LimitError::Zero);
+        assert_eq!(self.read_status(&dir), before, "a rejected limit changes nothing");
+        self.remove_dir(&path, dir);
     }
 
     fn usage_is_counted(&self) {
-        let (path, dir) = self.make("usage");
-        let empty = self.set(&dir, at(Bytes(64 << 20), 1000)).usage;
-        fs::create_dir(path.join("below")).expect("there is room");
+        let (path, dir) = self.create_dir("usage");
+        let empty = self.set_limits(&dir, both_limits(Bytes(64 << 20), 1000)).usage;
+        fs::create_dir(path.join("below")).expect("the limit allows it");
         for name in ["a", "b", "below/c"] {
-            let mut file = File::create(path.join(name)).expect("there is room");
-            file.write_all(&[7; 64 << 10]).and_then(|()| file.sync_all()).expect("there is room");
+            let mut file = File::create(path.join(name)).expect("the limit allows it");
+            file.write_all(&[7; 64 << 10]).and_then(|()| file.sync_all()).expect("the limit allows it");
         }
-        let status = self.status(&dir).expect("it is limited");
+        let status = self.read_status(&dir).expect("the directory is limited");
         assert_eq!(status.usage.inodes, Inodes(5));
         let grown = status.usage.bytes.0 - empty.bytes.0;
-        assert!((192 << 10..1 << 20).contains(&grown), "three times 64 KiB took {grown}");
+        assert!((192 << 10..1 << 20).contains(&grown), "three times 64 KiB used {grown}");
         assert_eq!(
-            status.available(),
-            limits(Some(Bytes((64 << 20) - status.usage.bytes.0)), Some(995)),
-            "what is left"
+            status.remaining_quota(),
+            expected_limits(Some(Bytes((64 << 20) - status.usage.bytes.0)), Some(995)),
+            "the remaining quota"
         );
-        let shrunk = self.set(&dir, at(Bytes(4096), 2));
-        assert!(shrunk.over_limit(), "a limit below the usage is accepted, and told");
-        assert_eq!(shrunk.available(), limits(Some(Bytes(0)), Some(0)));
-        self.remove(&path, dir);
+        let shrunk = self.set_limits(&dir, both_limits(Bytes(4096), 2));
+        assert!(shrunk.is_over_limit(), "a limit below the usage is accepted and reported");
+        assert_eq!(shrunk.remaining_quota(), expected_limits(Some(Bytes(0)), Some(0)));
+        self.remove_dir(&path, dir);
     }
 
     fn projects_are_never_shared(&self) {
-        let made: Vec<_> = (0..20).map(|number| self.make(&format!("many{number}"))).collect();
-        let set = |dir: &File| self.set(dir, Change { bytes: Limit::Unlimited, inodes: Limit::Unlimited });
-        let projects: HashSet<ProjectId> = made.iter().map(|(_, dir)| set(dir).project).collect();
-        assert_eq!(projects.len(), made.len(), "a number is taken though its limits are none");
-        for (path, dir) in made {
-            self.remove(&path, dir);
+        let directories: Vec<_> = (0..20).map(|number| self.create_dir(&format!("many{number}"))).collect();
+        let set = |dir: &File| {
+            self.set_limits(
+                dir,
+                QuotaChange { bytes: LimitChange::Unlimited, inodes: LimitChange::Unlimited },
+            )
+        };
+        let projects: HashSet<ProjectId> = directories.iter().map(|(_, dir)| set(dir).project).collect();
+        assert_eq!(projects.len(), directories.len(), "a number without limits is still allocated");
+        for (path, dir) in directories {
+            self.remove_dir(&path, dir);
         }
     }
 
-    fn only_empty_directories_begin_and_end(&self) {
-        let (path, dir) = self.make("full");
-        File::create(path.join("file")).expect("there is room");
-        let refused = self.setter.set(dir.as_fd(), at(MIB, 10));
-        assert!(matches!(refused, Err(Error::NotEmpty)), "{refused:?}");
-        assert_eq!(self.status(&dir), None, "what is refused changes nothing");
-        fs::remove_file(path.join("file")).expect("it is there");
-        let limited = self.set(&dir, at(MIB, 10));
-        File::create(path.join("file")).expect("there is room");
-        self.set(&dir, at(MIB, 20));
-        let refused = self.setter.clear(dir.as_fd());
-        assert!(matches!(refused, Err(Error::NotEmpty)), "{refused:?}");
-        assert_eq!(self.status(&dir).map(|status| status.project), Some(limited.project));
-        self.remove(&path, dir);
+    fn only_empty_directories_are_set_and_cleared(&self) {
+        let (path, dir) = self.create_dir("full");
+        File::create(path.join("file")).expect("the limit allows it");
+        let rejected = self.setter.set_limits(dir.as_fd(), both_limits(MIB, 10));
+        assert!(matches!(rejected, Err(Error::NotEmpty)), "{rejected:?}");
+        assert_eq!(self.read_status(&dir), None, "a rejected change changes nothing");
+        fs::remove_file(path.join("file")).expect("it exists");
+        let limited = self.set_limits(&dir, both_limits(MIB, 10));
+        File::create(path.join("file")).expect("the limit allows it");
+        self.set_limits(&dir, both_limits(MIB, 20));
+        let rejected = self.setter.clear_limits(dir.as_fd());
+        assert!(matches!(rejected, Err(Error::NotEmpty)), "{rejected:?}");
+        assert_eq!(self.read_status(&dir).map(|status| status.project), Some(limited.project));
+        self.remove_dir(&path, dir);
     }
 
-    fn what_is_inside_counts_for_the_outer_one(&self) {
-        let (path, dir) = self.make("outer");
-        let outer = self.set(&dir, at(MIB, 10));
-        fs::create_dir(path.join("inner")).expect("there is room");
-        let inner = File::open(path.join("inner")).expect("it is there");
-        let status = self.status(&inner).expect("the outer one's");
+    fn subdirectories_count_for_the_limited_parent(&self) {
+        let (path, dir) = self.create_dir("outer");
+        let outer = self.set_limits(&dir, both_limits(MIB, 10));
+        fs::create_dir(path.join("inner")).expect("the limit allows it");
+        let inner = File::open(path.join("inner")).expect("it exists");
+        let status = self.read_status(&inner).expect("the status of the outer directory");
         assert_eq!((status.project, status.usage.inodes), (outer.project, Inodes(2)));
-        let refused = self.setter.set(inner.as_fd(), at(MIB, 5));
+        let rejected = self.setter.set_limits(inner.as_fd(), both_limits(MIB, 5));
         assert!(
-            matches!(refused, Err(Error::Inherited { project }) if project == outer.project),
-            "{refused:?}"
+            matches!(rejected, Err(Error::InheritedProject { project }) if project == outer.project),
+            "{rejected:?}"
         );
-        let refused = self.setter.clear(inner.as_fd());
-        assert!(matches!(refused, Err(Error::Inherited { .. })), "{refused:?}");
-        fs::remove_dir(path.join("inner")).expect("it is empty");
-        self.setter.clear(inner.as_fd()).expect("what has been removed has nothing to clear");
-        assert_eq!(self.status(&dir).map(|status| status.limits), Some(outer.limits));
+        let rejected = self.setter.clear_limits(inner.as_fd());
+        assert!(matches!(rejected, Err(Error::InheritedProject { .. })), "{rejected:?}");
+        fs::remove_dir(path.join("inner")).expect("the directory is empty");
+        self.setter.clear_limits(inner.as_fd()).expect("clearing a removed directory succeeds");
+        assert_eq!(self.read_status(&dir).map(|status| status.limits), Some(outer.limits));
         drop(inner);
-        self.remove(&path, dir);
+        self.remove_dir(&path, dir);
     }
 
-    fn what_is_no_directory_is_refused(&self) {
+    fn non_directories_are_rejected(&self) {
         let path = self.scratch.join("file");
-        let file = File::create(&path).expect("there is room");
-        let refused =
-            [self.setter.set(file.as_fd(), at(MIB, 1)).err(), self.setter.status(file.as_fd()).err()];
-        assert!(refused.iter().all(|error| matches!(error, Some(Error::NotADirectory))), "{refused:?}");
-        assert!(matches!(self.setter.clear(file.as_fd()), Err(Error::NotADirectory)));
-        fs::remove_file(&path).expect("it is there");
+        let file = File::create(&path).expect("the limit allows it");
+        let rejected = [
+            self.setter.set_limits(file.as_fd(), both_limits(MIB, 1)).err(),
+            self.setter.read_status(file.as_fd()).err(),
+        ];
+        assert!(rejected.iter().all(|error| matches!(error, Some(Error::NotADirectory))), "{rejected:?}");
+        assert!(matches!(self.setter.clear_limits(file.as_fd()), Err(Error::NotADirectory)));
+        fs::remove_file(&path).expect("it exists");
     }
 
-    fn removed_directories_let_go(&self) {
-        let (path, dir) = self.make("gone");
-        let project = self.set(&dir, at(MIB, 10)).project;
-        fs::remove_dir(&path).expect("it is empty");
-        let refused = self.setter.set(dir.as_fd(), at(MIB, 20));
-        assert!(matches!(refused, Err(Error::Removed)), "{refused:?}");
+    fn removed_directories_are_released(&self) {
+        let (path, dir) = self.create_dir("gone");
+        let project = self.set_limits(&dir, both_limits(MIB, 10)).project;
+        fs::remove_dir(&path).expect("the directory is empty");
+        let rejected = self.setter.set_limits(dir.as_fd(), both_limits(MIB, 20));
+        assert!(matches!(rejected, Err(Error::Removed)), "{rejected:?}");
         drop(dir);
-        self.release(project);
-        self.setter.release(project).expect("releasing again is nothing");
+        self.release_project(project);
+        self.setter.release_project(project).expect("releasing again succeeds");
     }
 
     fn threads_get_different_projects(&self) {
-        let made: Vec<_> = (0..16).map(|number| self.make(&format!("thread{number}"))).collect();
-        let statuses: Vec<Status> = std::thread::scope(|scope| {
-            let set = |dir| scope.spawn(move || self.set(dir, at(MIB, 3)));
-            let threads: Vec<_> = made.iter().map(|(_, dir)| set(dir)).collect();
+        let directories: Vec<_> = (0..16).map(|number| self.create_dir(&format!("thread{number}"))).collect();
+        let statuses: Vec<QuotaStatus> = std::thread::scope(|scope| {
+            let set = |dir| scope.spawn(move || self.set_limits(dir, both_limits(MIB, 3)));
+            let threads: Vec<_> = directories.iter().map(|(_, dir)| set(dir)).collect();
             threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
         });
         let projects: HashSet<ProjectId> = statuses.iter().map(|status| status.project).collect();
-        assert_eq!(projects.len(), made.len());
+        assert_eq!(projects.len(), directories.len());
         assert!(statuses.iter().all(|status| status.usage.inodes == Inodes(1)));
-        for (path, dir) in made {
-            self.remove(&path, dir);
+        for (path, dir) in directories {
+            self.remove_dir(&path, dir);
         }
     }
 }

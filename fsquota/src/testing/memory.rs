@@ -1,4 +1,4 @@
-//! The kernel's part, in maps.
+//! The kernel's side of quotas, in memory.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -8,31 +8,31 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-use crate::error::Call;
-use crate::kernel::{Kernel, Record, Tag};
-use crate::limits::KernelChange;
+use crate::error::KernelCall;
+use crate::kernel::{ProjectTag, QuotaKernel, QuotaRecord};
+use crate::limits::KernelLimitChange;
 
 /// Device and inode.
-type Identity = (u64, u64);
+type InodeIdentity = (u64, u64);
 
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
-    state: Mutex<State>,
-    failures: Mutex<VecDeque<(Call, io::ErrorKind)>>,
+pub(crate) struct MemoryKernel {
+    state: Mutex<MemoryState>,
+    failures: Mutex<VecDeque<(KernelCall, io::ErrorKind)>>,
     unfailing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// The descriptor keeps the inode's number from being used again, and tells when the directory has been removed.
-    tagged: HashMap<Identity, (OwnedFd, Tag)>,
-    /// KiB and inodes.
+struct MemoryState {
+    /// The descriptor prevents reuse of the inode number, and shows when the directory has been removed.
+    tagged: HashMap<InodeIdentity, (OwnedFd, ProjectTag)>,
+    /// Limits in KiB and inodes, by project.
     limits: BTreeMap<u32, (u64, u64)>,
 }
 
-impl Memory {
-    pub(crate) fn fail(&self, call: Call, error: io::ErrorKind) {
-        lock(&self.failures).push_back((call, error));
+impl MemoryKernel {
+    pub(crate) fn fail_next_call(&self, call: KernelCall, error: io::ErrorKind) {
+        lock_mutex(&self.failures).push_back((call, error));
     }
 
     pub(crate) fn without_failures<T>(&self, work: impl FnOnce() -> T) -> T {
@@ -42,8 +42,8 @@ impl Memory {
         result
     }
 
-    fn begin(&self, call: Call) -> io::Result<MutexGuard<'_, State>> {
-        let mut failures = lock(&self.failures);
+    fn start_call(&self, call: KernelCall) -> io::Result<MutexGuard<'_, MemoryState>> {
+        let mut failures = lock_mutex(&self.failures);
         if !self.unfailing.load(Ordering::Relaxed)
             && let Some(place) = failures.iter().position(|(failing, _)| *failing == call)
             && let Some((_, error)) = failures.remove(place)
@@ -51,96 +51,96 @@ impl Memory {
             return Err(error.into());
         }
         drop(failures);
-        let mut state = lock(&self.state);
+        let mut state = lock_mutex(&self.state);
         state.tagged.retain(|_, (fd, _)| rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink != 0));
         Ok(state)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Kernel for Memory {
-    fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag> {
-        self.begin(Call::ReadProject)?.tag(file)
+impl QuotaKernel for MemoryKernel {
+    fn project_tag(&self, file: BorrowedFd<'_>) -> io::Result<ProjectTag> {
+        self.start_call(KernelCall::ReadProject)?.effective_tag(file)
     }
 
-    fn set_tag(&self, file: BorrowedFd<'_>, tag: Tag) -> io::Result<()> {
-        let mut state = self.begin(Call::WriteProject)?;
-        let held = rustix::fs::openat(file, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        state.tagged.insert(identity(&rustix::fs::fstat(file)?), (held, tag));
+    fn set_project_tag(&self, file: BorrowedFd<'_>, tag: ProjectTag) -> io::Result<()> {
+        let mut state = self.start_call(KernelCall::WriteProject)?;
+        let descriptor = rustix::fs::openat(file, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        state.tagged.insert(inode_identity(&rustix::fs::fstat(file)?), (descriptor, tag));
         Ok(())
     }
 
-    fn record(&self, project: u32) -> io::Result<Record> {
-        self.begin(Call::ReadLimits)?.record(project)
+    fn quota_record(&self, project: u32) -> io::Result<QuotaRecord> {
+        self.start_call(KernelCall::ReadLimits)?.quota_record(project)
     }
 
-    fn set_limits(&self, project: u32, change: KernelChange) -> io::Result<()> {
-        let mut state = self.begin(Call::WriteLimits)?;
+    fn set_limits(&self, project: u32, change: KernelLimitChange) -> io::Result<()> {
+        let mut state = self.start_call(KernelCall::WriteLimits)?;
         let limits = state.limits.entry(project).or_default();
         *limits = (change.kib.unwrap_or(limits.0), change.inodes.unwrap_or(limits.1));
         state.limits.retain(|_, limits| *limits != (0, 0));
         Ok(())
     }
 
-    fn next(&self, from: u32) -> io::Result<Option<(u32, Record)>> {
-        let state = self.begin(Call::ReadLimits)?;
+    fn next_record(&self, from: u32) -> io::Result<Option<(u32, QuotaRecord)>> {
+        let state = self.start_call(KernelCall::ReadLimits)?;
         let limited = state.limits.range(from..).next().map(|(project, _)| *project);
         let tagged =
             state.tagged.values().map(|(_, tag)| tag.project).filter(|number| *number >= from.max(1));
         let first = limited.into_iter().chain(tagged).min();
-        first.map(|project| Ok((project, state.record(project)?))).transpose()
+        first.map(|project| Ok((project, state.quota_record(project)?))).transpose()
     }
 
-    fn lock(&self) -> io::Result<()> {
-        // The engine's own lock is enough: nobody else can see this memory.
-        self.begin(Call::Lock).map(drop)
+    fn lock_allocation(&self) -> io::Result<()> {
+        // The mutex of the engine is enough: no other process shares this memory.
+        self.start_call(KernelCall::LockAllocation).map(drop)
     }
 
-    fn unlock(&self) {}
+    fn unlock_allocation(&self) {}
 
-    fn settle(&self) -> io::Result<()> {
-        self.begin(Call::Settle).map(drop)
+    fn flush_removed_inodes(&self) -> io::Result<()> {
+        self.start_call(KernelCall::FlushRemoved).map(drop)
     }
 }
 
-impl State {
-    /// Its own, or that of the nearest directory above it that has one.
-    fn tag(&self, file: BorrowedFd<'_>) -> io::Result<Tag> {
+impl MemoryState {
+    /// The tag of the directory, or of the nearest directory above it that has one.
+    fn effective_tag(&self, file: BorrowedFd<'_>) -> io::Result<ProjectTag> {
         let mut stat = rustix::fs::fstat(file)?;
         if stat.st_nlink == 0 {
-            // It is in no directory any more, and its own tag has been let go of.
-            return Ok(Tag::default());
+            // It is no longer in any directory, and its tag has been dropped.
+            return Ok(ProjectTag::default());
         }
         let mut at = rustix::fs::openat(file, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         loop {
-            if let Some((_, tag)) = self.tagged.get(&identity(&stat)) {
+            if let Some((_, tag)) = self.tagged.get(&inode_identity(&stat)) {
                 return Ok(*tag);
             }
             let above = rustix::fs::openat(&at, "..", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-            let Ok(above) = above else { return Ok(Tag::default()) };
+            let Ok(above) = above else { return Ok(ProjectTag::default()) };
             let stat_above = rustix::fs::fstat(&above)?;
-            // The root is above itself, and another file system has projects of its own.
-            if identity(&stat_above) == identity(&stat) || stat_above.st_dev != stat.st_dev {
-                return Ok(Tag::default());
+            // `..` of the root is the root, and another file system has separate projects.
+            if inode_identity(&stat_above) == inode_identity(&stat) || stat_above.st_dev != stat.st_dev {
+                return Ok(ProjectTag::default());
             }
             (at, stat) = (above, stat_above);
         }
     }
 
-    fn record(&self, project: u32) -> io::Result<Record> {
+    fn quota_record(&self, project: u32) -> io::Result<QuotaRecord> {
         let (kib_limit, inode_limit) = self.limits.get(&project).copied().unwrap_or_default();
-        let mut record = Record { kib_limit, inode_limit, ..Record::default() };
+        let mut record = QuotaRecord { kib_limit, inode_limit, ..QuotaRecord::default() };
         for (fd, _) in self.tagged.values().filter(|(_, tag)| tag.project == project) {
-            self.count(fd.as_fd(), &mut record)?;
+            self.count_usage(fd.as_fd(), &mut record)?;
         }
         Ok(record)
     }
 
-    fn count(&self, dir: BorrowedFd<'_>, record: &mut Record) -> io::Result<()> {
-        add(&rustix::fs::fstat(dir)?, record);
+    fn count_usage(&self, dir: BorrowedFd<'_>, record: &mut QuotaRecord) -> io::Result<()> {
+        add_inode(&rustix::fs::fstat(dir)?, record);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut entries = Dir::new(rustix::fs::openat(dir, ".", flags, Mode::empty())?)?;
         while let Some(entry) = entries.read() {
@@ -152,22 +152,22 @@ impl State {
             // It may have been removed since.
             let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-                add(&stat, record);
-            } else if !self.tagged.contains_key(&identity(&stat))
+                add_inode(&stat, record);
+            } else if !self.tagged.contains_key(&inode_identity(&stat))
                 && let Ok(below) = rustix::fs::openat(dir, name, flags, Mode::empty())
             {
-                self.count(below.as_fd(), record)?;
+                self.count_usage(below.as_fd(), record)?;
             }
         }
         Ok(())
     }
 }
 
-fn identity(stat: &Stat) -> Identity {
+fn inode_identity(stat: &Stat) -> InodeIdentity {
     (stat.st_dev, stat.st_ino)
 }
 
-fn add(stat: &Stat, record: &mut Record) {
+fn add_inode(stat: &Stat, record: &mut QuotaRecord) {
     // *Source:* stat(2): st_blocks counts 512-byte units.
     record.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
     record.inodes += 1;

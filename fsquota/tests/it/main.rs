@@ -1,4 +1,4 @@
-//! The crate's API, as its users have it.
+//! Tests of the public API.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod kernel;

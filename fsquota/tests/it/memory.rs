@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use nodekeel_fsquota::testing::{MemQuota, conformance};
 use nodekeel_fsquota::{
-    Bytes, Call, Change, Error, Inodes, Limit, Limits, ProjectId, ProjectRange, QuotaSetter as _, Status,
+    Bytes, Error, Inodes, KernelCall, LimitChange, ProjectId, ProjectRange, QuotaChange, QuotaLimits,
+    QuotaSetter as _, QuotaStatus,
 };
 use proptest::prelude::*;
 
@@ -19,47 +20,49 @@ fn range(first: u32, last: u32) -> ProjectRange {
     ProjectRange::new(id(first), id(last)).unwrap()
 }
 
-const LIMITED: Change = Change { bytes: Limit::At(Bytes(1 << 20)), inodes: Limit::Keep };
+const LIMITED: QuotaChange =
+    QuotaChange { bytes: LimitChange::Set(Bytes(1 << 20)), inodes: LimitChange::Keep };
 
 #[test]
-fn the_implementation_in_memory_conforms() {
+fn the_memory_implementation_conforms() {
     let scratch = tempfile::tempdir().unwrap();
     let quota = MemQuota::new();
     conformance(&quota, scratch.path());
-    assert_eq!(quota.list(), [], "nothing is left");
+    assert_eq!(quota.list_projects(), [], "nothing is left");
 }
 
 #[test]
 fn the_state_table_holds() {
     let scratch = tempfile::tempdir().unwrap();
-    states::walk_through(&MemQuota::new(), scratch.path());
+    states::check_state_table(&MemQuota::new(), scratch.path());
 }
 
 #[test]
-fn a_range_that_is_used_up_is_told_of_and_what_is_released_is_given_again() {
+fn an_exhausted_range_is_an_error_and_released_numbers_are_reused() {
     let scratch = tempfile::tempdir().unwrap();
     let quota = MemQuota::with_range(range(10, 12));
     let make = |name: &str| {
         fs::create_dir(scratch.path().join(name)).unwrap();
         File::open(scratch.path().join(name)).unwrap()
     };
-    let given: Vec<u32> =
-        ["a", "b", "c"].map(|name| quota.set(make(name).as_fd(), LIMITED).unwrap().project.get()).into();
-    assert_eq!(given, [10, 11, 12]);
+    let numbers: Vec<u32> = ["a", "b", "c"]
+        .map(|name| quota.set_limits(make(name).as_fd(), LIMITED).unwrap().project.get())
+        .into();
+    assert_eq!(numbers, [10, 11, 12]);
     let d = make("d");
-    let error = quota.set(d.as_fd(), LIMITED).unwrap_err();
+    let error = quota.set_limits(d.as_fd(), LIMITED).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "all project numbers from 10 to 12 are taken: release those of removed directories"
+        "all project numbers from 10 to 12 are allocated: release those of removed directories"
     );
-    assert_eq!(quota.status(d.as_fd()).unwrap(), None);
+    assert_eq!(quota.read_status(d.as_fd()).unwrap(), None);
     fs::remove_dir(scratch.path().join("b")).unwrap();
     assert!(
-        matches!(quota.set(d.as_fd(), LIMITED), Err(Error::Exhausted { .. })),
+        matches!(quota.set_limits(d.as_fd(), LIMITED), Err(Error::RangeExhausted { .. })),
         "its limits are still kept"
     );
-    assert_eq!(quota.release_unused(&[]).unwrap(), [ProjectId::new(11).unwrap()]);
-    assert_eq!(quota.set(d.as_fd(), LIMITED).unwrap().project.get(), 11);
+    assert_eq!(quota.release_unused_projects(&[]).unwrap(), [ProjectId::new(11).unwrap()]);
+    assert_eq!(quota.set_limits(d.as_fd(), LIMITED).unwrap().project.get(), 11);
 }
 
 #[test]
@@ -67,79 +70,80 @@ fn the_limits_of_a_project_in_use_are_not_released() {
     let scratch = tempfile::tempdir().unwrap();
     let quota = MemQuota::new();
     let dir = File::open(scratch.path()).unwrap();
-    let status = quota.set(dir.as_fd(), LIMITED).unwrap();
-    let error = quota.release(status.project).unwrap_err();
-    assert!(matches!(error, Error::InUse { .. }) && error.is_retryable(), "{error:?}");
-    assert_eq!(quota.status(dir.as_fd()).unwrap(), Some(status));
-    assert_eq!(quota.release_unused(&[]).unwrap(), []);
+    let status = quota.set_limits(dir.as_fd(), LIMITED).unwrap();
+    let error = quota.release_project(status.project).unwrap_err();
+    assert!(matches!(error, Error::ProjectInUse { .. }) && error.is_retryable(), "{error:?}");
+    assert_eq!(quota.read_status(dir.as_fd()).unwrap(), Some(status));
+    assert_eq!(quota.release_unused_projects(&[]).unwrap(), []);
 }
 
 #[test]
-fn failures_can_be_asked_for() {
+fn failures_can_be_injected() {
     let scratch = tempfile::tempdir().unwrap();
     let quota = MemQuota::new();
     let dir = File::open(scratch.path()).unwrap();
-    quota.fail(Call::WriteLimits, io::ErrorKind::StorageFull);
-    let error = quota.set(dir.as_fd(), LIMITED).unwrap_err();
-    assert!(matches!(error, Error::Kernel { call: Call::WriteLimits, .. }), "{error:?}");
-    quota.set(dir.as_fd(), LIMITED).unwrap();
+    quota.fail_next_call(KernelCall::WriteLimits, io::ErrorKind::StorageFull);
+    let error = quota.set_limits(dir.as_fd(), LIMITED).unwrap_err();
+    assert!(matches!(error, Error::Kernel { call: KernelCall::WriteLimits, .. }), "{error:?}");
+    quota.set_limits(dir.as_fd(), LIMITED).unwrap();
 }
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Set(usize, Limit<u64>, Limit<u64>),
+    Set(usize, LimitChange<u64>, LimitChange<u64>),
     Clear(usize),
     Remove(usize),
     Release(usize),
     ReleaseUnused,
 }
 
-fn limit(max: u64) -> impl Strategy<Value = Limit<u64>> {
-    prop_oneof![Just(Limit::Keep), Just(Limit::Unlimited), (1..max).prop_map(Limit::At)]
+fn limit_change(max: u64) -> impl Strategy<Value = LimitChange<u64>> {
+    prop_oneof![Just(LimitChange::Keep), Just(LimitChange::Unlimited), (1..max).prop_map(LimitChange::Set)]
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
-    let place = 0..4usize;
+    let index = 0..4usize;
     prop_oneof![
-        4 => (place.clone(), limit(1 << 40), limit(1000)).prop_map(|(at, b, i)| Operation::Set(at, b, i)),
-        1 => place.clone().prop_map(Operation::Clear),
-        2 => place.clone().prop_map(Operation::Remove),
-        1 => place.prop_map(Operation::Release),
+        4 => (index.clone(), limit_change(1 << 40), limit_change(1000))
+            .prop_map(|(index, bytes, inodes)| Operation::Set(index, bytes, inodes)),
+        1 => index.clone().prop_map(Operation::Clear),
+        2 => index.clone().prop_map(Operation::Remove),
+        1 => index.prop_map(Operation::Release),
         1 => Just(Operation::ReleaseUnused),
     ]
 }
 
-/// What the contract says, in the plainest way.
-struct Model {
+/// A minimal model of the contract.
+struct QuotaModel {
     quota: MemQuota,
     scratch: tempfile::TempDir,
-    expected: HashMap<usize, Status>,
+    expected: HashMap<usize, QuotaStatus>,
     last: HashMap<usize, ProjectId>,
 }
 
-fn applied<T: Copy>(before: Option<T>, limit: Limit<T>) -> Option<T> {
+fn applied_limit<T: Copy>(before: Option<T>, limit: LimitChange<T>) -> Option<T> {
     match limit {
-        Limit::Keep => before,
-        Limit::Unlimited => None,
-        Limit::At(limit) => Some(limit),
+        LimitChange::Keep => before,
+        LimitChange::Unlimited => None,
+        LimitChange::Set(limit) => Some(limit),
     }
 }
 
-impl Model {
+impl QuotaModel {
     fn path(&self, at: usize) -> PathBuf {
         self.scratch.path().join(at.to_string())
     }
 
-    fn open(&self, at: usize) -> File {
+    fn open_dir(&self, at: usize) -> File {
         fs::create_dir_all(self.path(at)).unwrap();
         File::open(self.path(at)).unwrap()
     }
 
     fn apply(&mut self, operation: &Operation) {
         match *operation {
-            Operation::Set(at, bytes, inodes) => self.set(at, bytes, inodes),
+            Operation::Set(at, bytes, inodes) => self.set_limits(at, bytes, inodes),
             Operation::Clear(at) => {
-                self.quota.clear(self.open(at).as_fd()).unwrap();
+                self.quota.clear_limits(self.open_dir(at).as_fd()).unwrap();
                 self.expected.remove(&at);
             }
             Operation::Remove(at) => {
@@ -149,38 +153,38 @@ impl Model {
             Operation::Release(at) => {
                 let Some(project) = self.last.get(&at) else { return };
                 let in_use = self.expected.values().any(|status| status.project == *project);
-                assert_eq!(self.quota.release(*project).is_err(), in_use);
+                assert_eq!(self.quota.release_project(*project).is_err(), in_use);
             }
             Operation::ReleaseUnused => {
-                let released = self.quota.release_unused(&[]).unwrap();
+                let released = self.quota.release_unused_projects(&[]).unwrap();
                 let is_expected = |id| self.expected.values().any(|status| status.project == id);
                 assert!(!released.into_iter().any(is_expected));
             }
         }
     }
 
-    fn set(&mut self, at: usize, bytes: Limit<u64>, inodes: Limit<u64>) {
+    fn set_limits(&mut self, at: usize, bytes: LimitChange<u64>, inodes: LimitChange<u64>) {
         let before = self.expected.get(&at).copied();
         let limits = before.map(|status| status.limits).unwrap_or_default();
         let rounded =
-            applied(limits.bytes.map(|bytes| bytes.0), bytes).map(|bytes| bytes.div_ceil(1024) * 1024);
-        let limits = Limits {
+            applied_limit(limits.bytes.map(|bytes| bytes.0), bytes).map(|bytes| bytes.div_ceil(1024) * 1024);
+        let limits = QuotaLimits {
             bytes: rounded.map(Bytes),
-            inodes: applied(limits.inodes.map(|inodes| inodes.0), inodes).map(Inodes),
+            inodes: applied_limit(limits.inodes.map(|inodes| inodes.0), inodes).map(Inodes),
         };
-        let typed = Change {
+        let typed = QuotaChange {
             bytes: match bytes {
-                Limit::At(bytes) => Limit::At(Bytes(bytes)),
-                Limit::Unlimited => Limit::Unlimited,
-                Limit::Keep => Limit::Keep,
+                LimitChange::Set(bytes) => LimitChange::Set(Bytes(bytes)),
+                LimitChange::Unlimited => LimitChange::Unlimited,
+                LimitChange::Keep => LimitChange::Keep,
             },
             inodes: match inodes {
-                Limit::At(inodes) => Limit::At(Inodes(inodes)),
-                Limit::Unlimited => Limit::Unlimited,
-                Limit::Keep => Limit::Keep,
+                LimitChange::Set(inodes) => LimitChange::Set(Inodes(inodes)),
+                LimitChange::Unlimited => LimitChange::Unlimited,
+                LimitChange::Keep => LimitChange::Keep,
             },
         };
-        let status = self.quota.set(self.open(at).as_fd(), typed).unwrap();
+        let status = self.quota.set_limits(self.open_dir(at).as_fd(), typed).unwrap();
         assert_eq!(status.limits, limits);
         assert!(before.is_none_or(|before| before.project == status.project));
         self.expected.insert(at, status);
@@ -191,9 +195,9 @@ impl Model {
         let mut projects: Vec<ProjectId> = self.expected.values().map(|status| status.project).collect();
         projects.sort();
         projects.dedup();
-        assert_eq!(projects.len(), self.expected.len(), "no number is given twice");
+        assert_eq!(projects.len(), self.expected.len(), "no number is allocated twice");
         for (at, status) in &self.expected {
-            assert_eq!(self.quota.status(self.open(*at).as_fd()).unwrap().as_ref(), Some(status));
+            assert_eq!(self.quota.read_status(self.open_dir(*at).as_fd()).unwrap().as_ref(), Some(status));
         }
     }
 }
@@ -203,7 +207,7 @@ proptest! {
 
     #[test]
     fn any_order_of_operations_keeps_the_contract(operations in prop::collection::vec(operation(), 1..40)) {
-        let mut model = Model {
+        let mut model = QuotaModel {
             quota: MemQuota::with_range(range(1, 60)),
             scratch: tempfile::tempdir().unwrap(),
             expected: HashMap::new(),

@@ -1,11 +1,11 @@
-//! What comes from outside: quantities, and the kernel's lists.
+//! Parsers of external input: quantities, and the kernel's lists.
 
 use nodekeel_fsquota::testing::{check_fdinfo, check_mountinfo, check_quantity};
 use nodekeel_fsquota::{Bytes, Inodes, QuantityError};
 use proptest::prelude::*;
 
 #[test]
-fn quantities_are_read_as_people_mean_them() {
+fn quantities_parse_with_binary_and_decimal_suffixes() {
     for (text, bytes) in [
         ("0", 0),
         ("4096", 4096),
@@ -32,10 +32,10 @@ fn quantities_are_read_as_people_mean_them() {
 }
 
 #[test]
-fn what_is_no_quantity_is_said_to_be_none() {
+fn invalid_quantities_are_rejected_with_a_reason() {
     let why = |text: &str| text.parse::<Bytes>().unwrap_err();
     for text in ["", ".", "1.", ".5", "1.2.3", "Gi", "B"] {
-        assert!(matches!(why(text), QuantityError::NotANumber(_)), "{text:?}: {}", why(text));
+        assert!(matches!(why(text), QuantityError::InvalidNumber(_)), "{text:?}: {}", why(text));
     }
     for text in ["10Qi", "10 Gi", "10gi", "-1", "+1", "1e3", "10GiBB", "\u{661}", "0x10"] {
         assert!(matches!(why(text), QuantityError::UnknownSuffix(_)), "{text:?}: {}", why(text));
@@ -43,12 +43,12 @@ fn what_is_no_quantity_is_said_to_be_none() {
     for text in ["16Ei", "18446744073709551616", "18.5E", "99999999999999999999999"] {
         assert!(matches!(why(text), QuantityError::TooLarge(_)), "{text:?}: {}", why(text));
     }
-    assert!("1KiB".parse::<Inodes>().is_err(), "inodes are no bytes");
+    assert!("1KiB".parse::<Inodes>().is_err(), "inodes have no byte suffix");
 }
 
 proptest! {
     #[test]
-    fn every_number_is_read_as_it_is_displayed(number: u64, shift in 0u32..64) {
+    fn every_displayed_number_parses_back(number: u64, shift in 0u32..64) {
         for number in [number, number >> shift, number >> shift << shift, 10u64.pow(shift % 20)] {
             check_quantity(Bytes(number).to_string().as_bytes());
             prop_assert_eq!(Bytes(number).to_string().parse(), Ok(Bytes(number)));
@@ -57,12 +57,12 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_read_wrongly(text in "[0-9.]{0,25}[kKMGTPEiB]{0,4}|.*") {
+    fn any_text_parses_as_a_quantity_or_is_rejected(text in "[0-9.]{0,25}[kKMGTPEiB]{0,4}|.*") {
         check_quantity(text.as_bytes());
     }
 
     #[test]
-    fn no_mountinfo_is_read_wrongly(
+    fn any_mountinfo_line_parses_or_is_skipped(
         text in prop::collection::vec(any::<u8>(), 0..200),
         line in "[0-9]{1,3} 1 [0-9]{1,4}:[0-9]{1,4} (/|[a-z\\\\0-7#\u{fc}]){1,12} /[a-z\\\\0-7]{0,12} rw( [a-z:0-9]{1,9}){0,2} - (xfs|ext4|e\\\\040) /dev/[a-z\\\\04]{1,9} r[ow],[a-z=,]{0,9}",
     ) {
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn no_fdinfo_is_read_wrongly(text in "(pos:|mnt_id:|[a-z]{0,3})[\t 0-9a-z-]{0,20}\n?.*") {
+    fn any_fdinfo_gives_a_mount_id_or_none(text in "(pos:|mnt_id:|[a-z]{0,3})[\t 0-9a-z-]{0,20}\n?.*") {
         check_fdinfo(text.as_bytes());
     }
 }

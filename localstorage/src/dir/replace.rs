@@ -1,4 +1,4 @@
-//! Durable replacement of a file's content.
+//! Durable replacement of the content of a file.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -10,111 +10,114 @@ use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::{Dir, Parent};
-use crate::calls::{self, Listing, Location};
-use crate::error::{Error, Operation};
-use crate::metadata::Mode;
-use crate::name;
+use super::{Dir, ParentDir};
+use crate::error::{Error, FileOperation};
+use crate::file_name;
+use crate::metadata::FileMode;
+use crate::syscalls::{self, DirListing, EntryAt};
 
-/// A file that is being written, before it takes another's place. It is locked for as long as its descriptor is open:
-/// one that nobody has locked has lost its writer.
+/// A file being written, before it replaces another. Its writer holds a lock as long as the descriptor is
+/// open: an unlocked temporary file has lost its writer.
 #[derive(Debug)]
-struct Sibling {
+struct TempFile {
     file: OwnedFd,
     name: OsString,
 }
 
 impl Dir {
-    /// Puts a new content in the place of a file's, durably: whoever reads sees the whole old content or the whole new
-    /// one, and so does whoever reads after a power cut. What is there may be a symbolic link: the link is replaced,
-    /// and nothing happens to what it points to.
+    /// Replaces the content of a file durably: a reader sees the complete old content or the complete new
+    /// one, also after a power cut. If the path is a symbolic link, the link is replaced, and its target
+    /// stays unchanged.
     ///
-    /// The content is written to a sibling (`.nodekeel-<16 hex digits>.new`) that has the mode from its birth on, is
-    /// synced, renamed, and followed by a sync of the directory. Writers of the same file don't disturb each other:
-    /// the last one wins. A failed write removes its sibling; a killed one leaves it to [`sweep`](Self::sweep).
+    /// The content is written to a temporary file in the same directory (`.nodekeel-<16 hex digits>.new`),
+    /// which gets the mode before the content, is synced and renamed; then the directory is synced.
+    /// Concurrent writers of the same file do not disturb each other: the last one wins. A failed write
+    /// removes its temporary file; a killed one leaves it to
+    /// [`remove_stale_files`](Self::remove_stale_files).
     ///
-    /// The file has a new inode and exactly that mode. Where a file system keeps no modes (vfat), none is set; there,
-    /// a rename is not atomic either: use a [journal](crate::journal).
+    /// The file has a new inode and exactly this mode. A file system without modes (vfat) keeps none; there,
+    /// a rename is not atomic either: use a [step journal](crate::step_journal).
     ///
     /// # Errors
-    /// [`Operation::Write`]; [`is_full`](Error::is_full) tells of a full disk or quota. The old content is there, unless
-    /// only the last sync has failed: then it's the new one, which a power cut may undo.
+    /// [`FileOperation::Write`]; [`is_full`](Error::is_full) on a full disk or quota. The file has its old
+    /// content. If only the last sync failed, it has the new content, which a power cut may undo.
     ///
     /// *Source:* rename(2), fsync(2).
-    pub fn write(&self, path: impl AsRef<Path>, content: &[u8], mode: Mode) -> Result<(), Error> {
+    pub fn write(&self, path: impl AsRef<Path>, content: &[u8], mode: FileMode) -> Result<(), Error> {
         let path = path.as_ref();
-        let (parent, name) = self.parent(path, Operation::Write)?;
-        replace(&parent, name, (content, mode))
-            .map_err(|source| Error::new(Operation::Write, self.full(path), source))
+        let (parent, name) = self.open_parent(path, FileOperation::Write)?;
+        replace_file(&parent, name, (content, mode))
+            .map_err(|source| Error::new(FileOperation::Write, self.full_path(path), source))
     }
 
-    /// Removes what killed writers have left in this directory (not below it), and tells how many. What is being
-    /// written now stays: its writer holds a lock. So does what the caller may not open to see that, as what another
-    /// user has left.
+    /// Removes the temporary files of killed writers in this directory, but not below it; returns how many.
+    /// Files being written stay, since their writers hold a lock. Files that the caller may not open stay
+    /// too, such as those of another user.
     ///
     /// # Errors
-    /// [`Operation::Sweep`].
-    pub fn sweep(&self) -> Result<usize, Error> {
-        self.sweep_stale().map_err(|source| Error::new(Operation::Sweep, &self.path, source))
+    /// [`FileOperation::RemoveStale`].
+    pub fn remove_stale_files(&self) -> Result<usize, Error> {
+        self.remove_unlocked_files()
+            .map_err(|source| Error::new(FileOperation::RemoveStale, &self.path, source))
     }
 
-    fn sweep_stale(&self) -> io::Result<usize> {
-        let mut swept = 0;
-        for entry in Listing::of(self)? {
+    fn remove_unlocked_files(&self) -> io::Result<usize> {
+        let mut removed = 0;
+        for entry in DirListing::reopen(self)? {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            if name::is_sibling(name.as_bytes()) && remove_stale(self, name)? {
-                swept += 1;
+            if file_name::is_temp_file_name(name.as_bytes()) && remove_if_unlocked(self, name)? {
+                removed += 1;
             }
         }
-        if swept > 0 {
-            calls::sync(self)?;
+        if removed > 0 {
+            syscalls::sync(self)?;
         }
-        Ok(swept)
+        Ok(removed)
     }
 }
 
-/// Removes a sibling unless somebody writes it.
-fn remove_stale(dir: &Dir, name: &OsStr) -> io::Result<bool> {
-    // Opened for nothing but its lock. What is no file that may be opened is nobody's that writes.
+/// Removes a temporary file unless its writer holds the lock.
+fn remove_if_unlocked(dir: &Dir, name: &OsStr) -> io::Result<bool> {
+    // Opened only for its lock. An entry that cannot be opened as a file has no writer of this crate.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = match calls::open_beneath(dir, Path::new(name), flags) {
+    let file = match syscalls::open_beneath(dir, Path::new(name), flags) {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::ACCESS | Errno::LOOP | Errno::NXIO) => return Ok(false),
         Err(source) => return Err(source.into()),
     };
-    if !calls::try_lock(&file)? {
+    if !syscalls::try_lock(&file)? {
         return Ok(false);
     }
-    match calls::unlink(dir, name) {
+    match syscalls::unlink(dir, name) {
         Ok(()) => Ok(true),
-        // Renamed into its place before it was locked here, or no file.
+        // Renamed to its final name before it was locked here, or not a file.
         Err(Errno::NOENT | Errno::ISDIR) => Ok(false),
         Err(source) => Err(source.into()),
     }
 }
 
-fn replace(parent: &Parent<'_>, name: &OsStr, (content, mode): (&[u8], Mode)) -> io::Result<()> {
-    let sibling = Sibling::create(parent)?;
-    let target = Location { dir: parent.as_fd(), name };
-    if let Err(source) = sibling.take_place_of(target, (content, mode)) {
-        // Where that fails too, it is swept later: the first error tells more.
-        let _ = calls::unlink(parent, &sibling.name);
+fn replace_file(parent: &ParentDir<'_>, name: &OsStr, (content, mode): (&[u8], FileMode)) -> io::Result<()> {
+    let temp = TempFile::create(parent)?;
+    let target = EntryAt { dir: parent.as_fd(), name };
+    if let Err(source) = temp.write_and_rename(target, (content, mode)) {
+        // If that fails too, a later call removes the stale file. The first error is the useful one.
+        let _ = syscalls::unlink(parent, &temp.name);
         return Err(source.into());
     }
-    calls::sync(parent)?;
+    syscalls::sync(parent)?;
     Ok(())
 }
 
-impl Sibling {
-    fn create(parent: &Parent<'_>) -> rustix::io::Result<Self> {
+impl TempFile {
+    fn create(parent: &ParentDir<'_>) -> rustix::io::Result<Self> {
         loop {
-            let name = name::sibling(random()?);
-            match calls::create_new(parent, &name) {
+            let name = file_name::temp_file_name(random_u64()?);
+            match syscalls::create_new_file(parent, &name) {
                 Ok(file) => {
-                    let sibling = Self { file, name };
-                    if sibling.is_locked(parent)? {
-                        return Ok(sibling);
+                    let temp = Self { file, name };
+                    if temp.lock_unless_removed(parent)? {
+                        return Ok(temp);
                     }
                 }
                 Err(Errno::EXIST) => {}
@@ -123,27 +126,27 @@ impl Sibling {
         }
     }
 
-    /// Locks it. False where a sweep came first, between its creation and its lock, and has removed it.
-    fn is_locked(&self, parent: &Parent<'_>) -> rustix::io::Result<bool> {
-        let locked = calls::lock(&self.file).and_then(|()| calls::stat(&self.file));
+    /// Acquires the lock. False if another process removed the file as stale between its creation and this.
+    fn lock_unless_removed(&self, parent: &ParentDir<'_>) -> rustix::io::Result<bool> {
+        let locked = syscalls::lock(&self.file).and_then(|()| syscalls::stat(&self.file));
         if locked.is_err() {
-            let _ = calls::unlink(parent, &self.name);
+            let _ = syscalls::unlink(parent, &self.name);
         }
         Ok(locked?.st_nlink > 0)
     }
 
-    fn take_place_of(&self, target: Location<'_>, content: (&[u8], Mode)) -> rustix::io::Result<()> {
+    fn write_and_rename(&self, target: EntryAt<'_>, content: (&[u8], FileMode)) -> rustix::io::Result<()> {
         let (content, mode) = content;
-        calls::set_mode(&self.file, mode.raw())?;
-        calls::write_at(&self.file, content, 0)?;
-        calls::sync(&self.file)?;
-        calls::rename(Location { dir: target.dir, name: &self.name }, target, RenameFlags::empty())
+        syscalls::set_mode(&self.file, mode.to_rustix())?;
+        syscalls::write_at(&self.file, content, 0)?;
+        syscalls::sync(&self.file)?;
+        syscalls::rename(EntryAt { dir: target.dir, name: &self.name }, target, RenameFlags::empty())
     }
 }
 
-fn random() -> rustix::io::Result<u64> {
+fn random_u64() -> rustix::io::Result<u64> {
     let mut bytes = [0; 8];
-    // Names need be no secret, only unlikely to be taken: early in a boot this doesn't wait for the generator.
+    // Names need not be secret, only unlikely to exist: early in a boot this does not wait for the generator.
     getrandom(&mut bytes, GetRandomFlags::INSECURE)?;
     Ok(u64::from_ne_bytes(bytes))
 }

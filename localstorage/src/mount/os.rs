@@ -1,4 +1,4 @@
-//! Mounts made by the kernel this runs on.
+//! Mounts by the kernel.
 
 use std::ffi::OsStr;
 use std::io;
@@ -13,60 +13,63 @@ use rustix::mount::{
 };
 
 use super::table::mount_table;
-use super::{MountError, MountFlags, MountSpec, Mounted, Mounter};
+use super::{MountError, MountFlags, MountInfo, MountSpec, Mounter};
 
-/// Mounts by fsopen(2), fsmount(2) and move_mount(2), Linux 5.2 or newer, in the mount namespace of the process.
+/// Mounts by fsopen(2), fsmount(2) and move_mount(2), Linux 5.2 or newer, in the mount namespace of the
+/// process.
 ///
-/// It needs `CAP_SYS_ADMIN`. The new calls are used because a mount is complete before it becomes visible, and because
-/// they say in words what the kernel did not like.
+/// It needs `CAP_SYS_ADMIN`. With these calls a mount is complete before it becomes visible, and the
+/// kernel reports errors in words.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OsMounter;
 
 impl Mounter for OsMounter {
     fn mount(&self, spec: &MountSpec, source: Option<&Path>, target: &Path) -> Result<(), MountError> {
-        if let Some(is) = self.mounted(target)? {
-            let device = source.map(device_of).transpose().map_err(|source| MountError::Mount {
+        if let Some(existing) = self.mount_info(target)? {
+            let device = source.map(device_numbers).transpose().map_err(|source| MountError::Mount {
                 target: target.to_owned(),
                 fstype: spec.fstype,
                 kernel: String::new(),
                 source,
             })?;
-            return match is.is(spec, device.flatten()) {
+            return match existing.matches_spec(spec, device.flatten()) {
                 true => Ok(()),
-                false => Err(MountError::Conflict { target: target.to_owned(), is: Box::new(is) }),
+                false => {
+                    Err(MountError::Conflict { target: target.to_owned(), existing: Box::new(existing) })
+                }
             };
         }
-        let at =
-            open_target(target).map_err(|source| MountError::Target { target: target.to_owned(), source })?;
-        Attempt::new(spec).and_then(|attempt| attempt.attach(source, at)).map_err(|failed| {
+        let at = open_target(target)
+            .map_err(|source| MountError::OpenTarget { target: target.to_owned(), source })?;
+        FsContext::new(spec).and_then(|context| context.attach(source, at)).map_err(|failure| {
             MountError::Mount {
                 target: target.to_owned(),
                 fstype: spec.fstype,
-                kernel: failed.kernel,
-                source: failed.source,
+                kernel: failure.kernel,
+                source: failure.source,
             }
         })
     }
 
     fn unmount(&self, target: &Path) -> Result<(), MountError> {
-        if self.mounted(target)?.is_none() {
+        if self.mount_info(target)?.is_none() {
             return Ok(());
         }
         unmount(target, UnmountFlags::NOFOLLOW)
             .map_err(|source| MountError::Unmount { target: target.to_owned(), source: source.into() })
     }
 
-    fn mounted(&self, target: &Path) -> Result<Option<Mounted>, MountError> {
+    fn mount_info(&self, target: &Path) -> Result<Option<MountInfo>, MountError> {
         let table =
-            mount_table().map_err(|source| MountError::Table { target: target.to_owned(), source })?;
+            mount_table().map_err(|source| MountError::ReadTable { target: target.to_owned(), source })?;
         // Paths compare by components, so that a trailing slash makes no difference.
         let topmost = table.into_iter().rev().find(|entry| entry.target == target);
-        Ok(topmost.map(|entry| entry.mounted))
+        Ok(topmost.map(|entry| entry.info))
     }
 }
 
-/// The device's numbers, if it is one.
-fn device_of(source: &Path) -> io::Result<Option<(u32, u32)>> {
+/// The major and minor number, if the source is a block device.
+fn device_numbers(source: &Path) -> io::Result<Option<(u32, u32)>> {
     let metadata = std::fs::metadata(source)?;
     let device = metadata.rdev();
     let is_block = metadata.file_type().is_block_device();
@@ -75,46 +78,48 @@ fn device_of(source: &Path) -> io::Result<Option<(u32, u32)>> {
 
 fn open_target(target: &Path) -> io::Result<OwnedFd> {
     if !target.is_absolute() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a mount point's path must be absolute"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "mount point path is not absolute"));
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(CWD, target, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?)
 }
 
-/// A failed call, with what the kernel said about it.
-struct Failed {
+/// A failed mount, with the log of the kernel.
+struct MountFailure {
     kernel: String,
     source: io::Error,
 }
 
-/// A file system being configured; nobody sees it until it is attached.
-struct Attempt<'a> {
+/// A file system being configured, invisible until it is attached.
+struct FsContext<'a> {
     spec: &'a MountSpec,
     context: OwnedFd,
 }
 
-impl<'a> Attempt<'a> {
-    fn new(spec: &'a MountSpec) -> Result<Attempt<'a>, Failed> {
+impl<'a> FsContext<'a> {
+    fn new(spec: &'a MountSpec) -> Result<FsContext<'a>, MountFailure> {
         match fsopen(spec.fstype, FsOpenFlags::FSOPEN_CLOEXEC) {
-            Ok(context) => Ok(Attempt { spec, context }),
-            Err(errno) => Err(Failed { kernel: String::new(), source: errno.into() }),
+            Ok(context) => Ok(FsContext { spec, context }),
+            Err(errno) => Err(MountFailure { kernel: String::new(), source: errno.into() }),
         }
     }
 
-    fn attach(&self, source: Option<&Path>, at: OwnedFd) -> Result<(), Failed> {
+    fn attach(&self, source: Option<&Path>, at: OwnedFd) -> Result<(), MountFailure> {
         self.configure(source)
-            .and_then(|()| fsmount(self.context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, self.attributes()))
-            .and_then(|mount| {
-                let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-                move_mount(mount, "", at, "", whole)
+            .and_then(|()| {
+                fsmount(self.context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, self.mount_attributes())
             })
-            .map_err(|errno| Failed { kernel: self.said(), source: errno.into() })
+            .and_then(|mount| {
+                let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+                move_mount(mount, "", at, "", flags)
+            })
+            .map_err(|errno| MountFailure { kernel: self.read_log(), source: errno.into() })
     }
 
     fn configure(&self, source: Option<&Path>) -> rustix::io::Result<()> {
         let source = source.map_or(OsStr::new(self.spec.fstype), Path::as_os_str);
         fsconfig_set_string(self.context.as_fd(), "source", source)?;
-        // These two are of the file system; the others of the mount.
+        // These two flags belong to the file system; the others to the mount.
         for (flag, name) in [(MountFlags::READ_ONLY, "ro"), (MountFlags::SYNCHRONOUS, "sync")] {
             if self.spec.flags.contains(flag) {
                 fsconfig_set_flag(self.context.as_fd(), name)?;
@@ -129,7 +134,7 @@ impl<'a> Attempt<'a> {
         fsconfig_create(self.context.as_fd())
     }
 
-    fn attributes(&self) -> MountAttrFlags {
+    fn mount_attributes(&self) -> MountAttrFlags {
         let all = [
             (MountFlags::READ_ONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
             (MountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -140,8 +145,8 @@ impl<'a> Attempt<'a> {
         set.fold(MountAttrFlags::empty(), |attributes, (_, attribute)| attributes | attribute)
     }
 
-    /// The context's log, one line a read, until there is no more.
-    fn said(&self) -> String {
+    /// Reads the log of the context: each read returns one line, until the log is empty.
+    fn read_log(&self) -> String {
         let mut lines = Vec::new();
         let mut line = [0; 1024];
         while let Ok(len @ 1..) = rustix::io::read(self.context.as_fd(), &mut line) {

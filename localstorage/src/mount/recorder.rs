@@ -1,79 +1,82 @@
-//! A mounter that mounts nothing, and remembers.
+//! A mounter that mounts nothing and records its calls.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{MountError, MountSpec, Mounted, Mounter};
+use super::{MountError, MountInfo, MountSpec, Mounter};
 
-/// One call that a [`RecordingMounter`] took.
+/// One call that a [`RecordingMounter`] recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MountCall {
-    /// Something was mounted that was not mounted before.
+    /// A file system was mounted.
     Mount {
-        /// How.
+        /// The spec.
         spec: MountSpec,
-        /// From what.
+        /// The source.
         source: Option<PathBuf>,
-        /// Where.
+        /// The target.
         target: PathBuf,
     },
-    /// What was mounted there was unmounted.
+    /// A mount was removed.
     Unmount {
-        /// Where.
+        /// The target.
         target: PathBuf,
     },
 }
 
 #[derive(Debug, Default)]
-struct Recorded {
+struct RecorderState {
     calls: Vec<MountCall>,
-    /// What is mounted by target, the topmost last.
-    stacks: BTreeMap<PathBuf, Vec<(Option<PathBuf>, Mounted)>>,
+    /// The mounts of each target, the topmost last.
+    stacks: BTreeMap<PathBuf, Vec<(Option<PathBuf>, MountInfo)>>,
     failures: Vec<io::ErrorKind>,
 }
 
-/// A [`Mounter`] that keeps its contract in memory: for tests on machines where nothing can be mounted.
+/// A [`Mounter`] in memory, for tests on hosts that permit no mounts.
 #[derive(Debug, Default)]
-pub struct RecordingMounter(Mutex<Recorded>);
+pub struct RecordingMounter(Mutex<RecorderState>);
 
 impl RecordingMounter {
-    /// The calls that changed something, in order.
-    pub fn calls(&self) -> Vec<MountCall> {
-        self.recorded().calls.clone()
+    /// The calls that changed the mounts, in order.
+    pub fn recorded_calls(&self) -> Vec<MountCall> {
+        self.lock_state().calls.clone()
     }
 
-    /// Lets the next mount fail with an error of this kind; as many as this is called.
-    pub fn fail_next(&self, kind: io::ErrorKind) {
-        self.recorded().failures.push(kind);
+    /// Makes the next mount fail with an error of this kind. Each call makes one more mount fail.
+    pub fn fail_next_mount(&self, kind: io::ErrorKind) {
+        self.lock_state().failures.push(kind);
     }
 
-    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+    fn lock_state(&self) -> MutexGuard<'_, RecorderState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Mounter for RecordingMounter {
     fn mount(&self, spec: &MountSpec, source: Option<&Path>, target: &Path) -> Result<(), MountError> {
-        let mut recorded = self.recorded();
-        if let Some((from, is)) = recorded.stacks.get(target).and_then(|stack| stack.last()) {
-            return match is.is(spec, None) && from.as_deref() == source {
+        let mut recorded = self.lock_state();
+        if let Some((from, existing)) = recorded.stacks.get(target).and_then(|stack| stack.last()) {
+            return match existing.matches_spec(spec, None) && from.as_deref() == source {
                 true => Ok(()),
-                false => Err(MountError::Conflict { target: target.to_owned(), is: Box::new(is.clone()) }),
+                false => Err(MountError::Conflict {
+                    target: target.to_owned(),
+                    existing: Box::new(existing.clone()),
+                }),
             };
         }
         if let Some(kind) = recorded.failures.pop() {
             return Err(MountError::Mount {
                 target: target.to_owned(),
                 fstype: spec.fstype,
-                kernel: "the test wanted it".into(),
+                kernel: "injected by the test".into(),
                 source: kind.into(),
             });
         }
         let options = spec.options.iter().map(|option| (*option).to_owned()).collect();
-        let mounted = Mounted { fstype: spec.fstype.into(), device: (0, 0), flags: spec.flags, options };
+        let mounted = MountInfo { fstype: spec.fstype.into(), device: (0, 0), flags: spec.flags, options };
         recorded.stacks.entry(target.into()).or_default().push((source.map(Path::to_owned), mounted));
         let (source, target) = (source.map(Path::to_owned), target.to_owned());
         recorded.calls.push(MountCall::Mount { spec: *spec, source, target });
@@ -81,7 +84,7 @@ impl Mounter for RecordingMounter {
     }
 
     fn unmount(&self, target: &Path) -> Result<(), MountError> {
-        let mut recorded = self.recorded();
+        let mut recorded = self.lock_state();
         if recorded.stacks.get_mut(target).and_then(Vec::pop).is_some() {
             recorded.stacks.retain(|_, stack| !stack.is_empty());
             recorded.calls.push(MountCall::Unmount { target: target.to_owned() });
@@ -89,8 +92,8 @@ impl Mounter for RecordingMounter {
         Ok(())
     }
 
-    fn mounted(&self, target: &Path) -> Result<Option<Mounted>, MountError> {
-        let recorded = self.recorded();
+    fn mount_info(&self, target: &Path) -> Result<Option<MountInfo>, MountError> {
+        let recorded = self.lock_state();
         Ok(recorded.stacks.get(target).and_then(|stack| stack.last()).map(|(_, mounted)| mounted.clone()))
     }
 }

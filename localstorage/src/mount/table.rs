@@ -8,39 +8,39 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
-use super::{MountFlags, Mounted};
+use super::{MountFlags, MountInfo};
 
-/// The mounts that the calling thread sees; only in tests do threads of one process see others than each other.
-const TABLE: &str = "/proc/thread-self/mountinfo";
+/// The mounts of the calling thread. Only in tests do threads of one process have different mount namespaces.
+const MOUNTINFO_PATH: &str = "/proc/thread-self/mountinfo";
 
-/// One line of the kernel's table: what is mounted, and where.
+/// One line of the kernel's mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MountEntry {
-    /// The mount's number, as statx(2) gives it. It may be another mount's once this one is gone.
+    /// The mount ID, as in statx(2). The kernel may reuse it after an unmount.
     pub id: u64,
-    /// The directory, by its absolute path, as the calling thread sees it.
+    /// The absolute path of the mount point, as the calling thread sees it.
     pub target: PathBuf,
-    /// The flags of this mount alone; those of its file system, too, are in [`mounted`](Self::mounted).
+    /// The flags of this mount only; [`info`](Self::info) also contains those of its file system.
     pub own_flags: MountFlags,
-    /// Whether what is mounted below it is seen in other mount namespaces, too.
+    /// Whether mounts below it propagate to other mount namespaces.
     pub is_shared: bool,
-    /// What is mounted on it.
-    pub mounted: Mounted,
+    /// The mounted file system.
+    pub info: MountInfo,
 }
 
-/// Everything that is mounted, in the order of the kernel's table: later ones may hide earlier ones.
+/// Reads all mounts in the order of the kernel; later ones may hide earlier ones.
 ///
 /// *Source:* proc_pid_mountinfo(5).
 ///
 /// # Errors
-/// Where `/proc` isn't mounted.
+/// If `/proc` is not mounted.
 pub fn mount_table() -> io::Result<Vec<MountEntry>> {
-    Ok(parse_mountinfo(&std::fs::read(TABLE)?))
+    Ok(parse_mountinfo(&std::fs::read(MOUNTINFO_PATH)?))
 }
 
-/// Parses the table. Lines that are none are skipped; what a newer kernel may add at the end of one is passed over, since
-/// who asks what is in use must not miss a mount for it.
+/// Parses the table. It skips invalid lines, and ignores fields that a newer kernel adds at the end of a
+/// line: a caller that checks for mounts in use must not miss one because of them.
 pub(super) fn parse_mountinfo(text: &[u8]) -> Vec<MountEntry> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -52,8 +52,8 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let device = (major.parse().ok()?, minor.parse().ok()?);
     let target = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
-    let of_mount = text(fields.next()?);
-    // Optional fields, as many as there are, end with a lone dash.
+    let of_mount = unescape_text(fields.next()?);
+    // A lone dash ends the optional fields.
     let mut is_shared = false;
     loop {
         match fields.next()? {
@@ -61,27 +61,27 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
             field => is_shared |= field.starts_with(b"shared:"),
         }
     }
-    let fstype = text(fields.next()?);
-    let of_file_system = text(fields.nth(1)?);
+    let fstype = unescape_text(fields.next()?);
+    let of_file_system = unescape_text(fields.nth(1)?);
     if !target.is_absolute() {
         return None;
     }
     let flags = |options: &str| {
-        options.split(',').map(MountFlags::from_name).fold(MountFlags::NONE, MountFlags::with)
+        options.split(',').map(MountFlags::from_name).fold(MountFlags::NONE, MountFlags::union)
     };
     let (own_flags, more) = (flags(&of_mount), flags(&of_file_system));
     let is_flag = |option: &&str| MountFlags::from_name(option) != MountFlags::NONE;
     let all = of_mount.split(',').chain(of_file_system.split(','));
     let options = all.filter(|option| !is_flag(option) && !option.is_empty()).map(str::to_owned).collect();
-    let mounted = Mounted { fstype, device, flags: own_flags.with(more), options };
-    Some(MountEntry { id, target, own_flags, is_shared, mounted })
+    let mounted = MountInfo { fstype, device, flags: own_flags.union(more), options };
+    Some(MountEntry { id, target, own_flags, is_shared, info: mounted })
 }
 
-fn text(field: &[u8]) -> String {
+fn unescape_text(field: &[u8]) -> String {
     String::from_utf8_lossy(&unescape(field)).into_owned()
 }
 
-/// `\040` is a space: the kernel escapes what would end a field.
+/// `\040` is a space: the kernel escapes characters that would end a field.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -98,11 +98,11 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// As the kernel prints it, but for the numbers of parents, which nothing here reads.
+/// The format of the kernel, except for parent IDs, which this crate does not read.
 impl fmt::Display for MountEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, target, own_flags, is_shared, mounted } = self;
-        let Mounted { fstype, device: (major, minor), flags, options } = mounted;
+        let Self { id, target, own_flags, is_shared, info: mounted } = self;
+        let MountInfo { fstype, device: (major, minor), flags, options } = mounted;
         let target = escape(target.as_os_str().as_bytes());
         let shared = if *is_shared { " shared:1" } else { "" };
         let mut of_file_system: Vec<&str> = flags.names().collect();
@@ -129,18 +129,19 @@ fn escape(field: &[u8]) -> String {
     text
 }
 
-/// What the table of mounts may hold: never panics, and what is read prints to what is read again.
+/// Checks that the parser of the mount table never panics, and that a parsed entry is printed to the same
+/// one.
 ///
 /// # Panics
-/// Where that isn't so.
+/// If the check fails.
 #[cfg(any(test, feature = "testing"))]
-pub fn mountinfo(bytes: &[u8]) {
+pub fn check_mountinfo(bytes: &[u8]) {
     for entry in parse_mountinfo(bytes) {
         let again = parse_mountinfo(entry.to_string().as_bytes());
         assert_eq!(again.len(), 1, "one line is one entry");
-        assert_eq!(again[0].target, entry.target, "a path is read as it was printed");
-        let facts = |entry: &MountEntry| (entry.id, entry.own_flags, entry.is_shared, entry.mounted.flags);
-        assert_eq!(facts(&again[0]), facts(&entry), "flags are read as they were printed");
+        assert_eq!(again[0].target, entry.target, "a printed path is parsed back");
+        let facts = |entry: &MountEntry| (entry.id, entry.own_flags, entry.is_shared, entry.info.flags);
+        assert_eq!(facts(&again[0]), facts(&entry), "printed flags are parsed back");
     }
 }
 
@@ -164,7 +165,7 @@ nonsense
         let entries = parse_mountinfo(TABLE);
         let of = |target: &str| {
             let entry = entries.iter().rev().find(|entry| entry.target.as_os_str() == target);
-            &entry.expect(target).mounted
+            &entry.expect(target).info
         };
         assert_eq!(entries.len(), 5);
         assert_eq!(of("/esp").flags.to_string(), "nosuid,nodev,noexec,sync");
@@ -176,19 +177,19 @@ nonsense
         assert_eq!(
             facts(&entries[1]),
             (31, "nosuid,nodev,noexec".to_owned(), false),
-            "sync is its file system's"
+            "sync is a flag of the file system"
         );
     }
 
     #[test]
-    fn what_a_newer_kernel_adds_and_what_is_no_text_hides_no_mount() {
+    fn unknown_fields_and_invalid_utf8_hide_no_mount() {
         let text = b"1 2 3:4 / /a rw new:1 - xfs /dev/a rw added\n2 2 3:4 / /b rw - fuse.\xff b rw,o=\xfe\n";
         assert_eq!(parse_mountinfo(text).iter().map(|entry| entry.id).collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]
-    fn the_mounts_of_this_machine_are_all_read() {
-        let text = std::fs::read(super::TABLE).unwrap();
+    fn every_mount_of_this_host_is_read() {
+        let text = std::fs::read(super::MOUNTINFO_PATH).unwrap();
         let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
         assert_eq!(parse_mountinfo(&text).len(), lines);
         assert!(mount_table().unwrap().iter().any(|entry| entry.target.as_os_str() == "/"));
@@ -201,11 +202,11 @@ nonsense
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
-            mountinfo(&bytes);
+            check_mountinfo(&bytes);
         }
 
         #[test]
-        fn what_is_printed_is_parsed_again(
+        fn a_printed_entry_is_parsed_back(
             target in prop::collection::vec(1u8..=255, 0..20),
             fstype in "[a-z0-9 \\\\]{1,8}",
             device: (u32, u32),
@@ -215,13 +216,13 @@ nonsense
             options in prop::collection::vec("x[a-z=\\\\ ]{1,8}", 0..3),
         ) {
             let target = PathBuf::from(OsString::from_vec([b"/", &target[..]].concat()));
-            let mounted = Mounted { fstype, device, flags: own_flags | more, options };
-            let mut entry = MountEntry { id, target, own_flags, is_shared, mounted };
+            let mounted = MountInfo { fstype, device, flags: own_flags | more, options };
+            let mut entry = MountEntry { id, target, own_flags, is_shared, info: mounted };
             let parsed = parse_mountinfo(entry.to_string().as_bytes());
-            // `rw` is what a table prints for the want of `ro`; it is no option that anybody chose.
+            // The table prints `rw` in the absence of `ro`; it is not a requested option.
             let mut again = parsed;
             for entry in again.iter_mut().chain([&mut entry]) {
-                entry.mounted.options.retain(|option| option != "rw");
+                entry.info.options.retain(|option| option != "rw");
             }
             prop_assert_eq!(again, vec![entry]);
         }

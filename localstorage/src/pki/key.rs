@@ -7,15 +7,16 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{FormatError, PkiError, pem};
 
-/// The label of PKCS #8.
+/// The PEM label of PKCS #8.
 const LABEL: &str = "PRIVATE KEY";
 
 /// An Ed25519 private key.
 ///
-/// Its memory is wiped when it is dropped, its `Debug` prints nothing of it, and it has no `Display` and no `Clone`.
+/// Its memory is wiped on drop, its `Debug` prints nothing of it, and it implements neither `Display` nor
+/// `Clone`.
 pub struct PrivateKey {
     pkcs8: Zeroizing<Vec<u8>>,
-    public: PublicKey,
+    public_key: PublicKey,
 }
 
 /// The raw bytes of an Ed25519 public key.
@@ -32,7 +33,7 @@ impl PublicKey {
         &self.0
     }
 
-    /// The first 16 bytes in hexadecimal: a node is named after them.
+    /// The first 16 bytes in hexadecimal, from which a node gets its name.
     pub fn short_id(&self) -> String {
         self.0[..16].iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -45,10 +46,10 @@ impl fmt::Debug for PublicKey {
 }
 
 impl PrivateKey {
-    /// A new key from the system's random numbers.
+    /// Generates a key from random numbers of the system.
     ///
     /// # Errors
-    /// [`PkiError::Generate`]: there are no random numbers to be had.
+    /// [`PkiError::Generate`] if random numbers are unavailable.
     pub fn generate() -> Result<PrivateKey, PkiError> {
         let mut pair = KeyPair::generate_for(&PKCS_ED25519).map_err(PkiError::generate)?;
         let key = PrivateKey::from_pkcs8(pair.serialized_der()).map_err(PkiError::generate);
@@ -56,18 +57,18 @@ impl PrivateKey {
         key
     }
 
-    /// Reads PKCS #8 in PEM, exactly one block of it.
+    /// Parses PKCS #8 from exactly one PEM block.
     ///
     /// # Errors
-    /// What is wrong with it; none of the file's bytes is in the error.
+    /// [`FormatError`], which contains no bytes of the key.
     pub fn from_pem(text: &[u8]) -> Result<PrivateKey, FormatError> {
-        PrivateKey::from_pkcs8(&pem::decode(text, LABEL)?)
+        PrivateKey::from_pkcs8(&pem::decode_block(text, LABEL)?)
     }
 
-    /// Reads PKCS #8 as DER.
+    /// Parses PKCS #8 from DER.
     ///
     /// # Errors
-    /// [`FormatError::Der`], and [`FormatError::NotEd25519`] for a good key of another kind.
+    /// [`FormatError::Der`], and [`FormatError::NotEd25519`] for a valid key of another algorithm.
     pub fn from_pkcs8(der: &[u8]) -> Result<PrivateKey, FormatError> {
         let mut pair = KeyPair::try_from(der).map_err(|_| FormatError::Der { what: "private key" })?;
         let public = match pair.algorithm() == &PKCS_ED25519 {
@@ -75,31 +76,31 @@ impl PrivateKey {
             false => Err(FormatError::NotEd25519),
         };
         pair.zeroize();
-        Ok(PrivateKey { pkcs8: Zeroizing::new(der.to_vec()), public: public? })
+        Ok(PrivateKey { pkcs8: Zeroizing::new(der.to_vec()), public_key: public? })
     }
 
-    /// The key as PKCS #8 in PEM; wiped when dropped.
+    /// The key as PKCS #8 in PEM; wiped on drop.
     pub fn to_pem(&self) -> Zeroizing<String> {
-        pem::encode(LABEL, &self.pkcs8)
+        pem::encode_block(LABEL, &self.pkcs8)
     }
 
-    /// The key itself, as PKCS #8 in DER: for whoever signs with it. Don't keep copies.
+    /// The key itself, as PKCS #8 in DER, for signing. Do not keep copies.
     pub fn expose_pkcs8(&self) -> &[u8] {
         &self.pkcs8
     }
 
-    /// The public half.
-    pub fn public(&self) -> PublicKey {
-        self.public
+    /// The public key.
+    pub fn public_key(&self) -> PublicKey {
+        self.public_key
     }
 
-    /// The key in the form that signs certificates.
-    pub(super) fn signer(&self) -> Result<KeyPair, PkiError> {
+    /// The key pair that signs certificates.
+    pub(super) fn to_key_pair(&self) -> Result<KeyPair, PkiError> {
         KeyPair::try_from(&self.pkcs8[..]).map_err(PkiError::generate)
     }
 }
 
-/// Nothing of the key, not even its length.
+/// Prints nothing of the key, not even its length.
 impl fmt::Debug for PrivateKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PrivateKey").finish_non_exhaustive()

@@ -1,23 +1,23 @@
-//! PEM, strictly: one block of the wanted label, and nothing else.
+//! Strict PEM: exactly one block with the expected label.
 //!
-//! It is written here, in these few lines, since what it decodes are private keys: the copies it makes are wiped, and
-//! whatever is not exactly one block is an error and not skipped.
+//! The crate has this parser, a few lines, because it decodes private keys: its copies are wiped, and any
+//! input but exactly one block is an error and not skipped.
 //!
-//! *Source:* RFC 7468, "strict" in its section 3, but for the length of lines.
+//! *Source:* RFC 7468, "strict" in its section 3, except for the length of lines.
 
 use zeroize::Zeroizing;
 
 use super::FormatError;
 
 /// Characters in a line.
-const LINE: usize = 64;
+const LINE_LENGTH: usize = 64;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The contents of the one block of `text`, which must be of this label.
-pub(super) fn decode(text: &[u8], label: &'static str) -> Result<Zeroizing<Vec<u8>>, FormatError> {
+/// Decodes the only block of `text`, which must have this label.
+pub(super) fn decode_block(text: &[u8], label: &'static str) -> Result<Zeroizing<Vec<u8>>, FormatError> {
     let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
-    let begin = lines.next().and_then(|line| boundary(line, "BEGIN")).ok_or(FormatError::NoPem)?;
+    let begin = lines.next().and_then(|line| parse_boundary(line, "BEGIN")).ok_or(FormatError::NoPem)?;
     if begin != label {
         return Err(FormatError::WrongLabel { found: begin.to_owned(), expected: label });
     }
@@ -25,7 +25,7 @@ pub(super) fn decode(text: &[u8], label: &'static str) -> Result<Zeroizing<Vec<u
     loop {
         let line = lines.next().ok_or(FormatError::Truncated)?;
         if line.starts_with(b"-") {
-            let end = boundary(line, "END").ok_or(FormatError::Truncated)?;
+            let end = parse_boundary(line, "END").ok_or(FormatError::Truncated)?;
             if end != label {
                 return Err(FormatError::WrongLabel { found: end.to_owned(), expected: label });
             }
@@ -36,18 +36,19 @@ pub(super) fn decode(text: &[u8], label: &'static str) -> Result<Zeroizing<Vec<u
     if lines.any(|line| !line.is_empty()) {
         return Err(FormatError::TrailingData);
     }
-    from_base64(&digits)
+    decode_base64(&digits)
 }
 
-/// A block of this label, with a newline at its end.
-pub(super) fn encode(label: &str, contents: &[u8]) -> Zeroizing<String> {
+/// A block with this label and a trailing newline.
+pub(super) fn encode_block(label: &str, contents: &[u8]) -> Zeroizing<String> {
     let digits = contents.len().div_ceil(3) * 4;
-    // Room for all of it from the start: a growing string would leave copies behind.
-    let mut text = Zeroizing::new(String::with_capacity(digits + digits / LINE + 2 * label.len() + 40));
+    // Full capacity from the start: a growing string would leave copies behind.
+    let mut text =
+        Zeroizing::new(String::with_capacity(digits + digits / LINE_LENGTH + 2 * label.len() + 40));
     text.push_str(&format!("-----BEGIN {label}-----\n"));
-    for line in contents.chunks(LINE / 4 * 3) {
+    for line in contents.chunks(LINE_LENGTH / 4 * 3) {
         for group in line.chunks(3) {
-            push_group(&mut text, group);
+            push_base64_group(&mut text, group);
         }
         text.push('\n');
     }
@@ -56,14 +57,14 @@ pub(super) fn encode(label: &str, contents: &[u8]) -> Zeroizing<String> {
 }
 
 /// The label in `-----WORD LABEL-----`.
-fn boundary<'a>(line: &'a [u8], word: &str) -> Option<&'a str> {
+fn parse_boundary<'a>(line: &'a [u8], word: &str) -> Option<&'a str> {
     let inner = line.strip_prefix(b"-----")?.strip_suffix(b"-----")?.strip_prefix(word.as_bytes())?;
     let label = std::str::from_utf8(inner.strip_prefix(b" ")?).ok()?;
     let is_label = |byte: u8| byte == b' ' || byte.is_ascii_uppercase() || byte.is_ascii_digit();
-    (!label.is_empty() && label.len() <= LINE && label.bytes().all(is_label)).then_some(label)
+    (!label.is_empty() && label.len() <= LINE_LENGTH && label.bytes().all(is_label)).then_some(label)
 }
 
-fn push_group(text: &mut String, group: &[u8]) {
+fn push_base64_group(text: &mut String, group: &[u8]) {
     let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
     let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
     for digit in 0..4 {
@@ -73,7 +74,7 @@ fn push_group(text: &mut String, group: &[u8]) {
     }
 }
 
-fn from_base64(digits: &[u8]) -> Result<Zeroizing<Vec<u8>>, FormatError> {
+fn decode_base64(digits: &[u8]) -> Result<Zeroizing<Vec<u8>>, FormatError> {
     let padding = digits.iter().rev().take_while(|digit| **digit == b'=').count();
     let values = &digits[..digits.len() - padding];
     if !digits.len().is_multiple_of(4) || padding > 2 {
@@ -89,7 +90,7 @@ fn from_base64(digits: &[u8]) -> Result<Zeroizing<Vec<u8>>, FormatError> {
         bits <<= 6 * (4 - group.len());
         let [_, decoded @ ..] = bits.to_be_bytes();
         let (whole, left) = decoded.split_at(group.len() * 6 / 8);
-        // Bits that belong to no byte are zero: otherwise two texts would mean the same.
+        // The unused bits must be zero: otherwise two texts would have the same meaning.
         if left.iter().any(|byte| *byte != 0) {
             return Err(FormatError::Base64);
         }
@@ -105,18 +106,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_openssl_prints_is_what_is_printed_here() {
+    fn encoding_matches_openssl() {
         let text = "-----BEGIN TEST-----\nAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4v\nMDE=\n-----END TEST-----\n";
         let bytes: Vec<u8> = (0..50).collect();
-        assert_eq!(*encode("TEST", &bytes), text);
-        assert_eq!(*decode(text.as_bytes(), "TEST").unwrap(), bytes);
-        assert_eq!(*decode(text.replace('\n', "\r\n").as_bytes(), "TEST").unwrap(), bytes);
+        assert_eq!(*encode_block("TEST", &bytes), text);
+        assert_eq!(*decode_block(text.as_bytes(), "TEST").unwrap(), bytes);
+        assert_eq!(*decode_block(text.replace('\n', "\r\n").as_bytes(), "TEST").unwrap(), bytes);
     }
 
     #[test]
-    fn whatever_is_not_exactly_one_block_is_refused() {
-        let good = encode("TEST", b"contents");
-        let error = |text: &str| decode(text.as_bytes(), "TEST").unwrap_err().to_string();
+    fn anything_but_one_block_is_rejected() {
+        let good = encode_block("TEST", b"contents");
+        let error = |text: &str| decode_block(text.as_bytes(), "TEST").unwrap_err().to_string();
         assert_eq!(error(""), FormatError::NoPem.to_string());
         assert_eq!(error(&format!("\n{}", *good)), FormatError::NoPem.to_string());
         assert_eq!(error(&format!("{}{}", *good, *good)), FormatError::TrailingData.to_string());
@@ -136,13 +137,13 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
-            let _ = decode(&bytes, "TEST");
-            let _ = decode(&[b"-----BEGIN TEST-----\n", &bytes[..], b"\n-----END TEST-----\n"].concat(), "TEST");
+            let _ = decode_block(&bytes, "TEST");
+            let _ = decode_block(&[b"-----BEGIN TEST-----\n", &bytes[..], b"\n-----END TEST-----\n"].concat(), "TEST");
         }
 
         #[test]
-        fn what_is_encoded_is_decoded_again(bytes: Vec<u8>) {
-            prop_assert_eq!(&*decode(encode("TEST", &bytes).as_bytes(), "TEST").unwrap(), &bytes);
+        fn an_encoded_block_is_decoded_back(bytes: Vec<u8>) {
+            prop_assert_eq!(&*decode_block(encode_block("TEST", &bytes).as_bytes(), "TEST").unwrap(), &bytes);
         }
     }
 }

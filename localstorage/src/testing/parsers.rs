@@ -1,23 +1,23 @@
 //! Checks over arbitrary input, for property tests and the fuzzer.
 
-use crate::journal::Record;
-use crate::journal::parse_steps;
+use crate::step_journal::JournalRecord;
+use crate::step_journal::parse_step_progress;
 
-/// What a journal's file may hold: never panics, and what is read is written as it was.
+/// Checks that the parser of journal files never panics, and that a parsed record is written back unchanged.
 ///
 /// # Panics
-/// Where that isn't so.
-pub fn journal_record(bytes: &[u8]) {
-    if let Ok(record) = Record::parse(bytes) {
-        let written = record.to_bytes().expect("what was read is not too long");
-        assert!(bytes.starts_with(&written), "a record is written as it was read");
-        steps_record(record.content);
+/// If the check fails.
+pub fn check_journal_record(bytes: &[u8]) {
+    if let Ok(record) = JournalRecord::from_bytes(bytes) {
+        let written = record.to_bytes().expect("a parsed record is not too long");
+        assert!(bytes.starts_with(&written), "a record is written back unchanged");
+        check_step_progress(record.content);
     }
-    steps_record(bytes);
+    check_step_progress(bytes);
 }
 
-fn steps_record(bytes: &[u8]) {
-    if let Some(progress) = parse_steps(bytes) {
-        assert_eq!(progress.to_bytes(), bytes, "a progress is written as it was read");
+fn check_step_progress(bytes: &[u8]) {
+    if let Some(progress) = parse_step_progress(bytes) {
+        assert_eq!(progress.to_bytes(), bytes, "progress is written back unchanged");
     }
 }

@@ -1,109 +1,109 @@
-//! The data partition: what lasts.
+//! The data partition: persistent files.
 
-use super::{Directory, File, Socket};
+use super::{LayoutDir, LayoutFile, LayoutSocket};
 
 crate::layout! {
     /// The data partition.
-    pub struct Data {
+    pub struct DataPartition {
         /// containerd's images and containers.
-        pub containerd: Directory = "containerd", 0o700;
+        pub containerd: LayoutDir = "containerd", 0o700;
         /// The node's member of the cluster's etcd.
-        pub etcd: Etcd = "etcd", 0o700;
-        /// The parts of Kubernetes.
-        pub kubernetes: Kubernetes = "kubernetes", 0o700;
-        /// Who the node is.
-        pub node: Identity = "node", 0o700;
-        /// Volumes of pods. Nobody but their provisioner enters the directory itself.
-        pub volumes: Directory = "volumes", 0o700;
+        pub etcd: EtcdDir = "etcd", 0o700;
+        /// Files of the Kubernetes components.
+        pub kubernetes: KubernetesDir = "kubernetes", 0o700;
+        /// The identity of the node.
+        pub node: IdentityDir = "node", 0o700;
+        /// Volumes of pods. Only the provisioner enters the directory itself.
+        pub volumes: LayoutDir = "volumes", 0o700;
     }
 
     /// The node's member of the cluster's etcd.
-    pub struct Etcd {
-        /// By which members know each other.
-        pub peer_pki: Pki = "peer_pki", 0o700;
-        /// Members no longer trusted: a list of revoked certificates, as DER.
-        pub peer_crl: File = "peer_crl", 0o400;
+    pub struct EtcdDir {
+        /// The credentials by which members authenticate each other.
+        pub peer_pki: PkiDir = "peer_pki", 0o700;
+        /// Members that are no longer trusted: a certificate revocation list in DER.
+        pub peer_crl: LayoutFile = "peer_crl", 0o400;
         /// The database.
-        pub data: Directory = "data", 0o700;
+        pub data: LayoutDir = "data", 0o700;
     }
 
-    /// A certificate with its key and its authority.
+    /// A certificate with its key and its CA certificate.
     ///
-    /// With the feature `pki` it has methods that keep the three together.
-    pub struct Pki {
-        /// The authority's certificate.
-        pub ca: File = "ca.pem", 0o600;
+    /// With the feature `pki` it has methods that replace the three together.
+    pub struct PkiDir {
+        /// The CA certificate.
+        pub ca: LayoutFile = "ca.pem", 0o600;
         /// The certificate.
-        pub certificate: File = "cert.pem", 0o600;
+        pub certificate: LayoutFile = "cert.pem", 0o600;
         /// Its private key.
-        pub key: File = "cert-key.pem", 0o600;
+        pub key: LayoutFile = "cert-key.pem", 0o600;
     }
 
-    /// Who the node is.
-    pub struct Identity {
-        /// Its certificate in the cluster.
-        pub credentials: Pki = "credentials", 0o700;
-        /// What it was last told to run, as protobuf.
-        pub roles: File = "roles.pb", 0o400;
+    /// The identity of the node.
+    pub struct IdentityDir {
+        /// Its credentials in the cluster.
+        pub credentials: PkiDir = "credentials", 0o700;
+        /// The roles last assigned to it, as protobuf.
+        pub roles: LayoutFile = "roles.pb", 0o400;
     }
 
-    /// The parts of Kubernetes.
-    pub struct Kubernetes {
+    /// Files of the Kubernetes components.
+    pub struct KubernetesDir {
         /// The network between nodes.
-        pub cluster_networking: ClusterNetworking = "clusternet", 0o700;
-        /// The provisioner of volumes.
-        pub csi_provisioner: Credentialed = "csiprovisioner", 0o700;
-        /// Services of the network.
-        pub netservices: Credentialed = "netservices", 0o700;
+        pub cluster_networking: ClusterNetworkDir = "clusternet", 0o700;
+        /// The volume provisioner.
+        pub csi_provisioner: ApiClientDir = "csiprovisioner", 0o700;
+        /// Network services.
+        pub netservices: ApiClientDir = "netservices", 0o700;
         /// The kubelet.
-        pub kubelet: Kubelet = "kubelet", 0o700;
+        pub kubelet: KubeletDir = "kubelet", 0o700;
     }
 
     /// The network between nodes.
-    pub struct ClusterNetworking {
+    pub struct ClusterNetworkDir {
         /// Its private key.
-        pub key: File = "private.key", 0o600;
+        pub key: LayoutFile = "private.key", 0o600;
     }
 
     /// A client of the API server.
-    pub struct Credentialed {
-        /// By which it is known there.
-        pub pki: Pki = "pki", 0o700;
+    pub struct ApiClientDir {
+        /// Its credentials there.
+        pub pki: PkiDir = "pki", 0o700;
     }
 
-    /// The kubelet's root directory. The names in it are the kubelet's own.
-    pub struct Kubelet {
-        /// By which it is known to the API server.
-        pub pki: Pki = "pki", 0o700;
-        /// Where plugins for devices find it.
-        pub device_plugins: DevicePlugins = "device-plugins", 0o700;
+    /// The kubelet's root directory. The kubelet defines the names in it.
+    pub struct KubeletDir {
+        /// Its credentials for the API server.
+        pub pki: PkiDir = "pki", 0o700;
+        /// The directory for device plugins.
+        pub device_plugins: DevicePluginsDir = "device-plugins", 0o700;
         /// Logs of pods.
-        pub logs: Directory = "logs", 0o700;
-        /// Where it finds plugins.
-        pub plugins: Plugins = "plugins", 0o700;
-        /// Where it looks for new ones.
-        pub plugins_registry: PluginsRegistry = "plugins_registry", 0o700;
+        pub logs: LayoutDir = "logs", 0o700;
+        /// The sockets of plugins.
+        pub plugins: KubeletPluginsDir = "plugins", 0o700;
+        /// The registration sockets of plugins.
+        pub plugins_registry: PluginsRegistryDir = "plugins_registry", 0o700;
     }
 
-    /// Where plugins for devices find the kubelet.
-    pub struct DevicePlugins {
-        /// Where it listens.
-        pub kubelet: Socket = "kubelet.sock", 0o600;
+    /// The directory for device plugins.
+    pub struct DevicePluginsDir {
+        /// The registration socket of the kubelet.
+        pub kubelet: LayoutSocket = "kubelet.sock", 0o600;
     }
 
-    /// Where the kubelet finds plugins.
-    pub struct Plugins {
-        /// The driver that provisions volumes.
-        pub volumes: Socket = "{driver}.sock", 0o600;
+    /// The sockets of kubelet plugins.
+    pub struct KubeletPluginsDir {
+        /// The CSI driver of the volume provisioner.
+        pub volumes: LayoutSocket = "{driver}.sock", 0o600;
         /// The device plugin for `/dev/kvm`.
-        pub kvm: Socket = "{devices}_kvm.sock", 0o600;
+        pub kvm: LayoutSocket = "{devices}_kvm.sock", 0o600;
     }
 
-    /// Where the kubelet looks for new plugins.
-    pub struct PluginsRegistry {
-        /// The driver that provisions volumes.
-        pub volumes: Socket = "{driver}-reg.sock", 0o600;
+    /// The registration sockets of kubelet plugins.
+    pub struct PluginsRegistryDir {
+        /// The CSI driver of the volume provisioner.
+        pub volumes: LayoutSocket = "{driver}-reg.sock", 0o600;
         /// The device plugin for `/dev/kvm`.
-        pub kvm: Socket = "{devices}_kvm-reg.sock", 0o600;
+        pub kvm: LayoutSocket = "{devices}_kvm-reg.sock", 0o600;
     }
 }

@@ -6,175 +6,184 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::commit;
-use super::{File, LayoutProblem, Node, PlaceError, Shape, Spot};
+use super::{EntryLocation, EntryShape, LayoutEntry, LayoutError, LayoutFile, LayoutProblem};
 use crate::dir::Dir;
 use crate::error::Error;
-use crate::metadata::{Entry, Mode};
-use crate::placement::{OsPlacement, Placement};
+use crate::file_store::{FileStore, OsFileStore};
+use crate::metadata::{DirEntry, FileMode};
 
-/// A directory that is there.
+/// An existing directory.
 #[derive(Clone)]
-pub struct Directory {
-    spot: Spot,
-    declared: Shape,
+pub struct LayoutDir {
+    location: EntryLocation,
+    shape: EntryShape,
 }
 
-impl Directory {
-    /// Makes a directory in which this is declared. [`layout!`](crate::layout) calls it.
+impl LayoutDir {
+    /// Creates a directory with the declared shape. [`layout!`](crate::layout) calls it.
     ///
     /// # Errors
-    /// [`PlaceError::Directory`], [`PlaceError::Commit`].
+    /// [`LayoutError::Directory`], [`LayoutError::Commit`].
     #[doc(hidden)]
-    pub fn of(spot: Spot, declared: Shape) -> Result<Directory, PlaceError> {
-        spot.placement
-            .create_dir(&spot.inner, spot.mode)
-            .map_err(|source| PlaceError::Directory { path: spot.path.clone(), source })?;
-        let directory = Directory { spot, declared };
-        commit::complete(&directory)
-            .map_err(|source| PlaceError::Commit { path: directory.path().to_owned(), source })?;
+    pub fn create_with_shape(location: EntryLocation, shape: EntryShape) -> Result<LayoutDir, LayoutError> {
+        location
+            .store
+            .create_dir(&location.store_path, location.mode)
+            .map_err(|source| LayoutError::Directory { path: location.path.clone(), source })?;
+        let directory = LayoutDir { location, shape };
+        commit::complete_commit(&directory)
+            .map_err(|source| LayoutError::Commit { path: directory.path().to_owned(), source })?;
         Ok(directory)
     }
 
-    /// Places what is declared by this name; [`layout!`](crate::layout) calls it.
+    /// Creates the entry declared by this name; [`layout!`](crate::layout) calls it.
     ///
     /// # Errors
-    /// [`PlaceError`].
+    /// [`LayoutError`].
     #[doc(hidden)]
-    pub fn place<T: Node>(&self, declared: &str, mode: Mode) -> Result<T, PlaceError> {
-        let name =
-            self.spot.names.fill(declared).map_err(|problem| PlaceError::Layout(problem.of(declared)))?;
-        T::place(self.spot.below(&name, mode))
+    pub fn create_entry<T: LayoutEntry>(&self, declared: &str, mode: FileMode) -> Result<T, LayoutError> {
+        let name = self
+            .location
+            .brand_names
+            .expand(declared)
+            .map_err(|problem| LayoutError::InvalidLayout(problem.at_entry(declared)))?;
+        T::create_at(self.location.child(&name, mode))
     }
 
-    /// Places another layout in this directory, beside what is declared in it already.
+    /// Creates another layout in this directory, next to its declared entries.
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use nodekeel_localstorage::mem::MemPlacement;
-    /// # use nodekeel_localstorage::tree::{Data, Directory, Site};
+    /// # use nodekeel_localstorage::mem::MemFileStore;
+    /// # use nodekeel_localstorage::tree::{DataPartition, LayoutDir, LayoutTarget};
     /// nodekeel_localstorage::layout! {
-    ///     /// What my system keeps beside nodekeel's.
-    ///     pub struct Mine {
+    ///     /// Files of my system.
+    ///     pub struct WeatherStation {
     ///         /// Sensor readings.
-    ///         pub readings: Directory = "readings", 0o750;
+    ///         pub readings: LayoutDir = "readings", 0o750;
     ///     }
     /// }
     ///
-    /// let data: Data = Site::new(Arc::new(MemPlacement::new()), "/data").place()?;
-    /// let mine: Mine = data.extend()?;
-    /// assert_eq!(mine.readings.path().to_str(), Some("/data/readings"));
+    /// let target = LayoutTarget::new(Arc::new(MemFileStore::new()), "/data");
+    /// let data: DataPartition = target.create_layout()?;
+    /// let station: WeatherStation = data.add_layout()?;
+    /// assert_eq!(station.readings.path().to_str(), Some("/data/readings"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`PlaceError::Layout`] where a name is in both, and those of [`Site::place`](super::Site::place).
-    pub fn extend<T: Node>(&self) -> Result<T, PlaceError> {
-        let names = &self.spot.names;
-        T::SHAPE.validate(names, &self.spot.path).map_err(PlaceError::Layout)?;
-        let filled =
-            |shape: Shape| shape.children().iter().map(|one| names.fill(one.name)).collect::<Vec<_>>();
-        let taken = filled(self.declared);
-        if let Some(Ok(twice)) = filled(T::SHAPE).into_iter().find(|name| taken.contains(name)) {
-            return Err(PlaceError::Layout(LayoutProblem::Duplicate.of(&twice)));
+    /// [`LayoutError::InvalidLayout`] if both have an entry of the same name, and those of
+    /// [`LayoutTarget::create_layout`](super::LayoutTarget::create_layout).
+    pub fn add_layout<T: LayoutEntry>(&self) -> Result<T, LayoutError> {
+        let names = &self.location.brand_names;
+        T::SHAPE.validate_at(names, &self.location.path).map_err(LayoutError::InvalidLayout)?;
+        let expand_names = |shape: EntryShape| {
+            shape.child_entries().iter().map(|one| names.expand(one.name)).collect::<Vec<_>>()
+        };
+        let existing = expand_names(self.shape);
+        if let Some(Ok(duplicate)) = expand_names(T::SHAPE).into_iter().find(|name| existing.contains(name)) {
+            return Err(LayoutError::InvalidLayout(LayoutProblem::Duplicate.at_entry(&duplicate)));
         }
-        T::place(self.spot.clone())
+        T::create_at(self.location.clone())
     }
 
-    /// The whole path, for programs that take nothing but a path.
+    /// The full path, for programs that need a path.
     pub fn path(&self) -> &Path {
-        &self.spot.path
+        &self.location.path
     }
 
-    /// What is in it, sorted by name.
+    /// Lists the directory, sorted by name.
     ///
     /// # Errors
-    /// Those of [`Placement::list`].
-    pub fn list(&self) -> Result<Vec<Entry>, Error> {
-        self.spot.placement.list(&self.spot.inner)
+    /// Those of [`FileStore::list`].
+    pub fn list(&self) -> Result<Vec<DirEntry>, Error> {
+        self.location.store.list(&self.location.store_path)
     }
 
-    /// Puts new contents in the place of several files' of this directory: all of them, or none.
+    /// Replaces the contents of several files of this directory: all of them, or none.
     ///
-    /// Whoever reads them through their handles after a crash finds all old or all new: one durable write of a record
-    /// with all contents is the moment of the change; then the files themselves are written, and the record is removed.
-    /// A record that a crash has left is completed when the directory is placed again.
+    /// After a crash, a reader finds all old or all new contents through their handles: one durable write of
+    /// a record with all contents is the commit; then the files themselves are written, and the record is
+    /// removed. If a crash leaves the record, the next creation of the directory completes the commit.
     ///
-    /// Files have the same paths before and after, since other programs are told them once; a program that reads while
-    /// the files are being written may see some of either. One process commits to a directory at a time.
+    /// Files keep their paths, since other programs are configured with them. A program that reads during the
+    /// commit may see a mix of old and new files. One process commits to a directory at a time.
     ///
-    /// It is not the step [journal](crate::journal): that one lives in a directory of the operating system, and this
-    /// must hold on any [`Placement`], of which it takes nothing but the durable replacement of one file.
+    /// This is not the [step journal](crate::step_journal), which needs a directory of the operating system:
+    /// a commit must work on any [`FileStore`], and uses only the durable replacement of one file.
     ///
     /// # Errors
-    /// Where the record can't be written, or would be longer than [`READ_LIMIT`](crate::READ_LIMIT): nothing has changed.
-    /// Later: the change stands, and placing completes it.
-    pub fn commit(&self, contents: &[(&File, &[u8])]) -> Result<(), Error> {
-        commit::commit(self, contents)
+    /// If the record cannot be written, or would be longer than [`READ_LIMIT`](crate::READ_LIMIT), nothing
+    /// has changed. After a later error the commit stands, and the next creation of the directory completes
+    /// it.
+    pub fn commit_files(&self, contents: &[(&LayoutFile, &[u8])]) -> Result<(), Error> {
+        commit::commit_files(self, contents)
     }
 
-    pub(super) fn spot(&self) -> &Spot {
-        &self.spot
+    pub(super) fn location(&self) -> &EntryLocation {
+        &self.location
     }
 }
 
-impl Node for Directory {
-    const SHAPE: Shape = Shape::Directory(&[]);
+impl LayoutEntry for LayoutDir {
+    const SHAPE: EntryShape = EntryShape::Directory(&[]);
 
-    fn place(spot: Spot) -> Result<Directory, PlaceError> {
-        Directory::of(spot, Self::SHAPE)
+    fn create_at(location: EntryLocation) -> Result<LayoutDir, LayoutError> {
+        LayoutDir::create_with_shape(location, Self::SHAPE)
     }
 }
 
-impl fmt::Debug for Directory {
+impl fmt::Debug for LayoutDir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Directory({})", self.path().display())
     }
 }
 
-/// A directory that something is mounted on: a path without contents, until it is.
+/// A mount point: a path without contents until a file system is mounted on it.
 pub struct MountPoint<T> {
-    directory: Directory,
+    directory: LayoutDir,
     contents: PhantomData<fn() -> T>,
 }
 
-impl<T: Node> MountPoint<T> {
-    /// The whole path.
+impl<T: LayoutEntry> MountPoint<T> {
+    /// The full path.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Places `T` in what is mounted here. The directory is the mount's own, so that nothing reaches below the mount
-    /// point, also once it is unmounted.
+    /// Creates `T` in the mounted file system. `mounted` is its open root directory, so that no file is
+    /// written below the mount point, also after an unmount.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn enter(&self, mounted: Dir) -> Result<T, PlaceError> {
-        self.enter_on(Arc::new(OsPlacement::new(mounted)))
+    /// [`LayoutError`].
+    pub fn create_layout_in(&self, mounted: Dir) -> Result<T, LayoutError> {
+        self.create_layout_on(Arc::new(OsFileStore::new(mounted)))
     }
 
-    /// Places `T` on what stands for the mount: another backend, or another directory.
+    /// Creates `T` in a file store that stands for the mount: another backend or another directory.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn enter_on(&self, placement: Arc<dyn Placement>) -> Result<T, PlaceError> {
-        T::place(self.directory.spot.at_top_of(placement))
+    /// [`LayoutError`].
+    pub fn create_layout_on(&self, store: Arc<dyn FileStore>) -> Result<T, LayoutError> {
+        T::create_at(self.directory.location.at_root_of(store))
     }
 
-    /// Places `T` in the directory itself, where nothing is or will be mounted: an image being built, a test.
+    /// Creates `T` in the directory itself, if no file system is or will be mounted: in an image build or a
+    /// test.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn enter_unmounted(&self) -> Result<T, PlaceError> {
-        T::place(self.directory.spot.clone())
+    /// [`LayoutError`].
+    pub fn create_layout_unmounted(&self) -> Result<T, LayoutError> {
+        T::create_at(self.directory.location.clone())
     }
 }
 
-impl<T: Node> Node for MountPoint<T> {
-    const SHAPE: Shape = Shape::MountPoint(T::SHAPE.children());
+impl<T: LayoutEntry> LayoutEntry for MountPoint<T> {
+    const SHAPE: EntryShape = EntryShape::MountPoint(T::SHAPE.child_entries());
 
-    fn place(spot: Spot) -> Result<MountPoint<T>, PlaceError> {
-        // A mount point is not searched for what a commit has left: that lies in what is mounted.
-        let directory = Directory::of(spot, Directory::SHAPE)?;
+    fn create_at(location: EntryLocation) -> Result<MountPoint<T>, LayoutError> {
+        // The directory below a mount point has no pending commit: that lies in the mounted file system.
+        let directory = LayoutDir::create_with_shape(location, LayoutDir::SHAPE)?;
         Ok(MountPoint { directory, contents: PhantomData })
     }
 }

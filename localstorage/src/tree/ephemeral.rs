@@ -1,43 +1,43 @@
-//! What lasts until the next boot.
+//! Files that last until the next boot.
 
-use super::{Directory, Fifo, File, Socket};
+use super::{LayoutDir, LayoutFifo, LayoutFile, LayoutSocket};
 
 crate::layout! {
-    /// What lasts until the next boot.
-    pub struct Ephemeral {
+    /// Files that last until the next boot.
+    pub struct EphemeralDir {
         /// etcd.
-        pub consensus: Consensus = "consensus", 0o700;
-        /// containerd. Containers' processes reach what is theirs in it.
-        pub containerd: Containerd = "containerd", 0o755;
-        /// Plugins that the kubelet looks for by an old name.
-        pub flexvolume_plugins: Directory = "flexvolume_plugins", 0o700;
-        /// The machine's id, which `/etc/machine-id` links to.
-        pub machine_id: File = "machine-id", 0o444;
+        pub consensus: ConsensusDir = "consensus", 0o700;
+        /// containerd. The processes of containers access their files in it.
+        pub containerd: ContainerdDir = "containerd", 0o755;
+        /// FlexVolume plugins, the predecessors of CSI drivers.
+        pub flexvolume_plugins: LayoutDir = "flexvolume_plugins", 0o700;
+        /// The machine ID, which `/etc/machine-id` links to.
+        pub machine_id: LayoutFile = "machine-id", 0o444;
     }
 
     /// etcd.
-    pub struct Consensus {
-        /// Where it listens for the node itself.
-        pub client: Socket = "client.sock", 0o600;
-        /// Through which it logs.
-        pub server_logs: Fifo = "server-logs.fifo", 0o600;
+    pub struct ConsensusDir {
+        /// The socket for local clients.
+        pub client: LayoutSocket = "client.sock", 0o600;
+        /// The pipe for its log.
+        pub server_logs: LayoutFifo = "server-logs.fifo", 0o600;
     }
 
     /// containerd.
-    pub struct Containerd {
-        /// Where it listens.
-        pub client: Socket = "client.sock", 0o600;
-        /// Through which gVisor logs.
-        pub runsc_logs: Fifo = "runsc-logs.fifo", 0o600;
-        /// Its scratch files, which containers' processes reach.
-        pub tmp: Directory = "tmp", 0o755;
-        /// State of gVisor.
-        pub runsc: Directory = "runsc", 0o700;
-        /// Addresses in use.
-        pub ipam: Directory = "ipam", 0o700;
-        /// Generated configuration of the containers' network.
-        pub cni: Directory = "cni", 0o700;
-        /// What was last done by it.
-        pub cni_cache: Directory = "cni-cache", 0o700;
+    pub struct ContainerdDir {
+        /// The socket it listens on.
+        pub client: LayoutSocket = "client.sock", 0o600;
+        /// The pipe for gVisor's log.
+        pub runsc_logs: LayoutFifo = "runsc-logs.fifo", 0o600;
+        /// Temporary files, which the processes of containers access.
+        pub tmp: LayoutDir = "tmp", 0o755;
+        /// The state of gVisor.
+        pub runsc: LayoutDir = "runsc", 0o700;
+        /// The IP addresses in use.
+        pub ipam: LayoutDir = "ipam", 0o700;
+        /// The generated configuration of the container network.
+        pub cni: LayoutDir = "cni", 0o700;
+        /// The cached results of CNI calls.
+        pub cni_cache: LayoutDir = "cni-cache", 0o700;
     }
 }

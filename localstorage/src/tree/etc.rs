@@ -1,11 +1,12 @@
-//! What other programs look for in `/etc`.
+//! Files that other programs read from `/etc`.
 
-use super::File;
+use super::LayoutFile;
 
 crate::layout! {
-    /// What other programs look for in `/etc`.
-    pub struct Etc {
-        /// A link to [`Ephemeral::machine_id`](super::Ephemeral), which the image has: write there, not here.
-        pub machine_id: File = "machine-id", 0o444;
+    /// Files that other programs read from `/etc`.
+    pub struct EtcDir {
+        /// A link to [`EphemeralDir::machine_id`](super::EphemeralDir), which the image contains: write
+        /// there, not here.
+        pub machine_id: LayoutFile = "machine-id", 0o444;
     }
 }

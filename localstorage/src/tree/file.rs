@@ -1,43 +1,44 @@
-//! Handles of files, and what is read through them.
+//! Handles of files, and decoding of their contents.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::{Node, PlaceError, Shape, Spot};
+use super::{EntryLocation, EntryShape, LayoutEntry, LayoutError};
 use crate::error::Error;
-use crate::metadata::Mode;
+use crate::metadata::FileMode;
 
-/// A file that is declared. It need not be there.
+/// A declared file. It need not exist.
 #[derive(Clone)]
-pub struct File {
-    spot: Spot,
+pub struct LayoutFile {
+    location: EntryLocation,
 }
 
-impl File {
-    /// The whole path, for programs that take nothing but a path.
+impl LayoutFile {
+    /// The full path, for programs that need a path.
     pub fn path(&self) -> &Path {
-        &self.spot.path
+        &self.location.path
     }
 
-    /// The permissions that it is written with.
-    pub fn mode(&self) -> Mode {
-        self.spot.mode
+    /// The mode that it is written with.
+    pub fn mode(&self) -> FileMode {
+        self.location.mode
     }
 
-    /// Its content.
+    /// Reads its content.
     ///
     /// # Errors
-    /// Those of [`Placement::read`](crate::Placement::read); [`is_not_found`](Error::is_not_found) where it is absent, and only there.
+    /// Those of [`FileStore::read`](crate::FileStore::read); [`is_not_found`](Error::is_not_found) only if it
+    /// is absent.
     pub fn read(&self) -> Result<Vec<u8>, Error> {
-        self.spot.placement.read(&self.spot.inner)
+        self.location.store.read(&self.location.store_path)
     }
 
-    /// Its content, or none where it is absent.
+    /// Reads its content; none if it is absent.
     ///
     /// # Errors
-    /// Those of [`Placement::read`](crate::Placement::read): what can't be read is never said to be absent.
+    /// Those of [`FileStore::read`](crate::FileStore::read): an unreadable file is never reported as absent.
     pub fn read_if_present(&self) -> Result<Option<Vec<u8>>, Error> {
         match self.read() {
             Ok(content) => Ok(Some(content)),
@@ -46,143 +47,149 @@ impl File {
         }
     }
 
-    /// Replaces its content durably: after a crash it is the old or the new one.
+    /// Replaces its content durably: after a crash it has the old content or the new one.
     ///
     /// # Errors
-    /// Those of [`Placement::write`](crate::Placement::write).
+    /// Those of [`FileStore::write`](crate::FileStore::write).
     pub fn write(&self, content: &[u8]) -> Result<(), Error> {
-        self.spot.placement.write(&self.spot.inner, content, self.spot.mode)
+        self.location.store.write(&self.location.store_path, content, self.location.mode)
     }
 
-    /// Whether there is something of its name: of whatever kind, also a link that leads nowhere.
+    /// Whether an entry of its name exists, of any kind, also a dangling link.
     ///
     /// # Errors
-    /// Those of [`Placement::kind`](crate::Placement::kind): what can't be looked at is never said to be absent.
+    /// Those of [`FileStore::file_kind`](crate::FileStore::file_kind): an inaccessible entry is never
+    /// reported as absent.
     pub fn exists(&self) -> Result<bool, Error> {
-        self.spot.placement.kind(&self.spot.inner).map(|kind| kind.is_some())
+        self.location.store.file_kind(&self.location.store_path).map(|kind| kind.is_some())
     }
 
-    /// Removes it; tells whether it was there.
+    /// Removes it; returns whether it existed.
     ///
     /// # Errors
-    /// Those of [`Placement::remove`](crate::Placement::remove).
+    /// Those of [`FileStore::remove`](crate::FileStore::remove).
     pub fn remove(&self) -> Result<bool, Error> {
-        self.spot.placement.remove(&self.spot.inner)
+        self.location.store.remove(&self.location.store_path)
     }
 
-    /// Reads it and decodes what was read: a protobuf message, a sealed one.
+    /// Reads the file and decodes its content, for example a protobuf message or a sealed one.
     ///
-    /// The four ways in which that fails are told apart, because they ask for different things: only [`Absent`] means
-    /// that a node is new. In the terms of the original: no sealed configuration, sealed configuration unavailable,
-    /// sealed configuration corrupted; and the same of parameters, cluster directory and network configuration, with the
-    /// read error that it took for absence.
+    /// The error distinguishes four causes that need different reactions: only [`Absent`] means that a node
+    /// is new. In the terms of Monogon: no sealed configuration, sealed configuration unavailable, sealed
+    /// configuration corrupted, and the same for parameters, cluster directory and network configuration;
+    /// plus the read error, which Monogon treats as absence.
     ///
     /// [`Absent`]: LoadError::Absent
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use nodekeel_localstorage::mem::MemPlacement;
-    /// # use nodekeel_localstorage::tree::{Esp, LoadError, Site, Undecodable};
-    /// # let esp: Esp = Site::new(Arc::new(MemPlacement::new()), "/esp").place()?;
-    /// let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(Undecodable::corrupted);
-    /// assert!(matches!(esp.node.parameters.load(text), Err(LoadError::Absent { .. })));
+    /// # use nodekeel_localstorage::mem::MemFileStore;
+    /// # use nodekeel_localstorage::tree::{DecodeError, EfiSystemPartition, LayoutTarget, LoadError};
+    /// # let target = LayoutTarget::new(Arc::new(MemFileStore::new()), "/esp");
+    /// # let esp: EfiSystemPartition = target.create_layout()?;
+    /// let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(DecodeError::corrupted);
+    /// assert!(matches!(esp.node.parameters.load_decoded(text), Err(LoadError::Absent { .. })));
     /// esp.node.parameters.write(b"\xff")?;
-    /// assert!(matches!(esp.node.parameters.load(text), Err(LoadError::Corrupted { .. })));
+    /// assert!(matches!(esp.node.parameters.load_decoded(text), Err(LoadError::Corrupted { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// [`LoadError`].
-    pub fn load<T>(&self, decode: impl FnOnce(&[u8]) -> Result<T, Undecodable>) -> Result<T, LoadError> {
+    pub fn load_decoded<T>(
+        &self,
+        decode: impl FnOnce(&[u8]) -> Result<T, DecodeError>,
+    ) -> Result<T, LoadError> {
         let path = || self.path().to_owned();
         let content = match self.read_if_present() {
             Ok(content) => content.ok_or_else(|| LoadError::Absent { path: path() })?,
             Err(source) => return Err(LoadError::Read { path: path(), source }),
         };
-        decode(&content).map_err(|undecodable| match undecodable {
-            Undecodable::Unavailable(source) => LoadError::Unavailable { path: path(), source },
-            Undecodable::Corrupted(source) => LoadError::Corrupted { path: path(), source },
+        decode(&content).map_err(|error| match error {
+            DecodeError::Unavailable(source) => LoadError::Unavailable { path: path(), source },
+            DecodeError::Corrupted(source) => LoadError::Corrupted { path: path(), source },
         })
     }
 
-    pub(super) fn spot(&self) -> &Spot {
-        &self.spot
+    pub(super) fn location(&self) -> &EntryLocation {
+        &self.location
     }
 }
 
-impl Node for File {
-    const SHAPE: Shape = Shape::File;
+impl LayoutEntry for LayoutFile {
+    const SHAPE: EntryShape = EntryShape::File;
 
-    fn place(spot: Spot) -> Result<File, PlaceError> {
-        match spot.placement.set_mode(&spot.inner, spot.mode) {
-            // A link has no mode. It is what an image put there, and is refused when it is read or written.
+    fn create_at(location: EntryLocation) -> Result<LayoutFile, LayoutError> {
+        match location.store.set_mode(&location.store_path, location.mode) {
+            // A link has no mode. It belongs to an image, and reads and writes reject it.
             Err(error) if !error.is_symlink() => {
-                Err(PlaceError::File { path: spot.path.clone(), source: error })
+                Err(LayoutError::File { path: location.path.clone(), source: error })
             }
-            _ => Ok(File { spot }),
+            _ => Ok(LayoutFile { location }),
         }
     }
 }
 
-impl fmt::Debug for File {
+impl fmt::Debug for LayoutFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "File({})", self.path().display())
     }
 }
 
-type Source = Box<dyn std::error::Error + Send + Sync>;
+type BoxedSource = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why the content of a file means nothing here.
+/// Why the content of a file could not be decoded.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Undecodable {
-    /// It may be good: what is needed to read it is missing at the moment, as the TPM that it is sealed to.
-    Unavailable(Source),
-    /// It is no such thing, and will never be.
-    Corrupted(Source),
+pub enum DecodeError {
+    /// The content may be valid, but a requirement is missing now, such as the TPM that it is sealed to.
+    Unavailable(BoxedSource),
+    /// The content is invalid.
+    Corrupted(BoxedSource),
 }
 
-impl Undecodable {
-    /// It may be good, for all that can be told.
-    pub fn unavailable(source: impl Into<Source>) -> Undecodable {
-        Undecodable::Unavailable(source.into())
+impl DecodeError {
+    /// The content may be valid, but cannot be decoded now.
+    pub fn unavailable(source: impl Into<BoxedSource>) -> DecodeError {
+        DecodeError::Unavailable(source.into())
     }
 
-    /// It is no such thing.
-    pub fn corrupted(source: impl Into<Source>) -> Undecodable {
-        Undecodable::Corrupted(source.into())
+    /// The content is invalid.
+    pub fn corrupted(source: impl Into<BoxedSource>) -> DecodeError {
+        DecodeError::Corrupted(source.into())
     }
 }
 
-/// Why a file could not be [loaded](File::load).
+/// Why a file could not be [decoded](LayoutFile::load_decoded).
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// There is no such file, and nothing kept it from being seen.
+    /// The file does not exist. This is certain, not a consequence of an error.
     #[error("{} is absent", .path.display())]
     Absent {
         /// The file.
         path: PathBuf,
     },
-    /// It can't be decoded now: make what it needs available, and try again. Never write a new one in its place.
+    /// The content cannot be decoded now: make the missing requirement available, and retry. Never replace
+    /// the file.
     #[error("{} is unavailable", .path.display())]
     Unavailable {
         /// The file.
         path: PathBuf,
         /// Why.
         #[source]
-        source: Source,
+        source: BoxedSource,
     },
-    /// Its content is damaged: restore it.
+    /// The content is damaged: restore it.
     #[error("{} is corrupted", .path.display())]
     Corrupted {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why.
         #[source]
-        source: Source,
+        source: BoxedSource,
     },
-    /// It can't be read, and nothing is known of it: a retry may help.
+    /// The file cannot be read, and its content is unknown: a retry may help.
     #[error("load {}", .path.display())]
     Read {
         /// The file.
@@ -204,11 +211,11 @@ impl LoadError {
         }
     }
 
-    /// For a file that need not be there.
+    /// Treats an absent file as none.
     ///
     /// # Errors
-    /// All others than [`LoadError::Absent`].
-    pub fn optional<T>(loaded: Result<T, LoadError>) -> Result<Option<T>, LoadError> {
+    /// All but [`LoadError::Absent`].
+    pub fn absent_as_none<T>(loaded: Result<T, LoadError>) -> Result<Option<T>, LoadError> {
         match loaded {
             Err(LoadError::Absent { .. }) => Ok(None),
             loaded => loaded.map(Some),

@@ -1,24 +1,25 @@
-//! The root of a node.
+//! The root directory of a node.
 
-use super::{Data, Ephemeral, Esp, Etc, MountPoint, Run, Tmp};
+use super::{DataPartition, EfiSystemPartition, EphemeralDir, EtcDir, MountPoint, RunDir, TmpDir};
 
 crate::layout! {
-    /// Everything that a node keeps, by what it is mounted from.
+    /// All files of a node, by the file system that they are mounted from.
     ///
-    /// The system's image has these directories, read-only; placing makes them where they are missing.
+    /// The system image has these directories, read-only. Creating the layout creates the missing ones.
     /// [`MountSpec`](crate::mount::MountSpec) has a constant for each of the mounts.
-    pub struct Root {
-        /// The EFI system partition, in the clear: what a node needs before it can open anything else.
-        pub esp: MountPoint<Esp> = "esp", 0o755;
-        /// What lasts.
-        pub data: MountPoint<Data> = "data", 0o755;
-        /// What other programs look for there.
-        pub etc: Etc = "etc", 0o755;
-        /// What lasts until the next boot: sockets, generated configuration.
-        pub ephemeral: MountPoint<Ephemeral> = "ephemeral", 0o755;
-        /// Scratch files of whoever asks the system for some.
-        pub tmp: MountPoint<Tmp> = "tmp", 0o1777;
-        /// What other programs keep there until the next boot.
-        pub run: MountPoint<Run> = "run", 0o755;
+    pub struct NodeRoot {
+        /// The EFI system partition, unencrypted: everything a node needs before it can open another
+        /// partition.
+        pub esp: MountPoint<EfiSystemPartition> = "esp", 0o755;
+        /// Persistent files.
+        pub data: MountPoint<DataPartition> = "data", 0o755;
+        /// Files that other programs read from `/etc`.
+        pub etc: EtcDir = "etc", 0o755;
+        /// Files that last until the next boot: sockets, generated configuration.
+        pub ephemeral: MountPoint<EphemeralDir> = "ephemeral", 0o755;
+        /// Temporary files of any program.
+        pub tmp: MountPoint<TmpDir> = "tmp", 0o1777;
+        /// Files of other programs until the next boot.
+        pub run: MountPoint<RunDir> = "run", 0o755;
     }
 }

@@ -1,14 +1,14 @@
-//! What other programs keep until the next boot.
+//! Files of other programs until the next boot.
 
-use super::Directory;
+use super::LayoutDir;
 
 crate::layout! {
     /// `/run`.
-    pub struct Run {
-        /// Where containerd and its shims keep sockets, by paths of their own.
-        pub containerd: Directory = "containerd", 0o700;
+    pub struct RunDir {
+        /// Sockets of containerd and its shims, which define their paths.
+        pub containerd: LayoutDir = "containerd", 0o700;
     }
 
-    /// `/tmp`: nothing in it has a name that is known before.
-    pub struct Tmp {}
+    /// `/tmp`, without predefined entries.
+    pub struct TmpDir {}
 }

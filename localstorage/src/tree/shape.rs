@@ -1,213 +1,213 @@
-//! A layout as data: what is declared, before anything of it exists.
+//! A layout as data: the declaration, before any file exists.
 
 use std::fmt;
 use std::path::Path;
 
 use thiserror::Error;
 
-use super::Names;
-use super::commit::RECORD;
-use crate::metadata::Mode;
-use crate::name::{InvalidName, Name, is_sibling};
+use super::BrandNames;
+use super::commit::COMMIT_RECORD;
+use crate::file_name::{FileName, InvalidName, is_temp_file_name};
+use crate::metadata::FileMode;
 
-/// Longest path that a socket can be bound to, in bytes.
+/// The longest path that a socket can be bound to, in bytes.
 ///
 /// *Source:* unix(7): `sun_path` has 108 bytes, with a NUL at the end.
 pub const SOCKET_PATH_MAX: usize = 107;
 
-/// What a [node](super::Node) of a layout is.
+/// The kind of a [layout entry](super::LayoutEntry).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Shape {
-    /// A regular file. It is not created by placing: its first writer creates it.
+pub enum EntryShape {
+    /// A regular file. Creating the layout does not create it: its first writer does.
     File,
-    /// A socket, which whoever listens on it creates. Its whole path must be short enough.
+    /// A socket, created by the program that listens on it. Its full path must be short enough.
     Socket,
-    /// A named pipe, which whoever reads from it creates.
+    /// A named pipe, created by the program that reads from it.
     Fifo,
-    /// A directory, with what is declared in it.
-    Directory(&'static [Declared]),
-    /// A directory that something is mounted on, with what is declared in what is mounted.
-    MountPoint(&'static [Declared]),
+    /// A directory with its declared entries.
+    Directory(&'static [DeclaredEntry]),
+    /// A mount point, with the declared entries of the mounted file system.
+    MountPoint(&'static [DeclaredEntry]),
 }
 
-impl Shape {
-    /// What is declared below.
-    pub const fn children(self) -> &'static [Declared] {
+impl EntryShape {
+    /// The declared entries of a directory or mount point.
+    pub const fn child_entries(self) -> &'static [DeclaredEntry] {
         match self {
-            Shape::Directory(children) | Shape::MountPoint(children) => children,
+            EntryShape::Directory(children) | EntryShape::MountPoint(children) => children,
             _ => &[],
         }
     }
 
     const fn is_directory(self) -> bool {
-        matches!(self, Shape::Directory(_) | Shape::MountPoint(_))
+        matches!(self, EntryShape::Directory(_) | EntryShape::MountPoint(_))
     }
 
-    /// Checks everything below with these names filled in, as placed at `root`.
+    /// Checks all entries below with these names expanded, as created at `root`.
     ///
-    /// Names written out in a [`layout!`](crate::layout) are checked when it is compiled. This finds what can't be known
-    /// before: what `names` make of the others, and how long paths become.
+    /// Literal names in a [`layout!`](crate::layout) are checked at compile time. This checks what depends on
+    /// run time: the expansion of `names`, and the length of paths.
     ///
     /// # Errors
-    /// The first thing that is wrong, and where.
-    pub fn validate(self, names: &Names, root: &Path) -> Result<(), InvalidLayout> {
+    /// The first problem, and the entry that has it.
+    pub fn validate_at(self, names: &BrandNames, root: &Path) -> Result<(), InvalidLayout> {
         let mut seen: Vec<String> = Vec::new();
-        for declared in self.children() {
-            let name = names.fill(declared.name).map_err(|problem| problem.of(declared.name))?;
-            let below = |problem: InvalidLayout| problem.below(&name);
-            if let Err(why) = Name::try_new(name.as_str()) {
-                return Err(LayoutProblem::Name(why).of(&name));
+        for declared in self.child_entries() {
+            let name = names.expand(declared.name).map_err(|problem| problem.at_entry(declared.name))?;
+            let below = |problem: InvalidLayout| problem.nested_in(&name);
+            if let Err(why) = FileName::try_new(name.as_str()) {
+                return Err(LayoutProblem::InvalidName(why).at_entry(&name));
             }
-            if name == RECORD || is_sibling(name.as_bytes()) {
-                return Err(LayoutProblem::Name(InvalidName::Reserved).of(&name));
+            if name == COMMIT_RECORD || is_temp_file_name(name.as_bytes()) {
+                return Err(LayoutProblem::InvalidName(InvalidName::Reserved).at_entry(&name));
             }
             if seen.contains(&name) {
-                return Err(LayoutProblem::Duplicate.of(&name));
+                return Err(LayoutProblem::Duplicate.at_entry(&name));
             }
             let path = root.join(&name);
             let bytes = path.as_os_str().len();
-            if declared.shape == Shape::Socket && bytes > SOCKET_PATH_MAX {
-                return Err(LayoutProblem::SocketPath { bytes }.of(&name));
+            if declared.shape == EntryShape::Socket && bytes > SOCKET_PATH_MAX {
+                return Err(LayoutProblem::SocketPathTooLong { bytes }.at_entry(&name));
             }
             if declared.shape.is_directory() && declared.mode.bits() & 0o100 == 0 {
-                return Err(LayoutProblem::NotSearchable { mode: declared.mode }.of(&name));
+                return Err(LayoutProblem::NotSearchable { mode: declared.mode }.at_entry(&name));
             }
-            declared.shape.validate(names, &path).map_err(below)?;
+            declared.shape.validate_at(names, &path).map_err(below)?;
             seen.push(name);
         }
         Ok(())
     }
 
-    /// Everything below as text: one line each with its mode, indented by its depth.
-    pub fn outline(self, names: &Names) -> String {
+    /// Renders all entries below as text: one line each with its mode, indented by its depth.
+    pub fn render_outline(self, names: &BrandNames) -> String {
         let mut text = String::new();
-        self.outline_at(names, 0, &mut text);
+        self.render_below(names, 0, &mut text);
         text
     }
 
-    fn outline_at(self, names: &Names, depth: usize, text: &mut String) {
-        for declared in self.children() {
-            let name = names.fill(declared.name).unwrap_or_else(|_| declared.name.to_owned());
+    fn render_below(self, names: &BrandNames, depth: usize, text: &mut String) {
+        for declared in self.child_entries() {
+            let name = names.expand(declared.name).unwrap_or_else(|_| declared.name.to_owned());
             let sign = match declared.shape {
-                Shape::File => "",
-                Shape::Socket => "=",
-                Shape::Fifo => "|",
-                Shape::Directory(_) => "/",
-                Shape::MountPoint(_) => "/ (mount point)",
+                EntryShape::File => "",
+                EntryShape::Socket => "=",
+                EntryShape::Fifo => "|",
+                EntryShape::Directory(_) => "/",
+                EntryShape::MountPoint(_) => "/ (mount point)",
             };
             text.push_str(&format!("{} {:indent$}{name}{sign}\n", declared.mode, "", indent = 2 * depth));
-            declared.shape.outline_at(names, depth + 1, text);
+            declared.shape.render_below(names, depth + 1, text);
         }
     }
 }
 
-/// One line of a layout.
+/// One declared entry of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Declared {
-    /// Its name, with [variables](Names) not filled in.
+pub struct DeclaredEntry {
+    /// Its name, with [variables](BrandNames) not expanded.
     pub name: &'static str,
-    /// Its permissions.
-    pub mode: Mode,
-    /// What it is.
-    pub shape: Shape,
+    /// Its mode.
+    pub mode: FileMode,
+    /// Its kind.
+    pub shape: EntryShape,
 }
 
-/// What is wrong with a layout.
+/// The problem of an invalid layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LayoutProblem {
-    /// No file system takes the name.
+    /// File systems reject the name.
     #[error("{0}")]
-    Name(InvalidName),
-    /// Something else in the same directory has the name.
-    #[error("duplicate")]
+    InvalidName(InvalidName),
+    /// Another entry of the same directory has the name.
+    #[error("duplicate name")]
     Duplicate,
-    /// There is no such variable.
+    /// The name contains an unknown variable.
     #[error("unknown variable")]
-    Variable,
-    /// Nobody could listen on it: place the tree nearer to the root.
-    #[error("a socket's path of {bytes} bytes is longer than {SOCKET_PATH_MAX}")]
-    SocketPath {
-        /// Length of the whole path.
+    UnknownVariable,
+    /// No program could listen on it: create the layout at a shorter path.
+    #[error("socket path has {bytes} bytes: the limit is {SOCKET_PATH_MAX}")]
+    SocketPathTooLong {
+        /// The length of the full path.
         bytes: usize,
     },
-    /// A directory without the search bit of its owner, in which nothing can be opened.
-    #[error("a directory of mode {mode} can't be searched")]
+    /// The directory mode lacks the search bit of the owner, so that no entry could be opened.
+    #[error("directory mode {mode} lacks the search bit of the owner")]
     NotSearchable {
-        /// The mode declared.
-        mode: Mode,
+        /// The declared mode.
+        mode: FileMode,
     },
 }
 
 impl LayoutProblem {
-    pub(super) fn of(self, name: &str) -> InvalidLayout {
-        InvalidLayout { at: vec![name.to_owned()], problem: self }
+    pub(super) fn at_entry(self, name: &str) -> InvalidLayout {
+        InvalidLayout { entry_names: vec![name.to_owned()], problem: self }
     }
 }
 
-/// What is wrong with a layout, and where: `data: etcd: duplicate`.
+/// An invalid layout: the problem and its entry, as in `data: etcd: duplicate name`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidLayout {
-    at: Vec<String>,
+    entry_names: Vec<String>,
     problem: LayoutProblem,
 }
 
 impl InvalidLayout {
-    /// What is wrong.
+    /// The problem.
     pub fn problem(&self) -> LayoutProblem {
         self.problem
     }
 
-    /// Where: names from the outermost directory on.
-    pub fn at(&self) -> impl Iterator<Item = &str> {
-        self.at.iter().map(String::as_str)
+    /// The path of the entry: names from the outermost directory on.
+    pub fn entry_names(&self) -> impl Iterator<Item = &str> {
+        self.entry_names.iter().map(String::as_str)
     }
 
-    fn below(mut self, name: &str) -> InvalidLayout {
-        self.at.insert(0, name.to_owned());
+    fn nested_in(mut self, name: &str) -> InvalidLayout {
+        self.entry_names.insert(0, name.to_owned());
         self
     }
 }
 
 impl fmt::Display for InvalidLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.at.iter().try_for_each(|name| write!(f, "{}: ", name.escape_debug()))?;
+        self.entry_names.iter().try_for_each(|name| write!(f, "{}: ", name.escape_debug()))?;
         self.problem.fmt(f)
     }
 }
 
 impl std::error::Error for InvalidLayout {}
 
-/// Checks one directory of a layout, in a constant: an error there is one of compilation.
+/// Checks one directory of a layout in a constant, so that a panic is a compile error.
 ///
 /// # Panics
-/// For a name that no file system takes, two of the same name, and a directory that can't be searched.
+/// For an invalid name, a duplicate name, or a directory without the search bit of its owner.
 #[doc(hidden)]
-pub const fn check(shape: Shape) {
-    let children = shape.children();
+pub const fn assert_valid_layout(shape: EntryShape) {
+    let children = shape.child_entries();
     let mut at = 0;
     while at < children.len() {
-        let Declared { name, mode, shape } = children[at];
-        check_name(name.as_bytes());
+        let DeclaredEntry { name, mode, shape } = children[at];
+        assert_valid_name(name.as_bytes());
         assert!(
             !shape.is_directory() || mode.bits() & 0o100 != 0,
-            "a directory's owner must be able to search it"
+            "a directory mode must have the search bit of the owner"
         );
         let mut other = 0;
         while other < at {
-            assert!(!is_same(children[other].name.as_bytes(), name.as_bytes()), "two of the same name");
+            assert!(!is_equal(children[other].name.as_bytes(), name.as_bytes()), "duplicate name");
             other += 1;
         }
         at += 1;
     }
 }
 
-/// The same as [`Name::try_new`] checks; that can't be called in a constant.
-const fn check_name(name: &[u8]) {
+/// The checks of [`FileName::try_new`], which is not a `const fn`.
+const fn assert_valid_name(name: &[u8]) {
     assert!(!name.is_empty(), "a name is empty");
     assert!(name.len() <= 255, "a name is longer than 255 bytes");
-    assert!(!is_same(name, b".") && !is_same(name, b".."), "a name is \".\" or \"..\"");
+    assert!(!is_equal(name, b".") && !is_equal(name, b".."), "a name is \".\" or \"..\"");
     let mut at = 0;
     while at < name.len() {
         assert!(name[at] != b'/', "a name contains a slash");
@@ -216,7 +216,7 @@ const fn check_name(name: &[u8]) {
     }
 }
 
-const fn is_same(one: &[u8], other: &[u8]) -> bool {
+const fn is_equal(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;
     }

@@ -1,49 +1,51 @@
-//! Handles of what other programs make.
+//! Handles of sockets and pipes, which other programs create.
 
 use std::fmt;
 use std::path::Path;
 
-use super::{Node, PlaceError, Shape, Spot};
+use super::{EntryLocation, EntryShape, LayoutEntry, LayoutError};
 use crate::error::Error;
 use crate::metadata::FileKind;
 
-/// Handles of what others make: a path, and whether something is there.
+/// Defines a handle of an entry that other programs create: its path, and whether it exists.
 macro_rules! special {
-    ($(#[$meta:meta])* $handle:ident: $kind:path) => {
+    ($(#[$meta:meta])* $handle:ident: $shape:ident, $kind:path) => {
         $(#[$meta])*
         #[derive(Clone)]
         pub struct $handle {
-            spot: Spot,
+            location: EntryLocation,
         }
 
         impl $handle {
-            /// The whole path.
+            /// The full path.
             pub fn path(&self) -> &Path {
-                &self.spot.path
+                &self.location.path
             }
 
-            /// Whether one is there.
+            /// Whether it exists.
             ///
             /// # Errors
-            /// Those of [`Placement::kind`](crate::Placement::kind).
+            /// Those of [`FileStore::file_kind`](crate::FileStore::file_kind).
             pub fn exists(&self) -> Result<bool, Error> {
-                Ok(self.spot.placement.kind(&self.spot.inner)? == Some($kind))
+                Ok(self.location.store.file_kind(&self.location.store_path)? == Some($kind))
             }
 
-            /// Removes what a killed process has left; tells whether there was one. What is of another kind stays.
+            /// Removes the entry of a killed process; returns whether it existed. An entry of another kind
+            /// stays.
             ///
             /// # Errors
-            /// Those of [`Placement::kind`](crate::Placement::kind) and [`Placement::remove`](crate::Placement::remove).
-            pub fn remove(&self) -> Result<bool, Error> {
-                Ok(self.exists()? && self.spot.placement.remove(&self.spot.inner)?)
+            /// Those of [`FileStore::file_kind`](crate::FileStore::file_kind) and
+            /// [`FileStore::remove`](crate::FileStore::remove).
+            pub fn remove_stale(&self) -> Result<bool, Error> {
+                Ok(self.exists()? && self.location.store.remove(&self.location.store_path)?)
             }
         }
 
-        impl Node for $handle {
-            const SHAPE: Shape = Shape::$handle;
+        impl LayoutEntry for $handle {
+            const SHAPE: EntryShape = EntryShape::$shape;
 
-            fn place(spot: Spot) -> Result<$handle, PlaceError> {
-                Ok($handle { spot })
+            fn create_at(location: EntryLocation) -> Result<$handle, LayoutError> {
+                Ok($handle { location })
             }
         }
 
@@ -56,10 +58,10 @@ macro_rules! special {
 }
 
 special!(
-    /// Where something listens; its path is known to fit into a socket's address.
-    Socket: FileKind::Socket
+    /// A socket. Its path is known to fit into a socket address.
+    LayoutSocket: Socket, FileKind::Socket
 );
 special!(
     /// A named pipe.
-    Fifo: FileKind::Fifo
+    LayoutFifo: Fifo, FileKind::Fifo
 );

@@ -1,45 +1,45 @@
-//! What every volume is held to.
+//! The checks that every volume must pass.
 
-use super::{DataVolume, Erase, State, VolumeError};
-use crate::metadata::Mode;
+use super::{DataVolume, ErasePolicy, VolumeError, VolumeState};
+use crate::metadata::FileMode;
 
-/// Checks the [contract](DataVolume#contract) on a volume on which there is nothing yet. Afterwards it is unmounted, and
-/// made.
+/// Checks the [contract](DataVolume#contract) on a blank volume. Afterwards the volume exists and is
+/// unmounted.
 ///
 /// # Panics
-/// Where the contract is broken.
+/// If the contract is broken.
 pub fn volume_conformance(volume: &dyn DataVolume) {
-    assert_eq!(volume.state(), State::Unmounted, "a volume begins unmounted");
-    assert!(volume.unmount().is_ok(), "unmounting what is not mounted is nothing to do");
+    assert_eq!(volume.state(), VolumeState::Unmounted, "a volume starts unmounted");
+    assert!(volume.unmount().is_ok(), "unmounting an unmounted volume succeeds");
     let absent = volume.mount_existing();
-    assert!(matches!(absent, Err(VolumeError::Absent { .. })), "there is nothing yet: {absent:?}");
-    assert_eq!(volume.state(), State::Unmounted, "a failure is undone");
+    assert!(matches!(absent, Err(VolumeError::Absent { .. })), "a blank volume is absent: {absent:?}");
+    assert_eq!(volume.state(), VolumeState::Unmounted, "a failure is undone");
 
-    let top = volume.mount_new(Erase::Nothing).expect("a new volume is made where there is nothing");
-    assert_eq!(volume.state(), State::Mounted);
-    top.write("witness", b"data", Mode::PRIVATE_FILE).expect("a new volume can be written to");
-    for again in [volume.mount_new(Erase::Nothing), volume.mount_existing()] {
+    let top = volume.mount_new(ErasePolicy::Nothing).expect("a volume is created on a blank one");
+    assert_eq!(volume.state(), VolumeState::Mounted);
+    top.write("witness", b"data", FileMode::PRIVATE_FILE).expect("a new volume is writable");
+    for again in [volume.mount_new(ErasePolicy::Nothing), volume.mount_existing()] {
         assert!(
-            matches!(again, Err(VolumeError::State { state: State::Mounted })),
-            "it is mounted once: {again:?}"
+            matches!(again, Err(VolumeError::InvalidState { state: VolumeState::Mounted })),
+            "a volume is mounted only once: {again:?}"
         );
     }
     drop(top);
-    volume.unmount().expect("what nobody uses is unmounted");
-    assert_eq!(volume.state(), State::Unmounted);
+    volume.unmount().expect("an unused volume is unmounted");
+    assert_eq!(volume.state(), VolumeState::Unmounted);
 
-    let occupied = volume.mount_new(Erase::Nothing);
+    let occupied = volume.mount_new(ErasePolicy::Nothing);
     let Err(VolumeError::Occupied { found, .. }) = occupied else {
-        panic!("a volume is not made over another: {occupied:?}")
+        panic!("a volume is not created over another: {occupied:?}")
     };
-    assert_eq!(volume.state(), State::Unmounted, "a refusal is undone");
-    let top = volume.mount_existing().expect("a volume that was made is there");
-    assert_eq!(top.read("witness").expect("with what was written"), b"data");
+    assert_eq!(volume.state(), VolumeState::Unmounted, "a rejected call is undone");
+    let top = volume.mount_existing().expect("a created volume is mounted");
+    assert_eq!(top.read("witness").expect("a mounted volume contains its files"), b"data");
     drop(top);
-    volume.unmount().expect("unmounts again");
+    volume.unmount().expect("the volume is unmounted again");
 
-    let top = volume.mount_new(Erase::Exactly(found)).expect("what was found can be given up");
-    assert!(top.read("witness").is_err_and(|error| error.is_not_found()), "it is gone");
+    let top = volume.mount_new(ErasePolicy::Exactly(found)).expect("the reported contents can be erased");
+    assert!(top.read("witness").is_err_and(|error| error.is_not_found()), "the file is erased");
     drop(top);
-    volume.unmount().expect("unmounts at last");
+    volume.unmount().expect("the new volume is unmounted");
 }

@@ -1,4 +1,4 @@
-//! The bytes of a disk: looked at, claimed, formatted.
+//! A disk: probed, claimed and formatted.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,10 +9,12 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::VolumeError;
-use super::probe::{Contents, SECTOR, claim, claim_offset, claimed, is_claim, probe};
+use super::probe::{
+    SECTOR_BYTES, VolumeContents, claim_offset, encode_claim, is_claim, parse_claim_uuid, probe_disk,
+};
 use super::uuid::Uuid;
 
-/// A disk that is held open, and locked against others that keep to locks: udev doesn't probe it meanwhile.
+/// An open disk with an advisory lock: udev does not probe it meanwhile.
 ///
 /// *Source:* systemd, "Locking Block Device Access".
 #[derive(Debug)]
@@ -22,65 +24,71 @@ pub(super) struct Disk {
     size: u64,
 }
 
-/// What a disk is opened for. One that was written to is probed by udev when it is closed.
+/// The access mode of a disk. udev probes a disk that was open for writing when it is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum DiskAccess {
     Read,
     Write,
 }
 
 impl Disk {
-    /// Opens a block device, or the image of one.
-    pub(super) fn open(path: &Path, access: Access) -> Result<Disk, VolumeError> {
-        let wrong = |source| failed("open", path)(source);
-        let write = access == Access::Write;
-        let file = OpenOptions::new().read(true).write(write).open(path).map_err(wrong)?;
-        let kind = file.metadata().map_err(wrong)?.file_type();
+    /// Opens a block device or a disk image.
+    pub(super) fn open(path: &Path, access: DiskAccess) -> Result<Disk, VolumeError> {
+        let to_error = |source| device_error("open", path)(source);
+        let write = access == DiskAccess::Write;
+        let file = OpenOptions::new().read(true).write(write).open(path).map_err(to_error)?;
+        let kind = file.metadata().map_err(to_error)?.file_type();
         if !kind.is_block_device() && !kind.is_file() {
-            return Err(wrong(io::Error::new(io::ErrorKind::InvalidInput, "it is no block device")));
+            return Err(to_error(io::Error::new(io::ErrorKind::InvalidInput, "not a block device")));
         }
-        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| wrong(errno.into()))?;
-        let size = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(wrong)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| to_error(errno.into()))?;
+        let size = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(to_error)?;
         Ok(Disk { path: path.to_owned(), file, size })
     }
 
-    pub(super) fn contents(&self) -> Result<Contents, VolumeError> {
-        probe(&mut &self.file).map_err(failed("probe", &self.path))
+    pub(super) fn probe_contents(&self) -> Result<VolumeContents, VolumeError> {
+        probe_disk(&mut &self.file).map_err(device_error("probe", &self.path))
     }
 
-    /// Major and minor number, if it is a device.
-    pub(super) fn device(&self) -> Result<Option<(u32, u32)>, VolumeError> {
-        let metadata = self.file.metadata().map_err(failed("inspect", &self.path))?;
+    /// The major and minor number, if it is a device.
+    pub(super) fn device_numbers(&self) -> Result<Option<(u32, u32)>, VolumeError> {
+        let metadata = self.file.metadata().map_err(device_error("inspect", &self.path))?;
         let device = metadata.rdev();
         let numbers = (rustix::fs::major(device), rustix::fs::minor(device));
         Ok(metadata.file_type().is_block_device().then_some(numbers))
     }
 
-    /// Formats it as XFS, so that being killed at any point is known for what it is.
+    /// Formats the disk as XFS, so that an interrupted format is detected.
     ///
-    /// A claim is on the disk before the first byte of a file system, and leaves it after the last one. While it is
-    /// there, nothing can have been stored in what it is about: that is formatted anew.
-    pub(super) fn format(&self, format: &Format<'_>, given_up: &Contents) -> Result<(), VolumeError> {
+    /// The claim is written before the first byte of the file system, and removed after the last one. While
+    /// it is present, the file system cannot contain data: it is formatted again.
+    pub(super) fn format_xfs(
+        &self,
+        format: &XfsFormat<'_>,
+        erased: &VolumeContents,
+    ) -> Result<(), VolumeError> {
         self.check_unused()?;
-        // An interrupted format has left one, which also names what it was allowed to erase.
-        let uuid = match *given_up == Contents::Interrupted {
-            true => claimed(&self.read_sector()?),
+        // An interrupted format has left a claim, which also names the contents to erase.
+        let uuid = match *erased == VolumeContents::Interrupted {
+            true => parse_claim_uuid(&self.read_claim_sector()?),
             false => None,
         };
         let uuid = match uuid {
             Some(uuid) => uuid,
             None => {
-                let uuid = Uuid::random().map_err(|errno| failed("name", &self.path)(errno.into()))?;
-                let claim = claim(uuid, format.label, given_up);
-                self.write_sector(&claim).map_err(failed("claim", &self.path))?;
+                let uuid = Uuid::new_v4()
+                    .map_err(|errno| device_error("generate UUID for", &self.path)(errno.into()))?;
+                let claim = encode_claim(uuid, format.label, erased);
+                self.write_claim_sector(&claim).map_err(device_error("claim", &self.path))?;
                 uuid
             }
         };
-        format.run(&self.path, uuid)?;
-        let sector = self.read_sector()?;
-        // It lies in what mkfs.xfs leaves free; should that change one day, there is nothing to take away.
+        format.run_mkfs(&self.path, uuid)?;
+        let sector = self.read_claim_sector()?;
+        // The claim lies in a sector that mkfs.xfs does not write. Should that change, there is no claim to
+        // remove.
         if is_claim(&sector) {
-            self.write_sector(&[0; SECTOR]).map_err(failed("release", &self.path))?;
+            self.write_claim_sector(&[0; SECTOR_BYTES]).map_err(device_error("release", &self.path))?;
         }
         Ok(())
     }
@@ -89,60 +97,65 @@ impl Disk {
         claim_offset(self.size)
     }
 
-    fn read_sector(&self) -> Result<[u8; SECTOR], VolumeError> {
-        let mut sector = [0; SECTOR];
-        self.file.read_exact_at(&mut sector, self.claim_offset()).map_err(failed("read", &self.path))?;
+    fn read_claim_sector(&self) -> Result<[u8; SECTOR_BYTES], VolumeError> {
+        let mut sector = [0; SECTOR_BYTES];
+        self.file
+            .read_exact_at(&mut sector, self.claim_offset())
+            .map_err(device_error("read", &self.path))?;
         Ok(sector)
     }
 
-    fn write_sector(&self, sector: &[u8; SECTOR]) -> io::Result<()> {
+    fn write_claim_sector(&self, sector: &[u8; SECTOR_BYTES]) -> io::Result<()> {
         self.file.write_all_at(sector, self.claim_offset())?;
         self.file.sync_all()
     }
 
-    /// Nothing on it is mounted, and no other device is made of it. *Source:* open(2), `O_EXCL`.
+    /// Checks that the disk is neither mounted nor part of another device. *Source:* open(2), `O_EXCL`.
     fn check_unused(&self) -> Result<(), VolumeError> {
         let flags = OFlags::EXCL.bits().cast_signed();
         let exclusive = OpenOptions::new().read(true).custom_flags(flags).open(&self.path);
-        exclusive.map(drop).map_err(failed("open for itself", &self.path))
+        exclusive.map(drop).map_err(device_error("open exclusively", &self.path))
     }
 }
 
-/// Unlocks at once. Closing alone would not: a child that another thread is starting has the descriptor until it
-/// executes its program, and the lock with it.
+/// Unlocks at once. Closing alone would not: a child that another thread is starting has the descriptor until
+/// it executes its program, and the lock with it.
 impl Drop for Disk {
     fn drop(&mut self) {
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
-fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
+fn device_error(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
     move |source| VolumeError::Device { step, path: path.to_owned(), source }
 }
 
-/// How a disk is formatted.
+/// The parameters of a format.
 #[derive(Debug)]
-pub(super) struct Format<'a> {
+pub(super) struct XfsFormat<'a> {
     pub(super) mkfs: &'a Path,
     pub(super) label: &'a str,
-    /// Whether what mkfs.xfs itself recognizes on the disk may go.
+    /// Whether mkfs.xfs may overwrite contents that it recognizes.
     pub(super) force: bool,
 }
 
-impl Format<'_> {
+impl XfsFormat<'_> {
     /// Runs mkfs.xfs, without a shell.
-    fn run(&self, disk: &Path, uuid: Uuid) -> Result<(), VolumeError> {
-        // -K: what lies on the disk is not discarded first, which takes minutes on some and fails on others.
+    fn run_mkfs(&self, disk: &Path, uuid: Uuid) -> Result<(), VolumeError> {
+        // -K: do not discard the blocks first, which takes minutes on some disks and fails on others.
         let mut command = Command::new(self.mkfs);
         command.args(["-q", "-K", "-L", self.label, "-m"]).arg(format!("uuid={uuid}"));
         command.args(self.force.then_some("-f")).arg("--").arg(disk);
         command.env("LC_ALL", "C").stdin(Stdio::null());
-        let wrong = |source, stderr| VolumeError::Format { path: disk.to_owned(), stderr, source };
-        let output = command.output().map_err(|source| wrong(source, String::new()))?;
+        let to_error = |source, stderr| VolumeError::Format { path: disk.to_owned(), stderr, source };
+        let output = command.output().map_err(|source| to_error(source, String::new()))?;
         if output.status.success() {
             return Ok(());
         }
         let stderr = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
-        Err(wrong(io::Error::other(format!("{} ended with {}", self.mkfs.display(), output.status)), stderr))
+        Err(to_error(
+            io::Error::other(format!("{} failed with {}", self.mkfs.display(), output.status)),
+            stderr,
+        ))
     }
 }

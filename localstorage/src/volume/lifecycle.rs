@@ -1,72 +1,76 @@
-//! Unmounted, mounting, mounted: and nothing else, whatever fails.
+//! The state machine of a volume: unmounted, mounting, mounted.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{State, VolumeError};
+use super::{VolumeError, VolumeState};
 use crate::dir::Dir;
 
-/// The state of a volume, which only its guard changes.
+/// The state of a volume, changed only by a [`StateTransition`].
 #[derive(Debug)]
-pub(super) struct Lifecycle(Mutex<State>);
+pub(super) struct MountLifecycle(Mutex<VolumeState>);
 
-impl Default for Lifecycle {
-    fn default() -> Lifecycle {
-        Lifecycle(Mutex::new(State::Unmounted))
+impl Default for MountLifecycle {
+    fn default() -> MountLifecycle {
+        MountLifecycle(Mutex::new(VolumeState::Unmounted))
     }
 }
 
-impl Lifecycle {
-    pub(super) fn state(&self) -> State {
-        *self.lock()
+impl MountLifecycle {
+    pub(super) fn state(&self) -> VolumeState {
+        *self.lock_state()
     }
 
-    /// Mounts by `work`, which undoes on failure what it has done.
+    /// Mounts by `work`, which undoes its changes on failure.
     pub(super) fn mount(&self, work: impl FnOnce() -> Result<Dir, VolumeError>) -> Result<Dir, VolumeError> {
-        let attempt = self.begin(State::Unmounted, State::Unmounted)?;
+        let transition = self.start_transition(VolumeState::Unmounted, VolumeState::Unmounted)?;
         let dir = work()?;
-        attempt.end(State::Mounted);
+        transition.end(VolumeState::Mounted);
         Ok(dir)
     }
 
-    /// Unmounts by `work`, unless there is nothing to do.
+    /// Unmounts by `work`, unless the volume is unmounted already.
     pub(super) fn unmount(&self, work: impl FnOnce() -> Result<(), VolumeError>) -> Result<(), VolumeError> {
-        if self.state() == State::Unmounted {
+        if self.state() == VolumeState::Unmounted {
             return Ok(());
         }
-        let attempt = self.begin(State::Mounted, State::Mounted)?;
+        let transition = self.start_transition(VolumeState::Mounted, VolumeState::Mounted)?;
         work()?;
-        attempt.end(State::Unmounted);
+        transition.end(VolumeState::Unmounted);
         Ok(())
     }
 
-    fn begin(&self, from: State, failed: State) -> Result<Attempt<'_>, VolumeError> {
-        let mut state = self.lock();
+    fn start_transition(
+        &self,
+        from: VolumeState,
+        failed: VolumeState,
+    ) -> Result<StateTransition<'_>, VolumeError> {
+        let mut state = self.lock_state();
         if *state != from {
-            return Err(VolumeError::State { state: *state });
+            return Err(VolumeError::InvalidState { state: *state });
         }
-        *state = State::Mounting;
-        Ok(Attempt { lifecycle: self, end: failed })
+        *state = VolumeState::Mounting;
+        Ok(StateTransition { lifecycle: self, end: failed })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, VolumeState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A call at work. However it ends, also by a panic, the state is one of the two others afterwards.
-struct Attempt<'a> {
-    lifecycle: &'a Lifecycle,
-    end: State,
+/// A call in progress. However it ends, also by a panic, the state is not mounting afterwards.
+struct StateTransition<'a> {
+    lifecycle: &'a MountLifecycle,
+    end: VolumeState,
 }
 
-impl Attempt<'_> {
-    fn end(mut self, state: State) {
+impl StateTransition<'_> {
+    fn end(mut self, state: VolumeState) {
         self.end = state;
     }
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for StateTransition<'_> {
     fn drop(&mut self) {
-        *self.lifecycle.lock() = self.end;
+        *self.lifecycle.lock_state() = self.end;
     }
 }

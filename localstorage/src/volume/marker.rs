@@ -1,54 +1,54 @@
-//! The file that says that a volume is complete, and of this crate's making.
+//! The marker file of a volume that this crate has completed.
 
 use crate::dir::Dir;
 use crate::error::Error;
-use crate::metadata::Mode;
+use crate::metadata::FileMode;
 
-/// Its name, at the top of the volume.
-pub(super) const MARKER: &str = ".data-volume";
+/// Its name in the root directory of the volume.
+pub(super) const MARKER_NAME: &str = ".data-volume";
 
 const COMPLETE: &[u8] = b"nodekeel data volume, format 1\n";
 const ERASING: &[u8] = b"nodekeel data volume, format 1: being erased\n";
 
-/// What the top directory of a volume says about it.
+/// The state of a volume, as recorded in its root directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
-    /// It was completed.
+pub(super) enum VolumeMarker {
+    /// The volume is complete.
     Complete,
-    /// What was in it was given up, and some of it may still be there.
+    /// Its contents are being erased; some may remain.
     Erasing,
-    /// It is empty, or was about to be completed.
+    /// It is empty: new, or not completed yet.
     Unfinished,
-    /// There are files, and nothing says that they are ours.
+    /// It contains files but no marker.
     Foreign {
-        /// How many.
+        /// The number of entries.
         entries: usize,
     },
 }
 
-impl Mark {
-    pub(super) fn read(top: &Dir) -> Result<Mark, Error> {
-        match top.read_at_most(MARKER, 4096) {
-            Ok(content) if content == COMPLETE => return Ok(Mark::Complete),
-            Ok(content) if content == ERASING => return Ok(Mark::Erasing),
+impl VolumeMarker {
+    pub(super) fn read_from(top: &Dir) -> Result<VolumeMarker, Error> {
+        match top.read_at_most(MARKER_NAME, 4096) {
+            Ok(content) if content == COMPLETE => return Ok(VolumeMarker::Complete),
+            Ok(content) if content == ERASING => return Ok(VolumeMarker::Erasing),
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
         let entries = top.list()?;
-        // What mkfs.ext4 makes on its own is nobody's.
+        // mkfs.ext4 creates this directory in every file system.
         match entries.iter().filter(|entry| entry.name != "lost+found").count() {
-            0 => Ok(Mark::Unfinished),
-            entries => Ok(Mark::Foreign { entries }),
+            0 => Ok(VolumeMarker::Unfinished),
+            entries => Ok(VolumeMarker::Foreign { entries }),
         }
     }
 
-    /// Says that it is complete.
-    pub(super) fn write(top: &Dir) -> Result<(), Error> {
-        top.write(MARKER, COMPLETE, Mode::new(0o444))
+    /// Marks the volume as complete.
+    pub(super) fn write_complete(top: &Dir) -> Result<(), Error> {
+        top.write(MARKER_NAME, COMPLETE, FileMode::new(0o444))
     }
 
-    /// Says that whatever else is in it was given up.
+    /// Marks all other contents as being erased.
     pub(super) fn write_erasing(top: &Dir) -> Result<(), Error> {
-        top.write(MARKER, ERASING, Mode::new(0o444))
+        top.write(MARKER_NAME, ERASING, FileMode::new(0o444))
     }
 }

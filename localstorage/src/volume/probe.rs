@@ -1,4 +1,5 @@
-//! What a disk holds, told by its bytes alone: whether it may be formatted is decided here and nowhere else.
+//! The contents of a disk, derived only from its bytes. Only this module decides whether a disk may be
+//! formatted.
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -6,144 +7,147 @@ use std::iter;
 
 use super::uuid::Uuid;
 
-/// How much of either end is looked at. Every signature in the table lies within.
-const WINDOW: u64 = 1 << 20;
+/// The bytes read at each end. Every signature in the table lies within.
+const WINDOW_BYTES: u64 = 1 << 20;
 
-/// Bytes at the start in which anything but zero counts as somebody's data.
-const QUIET: usize = 64 << 10;
+/// The bytes at the start in which any value but zero counts as data.
+const ZEROED_START_BYTES: usize = 64 << 10;
 
-/// How much around a signature tells it from another of its kind: superblocks and headers have their UUIDs and times there.
-const BLOCK: u64 = 4096;
+/// The block around a signature that its fingerprint covers: it contains the UUIDs and times of superblocks
+/// and headers.
+const FINGERPRINT_BLOCK_BYTES: u64 = 4096;
 
-/// Smallest disk that is considered at all; below it nothing can be formatted anyway.
-const SMALLEST: u64 = 2 * WINDOW;
+/// The smallest disk to probe. mkfs.xfs cannot format a smaller one anyway.
+const MIN_DISK_BYTES: u64 = 2 * WINDOW_BYTES;
 
-/// Offset of the claim from the end of the disk. It is inside the last MiB, which is always read, and clear of the 128 KiB
-/// at either end that mkfs.xfs wipes.
+/// The offset of the claim from the end of the disk. It is inside the last MiB, which is always read, and
+/// outside the 128 KiB at each end that mkfs.xfs wipes.
 const CLAIM_FROM_END: u64 = 512 << 10;
 
-/// What a claim begins with. One line each follows for what was given up, and for the label to come.
-const CLAIM_TEXT: &str = "nodekeel data volume, format 1: being formatted\n";
+/// The start of a claim. One line follows for the file system to be created, and one for each signature to be
+/// erased.
+const CLAIM_HEADER: &str = "nodekeel data volume, format 1: being formatted\n";
 
-/// A claim has one sector, which a disk writes wholly or not at all.
-pub(crate) const SECTOR: usize = 512;
+/// A claim has one sector, which a disk writes completely or not at all.
+pub(crate) const SECTOR_BYTES: usize = 512;
 
-/// What the UUID of the file system to come stands behind, in the second line of a claim.
-const CLAIMED: &str = "as ";
+/// The prefix of the UUID of the file system to be created, in the second line of a claim.
+const CLAIM_UUID_PREFIX: &str = "as ";
 
-/// The sector that says: what lies on this disk is a format of ours that did not end.
+/// Encodes a claim: the sector that marks an unfinished format by this crate.
 ///
-/// Nothing wipes it but the end of that format. So it names what was given up, and what is to come: whatever else is found
-/// beside it has come to the disk since, and is somebody's, also where it is of the same kind. A line that doesn't fit is left
-/// out, and what it names is never taken for given up.
-pub(crate) fn claim(uuid: Uuid, label: &str, given_up: &Contents) -> [u8; SECTOR] {
-    let mut text = format!("{CLAIM_TEXT}{CLAIMED}{uuid}\n");
-    let to_come = Signature { name: "xfs", offset: 0, mark: xfs_mark(&uuid.0, label.as_bytes()) };
-    for signature in iter::once(&to_come).chain(given_up.signatures()) {
-        let line = signature.line();
-        if text.len() + line.len() < SECTOR {
+/// Only the end of that format wipes it. So it names the signatures to be erased and the file system to be
+/// created: any other signature was written to the disk since and must be kept, even if it is of the same
+/// kind. A line that does not fit is omitted, and its signature is not covered.
+pub(crate) fn encode_claim(uuid: Uuid, label: &str, erased: &VolumeContents) -> [u8; SECTOR_BYTES] {
+    let mut text = format!("{CLAIM_HEADER}{CLAIM_UUID_PREFIX}{uuid}\n");
+    let created =
+        DiskSignature { name: "xfs", offset: 0, fingerprint: xfs_fingerprint(&uuid.0, label.as_bytes()) };
+    for signature in iter::once(&created).chain(erased.signatures()) {
+        let line = signature.claim_line();
+        if text.len() + line.len() < SECTOR_BYTES {
             text.extend([&line, "\n"]);
         }
     }
-    let mut sector = [0; SECTOR];
+    let mut sector = [0; SECTOR_BYTES];
     sector[..text.len()].copy_from_slice(text.as_bytes());
     sector
 }
 
 /// Whether a sector is a claim.
 pub(crate) fn is_claim(sector: &[u8]) -> bool {
-    sector.starts_with(CLAIM_TEXT.as_bytes())
+    sector.starts_with(CLAIM_HEADER.as_bytes())
 }
 
 /// The UUID that a claim names.
-pub(crate) fn claimed(sector: &[u8]) -> Option<Uuid> {
-    let text = std::str::from_utf8(sector.strip_prefix(CLAIM_TEXT.as_bytes())?).ok()?;
-    text.lines().next()?.strip_prefix(CLAIMED)?.parse().ok()
+pub(crate) fn parse_claim_uuid(sector: &[u8]) -> Option<Uuid> {
+    let text = std::str::from_utf8(sector.strip_prefix(CLAIM_HEADER.as_bytes())?).ok()?;
+    text.lines().next()?.strip_prefix(CLAIM_UUID_PREFIX)?.parse().ok()
 }
 
-/// What tells an XFS from every other, whatever a mount changes in it.
-fn xfs_mark(uuid: &[u8], label: &[u8]) -> u32 {
+/// The fingerprint of an XFS, which mounting does not change.
+fn xfs_fingerprint(uuid: &[u8], label: &[u8]) -> u32 {
     let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
     crc32c::crc32c_append(crc32c::crc32c(uuid), &label[..end])
 }
 
-/// One thing found on a disk.
+/// One signature found on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Signature {
-    /// What it is a sign of, in the words of blkid where it has some; `data` for bytes that no table knows.
+pub struct DiskSignature {
+    /// The type of the signature, as in blkid where it has a name; `data` for unknown bytes.
     pub name: &'static str,
-    /// Bytes from the start of the disk.
+    /// The offset from the start of the disk, in bytes.
     pub offset: u64,
-    /// What tells it from another of its kind: a CRC-32C of the 4 KiB that it is in; of an XFS, whose superblock each mount
-    /// changes, of its UUID and its label.
-    pub mark: u32,
+    /// Distinguishes it from other signatures of its type: a CRC-32C of the 4 KiB that contain it; for an
+    /// XFS, whose superblock changes with each mount, of its UUID and its label.
+    pub fingerprint: u32,
 }
 
-impl Signature {
-    /// The name of what no table knows: bytes other than zero near the start of the disk.
+impl DiskSignature {
+    /// The name for unknown data: bytes other than zero near the start of the disk.
     pub const DATA: &'static str = "data";
 
     fn is_xfs(&self) -> bool {
         self.name == "xfs" && self.offset == 0
     }
 
-    /// How a claim names it.
-    fn line(&self) -> String {
-        format!("{self}, {:08x}", self.mark)
+    /// Its line in a claim.
+    fn claim_line(&self) -> String {
+        format!("{self}, {:08x}", self.fingerprint)
     }
 }
 
-impl fmt::Display for Signature {
+impl fmt::Display for DiskSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at byte {}", self.name, self.offset)
     }
 }
 
-/// What a disk holds.
+/// The contents of a disk or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Contents {
+pub enum VolumeContents {
     /// No signature, and nothing but zeros in the first 64 KiB.
     Blank,
-    /// The claim of a format of ours that was interrupted, and nothing that has come since: nobody's data is on it.
+    /// The claim of an interrupted format by this crate, and no data written since.
     Interrupted,
     /// An XFS whose superblock is complete, with its label.
     Xfs {
-        /// The label, without the zeros it is padded with; what is no text in it is replaced.
+        /// The label, without its zero padding; invalid UTF-8 is replaced.
         label: String,
         /// All signatures found, in the order of their offsets.
-        found: Vec<Signature>,
+        found: Vec<DiskSignature>,
     },
-    /// Not a disk but a directory, with files in it.
+    /// Not a disk but a directory with files.
     Files {
-        /// How many entries, of which some may be directories.
+        /// The number of entries, including directories.
         entries: usize,
     },
-    /// Something else: never formatted unasked.
+    /// Other contents: never formatted without consent.
     Occupied {
         /// All signatures found, in the order of their offsets; never empty.
-        found: Vec<Signature>,
+        found: Vec<DiskSignature>,
     },
 }
 
-impl Contents {
-    fn signatures(&self) -> &[Signature] {
+impl VolumeContents {
+    fn signatures(&self) -> &[DiskSignature] {
         match self {
-            Contents::Xfs { found, .. } | Contents::Occupied { found } => found,
+            VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found } => found,
             _ => &[],
         }
     }
 }
 
-impl fmt::Display for Contents {
+impl fmt::Display for VolumeContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Contents::Blank => f.write_str("nothing"),
-            Contents::Interrupted => f.write_str("a format that was interrupted"),
-            Contents::Xfs { label, .. } => write!(f, "an XFS labelled {label:?}"),
-            Contents::Files { entries } => write!(f, "{entries} files"),
-            Contents::Occupied { found } => {
-                let all: Vec<_> = found.iter().map(Signature::to_string).collect();
+            VolumeContents::Blank => f.write_str("nothing"),
+            VolumeContents::Interrupted => f.write_str("an interrupted format"),
+            VolumeContents::Xfs { label, .. } => write!(f, "an XFS labelled {label:?}"),
+            VolumeContents::Files { entries } => write!(f, "{entries} files"),
+            VolumeContents::Occupied { found } => {
+                let all: Vec<_> = found.iter().map(DiskSignature::to_string).collect();
                 f.write_str(&all.join(", "))
             }
         }
@@ -151,14 +155,15 @@ impl fmt::Display for Contents {
 }
 
 /// Whether a signature counts from the start of the disk or from its end.
-enum From {
+enum OffsetBase {
     Start,
     End,
 }
-use From::{End, Start};
+use OffsetBase::{End, Start};
 
-/// Name, where, bytes. *Source:* util-linux `libblkid/src/superblocks`, the file systems' own headers.
-const SIGNATURES: &[(&str, From, u64, &[u8])] = &[
+/// Name, base and distance of the offset, bytes. *Source:* util-linux `libblkid/src/superblocks`, the file
+/// systems' own headers.
+const SIGNATURES: &[(&str, OffsetBase, u64, &[u8])] = &[
     ("xfs", Start, 0, b"XFSB"),
     ("xfs_log", Start, 0, b"\xfe\xed\xba\xbe"),
     ("ext", Start, 1080, b"\x53\xef"),
@@ -228,9 +233,10 @@ const SIGNATURES: &[(&str, From, u64, &[u8])] = &[
     ("drbd", End, 4036, b"\x83\x74\x02\x67"),
 ];
 
-/// Where swap areas are signed: ten bytes before the end of the first page, of any page size there is.
-const PAGES: [u64; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
-const SWAP: &[(&str, &[u8])] = &[
+/// The page sizes of all architectures: a swap area has its signature ten bytes before the end of the first
+/// page.
+const SWAP_PAGE_BYTES: [u64; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
+const SWAP_SIGNATURES: &[(&str, &[u8])] = &[
     ("swap", b"SWAPSPACE2"),
     ("swap", b"SWAP-SPACE"),
     ("swsuspend", b"S1SUSPEND\0"),
@@ -238,96 +244,102 @@ const SWAP: &[(&str, &[u8])] = &[
     ("swsuspend", b"LINHIB0001"),
 ];
 
-/// A uberblock of ZFS in either byte order; four labels at the ends of the disk hold up to 128 of them each.
-const UBERBLOCK: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\xb1\x0c"];
+/// A uberblock of ZFS in either byte order; four labels at the ends of the disk contain up to 128 of them
+/// each.
+const ZFS_UBERBLOCKS: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\xb1\x0c"];
 
 /// The magic of a Linux software RAID, which may lie near the end of a member.
-const RAID: &[u8] = b"\xfc\x4e\x2b\xa9";
+const MD_RAID_MAGIC: &[u8] = b"\xfc\x4e\x2b\xa9";
 
-/// Tells what the disk (or the image of one) holds. It reads the first and the last MiB and nothing else.
+/// Probes the contents of a disk or disk image. It reads only the first and the last MiB.
 ///
 /// # Errors
-/// Those of reading; a disk of less than 2 MiB is [`io::ErrorKind::InvalidInput`]. What can't be read is never said to
-/// be blank.
-pub fn probe(disk: &mut (impl Read + Seek)) -> io::Result<Contents> {
-    let ends = Ends::read(disk)?;
-    let found = ends.signatures();
+/// Errors of reading; [`io::ErrorKind::InvalidInput`] for a disk of less than 2 MiB. An unreadable disk is
+/// never reported as blank.
+pub fn probe_disk(disk: &mut (impl Read + Seek)) -> io::Result<VolumeContents> {
+    let ends = DiskEnds::read(disk)?;
+    let found = ends.find_signatures();
     let found = match found.first() {
-        None => Contents::Blank,
+        None => VolumeContents::Blank,
         Some(first) if first.is_xfs() && !ends.xfs_in_progress() => {
-            Contents::Xfs { label: ends.xfs_label(), found }
+            VolumeContents::Xfs { label: ends.xfs_label(), found }
         }
-        Some(_) => Contents::Occupied { found },
+        Some(_) => VolumeContents::Occupied { found },
     };
-    Ok(if ends.claim_covers(&found) { Contents::Interrupted } else { found })
+    Ok(if ends.claim_explains(&found) { VolumeContents::Interrupted } else { found })
 }
 
-/// What the ends of a disk may hold: never panics, and nothing but zeros is said to be blank.
+/// Checks that probing never panics, and that only zeros are reported as blank.
 ///
 /// # Panics
-/// Where that isn't so.
+/// If the check fails.
 #[cfg(any(test, feature = "testing"))]
-pub fn disk_image(bytes: &[u8]) {
+pub fn check_disk_image(bytes: &[u8]) {
     // Arbitrary bytes at the start, at the end and all over; short ones are padded.
-    for (at, size) in
-        [(0, 2 * WINDOW), (2 * WINDOW, 2 * WINDOW + bytes.len() as u64), (0, bytes.len() as u64)]
-    {
+    for (at, size) in [
+        (0, 2 * WINDOW_BYTES),
+        (2 * WINDOW_BYTES, 2 * WINDOW_BYTES + bytes.len() as u64),
+        (0, bytes.len() as u64),
+    ] {
         let mut image = vec![0; size as usize];
         let start = (at as usize).min(image.len());
         let len = bytes.len().min(image.len() - start);
         image[start..start + len].copy_from_slice(&bytes[..len]);
-        if let Ok(Contents::Blank) = probe(&mut io::Cursor::new(&image)) {
-            assert!(image[..QUIET].iter().all(|byte| *byte == 0), "what holds data is not blank");
+        if let Ok(VolumeContents::Blank) = probe_disk(&mut io::Cursor::new(&image)) {
+            assert!(
+                image[..ZEROED_START_BYTES].iter().all(|byte| *byte == 0),
+                "a disk with data is not blank"
+            );
         }
     }
 }
 
-/// Where the claim lies on a disk of this size.
+/// The offset of the claim on a disk of this size.
 pub(crate) fn claim_offset(size: u64) -> u64 {
     size.saturating_sub(CLAIM_FROM_END) / 4096 * 4096
 }
 
 /// The first and the last MiB of a disk.
-struct Ends {
+struct DiskEnds {
     size: u64,
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
-impl Ends {
-    fn read(disk: &mut (impl Read + Seek)) -> io::Result<Ends> {
+impl DiskEnds {
+    fn read(disk: &mut (impl Read + Seek)) -> io::Result<DiskEnds> {
         let size = disk.seek(SeekFrom::End(0))?;
-        if size < SMALLEST {
+        if size < MIN_DISK_BYTES {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("a disk of {size} bytes is too small"),
+                format!("disk of {size} bytes is too small"),
             ));
         }
         let mut window = |at: u64| {
-            let mut bytes = vec![0; WINDOW as usize];
+            let mut bytes = vec![0; WINDOW_BYTES as usize];
             disk.seek(SeekFrom::Start(at))?;
             disk.read_exact(&mut bytes)?;
             Ok::<_, io::Error>(bytes)
         };
-        Ok(Ends { head: window(0)?, tail: window(size - WINDOW)?, size })
+        Ok(DiskEnds { head: window(0)?, tail: window(size - WINDOW_BYTES)?, size })
     }
 
-    /// Whether there is a claim, and nothing that it doesn't explain: what it names, a file system that is not complete,
-    /// and bytes of no known kind, which either leaves while the other takes its place.
-    fn claim_covers(&self, found: &Contents) -> bool {
-        let claim = self.tail_at(claim_offset(self.size), SECTOR).filter(|sector| is_claim(sector));
+    /// Whether there is a claim that explains all signatures: those that it names, an incomplete file system,
+    /// and unknown bytes, which remain while one file system replaces the other.
+    fn claim_explains(&self, found: &VolumeContents) -> bool {
+        let claim = self.tail_at(claim_offset(self.size), SECTOR_BYTES).filter(|sector| is_claim(sector));
         let Some(claim) = claim.and_then(|sector| std::str::from_utf8(sector).ok()) else { return false };
         let names = |line: String| claim.trim_end_matches('\0').lines().any(|named| named == line);
         found.signatures().iter().all(|signature| {
-            signature.name == Signature::DATA
+            signature.name == DiskSignature::DATA
                 || signature.is_xfs() && self.xfs_in_progress()
-                || names(signature.line())
+                || names(signature.claim_line())
         })
     }
 
-    /// Bytes by their offset on the disk; none where they are not wholly within the last MiB.
+    /// Bytes by their offset on the disk; none if they are not entirely within the last MiB.
     fn tail_at(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        let start = usize::try_from(offset.checked_sub(self.size - WINDOW)?).ok()?;
+        let start = usize::try_from(offset.checked_sub(self.size - WINDOW_BYTES)?).ok()?;
         self.tail.get(start..start.checked_add(len)?)
     }
 
@@ -336,91 +348,95 @@ impl Ends {
         self.head.get(start..start.checked_add(len)?)
     }
 
-    fn signature(&self, name: &'static str, offset: u64) -> Signature {
+    fn new_signature(&self, name: &'static str, offset: u64) -> DiskSignature {
         let mark = match (name, offset) {
-            ("xfs", 0) => xfs_mark(&self.head[32..48], &self.head[108..120]),
-            _ => self.mark(offset),
+            ("xfs", 0) => xfs_fingerprint(&self.head[32..48], &self.head[108..120]),
+            _ => self.fingerprint_at(offset),
         };
-        Signature { name, offset, mark }
+        DiskSignature { name, offset, fingerprint: mark }
     }
 
-    /// The sum of the 4 KiB of its window that an offset is in, without the sector that a claim takes.
-    fn mark(&self, offset: u64) -> u32 {
+    /// The checksum of the 4 KiB block that contains an offset, without the sector of a claim.
+    fn fingerprint_at(&self, offset: u64) -> u32 {
         let (window, start) =
-            if offset < WINDOW { (&self.head, 0) } else { (&self.tail, self.size - WINDOW) };
-        let from = (offset - start) / BLOCK * BLOCK;
-        let claim = claim_offset(self.size)..claim_offset(self.size) + SECTOR as u64;
-        let block = (start + from..).zip(window.iter().skip(from as usize).take(BLOCK as usize));
+            if offset < WINDOW_BYTES { (&self.head, 0) } else { (&self.tail, self.size - WINDOW_BYTES) };
+        let from = (offset - start) / FINGERPRINT_BLOCK_BYTES * FINGERPRINT_BLOCK_BYTES;
+        let claim = claim_offset(self.size)..claim_offset(self.size) + SECTOR_BYTES as u64;
+        let block =
+            (start + from..).zip(window.iter().skip(from as usize).take(FINGERPRINT_BLOCK_BYTES as usize));
         let kept: Vec<u8> = block.filter(|(at, _)| !claim.contains(at)).map(|(_, byte)| *byte).collect();
         crc32c::crc32c(&kept)
     }
 
-    /// All that is found, in the order of offsets, each once.
-    fn signatures(&self) -> Vec<Signature> {
+    /// All signatures in the order of offsets, without duplicates.
+    fn find_signatures(&self) -> Vec<DiskSignature> {
         let mut found = Vec::new();
-        self.by_table(&mut found);
-        self.swap(&mut found);
-        self.raid_at_the_end(&mut found);
-        self.zfs(&mut found);
-        if let Some(at) = self.head[..QUIET].iter().position(|byte| *byte != 0) {
-            found.push(self.signature(Signature::DATA, at as u64));
+        self.find_table_signatures(&mut found);
+        self.find_swap(&mut found);
+        self.find_trailing_raid(&mut found);
+        self.find_zfs(&mut found);
+        if let Some(at) = self.head[..ZEROED_START_BYTES].iter().position(|byte| *byte != 0) {
+            found.push(self.new_signature(DiskSignature::DATA, at as u64));
         }
-        // `data` sorts before names of the same offset; it is the last thing to name a disk by.
-        found.sort_by_key(|signature| (signature.offset, signature.name == Signature::DATA, signature.name));
+        // `data` sorts after other names of the same offset: it names a disk only without other signatures.
+        found.sort_by_key(|signature| {
+            (signature.offset, signature.name == DiskSignature::DATA, signature.name)
+        });
         found.dedup();
-        if found.iter().any(|signature| signature.name != Signature::DATA) {
-            found.retain(|signature| signature.name != Signature::DATA);
+        if found.iter().any(|signature| signature.name != DiskSignature::DATA) {
+            found.retain(|signature| signature.name != DiskSignature::DATA);
         }
         found
     }
 
-    fn by_table(&self, found: &mut Vec<Signature>) {
+    fn find_table_signatures(&self, found: &mut Vec<DiskSignature>) {
         for (name, from, distance, magic) in SIGNATURES {
             let (offset, bytes) = match from {
                 Start => (*distance, self.head_at(*distance, magic.len())),
                 End => (self.size - distance, self.tail_at(self.size - distance, magic.len())),
             };
             if bytes == Some(*magic) {
-                found.push(self.signature(name, offset));
+                found.push(self.new_signature(name, offset));
             }
         }
     }
 
-    fn swap(&self, found: &mut Vec<Signature>) {
-        for offset in PAGES.map(|page| page - 10) {
+    fn find_swap(&self, found: &mut Vec<DiskSignature>) {
+        for offset in SWAP_PAGE_BYTES.map(|page| page - 10) {
             let bytes = self.head_at(offset, 10);
             found.extend(
-                SWAP.iter()
+                SWAP_SIGNATURES
+                    .iter()
                     .filter(|(_, magic)| bytes == Some(*magic))
-                    .map(|(name, _)| self.signature(name, offset)),
+                    .map(|(name, _)| self.new_signature(name, offset)),
             );
         }
     }
 
-    /// Version 1.0 lies 8 to 12 KiB, version 0.90 64 to 128 KiB before the end. *Source:* Linux `md.c`, `super_1_load`
-    /// and `calc_dev_sboffset`.
-    fn raid_at_the_end(&self, found: &mut Vec<Signature>) {
+    /// Version 1.0 lies 8 to 12 KiB, version 0.90 64 to 128 KiB before the end. *Source:* Linux `md.c`,
+    /// `super_1_load` and `calc_dev_sboffset`.
+    fn find_trailing_raid(&self, found: &mut Vec<DiskSignature>) {
         let sectors = self.size / 512;
         let newer = (sectors - 16) / 8 * 8 * 512;
         let older = self.size / (64 << 10) * (64 << 10) - (64 << 10);
         for offset in [newer, older] {
-            if self.tail_at(offset, RAID.len()) == Some(RAID) {
-                found.push(self.signature("linux_raid_member", offset));
+            if self.tail_at(offset, MD_RAID_MAGIC.len()) == Some(MD_RAID_MAGIC) {
+                found.push(self.new_signature("linux_raid_member", offset));
             }
         }
     }
 
     /// A ring of uberblocks fills the second half of each 256 KiB label: one is enough.
-    fn zfs(&self, found: &mut Vec<Signature>) {
+    fn find_zfs(&self, found: &mut Vec<DiskSignature>) {
         let last = self.size / (256 << 10) * (256 << 10) - (512 << 10);
         let labels = [0, 256 << 10, last, last + (256 << 10)];
         for label in labels {
             let ring = (0..128).map(|slot| label + (128 << 10) + slot * 1024);
             let first = ring.into_iter().find(|offset| {
                 let bytes = self.head_at(*offset, 8).or_else(|| self.tail_at(*offset, 8));
-                UBERBLOCK.iter().any(|magic| bytes == Some(*magic))
+                ZFS_UBERBLOCKS.iter().any(|magic| bytes == Some(*magic))
             });
-            found.extend(first.map(|offset| self.signature("zfs_member", offset)));
+            found.extend(first.map(|offset| self.new_signature("zfs_member", offset)));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What tells one file system from every other.
+//! UUIDs of file systems.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,8 +10,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 pub(crate) struct Uuid(pub(crate) [u8; 16]);
 
 impl Uuid {
-    /// One that nobody else has. *Source:* RFC 9562, version 4.
-    pub(crate) fn random() -> rustix::io::Result<Uuid> {
+    /// A random UUID. *Source:* RFC 9562, version 4.
+    pub(crate) fn new_v4() -> rustix::io::Result<Uuid> {
         let mut bytes = [0; 16];
         getrandom(&mut bytes, GetRandomFlags::empty())?;
         bytes[6] = bytes[6] & 0x0f | 0x40;
@@ -45,13 +45,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_random_one_is_of_version_4_and_read_as_it_is_written() {
-        let uuid = Uuid::random().unwrap();
+    fn a_random_uuid_is_version_4_and_parses_back() {
+        let uuid = Uuid::new_v4().unwrap();
         let text = uuid.to_string();
         assert_eq!((text.len(), &text[14..15], text.parse()), (36, "4", Ok(uuid)));
-        assert_ne!(Uuid::random(), Ok(uuid));
-        for wrong in ["", "x", &text[1..], &text.to_uppercase(), &text.replace('-', "")] {
-            assert_eq!(wrong.parse::<Uuid>(), Err(()), "{wrong}");
+        assert_ne!(Uuid::new_v4(), Ok(uuid));
+        for invalid in ["", "x", &text[1..], &text.to_uppercase(), &text.replace('-', "")] {
+            assert_eq!(invalid.parse::<Uuid>(), Err(()), "{invalid}");
         }
     }
 }

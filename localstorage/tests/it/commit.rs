@@ -1,39 +1,45 @@
-//! Several files of a directory changed at once.
+//! Atomic replacement of several files of a directory.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use nodekeel_localstorage::mem::{Fault, MemPlacement};
-use nodekeel_localstorage::testing::commit_record;
-use nodekeel_localstorage::tree::{Data, Site};
-use nodekeel_localstorage::{Placement as _, READ_LIMIT};
+use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
+use nodekeel_localstorage::testing::check_commit_record;
+use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
+use nodekeel_localstorage::{FileStore as _, READ_LIMIT};
 use proptest::prelude::*;
 
-/// Two files that belong together, in what was placed again after a restart.
-fn both(site: &Site) -> (Vec<u8>, Vec<u8>) {
-    let data: Data = site.place().unwrap();
+/// Reads two files of a commit through a layout created after a restart.
+fn read_both_files(target: &LayoutTarget) -> (Vec<u8>, Vec<u8>) {
+    let data: DataPartition = target.create_layout().unwrap();
     let pki = data.node.credentials;
     (pki.certificate.read().unwrap(), pki.key.read().unwrap())
 }
 
 #[test]
-fn a_commit_killed_or_failing_at_any_step_is_wholly_old_or_wholly_new() {
-    for fault in [Fault::CrashBefore, Fault::CrashAfter, Fault::Full, Fault::Device] {
+fn a_commit_killed_or_failing_at_any_step_is_all_old_or_all_new() {
+    for fault in [
+        InjectedFault::CrashBefore,
+        InjectedFault::CrashAfter,
+        InjectedFault::NoSpace,
+        InjectedFault::IoError,
+    ] {
         let mut outcomes = Vec::new();
         for at in 1.. {
-            let placement = Arc::new(MemPlacement::default());
-            let site = Site::new(placement.clone(), "/data");
-            let pki = site.place::<Data>().unwrap().node.credentials;
-            pki.commit(&[(&pki.certificate, b"old"), (&pki.key, b"old key")]).unwrap();
-            placement.fail(at, fault);
-            let committed = pki.commit(&[(&pki.certificate, b"new"), (&pki.key, b"new key")]);
-            placement.restart();
-            let found = both(&site);
+            let store = Arc::new(MemFileStore::default());
+            let target = LayoutTarget::new(store.clone(), "/data");
+            let pki = target.create_layout::<DataPartition>().unwrap().node.credentials;
+            pki.commit_files(&[(&pki.certificate, b"old"), (&pki.key, b"old key")]).unwrap();
+            store.fail_nth(at, fault);
+            let committed = pki.commit_files(&[(&pki.certificate, b"new"), (&pki.key, b"new key")]);
+            store.clear_fault();
+            let found = read_both_files(&target);
             let is_new = found == (b"new".to_vec(), b"new key".to_vec());
             let is_old = found == (b"old".to_vec(), b"old key".to_vec());
             assert!(is_new || is_old, "{fault:?} at {at}: {found:?}");
-            assert!(is_new || committed.is_err(), "what was said to be done is done");
-            let left: Vec<_> = site.place::<Data>().unwrap().node.credentials.list().unwrap();
+            assert!(is_new || committed.is_err(), "a reported commit is durable");
+            let left: Vec<_> =
+                target.create_layout::<DataPartition>().unwrap().node.credentials.list().unwrap();
             assert!(left.iter().all(|entry| entry.name != ".commit"), "{left:?}");
             outcomes.push(is_new);
             if committed.is_ok() {
@@ -41,54 +47,55 @@ fn a_commit_killed_or_failing_at_any_step_is_wholly_old_or_wholly_new() {
             }
         }
         assert!(outcomes.contains(&true) && outcomes.len() > 4, "{outcomes:?}");
-        // The first operation is the one that counts: only where it fails is anything old.
-        assert_eq!(outcomes[0], fault == Fault::CrashAfter, "{fault:?}: {outcomes:?}");
+        // The first operation is the commit: the files are old only if it fails.
+        assert_eq!(outcomes[0], fault == InjectedFault::CrashAfter, "{fault:?}: {outcomes:?}");
         assert!(outcomes[1..].iter().all(|is_new| *is_new), "{fault:?}: {outcomes:?}");
     }
 }
 
 #[test]
-fn a_record_cut_at_any_byte_is_no_commit() {
-    let placement = Arc::new(MemPlacement::default());
-    let site = Site::new(placement.clone(), "/data");
-    let pki = site.place::<Data>().unwrap().node.credentials;
-    pki.commit(&[(&pki.certificate, b"old"), (&pki.key, b"old key")]).unwrap();
-    placement.fail(2, Fault::CrashAfter);
-    pki.commit(&[(&pki.certificate, b"new"), (&pki.key, b"new key")]).unwrap_err();
-    placement.restart();
+fn a_commit_record_cut_at_any_byte_is_ignored() {
+    let store = Arc::new(MemFileStore::default());
+    let target = LayoutTarget::new(store.clone(), "/data");
+    let pki = target.create_layout::<DataPartition>().unwrap().node.credentials;
+    pki.commit_files(&[(&pki.certificate, b"old"), (&pki.key, b"old key")]).unwrap();
+    store.fail_nth(2, InjectedFault::CrashAfter);
+    pki.commit_files(&[(&pki.certificate, b"new"), (&pki.key, b"new key")]).unwrap_err();
+    store.clear_fault();
     let path = Path::new("node/credentials/.commit");
-    let record = placement.read(path).unwrap();
-    placement.write(Path::new("node/credentials/cert.pem"), b"old", pki.certificate.mode()).unwrap();
+    let record = store.read(path).unwrap();
+    store.write(Path::new("node/credentials/cert.pem"), b"old", pki.certificate.mode()).unwrap();
     for len in 0..record.len() {
-        placement.write(path, &record[..len], pki.key.mode()).unwrap();
-        assert_eq!(both(&site).0, b"old", "cut at {len}");
+        store.write(path, &record[..len], pki.key.mode()).unwrap();
+        assert_eq!(read_both_files(&target).0, b"old", "cut at {len}");
     }
-    placement.write(path, &record, pki.key.mode()).unwrap();
-    assert_eq!(both(&site), (b"new".to_vec(), b"new key".to_vec()));
+    store.write(path, &record, pki.key.mode()).unwrap();
+    assert_eq!(read_both_files(&target), (b"new".to_vec(), b"new key".to_vec()));
 }
 
 #[test]
-fn a_commit_takes_files_of_its_own_directory_only() {
-    let data: Data = Site::new(Arc::new(MemPlacement::default()), "/data").place().unwrap();
-    let refused = data.node.credentials.commit(&[(&data.node.roles, b"all")]).unwrap_err();
-    assert!(refused.to_string().contains("roles.pb"), "{refused}");
+fn a_commit_accepts_only_files_of_its_directory() {
+    let data: DataPartition =
+        LayoutTarget::new(Arc::new(MemFileStore::default()), "/data").create_layout().unwrap();
+    let rejected = data.node.credentials.commit_files(&[(&data.node.roles, b"all")]).unwrap_err();
+    assert!(rejected.to_string().contains("roles.pb"), "{rejected}");
     assert!(!data.node.roles.exists().unwrap());
 }
 
 #[test]
-fn a_commit_that_could_not_be_read_again_is_refused_and_changes_nothing() {
-    let site = Site::new(Arc::new(MemPlacement::default()), "/data");
-    let pki = site.place::<Data>().unwrap().node.credentials;
-    pki.commit(&[(&pki.certificate, b"old"), (&pki.key, b"old key")]).unwrap();
+fn a_commit_over_the_read_limit_is_rejected_and_changes_nothing() {
+    let target = LayoutTarget::new(Arc::new(MemFileStore::default()), "/data");
+    let pki = target.create_layout::<DataPartition>().unwrap().node.credentials;
+    pki.commit_files(&[(&pki.certificate, b"old"), (&pki.key, b"old key")]).unwrap();
     let half = vec![b'x'; usize::try_from(READ_LIMIT / 2).unwrap()];
-    let refused = pki.commit(&[(&pki.certificate, &half), (&pki.key, &half)]).unwrap_err();
-    assert!(refused.is_too_large(), "{refused:?}");
-    assert_eq!(both(&site), (b"old".to_vec(), b"old key".to_vec()));
+    let rejected = pki.commit_files(&[(&pki.certificate, &half), (&pki.key, &half)]).unwrap_err();
+    assert!(rejected.is_too_large(), "{rejected:?}");
+    assert_eq!(read_both_files(&target), (b"old".to_vec(), b"old key".to_vec()));
 }
 
 proptest! {
     #[test]
     fn arbitrary_records_never_panic(bytes: Vec<u8>) {
-        commit_record(&bytes);
+        check_commit_record(&bytes);
     }
 }

@@ -1,53 +1,56 @@
-//! The same on the file systems of a node, each in a kernel that has it.
+//! The same guarantees on the file systems of a node, in a guest kernel that supports them.
 
-use nodekeel_localstorage::{Dir, Mode, OsPlacement, testing};
+use nodekeel_localstorage::{Dir, FileMode, OsFileStore, testing};
 use testbed::guest::inside::{Disk, FileSystem};
 
-use crate::bed::{no_forks, raw_names};
-use crate::matrix::{self, Points};
+use crate::fixture::{block_forks, raw_names};
+use crate::matrix::{self, CallSelection};
 
-/// At how many of its calls each work is killed, and fails in each of four ways.
+/// The number of selected calls at which each scenario is killed, and fails in each of four ways.
 const KILLS: usize = 5;
 const FAILURES: usize = 2;
 
-/// All that holds on any file system.
-fn holds_on(kind: FileSystem) {
-    let mut mounted = Disk::take().expect("the guest has a disk").mount(kind, "").expect("it is mounted");
+/// Checks all guarantees on a file system.
+fn check_guarantees_on(kind: FileSystem) {
+    let mut mounted =
+        Disk::take().expect("the guest has a disk").mount(kind, "").expect("the file system is mounted");
     let dir = Dir::open(mounted.path())
-        .and_then(|dir| dir.ensure_dir("top", Mode::PRIVATE_DIR))
-        .expect("it is made");
-    testing::conformance(&OsPlacement::new(dir.try_clone().expect("a copy")));
-    // A guest takes half a second for each process: a sample, unless NODEKEEL_KILLS asks for more.
+        .and_then(|dir| dir.ensure_dir("top", FileMode::PRIVATE_DIR))
+        .expect("the entry is created");
+    testing::file_store_conformance(&OsFileStore::new(
+        dir.try_clone().expect("the descriptor is duplicated"),
+    ));
+    // A guest takes half a second for each process: a sample, unless NODEKEEL_KILLS selects more.
     for scenario in matrix::ALL {
-        matrix::fail(scenario, dir.path(), Points::sample(FAILURES));
-        matrix::kill(scenario, dir.path(), Points::sample(KILLS));
+        matrix::fail_at_calls(scenario, dir.path(), CallSelection::sample(FAILURES));
+        matrix::kill_at_calls(scenario, dir.path(), CallSelection::sample(KILLS));
     }
     assert_eq!(raw_names(dir.path()), [""; 0]);
-    matrix::stays_whole_when_full(&dir, 16 << 20);
-    dir.write("kept", b"kept", Mode::PRIVATE_FILE).expect("it is written");
-    // Whoever holds a directory open keeps the file system mounted.
+    matrix::check_full_file_system(&dir, 16 << 20);
+    dir.write("kept", b"kept", FileMode::PRIVATE_FILE).expect("the file is written");
+    // An open directory prevents the unmount.
     drop(dir);
-    let no_forks = no_forks();
-    mounted.remount("").expect("it is mounted again");
+    let no_forks = block_forks();
+    mounted.remount("").expect("the file system is remounted");
     drop(no_forks);
-    let top = Dir::open(mounted.path()).expect("it opens");
-    assert_eq!(top.read("top/kept").expect("it is there"), b"kept");
+    let top = Dir::open(mounted.path()).expect("the open succeeds");
+    assert_eq!(top.read("top/kept").expect("the entry exists"), b"kept");
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
-fn xfs() {
-    holds_on(FileSystem::Xfs);
+fn the_guarantees_hold_on_xfs() {
+    check_guarantees_on(FileSystem::Xfs);
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
-fn ext4() {
-    holds_on(FileSystem::PlainExt4);
+fn the_guarantees_hold_on_ext4() {
+    check_guarantees_on(FileSystem::PlainExt4);
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
-fn vfat() {
-    holds_on(FileSystem::Vfat);
+fn the_guarantees_hold_on_vfat() {
+    check_guarantees_on(FileSystem::Vfat);
 }

@@ -1,19 +1,20 @@
-//! Tests of the crate as others see it.
+//! Tests of the public API.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-mod bed;
 mod commit;
 mod dir;
 mod disks;
-mod journal;
+mod file_store;
+mod fixture;
+mod golden;
 mod kernel;
 mod matrix;
 mod model;
 mod mount;
 mod paths;
 mod pki;
-mod placement;
 mod removal;
 mod replace;
+mod step_journal;
 mod tree;
 mod volume;

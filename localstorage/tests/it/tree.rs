@@ -1,4 +1,4 @@
-//! The typed tree: where everything lies, how it is checked, and what a crash leaves of it.
+//! The typed layout: its paths, its checks, and its state after a crash.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -6,23 +6,23 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
-use nodekeel_localstorage::mem::{Fault, MemPlacement};
+use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
 use nodekeel_localstorage::tree::{
-    Data, Directory, Ephemeral, Esp, File, LayoutProblem, LoadError, Names, Node, PlaceError, Root, Run,
-    Site, Socket, Tmp, Undecodable,
+    BrandNames, DataPartition, DecodeError, EfiSystemPartition, EphemeralDir, LayoutDir, LayoutEntry,
+    LayoutError, LayoutFile, LayoutProblem, LayoutSocket, LayoutTarget, LoadError, NodeRoot, RunDir, TmpDir,
 };
-use nodekeel_localstorage::{Dir, InvalidName, OsPlacement, Placement, layout};
+use nodekeel_localstorage::{Dir, FileStore, InvalidName, OsFileStore, layout};
 
-fn in_memory(root: &str) -> Site {
-    Site::new(Arc::new(MemPlacement::default()), root)
+fn memory_target(root: &str) -> LayoutTarget {
+    LayoutTarget::new(Arc::new(MemFileStore::default()), root)
 }
 
-fn on_disk(root: &Path) -> Site {
-    Site::new(Arc::new(OsPlacement::new(Dir::open(root).unwrap())), root)
+fn disk_target(root: &Path) -> LayoutTarget {
+    LayoutTarget::new(Arc::new(OsFileStore::new(Dir::open(root).unwrap())), root)
 }
 
-/// Every path and mode of the original, with its own names filled in.
-const ORIGINAL: &str = "\
+/// Every path and mode of Monogon, with its brand names expanded.
+const MONOGON_OUTLINE: &str = "\
 0755 esp/ (mount point)
 0700   metropolis/
 0644     sealed_configuration.pb
@@ -98,27 +98,31 @@ const ORIGINAL: &str = "\
 0700   containerd/
 ";
 
-fn metropolis() -> Names {
-    let names: Names = "metropolis".parse().unwrap();
-    names.with_driver("dev.monogon.metropolis.vfs").unwrap().with_devices("devices.monogon.dev").unwrap()
+fn metropolis_names() -> BrandNames {
+    let names: BrandNames = "metropolis".parse().unwrap();
+    names
+        .with_driver_name("dev.monogon.metropolis.vfs")
+        .unwrap()
+        .with_device_prefix("devices.monogon.dev")
+        .unwrap()
 }
 
 #[test]
-fn the_root_is_that_of_the_original() {
-    assert_eq!(Root::SHAPE.outline(&metropolis()), ORIGINAL);
-    Root::SHAPE.validate(&metropolis(), Path::new("/")).unwrap();
-    Root::SHAPE.validate(&Names::default(), Path::new("/")).unwrap();
+fn the_root_layout_matches_monogon() {
+    assert_eq!(NodeRoot::SHAPE.render_outline(&metropolis_names()), MONOGON_OUTLINE);
+    NodeRoot::SHAPE.validate_at(&metropolis_names(), Path::new("/")).unwrap();
+    NodeRoot::SHAPE.validate_at(&BrandNames::default(), Path::new("/")).unwrap();
 }
 
 #[test]
-fn paths_are_the_same_for_every_way_to_write_the_root() {
+fn paths_do_not_depend_on_how_the_root_is_written() {
     for (root, prefix) in [("", ""), ("/", ""), ("//", ""), ("/r", "/r"), ("/r/", "/r"), ("r//s/", "/r/s")] {
-        let root: Root = in_memory(root).place().unwrap();
+        let root: NodeRoot = memory_target(root).create_layout().unwrap();
         let is =
             |path: &Path, expected: &str| assert_eq!(path.to_str().unwrap(), format!("{prefix}{expected}"));
         is(root.esp.path(), "/esp");
         is(root.etc.machine_id.path(), "/etc/machine-id");
-        let data = root.data.enter_unmounted().unwrap();
+        let data = root.data.create_layout_unmounted().unwrap();
         is(data.etcd.path(), "/data/etcd");
         is(data.node.credentials.certificate.path(), "/data/node/credentials/cert.pem");
         is(
@@ -129,31 +133,31 @@ fn paths_are_the_same_for_every_way_to_write_the_root() {
 }
 
 #[test]
-fn one_value_renames_the_system_everywhere() {
-    let site = in_memory("/").with_names("acme".parse().unwrap());
-    let root: Root = site.place().unwrap();
-    let esp = root.esp.enter_unmounted().unwrap();
+fn the_brand_name_changes_every_path() {
+    let target = memory_target("/").with_brand_names("acme".parse().unwrap());
+    let root: NodeRoot = target.create_layout().unwrap();
+    let esp = root.esp.create_layout_unmounted().unwrap();
     assert_eq!(esp.node.parameters.path(), Path::new("/esp/acme/parameters.pb"));
     assert_eq!(esp.efi.images.a.path(), Path::new("/esp/EFI/acme/boot-a.efi"));
-    let kubelet = root.data.enter_unmounted().unwrap().kubernetes.kubelet;
+    let kubelet = root.data.create_layout_unmounted().unwrap().kubernetes.kubelet;
     assert!(kubelet.plugins_registry.volumes.path().ends_with("plugins_registry/acme.vfs-reg.sock"));
     assert!(kubelet.plugins_registry.kvm.path().ends_with("plugins_registry/acme.devices_kvm-reg.sock"));
-    for wrong in ["", ".", "..", "a/b", "A", "-a", "a.", "a\0", &"a".repeat(64)] {
-        assert!(wrong.parse::<Names>().is_err(), "{wrong:?}");
-        assert!(Names::default().with_driver(wrong).is_err(), "{wrong:?}");
+    for invalid in ["", ".", "..", "a/b", "A", "-a", "a.", "a\0", &"a".repeat(64)] {
+        assert!(invalid.parse::<BrandNames>().is_err(), "{invalid:?}");
+        assert!(BrandNames::default().with_driver_name(invalid).is_err(), "{invalid:?}");
     }
 }
 
 #[test]
-fn placing_makes_directories_with_their_modes_and_repairs_them() {
+fn creating_a_layout_sets_modes_and_repairs_them() {
     let temporary = tempfile::tempdir().unwrap();
     let mode = |path: &str| fs::metadata(temporary.path().join(path)).unwrap().permissions().mode() & 0o7777;
-    let place = || -> Data {
-        let root: Root = on_disk(temporary.path()).place().unwrap();
-        root.tmp.enter_unmounted().unwrap();
-        root.data.enter_unmounted().unwrap()
+    let create_data = || -> DataPartition {
+        let root: NodeRoot = disk_target(temporary.path()).create_layout().unwrap();
+        root.tmp.create_layout_unmounted().unwrap();
+        root.data.create_layout_unmounted().unwrap()
     };
-    let data = place();
+    let data = create_data();
     data.node.roles.write(b"all").unwrap();
     let expected = || {
         let modes = ["data", "data/etcd", "data/etcd/data", "data/node/roles.pb", "tmp"].map(mode);
@@ -163,166 +167,174 @@ fn placing_makes_directories_with_their_modes_and_repairs_them() {
     for path in ["data/etcd", "data/etcd/data", "data/node/roles.pb"] {
         fs::set_permissions(temporary.path().join(path), fs::Permissions::from_mode(0o704)).unwrap();
     }
-    let wrong = temporary.path().join("data/etcd");
-    fs::set_permissions(wrong, fs::Permissions::from_mode(0o777)).unwrap();
-    assert_eq!(place().node.roles.read().unwrap(), b"all");
+    let changed = temporary.path().join("data/etcd");
+    fs::set_permissions(changed, fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(create_data().node.roles.read().unwrap(), b"all");
     expected();
 }
 
 #[test]
-fn a_failed_placement_names_the_place_and_leaves_the_site_as_it_was() {
+fn a_failed_creation_names_the_path_and_can_be_retried() {
     let temporary = tempfile::tempdir().unwrap();
     fs::create_dir(temporary.path().join("etcd")).unwrap();
-    fs::write(temporary.path().join("etcd/data"), "in the way").unwrap();
-    let site = on_disk(temporary.path());
-    let error = site.place::<Data>().unwrap_err();
-    let PlaceError::Directory { path, source } = &error else { panic!("{error:?}") };
+    fs::write(temporary.path().join("etcd/data"), "conflict").unwrap();
+    let target = disk_target(temporary.path());
+    let error = target.create_layout::<DataPartition>().unwrap_err();
+    let LayoutError::Directory { path, source } = &error else { panic!("{error:?}") };
     assert_eq!(path, &temporary.path().join("etcd/data"));
     assert!(source.is_not_a_directory(), "{source:?}");
     fs::remove_file(temporary.path().join("etcd/data")).unwrap();
-    site.place::<Data>().unwrap();
-    site.place::<Data>().unwrap();
+    target.create_layout::<DataPartition>().unwrap();
+    target.create_layout::<DataPartition>().unwrap();
 }
 
 #[test]
-fn a_placement_that_fails_at_any_step_is_made_again() {
-    for fault in [Fault::Full, Fault::Device, Fault::CrashBefore, Fault::CrashAfter] {
-        let placement = Arc::new(MemPlacement::default());
-        let site = Site::new(placement.clone(), "/data");
+fn a_creation_failing_at_any_step_can_be_retried() {
+    for fault in [
+        InjectedFault::NoSpace,
+        InjectedFault::IoError,
+        InjectedFault::CrashBefore,
+        InjectedFault::CrashAfter,
+    ] {
+        let store = Arc::new(MemFileStore::default());
+        let target = LayoutTarget::new(store.clone(), "/data");
         let mut failed = 0;
         for at in 1.. {
-            placement.fail(at, fault);
-            let placed = site.place::<Data>();
-            placement.restart();
-            match placed {
+            store.fail_nth(at, fault);
+            let created = target.create_layout::<DataPartition>();
+            store.clear_fault();
+            match created {
                 Ok(_) => break,
                 Err(_) => failed += 1,
             }
         }
-        assert!(failed > 25, "{fault:?} failed {failed} placements");
+        assert!(failed > 25, "{fault:?} failed {failed} creations");
     }
 }
 
 layout! {
-    /// Two names that are one for a driver called `same`.
+    /// Two names that are equal for a driver with the name `same`.
     pub struct Clash {
         /// Outer.
         pub outer: Inner = "outer", 0o700;
     }
 
-    /// See there.
+    /// The inner layout.
     pub struct Inner {
         /// One.
-        pub one: Directory = "{driver}", 0o700;
+        pub one: LayoutDir = "{driver}", 0o700;
         /// The other.
-        pub other: File = "same", 0o600;
+        pub other: LayoutFile = "same", 0o600;
     }
 
-    /// A variable that nobody knows.
+    /// An unknown variable.
     pub struct Unknown {
         /// It.
-        pub it: File = "{nobody}", 0o600;
+        pub file: LayoutFile = "{unknown}", 0o600;
     }
 
-    /// What this crate calls files of its own.
+    /// The name of commit records.
     pub struct Reserved {
         /// Such a file.
-        pub record: File = ".commit", 0o600;
+        pub record: LayoutFile = ".commit", 0o600;
     }
 
-    /// Another one.
-    pub struct Sibling {
+    /// The name of a temporary file.
+    pub struct TempFile {
         /// Such a file.
-        pub sibling: File = ".nodekeel-0123456789abcdef.new", 0o600;
+        pub temp_file: LayoutFile = ".nodekeel-0123456789abcdef.new", 0o600;
     }
 
-    /// A socket, deep down.
+    /// A socket at a deep path.
     pub struct Deep {
         /// It.
-        pub socket: Socket = "deep.sock", 0o600;
+        pub socket: LayoutSocket = "deep.sock", 0o600;
     }
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_place_before_anything_is_touched() {
-    let placement = Arc::new(MemPlacement::default());
-    let site = Site::new(placement.clone(), "/");
-    let clashing = site.clone().with_names(Names::default().with_driver("same").unwrap());
-    let error = clashing.place::<Clash>().unwrap_err();
-    let PlaceError::Layout(invalid) = error else { panic!("{error:?}") };
-    assert_eq!(invalid.to_string(), "outer: same: duplicate");
+fn an_invalid_layout_is_reported_with_its_entry_before_any_change() {
+    let store = Arc::new(MemFileStore::default());
+    let target = LayoutTarget::new(store.clone(), "/");
+    let clashing = target.clone().with_brand_names(BrandNames::default().with_driver_name("same").unwrap());
+    let error = clashing.create_layout::<Clash>().unwrap_err();
+    let LayoutError::InvalidLayout(invalid) = error else { panic!("{error:?}") };
+    assert_eq!(invalid.to_string(), "outer: same: duplicate name");
     assert_eq!(invalid.problem(), LayoutProblem::Duplicate);
-    assert_eq!(invalid.at().collect::<Vec<_>>(), ["outer", "same"]);
-    let error = Unknown::SHAPE.validate(&Names::default(), Path::new("/")).unwrap_err();
-    assert_eq!(error.to_string(), "{nobody}: unknown variable");
-    for shape in [Reserved::SHAPE, Sibling::SHAPE] {
-        let reserved = shape.validate(&Names::default(), Path::new("/")).unwrap_err();
-        assert_eq!(reserved.problem(), LayoutProblem::Name(InvalidName::Reserved));
+    assert_eq!(invalid.entry_names().collect::<Vec<_>>(), ["outer", "same"]);
+    let error = Unknown::SHAPE.validate_at(&BrandNames::default(), Path::new("/")).unwrap_err();
+    assert_eq!(error.to_string(), "{unknown}: unknown variable");
+    for shape in [Reserved::SHAPE, TempFile::SHAPE] {
+        let reserved = shape.validate_at(&BrandNames::default(), Path::new("/")).unwrap_err();
+        assert_eq!(reserved.problem(), LayoutProblem::InvalidName(InvalidName::Reserved));
     }
-    assert_eq!(placement.list(Path::new("")).unwrap(), [], "nothing was made");
-    site.place::<Clash>().unwrap();
+    assert_eq!(store.list(Path::new("")).unwrap(), [], "nothing was created");
+    target.create_layout::<Clash>().unwrap();
 }
 
 #[test]
-fn a_name_can_become_too_long_by_what_fills_it() {
+fn an_expanded_name_can_be_too_long() {
     layout! {
-        /// 240 bytes and a driver.
+        /// 240 bytes and a driver name.
         pub struct Long {
-            /// It.
-            pub it: File = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{driver}", 0o600;
+            /// The file.
+            pub file: LayoutFile = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{driver}", 0o600;
         }
     }
-    let names = Names::default().with_driver(&"d".repeat(60)).unwrap();
-    let error = Long::SHAPE.validate(&names, Path::new("/")).unwrap_err();
-    assert_eq!(error.problem(), LayoutProblem::Name(InvalidName::TooLong));
+    let names = BrandNames::default().with_driver_name(&"d".repeat(60)).unwrap();
+    let error = Long::SHAPE.validate_at(&names, Path::new("/")).unwrap_err();
+    assert_eq!(error.problem(), LayoutProblem::InvalidName(InvalidName::TooLong));
 }
 
 #[test]
-fn a_socket_path_is_as_long_as_the_kernel_takes_and_no_longer() {
+fn a_socket_path_has_at_most_107_bytes() {
     let room = 107 - "/deep.sock".len();
     let temporary = tempfile::tempdir().unwrap();
     let base = temporary.path().join("x".repeat(room - temporary.path().as_os_str().len() - 1));
     fs::create_dir(&base).unwrap();
-    let deep: Deep = on_disk(&base).place().unwrap();
+    let deep: Deep = disk_target(&base).create_layout().unwrap();
     assert_eq!(deep.socket.path().as_os_str().len(), 107);
     assert!(!deep.socket.exists().unwrap());
     let listener = UnixListener::bind(deep.socket.path()).unwrap();
     assert!(deep.socket.exists().unwrap());
     drop(listener);
-    assert!(deep.socket.remove().unwrap() && !deep.socket.remove().unwrap());
+    assert!(deep.socket.remove_stale().unwrap() && !deep.socket.remove_stale().unwrap());
 
     let longer = base.with_file_name("x".repeat(base.file_name().unwrap().len() + 1));
     fs::create_dir(&longer).unwrap();
-    let PlaceError::Layout(invalid) = on_disk(&longer).place::<Deep>().unwrap_err() else { panic!() };
-    assert_eq!(invalid.problem(), LayoutProblem::SocketPath { bytes: 108 });
+    let LayoutError::InvalidLayout(invalid) = disk_target(&longer).create_layout::<Deep>().unwrap_err()
+    else {
+        panic!()
+    };
+    assert_eq!(invalid.problem(), LayoutProblem::SocketPathTooLong { bytes: 108 });
     assert!(UnixListener::bind(longer.join("deep.sock")).is_err(), "the kernel agrees");
 }
 
 #[test]
-fn a_builder_adds_directories_of_his_own_and_not_twice() {
+fn another_layout_is_added_unless_names_collide() {
     layout! {
-        /// A builder's own.
-        pub struct Mine {
+        /// A custom layout.
+        pub struct WeatherStation {
             /// Readings.
-            pub readings: Directory = "readings", 0o750;
+            pub readings: LayoutDir = "readings", 0o750;
         }
-        /// A builder's, with a name that is taken.
-        pub struct Theirs {
-            /// Not etcd's.
-            pub etcd: File = "etcd", 0o600;
+        /// A custom layout with a duplicate name.
+        pub struct Duplicate {
+            /// A duplicate of the directory of etcd.
+            pub etcd: LayoutFile = "etcd", 0o600;
         }
     }
-    let data: Data = in_memory("/data").place().unwrap();
-    let mine: Mine = data.extend().unwrap();
-    assert_eq!(mine.readings.path(), Path::new("/data/readings"));
-    let PlaceError::Layout(invalid) = data.extend::<Theirs>().unwrap_err() else { panic!() };
-    assert_eq!(invalid.to_string(), "etcd: duplicate");
+    let data: DataPartition = memory_target("/data").create_layout().unwrap();
+    let station: WeatherStation = data.add_layout().unwrap();
+    assert_eq!(station.readings.path(), Path::new("/data/readings"));
+    let LayoutError::InvalidLayout(invalid) = data.add_layout::<Duplicate>().unwrap_err() else { panic!() };
+    assert_eq!(invalid.to_string(), "etcd: duplicate name");
 }
 
 #[test]
-fn absence_is_told_from_what_keeps_a_file_from_being_seen() {
+fn an_absent_file_is_distinguished_from_an_unreadable_one() {
     let temporary = tempfile::tempdir().unwrap();
-    let ephemeral: Ephemeral = on_disk(temporary.path()).place().unwrap();
+    let ephemeral: EphemeralDir = disk_target(temporary.path()).create_layout().unwrap();
     let id = &ephemeral.machine_id;
     assert!(!id.exists().unwrap());
     assert_eq!(id.read_if_present().unwrap(), None);
@@ -330,24 +342,24 @@ fn absence_is_told_from_what_keeps_a_file_from_being_seen() {
     assert!(id.exists().unwrap());
     assert_eq!(id.read_if_present().unwrap().unwrap(), b"0123");
     assert!(id.remove().unwrap() && !id.remove().unwrap());
-    // A link that leads nowhere is something, and is not followed.
+    // A dangling link exists, and is not followed.
     std::os::unix::fs::symlink("nowhere", id.path()).unwrap();
     assert!(id.exists().unwrap());
     assert!(id.read_if_present().unwrap_err().is_symlink());
-    // A file where a directory should be is no absence.
+    // A file in place of a directory is an error and not absence.
     fs::remove_dir(temporary.path().join("consensus")).unwrap();
     fs::write(temporary.path().join("consensus"), "").unwrap();
     assert!(ephemeral.consensus.client.exists().unwrap_err().is_not_a_directory());
 }
 
 #[test]
-fn files_of_the_esp_are_absent_unavailable_corrupted_or_unreadable() {
-    let placement = Arc::new(MemPlacement::default());
-    let esp: Esp = Site::new(placement.clone(), "/esp").place().unwrap();
+fn esp_files_are_absent_unavailable_corrupted_or_unreadable() {
+    let store = Arc::new(MemFileStore::default());
+    let esp: EfiSystemPartition = LayoutTarget::new(store.clone(), "/esp").create_layout().unwrap();
     let unseal = |bytes: &[u8]| match bytes {
-        b"sealed" => Err(Undecodable::unavailable("the TPM is gone")),
+        b"sealed" => Err(DecodeError::unavailable("the TPM is gone")),
         b"plain" => Ok(bytes.len()),
-        _ => Err(Undecodable::corrupted("no such tag")),
+        _ => Err(DecodeError::corrupted("no such tag")),
     };
     for file in [
         &esp.node.sealed_configuration,
@@ -355,28 +367,31 @@ fn files_of_the_esp_are_absent_unavailable_corrupted_or_unreadable() {
         &esp.node.cluster_directory,
         &esp.node.network_configuration,
     ] {
-        assert!(matches!(file.load(unseal), Err(LoadError::Absent { path }) if path == file.path()));
-        assert_eq!(LoadError::optional(file.load(unseal)).unwrap(), None);
+        assert!(matches!(file.load_decoded(unseal), Err(LoadError::Absent { path }) if path == file.path()));
+        assert_eq!(LoadError::absent_as_none(file.load_decoded(unseal)).unwrap(), None);
         file.write(b"sealed").unwrap();
-        assert!(matches!(file.load(unseal), Err(LoadError::Unavailable { .. })));
-        assert!(LoadError::optional(file.load(unseal)).is_err());
+        assert!(matches!(file.load_decoded(unseal), Err(LoadError::Unavailable { .. })));
+        assert!(LoadError::absent_as_none(file.load_decoded(unseal)).is_err());
         file.write(b"noise").unwrap();
-        let corrupted = file.load(unseal).unwrap_err();
+        let corrupted = file.load_decoded(unseal).unwrap_err();
         assert_eq!(corrupted.to_string(), format!("{} is corrupted", file.path().display()));
         file.write(b"plain").unwrap();
-        assert_eq!(file.load(unseal).unwrap(), 5);
-        placement.fail(1, Fault::Device);
-        let unread = file.load(unseal).unwrap_err();
-        assert!(matches!(unread, LoadError::Read { .. }), "a failing disk is no new node: {unread:?}");
+        assert_eq!(file.load_decoded(unseal).unwrap(), 5);
+        store.fail_nth(1, InjectedFault::IoError);
+        let unread = file.load_decoded(unseal).unwrap_err();
+        assert!(
+            matches!(unread, LoadError::Read { .. }),
+            "a failing disk does not mean a new node: {unread:?}"
+        );
     }
 }
 
 #[test]
-fn what_is_mounted_is_entered_by_its_own_directory() {
+fn a_mounted_layout_is_reached_through_its_open_directory() {
     let temporary = tempfile::tempdir().unwrap();
-    let root: Root = on_disk(temporary.path()).place().unwrap();
+    let root: NodeRoot = disk_target(temporary.path()).create_layout().unwrap();
     let mounted = tempfile::tempdir().unwrap();
-    let run: Run = root.run.enter(Dir::open(mounted.path()).unwrap()).unwrap();
+    let run: RunDir = root.run.create_layout_in(Dir::open(mounted.path()).unwrap()).unwrap();
     assert_eq!(run.containerd.path(), temporary.path().join("run/containerd"));
     assert!(mounted.path().join("containerd").is_dir());
     assert_eq!(
@@ -384,6 +399,6 @@ fn what_is_mounted_is_entered_by_its_own_directory() {
         0,
         "nothing lies below the mount"
     );
-    let tmp: Tmp = root.tmp.enter_on(Arc::new(MemPlacement::default())).unwrap();
+    let tmp: TmpDir = root.tmp.create_layout_on(Arc::new(MemFileStore::default())).unwrap();
     assert_eq!(tmp.path(), root.tmp.path());
 }

@@ -1,4 +1,4 @@
-//! Volumes: what is made, what is refused, what goes on after a kill.
+//! Volumes: creation, rejection, and resumption after a kill.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,23 +7,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _};
-use nodekeel_localstorage::testing::{MountCall, RecordingMounter, Verdict, volume_conformance, with_hook};
-use nodekeel_localstorage::volume::{
-    Contents, DataVolume, Directory, Erase, Plain, State, VolumeError, probe,
+use nodekeel_localstorage::testing::{
+    FailpointAction, MountCall, RecordingMounter, volume_conformance, with_failpoint_hook,
 };
-use nodekeel_localstorage::{Dir, Mode};
+use nodekeel_localstorage::volume::{
+    DataVolume, DirectoryVolume, DiskVolume, ErasePolicy, VolumeContents, VolumeError, VolumeState,
+    probe_disk,
+};
+use nodekeel_localstorage::{Dir, FileMode};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 
-/// A sparse image for a disk, a directory for what is mounted, and a mkfs.xfs that does as much as the test wants.
-struct Bench {
+/// A sparse disk image, a directory as mount point, and a scripted mkfs.xfs.
+struct VolumeFixture {
     temporary: TempDir,
     mounter: Arc<RecordingMounter>,
 }
 
-/// What the real one leaves behind, as far as a probe sees it.
-const MKFS: &str = r#"#!/bin/sh
+/// Writes the bytes of a real mkfs.xfs that a probe reads.
+const MKFS_SCRIPT: &str = r#"#!/bin/sh
 for disk; do case "$disk" in uuid=*) uuid=$(echo "${disk#uuid=}" | tr -d -) ;; esac; done
 while [ -n "$uuid" ]; do
     bytes="$bytes$(printf '\\%03o' "0x${uuid%"${uuid#??}"}")"
@@ -34,26 +37,27 @@ printf "$bytes" | dd of="$disk" bs=1 seek=32 conv=notrunc status=none
 printf 'nodekeel' | dd of="$disk" bs=1 seek=108 conv=notrunc status=none
 "#;
 
-impl Bench {
-    fn new() -> Bench {
+impl VolumeFixture {
+    fn new() -> VolumeFixture {
         let temporary = tempfile::tempdir().unwrap();
         fs::create_dir(temporary.path().join("data")).unwrap();
         File::create(temporary.path().join("disk")).unwrap().set_len(4 * MIB).unwrap();
-        let bench = Bench { temporary, mounter: Arc::default() };
-        bench.mkfs(MKFS);
-        bench
+        let fixture = VolumeFixture { temporary, mounter: Arc::default() };
+        fixture.write_mkfs(MKFS_SCRIPT);
+        fixture
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.temporary.path().join(name)
     }
 
-    fn mkfs(&self, script: &str) {
+    fn write_mkfs(&self, script: &str) {
         testbed::write_program(&self.path("mkfs"), script).unwrap();
     }
 
-    fn volume(&self) -> Plain {
-        Plain::new(self.path("disk"), self.path("data"), self.mounter.clone()).with_mkfs(self.path("mkfs"))
+    fn volume(&self) -> DiskVolume {
+        DiskVolume::new(self.path("disk"), self.path("data"), self.mounter.clone())
+            .with_mkfs(self.path("mkfs"))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
@@ -64,16 +68,16 @@ impl Bench {
         fs::read(self.path("disk")).unwrap()
     }
 
-    fn contents(&self) -> Contents {
-        probe(&mut File::open(self.path("disk")).unwrap()).unwrap()
+    fn contents(&self) -> VolumeContents {
+        probe_disk(&mut File::open(self.path("disk")).unwrap()).unwrap()
     }
 }
 
-fn hex(text: &str) -> Vec<u8> {
+fn parse_hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-fn text(error: &VolumeError) -> String {
+fn error_chain(error: &VolumeError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
@@ -84,180 +88,182 @@ fn text(error: &VolumeError) -> String {
 }
 
 #[test]
-fn a_directory_keeps_the_contract() {
+fn a_directory_volume_keeps_the_contract() {
     let temporary = tempfile::tempdir().unwrap();
-    volume_conformance(&Directory::new(Dir::open(temporary.path()).unwrap()));
+    volume_conformance(&DirectoryVolume::new(Dir::open(temporary.path()).unwrap()));
 }
 
 #[test]
-fn a_directory_with_files_of_somebody_is_neither_used_nor_touched() {
+fn a_directory_with_foreign_files_is_neither_used_nor_changed() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = || Dir::open(temporary.path()).unwrap();
-    dir().write("letter", b"dear", Mode::PRIVATE_FILE).unwrap();
-    let refused = Directory::new(dir()).mount_new(Erase::Nothing).unwrap_err();
-    assert!(matches!(refused, VolumeError::Occupied { found: Contents::Files { entries: 1 }, .. }));
-    let refused = Directory::new(dir()).mount_existing().unwrap_err();
-    assert!(matches!(refused, VolumeError::NotOurs { .. }), "{refused:?}");
-    // Consent to something else than what is there is none.
-    let other = Erase::Exactly(Contents::Files { entries: 2 });
-    assert!(Directory::new(dir()).mount_new(other).is_err());
+    dir().write("letter", b"dear", FileMode::PRIVATE_FILE).unwrap();
+    let rejected = DirectoryVolume::new(dir()).mount_new(ErasePolicy::Nothing).unwrap_err();
+    assert!(matches!(rejected, VolumeError::Occupied { found: VolumeContents::Files { entries: 1 }, .. }));
+    let rejected = DirectoryVolume::new(dir()).mount_existing().unwrap_err();
+    assert!(matches!(rejected, VolumeError::ForeignData { .. }), "{rejected:?}");
+    // Consent to erase other contents does not apply.
+    let other = ErasePolicy::Exactly(VolumeContents::Files { entries: 2 });
+    assert!(DirectoryVolume::new(dir()).mount_new(other).is_err());
     assert_eq!(dir().read("letter").unwrap(), b"dear");
 }
 
 #[test]
-fn erasing_a_directory_that_fails_at_any_call_goes_on_by_the_same_consent() {
-    let erase = || Erase::Exactly(Contents::Files { entries: 3 });
+fn erasing_a_directory_resumes_after_a_failure_at_any_call() {
+    let erase = || ErasePolicy::Exactly(VolumeContents::Files { entries: 3 });
     for nth in 1.. {
         let temporary = tempfile::tempdir().unwrap();
-        let volume = || Directory::new(Dir::open(temporary.path()).unwrap());
+        let volume = || DirectoryVolume::new(Dir::open(temporary.path()).unwrap());
         for name in ["a", "b", "c"] {
             fs::write(temporary.path().join(name), "dear").unwrap();
         }
         let mut count = 0;
         let fail_from_nth = move |_call: &'static str| {
             count += 1;
-            if count < nth { Verdict::Go } else { Verdict::Fail(5) }
+            if count < nth { FailpointAction::Proceed } else { FailpointAction::Fail(5) }
         };
-        let made = {
+        let created = {
             let volume = volume();
-            with_hook(fail_from_nth, || volume.mount_new(erase()).map(drop))
+            with_failpoint_hook(fail_from_nth, || volume.mount_new(erase()).map(drop))
         };
         let again = match volume().mount_new(erase()) {
-            // Only its report has failed.
+            // The erasure was complete, and only its report failed.
             Err(VolumeError::Occupied { .. }) => volume().mount_existing(),
             again => again,
         };
         let names = again.unwrap_or_else(|error| panic!("call {nth}: {error:?}")).list().unwrap();
         assert!(names.len() == 1 && names[0].name == ".data-volume", "call {nth}: {names:?}");
-        if made.is_ok() {
-            assert!(nth > 10, "it makes {nth} calls");
+        if created.is_ok() {
+            assert!(nth > 10, "the volume takes {nth} calls");
             return;
         }
     }
 }
 
 #[test]
-fn a_directory_half_erased_is_no_volume() {
+fn a_half_erased_directory_is_not_a_volume() {
     let temporary = tempfile::tempdir().unwrap();
-    let volume = || Directory::new(Dir::open(temporary.path()).unwrap());
-    let top = volume().mount_new(Erase::Nothing).unwrap();
-    top.ensure_dir("etcd", Mode::PRIVATE_DIR).unwrap();
-    let erase = Erase::Exactly(Contents::Files { entries: 2 });
+    let volume = || DirectoryVolume::new(Dir::open(temporary.path()).unwrap());
+    let top = volume().mount_new(ErasePolicy::Nothing).unwrap();
+    top.ensure_dir("etcd", FileMode::PRIVATE_DIR).unwrap();
+    let erase = ErasePolicy::Exactly(VolumeContents::Files { entries: 2 });
     let volume_that_fails = volume();
-    let fail = |call: &'static str| if call == "unlinkat" { Verdict::Fail(5) } else { Verdict::Go };
-    with_hook(fail, || volume_that_fails.mount_new(erase)).unwrap_err();
+    let fail = |call: &'static str| {
+        if call == "unlinkat" { FailpointAction::Fail(5) } else { FailpointAction::Proceed }
+    };
+    with_failpoint_hook(fail, || volume_that_fails.mount_new(erase)).unwrap_err();
     let unfinished = volume().mount_existing().unwrap_err();
     assert!(matches!(unfinished, VolumeError::Unfinished { .. }), "{unfinished:?}");
 }
 
 #[test]
-fn what_comes_to_a_disk_after_an_interrupted_format_is_its_owners() {
+fn data_written_after_an_interrupted_format_is_never_erased() {
     for (name, offset, magic) in
         [("ext", 1080, &b"\x53\xef"[..]), ("gpt", 512, b"EFI PART"), ("XFS", 0, b"XFSB")]
     {
-        let bench = Bench::new();
-        bench.mkfs("#!/bin/sh\nkill -9 $$\n");
-        assert!(matches!(bench.volume().mount_new(Erase::Nothing), Err(VolumeError::Format { .. })));
-        assert_eq!(bench.contents(), Contents::Interrupted);
-        // Somebody takes the disk for something else. Nothing wipes a claim but the format that it is about.
-        bench.write(offset, magic);
-        bench.mkfs(MKFS);
-        let before = bench.bytes();
-        let refused = bench.volume().mount_new(Erase::Nothing).unwrap_err();
-        assert!(matches!(refused, VolumeError::Occupied { .. }), "{name}: {refused:?}");
-        assert!(refused.to_string().contains(name), "{refused}");
-        assert!(before == bench.bytes(), "{name}: the disk has changed");
-        bench.volume().mount_new(Erase::Exactly(bench.contents())).unwrap();
+        let fixture = VolumeFixture::new();
+        fixture.write_mkfs("#!/bin/sh\nkill -9 $$\n");
+        assert!(matches!(fixture.volume().mount_new(ErasePolicy::Nothing), Err(VolumeError::Format { .. })));
+        assert_eq!(fixture.contents(), VolumeContents::Interrupted);
+        // Another program writes to the disk. Only the format of the claim wipes the claim.
+        fixture.write(offset, magic);
+        fixture.write_mkfs(MKFS_SCRIPT);
+        let before = fixture.bytes();
+        let rejected = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
+        assert!(matches!(rejected, VolumeError::Occupied { .. }), "{name}: {rejected:?}");
+        assert!(rejected.to_string().contains(name), "{rejected}");
+        assert!(before == fixture.bytes(), "{name}: the disk has changed");
+        fixture.volume().mount_new(ErasePolicy::Exactly(fixture.contents())).unwrap();
     }
 }
 
 #[test]
-fn consent_to_one_disk_is_none_to_another_of_the_same_kind() {
-    // Of each kind, what differs between two of them; the names of devices change places from one boot to the next.
+fn consent_to_erase_one_disk_does_not_apply_to_another() {
+    // For each type, the bytes that differ between two disks. Device names can be swapped after a reboot.
     for (offset, magic, at) in
         [(1080, &b"\x53\xef"[..], 1128), (4 * MIB - 512, b"EFI PART", 4 * MIB - 456), (0, b"XFSB", 32)]
     {
         let disk = |uuid: &[u8]| {
-            let bench = Bench::new();
-            bench.write(offset, magic);
-            bench.write(at, uuid);
-            bench.write(108, b"nodekeel");
-            bench
+            let fixture = VolumeFixture::new();
+            fixture.write(offset, magic);
+            fixture.write(at, uuid);
+            fixture.write(108, b"nodekeel");
+            fixture
         };
-        let (given_up, other) = (disk(b"the one"), disk(b"another"));
-        let erase = Erase::Exactly(given_up.contents());
+        let (erased, other) = (disk(b"the one"), disk(b"another"));
+        let erase = ErasePolicy::Exactly(erased.contents());
         let before = other.bytes();
-        // With a file on it, it is nobody's to finish either.
+        // With a file on it, the volume must not be completed either.
         fs::write(other.path("data/letter"), "dear").unwrap();
-        let refused = other.volume().mount_new(erase.clone()).unwrap_err();
-        assert!(matches!(refused, VolumeError::Occupied { .. }), "{refused:?}");
+        let rejected = other.volume().mount_new(erase.clone()).unwrap_err();
+        assert!(matches!(rejected, VolumeError::Occupied { .. }), "{rejected:?}");
         assert!(before == other.bytes(), "the disk has changed");
-        given_up.volume().mount_new(erase.clone()).unwrap();
+        erased.volume().mount_new(erase.clone()).unwrap();
 
-        // And where a format was interrupted, it is none to what somebody has put there since.
-        let (given_up, other) = (disk(b"the one"), disk(b"another"));
-        given_up.mkfs("#!/bin/sh\nkill -9 $$\n");
-        given_up.volume().mount_new(erase.clone()).unwrap_err();
-        assert_eq!(given_up.contents(), Contents::Interrupted);
-        given_up.write(at, &other.bytes()[at as usize..at as usize + 7]);
-        given_up.mkfs(MKFS);
-        fs::write(given_up.path("data/letter"), "dear").unwrap();
-        let before = given_up.bytes();
-        let refused = given_up.volume().mount_new(erase).unwrap_err();
-        assert!(matches!(refused, VolumeError::Occupied { .. }), "{refused:?}");
-        assert!(before == given_up.bytes(), "the disk has changed");
+        // After an interrupted format, the consent does not apply to data written since.
+        let (erased, other) = (disk(b"the one"), disk(b"another"));
+        erased.write_mkfs("#!/bin/sh\nkill -9 $$\n");
+        erased.volume().mount_new(erase.clone()).unwrap_err();
+        assert_eq!(erased.contents(), VolumeContents::Interrupted);
+        erased.write(at, &other.bytes()[at as usize..at as usize + 7]);
+        erased.write_mkfs(MKFS_SCRIPT);
+        fs::write(erased.path("data/letter"), "dear").unwrap();
+        let before = erased.bytes();
+        let rejected = erased.volume().mount_new(erase).unwrap_err();
+        assert!(matches!(rejected, VolumeError::Occupied { .. }), "{rejected:?}");
+        assert!(before == erased.bytes(), "the disk has changed");
     }
 }
 
 #[test]
-fn a_format_that_may_erase_is_killed_before_it_does_and_goes_on() {
+fn an_erasing_format_killed_at_its_start_resumes() {
     for (offset, magic, label) in
         [(1080, &b"\x53\xef"[..], ""), (4 * MIB - 512, b"EFI PART", ""), (0, b"XFSB", "old")]
     {
-        let bench = Bench::new();
-        bench.write(offset, magic);
-        bench.write(108, label.as_bytes());
-        let erase = Erase::Exactly(bench.contents());
-        bench.mkfs("#!/bin/sh\nkill -9 $$\n");
+        let fixture = VolumeFixture::new();
+        fixture.write(offset, magic);
+        fixture.write(108, label.as_bytes());
+        let erase = ErasePolicy::Exactly(fixture.contents());
+        fixture.write_mkfs("#!/bin/sh\nkill -9 $$\n");
         for _ in 0..2 {
-            let killed = bench.volume().mount_new(erase.clone()).unwrap_err();
+            let killed = fixture.volume().mount_new(erase.clone()).unwrap_err();
             assert!(matches!(killed, VolumeError::Format { .. }), "{killed:?}");
-            assert_eq!(bench.contents(), Contents::Interrupted);
+            assert_eq!(fixture.contents(), VolumeContents::Interrupted);
         }
-        bench.mkfs(MKFS);
-        bench.volume().mount_new(erase).unwrap();
-        assert!(matches!(bench.contents(), Contents::Xfs { label, .. } if label == "nodekeel"));
+        fixture.write_mkfs(MKFS_SCRIPT);
+        fixture.volume().mount_new(erase).unwrap();
+        assert!(matches!(fixture.contents(), VolumeContents::Xfs { label, .. } if label == "nodekeel"));
     }
 }
 
 #[test]
 fn a_blank_disk_is_claimed_formatted_released_mounted_and_marked() {
-    let bench = Bench::new();
-    // At the time that mkfs runs, the claim is on the disk.
-    bench.mkfs(&format!("{MKFS}cp \"$disk\" \"$disk.seen\"\necho \"$@\" >\"$disk.args\"\n"));
-    let volume = bench.volume();
-    assert_eq!(volume.state(), State::Unmounted);
-    let top = volume.mount_new(Erase::Nothing).unwrap();
-    assert_eq!(volume.state(), State::Mounted);
+    let fixture = VolumeFixture::new();
+    // While mkfs runs, the claim is on the disk.
+    fixture.write_mkfs(&format!("{MKFS_SCRIPT}cp \"$disk\" \"$disk.seen\"\necho \"$@\" >\"$disk.args\"\n"));
+    let volume = fixture.volume();
+    assert_eq!(volume.state(), VolumeState::Unmounted);
+    let top = volume.mount_new(ErasePolicy::Nothing).unwrap();
+    assert_eq!(volume.state(), VolumeState::Mounted);
     assert_eq!(top.read(".data-volume").unwrap(), b"nodekeel data volume, format 1\n");
-    let seen = probe(&mut File::open(bench.path("disk.seen")).unwrap()).unwrap();
-    assert_eq!(seen, Contents::Interrupted);
-    assert!(matches!(bench.contents(), Contents::Xfs { label, .. } if label == "nodekeel"));
-    let args = fs::read_to_string(bench.path("disk.args")).unwrap();
+    let seen = probe_disk(&mut File::open(fixture.path("disk.seen")).unwrap()).unwrap();
+    assert_eq!(seen, VolumeContents::Interrupted);
+    assert!(matches!(fixture.contents(), VolumeContents::Xfs { label, .. } if label == "nodekeel"));
+    let args = fs::read_to_string(fixture.path("disk.args")).unwrap();
     let (words, disk) = args.split_once(" -- ").unwrap();
-    assert_eq!(disk.trim_end(), bench.path("disk").display().to_string());
+    assert_eq!(disk.trim_end(), fixture.path("disk").display().to_string());
     let uuid = words.strip_prefix("-q -K -L nodekeel -m uuid=").unwrap();
-    assert_eq!(bench.bytes()[32..48], hex(&uuid.replace('-', "")));
+    assert_eq!(fixture.bytes()[32..48], parse_hex(&uuid.replace('-', "")));
     let calls = [MountCall::Mount {
         spec: MountSpec::DATA,
-        source: Some(bench.path("disk")),
-        target: bench.path("data"),
+        source: Some(fixture.path("disk")),
+        target: fixture.path("data"),
     }];
-    assert_eq!(bench.mounter.calls(), calls);
+    assert_eq!(fixture.mounter.recorded_calls(), calls);
 }
 
 #[test]
-fn what_a_disk_holds_is_refused_and_not_a_byte_of_it_changes() {
+fn a_disk_with_data_is_rejected_and_not_a_byte_changes() {
     let signatures: [(&str, u64, &[u8]); 6] = [
         ("luks", 0, b"LUKS\xba\xbe"),
         ("ext", 1080, b"\x53\xef"),
@@ -267,121 +273,122 @@ fn what_a_disk_holds_is_refused_and_not_a_byte_of_it_changes() {
         ("data", 40_000, b"diary"),
     ];
     for (name, offset, magic) in signatures {
-        let bench = Bench::new();
-        bench.write(offset, magic);
-        let before = bench.bytes();
-        let refused = bench.volume().mount_new(Erase::Nothing).unwrap_err();
-        assert!(matches!(refused, VolumeError::Occupied { .. }), "{name}: {refused:?}");
-        assert!(refused.to_string().contains(if name == "xfs" { "XFS" } else { name }), "{refused}");
-        let foreign = bench.volume().mount_existing().unwrap_err();
-        assert!(matches!(foreign, VolumeError::NotOurs { .. }), "{name}: {foreign:?}");
-        let other = Erase::Exactly(Contents::Occupied { found: vec![] });
-        assert!(bench.volume().mount_new(other).is_err(), "consent to something else is none");
-        assert_eq!(bench.mounter.calls(), [], "what is not ours is not even mounted");
-        assert!(before == bench.bytes(), "{name}: the disk has changed");
+        let fixture = VolumeFixture::new();
+        fixture.write(offset, magic);
+        let before = fixture.bytes();
+        let rejected = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
+        assert!(matches!(rejected, VolumeError::Occupied { .. }), "{name}: {rejected:?}");
+        assert!(rejected.to_string().contains(if name == "xfs" { "XFS" } else { name }), "{rejected}");
+        let foreign = fixture.volume().mount_existing().unwrap_err();
+        assert!(matches!(foreign, VolumeError::ForeignData { .. }), "{name}: {foreign:?}");
+        let other = ErasePolicy::Exactly(VolumeContents::Occupied { found: vec![] });
+        assert!(fixture.volume().mount_new(other).is_err(), "consent to erase other contents does not apply");
+        assert_eq!(fixture.mounter.recorded_calls(), [], "foreign data is not even mounted");
+        assert!(before == fixture.bytes(), "{name}: the disk has changed");
 
-        let found = bench.contents();
-        bench.mkfs(&format!("{MKFS}echo \"$@\" >\"$disk.args\"\n"));
-        bench.volume().mount_new(Erase::Exactly(found)).unwrap();
-        assert!(fs::read_to_string(bench.path("disk.args")).unwrap().contains(" -f "));
+        let found = fixture.contents();
+        fixture.write_mkfs(&format!("{MKFS_SCRIPT}echo \"$@\" >\"$disk.args\"\n"));
+        fixture.volume().mount_new(ErasePolicy::Exactly(found)).unwrap();
+        assert!(fs::read_to_string(fixture.path("disk.args")).unwrap().contains(" -f "));
     }
 }
 
 #[test]
-fn a_volume_killed_at_any_point_of_its_making_is_made_again() {
-    // Before the claim there is nothing; these are the points after it.
+fn a_volume_killed_at_any_point_of_its_creation_is_created_again() {
+    // Before the claim nothing has changed; these are the points after it.
     let half = "#!/bin/sh\nfor disk; do :; done\n\
         printf 'half a file system' | dd of=\"$disk\" bs=1k seek=1 conv=notrunc status=none\nkill -9 $$\n";
-    let bench = Bench::new();
-    for script in ["#!/bin/sh\nkill -9 $$\n", half, &format!("{MKFS}kill -9 $$\n")] {
-        bench.mkfs(script);
-        let killed = bench.volume().mount_new(Erase::Nothing).unwrap_err();
+    let fixture = VolumeFixture::new();
+    for script in ["#!/bin/sh\nkill -9 $$\n", half, &format!("{MKFS_SCRIPT}kill -9 $$\n")] {
+        fixture.write_mkfs(script);
+        let killed = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
         assert!(matches!(killed, VolumeError::Format { .. }), "{killed:?}");
-        assert_eq!(bench.contents(), Contents::Interrupted);
-        let unfinished = bench.volume().mount_existing().unwrap_err();
+        assert_eq!(fixture.contents(), VolumeContents::Interrupted);
+        let unfinished = fixture.volume().mount_existing().unwrap_err();
         assert!(matches!(unfinished, VolumeError::Unfinished { .. }), "{unfinished:?}");
-        assert_eq!(bench.mounter.calls(), []);
+        assert_eq!(fixture.mounter.recorded_calls(), []);
     }
-    // Formatted and released, and not yet mounted: it is finished, and not formatted again.
-    bench.mkfs(MKFS);
-    bench.mounter.fail_next(io::ErrorKind::Interrupted);
-    let killed = bench.volume().mount_new(Erase::Nothing).unwrap_err();
+    // Formatted and released, but not mounted yet: the volume is completed, and not formatted again.
+    fixture.write_mkfs(MKFS_SCRIPT);
+    fixture.mounter.fail_next_mount(io::ErrorKind::Interrupted);
+    let killed = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
     assert!(matches!(killed, VolumeError::Mount(_)), "{killed:?}");
-    assert!(matches!(bench.contents(), Contents::Xfs { .. }));
-    bench.mkfs("#!/bin/sh\nexit 1\n");
-    // Mounted and not yet marked: the mount of a process that is gone stays.
-    let (disk, data) = (bench.path("disk"), bench.path("data"));
-    bench.mounter.mount(&MountSpec::DATA, Some(&disk), &data).unwrap();
-    let volume = bench.volume();
+    assert!(matches!(fixture.contents(), VolumeContents::Xfs { .. }));
+    fixture.write_mkfs("#!/bin/sh\nexit 1\n");
+    // Mounted, but without the marker: the mount of a killed process stays.
+    let (disk, data) = (fixture.path("disk"), fixture.path("data"));
+    fixture.mounter.mount(&MountSpec::DATA, Some(&disk), &data).unwrap();
+    let volume = fixture.volume();
     let unfinished = volume.mount_existing().unwrap_err();
     assert!(matches!(unfinished, VolumeError::Unfinished { .. }), "{unfinished:?}");
-    volume.mount_new(Erase::Nothing).unwrap();
-    assert_eq!(bench.mounter.calls().len(), 1, "it is mounted once");
+    volume.mount_new(ErasePolicy::Nothing).unwrap();
+    assert_eq!(fixture.mounter.recorded_calls().len(), 1, "the volume is mounted only once");
     volume.unmount().unwrap();
     volume.mount_existing().unwrap();
 }
 
 #[test]
-fn a_file_system_of_our_label_with_files_and_no_mark_is_not_ours() {
-    let bench = Bench::new();
-    bench.volume().mount_new(Erase::Nothing).unwrap();
-    bench.mounter.unmount(&bench.path("data")).unwrap();
-    fs::write(bench.path("data/letter"), "dear").unwrap();
-    fs::remove_file(bench.path("data/.data-volume")).unwrap();
-    let volume = bench.volume();
-    assert!(matches!(volume.mount_existing(), Err(VolumeError::NotOurs { .. })));
-    assert!(matches!(volume.mount_new(Erase::Nothing), Err(VolumeError::Occupied { .. })));
-    assert_eq!(volume.state(), State::Unmounted);
-    let mounted = bench.mounter.mounted(&bench.path("data")).unwrap();
-    assert_eq!(mounted, None, "a refused volume is unmounted again");
-    assert_eq!(fs::read(bench.path("data/letter")).unwrap(), b"dear");
+fn a_file_system_with_our_label_and_files_but_no_marker_is_foreign() {
+    let fixture = VolumeFixture::new();
+    fixture.volume().mount_new(ErasePolicy::Nothing).unwrap();
+    fixture.mounter.unmount(&fixture.path("data")).unwrap();
+    fs::write(fixture.path("data/letter"), "dear").unwrap();
+    fs::remove_file(fixture.path("data/.data-volume")).unwrap();
+    let volume = fixture.volume();
+    assert!(matches!(volume.mount_existing(), Err(VolumeError::ForeignData { .. })));
+    assert!(matches!(volume.mount_new(ErasePolicy::Nothing), Err(VolumeError::Occupied { .. })));
+    assert_eq!(volume.state(), VolumeState::Unmounted);
+    let mounted = fixture.mounter.mount_info(&fixture.path("data")).unwrap();
+    assert_eq!(mounted, None, "a rejected volume is unmounted again");
+    assert_eq!(fs::read(fixture.path("data/letter")).unwrap(), b"dear");
 }
 
 #[test]
-fn what_mkfs_says_is_in_the_error() {
-    let bench = Bench::new();
-    bench.mkfs("#!/bin/sh\necho 'agsize (1 block) too small' >&2\necho 'try more' >&2\nexit 3\n");
-    let error = bench.volume().mount_new(Erase::Nothing).unwrap_err();
-    let text = text(&error);
+fn mkfs_output_is_in_the_error() {
+    let fixture = VolumeFixture::new();
+    fixture.write_mkfs("#!/bin/sh\necho 'agsize (1 block) too small' >&2\necho 'try more' >&2\nexit 3\n");
+    let error = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
+    let text = error_chain(&error);
     assert!(
         text.contains("(agsize (1 block) too small try more)") && text.contains("exit status: 3"),
         "{text}"
     );
-    let missing = bench.volume().with_mkfs("/nowhere/mkfs.xfs").mount_new(Erase::Nothing).unwrap_err();
+    let missing =
+        fixture.volume().with_mkfs("/nowhere/mkfs.xfs").mount_new(ErasePolicy::Nothing).unwrap_err();
     assert!(
         matches!(&missing, VolumeError::Format { source, .. } if source.kind() == io::ErrorKind::NotFound)
     );
 }
 
 #[test]
-fn a_failed_mount_is_undone_and_can_be_tried_again() {
-    let bench = Bench::new();
-    let volume = bench.volume();
-    bench.mounter.fail_next(io::ErrorKind::PermissionDenied);
-    assert!(matches!(volume.mount_new(Erase::Nothing), Err(VolumeError::Mount(_))));
-    assert_eq!(volume.state(), State::Unmounted);
-    volume.mount_new(Erase::Nothing).unwrap();
+fn a_failed_mount_is_undone_and_can_be_retried() {
+    let fixture = VolumeFixture::new();
+    let volume = fixture.volume();
+    fixture.mounter.fail_next_mount(io::ErrorKind::PermissionDenied);
+    assert!(matches!(volume.mount_new(ErasePolicy::Nothing), Err(VolumeError::Mount(_))));
+    assert_eq!(volume.state(), VolumeState::Unmounted);
+    volume.mount_new(ErasePolicy::Nothing).unwrap();
     volume.unmount().unwrap();
-    assert_eq!(volume.state(), State::Unmounted);
+    assert_eq!(volume.state(), VolumeState::Unmounted);
     volume.unmount().unwrap();
-    assert_eq!(bench.mounter.calls().len(), 2);
+    assert_eq!(fixture.mounter.recorded_calls().len(), 2);
 }
 
 #[test]
-fn what_is_no_disk_or_cannot_be_opened_is_said() {
-    let bench = Bench::new();
+fn an_invalid_or_unopenable_device_is_reported() {
+    let fixture = VolumeFixture::new();
     let of = |device: &Path| {
-        let volume = Plain::new(device, bench.path("data"), bench.mounter.clone());
-        let (new, existing) = (volume.mount_new(Erase::Nothing), volume.mount_existing());
+        let volume = DiskVolume::new(device, fixture.path("data"), fixture.mounter.clone());
+        let (new, existing) = (volume.mount_new(ErasePolicy::Nothing), volume.mount_existing());
         assert!(matches!(existing, Err(VolumeError::Device { .. })), "{existing:?}");
-        text(&new.unwrap_err())
+        error_chain(&new.unwrap_err())
     };
-    assert!(of(Path::new("/dev/null")).ends_with("/dev/null: it is no block device"));
-    assert!(of(&bench.path("absent")).contains("No such file"));
-    File::create(bench.path("small")).unwrap().set_len(MIB).unwrap();
-    assert!(of(&bench.path("small")).contains("too small"));
-    // Somebody else is at work on it.
-    let lock = File::open(bench.path("disk")).unwrap();
+    assert!(of(Path::new("/dev/null")).ends_with("/dev/null: not a block device"));
+    assert!(of(&fixture.path("absent")).contains("No such file"));
+    File::create(fixture.path("small")).unwrap().set_len(MIB).unwrap();
+    assert!(of(&fixture.path("small")).contains("too small"));
+    // Another process uses the disk.
+    let lock = File::open(fixture.path("disk")).unwrap();
     lock.lock().unwrap();
-    assert!(of(&bench.path("disk")).starts_with("open "));
+    assert!(of(&fixture.path("disk")).starts_with("open "));
 }

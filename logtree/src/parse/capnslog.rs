@@ -1,20 +1,20 @@
-//! capnslog, which etcd wrote before zap and 3.4 still writes by default.
+//! capnslog, the format of etcd before zap, still the default of etcd 3.4.
 
 use std::time::SystemTime;
 
 use jiff::civil::{Date, DateTime};
 
-use super::{clock, digits, utc_time};
-use crate::{Level, Message};
+use super::{take_clock_time, take_digits, utc_system_time};
+use crate::{Level, LogMessage};
 
-/// Parses a line of capnslog, `2026-11-21 11:26:08.703131 I | embed: text`, or of the raft library beside it,
+/// Parses a line of capnslog, `2026-11-21 11:26:08.703131 I | embed: text`, or of etcd's raft library,
 /// `raft2026/11/21 11:26:08 INFO: text`. The package before the colon becomes the field `package`.
 ///
 /// *Source:* github.com/coreos/pkg capnslog/formatters.go; etcd's raft/logger.go with Go's `log` package.
-pub fn capnslog(line: &str, _now: SystemTime) -> Option<Message> {
+pub fn capnslog_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
     match line.strip_prefix("raft") {
         Some(rest) => {
-            let (time, rest) = date_and_clock(rest, '/')?;
+            let (time, rest) = take_timestamp(rest, '/')?;
             let (level, text) = rest.split_once(": ")?;
             let level = match level {
                 "DEBUG" => Level::Debug,
@@ -24,10 +24,10 @@ pub fn capnslog(line: &str, _now: SystemTime) -> Option<Message> {
                 "PANIC" | "FATAL" => Level::Fatal,
                 _ => return None,
             };
-            Some(message(level, time, "raft", text))
+            Some(build_message(level, time, "raft", text))
         }
         None => {
-            let (time, rest) = date_and_clock(line, '-')?;
+            let (time, rest) = take_timestamp(line, '-')?;
             let (level, rest) = rest.split_once(" | ")?;
             let level = match level {
                 "T" => Level::Trace,
@@ -39,58 +39,59 @@ pub fn capnslog(line: &str, _now: SystemTime) -> Option<Message> {
                 _ => return None,
             };
             let (package, text) = rest.split_once(": ").unwrap_or(("", rest));
-            Some(message(level, time, package, text))
+            Some(build_message(level, time, package, text))
         }
     }
 }
 
-fn message(level: Level, time: SystemTime, package: &str, text: &str) -> Message {
-    let message = Message { time: Some(time), ..Message::without_position(level, text) };
-    if package.is_empty() { message } else { message.field("package", package) }
+fn build_message(level: Level, time: SystemTime, package: &str, text: &str) -> LogMessage {
+    let message = LogMessage { time: Some(time), ..LogMessage::without_position(level, text) };
+    if package.is_empty() { message } else { message.with_field("package", package) }
 }
 
-/// Takes a date, a clock time and the space after it off the front.
-fn date_and_clock(text: &str, separator: char) -> Option<(SystemTime, &str)> {
-    let (year, rest) = digits::<4>(text)?;
-    let (month, rest) = digits::<2>(rest.strip_prefix(separator)?)?;
-    let (day, rest) = digits::<2>(rest.strip_prefix(separator)?)?;
-    let (clock, rest) = clock(rest.strip_prefix(' ')?)?;
+/// Splits a date, a time of day and the space after it off the front.
+fn take_timestamp(text: &str, separator: char) -> Option<(SystemTime, &str)> {
+    let (year, rest) = take_digits::<4>(text)?;
+    let (month, rest) = take_digits::<2>(rest.strip_prefix(separator)?)?;
+    let (day, rest) = take_digits::<2>(rest.strip_prefix(separator)?)?;
+    let (clock, rest) = take_clock_time(rest.strip_prefix(' ')?)?;
     let date = Date::new(year, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok()?;
-    Some((utc_time(DateTime::from_parts(date, clock))?, rest.strip_prefix(' ')?))
+    Some((utc_system_time(DateTime::from_parts(date, clock))?, rest.strip_prefix(' ')?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse::zoned_time;
+    use crate::parse::parse_zoned_time;
 
-    fn parse(line: &str) -> Option<Message> {
-        capnslog(line, SystemTime::UNIX_EPOCH)
+    fn parse_line(line: &str) -> Option<LogMessage> {
+        capnslog_line(line, SystemTime::UNIX_EPOCH)
     }
 
     #[test]
-    fn both_formats_of_the_older_etcd_parse() {
+    fn both_text_formats_of_etcd_parse() {
         let message =
-            parse("2026-11-21 11:26:09.110541 N | etcdserver/membership: set the version to 3.4").unwrap();
+            parse_line("2026-11-21 11:26:09.110541 N | etcdserver/membership: set the version to 3.4")
+                .unwrap();
         assert_eq!((message.level, message.text.as_str()), (Level::Info, "set the version to 3.4"));
-        assert_eq!(message.time, zoned_time("2026-11-21T11:26:09.110541Z"));
+        assert_eq!(message.time, parse_zoned_time("2026-11-21T11:26:09.110541Z"));
         assert_eq!(message.fields[0].value, "etcdserver/membership".into());
 
         let message =
-            parse("raft2026/11/21 11:26:08 INFO: raft.node: 2e elected leader 2e at term 2").unwrap();
+            parse_line("raft2026/11/21 11:26:08 INFO: raft.node: 2e elected leader 2e at term 2").unwrap();
         assert_eq!(
             (message.level, message.text.as_str()),
             (Level::Info, "raft.node: 2e elected leader 2e at term 2")
         );
-        assert_eq!(message.time, zoned_time("2026-11-21T11:26:08Z"));
+        assert_eq!(message.time, parse_zoned_time("2026-11-21T11:26:08Z"));
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn malformed_lines_are_rejected() {
         for line in
             ["", "raft", "2026-11-21 11:26:09", "2026-13-21 11:26:09.1 I | a: b", "2026-11-21 11:26:09 X | a"]
         {
-            assert_eq!(parse(line), None, "{line}");
+            assert_eq!(parse_line(line), None, "{line}");
         }
     }
 }

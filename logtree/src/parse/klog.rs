@@ -6,18 +6,19 @@ use jiff::Timestamp;
 use jiff::civil::{DateTime, Time};
 use jiff::tz::TimeZone;
 
-use super::{clock, digits, utc_time};
-use crate::{Level, Message};
+use super::{take_clock_time, take_digits, utc_system_time};
+use crate::{Level, LogMessage};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// Parses a line of [klog](https://github.com/kubernetes/klog): `I1121 11:26:08.703131   12345 file.go:123] text`.
+/// Parses a line of [klog](https://github.com/kubernetes/klog): `I1121 11:26:08.703131   12345 file.go:123]
+/// text`.
 ///
-/// The year, which it does not say, is the latest that puts the line at most an hour after `now`; but the year before
-/// this one only for lines of the last 48 hours, as around New Year. The process id is dropped.
+/// The format has no year: it is the latest year that puts the line at most an hour after `now`. The previous
+/// year is used only for lines of the last 48 hours, as around New Year. The process id is dropped.
 ///
 /// *Source:* klog's `Format` comment in klog.go.
-pub fn klog(line: &str, now: SystemTime) -> Option<Message> {
+pub fn klog_line(line: &str, now: SystemTime) -> Option<LogMessage> {
     let level = match line.get(..1)? {
         "I" => Level::Info,
         "W" => Level::Warn,
@@ -25,10 +26,10 @@ pub fn klog(line: &str, now: SystemTime) -> Option<Message> {
         "F" => Level::Fatal,
         _ => return None,
     };
-    let (month, rest) = digits::<2>(&line[1..])?;
-    let (day, rest) = digits::<2>(rest)?;
-    let (clock, rest) = clock(spaces(rest)?)?;
-    let rest = spaces(rest)?;
+    let (month, rest) = take_digits::<2>(&line[1..])?;
+    let (day, rest) = take_digits::<2>(rest)?;
+    let (clock, rest) = take_clock_time(take_spaces(rest)?)?;
+    let rest = take_spaces(rest)?;
     let (pid, rest) = rest.split_once(' ')?;
     if pid.is_empty() || !pid.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -39,25 +40,25 @@ pub fn klog(line: &str, now: SystemTime) -> Option<Message> {
     if file.is_empty() || text.is_empty() {
         return None;
     }
-    Some(Message {
-        time: Some(with_year(month, day, clock, now)?),
+    Some(LogMessage {
+        time: Some(resolve_year(month, day, clock, now)?),
         file: file.to_owned(),
         line: position.parse().ok()?,
-        ..Message::without_position(level, text)
+        ..LogMessage::without_position(level, text)
     })
 }
 
-/// Takes at least one space off the front.
-fn spaces(text: &str) -> Option<&str> {
+/// Strips at least one space off the front.
+fn take_spaces(text: &str) -> Option<&str> {
     Some(text.strip_prefix(' ')?.trim_start_matches(' '))
 }
 
-fn with_year(month: i16, day: i16, clock: Time, now: SystemTime) -> Option<SystemTime> {
+fn resolve_year(month: i16, day: i16, clock: Time, now: SystemTime) -> Option<SystemTime> {
     let this_year = TimeZone::UTC.to_datetime(Timestamp::try_from(now).ok()?).year();
     let (month, day) = (i8::try_from(month).ok()?, i8::try_from(day).ok()?);
     let in_year = |year: i16| {
         let date = jiff::civil::Date::new(year, month, day).ok()?;
-        utc_time(DateTime::from_parts(date, clock)).filter(|&time| time <= now + HOUR)
+        utc_system_time(DateTime::from_parts(date, clock)).filter(|&time| time <= now + HOUR)
     };
     let recent = |time: &SystemTime| now.duration_since(*time).is_ok_and(|age| age <= 48 * HOUR);
     in_year(this_year + 1).or_else(|| in_year(this_year)).or_else(|| in_year(this_year - 1).filter(recent))
@@ -68,20 +69,22 @@ mod tests {
     use super::*;
 
     fn at(text: &str) -> SystemTime {
-        super::super::zoned_time(text).unwrap()
+        super::super::parse_zoned_time(text).unwrap()
     }
 
     fn time_of(line: &str, now: &str) -> Option<SystemTime> {
-        klog(line, at(now))?.time
+        klog_line(line, at(now))?.time
     }
 
     const NOON: &str = "2026-11-21T12:00:00Z";
 
-    /// Reference case 14: good, free text, empty, far future, New Year, unknown severity, bad hour, no fraction.
+    /// Reference case 14: valid, free text, empty, far future, New Year, unknown severity, invalid hour, no
+    /// fraction.
     #[test]
-    fn lines_parse_or_do_not_as_klog_means_them() {
+    fn klog_lines_parse_and_malformed_lines_do_not() {
         let good =
-            klog("E1121 11:26:08.703131   12345 reflector.go:127] list failed: timeout", at(NOON)).unwrap();
+            klog_line("E1121 11:26:08.703131   12345 reflector.go:127] list failed: timeout", at(NOON))
+                .unwrap();
         assert_eq!(good.level, Level::Error);
         assert_eq!((good.file.as_str(), good.line), ("reflector.go", 127));
         assert_eq!(good.text, "list failed: timeout");
@@ -97,7 +100,7 @@ mod tests {
             "I1121 11:26:08.7 x a.go:1] pid",
             "I1121 11:26:08.7 1 a:b:1] file",
         ] {
-            assert_eq!(klog(line, at(NOON)), None, "{line}");
+            assert_eq!(klog_line(line, at(NOON)), None, "{line}");
         }
         assert_eq!(time_of("I1224 00:00:00.000000 1 a.go:1] x", "2021-03-01T00:00:00Z"), None);
         let new_year = time_of("I1231 23:59:43.123456 1 a.go:1] x", "2000-01-01T00:00:01Z");

@@ -1,37 +1,38 @@
-//! Records of the kernel's log.
+//! Records of the kernel log.
 
 use std::time::Duration;
 
-use crate::{Field, Level, Message, Value};
+use crate::{FieldValue, Level, LogField, LogMessage};
 
 /// One record of `/dev/kmsg`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KmsgRecord {
-    /// Its number; a gap to the one before means that records were overwritten unread.
+    /// Its sequence number; a gap to the previous record means that records were overwritten before they were
+    /// read.
     pub seq: u64,
     /// Time since boot, on the kernel's monotonic clock.
     pub since_boot: Duration,
-    /// Who logged, as in syslog: 0 is the kernel, others are programs that wrote to `/dev/kmsg`.
+    /// The syslog facility: 0 is the kernel, others are programs that wrote to `/dev/kmsg`.
     pub facility: u32,
-    /// What it says. Its time is left to the reader, who knows when boot was. The key=value lines after the text are its
-    /// fields, and so is a `facility` other than the kernel's.
-    pub message: Message,
+    /// The message, without a time, which only the caller can compute from the time of boot. Its fields are
+    /// the key=value lines after the text, and the `facility` if it is not the kernel's.
+    pub message: LogMessage,
 }
 
 /// Parses a record of `/dev/kmsg`: `6,339,5140900,-;text`, then lines ` KEY=value`.
 ///
-/// The severity is the lowest three bits of the first number: 0 and 1 are fatal, 2 and 3 errors, 4 is a warning, 5 and 6
-/// are information, 7 is debugging. Escaped bytes are put back.
+/// The severity is the lowest three bits of the first number: 0 and 1 are fatal, 2 and 3 errors, 4 is a
+/// warning, 5 and 6 are information, 7 is debugging. Escaped bytes are decoded.
 ///
 /// *Source:* Documentation/ABI/testing/dev-kmsg.
-pub fn kmsg(record: &str) -> Option<KmsgRecord> {
+pub fn kmsg_record(record: &str) -> Option<KmsgRecord> {
     let (header, body) = record.split_once(';')?;
     let mut header = header.split(',');
     let priority: u32 = header.next()?.parse().ok()?;
     let seq = header.next()?.parse().ok()?;
     let since_boot = Duration::from_micros(header.next()?.parse().ok()?);
-    // The flags say whether the text goes on in the next record; fields added to the header later are ignored.
+    // The flags mark continued records; header fields of later kernels are ignored.
     header.next()?;
 
     let level = match priority & 7 {
@@ -43,19 +44,22 @@ pub fn kmsg(record: &str) -> Option<KmsgRecord> {
     };
     let facility = priority >> 3;
     let mut lines = body.lines();
-    let mut message = Message::without_position(level, unescape(lines.next().unwrap_or_default()));
+    let mut message = LogMessage::without_position(level, unescape_bytes(lines.next().unwrap_or_default()));
     message.fields = lines
         .filter_map(|line| line.strip_prefix(' ')?.split_once('='))
-        .map(|(name, value)| Field { name: name.to_owned(), value: Value::Text(unescape(value)) })
+        .map(|(name, value)| LogField {
+            name: name.to_owned(),
+            value: FieldValue::Text(unescape_bytes(value)),
+        })
         .collect();
     if facility != 0 {
-        message = message.field("facility", u64::from(facility));
+        message = message.with_field("facility", u64::from(facility));
     }
     Some(KmsgRecord { seq, since_boot, facility, message })
 }
 
-/// The kernel writes bytes that do not print, and the backslash, as `\xNN`.
-fn unescape(text: &str) -> String {
+/// Decodes `\xNN`, the kernel's escape for unprintable bytes and the backslash.
+fn unescape_bytes(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut pieces = text.split("\\x");
     bytes.extend_from_slice(pieces.next().unwrap_or_default().as_bytes());
@@ -77,17 +81,17 @@ mod tests {
 
     /// Reference case 15: empty, no `;`, a plain record, a warning with continuation lines.
     #[test]
-    fn records_parse_with_their_lines_as_fields() {
-        assert_eq!(kmsg(""), None);
-        assert_eq!(kmsg("6,1,2,- text"), None);
-        assert_eq!(kmsg("6,1;text"), None);
+    fn records_parse_with_continuation_lines_as_fields() {
+        assert_eq!(kmsg_record(""), None);
+        assert_eq!(kmsg_record("6,1,2,- text"), None);
+        assert_eq!(kmsg_record("6,1;text"), None);
 
-        let record = kmsg("6,339,5140900,-;NET: Registered PF_INET6 protocol family\n").unwrap();
+        let record = kmsg_record("6,339,5140900,-;NET: Registered PF_INET6 protocol family\n").unwrap();
         assert_eq!((record.seq, record.since_boot), (339, Duration::from_micros(5_140_900)));
         assert_eq!((record.message.level, record.facility), (Level::Info, 0));
         assert_eq!(record.message.text, "NET: Registered PF_INET6 protocol family");
 
-        let record = kmsg("4,1,2,-,caller=T1;link down\n SUBSYSTEM=net\n DEVICE=n2\n").unwrap();
+        let record = kmsg_record("4,1,2,-,caller=T1;link down\n SUBSYSTEM=net\n DEVICE=n2\n").unwrap();
         assert_eq!((record.message.level, record.message.text.as_str()), (Level::Warn, "link down"));
         let fields: Vec<_> =
             record.message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
@@ -96,15 +100,15 @@ mod tests {
 
     #[test]
     fn the_facility_does_not_hide_the_severity() {
-        let record = kmsg("11,1,2,-;a program's error").unwrap();
+        let record = kmsg_record("11,1,2,-;a program's error").unwrap();
         assert_eq!((record.message.level, record.facility), (Level::Error, 1));
-        assert_eq!(record.message.fields[0].value, Value::Uint(1));
+        assert_eq!(record.message.fields[0].value, FieldValue::Uint(1));
     }
 
     #[test]
-    fn escaped_bytes_come_back() {
-        assert_eq!(unescape(r"a\x5cb\xc3\xbc\x0a"), "a\\bü\n");
-        assert_eq!(unescape(r"\xzz \x1 \x"), r"\xzz \x1 \x");
-        assert_eq!(unescape("\\xü"), "\\xü");
+    fn escaped_bytes_are_decoded() {
+        assert_eq!(unescape_bytes(r"a\x5cb\xc3\xbc\x0a"), "a\\bü\n");
+        assert_eq!(unescape_bytes(r"\xzz \x1 \x"), r"\xzz \x1 \x");
+        assert_eq!(unescape_bytes("\\xü"), "\\xü");
     }
 }

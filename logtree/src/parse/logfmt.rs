@@ -1,46 +1,47 @@
-//! logfmt, which containerd writes.
+//! logfmt, the format of containerd.
 
 use std::time::SystemTime;
 
-use super::zoned_time;
-use crate::{Field, Level, Message, Value};
+use super::parse_zoned_time;
+use crate::{FieldValue, Level, LogField, LogMessage};
 
-/// Parses `time="2026-11-21T11:26:16.7Z" level=info msg="text" key=value`, as logrus writes it. The level and the message
-/// must be there; everything but these three is a field, in its order. Values in quotes are read as Go writes them.
+/// Parses `time="2026-11-21T11:26:16.7Z" level=info msg="text" key=value`, as logrus writes it. The level and
+/// the message are required; all keys but these three become fields, in order. Quoted values follow Go's
+/// syntax.
 ///
 /// *Source:* github.com/sirupsen/logrus text_formatter.go; Go's `strconv.Quote`.
-pub fn logfmt(line: &str, _now: SystemTime) -> Option<Message> {
+pub fn logfmt_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
     let (mut level, mut time, mut text, mut fields) = (None, None, None, Vec::new());
     let mut rest = line.trim_start_matches(' ');
     while !rest.is_empty() {
-        let (name, value, after) = pair(rest)?;
+        let (name, value, after) = take_pair(rest)?;
         rest = after.trim_start_matches(' ');
         match name {
-            "level" if level.is_none() => level = Some(self::level(&value)?),
-            "time" if time.is_none() => time = Some(zoned_time(&value)?),
+            "level" if level.is_none() => level = Some(self::parse_level(&value)?),
+            "time" if time.is_none() => time = Some(parse_zoned_time(&value)?),
             "msg" if text.is_none() => text = Some(value),
-            _ => fields.push(Field { name: name.to_owned(), value: Value::Text(value) }),
+            _ => fields.push(LogField { name: name.to_owned(), value: FieldValue::Text(value) }),
         }
     }
-    Some(Message { time, fields, ..Message::without_position(level?, text?) })
+    Some(LogMessage { time, fields, ..LogMessage::without_position(level?, text?) })
 }
 
-fn level(name: &str) -> Option<Level> {
+fn parse_level(name: &str) -> Option<Level> {
     match name {
         "panic" => Some(Level::Fatal),
         name => name.parse().ok(),
     }
 }
 
-/// Takes `name=value` off the front.
-fn pair(text: &str) -> Option<(&str, String, &str)> {
+/// Splits `name=value` off the front.
+fn take_pair(text: &str) -> Option<(&str, String, &str)> {
     let (name, rest) = text.split_once('=')?;
     if name.is_empty() || name.contains([' ', '"']) {
         return None;
     }
     match rest.strip_prefix('"') {
         Some(quoted) => {
-            let (value, rest) = unquote(quoted)?;
+            let (value, rest) = take_quoted(quoted)?;
             (rest.is_empty() || rest.starts_with(' ')).then_some((name, value, rest))
         }
         None => {
@@ -50,9 +51,9 @@ fn pair(text: &str) -> Option<(&str, String, &str)> {
     }
 }
 
-/// Reads up to the closing quote.
-fn unquote(text: &str) -> Option<(String, &str)> {
-    // Escapes may spell single bytes, so the value is put together as bytes.
+/// Parses a value up to the closing quote.
+fn take_quoted(text: &str) -> Option<(String, &str)> {
+    // Escapes may encode single bytes, so the value is collected as bytes.
     let mut value = Vec::new();
     let mut rest = text;
     loop {
@@ -63,12 +64,12 @@ fn unquote(text: &str) -> Option<(String, &str)> {
         if special {
             return Some((String::from_utf8_lossy(&value).into_owned(), rest));
         }
-        rest = escape(rest, &mut value)?;
+        rest = take_escape(rest, &mut value)?;
     }
 }
 
-/// Reads what follows a backslash.
-fn escape<'a>(text: &'a str, value: &mut Vec<u8>) -> Option<&'a str> {
+/// Parses the escape after a backslash.
+fn take_escape<'a>(text: &'a str, value: &mut Vec<u8>) -> Option<&'a str> {
     let kind = text.chars().next()?;
     let rest = &text[kind.len_utf8()..];
     let simple = match kind {
@@ -80,15 +81,15 @@ fn escape<'a>(text: &'a str, value: &mut Vec<u8>) -> Option<&'a str> {
         'f' => 12,
         'r' => b'\r',
         '"' | '\\' | '\'' => kind as u8,
-        'x' | 'u' | 'U' => return number(kind, rest, value),
+        'x' | 'u' | 'U' => return take_code_point(kind, rest, value),
         _ => return None,
     };
     value.push(simple);
     Some(rest)
 }
 
-/// Reads the digits of a byte or of a code point.
-fn number<'a>(kind: char, text: &'a str, value: &mut Vec<u8>) -> Option<&'a str> {
+/// Parses the digits of a byte or of a code point.
+fn take_code_point<'a>(kind: char, text: &'a str, value: &mut Vec<u8>) -> Option<&'a str> {
     let length = match kind {
         'x' => 2,
         'u' => 4,
@@ -107,22 +108,22 @@ fn number<'a>(kind: char, text: &'a str, value: &mut Vec<u8>) -> Option<&'a str>
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Option<Message> {
-        logfmt(line, SystemTime::UNIX_EPOCH)
+    fn parse_line(line: &str) -> Option<LogMessage> {
+        logfmt_line(line, SystemTime::UNIX_EPOCH)
     }
 
     #[test]
-    fn containerds_lines_parse_with_quotes_inside_quotes() {
+    fn containerd_lines_parse_with_quotes_inside_quotes() {
         let line = r#"time="2026-11-21T11:26:16.759613664Z" level=warning msg="skip plugin \"aufs\"" error="\xc3\xbc \u00fc\n" type=io.v1 empty="#;
-        let message = parse(line).unwrap();
+        let message = parse_line(line).unwrap();
         assert_eq!((message.level, message.text.as_str()), (Level::Warn, "skip plugin \"aufs\""));
-        assert_eq!(message.time, zoned_time("2026-11-21T11:26:16.759613664Z"));
+        assert_eq!(message.time, parse_zoned_time("2026-11-21T11:26:16.759613664Z"));
         let fields: Vec<_> = message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
         assert_eq!(fields, ["error=ü ü\n", "type=io.v1", "empty="]);
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn malformed_lines_are_rejected() {
         for line in [
             "",
             "level=info",
@@ -135,7 +136,7 @@ mod tests {
             r#"level=info msg="\uD800""#,
             "time=yesterday level=info msg=x",
         ] {
-            assert_eq!(parse(line), None, "{line}");
+            assert_eq!(parse_line(line), None, "{line}");
         }
     }
 }

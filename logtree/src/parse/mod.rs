@@ -1,7 +1,7 @@
-//! Lines of known formats into leveled messages.
+//! Parsers of known log formats into leveled messages.
 //!
-//! Each takes a line without its terminator and what time it is, and gives none for a line it does not fully
-//! understand. Times without a zone are taken as UTC.
+//! Each takes a line without its terminator and the current time, and returns `None` for a line that does not
+//! fully match its format. Times without a zone are in UTC.
 
 mod capnslog;
 mod klog;
@@ -9,11 +9,11 @@ mod kmsg;
 mod logfmt;
 mod zap;
 
-pub use capnslog::capnslog;
-pub use klog::klog;
-pub use kmsg::{KmsgRecord, kmsg};
-pub use logfmt::logfmt;
-pub use zap::zap;
+pub use capnslog::capnslog_line;
+pub use klog::klog_line;
+pub use kmsg::{KmsgRecord, kmsg_record};
+pub use logfmt::logfmt_line;
+pub use zap::zap_line;
 
 use std::time::SystemTime;
 
@@ -21,37 +21,38 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use crate::Message;
+use crate::LogMessage;
 
-/// What makes a message of a line, or nothing if the line is not of its format.
-pub type Parser = fn(line: &str, now: SystemTime) -> Option<Message>;
+/// A function that parses a line into a message; `None` if the line is not in its format.
+pub type LineParser = fn(line: &str, now: SystemTime) -> Option<LogMessage>;
 
-/// Lines of etcd: [`zap`] JSON, else the older text of [`capnslog`].
-pub fn etcd(line: &str, now: SystemTime) -> Option<Message> {
-    zap(line, now).or_else(|| capnslog(line, now))
+/// Parses a line of etcd: [`zap_line`] JSON, or the older text of [`capnslog_line`].
+pub fn etcd_line(line: &str, now: SystemTime) -> Option<LogMessage> {
+    zap_line(line, now).or_else(|| capnslog_line(line, now))
 }
 
-/// The time a text with a zone says (RFC 3339 and the like).
-fn zoned_time(text: &str) -> Option<SystemTime> {
+/// Parses a time with a zone (RFC 3339 and similar formats).
+fn parse_zoned_time(text: &str) -> Option<SystemTime> {
     text.parse::<Timestamp>().ok().map(SystemTime::from)
 }
 
-fn utc_time(civil: DateTime) -> Option<SystemTime> {
+fn utc_system_time(civil: DateTime) -> Option<SystemTime> {
     TimeZone::UTC.to_timestamp(civil).ok().map(SystemTime::from)
 }
 
-/// Takes a number of exactly `N` digits off the front.
-fn digits<const N: usize>(text: &str) -> Option<(i16, &str)> {
+/// Splits a number of exactly `N` digits off the front.
+fn take_digits<const N: usize>(text: &str) -> Option<(i16, &str)> {
     let (number, rest) = text.split_at_checked(N)?;
     let all_digits = number.bytes().all(|byte| byte.is_ascii_digit());
     Some((number.parse().ok().filter(|_| all_digits)?, rest))
 }
 
-/// Takes `hh:mm:ss` with a fraction of any length, or none, off the front; digits beyond nanoseconds are dropped.
-fn clock(text: &str) -> Option<(jiff::civil::Time, &str)> {
-    let (hour, rest) = digits::<2>(text)?;
-    let (minute, rest) = digits::<2>(rest.strip_prefix(':')?)?;
-    let (second, rest) = digits::<2>(rest.strip_prefix(':')?)?;
+/// Splits `hh:mm:ss`, with an optional fraction of any length, off the front; digits beyond nanoseconds are
+/// dropped.
+fn take_clock_time(text: &str) -> Option<(jiff::civil::Time, &str)> {
+    let (hour, rest) = take_digits::<2>(text)?;
+    let (minute, rest) = take_digits::<2>(rest.strip_prefix(':')?)?;
+    let (second, rest) = take_digits::<2>(rest.strip_prefix(':')?)?;
     let (nanos, rest) = match rest.strip_prefix('.') {
         None => (0, rest),
         Some(fraction) => {

@@ -1,29 +1,29 @@
-//! Everything, one line per line.
+//! Full text, one output line for each line of an entry.
 
 use std::fmt::Write;
 
-use super::text::{letter, utc, words};
-use crate::{Body, Entry, Leveled};
+use super::text::{entry_text, kind_letter, utc_time};
+use crate::{EntryBody, LeveledEntry, LogEntry};
 
-/// The entry in full, in the format the original logtree has: the name in 32 columns (longer ones are not cut), a space,
-/// then for a message `LMMDD hh:mm:ss.uuuuuu file:line] text key=value`, for a raw line `R text`, for dropped entries `- 3
-/// entries dropped here`. A message of several lines repeats everything before its text on each. The file is without
-/// its directories, `???:1` if not known. What was cut ends in `...`.
-pub fn full(entry: &Entry) -> String {
+/// Renders the entry in full, in the format of the original logtree: the name in 32 columns (longer names are
+/// not cut), a space, then for a message `LMMDD hh:mm:ss.uuuuuu file:line] text key=value`, for a raw line `R
+/// text`, for dropped entries `- 3 entries dropped here`. Each line of a multi-line message repeats the
+/// prefix. The file is without its directories, `???:1` if unknown. Text that was cut ends in `...`.
+pub fn full_text(entry: &LogEntry) -> String {
     let prefix = match &entry.body {
-        Body::Leveled(leveled) => position(entry, leveled),
-        body => format!("{} ", letter(body)),
+        EntryBody::Leveled(leveled) => header(entry, leveled),
+        body => format!("{} ", kind_letter(body)),
     };
     let mut text = String::new();
-    for (index, line) in words(entry).split('\n').enumerate() {
+    for (index, line) in entry_text(entry).split('\n').enumerate() {
         let newline = if index > 0 { "\n" } else { "" };
         let _ = write!(text, "{newline}{:<32} {prefix}{line}", entry.dn);
     }
     text
 }
 
-fn position(entry: &Entry, leveled: &Leveled) -> String {
-    let at = utc(entry.time);
+fn header(entry: &LogEntry, leveled: &LeveledEntry) -> String {
+    let at = utc_time(entry.time);
     let (file, line) = match leveled.file.rsplit('/').next() {
         None | Some("") => ("???", leveled.line.max(1)),
         Some(file) => (file, leveled.line),

@@ -1,94 +1,95 @@
-//! For programs.
+//! JSON for programs.
 
 use std::fmt::Write;
 
-use super::text::utc;
-use crate::{Body, Entry, Origin, Value};
+use super::text::utc_time;
+use crate::{EntryBody, FieldValue, LogEntry, LogOrigin};
 
-/// The entry as one JSON object, on one line. Keys, in this order; those in brackets only if there is something to say:
+/// Renders the entry as one JSON object, on one line. Keys, in this order; those in brackets are optional:
 ///
 /// - all: `seq` (number), `time` (RFC 3339, UTC, to the nanosecond), `dn` (empty for the root), `kind`
-/// - `kind: "leveled"`: `level` (`trace debug info warn error fatal`), `[file, line]`, `message`,
-///   `[fields]` (an object: texts, numbers, booleans; numbers JSON has no word for are texts), `[stream, generation]`,
-///   `[original_bytes]` (it was cut)
-/// - `kind: "raw"`: `stream`, `generation`, `text`, `[original_bytes]` (it was cut), `[lossy: true]` (it was not UTF-8)
-/// - `kind: "dropped"`: `count`, `exact` (false: at most so many)
-pub fn json(entry: &Entry) -> String {
-    let mut object = Object::default();
-    object.put("seq", entry.seq);
-    object.put("time", quote(&format!("{:.9}Z", utc(entry.time))));
-    object.put("dn", quote(entry.dn.as_str()));
+/// - `kind: "leveled"`: `level` (`trace debug info warn error fatal`), `[file, line]`, `message`, `[fields]`
+///   (an object: texts, numbers, booleans; numbers that JSON can't represent are texts), `[stream,
+///   generation]`, `[original_bytes]` (it was cut)
+/// - `kind: "raw"`: `stream`, `generation`, `text`, `[original_bytes]` (it was cut), `[lossy: true]` (it was
+///   not UTF-8)
+/// - `kind: "dropped"`: `count`, `exact` (false: `count` is an upper bound)
+pub fn json_object(entry: &LogEntry) -> String {
+    let mut object = JsonObject::default();
+    object.put_value("seq", entry.seq);
+    object.put_value("time", json_string(&format!("{:.9}Z", utc_time(entry.time))));
+    object.put_value("dn", json_string(entry.dn.as_str()));
     match &entry.body {
-        Body::Leveled(leveled) => {
-            object.put("kind", "\"leveled\"");
-            object.put("level", quote(leveled.level.as_str()));
+        EntryBody::Leveled(leveled) => {
+            object.put_value("kind", "\"leveled\"");
+            object.put_value("level", json_string(leveled.level.as_str()));
             if !leveled.file.is_empty() {
-                object.put("file", quote(&leveled.file));
-                object.put("line", leveled.line);
+                object.put_value("file", json_string(&leveled.file));
+                object.put_value("line", leveled.line);
             }
-            object.put("message", quote(&leveled.message));
+            object.put_value("message", json_string(&leveled.message));
             if !leveled.fields.is_empty() {
-                let mut fields = Object::default();
+                let mut fields = JsonObject::default();
                 for field in &leveled.fields {
-                    fields.put(&field.name, value(&field.value));
+                    fields.put_value(&field.name, json_value(&field.value));
                 }
-                object.put("fields", fields.end());
+                object.put_value("fields", fields.finish());
             }
             object.put_origin(leveled.origin.as_ref());
-            object.put_some("original_bytes", leveled.original_bytes);
+            object.put_optional("original_bytes", leveled.original_bytes);
         }
-        Body::Raw(raw) => {
-            object.put("kind", "\"raw\"");
+        EntryBody::Raw(raw) => {
+            object.put_value("kind", "\"raw\"");
             object.put_origin(Some(&raw.origin));
-            object.put("text", quote(&raw.text));
-            object.put_some("original_bytes", raw.original_bytes);
-            object.put_some("lossy", raw.lossy.then_some(true));
+            object.put_value("text", json_string(&raw.text));
+            object.put_optional("original_bytes", raw.original_bytes);
+            object.put_optional("lossy", raw.lossy.then_some(true));
         }
-        Body::Dropped(dropped) => {
-            object.put("kind", "\"dropped\"");
-            object.put("count", dropped.count);
-            object.put("exact", dropped.exact);
+        EntryBody::Dropped(dropped) => {
+            object.put_value("kind", "\"dropped\"");
+            object.put_value("count", dropped.count);
+            object.put_value("exact", dropped.exact);
         }
     }
-    object.end()
+    object.finish()
 }
 
-/// An object being written; its values are JSON already.
+/// A JSON object under construction; its values are already JSON.
 #[derive(Default)]
-struct Object(String);
+struct JsonObject(String);
 
-impl Object {
-    fn put(&mut self, name: &str, value: impl std::fmt::Display) {
+impl JsonObject {
+    fn put_value(&mut self, name: &str, value: impl std::fmt::Display) {
         let before = if self.0.is_empty() { '{' } else { ',' };
-        let _ = write!(self.0, "{before}{}:{value}", quote(name));
+        let _ = write!(self.0, "{before}{}:{value}", json_string(name));
     }
 
-    fn put_some(&mut self, name: &str, value: Option<impl std::fmt::Display>) {
+    fn put_optional(&mut self, name: &str, value: Option<impl std::fmt::Display>) {
         if let Some(value) = value {
-            self.put(name, value);
+            self.put_value(name, value);
         }
     }
 
-    fn put_origin(&mut self, origin: Option<&Origin>) {
+    fn put_origin(&mut self, origin: Option<&LogOrigin>) {
         if let Some(origin) = origin {
-            self.put("stream", quote(&origin.stream));
-            self.put("generation", origin.generation);
+            self.put_value("stream", json_string(&origin.stream));
+            self.put_value("generation", origin.generation);
         }
     }
 
-    fn end(self) -> String {
+    fn finish(self) -> String {
         self.0 + "}"
     }
 }
 
-fn quote(text: &str) -> String {
+fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-fn value(value: &Value) -> String {
+fn json_value(value: &FieldValue) -> String {
     match value {
-        Value::Text(text) => quote(text),
-        Value::Float(float) if !float.is_finite() => quote(&float.to_string()),
+        FieldValue::Text(text) => json_string(text),
+        FieldValue::Float(float) if !float.is_finite() => json_string(&float.to_string()),
         other => other.to_string(),
     }
 }

@@ -1,13 +1,14 @@
-//! Entries as text: [`full`] for files and pipes, [`compact`] for consoles, [`json`] for programs.
+//! Renders entries as text: [`full_text`] for files and pipes, [`compact_text`] for consoles, [`json_object`]
+//! for programs.
 //!
-//! All times are UTC. Lines are joined by `\n`, with none at the end. Control characters, which could drive the terminal
-//! they are printed to, are escaped.
+//! All times are UTC. Lines are separated by `\n`, without one at the end. Control characters, which could
+//! control the terminal, are escaped.
 
 mod compact;
 mod full;
 mod json;
 mod text;
 
-pub use compact::compact;
-pub use full::full;
-pub use json::json;
+pub use compact::compact_text;
+pub use full::full_text;
+pub use json::json_object;

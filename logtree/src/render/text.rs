@@ -1,4 +1,4 @@
-//! What the renderings share.
+//! Functions that the renderings share.
 
 use std::fmt::Write;
 use std::time::SystemTime;
@@ -7,42 +7,42 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use crate::text::is_unsafe_to_show;
-use crate::{Body, Dropped, Entry, Leveled, Value};
+use crate::text::is_unprintable;
+use crate::{DroppedEntries, EntryBody, FieldValue, LeveledEntry, LogEntry};
 
-/// Date and time in UTC; what is beyond the year 9999 is shown as 1970.
-pub(super) fn utc(time: SystemTime) -> DateTime {
+/// Date and time in UTC; times after the year 9999 are shown as 1970.
+pub(super) fn utc_time(time: SystemTime) -> DateTime {
     TimeZone::UTC.to_datetime(Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH))
 }
 
-/// The letter that says of what kind an entry is.
-pub(super) fn letter(body: &Body) -> char {
+/// The letter for the level or kind of an entry.
+pub(super) fn kind_letter(body: &EntryBody) -> char {
     match body {
-        Body::Leveled(leveled) => leveled.level.letter(),
-        Body::Raw(_) => 'R',
-        Body::Dropped(_) => '-',
+        EntryBody::Leveled(leveled) => leveled.level.letter(),
+        EntryBody::Raw(_) => 'R',
+        EntryBody::Dropped(_) => '-',
     }
 }
 
-/// What an entry says in words, fields and marks included; it may have several lines.
-pub(super) fn words(entry: &Entry) -> String {
+/// The text of an entry, including fields and marks; it may have several lines.
+pub(super) fn entry_text(entry: &LogEntry) -> String {
     match &entry.body {
-        Body::Leveled(leveled) => message(leveled),
-        Body::Raw(raw) if raw.original_bytes.is_some() => escape(&raw.text) + "...",
-        Body::Raw(raw) => escape(&raw.text),
-        Body::Dropped(dropped) => gap(dropped),
+        EntryBody::Leveled(leveled) => message_text(leveled),
+        EntryBody::Raw(raw) if raw.original_bytes.is_some() => escape_unprintable(&raw.text) + "...",
+        EntryBody::Raw(raw) => escape_unprintable(&raw.text),
+        EntryBody::Dropped(dropped) => dropped_text(dropped),
     }
 }
 
-fn message(leveled: &Leveled) -> String {
+fn message_text(leveled: &LeveledEntry) -> String {
     let mut text = escape_lines(&leveled.message);
     for field in &leveled.fields {
         if !text.is_empty() {
             text.push(' ');
         }
-        text.push_str(&escape(&field.name));
+        text.push_str(&escape_unprintable(&field.name));
         text.push('=');
-        push_value(&mut text, &field.value);
+        push_quoted(&mut text, &field.value);
     }
     if leveled.original_bytes.is_some() {
         text.push_str("...");
@@ -50,32 +50,32 @@ fn message(leveled: &Leveled) -> String {
     text
 }
 
-fn gap(dropped: &Dropped) -> String {
+fn dropped_text(dropped: &DroppedEntries) -> String {
     let entries = if dropped.count == 1 { "entry" } else { "entries" };
     let at_most = if dropped.exact { "" } else { "at most " };
     format!("{at_most}{} {entries} dropped here", dropped.count)
 }
 
-/// A value, quoted if it would not end at the next space otherwise.
-fn push_value(text: &mut String, value: &Value) {
+/// Appends a value, quoted if it would be ambiguous otherwise.
+fn push_quoted(text: &mut String, value: &FieldValue) {
     let value = value.to_string();
     if value.is_empty() || value.contains(|c: char| c.is_whitespace() || c == '"' || c == '=') {
-        let _ = write!(text, "{:?}", escape(&value).replace("\\n", "\n"));
+        let _ = write!(text, "{:?}", escape_unprintable(&value).replace("\\n", "\n"));
     } else {
-        text.push_str(&escape(&value));
+        text.push_str(&escape_unprintable(&value));
     }
 }
 
-/// Escapes everything that is not a character to look at.
-pub(super) fn escape(text: &str) -> String {
+/// Escapes unprintable characters.
+pub(super) fn escape_unprintable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        if is_unsafe_to_show(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
+        if is_unprintable(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
     }
     safe
 }
 
-/// The same, but newlines stay.
+/// Escapes unprintable characters except newlines.
 fn escape_lines(text: &str) -> String {
-    text.split('\n').map(escape).collect::<Vec<_>>().join("\n")
+    text.split('\n').map(escape_unprintable).collect::<Vec<_>>().join("\n")
 }

@@ -1,4 +1,4 @@
-//! A FIFO others write their log to.
+//! FIFOs into which other programs write their logs.
 
 use std::convert::Infallible;
 use std::fs::{self, File};
@@ -16,69 +16,71 @@ use tokio::net::unix::pipe;
 use tokio::task::coop::consume_budget;
 
 use crate::LineWriter;
-use crate::sys::watch;
+use crate::sys::watch_readable;
 
-/// The most a FIFO holds by default.
-const BUFFER: usize = 64 << 10;
+/// The default capacity of a FIFO.
+const BUFFER_BYTES: usize = 64 << 10;
 
-/// What takes some events of inotify, of which only that they came is of interest.
-const EVENTS: usize = 4 << 10;
+/// Buffer for inotify events, whose content is ignored.
+const EVENT_BUFFER_BYTES: usize = 4 << 10;
 
-/// A FIFO in the file system that is read for as long as this exists.
+/// A FIFO in the file system, open for reading as long as this exists.
 ///
-/// It is open for writing as well, so that it never comes to an end when a writer goes and writers never wait for a
-/// reader to come. Two writers at once may mix their lines, and one that dies within a line leaves its beginning to the next.
+/// It is open for writing as well, so reads never end when a writer closes it, and writers never wait for a
+/// reader. Two concurrent writers may mix their lines. If a writer dies within a line, the next writer
+/// continues that line.
 #[derive(Debug)]
-pub struct Fifo {
+pub struct FifoSource {
     path: PathBuf,
     receiver: pipe::Receiver,
 }
 
-/// Why a FIFO cannot be had.
+/// Why a FIFO can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FifoError {
-    /// It could not be made: look at its directory.
-    #[error("make the fifo {path}")]
-    Make {
-        /// Where it should be.
+    /// It could not be created: check its directory.
+    #[error("create FIFO {path}")]
+    Create {
+        /// Its path.
         path: PathBuf,
-        /// What the system says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Something else is there, or a link: remove it, if it is not wanted.
-    #[error("{path} is not a fifo")]
+    /// The path is a link or another kind of file: remove it if it is not needed.
+    #[error("{path} is not a FIFO: remove it, or configure another path")]
     NotFifo {
-        /// Where the FIFO should be.
+        /// The path.
         path: PathBuf,
     },
-    /// It is there but cannot be opened: look at its owner and mode.
-    #[error("open the fifo {path}")]
+    /// It exists but can't be opened: check its owner and mode.
+    #[error("open FIFO {path}")]
     Open {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// What the system says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-impl Fifo {
-    /// Opens the FIFO at `path`, making one its owner alone may use if nothing is there. Never waits for a writer.
+impl FifoSource {
+    /// Opens the FIFO at `path`, and creates it with mode 0600 if it does not exist. Never waits for a
+    /// writer.
     ///
     /// # Errors
-    /// All of [`FifoError`]; a retry helps once the cause named is gone.
+    /// All of [`FifoError`]; a retry helps once the reported cause is fixed.
     ///
     /// # Panics
     /// Outside of a tokio runtime with IO enabled.
-    pub fn open(path: &Path) -> Result<Fifo, FifoError> {
+    pub fn open(path: &Path) -> Result<FifoSource, FifoError> {
         let owned = || path.to_owned();
         match mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR) {
             Ok(()) | Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(FifoError::Make { path: owned(), source: errno.into() }),
+            Err(errno) => return Err(FifoError::Create { path: owned(), source: errno.into() }),
         }
-        // Checked before it is opened: to open a device can have effects.
+        // Checked before it is opened, because opening a device can have side effects.
         let kind = fs::symlink_metadata(path)
             .map_err(|source| FifoError::Open { path: owned(), source })?
             .file_type();
@@ -89,75 +91,78 @@ impl Fifo {
             .read_write(true)
             .open_receiver(path)
             .map_err(|source| FifoError::Open { path: owned(), source })?;
-        Ok(Fifo { path: owned(), receiver })
+        Ok(FifoSource { path: owned(), receiver })
     }
 
-    /// Copies what comes into a writer, until the future is dropped.
+    /// Copies lines from the FIFO into a writer, until the future is dropped.
     ///
     /// # Errors
     /// When reading fails, which is not known to happen; a retry may help.
     ///
     /// # Cancel safety
-    /// What was read has been written: nothing is lost if the future is dropped, and another may go on.
-    pub async fn pump(&mut self, to: &mut LineWriter) -> io::Result<Infallible> {
+    /// All bytes read have been written: dropping the future loses nothing, and another call resumes.
+    pub async fn copy_lines(&mut self, to: &mut LineWriter) -> io::Result<Infallible> {
         loop {
-            copy(&self.receiver, to).await?;
+            copy_until_eof(&self.receiver, to).await?;
         }
     }
 
-    /// Watches the name; what is returned resolves once it no longer leads here, since it was removed, renamed or taken
-    /// by another file. Whoever has this FIFO open still writes here then, and whoever comes later does not.
+    /// Watches the path. The returned future resolves once the path no longer refers to this FIFO, because it
+    /// was removed, renamed or replaced by another file. Processes that have this FIFO open still write into
+    /// it then; processes that open the path later do not.
     ///
-    /// It also resolves where that was so before the call. What becomes of the directories above is not noticed.
+    /// The future also resolves if that happened before the call. Changes of parent directories are not
+    /// detected.
     ///
     /// # Errors
-    /// When the kernel gives no watch: a user has 128 of them by default; or from the future, when it tells nothing more.
+    /// When the kernel grants no watch (a user has 128 inotify instances by default); from the future, when
+    /// reading events fails.
     ///
     /// *Source:* inotify(7).
-    pub fn removed(&self) -> io::Result<impl Future<Output = io::Result<()>> + Send + use<>> {
-        let here = self.here();
-        let number = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-        let own = number(fs::metadata(&here)?);
+    pub fn watch_removal(&self) -> io::Result<impl Future<Output = io::Result<()>> + Send + use<>> {
+        let here = self.proc_fd_path();
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let fifo_identity = identity(fs::metadata(&here)?);
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        // A name that goes changes the count of names, which is an attribute.
+        // Removing a path changes the link count, which is an attribute.
         inotify.add_watch(&here, AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_MOVE_SELF)?;
-        let events = watch(File::from(OwnedFd::from(inotify)))?;
+        let events = watch_readable(File::from(OwnedFd::from(inotify)))?;
         let path = self.path.clone();
         Ok(async move {
-            let mut buffer = [0; EVENTS];
-            while fs::symlink_metadata(&path).is_ok_and(|metadata| number(metadata) == own) {
+            let mut buffer = [0; EVENT_BUFFER_BYTES];
+            while fs::symlink_metadata(&path).is_ok_and(|metadata| identity(metadata) == fifo_identity) {
                 events.async_io(Interest::READABLE, |mut events| events.read(&mut buffer)).await?;
             }
             Ok(())
         })
     }
 
-    /// Copies what comes into a writer until nobody has the FIFO open for writing any more: the end of one whose name is
-    /// gone.
+    /// Copies lines from the FIFO into a writer until the last process that has it open for writing closes
+    /// it. Use it for a FIFO whose path was removed.
     ///
     /// # Errors
     /// When it can't be opened again, or reading fails; neither is known to happen.
     ///
     /// # Cancel safety
-    /// What was read has been written; the FIFO is closed.
-    pub async fn drain(self, to: &mut LineWriter) -> io::Result<()> {
-        // This one is a writer itself.
-        let receiver = pipe::OpenOptions::new().open_receiver(self.here())?;
+    /// All bytes read have been written; the FIFO is closed.
+    pub async fn copy_to_end(self, to: &mut LineWriter) -> io::Result<()> {
+        // `self` is a writer, too.
+        let receiver = pipe::OpenOptions::new().open_receiver(self.proc_fd_path())?;
         drop(self);
-        copy(&receiver, to).await
+        copy_until_eof(&receiver, to).await
     }
 
-    /// Where it is whatever its name leads to.
-    fn here(&self) -> PathBuf {
+    /// A path to the open FIFO, independent of its path in the file system.
+    fn proc_fd_path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.receiver.as_raw_fd()).into()
     }
 }
 
-/// Copies to the end, which is where nobody has it open for writing.
-async fn copy(from: &pipe::Receiver, to: &mut LineWriter) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER];
+/// Copies until end of file, which comes when no process has the FIFO open for writing.
+async fn copy_until_eof(from: &pipe::Receiver, to: &mut LineWriter) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        // A flood must not keep the other tasks of this thread from running.
+        // A flood must not starve the other tasks of this thread.
         consume_budget().await;
         from.readable().await?;
         match from.try_read(&mut buffer) {

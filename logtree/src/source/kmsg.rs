@@ -1,4 +1,4 @@
-//! The kernel's log.
+//! The kernel log.
 
 use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
@@ -13,55 +13,56 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::coop::consume_budget;
 
-use crate::parse::{KmsgRecord, kmsg};
-use crate::sys::watch;
-use crate::{Dn, Journal, Level, Message};
+use crate::parse::{KmsgRecord, kmsg_record};
+use crate::sys::watch_readable;
+use crate::{Dn, Level, LogMessage, LogStore};
 
-/// Longest record the kernel gives out (CONSOLE_EXT_LOG_MAX in kernel/printk/internal.h).
-const RECORD: usize = 8 << 10;
+/// Longest record that the kernel returns (CONSOLE_EXT_LOG_MAX in kernel/printk/internal.h).
+const MAX_RECORD_BYTES: usize = 8 << 10;
 
-/// The kernel's log, from its oldest record on.
+/// The kernel log, from its oldest record on.
 #[derive(Debug)]
-pub struct Kmsg {
+pub struct KmsgSource {
     device: AsyncFd<File>,
-    entries: Entries,
+    converter: RecordConverter,
 }
 
-impl Kmsg {
-    /// Opens `/dev/kmsg`, which takes root, or CAP_SYSLOG where `kernel.dmesg_restrict` is set.
+impl KmsgSource {
+    /// Opens `/dev/kmsg`, which requires root, or CAP_SYSLOG if `kernel.dmesg_restrict` is set.
     ///
     /// # Errors
     /// When the device cannot be opened.
     ///
     /// # Panics
     /// Outside of a tokio runtime with IO enabled.
-    pub fn open() -> io::Result<Kmsg> {
+    pub fn open() -> io::Result<KmsgSource> {
         let device = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open("/dev/kmsg")?;
-        Ok(Kmsg { device: watch(device)?, entries: Entries::default() })
+        Ok(KmsgSource { device: watch_readable(device)?, converter: RecordConverter::default() })
     }
 
-    /// Stores records under a name until the future is dropped. Records the kernel overwrote before they were read are
-    /// reported by an entry in their place.
+    /// Stores records under a name until the future is dropped. For records that the kernel overwrote before
+    /// they were read, it stores a report in their place.
     ///
     /// # Errors
     /// When reading fails.
     ///
     /// # Cancel safety
-    /// Nothing read is lost if the future is dropped, and another may go on.
-    pub async fn pump(&mut self, journal: &Journal, dn: &Dn) -> io::Result<Infallible> {
-        let mut buffer = vec![0; RECORD];
+    /// Dropping the future loses no record that was read, and another call resumes.
+    pub async fn copy_records(&mut self, store: &LogStore, dn: &Dn) -> io::Result<Infallible> {
+        let mut buffer = vec![0; MAX_RECORD_BYTES];
         loop {
-            // A flood must not keep the other tasks of this thread from running.
+            // A flood must not starve the other tasks of this thread.
             consume_budget().await;
             let read = self.device.async_io(Interest::READABLE, |mut device| device.read(&mut buffer)).await;
             match read {
                 Ok(length) => {
                     let text = String::from_utf8_lossy(&buffer[..length]);
-                    for message in self.entries.take(&text, SystemTime::now(), since_boot()) {
-                        journal.append(dn, message);
+                    for message in self.converter.convert(&text, SystemTime::now(), time_since_boot()) {
+                        store.append_message(dn, message);
                     }
                 }
-                // Overwritten unread, or too long to read: the next record shows by its number how many were lost.
+                // Overwritten before it was read, or too long: the sequence number of the next record shows
+                // how many were lost.
                 Err(error)
                     if [Errno::EPIPE, Errno::EINVAL]
                         .map(|e| Some(e as i32))
@@ -72,34 +73,36 @@ impl Kmsg {
     }
 }
 
-/// The clock the kernel stamps its records by.
-fn since_boot() -> Duration {
+/// The clock of the kernel's timestamps.
+fn time_since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default()
 }
 
-/// What becomes of records.
+/// Converts records into messages.
 #[derive(Debug, Default)]
-pub(crate) struct Entries {
-    /// The number the next record should have.
-    next: Option<u64>,
+pub(crate) struct RecordConverter {
+    /// The expected sequence number of the next record.
+    next_seq: Option<u64>,
 }
 
-impl Entries {
-    /// The entries one record makes: a report of a gap before it, then itself.
-    pub(crate) fn take(&mut self, record: &str, now: SystemTime, since_boot: Duration) -> Vec<Message> {
-        let Some(KmsgRecord { seq, since_boot: at, mut message, .. }) = kmsg(record) else {
-            let text = format!("not a kernel log record: {}", record.trim_end());
-            return vec![Message { time: Some(now), ..Message::without_position(Level::Warn, text) }];
+impl RecordConverter {
+    /// The messages for one record: a report of a gap before it, then the record.
+    pub(crate) fn convert(&mut self, record: &str, now: SystemTime, since_boot: Duration) -> Vec<LogMessage> {
+        let Some(KmsgRecord { seq, since_boot: at, mut message, .. }) = kmsg_record(record) else {
+            let text = format!("invalid kernel log record: {}", record.trim_end());
+            return vec![LogMessage { time: Some(now), ..LogMessage::without_position(Level::Warn, text) }];
         };
         let time = (now + at).checked_sub(since_boot);
         message.time = time;
-        let lost = self.next.map_or(0, |next| seq.saturating_sub(next));
-        self.next = Some(seq.saturating_add(1));
+        let lost = self.next_seq.map_or(0, |next| seq.saturating_sub(next));
+        self.next_seq = Some(seq.saturating_add(1));
         let mut entries = Vec::new();
         if lost > 0 {
             let text = format!("{lost} kernel log records were overwritten before they were read");
-            entries
-                .push(Message { time, ..Message::without_position(Level::Warn, text).field("lost", lost) });
+            entries.push(LogMessage {
+                time,
+                ..LogMessage::without_position(Level::Warn, text).with_field("lost", lost)
+            });
         }
         entries.push(message);
         entries
@@ -112,26 +115,26 @@ mod tests {
 
     const NOW: SystemTime = SystemTime::UNIX_EPOCH;
 
-    /// Reference case 15, its time: now minus what has passed since.
+    /// Reference case 15, its time: now minus the time since the record.
     #[test]
-    fn a_records_time_is_now_less_what_has_passed_since() {
-        let entries = Entries::default().take("6,1,5000000,-;x", NOW, Duration::from_secs(7));
+    fn a_record_is_dated_by_its_time_since_boot() {
+        let entries = RecordConverter::default().convert("6,1,5000000,-;x", NOW, Duration::from_secs(7));
         assert_eq!(entries[0].time, Some(NOW - Duration::from_secs(2)));
     }
 
     #[test]
-    fn a_gap_in_the_numbers_is_reported_before_the_record_that_shows_it() {
-        let mut entries = Entries::default();
-        assert_eq!(entries.take("6,10,1,-;a", NOW, Duration::ZERO).len(), 1);
-        assert_eq!(entries.take("6,11,1,-;b", NOW, Duration::ZERO).len(), 1);
-        let gap = entries.take("6,15,1,-;c", NOW, Duration::ZERO);
+    fn a_sequence_gap_is_reported_before_the_next_record() {
+        let mut entries = RecordConverter::default();
+        assert_eq!(entries.convert("6,10,1,-;a", NOW, Duration::ZERO).len(), 1);
+        assert_eq!(entries.convert("6,11,1,-;b", NOW, Duration::ZERO).len(), 1);
+        let gap = entries.convert("6,15,1,-;c", NOW, Duration::ZERO);
         assert_eq!(gap[0].text, "3 kernel log records were overwritten before they were read");
         assert_eq!((gap[0].level, gap[1].text.as_str()), (Level::Warn, "c"));
     }
 
     #[test]
-    fn what_is_no_record_is_kept_as_a_warning() {
-        let entries = Entries::default().take("rubbish\n", NOW, Duration::ZERO);
-        assert_eq!(entries[0].text, "not a kernel log record: rubbish");
+    fn a_malformed_record_is_kept_as_a_warning() {
+        let entries = RecordConverter::default().convert("rubbish\n", NOW, Duration::ZERO);
+        assert_eq!(entries[0].text, "invalid kernel log record: rubbish");
     }
 }

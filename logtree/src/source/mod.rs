@@ -1,8 +1,8 @@
-//! Where output comes from that no writer is handed to: FIFOs and the kernel. Both wait in the runtime's reactor and never
-//! poll; they must be made inside a tokio runtime with IO enabled.
+//! Sources that are not written to a [`LineWriter`](crate::LineWriter) directly: FIFOs and the kernel log.
+//! Both wait in the runtime's reactor and never poll; open them inside a tokio runtime with IO enabled.
 
 mod fifo;
 mod kmsg;
 
-pub use fifo::{Fifo, FifoError};
-pub use kmsg::Kmsg;
+pub use fifo::{FifoError, FifoSource};
+pub use kmsg::KmsgSource;

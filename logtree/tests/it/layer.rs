@@ -2,116 +2,122 @@
 
 use std::fmt;
 
-use nodekeel_logtree::{Body, Entry, Journal, JournalLayer, Level, Leveled, Message, Query, Value};
+use nodekeel_logtree::{
+    EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogMessage, LogQuery, LogStore, LogStoreLayer,
+};
 use tracing::{debug, error, info, info_span, trace, warn};
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::support::*;
 
-fn traced(journal: &Journal, work: impl FnOnce()) {
-    traced_by(journal.layer(), work);
+fn with_store_layer(store: &LogStore, work: impl FnOnce()) {
+    with_layer(store.layer(), work);
 }
 
-fn traced_by(layer: JournalLayer, work: impl FnOnce()) {
-    // Whether anybody wants an event is kept per event for all threads: without a subscriber that lives as long as the
-    // program, tests that begin and end at the same time can race for the answer.
+fn with_layer(layer: LogStoreLayer, work: impl FnOnce()) {
+    // tracing caches for all threads whether any subscriber wants an event: without a subscriber for the
+    // whole process, tests that start and end concurrently race for the cached value.
     static FOR_ALL: std::sync::Once = std::sync::Once::new();
     FOR_ALL.call_once(|| {
-        tracing::subscriber::set_global_default(tracing_subscriber::registry()).expect("it is the only one");
+        tracing::subscriber::set_global_default(tracing_subscriber::registry())
+            .expect("no other subscriber is global");
     });
     tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), work);
 }
 
-fn all(journal: &Journal) -> Vec<Entry> {
-    read(journal, within(""))
+fn read_all(store: &LogStore) -> Vec<LogEntry> {
+    read_backlog(store, subtree_query(""))
 }
 
-fn leveled(entry: &Entry) -> &Leveled {
+fn leveled_entry(entry: &LogEntry) -> &LeveledEntry {
     match &entry.body {
-        Body::Leveled(leveled) => leveled,
+        EntryBody::Leveled(leveled) => leveled,
         other => panic!("{other:?}"),
     }
 }
 
 /// Case 4.
 #[test]
-fn a_message_of_several_lines_is_one_entry_without_newlines_at_its_ends() {
-    let journal = Journal::default();
-    traced(&journal, || {
+fn a_multiline_message_is_one_entry_without_outer_newlines() {
+    let store = LogStore::default();
+    with_store_layer(&store, || {
         info!("foo\nbar");
         info!("{}", "one\ntwo\n");
         info!("");
     });
-    assert_eq!(texts(&all(&journal)), ["foo\nbar", "one\ntwo", ""]);
+    assert_eq!(entry_texts(&read_all(&store)), ["foo\nbar", "one\ntwo", ""]);
 }
 
 /// Logs when its thread ends.
-struct Parting(tracing::Dispatch);
+struct ThreadExitLogger(tracing::Dispatch);
 
-impl Drop for Parting {
+impl Drop for ThreadExitLogger {
     fn drop(&mut self) {
         tracing::dispatcher::with_default(&self.0, || info!("last words"));
     }
 }
 
 thread_local! {
-    static PARTING: std::cell::RefCell<Option<Parting>> = const { std::cell::RefCell::new(None) };
+    static PARTING: std::cell::RefCell<Option<ThreadExitLogger>> = const { std::cell::RefCell::new(None) };
 }
 
-/// What a thread keeps goes in the reverse of the order in which it was first used: here the layer's part goes before
-/// one that logs, which could not even panic.
+/// Thread-locals are destroyed in the reverse order of their first use: here the layer's buffer is destroyed
+/// before a thread-local that logs, in whose destructor a panic would abort.
 #[test]
-fn a_thread_may_log_while_it_ends() {
-    let journal = Journal::default();
-    let ends = |of: &Journal| {
-        traced(of, || {
+fn a_thread_can_log_while_it_exits() {
+    let store = LogStore::default();
+    let ends = |of: &LogStore| {
+        with_store_layer(of, || {
             let _span = info_span!("main", dn = "main").entered();
             let subscriber = tracing::dispatcher::get_default(Clone::clone);
-            PARTING.set(Some(Parting(subscriber)));
+            PARTING.set(Some(ThreadExitLogger(subscriber)));
             info!("first words");
         });
     };
-    let of = journal.clone();
-    std::thread::spawn(move || ends(&of)).join().expect("it ends");
-    assert_eq!(texts(&all(&journal)), ["first words", "last words"]);
+    let of = store.clone();
+    std::thread::spawn(move || ends(&of)).join().expect("the thread ends");
+    assert_eq!(entry_texts(&read_all(&store)), ["first words", "last words"]);
 }
 
 /// Case 7, with levels for the original's numbers.
 #[test]
-fn a_verbose_event_is_stored_once_its_name_is_made_verbose() {
-    let journal = Journal::default();
-    traced(&journal, || {
+fn a_debug_event_is_stored_after_its_name_is_set_to_debug() {
+    let store = LogStore::default();
+    with_store_layer(&store, || {
         let _span = info_span!("main", dn = "main").entered();
         debug!("not yet");
-        journal.set_level(&dn("main"), Level::Debug);
+        store.set_min_level(&dn("main"), Level::Debug);
         debug!("now");
         trace!("too much");
         debug!(dn = "main.below", "levels are for exactly one name");
-        journal.set_level(&dn("main"), Level::Error);
+        store.set_min_level(&dn("main"), Level::Error);
         warn!("not any more");
         info!(dn = "main.below", "others keep theirs");
     });
-    assert_eq!(texts(&all(&journal)), ["now", "others keep theirs"]);
-    assert_eq!((journal.level(&dn("main")), journal.level(&dn("main.below"))), (Some(Level::Error), None));
+    assert_eq!(entry_texts(&read_all(&store)), ["now", "others keep theirs"]);
+    assert_eq!(
+        (store.min_level(&dn("main")), store.min_level(&dn("main.below"))),
+        (Some(Level::Error), None)
+    );
 }
 
 /// Case 8.
 #[test]
 fn levels_and_source_positions_are_those_of_the_events() {
-    let journal = Journal::default();
+    let store = LogStore::default();
     let first = line!() + 2;
-    traced(&journal, || {
+    with_store_layer(&store, || {
         error!("e");
         warn!("w");
         info!("i");
         info!("v0");
     });
-    let found = all(&journal);
-    let levels: String = found.iter().map(|entry| level(entry).letter()).collect();
+    let found = read_all(&store);
+    let levels: String = found.iter().map(|entry| entry_level(entry).letter()).collect();
     assert_eq!(levels, "EWII");
     for (index, entry) in found.iter().enumerate() {
-        assert!(leveled(entry).file.ends_with("tests/it/layer.rs"), "{entry:?}");
-        assert_eq!(leveled(entry).line, first + index as u32);
+        assert!(leveled_entry(entry).file.ends_with("tests/it/layer.rs"), "{entry:?}");
+        assert_eq!(leveled_entry(entry).line, first + index as u32);
     }
 }
 
@@ -119,20 +125,20 @@ fn levels_and_source_positions_are_those_of_the_events() {
 #[test]
 fn a_helper_can_leave_the_position_to_its_caller() {
     #[track_caller]
-    fn helper(journal: &Journal) {
-        journal.append(&dn("main"), Message::new(Level::Info, "by a helper"));
+    fn helper(store: &LogStore) {
+        store.append_message(&dn("main"), LogMessage::new(Level::Info, "by a helper"));
     }
-    let journal = Journal::default();
-    helper(&journal);
-    journal.append(&dn("main"), Message::new(Level::Info, "directly"));
-    let found = all(&journal);
-    assert_eq!(leveled(&found[0]).line + 1, leveled(&found[1]).line);
+    let store = LogStore::default();
+    helper(&store);
+    store.append_message(&dn("main"), LogMessage::new(Level::Info, "directly"));
+    let found = read_all(&store);
+    assert_eq!(leveled_entry(&found[0]).line + 1, leveled_entry(&found[1]).line);
 }
 
 #[test]
-fn the_innermost_name_wins_and_the_events_own_above_all() {
-    let journal = Journal::default();
-    traced_by(journal.layer().default_dn(dn("node")), || {
+fn an_event_dn_wins_over_the_innermost_span_dn() {
+    let store = LogStore::default();
+    with_layer(store.layer().default_dn(dn("node")), || {
         info!("outside");
         let late = info_span!("late", dn = tracing::field::Empty);
         let _outer = info_span!("outer", dn = "a").entered();
@@ -141,14 +147,14 @@ fn the_innermost_name_wins_and_the_events_own_above_all() {
         info!("still in a");
         let _inner = info_span!("inner", dn = %dn("a.b")).entered();
         info!("in a.b");
-        info!(dn = "c", other = 1, "on its own");
+        info!(dn = "c", other = 1, "by its field");
         info!(dn = "not..a.name", "kept");
         late.record("dn", "later");
         late.in_scope(|| info!("in later"));
         info!(parent: None, "outside again");
     });
-    let all = all(&journal);
-    let found: Vec<_> = all.iter().map(|entry| format!("{}: {}", entry.dn, text(entry))).collect();
+    let all = read_all(&store);
+    let found: Vec<_> = all.iter().map(|entry| format!("{}: {}", entry.dn, entry_text(entry))).collect();
     assert_eq!(
         found,
         [
@@ -156,86 +162,92 @@ fn the_innermost_name_wins_and_the_events_own_above_all() {
             "a: in a",
             "a: still in a",
             "a.b: in a.b",
-            "c: on its own",
+            "c: by its field",
             "a.b: kept",
             "later: in later",
             "node: outside again",
         ]
     );
     let fields = |index: usize| {
-        let fields = &leveled(&all[index]).fields;
+        let fields = &leveled_entry(&all[index]).fields;
         fields.iter().map(|field| (field.name.clone(), field.value.clone())).collect::<Vec<_>>()
     };
-    assert_eq!(fields(4), [("other".to_owned(), Value::Int(1))]);
-    assert_eq!(fields(5), [("dn".to_owned(), Value::from("not..a.name"))]);
+    assert_eq!(fields(4), [("other".to_owned(), FieldValue::Int(1))]);
+    assert_eq!(fields(5), [("dn".to_owned(), FieldValue::from("not..a.name"))]);
 }
 
 #[test]
 fn fields_keep_their_types_and_errors_their_sources() {
-    let journal = Journal::default();
+    let store = LogStore::default();
     let source = "x".parse::<u8>().unwrap_err();
-    let outer = std::io::Error::other(Outer(source));
-    traced(&journal, || {
+    let outer = std::io::Error::other(OuterError(source));
+    with_store_layer(&store, || {
         info!(text = "t", int = -1, uint = 1u64, float = 0.5, yes = true, debug = ?Some(1), "m");
         error!(error = &outer as &(dyn std::error::Error + 'static), "failed");
     });
-    let found = all(&journal);
-    let values: Vec<_> = leveled(&found[0]).fields.iter().map(|field| field.value.clone()).collect();
-    let expected =
-        ["t".into(), Value::Int(-1), Value::Uint(1), Value::Float(0.5), Value::Bool(true), "Some(1)".into()];
+    let found = read_all(&store);
+    let values: Vec<_> = leveled_entry(&found[0]).fields.iter().map(|field| field.value.clone()).collect();
+    let expected = [
+        "t".into(),
+        FieldValue::Int(-1),
+        FieldValue::Uint(1),
+        FieldValue::Float(0.5),
+        FieldValue::Bool(true),
+        "Some(1)".into(),
+    ];
     assert_eq!(values, expected);
-    assert_eq!(leveled(&found[1]).fields[0].value, "outer: invalid digit found in string".into());
+    assert_eq!(leveled_entry(&found[1]).fields[0].value, "outer: invalid digit found in string".into());
 }
 
 #[derive(Debug)]
-struct Outer(std::num::ParseIntError);
+struct OuterError(std::num::ParseIntError);
 
-impl fmt::Display for Outer {
+impl fmt::Display for OuterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("outer")
     }
 }
 
-impl std::error::Error for Outer {
+impl std::error::Error for OuterError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.0)
     }
 }
 
 /// Its `Debug` logs.
-struct Talkative;
+struct LoggingDebug;
 
-impl fmt::Debug for Talkative {
+impl fmt::Debug for LoggingDebug {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         info!("said meanwhile");
         f.write_str("quiet")
     }
 }
 
-/// The inner event is not asked for: tracing itself mutes a subscriber that is called from within itself, unless it is
-/// the global one.
+/// The inner event is not asserted: tracing itself mutes a subscriber that is called from within itself,
+/// unless it is the global one.
 #[test]
 fn an_event_that_logs_while_it_is_recorded_is_stored() {
-    let journal = Journal::default();
-    traced(&journal, || {
-        info!(value = ?Talkative, "outer");
+    let store = LogStore::default();
+    with_store_layer(&store, || {
+        info!(value = ?LoggingDebug, "outer");
         info!("after");
     });
-    let found = texts(&all(&journal));
+    let found = entry_texts(&read_all(&store));
     let others: Vec<_> = found.iter().filter(|text| *text != "said meanwhile").collect();
     assert_eq!(others, ["outer", "after"]);
 }
 
 #[test]
-fn two_journals_in_one_program_do_not_mix() {
-    let (one, other) = (Journal::default(), Journal::default());
-    info(&one, "x", "takes the place");
+fn two_log_stores_in_one_program_do_not_mix() {
+    let (one, other) = (LogStore::default(), LogStore::default());
+    append_info(&one, "x", "uses a slot");
     let both = tracing_subscriber::registry().with(one.layer()).with(other.layer().min_level(Level::Warn));
     tracing::subscriber::with_default(both, || {
         let _span = info_span!("a", dn = "a").entered();
         info!("1");
         warn!("2");
     });
-    assert_eq!(texts(&read(&one, Query::new(dn("a")))), ["1", "2"]);
-    assert_eq!(texts(&read(&other, Query::new(dn("a")))), ["2"]);
+    assert_eq!(entry_texts(&read_backlog(&one, LogQuery::new(dn("a")))), ["1", "2"]);
+    assert_eq!(entry_texts(&read_backlog(&other, LogQuery::new(dn("a")))), ["2"]);
 }

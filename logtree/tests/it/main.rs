@@ -1,13 +1,13 @@
-//! The crate as its users see it. Numbers of cases are those of the original's tests, by which its behaviour is known.
+//! Tests of the public API. Case numbers refer to the tests of the original, which define its behaviour.
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod backlog;
 mod layer;
 mod limits;
+mod line_writer;
 mod live;
-mod parsed;
+mod parsers;
 mod properties;
-mod raw;
 mod rendering;
 mod sources;
 mod support;

@@ -1,4 +1,4 @@
-//! FIFOs and the kernel's log.
+//! FIFOs and the kernel log.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -6,68 +6,72 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
-use nodekeel_logtree::source::{Fifo, FifoError, Kmsg};
-use nodekeel_logtree::{Journal, Query, Reader, WriterOptions, parse};
+use nodekeel_logtree::source::{FifoError, FifoSource, KmsgSource};
+use nodekeel_logtree::{LogQuery, LogReader, LogStore, WriterOptions, parse};
 use tokio::time::timeout;
 
 use crate::support::*;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Opens a FIFO for writing without waiting; fails when nobody reads.
-fn open(path: &Path) -> std::io::Result<File> {
+/// Opens a FIFO for writing without waiting; fails if no process reads it.
+fn open_for_writing(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(path)
 }
 
-async fn next(reader: &mut Reader) -> String {
-    text(&timeout(SOON, reader.next()).await.expect("it comes").unwrap())
+async fn next_text(reader: &mut LogReader) -> String {
+    entry_text(&timeout(TIMEOUT, reader.next()).await.expect("an entry arrives").unwrap())
 }
 
 /// Case 17.
 #[tokio::test]
-async fn lines_of_a_fifo_arrive_as_messages_also_after_its_reader_was_restarted() {
+async fn fifo_lines_arrive_as_messages_also_after_a_reader_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
-    let journal = Journal::default();
-    let mut reader = journal.read(Query::new(dn("x")).follow()).unwrap();
+    let store = LogStore::default();
+    let mut reader = store.open_reader(LogQuery::new(dn("x")).follow()).unwrap();
     let start = || {
-        let mut fifo = Fifo::open(&path).unwrap();
-        let mut to = journal.writer(&dn("x"), WriterOptions::new("log").parser(parse::logfmt));
-        tokio::spawn(async move { fifo.pump(&mut to).await })
+        let mut fifo = FifoSource::open(&path).unwrap();
+        let mut to = store.line_writer(&dn("x"), WriterOptions::new("log").line_parser(parse::logfmt_line));
+        tokio::spawn(async move { fifo.copy_lines(&mut to).await })
     };
 
     let pump = start();
-    let mut writer = open(&path).unwrap();
+    let mut writer = open_for_writing(&path).unwrap();
     writer.write_all(b"level=info msg=one\nlevel=info msg=two\n").unwrap();
-    assert_eq!(next(&mut reader).await, "one");
-    assert_eq!(next(&mut reader).await, "two");
+    assert_eq!(next_text(&mut reader).await, "one");
+    assert_eq!(next_text(&mut reader).await, "two");
     drop(writer);
     pump.abort();
     assert!(pump.await.unwrap_err().is_cancelled());
-    assert_eq!(open(&path).unwrap_err().raw_os_error(), Some(nix::libc::ENXIO), "nobody reads any more");
+    assert_eq!(
+        open_for_writing(&path).unwrap_err().raw_os_error(),
+        Some(nix::libc::ENXIO),
+        "no process reads any more"
+    );
 
     let _pump = start();
-    open(&path).unwrap().write_all(b"level=info msg=three\n").unwrap();
-    assert_eq!(next(&mut reader).await, "three");
+    open_for_writing(&path).unwrap().write_all(b"level=info msg=three\n").unwrap();
+    assert_eq!(next_text(&mut reader).await, "three");
 }
 
 #[tokio::test]
 async fn a_fifo_outlives_its_writers() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
-    let journal = Journal::default();
-    let mut reader = journal.read(Query::new(dn("x")).follow()).unwrap();
-    let mut fifo = Fifo::open(&path).unwrap();
-    let mut to = journal.writer(&dn("x"), WriterOptions::new("log"));
-    let _pump = tokio::spawn(async move { fifo.pump(&mut to).await });
+    let store = LogStore::default();
+    let mut reader = store.open_reader(LogQuery::new(dn("x")).follow()).unwrap();
+    let mut fifo = FifoSource::open(&path).unwrap();
+    let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
+    let _pump = tokio::spawn(async move { fifo.copy_lines(&mut to).await });
     for number in 0..100 {
-        open(&path).unwrap().write_all(format!("{number}\n").as_bytes()).unwrap();
-        assert_eq!(next(&mut reader).await, number.to_string());
+        open_for_writing(&path).unwrap().write_all(format!("{number}\n").as_bytes()).unwrap();
+        assert_eq!(next_text(&mut reader).await, number.to_string());
     }
 }
 
 #[tokio::test]
-async fn a_name_that_no_longer_leads_to_the_fifo_is_noticed() {
+async fn a_removed_or_replaced_fifo_is_detected() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let other = directory.path().join("other");
@@ -76,35 +80,38 @@ async fn a_name_that_no_longer_leads_to_the_fifo_is_noticed() {
             std::fs::rename(&other, &path).unwrap()
         }];
     for (way, lose) in lose.into_iter().enumerate() {
-        let fifo = Fifo::open(&path).unwrap();
-        let mut removed = std::pin::pin!(fifo.removed().unwrap());
+        let fifo = FifoSource::open(&path).unwrap();
+        let mut removed = std::pin::pin!(fifo.watch_removal().unwrap());
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o620);
         std::fs::set_permissions(&path, mode).unwrap();
         assert!(timeout(Duration::from_millis(20), &mut removed).await.is_err(), "it is still there: {way}");
         lose();
-        timeout(SOON, removed).await.expect("it is noticed").unwrap();
-        timeout(SOON, fifo.removed().unwrap()).await.expect("also when it was before").unwrap();
+        timeout(TIMEOUT, removed).await.expect("the change is detected").unwrap();
+        timeout(TIMEOUT, fifo.watch_removal().unwrap())
+            .await
+            .expect("an earlier change is detected, too")
+            .unwrap();
     }
 }
 
 #[tokio::test]
-async fn what_is_written_into_a_fifo_without_a_name_arrives_until_its_last_writer_goes() {
+async fn lines_of_an_unlinked_fifo_arrive_until_its_last_writer_closes_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
-    let journal = Journal::default();
-    let mut reader = journal.read(Query::new(dn("x")).follow()).unwrap();
-    let mut to = journal.writer(&dn("x"), WriterOptions::new("log"));
-    let fifo = Fifo::open(&path).unwrap();
-    let mut writer = open(&path).unwrap();
+    let store = LogStore::default();
+    let mut reader = store.open_reader(LogQuery::new(dn("x")).follow()).unwrap();
+    let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
+    let fifo = FifoSource::open(&path).unwrap();
+    let mut writer = open_for_writing(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    let drained = tokio::spawn(async move { fifo.drain(&mut to).await });
+    let drained = tokio::spawn(async move { fifo.copy_to_end(&mut to).await });
     for line in ["one", "two"] {
         writer.write_all(format!("{line}\n").as_bytes()).unwrap();
-        assert_eq!(next(&mut reader).await, line);
+        assert_eq!(next_text(&mut reader).await, line);
     }
     assert!(!drained.is_finished());
     drop(writer);
-    timeout(SOON, drained).await.expect("it ends").unwrap().unwrap();
+    timeout(TIMEOUT, drained).await.expect("copying ends").unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -112,23 +119,23 @@ async fn nothing_but_a_fifo_is_opened() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     std::fs::write(at("file"), "").unwrap();
-    drop(Fifo::open(&at("fifo")).unwrap());
+    drop(FifoSource::open(&at("fifo")).unwrap());
     symlink(at("fifo"), at("link")).unwrap();
     for name in ["file", "link", "."] {
-        assert!(matches!(Fifo::open(&at(name)), Err(FifoError::NotFifo { .. })), "{name}");
+        assert!(matches!(FifoSource::open(&at(name)), Err(FifoError::NotFifo { .. })), "{name}");
     }
-    assert!(matches!(Fifo::open(&at("no/where")), Err(FifoError::Make { .. })));
+    assert!(matches!(FifoSource::open(&at("no/where")), Err(FifoError::Create { .. })));
     let metadata = std::fs::metadata(at("fifo")).unwrap();
     assert!(metadata.file_type().is_fifo());
-    assert!(Fifo::open(&at("fifo")).is_ok(), "one that is there is used");
+    assert!(FifoSource::open(&at("fifo")).is_ok(), "an existing FIFO is used");
 }
 
-/// Writes a record to the kernel's log and reads it back.
+/// Writes a record to the kernel log and reads it back.
 #[tokio::test]
 #[ignore = "needs root: reads and writes /dev/kmsg"]
-async fn a_record_of_the_kernel_arrives_with_its_level_and_facility() {
-    let journal = Journal::default();
-    let mut kmsg = Kmsg::open().unwrap();
+async fn a_kernel_record_arrives_with_its_level_and_facility() {
+    let store = LogStore::default();
+    let mut kmsg = KmsgSource::open().unwrap();
     let mark = format!("nodekeel-logtree test {}", std::process::id());
     OpenOptions::new()
         .write(true)
@@ -136,22 +143,22 @@ async fn a_record_of_the_kernel_arrives_with_its_level_and_facility() {
         .unwrap()
         .write_all(format!("<12>{mark}\n").as_bytes())
         .unwrap();
-    let mut reader = journal.read(Query::new(dn("kernel")).follow()).unwrap();
+    let mut reader = store.open_reader(LogQuery::new(dn("kernel")).follow()).unwrap();
     let to = dn("kernel");
     let find = async {
         while let Some(entry) = reader.next().await {
-            if text(&entry) == mark {
+            if entry_text(&entry) == mark {
                 return entry;
             }
         }
         unreachable!("a following reader does not end")
     };
     tokio::select! {
-        found = timeout(SOON, find) => {
-            let found = found.expect("it comes");
-            assert_eq!(level(&found), nodekeel_logtree::Level::Warn);
-            assert!(found.time.elapsed().unwrap_or_default() < SOON);
+        found = timeout(TIMEOUT, find) => {
+            let found = found.expect("the record arrives");
+            assert_eq!(entry_level(&found), nodekeel_logtree::Level::Warn);
+            assert!(found.time.elapsed().unwrap_or_default() < TIMEOUT);
         }
-        ended = kmsg.pump(&journal, &to) => panic!("{ended:?}"),
+        ended = kmsg.copy_records(&store, &to) => panic!("{ended:?}"),
     }
 }

@@ -1,46 +1,46 @@
-//! Short words for what all tests do.
+//! Helpers for all tests.
 
-use nodekeel_logtree::{Body, Dn, Entry, Journal, Level, Message, Query};
+use nodekeel_logtree::{Dn, EntryBody, Level, LogEntry, LogMessage, LogQuery, LogStore};
 
 pub(crate) fn dn(text: &str) -> Dn {
     text.parse().unwrap()
 }
 
-pub(crate) fn log(journal: &Journal, to: &str, level: Level, text: impl Into<String>) {
-    journal.append(&dn(to), Message::new(level, text));
+pub(crate) fn append_message(store: &LogStore, to: &str, level: Level, text: impl Into<String>) {
+    store.append_message(&dn(to), LogMessage::new(level, text));
 }
 
-pub(crate) fn info(journal: &Journal, to: &str, text: impl Into<String>) {
-    log(journal, to, Level::Info, text);
+pub(crate) fn append_info(store: &LogStore, to: &str, text: impl Into<String>) {
+    append_message(store, to, Level::Info, text);
 }
 
-/// Everything a query finds now.
-pub(crate) fn read(journal: &Journal, query: Query) -> Vec<Entry> {
-    journal.read(query).unwrap().backlog()
+/// The current backlog of a query.
+pub(crate) fn read_backlog(store: &LogStore, query: LogQuery) -> Vec<LogEntry> {
+    store.open_reader(query).unwrap().read_backlog()
 }
 
-/// A name and all within it.
-pub(crate) fn within(name: &str) -> Query {
-    Query::new(dn(name)).children()
+/// A query for a name and all names below it.
+pub(crate) fn subtree_query(name: &str) -> LogQuery {
+    LogQuery::new(dn(name)).include_children()
 }
 
-/// What an entry says; `-N` for N dropped entries.
-pub(crate) fn text(entry: &Entry) -> String {
+/// The text of an entry; `-N` for N dropped entries, `-N?` for an upper bound.
+pub(crate) fn entry_text(entry: &LogEntry) -> String {
     match &entry.body {
-        Body::Leveled(leveled) => leveled.message.clone(),
-        Body::Raw(raw) => raw.text.clone(),
-        Body::Dropped(dropped) => format!("-{}{}", dropped.count, if dropped.exact { "" } else { "?" }),
+        EntryBody::Leveled(leveled) => leveled.message.clone(),
+        EntryBody::Raw(raw) => raw.text.clone(),
+        EntryBody::Dropped(dropped) => format!("-{}{}", dropped.count, if dropped.exact { "" } else { "?" }),
         other => panic!("{other:?}"),
     }
 }
 
-pub(crate) fn texts(entries: &[Entry]) -> Vec<String> {
-    entries.iter().map(text).collect()
+pub(crate) fn entry_texts(entries: &[LogEntry]) -> Vec<String> {
+    entries.iter().map(entry_text).collect()
 }
 
-pub(crate) fn level(entry: &Entry) -> Level {
+pub(crate) fn entry_level(entry: &LogEntry) -> Level {
     match &entry.body {
-        Body::Leveled(leveled) => leveled.level,
+        EntryBody::Leveled(leveled) => leveled.level,
         other => panic!("{other:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Volumes that nobody refers to.
+//! Sweeping of volumes without a PersistentVolume.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
@@ -7,93 +7,104 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use kube::api::ListParams;
 
-use crate::apply::{Applier, ApplyError, Call, is_here};
+use crate::api_timeout::with_timeout;
+use crate::apply::{ActionApplier, ApiCall, ApplyError, is_on_node};
 use crate::id::VolumeId;
-use crate::in_time::in_time;
-use crate::plan::{ClaimIgnored, ignored};
+use crate::plan::{ClaimIgnoreReason, claim_ignore_reason};
 use crate::store::StoreError;
 
-/// How many claims are asked for at a time.
-const PAGE: u32 = 500;
+/// Page size of claim lists.
+const PAGE_SIZE: u32 = 500;
 
-/// What became of a volume without an object.
+/// The result of sweeping a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Swept {
-    /// It has an object, or will have.
-    Nothing,
-    /// It was empty, and has been removed.
+pub(crate) enum SweepOutcome {
+    /// It has a PersistentVolume, or will get one.
+    Kept,
+    /// It was empty and was removed.
     Removed,
-    /// It may hold data, and has been left alone.
+    /// It may hold data and was kept.
     Orphan,
 }
 
-/// Where the claim of a volume is.
+/// The state of a volume's claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// It is here, and its volume will be asked for again.
+pub(crate) enum ClaimState {
+    /// It is pending on this node, so its volume will be provisioned again.
     Pending,
-    /// It has a volume, or has lost it.
-    Served,
-    /// It is gone, or somebody else's by now.
+    /// It is bound to a volume, or has lost it.
+    BoundOrLost,
+    /// It is deleted, or belongs to another node or driver by now.
     Gone,
 }
 
-impl Applier {
-    /// Whether there is such a volume, as far as can be told without the API.
-    pub(crate) async fn exists(&self, id: &VolumeId) -> bool {
+impl ActionApplier {
+    /// Whether the store has this volume, or cannot tell.
+    pub(crate) async fn volume_exists(&self, id: &VolumeId) -> bool {
         !matches!(self.store.usage(id).await, Err(StoreError::NotFound { .. }))
     }
 
-    /// Removes a volume that was made and never handed out: a crash came between its directory and its object, and its claim
-    /// is gone since, or has its volume on another node.
+    /// Removes a volume that was created and never published: a crash came between its directory and its
+    /// PersistentVolume, and its claim was deleted since, or has its volume on another node.
     ///
-    /// Only an empty one: what holds data was in use, and whoever removed its object may have wanted to keep them.
-    pub(crate) async fn sweep(&self, id: &VolumeId, owner: Owner) -> Result<Swept, ApplyError> {
+    /// Only an empty volume: one with data was in use, and its PersistentVolume may have been deleted in
+    /// order to keep them.
+    pub(crate) async fn sweep_volume(
+        &self,
+        id: &VolumeId,
+        state: ClaimState,
+    ) -> Result<SweepOutcome, ApplyError> {
         let _lock = self.locks.lock(id).await;
-        match (self.live_volume(id.as_str()).await?, owner) {
-            (Some(volume), _) if is_here(&self.me, &volume) => Ok(Swept::Nothing),
-            (Some(_), _) | (None, Owner::Gone) => self.remove_unused(id).await,
-            (None, Owner::Pending) => Ok(Swept::Nothing),
-            (None, Owner::Served) => Ok(Swept::Orphan),
+        match (self.read_volume(id.as_str()).await?, state) {
+            (Some(volume), _) if is_on_node(&self.identity, &volume) => Ok(SweepOutcome::Kept),
+            (Some(_), _) | (None, ClaimState::Gone) => self.remove_if_empty(id).await,
+            (None, ClaimState::Pending) => Ok(SweepOutcome::Kept),
+            (None, ClaimState::BoundOrLost) => Ok(SweepOutcome::Orphan),
         }
     }
 
-    /// Removes a volume without an object on this node, if it is empty.
-    pub(super) async fn remove_unused(&self, id: &VolumeId) -> Result<Swept, ApplyError> {
-        let _reserved = self.reserve(id).await?;
-        tracing::info!(handle = %id, claim_uid = id.claim_uid(), "deleting volume if it is empty: it was never used here");
+    /// Removes a volume without a PersistentVolume on this node, if it is empty.
+    pub(super) async fn remove_if_empty(&self, id: &VolumeId) -> Result<SweepOutcome, ApplyError> {
+        let _reservation = self.reserve_volume(id).await?;
+        let claim_uid = id.claim_uid();
+        tracing::info!(handle = %id, claim_uid, "deleting volume if it is empty: no PersistentVolume on this node");
         match self.store.remove_empty(id).await.map_err(ApplyError::Store)? {
-            true => Ok(Swept::Removed),
-            false => Ok(Swept::Orphan),
+            true => Ok(SweepOutcome::Removed),
+            false => Ok(SweepOutcome::Orphan),
         }
     }
 
-    /// Where the claims of volumes are. It lists all claims once; one that isn't there is gone for good, because a volume is
-    /// younger than its claim, and no UID is used again.
-    pub(crate) async fn owners(
+    /// The states of the claims of volumes. Lists all claims once; a missing claim is deleted for good,
+    /// because a volume is younger than its claim, and UIDs are never reused.
+    pub(crate) async fn claim_states(
         &self,
         ids: &BTreeSet<VolumeId>,
-    ) -> Result<HashMap<VolumeId, Owner>, ApplyError> {
-        let mut owners: HashMap<_, _> = ids.iter().map(|id| (id.clone(), Owner::Gone)).collect();
-        self.each_claim(|claim| {
+    ) -> Result<HashMap<VolumeId, ClaimState>, ApplyError> {
+        let mut states: HashMap<_, _> = ids.iter().map(|id| (id.clone(), ClaimState::Gone)).collect();
+        self.for_each_claim(|claim| {
             let id = VolumeId::from_uid(claim.metadata.uid.as_deref().unwrap_or_default());
-            if let Some(owner) = id.ok().and_then(|id| owners.get_mut(&id)) {
-                *owner = match ignored(&self.me, &claim) {
-                    None => Owner::Pending,
-                    Some(ClaimIgnored::HasVolume | ClaimIgnored::NotPending) => Owner::Served,
-                    Some(_) => Owner::Gone,
+            if let Some(state) = id.ok().and_then(|id| states.get_mut(&id)) {
+                *state = match claim_ignore_reason(&self.identity, &claim) {
+                    None => ClaimState::Pending,
+                    Some(ClaimIgnoreReason::HasVolume | ClaimIgnoreReason::NotPending) => {
+                        ClaimState::BoundOrLost
+                    }
+                    Some(_) => ClaimState::Gone,
                 };
             }
             ControlFlow::Continue(())
         })
         .await?;
-        Ok(owners)
+        Ok(states)
     }
 
-    /// The claim that a volume was made for, whatever its name is.
-    pub(super) async fn claim_of(&self, id: &VolumeId) -> Result<Option<PersistentVolumeClaim>, ApplyError> {
+    /// Finds the claim that a volume was created for by its UID, whatever its name is.
+    pub(super) async fn find_claim(
+        &self,
+        id: &VolumeId,
+    ) -> Result<Option<PersistentVolumeClaim>, ApplyError> {
         let mut found = None;
-        self.each_claim(|claim| {
+        self.for_each_claim(|claim| {
             if claim.metadata.uid.as_deref() != Some(id.claim_uid()) {
                 return ControlFlow::Continue(());
             }
@@ -104,16 +115,16 @@ impl Applier {
         Ok(found)
     }
 
-    /// Shows all claims of the cluster, page by page.
-    async fn each_claim(
+    /// Visits all claims of the cluster, page by page.
+    async fn for_each_claim(
         &self,
-        mut show: impl FnMut(PersistentVolumeClaim) -> ControlFlow<()> + Send,
+        mut visit: impl FnMut(PersistentVolumeClaim) -> ControlFlow<()> + Send,
     ) -> Result<(), ApplyError> {
         let claims: Api<PersistentVolumeClaim> = Api::all(self.client.0.clone());
-        let mut params = ListParams::default().limit(PAGE);
+        let mut params = ListParams::default().limit(PAGE_SIZE);
         loop {
-            let page = in_time(claims.list(&params)).await.map_err(Call::ListClaims.failed())?;
-            if page.items.into_iter().try_for_each(&mut show).is_break() {
+            let page = with_timeout(claims.list(&params)).await.map_err(ApiCall::ListClaims.wrap_error())?;
+            if page.items.into_iter().try_for_each(&mut visit).is_break() {
                 return Ok(());
             }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {

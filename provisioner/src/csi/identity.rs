@@ -1,4 +1,4 @@
-//! Who the plugin is.
+//! The CSI identity service.
 
 use tonic::{Request, Response, Status};
 
@@ -28,7 +28,7 @@ impl Identity for IdentityService {
         }))
     }
 
-    /// None: volumes are made without a controller service, and the PersistentVolume says itself where it can be used.
+    /// None: there is no controller service, and the PersistentVolume's node affinity replaces topology.
     async fn get_plugin_capabilities(
         &self,
         _: Request<GetPluginCapabilitiesRequest>,

@@ -1,4 +1,4 @@
-//! What the plugin does on its node.
+//! The CSI node service.
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::locks::Locks;
-use super::mounts::{FileId, MountError, Mounts};
+use super::in_flight::InFlightCalls;
+use super::mounter::{FileId, MountError, VolumeMounter};
 use super::plugin::PluginDeps;
 use super::proto::csi::node_server::Node;
 use super::proto::csi::node_service_capability::{Rpc, Type, rpc};
 use super::proto::csi::*;
-use super::request::{Publish, Stats, Unpublish};
-use super::stats::{Space, rows};
-use crate::chain::chain;
+use super::request::{PublishRequest, StatsRequest, UnpublishRequest};
+use super::stats::{FilesystemSpace, usage_rows};
+use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::store::{OpenVolume, StoreError};
 
@@ -22,103 +22,112 @@ use crate::store::{OpenVolume, StoreError};
 #[derive(Debug, Clone)]
 pub(super) struct NodeService {
     deps: Arc<PluginDeps>,
-    kubelet: PathBuf,
-    locks: Locks,
+    kubelet_dir: PathBuf,
+    in_flight: InFlightCalls,
 }
 
 impl NodeService {
-    /// Volumes for targets below the kubelet's directory.
-    pub(super) fn new(deps: Arc<PluginDeps>, kubelet: PathBuf, locks: Locks) -> Self {
-        Self { deps, kubelet, locks }
+    /// A service for targets below the kubelet's directory.
+    pub(super) fn new(deps: Arc<PluginDeps>, kubelet_dir: PathBuf, in_flight: InFlightCalls) -> Self {
+        Self { deps, kubelet_dir, in_flight }
     }
 
-    /// Does what blocks, for a volume for which nothing else is done meanwhile. It ends what it has begun also where the
-    /// caller goes away.
-    async fn alone<T: Send + 'static>(
+    /// Runs blocking work as the only call in flight for a volume. The work completes even if the caller
+    /// disconnects.
+    async fn run_exclusive<T: Send + 'static>(
         &self,
         id: &VolumeId,
-        act: impl FnOnce(&Disk) -> Result<T, Status> + Send + 'static,
+        act: impl FnOnce(&NodeVolumes) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let busy = || Status::aborted(format!("another call for volume {id} is under way"));
-        let under_way = self.locks.take(id).ok_or_else(busy)?;
-        let disk = self.disk();
-        blocking(move || {
-            let _until_done = under_way;
-            act(&disk)
+        let busy = || Status::aborted(format!("another call for volume {id} is in flight"));
+        let in_flight = self.in_flight.try_acquire(id).ok_or_else(busy)?;
+        let volumes = self.node_volumes();
+        run_blocking(move || {
+            let _until_done = in_flight;
+            act(&volumes)
         })
         .await
     }
 
-    fn disk(&self) -> Disk {
-        Disk { volumes: Arc::clone(&self.deps.volumes), mounts: Arc::clone(&self.deps.mounts) }
+    fn node_volumes(&self) -> NodeVolumes {
+        NodeVolumes { volumes: Arc::clone(&self.deps.volumes), mounter: Arc::clone(&self.deps.mounter) }
     }
 }
 
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     act: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {
     match tokio::task::spawn_blocking(act).await {
-        Ok(done) => done,
-        Err(error) => Err(Status::internal(format!("the call was not ended: {error}"))),
+        Ok(result) => result,
+        Err(error) => Err(Status::internal(format!("the call did not complete: {error}"))),
     }
 }
 
-/// Volumes and mounts.
-struct Disk {
+/// The volumes and the mounts of the node.
+struct NodeVolumes {
     volumes: Arc<dyn OpenVolume>,
-    mounts: Arc<dyn Mounts>,
+    mounter: Arc<dyn VolumeMounter>,
 }
 
-impl Disk {
-    /// Whether it was there already.
-    fn publish(&self, wanted: &Publish) -> Result<bool, Status> {
-        let volume = self.volumes.open(&wanted.id).map_err(|error| refuse_store(&error))?;
-        let of = FileId::of(volume.as_fd()).map_err(|error| Status::internal(error.to_string()))?;
-        if let Some(there) = self.mounts.mounted(&wanted.target).map_err(|error| refuse_mount(&error))? {
-            return match (there.of == of, wanted.options.agree_with(there.flags)) {
+impl NodeVolumes {
+    /// Publishes a volume; returns whether it was published already.
+    fn publish_volume(&self, wanted: &PublishRequest) -> Result<bool, Status> {
+        let volume = self.volumes.open(&wanted.id).map_err(|error| store_status(&error))?;
+        let directory =
+            FileId::from_fd(volume.as_fd()).map_err(|error| Status::internal(error.to_string()))?;
+        if let Some(mounted) =
+            self.mounter.find_mount(&wanted.target).map_err(|error| mount_status(&error))?
+        {
+            return match (mounted.directory == directory, wanted.options.match_flags(mounted.flags)) {
                 (true, true) => Ok(true),
-                (true, false) => Err(already(wanted, "mounted with other options")),
-                (false, _) => Err(already(wanted, "taken by something else")),
+                (true, false) => Err(already_exists(wanted, "already mounted with different options")),
+                (false, _) => Err(already_exists(wanted, "occupied by another mount")),
             };
         }
         if wanted.is_exclusive {
-            let others = self.mounts.targets(volume.as_fd()).map_err(|error| refuse_mount(&error))?;
+            let others = self.mounter.list_targets(volume.as_fd()).map_err(|error| mount_status(&error))?;
             if let Some(other) = others.iter().find(|other| **other != wanted.target) {
-                let text = format!("volume {} is for one pod, and published at {other}", wanted.id);
+                let text =
+                    format!("volume {} is for a single pod, and already published at {other}", wanted.id);
                 return Err(Status::failed_precondition(text));
             }
         }
-        let done = self.mounts.mount(volume.as_fd(), &wanted.target, wanted.options.flags());
-        done.map(|()| false).map_err(|error| refuse_mount(&error))
+        let result = self.mounter.mount(volume.as_fd(), &wanted.target, wanted.options.mount_flags());
+        result.map(|()| false).map_err(|error| mount_status(&error))
     }
 
-    fn is_at(&self, wanted: &Stats) -> Result<Space, Status> {
-        let volume = self.volumes.open(&wanted.id).map_err(|error| refuse_store(&error))?;
-        let space = || Ok::<_, std::io::Error>((FileId::of(volume.as_fd())?, Space::of(volume.as_fd())?));
-        let (of, space) = space().map_err(|error| Status::internal(error.to_string()))?;
-        let there = self.mounts.mounted(&wanted.target).map_err(|error| refuse_mount(&error))?;
-        match there.is_some_and(|there| there.of == of) {
+    fn published_space(&self, wanted: &StatsRequest) -> Result<FilesystemSpace, Status> {
+        let volume = self.volumes.open(&wanted.id).map_err(|error| store_status(&error))?;
+        let space = || {
+            Ok::<_, std::io::Error>((
+                FileId::from_fd(volume.as_fd())?,
+                FilesystemSpace::from_fd(volume.as_fd())?,
+            ))
+        };
+        let (directory, space) = space().map_err(|error| Status::internal(error.to_string()))?;
+        let mounted = self.mounter.find_mount(&wanted.target).map_err(|error| mount_status(&error))?;
+        match mounted.is_some_and(|mounted| mounted.directory == directory) {
             true => Ok(space),
-            false => Err(Status::not_found(format!("volume {} is not at volume_path", wanted.id))),
+            false => Err(Status::not_found(format!("volume {} is not mounted at volume_path", wanted.id))),
         }
     }
 }
 
-fn already(wanted: &Publish, what: &str) -> Status {
+fn already_exists(wanted: &PublishRequest, what: &str) -> Status {
     Status::already_exists(format!("target {} for volume {} is {what}", wanted.target, wanted.id))
 }
 
-fn refuse_store(error: &StoreError) -> Status {
+fn store_status(error: &StoreError) -> Status {
     match error {
         StoreError::NotFound { .. } => Status::not_found(error.to_string()),
-        _ => Status::internal(chain(error)),
+        _ => Status::internal(format_chain(error)),
     }
 }
 
-fn refuse_mount(error: &MountError) -> Status {
-    let text = chain(error);
+fn mount_status(error: &MountError) -> Status {
+    let text = format_chain(error);
     match error {
-        MountError::Link { .. } => Status::invalid_argument(text),
+        MountError::NotDirectory { .. } => Status::invalid_argument(text),
         MountError::NoParent { .. } | MountError::Occupied { .. } => Status::failed_precondition(text),
         MountError::Busy { .. } => Status::unavailable(text),
         _ => Status::internal(text),
@@ -127,8 +136,8 @@ fn refuse_mount(error: &MountError) -> Status {
 
 const CAPABILITIES: [rpc::Type; 2] = [rpc::Type::GetVolumeStats, rpc::Type::SingleNodeMultiWriter];
 
-fn unimplemented<T>(what: &str) -> Result<Response<T>, Status> {
-    Err(Status::unimplemented(format!("{what} is not offered")))
+fn unimplemented_rpc<T>(what: &str) -> Result<Response<T>, Status> {
+    Err(Status::unimplemented(format!("{what} is not supported")))
 }
 
 #[tonic::async_trait]
@@ -137,29 +146,30 @@ impl Node for NodeService {
         &self,
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
-        let wanted = Publish::parse(request.get_ref(), &self.kubelet)?;
+        let wanted = PublishRequest::parse(request.get_ref(), &self.kubelet_dir)?;
         let (id, target) = (wanted.id.clone(), wanted.target.clone());
-        let is_old = self.alone(&id, move |disk| disk.publish(&wanted)).await;
-        let is_old = is_old.inspect_err(|status| {
-            tracing::warn!(volume = %id, target = %target, "not published: {}", status.message());
+        let already_published = self.run_exclusive(&id, move |volumes| volumes.publish_volume(&wanted)).await;
+        let already_published = already_published.inspect_err(|status| {
+            tracing::warn!(volume = %id, target = %target, "publish volume: {}", status.message());
         })?;
-        tracing::info!(volume = %id, target = %target, is_old, "published");
+        tracing::info!(volume = %id, target = %target, already_published, "published volume");
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
-    /// Also where the volume is unknown: what is mounted must go, or the pod could never end.
+    /// Also unmounts unknown volumes: otherwise the pod could never terminate.
     async fn node_unpublish_volume(
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        let Unpublish { id, target } = Unpublish::parse(request.get_ref(), &self.kubelet)?;
-        let place = target.clone();
-        let done =
-            self.alone(&id, move |disk| disk.mounts.unmount(&place).map_err(|error| refuse_mount(&error)));
-        done.await.inspect_err(|status| {
-            tracing::warn!(volume = %id, target = %target, "not unpublished: {}", status.message());
+        let UnpublishRequest { id, target } = UnpublishRequest::parse(request.get_ref(), &self.kubelet_dir)?;
+        let target_path = target.clone();
+        let result = self.run_exclusive(&id, move |volumes| {
+            volumes.mounter.unmount(&target_path).map_err(|error| mount_status(&error))
+        });
+        result.await.inspect_err(|status| {
+            tracing::warn!(volume = %id, target = %target, "unpublish volume: {}", status.message());
         })?;
-        tracing::info!(volume = %id, target = %target, "unpublished");
+        tracing::info!(volume = %id, target = %target, "unpublished volume");
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -167,11 +177,11 @@ impl Node for NodeService {
         &self,
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        let wanted = Stats::parse(request.get_ref(), &self.kubelet)?;
-        let volume = self.deps.store.usage(&wanted.id).await.map_err(|error| refuse_store(&error))?;
-        let disk = self.disk();
-        let space = blocking(move || disk.is_at(&wanted)).await?;
-        Ok(Response::new(NodeGetVolumeStatsResponse { usage: rows(&volume, &space) }))
+        let wanted = StatsRequest::parse(request.get_ref(), &self.kubelet_dir)?;
+        let volume = self.deps.store.usage(&wanted.id).await.map_err(|error| store_status(&error))?;
+        let volumes = self.node_volumes();
+        let space = run_blocking(move || volumes.published_space(&wanted)).await?;
+        Ok(Response::new(NodeGetVolumeStatsResponse { usage: usage_rows(&volume, &space) }))
     }
 
     async fn node_get_capabilities(
@@ -183,7 +193,8 @@ impl Node for NodeService {
         Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: CAPABILITIES.map(rpc).into() }))
     }
 
-    /// No topology: the PersistentVolume names its node by the label `kubernetes.io/hostname`, which every node has.
+    /// No topology: the PersistentVolume's node affinity uses the label `kubernetes.io/hostname`, which every
+    /// node has.
     async fn node_get_info(
         &self,
         _: Request<NodeGetInfoRequest>,
@@ -196,34 +207,34 @@ impl Node for NodeService {
         &self,
         _: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
-        unimplemented("NodeStageVolume")
+        unimplemented_rpc("NodeStageVolume")
     }
 
     async fn node_unstage_volume(
         &self,
         _: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
-        unimplemented("NodeUnstageVolume")
+        unimplemented_rpc("NodeUnstageVolume")
     }
 
     async fn node_expand_volume(
         &self,
         _: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        unimplemented("NodeExpandVolume")
+        unimplemented_rpc("NodeExpandVolume")
     }
 
     async fn node_get_volume_health(
         &self,
         _: Request<NodeGetVolumeHealthRequest>,
     ) -> Result<Response<NodeGetVolumeHealthResponse>, Status> {
-        unimplemented("NodeGetVolumeHealth")
+        unimplemented_rpc("NodeGetVolumeHealth")
     }
 
     async fn node_get_storage_health(
         &self,
         _: Request<NodeGetStorageHealthRequest>,
     ) -> Result<Response<NodeGetStorageHealthResponse>, Status> {
-        unimplemented("NodeGetStorageHealth")
+        unimplemented_rpc("NodeGetStorageHealth")
     }
 }

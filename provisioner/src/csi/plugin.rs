@@ -1,4 +1,4 @@
-//! The plugin as a runnable: the node service, and beside it the registration with the kubelet.
+//! The plugin as a runnable: the node service and the registration with the kubelet.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable, serve};
+use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable, serve_grpc};
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
 
 use super::guard::MountGuard;
 use super::identity::IdentityService;
-use super::locks::Locks;
-use super::mounts::Mounts;
+use super::in_flight::InFlightCalls;
+use super::mounter::VolumeMounter;
 use super::node::NodeService;
 use super::proto::csi::identity_server::IdentityServer;
 use super::proto::csi::node_server::NodeServer;
@@ -25,148 +25,154 @@ use crate::guard::VolumeGuard;
 use crate::name::{DriverName, NodeName};
 use crate::store::{OpenVolume, VolumeStore};
 
-/// How long calls under way may take once the plugin is told to stop.
-const GRACE: Duration = Duration::from_secs(10);
+/// Grace period of calls in flight when the plugin is stopped.
+const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// What the plugin needs.
+/// The dependencies of the plugin.
 #[derive(Debug, Clone)]
 pub struct PluginDeps {
-    /// The driver's name, as claims and the kubelet know it.
+    /// The driver's name, as in claims and in the kubelet.
     pub driver: DriverName,
     /// The node's name.
     pub node: NodeName,
-    /// Tells how full a volume is.
+    /// Reports the usage of volumes.
     pub store: Arc<dyn VolumeStore>,
-    /// Opens a volume's directory; as a rule the store itself.
+    /// Opens a volume's directory; usually the store itself.
     pub volumes: Arc<dyn OpenVolume>,
-    /// Mounts volumes at targets; [`OsMounts`](super::OsMounts), for the same kubelet's directory.
-    pub mounts: Arc<dyn Mounts>,
+    /// Mounts volumes at targets; usually [`OsMounter`](super::OsMounter), for the directory of the same
+    /// kubelet.
+    pub mounter: Arc<dyn VolumeMounter>,
 }
 
-/// Why there can be no plugin.
+/// Why the plugin cannot be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PluginError {
-    /// The kubelet's directory isn't an absolute path.
-    #[error("the kubelet's directory {} is no absolute path", path.display())]
-    Relative {
+    /// The kubelet's directory is not an absolute path.
+    #[error("the kubelet's directory {} is not an absolute path", path.display())]
+    RelativePath {
         /// The path.
         path: PathBuf,
     },
-    /// A socket can't be where it has to be.
-    #[error("place the plugin's sockets")]
-    Socket(#[source] SocketError),
+    /// The path of a socket is invalid.
+    #[error("choose the paths of the plugin's sockets")]
+    InvalidSocket(#[source] SocketError),
 }
 
-/// The CSI node plugin, as something to supervise.
+/// The CSI node plugin, as a runnable.
 ///
-/// Below it run `node` and `registration`, each restarted by itself with a new socket. A refusal by the kubelet is a
-/// failure of the registration: the kubelet asks again when it sees the new socket, and calls under way aren't disturbed.
+/// Below it run `node` and `registration`, each restarted separately with a new socket. If the kubelet
+/// rejects the driver, the registration fails: the kubelet retries when it sees the new socket, and calls in
+/// flight continue.
 ///
-/// It is ready once both listen. Whether the kubelet knows the driver, [`known`](Self::known) tells.
+/// Ready once both listen. [`registration_state`](Self::registration_state) reports whether the kubelet has
+/// registered the driver.
 #[derive(Debug)]
-pub struct Plugin {
+pub struct NodePlugin {
     deps: Arc<PluginDeps>,
-    kubelet: PathBuf,
-    sockets: Sockets,
-    locks: Locks,
-    known: watch::Sender<bool>,
+    kubelet_dir: PathBuf,
+    sockets: SocketPaths,
+    in_flight: InFlightCalls,
+    registration_state: watch::Sender<bool>,
 }
 
-/// Where the two listen.
+/// The paths of the two sockets.
 #[derive(Debug, Clone)]
-struct Sockets {
+struct SocketPaths {
     node: PathBuf,
     registration: PathBuf,
 }
 
-impl Plugin {
-    /// A plugin for the kubelet with this directory, `/var/lib/kubelet` as a rule. It has to be the path that the kubelet
-    /// itself uses.
+impl NodePlugin {
+    /// A plugin for the kubelet with this root directory, usually `/var/lib/kubelet`. It must be the path
+    /// that the kubelet itself uses.
     ///
     /// # Errors
-    /// [`PluginError::Relative`], or [`PluginError::Socket`]: with this directory, a socket's path would be too long.
+    /// [`PluginError::RelativePath`], or [`PluginError::InvalidSocket`]: the path of a socket below this
+    /// directory is too long.
     pub fn new(deps: PluginDeps, kubelet: &Path) -> Result<Self, PluginError> {
         if !kubelet.is_absolute() {
-            return Err(PluginError::Relative { path: kubelet.to_owned() });
+            return Err(PluginError::RelativePath { path: kubelet.to_owned() });
         }
-        let sockets = Sockets {
+        let sockets = SocketPaths {
             node: kubelet.join("plugins").join(deps.driver.as_str()).join("csi.sock"),
             registration: kubelet.join("plugins_registry").join(registration_name(&deps.driver)),
         };
         for path in [&sockets.node, &sockets.registration] {
-            socket::check(path).map_err(PluginError::Socket)?;
+            socket::check_path_length(path).map_err(PluginError::InvalidSocket)?;
         }
-        let known = watch::Sender::new(false);
+        let registered = watch::Sender::new(false);
         Ok(Self {
             deps: Arc::new(deps),
-            kubelet: kubelet.to_owned(),
+            kubelet_dir: kubelet.to_owned(),
             sockets,
-            locks: Locks::default(),
-            known,
+            in_flight: InFlightCalls::default(),
+            registration_state: registered,
         })
     }
 
-    /// Whether the kubelet has said that it knows the driver. False again while the plugin is restarted.
-    pub fn known(&self) -> watch::Receiver<bool> {
-        self.known.subscribe()
+    /// Whether the kubelet has registered the driver. False again while the plugin restarts.
+    pub fn registration_state(&self) -> watch::Receiver<bool> {
+        self.registration_state.subscribe()
     }
 
-    /// Keeps what is mounted from being destroyed, and what is being destroyed from being mounted; for the
-    /// [`Provisioner`](crate::Provisioner) beside it.
-    pub fn guard(&self) -> Arc<dyn VolumeGuard> {
+    /// Prevents the deletion of mounted volumes, and the mounting of volumes being deleted; for the
+    /// [`Provisioner`](crate::Provisioner) of the same node.
+    pub fn volume_guard(&self) -> Arc<dyn VolumeGuard> {
         Arc::new(MountGuard {
             volumes: Arc::clone(&self.deps.volumes),
-            mounts: Arc::clone(&self.deps.mounts),
-            locks: self.locks.clone(),
+            mounter: Arc::clone(&self.deps.mounter),
+            in_flight: self.in_flight.clone(),
         })
     }
 
     /// The socket of the identity and node services.
-    pub fn socket(&self) -> &Path {
+    pub fn csi_socket(&self) -> &Path {
         &self.sockets.node
     }
 
-    /// The socket of the registration, which the kubelet watches for.
+    /// The socket of the registration service, which the kubelet watches for.
     pub fn registration_socket(&self) -> &Path {
         &self.sockets.registration
     }
 
-    fn node(&self) -> impl Runnable {
+    fn node_server(&self) -> impl Runnable {
         let (path, deps) = (self.sockets.node.clone(), Arc::clone(&self.deps));
-        let service = NodeService::new(Arc::clone(&deps), self.kubelet.clone(), self.locks.clone());
+        let service = NodeService::new(Arc::clone(&deps), self.kubelet_dir.clone(), self.in_flight.clone());
         let router = move |_: &Context| {
             Server::builder()
                 .add_service(IdentityServer::new(IdentityService { driver: deps.driver.clone() }))
                 .add_service(NodeServer::new(service.clone()))
         };
-        serve(listening(path), router, GRACE)
+        serve_grpc(listener_factory(path), router, SHUTDOWN_GRACE_PERIOD)
     }
 
-    fn registration(&self) -> impl Runnable {
-        let (deps, sockets, known) = (Arc::clone(&self.deps), self.sockets.clone(), self.known.clone());
-        move |ctx: Context| register(ctx, Arc::clone(&deps), sockets.clone(), known.clone())
+    fn registration_server(&self) -> impl Runnable {
+        let (deps, sockets, registered) =
+            (Arc::clone(&self.deps), self.sockets.clone(), self.registration_state.clone());
+        move |ctx: Context| serve_registration(ctx, Arc::clone(&deps), sockets.clone(), registered.clone())
     }
 }
 
-impl Runnable for Plugin {
+impl Runnable for NodePlugin {
     fn run(&self, ctx: Context) -> RunFuture {
-        let (node, registration) = (self.node(), self.registration());
+        let (node, registration) = (self.node_server(), self.registration_server());
         Box::pin(async move {
-            ctx.run("node", node)?;
-            ctx.run("registration", registration)?;
+            ctx.run_child("node", node)?;
+            ctx.run_child("registration", registration)?;
             for name in ["node", "registration"] {
                 ctx.wait_ready(&format!("{}.{name}", ctx.dn())).await?;
             }
-            ctx.ready()?;
-            Err(ctx.cancelled().await.into())
+            ctx.signal_ready()?;
+            Err(ctx.canceled().await.into())
         })
     }
 }
 
-/// The name of the registration's socket, with an `@`. For the host that it calls, the kubelet gives the path of this
-/// socket, escaped (`%2Fvar%2Flib%2F…`), which Rust's HTTP refuses: a host has no escapes. What stands before an `@` is
-/// no part of the host, and may have some. At the other socket, the kubelet asks for `localhost`.
+/// The name of the registration socket, with an `@`. As the HTTP authority, the kubelet sends the escaped
+/// path of this socket (`%2Fvar%2Flib%2F…`), which the `http` crate rejects, because a host cannot contain
+/// escapes. The part before an `@` is not the host, and may contain them. For the other socket, the kubelet
+/// sends `localhost`.
 ///
 /// *Source:* Kubernetes 1.36, `pluginmanager/operationexecutor/operation_generator.go`, `dial`; grpc-go,
 /// `encodeAuthority`; <https://github.com/kubernetes/kubernetes/pull/112597>.
@@ -174,42 +180,42 @@ fn registration_name(driver: &DriverName) -> String {
     format!("{driver}@reg.sock")
 }
 
-/// Makes the listener of a server, for each of its starts.
-fn listening(
+/// Creates a new listener for each start of a server.
+fn listener_factory(
     path: PathBuf,
-) -> impl Fn() -> BoxFuture<'static, io::Result<socket::Listening>> + Send + Sync + 'static {
+) -> impl Fn() -> BoxFuture<'static, io::Result<socket::SocketListener>> + Send + Sync + 'static {
     move || {
         let path = path.clone();
         Box::pin(async move { socket::listen(&path).await.map_err(io::Error::other) })
     }
 }
 
-/// Serves the registration as soon as the node service can be called. Fails where the kubelet refuses the driver: it
-/// looks again only at a new socket.
-async fn register(
+/// Serves the registration once the node service is ready. Fails if the kubelet rejects the driver: the
+/// kubelet retries only when it sees a new socket.
+async fn serve_registration(
     ctx: Context,
     deps: Arc<PluginDeps>,
-    sockets: Sockets,
-    known: watch::Sender<bool>,
+    sockets: SocketPaths,
+    registered: watch::Sender<bool>,
 ) -> Result<(), Failure> {
-    let _unknown_again = Unknown(known.clone());
+    let _reset = ResetRegistration(registered.clone());
     let parent = ctx.dn().rsplit_once('.').map_or("", |(parent, _)| parent);
     ctx.wait_ready(&format!("{parent}.node")).await?;
-    let (refuse, refused) = oneshot::channel();
-    let service = Arc::new(RegistrationService::new((&deps.driver, &sockets.node), known, refuse));
+    let (reject, rejection) = oneshot::channel();
+    let service = Arc::new(RegistrationService::new((&deps.driver, &sockets.node), registered, reject));
     let router =
         move |_: &Context| Server::builder().add_service(RegistrationServer::from_arc(Arc::clone(&service)));
-    let server = serve(listening(sockets.registration), router, GRACE);
+    let server = serve_grpc(listener_factory(sockets.registration), router, SHUTDOWN_GRACE_PERIOD);
     tokio::select! {
         ended = server.run(ctx) => ended,
-        Ok(refused) = refused => Err(refused.into()),
+        Ok(rejection) = rejection => Err(rejection.into()),
     }
 }
 
-/// Takes back that the kubelet knows the driver.
-struct Unknown(watch::Sender<bool>);
+/// Marks the driver as not registered when dropped.
+struct ResetRegistration(watch::Sender<bool>);
 
-impl Drop for Unknown {
+impl Drop for ResetRegistration {
     fn drop(&mut self) {
         self.0.send_replace(false);
     }

@@ -12,14 +12,14 @@
     unnameable_types,
     unreachable_pub,
     dead_code,
-    reason = "generated, with the specification's own words"
+    reason = "generated from the specification"
 )]
 pub mod csi {
     tonic::include_proto!("csi.v1");
     include!(concat!(env!("OUT_DIR"), "/debug.rs"));
 }
 
-/// How a plugin makes itself known to the kubelet.
+/// The kubelet's plugin registration.
 #[allow(
     missing_docs,
     clippy::all,
@@ -29,7 +29,7 @@ pub mod csi {
     unnameable_types,
     unreachable_pub,
     dead_code,
-    reason = "generated, with Kubernetes' own words"
+    reason = "generated from the Kubernetes API"
 )]
 pub mod registration {
     tonic::include_proto!("pluginregistration");
@@ -39,8 +39,8 @@ pub mod registration {
 mod tests {
     use super::csi;
 
-    /// The messages of csi.proto with a field that is marked as secret, by reading its text.
-    fn secretive() -> Vec<&'static str> {
+    /// The messages of csi.proto with a field marked as secret, by searching its text.
+    fn messages_with_secrets() -> Vec<&'static str> {
         let (mut found, mut message) = (Vec::new(), "");
         // An option may stand on the line below its field.
         for line in include_str!("../../proto/csi/v1/csi.proto").lines() {
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn no_message_prints_a_secret() {
         let generated = include_str!(concat!(env!("OUT_DIR"), "/debug.rs"));
-        let messages = secretive();
+        let messages = messages_with_secrets();
         assert!(messages.len() > 10, "csi.proto marks its secrets");
         for message in messages {
             assert!(generated.contains(&format!("Debug for {message} {{")), "{message} prints its secrets");
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_is_printed() {
+    fn fields_that_are_not_secret_are_printed() {
         let request = csi::NodePublishVolumeRequest {
             volume_id: "a-volume".into(),
             secrets: [("password".into(), "hunter2".into())].into(),

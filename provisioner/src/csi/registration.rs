@@ -1,4 +1,4 @@
-//! How the kubelet learns of the driver.
+//! Registration of the driver with the kubelet.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -13,39 +13,39 @@ use crate::name::DriverName;
 /// *Source:* k8s.io/kubelet, `pluginregistration/v1/constants.go`.
 const CSI_PLUGIN: &str = "CSIPlugin";
 
-/// The version of the CSI that the kubelet is told; it looks at the first number alone.
-const VERSION: &str = "1.0.0";
+/// The reported CSI version; the kubelet checks only the major version.
+const CSI_VERSION: &str = "1.0.0";
 
-/// Why the kubelet doesn't take the driver; it says so itself.
+/// The kubelet's reason to reject the driver.
 #[derive(Debug, thiserror::Error)]
-#[error("the kubelet refuses the driver: {reason}")]
-pub(super) struct Refused {
+#[error("the kubelet rejected the driver: {reason}")]
+pub(super) struct RegistrationRejection {
     reason: String,
 }
 
-/// Answers the kubelet, which calls as soon as it sees the socket.
+/// The registration service, which the kubelet calls when it sees the socket.
 #[derive(Debug)]
 pub(super) struct RegistrationService {
     info: PluginInfo,
-    known: watch::Sender<bool>,
-    refused: Mutex<Option<oneshot::Sender<Refused>>>,
+    registered: watch::Sender<bool>,
+    rejection: Mutex<Option<oneshot::Sender<RegistrationRejection>>>,
 }
 
 impl RegistrationService {
-    /// `endpoint` is the socket of the node service. What the kubelet says goes to `known`; a refusal, once, to
-    /// `refused`.
+    /// `endpoint` is the socket of the node service. The state that the kubelet reports goes to `registered`;
+    /// a rejection, once, to `rejected`.
     pub(super) fn new(
         (driver, endpoint): (&DriverName, &Path),
-        known: watch::Sender<bool>,
-        refused: oneshot::Sender<Refused>,
+        registered: watch::Sender<bool>,
+        rejected: oneshot::Sender<RegistrationRejection>,
     ) -> Self {
         let info = PluginInfo {
             r#type: CSI_PLUGIN.into(),
             name: driver.to_string(),
             endpoint: endpoint.display().to_string(),
-            supported_versions: vec![VERSION.into()],
+            supported_versions: vec![CSI_VERSION.into()],
         };
-        Self { info, known, refused: Mutex::new(Some(refused)) }
+        Self { info, registered, rejection: Mutex::new(Some(rejected)) }
     }
 }
 
@@ -60,12 +60,12 @@ impl Registration for RegistrationService {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
-        self.known.send_replace(plugin_registered);
+        self.registered.send_replace(plugin_registered);
         if plugin_registered {
-            tracing::info!(driver = self.info.name, "the kubelet knows the driver");
-        } else if let Some(refused) = self.refused.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // Whoever serves this may be gone already.
-            let _ = refused.send(Refused { reason: error });
+            tracing::info!(driver = self.info.name, "the kubelet has registered the driver");
+        } else if let Some(refused) = self.rejection.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // The server may be shut down already.
+            let _ = refused.send(RegistrationRejection { reason: error });
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

@@ -1,4 +1,4 @@
-//! A unix socket at which the kubelet calls, in a directory that is held open.
+//! A unix socket for the kubelet's calls, in a directory that is held open.
 
 use std::ffi::OsStr;
 use std::io;
@@ -7,108 +7,109 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use nodekeel_localstorage::{Dir, Error as DirError, Mode, SocketState};
+use nodekeel_localstorage::{Dir, Error as DirError, FileMode, SocketState};
 use rustix::fs::AtFlags;
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
 use tokio_stream::Stream;
 
-/// Longest path of a socket. *Source:* unix(7), `sun_path`, without its final NUL.
+/// Maximum length of a socket's path in bytes. *Source:* unix(7), `sun_path`, without its final NUL.
 const MAX_PATH_BYTES: usize = 107;
 
-/// Why a socket can't be made.
+/// Why a socket cannot be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// Its path is longer than a socket's can be; the kubelet's directory or the driver's name has to be shorter.
+    /// The path is too long for a socket; shorten the kubelet's directory or the driver's name.
     #[error(
-        "the path {} is longer than the {MAX_PATH_BYTES} bytes of a socket's: shorten the kubelet's directory or the \
-         driver's name",
+        "socket path {} exceeds {MAX_PATH_BYTES} bytes: shorten the kubelet's directory or the driver's name",
         path.display()
     )]
-    TooLong {
+    PathTooLong {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody answers there: another instance with the same driver's name.
-    #[error("{} is served by another program with the same driver name", path.display())]
-    Live {
+    /// Another instance with the same driver name accepts connections there.
+    #[error("socket {} is in use by another program with the same driver name", path.display())]
+    InUse {
         /// The socket.
         path: PathBuf,
     },
-    /// Something that isn't a socket is there. It is left as it is.
-    #[error("{} is no socket and will not be replaced: move it away", path.display())]
-    NoSocket {
+    /// Another kind of file is there. It is not changed.
+    #[error("{} is not a socket and is not replaced: move it away", path.display())]
+    NotSocket {
         /// The file.
         path: PathBuf,
     },
-    /// The directory for it could not be opened or made.
-    #[error("take the directory {} for a socket", path.display())]
+    /// Opening or creating the socket's directory failed.
+    #[error("open or create the socket directory {}", path.display())]
     Parent {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: DirError,
     },
-    /// It could not be told what is there, or a dead socket could not be removed.
-    #[error("replace what is at {}", path.display())]
+    /// Inspecting the path, or removing a stale socket, failed.
+    #[error("replace the socket {}", path.display())]
     Replace {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: DirError,
     },
-    /// It could not be listened on.
+    /// Listening on the socket failed.
     #[error("listen on {}", path.display())]
     Bind {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Checks a path before anything is done with it.
-pub(super) fn check(path: &Path) -> Result<(), SocketError> {
+/// Checks the length of a path.
+pub(super) fn check_path_length(path: &Path) -> Result<(), SocketError> {
     match path.as_os_str().len() <= MAX_PATH_BYTES {
         true => Ok(()),
-        false => Err(SocketError::TooLong { path: path.to_owned() }),
+        false => Err(SocketError::PathTooLong { path: path.to_owned() }),
     }
 }
 
-/// A directory for a socket that has to be made. *Source:* the kubelet, which makes its own so.
-const DIRECTORY: Mode = Mode::new(0o750);
+/// Mode of a directory created for a socket. *Source:* the kubelet, which creates its directories so.
+const DIRECTORY_MODE: FileMode = FileMode::new(0o750);
 
-/// Listens at a path, for root alone. The socket of a killed instance is replaced; the file goes with the listener.
-pub(super) async fn listen(path: &Path) -> Result<Listening, SocketError> {
-    check(path)?;
+/// Listens at a path, accessible to root only. Replaces the socket of a killed instance; dropping the
+/// listener removes the file.
+pub(super) async fn listen(path: &Path) -> Result<SocketListener, SocketError> {
+    check_path_length(path)?;
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let dir = directory(parent).map_err(|source| SocketError::Parent { path: parent.to_owned(), source })?;
-    let socket = Place { dir, path: path.to_owned() };
-    socket.clear()?;
+    let dir =
+        ensure_directory(parent).map_err(|source| SocketError::Parent { path: parent.to_owned(), source })?;
+    let socket = SocketLocation { dir, path: path.to_owned() };
+    socket.remove_stale()?;
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };
-    let listener = UnixListener::bind(socket.through_descriptor()).map_err(failed)?;
-    let file = socket.file().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-    let listening = Listening { listener, socket, file };
-    // Whoever may look into the directory until then is root, too.
-    let only_root = rustix::fs::Mode::from_raw_mode(Mode::PRIVATE_FILE.bits());
-    let place = &listening.socket;
-    rustix::fs::chmodat(&place.dir, place.name(), only_root, AtFlags::empty())
+    let listener = UnixListener::bind(socket.proc_fd_path()).map_err(failed)?;
+    let file = socket.file_id().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let socket_listener = SocketListener { listener, location: socket, file };
+    // Until then, only root can enter the directory.
+    let only_root = rustix::fs::Mode::from_raw_mode(FileMode::PRIVATE_FILE.bits());
+    let location = &socket_listener.location;
+    rustix::fs::chmodat(&location.dir, location.file_name(), only_root, AtFlags::empty())
         .map_err(|errno| failed(errno.into()))?;
-    Ok(listening)
+    Ok(socket_listener)
 }
 
-/// Opens a directory, whose path the operator has chosen, and makes what is missing of it.
-fn directory(path: &Path) -> Result<Dir, DirError> {
+/// Opens a directory at a path chosen by the operator, and creates its missing components.
+fn ensure_directory(path: &Path) -> Result<Dir, DirError> {
     let missing = |error: &DirError| error.is_not_found();
     for existing in path.ancestors() {
         match Dir::open(existing) {
             Err(error) if missing(&error) && existing.parent().is_some() => {}
             Ok(dir) => match path.strip_prefix(existing) {
-                Ok(rest) if !rest.as_os_str().is_empty() => return dir.ensure_dir(rest, DIRECTORY),
+                Ok(rest) if !rest.as_os_str().is_empty() => return dir.ensure_dir(rest, DIRECTORY_MODE),
                 _ => return Ok(dir),
             },
             Err(error) => return Err(error),
@@ -117,51 +118,52 @@ fn directory(path: &Path) -> Result<Dir, DirError> {
     Dir::open(path)
 }
 
-/// Where a socket is, or will be.
+/// The directory and the path of a socket.
 #[derive(Debug)]
-struct Place {
+struct SocketLocation {
     dir: Dir,
     path: PathBuf,
 }
 
-impl Place {
-    fn name(&self) -> &OsStr {
+impl SocketLocation {
+    fn file_name(&self) -> &OsStr {
         self.path.file_name().unwrap_or_default()
     }
 
-    /// A path that leads into the directory itself, whatever becomes of the path to it: sockets are bound by path alone.
-    fn through_descriptor(&self) -> PathBuf {
-        Path::new("/proc/self/fd").join(self.dir.as_fd().as_raw_fd().to_string()).join(self.name())
+    /// A path through the directory's descriptor, valid even if the directory is moved: sockets can only be
+    /// bound by path.
+    fn proc_fd_path(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.dir.as_fd().as_raw_fd().to_string()).join(self.file_name())
     }
 
-    /// Device and inode of what is there.
-    fn file(&self) -> Option<(u64, u64)> {
-        self.dir.metadata(self.name()).ok().map(|file| (file.device, file.inode))
+    /// Device and inode of the file at the path.
+    fn file_id(&self) -> Option<(u64, u64)> {
+        self.dir.metadata(self.file_name()).ok().map(|file| (file.device, file.inode))
     }
 
-    /// Removes the socket of a dead instance, and nothing else.
-    fn clear(&self) -> Result<(), SocketError> {
+    /// Removes the socket of a dead instance, and no other file.
+    fn remove_stale(&self) -> Result<(), SocketError> {
         let path = || self.path.clone();
         let failed = |source| SocketError::Replace { path: path(), source };
-        match self.dir.socket_state(self.name()).map_err(failed)? {
+        match self.dir.socket_state(self.file_name()).map_err(failed)? {
             SocketState::Absent => Ok(()),
-            SocketState::Dead => self.dir.remove_file(self.name()).map(drop).map_err(failed),
-            SocketState::Live => Err(SocketError::Live { path: path() }),
-            _ => Err(SocketError::NoSocket { path: path() }),
+            SocketState::Stale => self.dir.remove_file(self.file_name()).map(drop).map_err(failed),
+            SocketState::InUse => Err(SocketError::InUse { path: path() }),
+            _ => Err(SocketError::NotSocket { path: path() }),
         }
     }
 }
 
-/// The connections to a socket. Its file goes when this is dropped.
+/// Accepts connections on a socket. Removes its file when dropped.
 #[derive(Debug)]
-pub(super) struct Listening {
+pub(super) struct SocketListener {
     listener: UnixListener,
-    socket: Place,
+    location: SocketLocation,
     /// Device and inode of the file.
     file: (u64, u64),
 }
 
-impl Stream for Listening {
+impl Stream for SocketListener {
     type Item = io::Result<Connection>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -169,11 +171,11 @@ impl Stream for Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for SocketListener {
     fn drop(&mut self) {
-        // If that fails, the file is one of a dead instance, which the next one replaces.
-        if self.socket.file() == Some(self.file) {
-            let _ = self.socket.dir.remove_file(self.socket.name());
+        // If that fails, the next instance replaces the stale socket.
+        if self.location.file_id() == Some(self.file) {
+            let _ = self.location.dir.remove_file(self.location.file_name());
         }
     }
 }
@@ -186,30 +188,30 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_dead_socket_is_replaced_and_goes_with_its_listener() {
+    async fn a_stale_socket_is_replaced_and_removed_with_its_listener() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("plugins/d/csi.sock");
-        let first = listen(&path).await.expect("the directory is made");
+        let first = listen(&path).await.expect("the directory is created");
         std::mem::forget(std::fs::hard_link(&path, directory.path().join("kept")));
         drop(first);
         assert!(!path.exists());
-        // As SIGKILL leaves it: the file is there, and nobody listens.
+        // As SIGKILL leaves it: the file exists, and no process listens.
         fs::rename(directory.path().join("kept"), &path).expect("rename");
-        let second = listen(&path).await.expect("a dead socket is replaced");
+        let second = listen(&path).await.expect("a stale socket is replaced");
         assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o600);
-        assert!(matches!(listen(&path).await, Err(SocketError::Live { .. })));
-        assert!(path.exists(), "who is refused takes nothing away");
+        assert!(matches!(listen(&path).await, Err(SocketError::InUse { .. })));
+        assert!(path.exists(), "a rejected instance removes nothing");
         drop(second);
     }
 
     #[tokio::test]
-    async fn what_is_no_socket_is_left_alone() {
+    async fn a_file_that_is_not_a_socket_is_kept() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("csi.sock");
         fs::write(&path, "a file").expect("write");
-        assert!(matches!(listen(&path).await, Err(SocketError::NoSocket { .. })));
+        assert!(matches!(listen(&path).await, Err(SocketError::NotSocket { .. })));
         assert_eq!(fs::read_to_string(&path).expect("read"), "a file");
         let long = directory.path().join("x".repeat(120));
-        assert!(matches!(listen(&long).await, Err(SocketError::TooLong { .. })));
+        assert!(matches!(listen(&long).await, Err(SocketError::PathTooLong { .. })));
     }
 }

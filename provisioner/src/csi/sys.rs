@@ -1,4 +1,4 @@
-//! The module's only unsafe code: a system call that rustix doesn't offer.
+//! The module's only unsafe code: a system call that rustix does not wrap.
 #![allow(unsafe_code, reason = "mount_setattr")]
 
 use std::io;
@@ -7,17 +7,17 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use linux_raw_sys::general as raw;
 
-use super::mounts::MountFlags;
+use super::mounter::MountFlags;
 
-// The first version of the structure, which every kernel with the call knows. *Source:* linux/mount.h.
+// The first version of the structure, which every kernel with this call supports. *Source:* linux/mount.h.
 const _: () = assert!(size_of::<raw::mount_attr>() == raw::MOUNT_ATTR_SIZE_VER0 as usize);
 
-/// Gives a mount exactly these flags, and takes it out of its peer group: what is mounted below it is not seen where it
-/// was cloned from, nor the other way round.
+/// Sets exactly these flags on a mount, and makes it private: mounts below it do not propagate to the mount
+/// it was cloned from, nor the other way round.
 ///
 /// # Errors
 /// `ENOSYS` before Linux 5.12.
-pub(super) fn set_flags(mount: BorrowedFd<'_>, flags: MountFlags) -> io::Result<()> {
+pub(super) fn set_mount_flags(mount: BorrowedFd<'_>, flags: MountFlags) -> io::Result<()> {
     let bits = [
         (flags.read_only, raw::MOUNT_ATTR_RDONLY),
         (flags.no_suid, raw::MOUNT_ATTR_NOSUID),
@@ -34,7 +34,8 @@ pub(super) fn set_flags(mount: BorrowedFd<'_>, flags: MountFlags) -> io::Result<
         userns_fd: 0,
     };
     let size = size_of::<raw::mount_attr>();
-    // SAFETY: the path is an empty C string, and the structure, of the size given, outlives the call, which reads it.
+    // SAFETY: the path is an empty C string, and the structure, of the size given, outlives the call, which
+    // reads it.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,12 +1,12 @@
-//! What tests of the plugin need: mounts in memory, the contract of [`Mounts`](super::Mounts) as a check, the
-//! kubelet's part, and a check over arbitrary messages.
+//! Test doubles for the plugin: a mounter in memory, the conformance suite of
+//! [`VolumeMounter`](super::VolumeMounter), a fake kubelet, and a check of arbitrary messages.
 
 mod checks;
 mod conformance;
-mod kubelet;
-mod mem_mounts;
+mod fake_kubelet;
+mod mem_mounter;
 
 pub use checks::check_request;
-pub use conformance::{Ground, conformance};
-pub use kubelet::{Kubelet, KubeletError, connect};
-pub use mem_mounts::MemMounts;
+pub use conformance::{ConformanceSetup, conformance};
+pub use fake_kubelet::{FakeKubelet, KubeletError, connect_socket};
+pub use mem_mounter::MemMounter;

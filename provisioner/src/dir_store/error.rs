@@ -1,4 +1,4 @@
-//! What a store of directories says when it fails.
+//! Errors of the directory store.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,60 +7,61 @@ use nodekeel_fsquota::Error as QuotaError;
 use nodekeel_localstorage::Error as DirError;
 
 use crate::id::VolumeId;
-use crate::store::{Cause, StoreError};
+use crate::store::{BoxError, StoreError};
 
-/// What the directories or the quota said.
+/// Why an operation on the directories or the quota failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirStoreError {
-    /// Something could not be done with a directory or in it.
+    /// An operation on a directory failed.
     #[error(transparent)]
     Directory(DirError),
-    /// Another store works on the directory, of another program or of this one: end that one.
-    #[error("another store works on {}", path.display())]
+    /// Another store, of this or of another process, uses the directory: stop that one.
+    #[error("directory {} is in use by another store", path.display())]
     InUse {
-        /// What it has locked.
+        /// The locked directory.
         path: PathBuf,
     },
-    /// The directory could not be locked, so that nobody knows whether another store works on it.
+    /// Locking the directory failed, so it is unknown whether another store uses it.
     #[error("lock {}", path.display())]
     Lock {
-        /// What was to be locked.
+        /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The quota of a directory could not be read or changed.
-    #[error("the quota of {}", path.display())]
+    /// Reading or changing the quota of a directory failed.
+    #[error("read or set the quota of {}", path.display())]
     Quota {
         /// The directory.
         path: PathBuf,
-        /// What the quota said.
+        /// The quota's error.
         #[source]
         source: QuotaError,
     },
-    /// A volume has no limits, although it was born with some: somebody has taken them. Set them with `dirquota`.
-    #[error("{} has no limits", path.display())]
-    Unlimited {
+    /// A volume has no limits although it was created with some: another program cleared them. Set them with
+    /// `dirquota`.
+    #[error("volume {} has no limits: set them with dirquota", path.display())]
+    NoLimits {
         /// The volume's directory.
         path: PathBuf,
     },
-    /// It could not be told whether a volume is empty, or it could not be removed although it is.
+    /// Checking whether a volume is empty, or removing the empty volume, failed.
     #[error("remove {} if it is empty", path.display())]
     RemoveEmpty {
         /// The volume's directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The thread that erases could not be started.
+    /// Starting the thread that erases volumes failed.
     #[error("start the thread that erases volumes")]
-    Thread(#[source] io::Error),
-    /// The runtime stopped before the work was done. The next store finds it as it is.
-    #[error("the runtime stopped before the work was done")]
-    Stopped,
+    StartEraser(#[source] io::Error),
+    /// The runtime shut down before the work was complete. The next store resumes it.
+    #[error("the runtime shut down before the work was complete")]
+    RuntimeStopped,
 }
 
 impl DirStoreError {
@@ -69,7 +70,7 @@ impl DirStoreError {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
             Self::Directory(error) => error.is_full(),
-            Self::Quota { source: QuotaError::Exhausted { .. }, .. } => true,
+            Self::Quota { source: QuotaError::RangeExhausted { .. }, .. } => true,
             Self::Quota { source: QuotaError::Kernel { source, .. }, .. } => {
                 matches!(source.kind(), StorageFull | QuotaExceeded)
             }
@@ -78,11 +79,11 @@ impl DirStoreError {
     }
 }
 
-/// What a failed call is called, where it isn't that the disk is full.
-pub(super) type Named = fn(VolumeId, Cause) -> StoreError;
+/// The [`StoreError`] variant of a failed call, unless the disk is full.
+pub(super) type ErrorConstructor = fn(VolumeId, BoxError) -> StoreError;
 
-pub(super) fn named(id: &VolumeId, error: DirStoreError, name: Named) -> StoreError {
+pub(super) fn store_error(id: &VolumeId, error: DirStoreError, name: ErrorConstructor) -> StoreError {
     let (id, is_full) = (id.clone(), error.is_full());
-    let source: Cause = Box::new(error);
+    let source: BoxError = Box::new(error);
     if is_full { StoreError::Exhausted { id, source } } else { name(id, source) }
 }

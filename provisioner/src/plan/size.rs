@@ -1,55 +1,55 @@
-//! How large a claim's volume is: bytes from the claim, inodes from the class or the bytes.
+//! Computes the limits of a claim's volume: bytes from the claim, inodes from the class or the bytes.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use k8s_openapi::api::storage::v1::StorageClass;
-use nodekeel_fsquota::{Bytes, Inodes, Limits};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 
-use crate::plan::{ClaimRefusal, SizeError};
+use crate::plan::{ClaimRejection, SizeError};
 use crate::quantity;
 
 /// The class parameter that sets the inode limit of each volume.
-const INODES: &str = "inodes";
+const INODES_PARAMETER: &str = "inodes";
 
-/// Bytes of the volume for each inode where the class says nothing.
+/// Bytes of the volume per inode, unless the class sets `inodes`.
 ///
-/// *Source:* Monogon's ratio: inodes of 512 bytes then take a quarter of the volume at most.
+/// *Source:* Monogon's ratio: inodes of 512 bytes then take at most a quarter of the volume.
 const BYTES_PER_INODE: u64 = 2048;
 
-/// Fewest inodes where the class says nothing: a small volume is for small files.
+/// Minimum number of inodes, unless the class sets `inodes`: small volumes hold small files.
 const MIN_INODES: u64 = 1024;
 
-/// Parameters with this prefix are for Kubernetes' own components, such as a file system type.
+/// Prefix of parameters for Kubernetes components, such as the file system type.
 const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 
-/// What the claim asks for, in whole bytes.
-pub(super) fn capacity(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, ClaimRefusal> {
+/// The claim's request, in whole bytes.
+pub(super) fn requested_capacity(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, ClaimRejection> {
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
     let text = requests.and_then(|requests| requests.get("storage")).map(|quantity| quantity.0.as_str());
-    let refuse = |reason| ClaimRefusal::Size { text: text.unwrap_or_default().to_owned(), reason };
-    let text = text.ok_or_else(|| refuse(SizeError::Missing))?;
-    match quantity::parse(text) {
-        Ok(0) => Err(refuse(SizeError::Zero)),
+    let reject = |reason| ClaimRejection::InvalidSize { text: text.unwrap_or_default().to_owned(), reason };
+    let text = text.ok_or_else(|| reject(SizeError::Missing))?;
+    match quantity::parse_quantity(text) {
+        Ok(0) => Err(reject(SizeError::Zero)),
         Ok(bytes) => Ok(Bytes(bytes)),
-        Err(error) => Err(refuse(SizeError::Quantity(error))),
+        Err(error) => Err(reject(SizeError::Quantity(error))),
     }
 }
 
-/// The limits that a volume of this capacity and class has.
-pub(super) fn limits(capacity: Bytes, class: &StorageClass) -> Result<Limits, ClaimRefusal> {
+/// The limits of a volume of this capacity and class.
+pub(super) fn volume_limits(capacity: Bytes, class: &StorageClass) -> Result<QuotaLimits, ClaimRejection> {
     let parameters = class.parameters.iter().flatten();
     let mut inodes = Inodes((capacity.0 / BYTES_PER_INODE).max(MIN_INODES));
     for (name, value) in parameters.filter(|(name, _)| !name.starts_with(RESERVED_PREFIX)) {
-        let refuse = |expected| ClaimRefusal::Parameter {
+        let reject = |expected| ClaimRejection::InvalidParameter {
             class: class.metadata.name.clone().unwrap_or_default(),
             name: name.clone(),
             value: value.clone(),
             expected,
         };
-        inodes = match (name.as_str(), quantity::parse(value)) {
-            (INODES, Ok(number)) if number > 0 => Inodes(number),
-            (INODES, _) => return Err(refuse("a number of inodes above 0, such as 100k")),
-            _ => return Err(refuse("the parameter is not known; known is inodes")),
+        inodes = match (name.as_str(), quantity::parse_quantity(value)) {
+            (INODES_PARAMETER, Ok(number)) if number > 0 => Inodes(number),
+            (INODES_PARAMETER, _) => return Err(reject("use a number of inodes above 0, such as 100k")),
+            _ => return Err(reject("unknown parameter; known: inodes")),
         };
     }
-    Ok(Limits { bytes: Some(capacity), inodes: Some(inodes) })
+    Ok(QuotaLimits { bytes: Some(capacity), inodes: Some(inodes) })
 }

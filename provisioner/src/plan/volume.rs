@@ -1,13 +1,13 @@
-//! What becomes of a PersistentVolume.
+//! Plans the action for a PersistentVolume.
 
 use k8s_openapi::api::core::v1::{
     NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeSpec,
 };
 
 use crate::id::VolumeId;
-use crate::plan::{HOSTNAME, Identity, PROVISIONED_BY, VolumeRefusal};
+use crate::plan::{HOSTNAME, PROVISIONED_BY, ProvisionerIdentity, VolumeRejection};
 
-/// Most characters of a handle that a refusal repeats.
+/// Maximum characters of a handle in a rejection.
 const SHOWN_CHARS: usize = 64;
 
 /// What to do with a PersistentVolume.
@@ -15,104 +15,114 @@ const SHOWN_CHARS: usize = 64;
 #[non_exhaustive]
 pub enum VolumeAction {
     /// Nothing.
-    Ignore(VolumeIgnored),
-    /// Destroy the volume, then its object.
+    Ignore(VolumeIgnoreReason),
+    /// Remove the volume, then its object.
     Delete(VolumeId),
-    /// Put our finalizer on: without it, the object could go while the data stay.
-    Protect,
-    /// Take our finalizer off, and leave the data.
-    Release,
-    /// Say why it is not destroyed, and wait until it changes.
-    Refuse(VolumeRefusal),
+    /// Add our finalizer: without it, the object could be deleted while the data stay.
+    AddFinalizer,
+    /// Remove our finalizer, and keep the data.
+    RemoveFinalizer,
+    /// Emit an event with the reason why it is not deleted, and wait until it changes.
+    Reject(VolumeRejection),
 }
 
-/// Why nothing is to be done with a PersistentVolume.
+/// Why a PersistentVolume needs no action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum VolumeIgnored {
-    /// It is another driver's.
+pub enum VolumeIgnoreReason {
+    /// It belongs to another driver.
     OtherDriver,
-    /// It is on another node, on several, or says nothing of the kind.
+    /// Its affinity names another node, several nodes, or none.
     OtherNode,
-    /// It is in use, or about to be.
+    /// It is bound, or about to be.
     InUse,
-    /// It is to be kept.
+    /// Its reclaim policy is not Delete.
     Retained,
-    /// Its object is going away, and whoever did that has taken our finalizer off before.
-    LetGo,
+    /// Its object is being deleted, and our finalizer was removed before.
+    FinalizerRemoved,
 }
 
-/// Decides on a volume.
-pub fn plan_volume(me: &Identity, volume: &PersistentVolume) -> VolumeAction {
+/// Plans the action for a volume.
+pub fn plan_volume(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> VolumeAction {
     let empty = PersistentVolumeSpec::default();
     let spec = volume.spec.as_ref().unwrap_or(&empty);
-    if let Some(why) = not_here(me, spec) {
-        return VolumeAction::Ignore(why);
+    if let Some(reason) = ownership_mismatch(identity, spec) {
+        return VolumeAction::Ignore(reason);
     }
-    let is_going = volume.metadata.deletion_timestamp.is_some();
-    let is_protected = has_finalizer(me, volume);
+    let is_deleting = volume.metadata.deletion_timestamp.is_some();
+    let is_protected = has_finalizer(identity, volume);
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
-    let ends = match phase {
+    let may_delete = match phase {
         "Released" => true,
-        // Somebody else has failed to delete it, or has made it free for another claim: what is to go may go, if it still
-        // names the claim that it was made for.
-        "Available" | "Failed" => is_going && is_protected,
+        // Another component failed to delete it, or made it available to another claim: it may be deleted if
+        // it still names the claim that it was created for.
+        "Available" | "Failed" => is_deleting && is_protected,
         _ => false,
     };
     match spec.persistent_volume_reclaim_policy.as_deref() {
-        Some("Delete") if ends && is_going && !is_protected && me.finalizer.is_some() => {
-            VolumeAction::Ignore(VolumeIgnored::LetGo)
+        Some("Delete") if may_delete && is_deleting && !is_protected && identity.finalizer.is_some() => {
+            VolumeAction::Ignore(VolumeIgnoreReason::FinalizerRemoved)
         }
-        Some("Delete") if ends => match own(me, volume, spec) {
+        Some("Delete") if may_delete => match verify_ownership(identity, volume, spec) {
             Ok(id) => VolumeAction::Delete(id),
-            Err(refusal) => VolumeAction::Refuse(refusal),
+            Err(rejection) => VolumeAction::Reject(rejection),
         },
-        Some("Delete") if lacks_finalizer(me, volume) && own(me, volume, spec).is_ok() => {
-            VolumeAction::Protect
+        Some("Delete")
+            if lacks_finalizer(identity, volume) && verify_ownership(identity, volume, spec).is_ok() =>
+        {
+            VolumeAction::AddFinalizer
         }
-        Some("Delete") => VolumeAction::Ignore(VolumeIgnored::InUse),
-        // A finalizer on what is kept would only keep its object from being removed.
-        _ if is_protected && own(me, volume, spec).is_ok() => VolumeAction::Release,
-        _ => VolumeAction::Ignore(VolumeIgnored::Retained),
+        Some("Delete") => VolumeAction::Ignore(VolumeIgnoreReason::InUse),
+        // A finalizer on a retained volume would only block the deletion of its object.
+        _ if is_protected && verify_ownership(identity, volume, spec).is_ok() => {
+            VolumeAction::RemoveFinalizer
+        }
+        _ => VolumeAction::Ignore(VolumeIgnoreReason::Retained),
     }
 }
 
-/// Why a volume can't be on this node by this driver, as far as its driver and its affinity say.
-pub(crate) fn not_here(me: &Identity, spec: &PersistentVolumeSpec) -> Option<VolumeIgnored> {
-    if spec.csi.as_ref().is_none_or(|csi| csi.driver != me.driver.as_str()) {
-        return Some(VolumeIgnored::OtherDriver);
+/// Why a volume is not one of this driver on this node, judged by its driver and its affinity.
+pub(crate) fn ownership_mismatch(
+    identity: &ProvisionerIdentity,
+    spec: &PersistentVolumeSpec,
+) -> Option<VolumeIgnoreReason> {
+    if spec.csi.as_ref().is_none_or(|csi| csi.driver != identity.driver.as_str()) {
+        return Some(VolumeIgnoreReason::OtherDriver);
     }
     let required = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
     let terms = required.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();
-    let is_here = !terms.is_empty() && terms.iter().all(|term| is_bound_to(me, term));
-    (!is_here).then_some(VolumeIgnored::OtherNode)
+    let is_here = !terms.is_empty() && terms.iter().all(|term| selects_only_node(identity, term));
+    (!is_here).then_some(VolumeIgnoreReason::OtherNode)
 }
 
-/// Whether a term lets in no other node. One that lets in several is not ours: another node could think the same.
-fn is_bound_to(me: &Identity, term: &NodeSelectorTerm) -> bool {
-    let is_us = |expression: &NodeSelectorRequirement| {
+/// Whether a term selects this node only. A term that selects several is not ours: each of them would claim
+/// the volume.
+fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) -> bool {
+    let is_node = |expression: &NodeSelectorRequirement| {
         let values = expression.values.as_deref().unwrap_or_default();
-        expression.key == HOSTNAME && expression.operator == "In" && values == [me.node.as_str()]
+        expression.key == HOSTNAME && expression.operator == "In" && values == [identity.node.as_str()]
     };
-    term.match_expressions.iter().flatten().any(is_us)
+    term.match_expressions.iter().flatten().any(is_node)
 }
 
-/// The id of a volume that is here, if every sign agrees that we have made it.
-fn own(
-    me: &Identity,
+/// The id of a volume on this node, if all its fields agree that we provisioned it.
+fn verify_ownership(
+    identity: &ProvisionerIdentity,
     volume: &PersistentVolume,
     spec: &PersistentVolumeSpec,
-) -> Result<VolumeId, VolumeRefusal> {
+) -> Result<VolumeId, VolumeRejection> {
     let annotations = volume.metadata.annotations.as_ref();
-    if annotations.and_then(|all| all.get(PROVISIONED_BY)).map(String::as_str) != Some(me.driver.as_str()) {
-        return Err(VolumeRefusal::NotProvisioned);
+    if annotations.and_then(|all| all.get(PROVISIONED_BY)).map(String::as_str)
+        != Some(identity.driver.as_str())
+    {
+        return Err(VolumeRejection::NotProvisioned);
     }
     let handle = spec.csi.as_ref().map(|csi| csi.volume_handle.as_str()).unwrap_or_default();
     let id: VolumeId = handle
         .parse()
-        .map_err(|_| VolumeRefusal::Handle { handle: handle.chars().take(SHOWN_CHARS).collect() })?;
+        .map_err(|_| VolumeRejection::InvalidHandle { handle: handle.chars().take(SHOWN_CHARS).collect() })?;
     if volume.metadata.name.as_deref() != Some(id.as_str()) {
-        return Err(VolumeRefusal::OtherVolume { handle: id });
+        return Err(VolumeRejection::HandleMismatch { handle: id });
     }
     let claim = spec.claim_ref.as_ref();
     let claim = claim
@@ -121,21 +131,21 @@ fn own(
         Some([namespace, name, uid]) if !namespace.is_empty() && !name.is_empty() && !uid.is_empty() => {
             match uid == id.claim_uid() {
                 true => Ok(id),
-                false => Err(VolumeRefusal::OtherClaim { handle: id, claim: uid.to_owned() }),
+                false => Err(VolumeRejection::ClaimMismatch { handle: id, claim: uid.to_owned() }),
             }
         }
-        _ => Err(VolumeRefusal::NoClaim { handle: id }),
+        _ => Err(VolumeRejection::NoClaim { handle: id }),
     }
 }
 
-/// Whether our finalizer is on it.
-pub(crate) fn has_finalizer(me: &Identity, volume: &PersistentVolume) -> bool {
+/// Whether a volume has our finalizer.
+pub(crate) fn has_finalizer(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
     let mut finalizers = volume.metadata.finalizers.iter().flatten();
-    me.finalizer.as_ref().is_some_and(|ours| finalizers.any(|finalizer| finalizer == ours))
+    identity.finalizer.as_ref().is_some_and(|ours| finalizers.any(|finalizer| finalizer == ours))
 }
 
-/// Whether our finalizer should be on it and still can be put on: not once it is going away.
-fn lacks_finalizer(me: &Identity, volume: &PersistentVolume) -> bool {
-    let is_going = volume.metadata.deletion_timestamp.is_some();
-    me.finalizer.is_some() && !is_going && !has_finalizer(me, volume)
+/// Whether our finalizer is missing and can still be added: not while the object is being deleted.
+fn lacks_finalizer(identity: &ProvisionerIdentity, volume: &PersistentVolume) -> bool {
+    let is_deleting = volume.metadata.deletion_timestamp.is_some();
+    identity.finalizer.is_some() && !is_deleting && !has_finalizer(identity, volume)
 }

@@ -1,15 +1,15 @@
-//! The table of decisions on volumes.
+//! The decision table for volumes.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::testing::objects::{DRIVER, NODE, identity, uid, volume};
+use crate::testing::objects::{DRIVER, NODE, sample_identity, sample_uid, sample_volume};
 
 const DELETED: &str = "2026-01-01T00:00:00Z";
 
-fn plan(patch: Value) -> VolumeAction {
-    plan_volume(&identity(NODE), &volume(1, patch))
+fn plan_patched(patch: Value) -> VolumeAction {
+    plan_volume(&sample_identity(NODE), &sample_volume(1, patch))
 }
 
 fn affinity(expressions: Value) -> Value {
@@ -29,11 +29,11 @@ fn state(phase: &str, policy: &str, deleted: bool, finalizers: Value) -> Value {
 }
 
 fn id() -> VolumeId {
-    VolumeId::from_uid(&uid(1)).expect("a UUID")
+    VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
 }
 
 #[test]
-fn a_released_volume_is_deleted_and_a_kept_one_let_be() {
+fn a_released_volume_is_deleted_and_a_retained_one_is_kept() {
     let ours = json!([FINALIZER]);
     let none = json!([]);
     let ignore = VolumeAction::Ignore;
@@ -41,46 +41,49 @@ fn a_released_volume_is_deleted_and_a_kept_one_let_be() {
         (state("Released", "Delete", false, ours.clone()), VolumeAction::Delete(id())),
         (state("Released", "Delete", false, none.clone()), VolumeAction::Delete(id())),
         (state("Released", "Delete", true, ours.clone()), VolumeAction::Delete(id())),
-        (state("Released", "Delete", true, none.clone()), ignore(VolumeIgnored::LetGo)),
-        (state("Bound", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
-        (state("Bound", "Delete", true, ours.clone()), ignore(VolumeIgnored::InUse)),
-        (state("Bound", "Delete", false, none.clone()), VolumeAction::Protect),
-        (state("Bound", "Delete", true, none.clone()), ignore(VolumeIgnored::InUse)),
-        (state("Available", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
-        (state("Failed", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
+        (state("Released", "Delete", true, none.clone()), ignore(VolumeIgnoreReason::FinalizerRemoved)),
+        (state("Bound", "Delete", false, ours.clone()), ignore(VolumeIgnoreReason::InUse)),
+        (state("Bound", "Delete", true, ours.clone()), ignore(VolumeIgnoreReason::InUse)),
+        (state("Bound", "Delete", false, none.clone()), VolumeAction::AddFinalizer),
+        (state("Bound", "Delete", true, none.clone()), ignore(VolumeIgnoreReason::InUse)),
+        (state("Available", "Delete", false, ours.clone()), ignore(VolumeIgnoreReason::InUse)),
+        (state("Failed", "Delete", false, ours.clone()), ignore(VolumeIgnoreReason::InUse)),
         (state("Available", "Delete", true, ours.clone()), VolumeAction::Delete(id())),
         (state("Failed", "Delete", true, ours.clone()), VolumeAction::Delete(id())),
-        (state("", "Delete", false, ours.clone()), ignore(VolumeIgnored::InUse)),
-        (state("Released", "Retain", false, none.clone()), ignore(VolumeIgnored::Retained)),
-        (state("Released", "Retain", true, none.clone()), ignore(VolumeIgnored::Retained)),
-        (state("Released", "Retain", true, ours.clone()), VolumeAction::Release),
-        (state("Released", "Recycle", false, none.clone()), ignore(VolumeIgnored::Retained)),
-        (state("Bound", "Retain", false, ours), VolumeAction::Release),
+        (state("", "Delete", false, ours.clone()), ignore(VolumeIgnoreReason::InUse)),
+        (state("Released", "Retain", false, none.clone()), ignore(VolumeIgnoreReason::Retained)),
+        (state("Released", "Retain", true, none.clone()), ignore(VolumeIgnoreReason::Retained)),
+        (state("Released", "Retain", true, ours.clone()), VolumeAction::RemoveFinalizer),
+        (state("Released", "Recycle", false, none.clone()), ignore(VolumeIgnoreReason::Retained)),
+        (state("Bound", "Retain", false, ours), VolumeAction::RemoveFinalizer),
     ];
     for (patch, action) in table {
-        assert_eq!(plan(patch.clone()), action, "{patch}");
+        assert_eq!(plan_patched(patch.clone()), action, "{patch}");
     }
 }
 
 #[test]
-fn without_finalizers_a_released_volume_is_deleted_also_when_its_object_is_going() {
-    let me = Identity { finalizer: None, ..identity(NODE) };
+fn without_finalizers_a_released_volume_is_deleted_even_while_its_object_is_deleting() {
+    let identity = ProvisionerIdentity { finalizer: None, ..sample_identity(NODE) };
     for deleted in [false, true] {
-        let volume = volume(1, state("Released", "Delete", deleted, json!([])));
-        assert_eq!(plan_volume(&me, &volume), VolumeAction::Delete(id()));
+        let volume = sample_volume(1, state("Released", "Delete", deleted, json!([])));
+        assert_eq!(plan_volume(&identity, &volume), VolumeAction::Delete(id()));
     }
-    let bound = volume(1, state("Bound", "Delete", false, json!([])));
-    assert_eq!(plan_volume(&me, &bound), VolumeAction::Ignore(VolumeIgnored::InUse));
+    let bound = sample_volume(1, state("Bound", "Delete", false, json!([])));
+    assert_eq!(plan_volume(&identity, &bound), VolumeAction::Ignore(VolumeIgnoreReason::InUse));
 }
 
 #[test]
 fn another_drivers_volume_is_ignored() {
     for csi in [Value::Null, json!({ "driver": "other.example" })] {
-        assert_eq!(plan(json!({ "spec": { "csi": csi } })), VolumeAction::Ignore(VolumeIgnored::OtherDriver));
+        assert_eq!(
+            plan_patched(json!({ "spec": { "csi": csi } })),
+            VolumeAction::Ignore(VolumeIgnoreReason::OtherDriver)
+        );
     }
     assert_eq!(
-        plan_volume(&identity(NODE), &Default::default()),
-        VolumeAction::Ignore(VolumeIgnored::OtherDriver)
+        plan_volume(&sample_identity(NODE), &Default::default()),
+        VolumeAction::Ignore(VolumeIgnoreReason::OtherDriver)
     );
 }
 
@@ -104,64 +107,68 @@ fn a_volume_that_is_not_on_this_node_alone_is_ignored() {
         affinity(missing_values),
     ];
     for patch in patches {
-        assert_eq!(plan(patch.clone()), VolumeAction::Ignore(VolumeIgnored::OtherNode), "{patch}");
+        assert_eq!(
+            plan_patched(patch.clone()),
+            VolumeAction::Ignore(VolumeIgnoreReason::OtherNode),
+            "{patch}"
+        );
     }
 }
 
 #[test]
-fn a_handle_that_is_not_the_name_of_a_volume_of_ours_is_refused() {
+fn a_handle_that_is_not_the_name_of_our_volume_is_rejected() {
     let long = "x".repeat(4096);
     let handles = ["", ".", "..", "../x", "/", "/etc", "a\0b", "pvc-1", long.as_str(), "PVC-9f0e5d3c"];
     for handle in handles {
-        let action = plan(json!({ "spec": { "csi": { "volumeHandle": handle } } }));
-        let VolumeAction::Refuse(VolumeRefusal::Handle { handle: shown }) = action else {
+        let action = plan_patched(json!({ "spec": { "csi": { "volumeHandle": handle } } }));
+        let VolumeAction::Reject(VolumeRejection::InvalidHandle { handle: shown }) = action else {
             panic!("{handle:?}: {action:?}")
         };
         assert!(shown.len() <= 64 * 4);
     }
-    let other = json!({ "spec": { "csi": { "volumeHandle": format!("pvc-{}", uid(2)) } } });
-    assert!(matches!(plan(other), VolumeAction::Refuse(VolumeRefusal::OtherVolume { .. })));
+    let other = json!({ "spec": { "csi": { "volumeHandle": format!("pvc-{}", sample_uid(2)) } } });
+    assert!(matches!(plan_patched(other), VolumeAction::Reject(VolumeRejection::HandleMismatch { .. })));
 }
 
 #[test]
-fn a_volume_that_was_not_made_by_us_or_for_this_claim_is_refused() {
+fn a_volume_that_was_not_created_by_us_or_for_this_claim_is_rejected() {
     for by in [Value::Null, json!("other.example")] {
         let patch = json!({ "metadata": { "annotations": { "pv.kubernetes.io/provisioned-by": by } } });
-        assert_eq!(plan(patch), VolumeAction::Refuse(VolumeRefusal::NotProvisioned));
+        assert_eq!(plan_patched(patch), VolumeAction::Reject(VolumeRejection::NotProvisioned));
     }
-    let other = json!({ "spec": { "claimRef": { "uid": uid(2) } } });
-    assert!(matches!(plan(other), VolumeAction::Refuse(VolumeRefusal::OtherClaim { .. })));
-    let nobody = [
+    let other = json!({ "spec": { "claimRef": { "uid": sample_uid(2) } } });
+    assert!(matches!(plan_patched(other), VolumeAction::Reject(VolumeRejection::ClaimMismatch { .. })));
+    let incomplete = [
         Value::Null,
         json!({ "uid": Value::Null }),
         json!({ "name": "" }),
         json!({ "namespace": Value::Null }),
     ];
-    for claim in nobody {
+    for claim in incomplete {
         let mut patch = state("Available", "Delete", true, json!([FINALIZER]));
         patch["spec"]["claimRef"] = claim;
-        assert_eq!(plan(patch), VolumeAction::Refuse(VolumeRefusal::NoClaim { handle: id() }));
+        assert_eq!(plan_patched(patch), VolumeAction::Reject(VolumeRejection::NoClaim { handle: id() }));
     }
 }
 
 #[test]
-fn what_is_not_ours_gets_no_finalizer_and_loses_none() {
+fn a_foreign_volume_keeps_its_finalizers() {
     let foreign = json!({ "driver": DRIVER, "volumeHandle": ".." });
     for policy in ["Delete", "Retain"] {
         for finalizers in [json!([]), json!([FINALIZER])] {
             let mut patch = state("Bound", policy, false, finalizers);
             patch["spec"]["csi"] = foreign.clone();
-            assert!(matches!(plan(patch), VolumeAction::Ignore(_)));
+            assert!(matches!(plan_patched(patch), VolumeAction::Ignore(_)));
         }
     }
 }
 
 proptest! {
     #[test]
-    fn no_volume_makes_it_panic_and_only_its_own_name_is_ever_deleted(
+    fn planning_a_volume_never_panics_and_deletes_only_the_volume_of_its_name(
         handle in ".{0,50}", name in ".{0,50}", phase in "(Released|Bound|Failed|Available)?", policy in "(Delete|Retain)?",
     ) {
-        let action = plan(json!({
+        let action = plan_patched(json!({
             "metadata": { "name": name },
             "spec": { "csi": { "volumeHandle": handle }, "persistentVolumeReclaimPolicy": policy },
             "status": { "phase": phase },

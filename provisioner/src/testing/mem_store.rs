@@ -1,124 +1,125 @@
-//! Volumes in memory.
+//! A volume store in memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{Bytes, Inodes, Limits, Usage};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
-use crate::store::{Cause, StoreError, VolumeStore, VolumeUsage, larger};
+use crate::store::{BoxError, StoreError, VolumeStore, VolumeUsage, larger_limit};
 
-/// A store that holds volumes in memory: nothing is written, nothing survives. Clones share their volumes.
+/// Keeps volumes in memory; writes nothing to disk. Clones share their volumes.
 #[derive(Clone, Default)]
-pub struct MemStore(Arc<Mutex<State>>);
+pub struct MemStore(Arc<Mutex<MemStoreState>>);
 
 #[derive(Default)]
-struct State {
+struct MemStoreState {
     volumes: BTreeMap<VolumeId, VolumeUsage>,
     capacity: Option<Bytes>,
-    failures: Vec<Cause>,
+    failures: Vec<BoxError>,
     creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
 }
 
 impl MemStore {
-    /// A store that refuses a volume when the sum of all byte limits would exceed `capacity`.
+    /// A store that rejects a volume if the sum of all byte limits would exceed `capacity`.
     pub fn with_capacity(capacity: Bytes) -> Self {
         let store = Self::default();
-        store.state().capacity = Some(capacity);
+        store.lock_state().capacity = Some(capacity);
         store
     }
 
-    /// Lets the next call that changes a volume fail for this reason. Several failures are used up in turn.
-    pub fn fail_next(&self, cause: impl Into<Cause>) {
-        self.state().failures.insert(0, cause.into());
+    /// Makes the next call that changes a volume fail with this source. Several failures occur in turn.
+    pub fn fail_next(&self, cause: impl Into<BoxError>) {
+        self.lock_state().failures.insert(0, cause.into());
     }
 
-    /// Writes so much into a volume, as a pod would, whatever its limits are.
-    pub fn fill(&self, id: &VolumeId, usage: Usage) {
-        if let Some(volume) = self.state().volumes.get_mut(id) {
+    /// Sets the usage of a volume, as if a pod had written, whatever its limits are.
+    pub fn set_usage(&self, id: &VolumeId, usage: QuotaUsage) {
+        if let Some(volume) = self.lock_state().volumes.get_mut(id) {
             volume.usage = usage;
         }
     }
 
-    /// How often a volume of this id came into being (a `create` that found it there doesn't count).
-    pub fn births(&self, id: &VolumeId) -> u32 {
-        self.state().creates.get(id).copied().unwrap_or(0)
+    /// How often a volume with this id was created (a `create` of an existing volume does not count).
+    pub fn create_count(&self, id: &VolumeId) -> u32 {
+        self.lock_state().creates.get(id).copied().unwrap_or(0)
     }
 
-    /// How often a volume of this id was destroyed (a `remove` that found none doesn't count).
-    pub fn deaths(&self, id: &VolumeId) -> u32 {
-        self.state().removes.get(id).copied().unwrap_or(0)
+    /// How often a volume with this id was removed (a `remove` of a missing volume does not count).
+    pub fn remove_count(&self, id: &VolumeId) -> u32 {
+        self.lock_state().removes.get(id).copied().unwrap_or(0)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, MemStoreState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Whether the limits of `id` could be these.
-    fn has_room(&self, id: &VolumeId, limits: Limits) -> bool {
+impl MemStoreState {
+    /// Whether a volume with these limits fits.
+    fn has_free_space(&self, id: &VolumeId, limits: QuotaLimits) -> bool {
         let Some(capacity) = self.capacity else { return true };
         let others = self.volumes.iter().filter(|(other, _)| *other != id);
         let taken = others.filter_map(|(_, volume)| volume.limits.bytes).map(|bytes| u128::from(bytes.0));
         taken.sum::<u128>() + u128::from(limits.bytes.map_or(0, |bytes| bytes.0)) <= u128::from(capacity.0)
     }
 
-    fn check_room(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
-        match self.has_room(id, limits) {
+    fn check_free_space(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+        match self.has_free_space(id, limits) {
             true => Ok(()),
-            false => {
-                Err(StoreError::Exhausted { id: id.clone(), source: "the store's capacity is taken".into() })
-            }
+            false => Err(StoreError::Exhausted {
+                id: id.clone(),
+                source: "the store's capacity is used up".into(),
+            }),
         }
     }
 }
 
 #[async_trait]
 impl VolumeStore for MemStore {
-    async fn create(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
-        let mut state = self.state();
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+        let mut state = self.lock_state();
         if let Some(source) = state.failures.pop() {
             return Err(StoreError::Create { id: id.clone(), source });
         }
         let old = state.volumes.get(id).copied();
         let limits = match old {
-            Some(old) => Limits {
-                bytes: larger(old.limits.bytes, limits.bytes),
-                inodes: larger(old.limits.inodes, limits.inodes),
+            Some(old) => QuotaLimits {
+                bytes: larger_limit(old.limits.bytes, limits.bytes),
+                inodes: larger_limit(old.limits.inodes, limits.inodes),
             },
             None => limits,
         };
-        state.check_room(id, limits)?;
+        state.check_free_space(id, limits)?;
         if old.is_none() {
             *state.creates.entry(id.clone()).or_default() += 1;
         }
-        let usage = old.map_or(Usage { bytes: Bytes(0), inodes: Inodes(1) }, |old| old.usage);
+        let usage = old.map_or(QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) }, |old| old.usage);
         state.volumes.insert(id.clone(), VolumeUsage { limits, usage });
         Ok(())
     }
 
-    async fn resize(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
-        let mut state = self.state();
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+        let mut state = self.lock_state();
         if let Some(source) = state.failures.pop() {
             return Err(StoreError::Resize { id: id.clone(), source });
         }
-        state.check_room(id, limits)?;
+        state.check_free_space(id, limits)?;
         let volume = state.volumes.get_mut(id).ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         volume.limits = limits;
         Ok(())
     }
 
     async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError> {
-        let state = self.state();
+        let state = self.lock_state();
         state.volumes.get(id).copied().ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
     async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         if let Some(source) = state.failures.pop() {
             return Err(StoreError::Remove { id: id.clone(), source });
         }
@@ -130,7 +131,7 @@ impl VolumeStore for MemStore {
 
     async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
         let is_empty = |volume: &VolumeUsage| volume.usage.inodes.0 <= 1;
-        let is_empty = self.state().volumes.get(id).is_none_or(is_empty);
+        let is_empty = self.lock_state().volumes.get(id).is_none_or(is_empty);
         match is_empty {
             true => self.remove(id).await.map(|()| true),
             false => Ok(false),
@@ -138,12 +139,12 @@ impl VolumeStore for MemStore {
     }
 
     async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {
-        Ok(self.state().volumes.keys().cloned().collect())
+        Ok(self.lock_state().volumes.keys().cloned().collect())
     }
 }
 
 impl fmt::Debug for MemStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.state().volumes.keys()).finish()
+        f.debug_set().entries(self.lock_state().volumes.keys()).finish()
     }
 }

@@ -1,53 +1,54 @@
-//! Objects as the API server hands them out.
+//! Sample objects, as the API server returns them.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 
-use crate::plan::{FINALIZER, Identity};
+use crate::plan::{FINALIZER, ProvisionerIdentity};
 use crate::{DriverName, NodeName};
 
-/// The driver of the objects here.
+/// The driver of the sample objects.
 pub const DRIVER: &str = "volumes.nodekeel.example";
 
-/// The node of the objects here.
+/// The node of the sample objects.
 pub const NODE: &str = "node-a";
 
-/// The class of the claims here.
+/// The class of the sample claims.
 pub const CLASS: &str = "local";
 
 /// The UID of the claim with this number.
-pub fn uid(number: u32) -> String {
+pub fn sample_uid(number: u32) -> String {
     format!("9f0e5d3c-1b2a-4c5d-8e6f-{number:012x}")
 }
 
 /// The driver [`DRIVER`] on a node, with the usual finalizer.
-pub fn identity(node: &str) -> Identity {
-    Identity {
-        driver: DriverName::try_new(DRIVER).expect("a driver's name"),
-        node: NodeName::try_new(node).expect("a node's name"),
+pub fn sample_identity(node: &str) -> ProvisionerIdentity {
+    ProvisionerIdentity {
+        driver: DriverName::try_new(DRIVER).expect("a driver name"),
+        node: NodeName::try_new(node).expect("a node name"),
         finalizer: Some(FINALIZER.to_owned()),
     }
 }
 
-/// A class of [`DRIVER`] that waits for the first consumer, changed by a JSON merge patch.
-pub fn class(patch: Value) -> StorageClass {
+/// A class of [`DRIVER`] with `WaitForFirstConsumer`, changed by a JSON merge patch.
+pub fn sample_class(patch: Value) -> StorageClass {
     let plain = json!({
         "metadata": { "name": CLASS },
         "provisioner": DRIVER,
         "reclaimPolicy": "Delete",
         "volumeBindingMode": "WaitForFirstConsumer",
     });
-    object(plain, patch)
+    patched_object(plain, patch)
 }
 
-/// A pending claim of 50 MiB for [`NODE`], with [`uid`]`(number)` and named `claim-<number>`, changed by a JSON merge patch.
-pub fn claim(number: u32, patch: Value) -> PersistentVolumeClaim {
+/// A pending claim of 50 MiB for [`NODE`], with [`sample_uid`]`(number)` and named `claim-<number>`, changed
+/// by a JSON merge patch.
+pub fn sample_claim(number: u32, patch: Value) -> PersistentVolumeClaim {
     let plain = json!({
         "metadata": {
             "namespace": "default",
             "name": format!("claim-{number}"),
-            "uid": uid(number),
+            "uid": sample_uid(number),
             "resourceVersion": "7",
             "annotations": {
                 "volume.kubernetes.io/storage-provisioner": DRIVER,
@@ -62,12 +63,13 @@ pub fn claim(number: u32, patch: Value) -> PersistentVolumeClaim {
         },
         "status": { "phase": "Pending" },
     });
-    object(plain, patch)
+    patched_object(plain, patch)
 }
 
-/// The volume of [`claim`]`(number)` as this driver makes it, released, changed by a JSON merge patch.
-pub fn volume(number: u32, patch: Value) -> PersistentVolume {
-    let id = format!("pvc-{}", uid(number));
+/// The released volume of [`sample_claim`]`(number)`, as this driver creates it, changed by a JSON merge
+/// patch.
+pub fn sample_volume(number: u32, patch: Value) -> PersistentVolume {
+    let id = format!("pvc-{}", sample_uid(number));
     let hostname = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": [NODE] });
     let plain = json!({
         "metadata": {
@@ -80,7 +82,7 @@ pub fn volume(number: u32, patch: Value) -> PersistentVolume {
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "capacity": { "storage": "50Mi" },
-            "claimRef": { "namespace": "default", "name": format!("claim-{number}"), "uid": uid(number) },
+            "claimRef": { "namespace": "default", "name": format!("claim-{number}"), "uid": sample_uid(number) },
             "csi": { "driver": DRIVER, "volumeHandle": id },
             "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [hostname] }] } },
             "persistentVolumeReclaimPolicy": "Delete",
@@ -89,16 +91,16 @@ pub fn volume(number: u32, patch: Value) -> PersistentVolume {
         },
         "status": { "phase": "Released" },
     });
-    object(plain, patch)
+    patched_object(plain, patch)
 }
 
-fn object<T: serde::de::DeserializeOwned>(mut plain: Value, patch: Value) -> T {
-    merge(&mut plain, patch);
-    serde_json::from_value(plain).expect("an object of its kind")
+fn patched_object<T: serde::de::DeserializeOwned>(mut plain: Value, patch: Value) -> T {
+    merge_patch(&mut plain, patch);
+    serde_json::from_value(plain).expect("a valid object")
 }
 
 /// Merges a patch into a value. *Source:* RFC 7386.
-pub(crate) fn merge(value: &mut Value, patch: Value) {
+pub(crate) fn merge_patch(value: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *value = patch;
         return;
@@ -110,7 +112,7 @@ pub(crate) fn merge(value: &mut Value, patch: Value) {
     for (key, patch) in patch {
         match patch {
             Value::Null => drop(map.remove(&key)),
-            patch => merge(map.entry(key).or_insert(Value::Null), patch),
+            patch => merge_patch(map.entry(key).or_insert(Value::Null), patch),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A process killed at every step of a volume's birth and death: the next one finds each volume whole or gone.
+//! A process killed at each step of creating and removing a volume: the next one finds each volume complete
+//! or removed.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -7,110 +8,116 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
-use nodekeel_fsquota::{Bytes, Change, Error, Inodes, Limit, Limits, ProjectId, QuotaSetter, Status, Usage};
+use nodekeel_fsquota::{
+    Bytes, Error, Inodes, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus,
+    QuotaUsage,
+};
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::uid;
-use nodekeel_provisioner::{DirStore, DirStoreOptions, Moment, Step, VolumeId, VolumeStore as _};
+use nodekeel_provisioner::testing::objects::sample_uid;
+use nodekeel_provisioner::{DirStore, DirStoreOptions, StepMoment, VolumeId, VolumeStep, VolumeStore as _};
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Where the child works, and at which step it dies.
+/// Environment variables of the child: its directory, and the step at which it is killed.
 const BASE: &str = "NODEKEEL_KILLS_BASE";
 const STEP: &str = "NODEKEEL_KILLS_STEP";
 
-const LIMITS: Limits = Limits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
-const STEPS: [Step; 8] = [
-    Step::MakeDirectory,
-    Step::Limit,
-    Step::Publish,
-    Step::Dig,
-    Step::Bury,
-    Step::Erase,
-    Step::Release,
-    Step::Level,
+const STEPS: [VolumeStep; 8] = [
+    VolumeStep::CreateDirectory,
+    VolumeStep::SetLimits,
+    VolumeStep::RenameIntoPlace,
+    VolumeStep::CreateTrashEntry,
+    VolumeStep::MoveToTrash,
+    VolumeStep::EraseContent,
+    VolumeStep::ReleaseProject,
+    VolumeStep::RemoveTrashEntry,
 ];
 
-/// A quota whose books are files, so that they outlive a process: `<project>` holds the limits, and a directory's project is
-/// its inode's number. It limits nothing, but what it keeps can leak like the kernel's.
+/// A quota whose records are files, so that they outlive a process: `<project>` contains the limits, and a
+/// directory's project is its inode number. It enforces nothing, but its records can leak like the kernel's.
 #[derive(Debug)]
-struct Books(PathBuf);
+struct FileQuota(PathBuf);
 
-impl Books {
-    fn page(&self, project: u32) -> PathBuf {
+impl FileQuota {
+    fn record_path(&self, project: u32) -> PathBuf {
         self.0.join(project.to_string())
     }
 
-    fn read(&self, project: u32) -> Option<Limits> {
-        let text = fs::read_to_string(self.page(project)).ok()?;
+    fn read_limits(&self, project: u32) -> Option<QuotaLimits> {
+        let text = fs::read_to_string(self.record_path(project)).ok()?;
         let (bytes, inodes) = text.split_once(' ')?;
-        Some(Limits { bytes: Some(Bytes(bytes.parse().ok()?)), inodes: Some(Inodes(inodes.parse().ok()?)) })
+        Some(QuotaLimits {
+            bytes: Some(Bytes(bytes.parse().ok()?)),
+            inodes: Some(Inodes(inodes.parse().ok()?)),
+        })
     }
 }
 
-fn project(dir: BorrowedFd<'_>) -> u32 {
+fn inode_project(dir: BorrowedFd<'_>) -> u32 {
     u32::try_from(rustix::fs::fstat(dir).expect("stat").st_ino & 0x7fff_ffff).expect("masked")
 }
 
-impl QuotaSetter for Books {
-    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, Error> {
-        let (Limit::At(bytes), Limit::At(inodes)) = (change.bytes, change.inodes) else {
+impl QuotaSetter for FileQuota {
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
+        let (LimitChange::Set(bytes), LimitChange::Set(inodes)) = (change.bytes, change.inodes) else {
             panic!("{change:?}")
         };
-        fs::write(self.page(project(dir)), format!("{} {}", bytes.0, inodes.0)).expect("write");
-        Ok(self.status(dir)?.expect("just written"))
+        fs::write(self.record_path(inode_project(dir)), format!("{} {}", bytes.0, inodes.0)).expect("write");
+        Ok(self.read_status(dir)?.expect("just written"))
     }
 
-    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, Error> {
-        let number = project(dir);
-        let status = |limits| Status {
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        let number = inode_project(dir);
+        let status = |limits| QuotaStatus {
             project: ProjectId::new(number).expect("not 0"),
             limits,
-            usage: Usage { bytes: Bytes(0), inodes: Inodes(1) },
+            usage: QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) },
         };
-        Ok(self.read(number).map(status))
+        Ok(self.read_limits(number).map(status))
     }
 
-    fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
-        self.release(ProjectId::new(project(dir)).expect("not 0"))
+    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        self.release_project(ProjectId::new(inode_project(dir)).expect("not 0"))
     }
 
-    fn release(&self, project: ProjectId) -> Result<(), Error> {
-        let _ = fs::remove_file(self.page(project.get()));
+    fn release_project(&self, project: ProjectId) -> Result<(), Error> {
+        let _ = fs::remove_file(self.record_path(project.get()));
         Ok(())
     }
 }
 
 fn id() -> VolumeId {
-    VolumeId::from_uid(&uid(1)).expect("a UUID")
+    VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
 }
 
 fn open(base: &Path, options: DirStoreOptions) -> DirStore {
-    let books = Arc::new(Books(base.join("books")));
-    DirStore::with(Dir::open(base).expect("the base"), books, options).expect("a store")
+    let quota = Arc::new(FileQuota(base.join("records")));
+    DirStore::with_options(Dir::open(base).expect("the base"), quota, options).expect("a store")
 }
 
-async fn live_and_die(store: &DirStore, base: &Path) {
+async fn create_and_remove(store: &DirStore, base: &Path) {
     store.create(&id(), LIMITS).await.expect("create");
     let data = base.join("volumes").join(id().as_str()).join("a/b");
     fs::create_dir_all(&data).expect("a directory");
     fs::write(data.join("file"), "data").expect("a file");
     store.remove(&id()).await.expect("remove");
-    store.erased().await;
+    store.wait_until_erased().await;
 }
 
-/// The child's part; by itself it is nothing.
+/// The child process; without its environment variables this test does nothing.
 #[tokio::test]
 async fn child() {
     let (Some(base), Ok(step)) = (std::env::var_os(BASE).map(PathBuf::from), std::env::var(STEP)) else {
         return;
     };
     let mut options = DirStoreOptions::default();
-    options.hook = Some(Arc::new(move |at: Step, moment: Moment| {
+    options.hook = Some(Arc::new(move |at: VolumeStep, moment: StepMoment| {
         if format!("{moment:?} {at:?}") == step {
             let _ = kill_process(getpid(), Signal::KILL);
         }
     }));
-    live_and_die(&open(&base, options), &base).await;
+    create_and_remove(&open(&base, options), &base).await;
 }
 
 fn run_child(base: &Path, step: &str) -> ExitStatus {
@@ -126,27 +133,27 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_process_killed_at_any_step_leaves_a_whole_volume_or_none() {
+async fn a_process_killed_at_any_step_leaves_a_complete_volume_or_none() {
     for step in STEPS {
-        for moment in [Moment::Before, Moment::After] {
+        for moment in [StepMoment::Before, StepMoment::After] {
             let point = format!("{moment:?} {step:?}");
             let base = tempfile::tempdir().expect("a directory");
-            fs::create_dir(base.path().join("books")).expect("a directory");
+            fs::create_dir(base.path().join("records")).expect("a directory");
             let status = run_child(base.path(), &point);
-            assert_eq!(status.signal(), Some(9), "{point}: the step is made");
+            assert_eq!(status.signal(), Some(9), "{point}: the step happens");
 
             let store = open(base.path(), DirStoreOptions::default());
-            store.erased().await;
+            store.wait_until_erased().await;
             let volumes = store.list().await.expect("list");
             assert_eq!(names(&base.path().join(".new")), Vec::<String>::new(), "{point}");
             assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new(), "{point}");
-            assert_eq!(names(&base.path().join("books")).len(), volumes.len(), "{point}: no project leaks");
+            assert_eq!(names(&base.path().join("records")).len(), volumes.len(), "{point}: no project leaks");
             for id in &volumes {
                 assert_eq!(store.usage(id).await.expect("usage").limits, LIMITS, "{point}");
             }
-            live_and_die(&store, base.path()).await;
+            create_and_remove(&store, base.path()).await;
             assert_eq!(names(&base.path().join("volumes")), Vec::<String>::new(), "{point}");
-            assert_eq!(names(&base.path().join("books")), Vec::<String>::new(), "{point}");
+            assert_eq!(names(&base.path().join("records")), Vec::<String>::new(), "{point}");
         }
     }
 }

@@ -1,11 +1,12 @@
-//! The whole service against a real control plane, over directories whose limits are kept in memory. Each test says what
-//! events, the API and the directories show.
+//! The whole service against a real control plane, in directories whose limits are kept in memory. Each test
+//! checks events, the API and the directories.
 //!
-//! Every provisioner here runs as the service account of deploy/rbac.yaml, so what it does shows that its rights are enough.
+//! Every provisioner here runs as the service account of deploy/rbac.yaml, which proves that its permissions
+//! suffice.
 
 mod claims;
 mod cluster;
 mod harness;
-mod refusals;
+mod rejections;
 mod stored;
 mod volumes;

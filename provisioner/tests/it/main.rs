@@ -1,5 +1,6 @@
-//! The provisioner as its users see it.
+//! The provisioner through its public API.
 
+mod audit_log;
 mod csi;
 mod kills;
 mod kube;
@@ -7,10 +8,9 @@ mod manifests;
 mod parsers;
 mod service;
 mod stores;
-mod told;
 
-/// How many random cases: a tenth of them where a test run has a minute, and all of them where `NODEKEEL_CASES=all` says so, as
-/// `cargo xtask test` does.
+/// The number of random cases: a tenth by default, all with `NODEKEEL_CASES=all`, which `cargo xtask test`
+/// sets.
 fn cases(most: u32) -> u32 {
     if std::env::var("NODEKEEL_CASES").is_ok_and(|cases| cases == "all") { most } else { most / 10 }
 }

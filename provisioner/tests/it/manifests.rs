@@ -1,28 +1,30 @@
-//! The PersistentVolume of each kind of claim, in full. `UPDATE=1` writes the files anew.
+//! The complete PersistentVolume of each claim variant. `UPDATE=1` rewrites the golden files.
 
 use std::fs;
 use std::path::Path;
 
-use nodekeel_provisioner::testing::objects::{NODE, claim, class, identity};
-use nodekeel_provisioner::{ClaimAction, Identity, SeenClaim, manifest, plan_claim};
+use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_class, sample_identity};
+use nodekeel_provisioner::{
+    ClaimAction, ObservedClaim, ProvisionerIdentity, build_persistent_volume, plan_claim,
+};
 use serde_json::{Value, json};
 
-pub(crate) struct Variant {
+pub(crate) struct ClaimVariant {
     pub(crate) name: &'static str,
     pub(crate) claim: Value,
     pub(crate) class: Value,
     pub(crate) finalizer: bool,
 }
 
-fn variant(name: &'static str, claim: Value, class: Value) -> Variant {
-    Variant { name, claim, class, finalizer: true }
+fn variant(name: &'static str, claim: Value, class: Value) -> ClaimVariant {
+    ClaimVariant { name, claim, class, finalizer: true }
 }
 
-pub(crate) fn variants() -> Vec<Variant> {
+pub(crate) fn variants() -> Vec<ClaimVariant> {
     let plain = || json!({});
     vec![
         variant("plain", plain(), plain()),
-        Variant { finalizer: false, ..variant("without-finalizer", plain(), plain()) },
+        ClaimVariant { finalizer: false, ..variant("without-finalizer", plain(), plain()) },
         variant("read-write-once-pod", json!({ "spec": { "accessModes": ["ReadWriteOncePod"] } }), plain()),
         variant(
             "several-modes",
@@ -46,32 +48,35 @@ pub(crate) fn variants() -> Vec<Variant> {
     ]
 }
 
-fn built(variant: &Variant) -> String {
-    let me = identity(NODE);
-    let me = Identity { finalizer: me.finalizer.clone().filter(|_| variant.finalizer), ..me };
-    let (claim, class) = (claim(1, variant.claim.clone()), class(variant.class.clone()));
-    let seen = SeenClaim { claim: &claim, class: Some(&class), volume: None };
-    let ClaimAction::Provision(spec) = plan_claim(&me, seen) else {
+fn build_manifest(variant: &ClaimVariant) -> String {
+    let identity = sample_identity(NODE);
+    let identity = ProvisionerIdentity {
+        finalizer: identity.finalizer.clone().filter(|_| variant.finalizer),
+        ..identity
+    };
+    let (claim, class) = (sample_claim(1, variant.claim.clone()), sample_class(variant.class.clone()));
+    let seen = ObservedClaim { claim: &claim, class: Some(&class), volume: None };
+    let ClaimAction::Provision(spec) = plan_claim(&identity, seen) else {
         panic!("{} is not provisioned", variant.name)
     };
-    serde_json::to_string_pretty(&manifest(&me, &spec)).expect("JSON") + "\n"
+    serde_json::to_string_pretty(&build_persistent_volume(&identity, &spec)).expect("JSON") + "\n"
 }
 
 #[test]
-fn each_kind_of_claim_gets_the_volume_that_its_file_shows() {
+fn each_claim_variant_gets_the_volume_of_its_golden_file() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/manifests");
     for variant in variants() {
-        let (path, built) = (dir.join(variant.name).with_extension("json"), built(&variant));
+        let (path, built) = (dir.join(variant.name).with_extension("json"), build_manifest(&variant));
         if std::env::var_os("UPDATE").is_some() {
             fs::write(&path, &built).expect("write");
         }
         let golden = fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(built, golden, "{}; UPDATE=1 writes it anew", path.display());
+        assert_eq!(built, golden, "{}; UPDATE=1 rewrites it", path.display());
     }
 }
 
 #[test]
-fn every_file_has_its_variant() {
+fn every_golden_file_has_a_claim_variant() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/manifests");
     let mut names: Vec<String> = variants().iter().map(|variant| format!("{}.json", variant.name)).collect();
     let entries = fs::read_dir(dir).expect("testdata").map(|entry| entry.expect("entry").file_name());

@@ -1,23 +1,23 @@
-//! What comes from outside, by the same checks as the fuzz targets run.
+//! Parsers of external input, with the same checks as the fuzz targets.
 
 use nodekeel_provisioner::csi::proto::csi;
 use nodekeel_provisioner::csi::testing::check_request;
-use nodekeel_provisioner::testing::objects::uid;
-use nodekeel_provisioner::testing::{check_grave, check_handle, check_quantity};
+use nodekeel_provisioner::testing::objects::sample_uid;
+use nodekeel_provisioner::testing::{check_handle, check_quantity, check_trash_entry};
 use proptest::prelude::*;
 use prost::Message as _;
 
-/// A fuzzer's work in small: whole texts, and whole ones with bytes changed, removed and put in.
+/// Fewer cases than a fuzzer: valid texts, and valid texts with bytes changed, removed and inserted.
 const CASES: u32 = 1024;
 
-/// What may become of a byte: its place, and another one, none, or one more.
+/// An edit: a position, and a byte to put or insert there, or none to remove one.
 type Edit = (prop::sample::Index, Option<u8>, bool);
 
 fn edits() -> impl Strategy<Value = Vec<Edit>> {
     prop::collection::vec(any::<Edit>(), 0..4)
 }
 
-fn edited(mut bytes: Vec<u8>, edits: Vec<Edit>) -> Vec<u8> {
+fn apply_edits(mut bytes: Vec<u8>, edits: Vec<Edit>) -> Vec<u8> {
     for (place, byte, is_more) in edits {
         let place = place.index(bytes.len() + 1);
         match byte {
@@ -39,7 +39,7 @@ fn path() -> impl Strategy<Value = String> {
 }
 
 fn id() -> impl Strategy<Value = String> {
-    prop_oneof![4 => (0u32..9).prop_map(|number| format!("pvc-{}", uid(number))), 1 => ".{0,80}"]
+    prop_oneof![4 => (0u32..9).prop_map(|number| format!("pvc-{}", sample_uid(number))), 1 => ".{0,80}"]
 }
 
 prop_compose! {
@@ -72,41 +72,41 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn no_message_is_taken_for_another_request(request in publish(), edits in edits()) {
-        check_request(&edited(request.encode_to_vec(), edits));
+    fn no_edited_publish_message_parses_as_another_request(request in publish(), edits in edits()) {
+        check_request(&apply_edits(request.encode_to_vec(), edits));
     }
 
     #[test]
-    fn no_other_message_is_taken_for_another_request(id in id(), path in path(), edits in edits()) {
+    fn no_edited_unpublish_or_stats_message_parses_as_another_request(id in id(), path in path(), edits in edits()) {
         let unpublish = csi::NodeUnpublishVolumeRequest { volume_id: id.clone(), target_path: path.clone() };
-        check_request(&edited(unpublish.encode_to_vec(), edits.clone()));
+        check_request(&apply_edits(unpublish.encode_to_vec(), edits.clone()));
         let stats = csi::NodeGetVolumeStatsRequest { volume_id: id, volume_path: path, ..Default::default() };
-        check_request(&edited(stats.encode_to_vec(), edits));
+        check_request(&apply_edits(stats.encode_to_vec(), edits));
     }
 
     #[test]
-    fn no_bytes_are_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         check_request(&bytes);
-        check_grave(&bytes);
+        check_trash_entry(&bytes);
         check_handle(&bytes);
         check_quantity(&bytes);
     }
 
     #[test]
-    fn no_name_is_taken_for_another_grave(
+    fn no_edited_name_parses_as_another_trash_entry(
         is_bare: bool, number in 0u32..9, project in 0..=u32::MAX, place: u32, edits in edits(),
     ) {
         let bare = if is_bare { "bare-" } else { "" };
-        check_grave(&edited(format!("{bare}pvc-{}.{project}.{place}", uid(number)).into_bytes(), edits));
+        check_trash_entry(&apply_edits(format!("{bare}pvc-{}.{project}.{place}", sample_uid(number)).into_bytes(), edits));
     }
 
     #[test]
-    fn no_handle_is_taken_for_another_volume(number in 0u32..9, edits in edits()) {
-        check_handle(&edited(format!("pvc-{}", uid(number)).into_bytes(), edits));
+    fn no_edited_handle_parses_as_another_volume(number in 0u32..9, edits in edits()) {
+        check_handle(&apply_edits(format!("pvc-{}", sample_uid(number)).into_bytes(), edits));
     }
 
     #[test]
-    fn no_quantity_is_taken_for_another(text in "[+-]?[0-9.]{0,25}([numkMGTPE]i?|[eE][+-]?[0-9]{1,3})?", edits in edits()) {
-        check_quantity(&edited(text.into_bytes(), edits));
+    fn no_edited_quantity_parses_as_another(text in "[+-]?[0-9.]{0,25}([numkMGTPE]i?|[eE][+-]?[0-9]{1,3})?", edits in edits()) {
+        check_quantity(&apply_edits(text.into_bytes(), edits));
     }
 }

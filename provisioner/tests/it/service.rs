@@ -1,8 +1,8 @@
-//! The whole service against an API server in memory. Each test says what events, the API and the store show.
+//! The whole service against an API server in memory. Each test checks events, the API and the store.
 
 mod claims;
 pub(crate) mod harness;
-mod life;
+mod lifecycle;
 mod model;
 mod orphans;
 mod volumes;

@@ -1,4 +1,4 @@
-//! What every store does, and what the one over directories does beside.
+//! The conformance of all stores, and the specifics of the directory store.
 
 use std::fs;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -7,16 +7,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use nodekeel_fsquota::testing::MemQuota;
-use nodekeel_fsquota::{Bytes, Change, Error, Inodes, Limits, ProjectId, QuotaSetter, Status};
+use nodekeel_fsquota::{Bytes, Error, Inodes, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus};
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::uid;
+use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
 use nodekeel_provisioner::{DirStore, DirStoreError, OpenVolume, StoreError, VolumeId, VolumeStore};
 
-const LIMITS: Limits = Limits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
 fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&uid(number)).expect("a UUID")
+    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
 }
 
 fn open(base: &Path, quota: &Arc<MemQuota>) -> DirStore {
@@ -31,19 +31,19 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn volumes_in_memory_keep_the_contract() {
+async fn the_mem_store_keeps_the_contract() {
     conformance(&MemStore::default()).await;
     conformance(&MemStore::with_capacity(Bytes(1 << 30))).await;
 }
 
 #[tokio::test]
-async fn directories_keep_the_contract() {
+async fn the_dir_store_keeps_the_contract() {
     let base = tempfile::tempdir().expect("a directory");
     conformance(&open(base.path(), &Arc::default())).await;
 }
 
 #[tokio::test]
-async fn a_volume_is_open_to_pods_and_what_is_around_it_to_nobody() {
+async fn a_volume_is_open_to_pods_and_its_parents_only_to_root() {
     let base = tempfile::tempdir().expect("a directory");
     let store = open(base.path(), &Arc::default());
     store.create(&id(1), LIMITS).await.expect("create");
@@ -54,112 +54,114 @@ async fn a_volume_is_open_to_pods_and_what_is_around_it_to_nobody() {
 }
 
 #[tokio::test]
-async fn what_a_volume_held_is_erased_in_the_background_and_its_name_free_at_once() {
+async fn a_removed_volume_is_erased_in_the_background_and_its_name_is_free_at_once() {
     let base = tempfile::tempdir().expect("a directory");
     let store = open(base.path(), &Arc::default());
     for round in 0..3 {
         store.create(&id(1), LIMITS).await.expect("create");
         let dir = base.path().join("volumes").join(id(1).as_str());
-        assert_eq!(names(&dir), Vec::<String>::new(), "round {round} inherits nothing");
+        assert_eq!(names(&dir), Vec::<String>::new(), "pass {round} inherits nothing");
         fs::create_dir_all(dir.join("a/b/c")).expect("a tree");
         fs::write(dir.join("volume"), "data").expect("a file");
         store.remove(&id(1)).await.expect("remove");
     }
-    store.erased().await;
+    store.wait_until_erased().await;
     assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new());
-    assert_eq!((store.erasing(), store.list().await.expect("list")), (0, Vec::new()));
+    assert_eq!((store.pending_erasures(), store.list().await.expect("list")), (0, Vec::new()));
 }
 
 #[tokio::test]
-async fn a_new_store_sweeps_births_and_goes_on_with_deaths() {
+async fn a_new_store_sweeps_staging_and_resumes_erasing() {
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
     drop(open(base.path(), &quota));
-    let (born, dead) = (base.path().join(".new").join(id(1).as_str()), base.path().join(".trash"));
-    fs::create_dir(&born).expect("a birth");
-    fs::create_dir(base.path().join(".new/somebody-elses")).expect("another directory");
-    fs::create_dir_all(dead.join(format!("{}.0.0/volume/deep", id(2)))).expect("a grave");
-    fs::create_dir_all(dead.join(format!("bare-{}.0.1/deep", id(2)))).expect("a bare grave");
-    fs::create_dir(dead.join("somebody-elses")).expect("another directory");
+    let (staged, trash) = (base.path().join(".new").join(id(1).as_str()), base.path().join(".trash"));
+    fs::create_dir(&staged).expect("a staged directory");
+    fs::create_dir(base.path().join(".new/not-ours")).expect("another directory");
+    fs::create_dir_all(trash.join(format!("{}.0.0/volume/deep", id(2)))).expect("a trash entry");
+    fs::create_dir_all(trash.join(format!("bare-{}.0.1/deep", id(2)))).expect("a bare trash entry");
+    fs::create_dir(trash.join("not-ours")).expect("another directory");
     let store = open(base.path(), &quota);
-    store.erased().await;
-    assert_eq!(names(&base.path().join(".new")), ["somebody-elses"]);
-    assert_eq!(names(&dead), ["somebody-elses"]);
+    store.wait_until_erased().await;
+    assert_eq!(names(&base.path().join(".new")), ["not-ours"]);
+    assert_eq!(names(&trash), ["not-ours"]);
 }
 
 #[tokio::test]
-async fn a_directory_has_one_store_which_a_second_leaves_alone() {
+async fn a_second_store_is_rejected_and_changes_nothing() {
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
     let dir = || Dir::open(base.path()).expect("the base");
-    assert!(!DirStore::is_in_use(&dir()).expect("look"), "nobody has made one yet");
+    assert!(!DirStore::is_in_use(&dir()).expect("inspect"), "no store has been opened yet");
     let first = open(base.path(), &quota);
-    // What the first is about to make.
-    let born = base.path().join(".new").join(id(1).as_str());
-    fs::create_dir(&born).expect("a birth");
-    let limited = quota.set(fs::File::open(&born).expect("open").as_fd(), LIMITS.into()).expect("limits");
+    // A directory that the first store is creating.
+    let staged = base.path().join(".new").join(id(1).as_str());
+    fs::create_dir(&staged).expect("a staged directory");
+    let limited =
+        quota.set_limits(fs::File::open(&staged).expect("open").as_fd(), LIMITS.into()).expect("limits");
     let second = DirStore::new(dir(), Arc::clone(&quota) as _).map(drop);
     assert!(matches!(second, Err(DirStoreError::InUse { .. })), "{second:?}");
-    assert!(DirStore::is_in_use(&dir()).expect("look"));
-    assert_eq!(quota.list(), [limited], "its limits are still there");
-    assert!(born.exists());
+    assert!(DirStore::is_in_use(&dir()).expect("inspect"));
+    assert_eq!(quota.list_projects(), [limited], "its limits are still there");
+    assert!(staged.exists());
     drop(first);
-    assert!(!DirStore::is_in_use(&dir()).expect("look"));
+    assert!(!DirStore::is_in_use(&dir()).expect("inspect"));
     drop(open(base.path(), &quota));
-    assert!(!born.exists(), "the next one sweeps it");
+    assert!(!staged.exists(), "the next store sweeps it");
 }
 
-/// Remembers which numbers it was asked to keep.
+/// Records which projects it was asked to keep.
 #[derive(Debug, Default)]
-struct Keeping {
+struct RecordingQuota {
     quota: MemQuota,
     kept: Mutex<Vec<ProjectId>>,
 }
 
-impl QuotaSetter for Keeping {
-    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, Error> {
-        self.quota.set(dir, change)
+impl QuotaSetter for RecordingQuota {
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
+        self.quota.set_limits(dir, change)
     }
 
-    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, Error> {
-        self.quota.status(dir)
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        self.quota.read_status(dir)
     }
 
-    fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
-        self.quota.clear(dir)
+    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        self.quota.clear_limits(dir)
     }
 
-    fn release(&self, project: ProjectId) -> Result<(), Error> {
-        self.quota.release(project)
+    fn release_project(&self, project: ProjectId) -> Result<(), Error> {
+        self.quota.release_project(project)
     }
 
-    fn release_unused(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
-        self.kept.lock().expect("nobody panics with it").extend(kept);
-        self.quota.release_unused(kept)
+    fn release_unused_projects(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
+        self.kept.lock().expect("not poisoned").extend(kept);
+        self.quota.release_unused_projects(kept)
     }
 }
 
 #[tokio::test]
-async fn a_new_store_gives_back_the_numbers_that_a_killed_one_has_left_and_leaves_those_of_graves_to_them() {
-    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<Keeping>::default());
+async fn a_new_store_releases_leaked_projects_except_those_of_trash_entries() {
+    let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<RecordingQuota>::default());
     let open = || DirStore::new(Dir::open(base.path()).expect("the base"), Arc::clone(&quota) as _);
     drop(open().expect("a store"));
-    // As whoever is killed between a directory's end and its number's leaves it.
-    let [_left, buried] = ["left", "buried"].map(|name| {
+    // As a process leaves it that is killed between removing a directory and releasing its project.
+    let [_left, in_trash] = ["left", "in_trash"].map(|name| {
         let path = base.path().join(name);
         fs::create_dir(&path).expect("a directory");
         let dir = fs::File::open(&path).expect("open");
-        let limited = quota.set(dir.as_fd(), LIMITS.into()).expect("limits");
+        let limited = quota.set_limits(dir.as_fd(), LIMITS.into()).expect("limits");
         fs::remove_dir(&path).expect("remove");
         limited.project
     });
-    fs::create_dir(base.path().join(".trash").join(format!("{}.{buried}.0", id(1)))).expect("a grave");
+    fs::create_dir(base.path().join(".trash").join(format!("{}.{in_trash}.0", id(1))))
+        .expect("a trash entry");
     let store = open().expect("a store");
-    assert_eq!(*quota.kept.lock().expect("nobody panics with it"), [buried]);
-    store.erased().await;
-    assert_eq!(quota.quota.list(), [], "the grave has given back its own");
+    assert_eq!(*quota.kept.lock().expect("not poisoned"), [in_trash]);
+    store.wait_until_erased().await;
+    assert_eq!(quota.quota.list_projects(), [], "erasing the trash entry has released its project");
 }
 
 #[tokio::test]
-async fn what_is_not_a_volume_is_not_listed_and_not_touched() {
+async fn entries_that_are_not_volumes_are_not_listed_and_not_touched() {
     let base = tempfile::tempdir().expect("a directory");
     let store = open(base.path(), &Arc::default());
     let volumes = base.path().join("volumes");
@@ -179,38 +181,38 @@ async fn what_is_not_a_volume_is_not_listed_and_not_touched() {
 
 #[tokio::test]
 async fn a_limit_that_cannot_be_set_leaves_no_directory() {
-    use nodekeel_fsquota::Call;
+    use nodekeel_fsquota::KernelCall;
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
     let store = open(base.path(), &quota);
-    quota.fail(Call::WriteLimits, std::io::ErrorKind::StorageFull);
+    quota.fail_next_call(KernelCall::WriteLimits, std::io::ErrorKind::StorageFull);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
     assert!(error.is_exhausted(), "{error:?}");
-    quota.fail(Call::WriteLimits, std::io::ErrorKind::PermissionDenied);
+    quota.fail_next_call(KernelCall::WriteLimits, std::io::ErrorKind::PermissionDenied);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
     assert!(matches!(error, StoreError::Create { .. }), "{error:?}");
     assert_eq!(
         [names(&base.path().join("volumes")), names(&base.path().join(".new"))],
         [Vec::<String>::new(), vec![]]
     );
-    store.create(&id(1), LIMITS).await.expect("it works again");
+    store.create(&id(1), LIMITS).await.expect("create again");
 }
 
 #[tokio::test]
-async fn only_a_volume_without_a_single_name_in_it_is_removed_as_empty() {
+async fn only_a_volume_without_any_entry_is_removed_as_empty() {
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
     let store = open(base.path(), &quota);
-    // The last is a name that a durable write of this workspace would use for a moment.
+    // The last is the temporary name of a durable write in localstorage.
     for (number, name) in (1..).zip(["data", ".hidden", ".nodekeel-0123456789abcdef.new"]) {
         store.create(&id(number), LIMITS).await.expect("create");
         let file = base.path().join("volumes").join(id(number).as_str()).join(name);
         fs::write(&file, "").expect("a file");
-        assert!(!store.remove_empty(&id(number)).await.expect("look"), "{name}");
+        assert!(!store.remove_empty(&id(number)).await.expect("inspect"), "{name}");
         assert!(file.exists(), "{name}");
         fs::remove_file(&file).expect("remove");
         assert!(store.remove_empty(&id(number)).await.expect("remove"), "{name}");
     }
-    store.erased().await;
+    store.wait_until_erased().await;
     assert_eq!(store.list().await.expect("list"), Vec::new());
     assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new());
-    assert!(store.remove_empty(&id(1)).await.expect("none"), "a volume that isn't there is gone");
+    assert!(store.remove_empty(&id(1)).await.expect("none"), "a missing volume counts as removed");
 }

@@ -1,15 +1,17 @@
-//! A cgroup for each start, which the kernel kills as one.
+//! A dedicated cgroup for each start, which the kernel kills as a unit.
 //!
 //! ```text
-//! <parent>                      this program's own cgroup, or one that it was given
-//! └── nodekeel-<program>-<host>-<n> locked for as long as the host lives
-//!     └── <start>               one start of one process, with all that descends from it
+//! <parent>                      this program's cgroup, or a configured one
+//! └── nodekeel-<program>-<host>-<n> locked while the host is running
+//!     └── <start>               one start of one process, with all its descendants
 //! ```
 //!
-//! Nobody escapes a kill by forking, and the kernel tells when the last has ended. Whoever finds a directory of exactly such
-//! a name whose lock nobody holds has found what a supervisor has left that was killed: it is killed and removed.
+//! A process can't escape the kill by forking, and the kernel reports when the cgroup is empty. An unlocked
+//! directory with exactly such a name is the leftover of a killed supervisor: the next host kills and removes
+//! it.
 //!
-//! *Source:* the kernel's `Documentation/admin-guide/cgroup-v2.rst`, `cgroup.kill` (Linux 5.14) and `cgroup.events`.
+//! *Source:* the kernel's `Documentation/admin-guide/cgroup-v2.rst`, `cgroup.kill` (Linux 5.14) and
+//! `cgroup.events`.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -21,202 +23,213 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
+use super::mark::{HostId, ProcessMark};
 use super::procfs;
-use super::tag::{Giver, Tag};
-use crate::sys::{self, Changing};
+use crate::sys::{self, WatchedFile};
 
-/// What all hosts' directories begin with.
-const PREFIX: &str = "nodekeel-";
+/// The prefix of all hosts' directory names.
+const NAME_PREFIX: &str = "nodekeel-";
 /// How many names a host tries for its directory.
-const NAMES: usize = 8;
-/// How long all together that was left by dead supervisors may take to end. It has been killed: what takes longer waits
-/// for a device, and the next host looks again.
-const LEFT_WITHIN: Duration = Duration::from_secs(1);
+const MAX_NAME_ATTEMPTS: usize = 8;
+/// How long all leftovers of dead supervisors together may take to exit. They have been killed: a process
+/// that takes longer waits for a device, and the next host checks again.
+const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where child processes get a cgroup of their own, so that the kernel kills all that descends from one at once.
+/// The parent of the dedicated cgroups of child processes. The kernel kills a cgroup with all its processes
+/// at once.
 ///
-/// Without, descendants are known by a mark and chased one by one, which a machine under load lets some win for a while.
-/// It takes cgroup v2, Linux 5.14, and the right to make directories and to move processes in the parent: root has it,
-/// and whoever the parent is delegated to (`Delegate=yes` for a unit of systemd).
+/// Without cgroups, the supervisor identifies descendants by a mark and signals them one by one; on a loaded
+/// host, processes that keep forking can evade it for a while. Cgroups need cgroup v2, Linux 5.14, and
+/// permission to create directories and to move processes in the parent: root has it, and so does a user to
+/// whom the parent is delegated (`Delegate=yes` in a systemd unit).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Cgroups {
-    /// Below the program's own, where it may: else there are none.
+pub enum CgroupParent {
+    /// This program's cgroup. Without permission there are no dedicated cgroups.
     #[default]
-    Own,
-    /// Below this directory of a mounted hierarchy, where it may: else there are none.
-    Below(PathBuf),
-    /// Nowhere.
-    None,
+    Current,
+    /// This directory of a mounted hierarchy. Without permission there are no dedicated cgroups.
+    Path(PathBuf),
+    /// No dedicated cgroups.
+    Disabled,
 }
 
-/// The directory of one host.
+/// The cgroup of one host.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct HostCgroup {
     dir: PathBuf,
-    /// Tells others that this host lives.
+    /// Shows others that this host is running.
     _lock: File,
 }
 
-impl Home {
-    /// Makes it, and ends what dead hosts have left beside it. `Ok(None)` where none is wanted.
-    pub(super) fn make(wanted: &Cgroups, giver: Giver) -> io::Result<Option<Self>> {
+impl HostCgroup {
+    /// Creates it, and ends the leftovers of dead hosts in the same parent. `Ok(None)` where cgroups are
+    /// disabled.
+    ///
+    /// # Errors
+    /// The error that kept it from being created.
+    pub(super) fn create(wanted: &CgroupParent, host_id: HostId) -> io::Result<Option<Self>> {
         let parent = match wanted {
-            Cgroups::Own => procfs::own_cgroup()?,
-            Cgroups::Below(parent) => parent.clone(),
-            Cgroups::None => return Ok(None),
+            CgroupParent::Current => procfs::own_cgroup_dir()?,
+            CgroupParent::Path(parent) => parent.clone(),
+            CgroupParent::Disabled => return Ok(None),
         };
-        // A child may be born elsewhere only by who may move processes from where it would have been born.
+        // To create a child in another cgroup, a process must be allowed to move processes out of its present
+        // one.
         rustix::fs::access(parent.join("cgroup.procs"), rustix::fs::Access::WRITE_OK)?;
-        end_left(&parent);
-        let mut names = (0..NAMES).map(|n| parent.join(format!("{PREFIX}{giver}-{n}")));
-        let made = names.find_map(|dir| Self::take(dir).transpose());
+        end_leftovers(&parent);
+        let mut names = (0..MAX_NAME_ATTEMPTS).map(|n| parent.join(format!("{NAME_PREFIX}{host_id}-{n}")));
+        let made = names.find_map(|dir| Self::create_locked(dir).transpose());
         made.unwrap_or_else(|| Err(ErrorKind::AlreadyExists.into())).map(Some)
     }
 
-    /// Makes a directory of that name, unless another has it: somebody who looks for what was left can take it for that as
-    /// long as it is not locked.
-    fn take(dir: PathBuf) -> io::Result<Option<Self>> {
+    /// Creates and locks a directory with this name. `None` if it exists, or if a concurrent cleanup has
+    /// locked or removed it before this one could lock it.
+    fn create_locked(dir: PathBuf) -> io::Result<Option<Self>> {
         match fs::create_dir(&dir) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(None),
             made => made?,
         }
-        let Some(lock) = lock(&dir)? else { return Ok(None) };
-        let home = Self { dir, _lock: lock };
-        fs::metadata(home.dir.join("cgroup.kill"))?;
-        Ok(Some(home))
+        let Some(lock) = try_lock_dir(&dir)? else { return Ok(None) };
+        let host_cgroup = Self { dir, _lock: lock };
+        fs::metadata(host_cgroup.dir.join("cgroup.kill"))?;
+        Ok(Some(host_cgroup))
     }
 
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A cgroup for one start.
-    pub(super) fn add(&self, tag: Tag) -> io::Result<Cgroup> {
-        let dir = self.dir.join(format!("{:x}", tag.limit()));
+    /// Creates the cgroup of one start.
+    pub(super) fn create_run_cgroup(&self, mark: ProcessMark) -> io::Result<RunCgroup> {
+        let dir = self.dir.join(format!("{:x}", mark.as_limit()));
         fs::create_dir(&dir)?;
-        Cgroup::open(&dir).inspect_err(|_| _ = fs::remove_dir(&dir))
+        RunCgroup::open(&dir).inspect_err(|_| _ = fs::remove_dir(&dir))
     }
 }
 
-impl Drop for Home {
+impl Drop for HostCgroup {
     fn drop(&mut self) {
-        // Should somebody be left, the next host ends it: nobody holds the lock then.
+        // If processes remain, the next host ends them: the lock is free then.
         let _ = fs::remove_dir(&self.dir);
     }
 }
 
-/// All that descends from one start and has not left for another cgroup. It is removed when this is dropped, if nobody
-/// is left in it.
+/// The cgroup of one start: its process and all descendants that have not moved to another cgroup. Dropping
+/// it removes the cgroup if it is empty.
 #[derive(Debug)]
-pub(super) struct Cgroup {
+pub(super) struct RunCgroup {
     dir: PathBuf,
-    /// Open from the start: at the end there may be no descriptors to be had.
-    kill: File,
+    /// Open from the start: at the end no descriptors may be available.
+    kill_file: File,
     events: Arc<OwnedFd>,
 }
 
-impl Cgroup {
+impl RunCgroup {
     fn open(dir: &Path) -> io::Result<Self> {
-        let kill = File::options().write(true).open(dir.join("cgroup.kill"))?;
+        let kill_file = File::options().write(true).open(dir.join("cgroup.kill"))?;
         let events = Arc::new(File::open(dir.join("cgroup.events"))?.into());
-        Ok(Self { dir: dir.to_owned(), kill, events })
+        Ok(Self { dir: dir.to_owned(), kill_file, events })
     }
 
-    /// What a child is born into.
-    pub(super) fn directory(&self) -> io::Result<OwnedFd> {
+    /// Opens the directory, in which a child is created.
+    pub(super) fn open_directory(&self) -> io::Result<OwnedFd> {
         Ok(File::open(&self.dir)?.into())
     }
 
-    /// Kills everybody in it and below it, and whoever is being forked.
-    pub(super) fn kill(&self) -> io::Result<()> {
-        (&self.kill).write_all(b"1")
+    /// Kills every process in it and below it, including those in the middle of a fork.
+    pub(super) fn kill_all(&self) -> io::Result<()> {
+        (&self.kill_file).write_all(b"1")
     }
 
-    /// Resolves when nobody is left in it, nor below it, but for zombies.
+    /// Resolves when neither it nor a cgroup below it contains a process other than zombies.
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
-    pub(super) async fn empty(&self) -> io::Result<()> {
-        let changing = Changing::new(Arc::clone(&self.events))?;
+    pub(super) async fn wait_empty(&self) -> io::Result<()> {
+        let changing = WatchedFile::new(Arc::clone(&self.events))?;
         while self.is_populated()? {
-            changing.changed().await?;
+            changing.wait_changed().await?;
         }
         Ok(())
     }
 
-    /// Reads it anew, which also makes the next change one that is told.
+    /// Reads the current value, which also re-arms the notification of the next change.
     fn is_populated(&self) -> io::Result<bool> {
         let mut text = [0; 256];
         let length = rustix::io::pread(&*self.events, &mut text, 0)?;
         Ok(!text[..length].split(|&byte| byte == b'\n').any(|line| line == b"populated 0"))
     }
 
-    /// Waits without a runtime. Whether nobody was left in time.
-    fn is_empty_by(&self, deadline: Instant) -> io::Result<bool> {
+    /// Waits without a runtime. Returns whether the cgroup was empty before the deadline.
+    fn wait_empty_blocking(&self, deadline: Instant) -> io::Result<bool> {
         while self.is_populated()? {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
             }
-            sys::wait_for_change(self.events.as_fd(), left)?;
+            sys::poll_for_change(self.events.as_fd(), left)?;
         }
         Ok(true)
     }
 }
 
-impl Drop for Cgroup {
+impl Drop for RunCgroup {
     fn drop(&mut self) {
-        // Who is left in it is the next host's to end.
-        let _ = remove(&self.dir);
+        // The next host ends what remains in it.
+        let _ = remove_cgroup_tree(&self.dir);
     }
 }
 
-/// Ends what hosts have left that are dead. That nobody may be there to end is no error: the own host works all the same.
-fn end_left(parent: &Path) {
-    let deadline = Instant::now() + LEFT_WITHIN;
+/// Ends the leftovers of dead hosts. Errors are ignored: this host works without the cleanup.
+fn end_leftovers(parent: &Path) {
+    let deadline = Instant::now() + LEFTOVER_TIMEOUT;
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    // Beside it are everybody's, where the own cgroup is the root of a hierarchy.
-    let homes = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_home));
-    // All are killed before one is waited for, and locked until all are gone.
-    let left: Vec<_> = homes.filter_map(|entry| left_in(entry.path())).collect();
-    for Left { cgroup, .. } in &left {
-        match cgroup.is_empty_by(deadline) {
+    // Where the parent is the root of a hierarchy, it also contains the cgroups of other programs.
+    let homes = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_host_cgroup_name));
+    // Kills all of them before it waits for the first, and keeps them locked until all are gone.
+    let left: Vec<_> = homes.filter_map(|entry| kill_leftover(entry.path())).collect();
+    for LeftoverCgroup { cgroup, .. } in &left {
+        match cgroup.wait_empty_blocking(deadline) {
             Ok(true) => {}
-            Ok(false) => tracing::warn!(cgroup = %cgroup.dir.display(), "what was left in it does not die"),
-            Err(error) => tracing::warn!(cgroup = %cgroup.dir.display(), %error, "can't wait for its end"),
+            Ok(false) => {
+                tracing::warn!(cgroup = %cgroup.dir.display(), "leftover processes do not exit after SIGKILL")
+            }
+            Err(error) => {
+                tracing::warn!(cgroup = %cgroup.dir.display(), %error, "can't wait for leftover processes")
+            }
         }
     }
 }
 
-/// Whether a directory's name is one that a host gives its own.
-fn is_home(name: &str) -> bool {
-    let parts = name.strip_prefix(PREFIX).and_then(|rest| rest.rsplit_once('-'));
-    parts.is_some_and(|(giver, number)| {
-        Giver::is_shown_as(giver) && (0..NAMES).any(|n| n.to_string() == number)
+/// Whether a directory has the name of a host's cgroup.
+fn is_host_cgroup_name(name: &str) -> bool {
+    let parts = name.strip_prefix(NAME_PREFIX).and_then(|rest| rest.rsplit_once('-'));
+    parts.is_some_and(|(host_id, number)| {
+        HostId::is_display_form(host_id) && (0..MAX_NAME_ATTEMPTS).any(|n| n.to_string() == number)
     })
 }
 
-/// What a host has left. The fields are dropped in this order: it is removed before it is unlocked, or a host that has
-/// only just made it could lock it in between.
-struct Left {
-    cgroup: Cgroup,
+/// The cgroup of a dead host. The fields are dropped in this order: it is removed before it is unlocked;
+/// otherwise a host that has just created a cgroup of the same name could lock it in between.
+struct LeftoverCgroup {
+    cgroup: RunCgroup,
     _lock: File,
 }
 
-/// What a host that is dead has left, killed.
-fn left_in(dir: PathBuf) -> Option<Left> {
-    let lock = lock(&dir).ok().flatten()?;
-    let cgroup = Cgroup::open(&dir).ok()?;
+/// Locks the cgroup of a dead host, and kills what is left in it.
+fn kill_leftover(dir: PathBuf) -> Option<LeftoverCgroup> {
+    let lock = try_lock_dir(&dir).ok().flatten()?;
+    let cgroup = RunCgroup::open(&dir).ok()?;
     if cgroup.is_populated().unwrap_or(true) {
-        tracing::info!(cgroup = %dir.display(), "ending what a supervisor has left that was killed");
+        tracing::info!(cgroup = %dir.display(), "ending leftover processes of a killed supervisor");
     }
-    cgroup.kill().ok()?;
-    Some(Left { cgroup, _lock: lock })
+    cgroup.kill_all().ok()?;
+    Some(LeftoverCgroup { cgroup, _lock: lock })
 }
 
-/// Takes the lock of a host's directory, unless another has it, or has removed it.
-fn lock(dir: &Path) -> io::Result<Option<File>> {
+/// Locks a host's directory. `None` if another process has locked or removed it.
+fn try_lock_dir(dir: &Path) -> io::Result<Option<File>> {
     let locked = || {
         let file = File::open(dir)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -229,12 +242,12 @@ fn lock(dir: &Path) -> io::Result<Option<File>> {
     })
 }
 
-/// Removes a cgroup and those below it, in which nobody is left.
-fn remove(dir: &Path) -> io::Result<()> {
+/// Removes an empty cgroup and the empty cgroups below it.
+fn remove_cgroup_tree(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            remove(&entry.path())?;
+            remove_cgroup_tree(&entry.path())?;
         }
     }
     fs::remove_dir(dir)
@@ -243,19 +256,22 @@ fn remove(dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tag::{Program, Tags};
+    use crate::process::mark::{MarkAllocator, ProgramId};
 
     #[test]
-    fn only_names_that_hosts_give_are_theirs() {
-        let program = Program::current().expect("proc is mounted");
+    fn only_generated_names_count_as_host_cgroups() {
+        let program = ProgramId::current().expect("proc is mounted");
         for thread in [0, 1, i32::MAX] {
-            let giver = Tags::new(program, thread).giver();
-            assert!((0..NAMES).all(|n| is_home(&format!("{PREFIX}{giver}-{n}"))), "{giver}");
+            let host_id = MarkAllocator::new(program, thread).host_id();
+            assert!(
+                (0..MAX_NAME_ATTEMPTS).all(|n| is_host_cgroup_name(&format!("{NAME_PREFIX}{host_id}-{n}"))),
+                "{host_id}"
+            );
         }
-        assert!(is_home("nodekeel-0-0-0") && is_home("nodekeel-7fff-3fffff-7"));
+        assert!(is_host_cgroup_name("nodekeel-0-0-0") && is_host_cgroup_name("nodekeel-7fff-3fffff-7"));
         let others = "precious 1-1 1-1-8 1-1-0-0 x-1-0 1-x-0 01-1-0 1-1-00 +1-1-0 A-1-0 8000-1-0 1-400000-0";
         for name in others.split(' ').chain([""]) {
-            assert!(!is_home(&format!("nodekeel-{name}")), "{name}");
+            assert!(!is_host_cgroup_name(&format!("nodekeel-{name}")), "{name}");
         }
     }
 }

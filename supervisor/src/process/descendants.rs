@@ -1,4 +1,4 @@
-//! Finding and ending all that descends from one start of a process.
+//! Finds and ends all descendants of one start of a process.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -11,157 +11,172 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::cgroup::Cgroup;
+use super::cgroup::RunCgroup;
+use super::mark::{HostId, ProcessMark};
 use super::procfs;
-use super::snapshot::{Snapshot, Snapshots};
+use super::snapshot::{ProcessSnapshot, SnapshotCache};
 use super::status::Signal;
-use super::tag::{Giver, Tag};
-use crate::sys::{self, Readable};
+use crate::sys::{self, ReadableFd};
 
-/// How many ends are awaited at once: each takes a descriptor.
-const WATCHED: usize = 128;
-/// How often those are looked for that were born while others were signalled: each time they should be fewer.
-const CHASES: usize = 64;
-/// How many looks in a row may find somebody new before others get the thread for a while.
-const LOOKS: usize = 16;
-/// When it is looked again while this program has no descriptor left to look or to wait with: nothing tells when it has.
-const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(20);
+/// How many exits are awaited at once: each needs a descriptor.
+const MAX_WATCHED: usize = 128;
+/// How many passes look for processes born while others were signaled. Each pass should find fewer.
+const MAX_CHASES: usize = 64;
+/// How many scans in a row may find new processes before the task yields its thread.
+const MAX_SCANS_IN_A_ROW: usize = 16;
+/// The pause before a retry while no descriptors are available: the kernel does not report when some are.
+const DESCRIPTOR_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// One process that is to end.
+/// One process that has to exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Member {
+struct DescendantProcess {
     pid: i32,
     limit: u64,
-    /// When it was started, where it is known by its parents and not by its mark: with the pid, that is one process.
+    /// Its start time, if it is identified by its parents and not by its mark: with the pid, it identifies
+    /// one process.
     start: Option<u64>,
 }
 
-impl Member {
-    /// A descriptor that can only mean a member. Opened first and checked after, so it is either a process that is
-    /// known by its mark or its start, or one that is gone and takes no signal.
+impl DescendantProcess {
+    /// Opens a descriptor that can only refer to this process. It is opened first and checked afterwards, so
+    /// it refers to the process with this mark or start time, or to one that has exited and ignores signals.
     fn open(self) -> io::Result<OwnedFd> {
         let pid = Pid::from_raw(self.pid).ok_or(Errno::SRCH)?;
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let same = procfs::locks_limit(self.pid)? == self.limit
-            && self.start.is_none_or(|start| procfs::stat(self.pid).is_ok_and(|stat| stat.start == start));
+            && self
+                .start
+                .is_none_or(|start| procfs::read_stat(self.pid).is_ok_and(|stat| stat.start == start));
         if same { Ok(fd) } else { Err(Errno::SRCH.into()) }
     }
 }
 
-/// What one pass over the members did.
+/// The result of one pass over the processes.
 #[derive(Default)]
-struct Round {
-    watched: Vec<(Member, Arc<OwnedFd>)>,
-    /// Somebody got a signal that he had not got before, or was gone already: there may be new ones.
+struct SignalPass {
+    watched: Vec<(DescendantProcess, Arc<OwnedFd>)>,
+    /// A process got a signal for the first time, or had already exited: there may be new processes.
     changed: bool,
-    /// Somebody is there whose end can't be awaited.
-    unheld: bool,
+    /// The exit of at least one process can't be awaited.
+    unwatchable: bool,
 }
 
-/// The descendants of one start of a process. Its main process is killed with them, but it is its owner who asks it to
-/// end, and who waits for it.
+/// The descendants of one start of a process. The main process is killed with them, but its owner requests
+/// its stop and waits for it.
 #[derive(Debug)]
-pub(super) struct Family {
-    tag: Tag,
-    main: i32,
-    main_fd: Arc<OwnedFd>,
-    /// Where all of them are that have not left it.
-    cgroup: Option<Arc<Cgroup>>,
-    /// Supervisors below, which mark their children themselves.
-    nested: HashSet<Giver>,
-    /// Those that have no mark, or one that can't be told: known by the parents that they had when they were found.
-    strays: Vec<Member>,
-    /// When nobody is asked any more: what forks without end keeps who asks from killing it.
-    asks_until: Option<Instant>,
-    /// Before which signal the strays were looked for.
-    searched: Option<Signal>,
-    signalled: HashMap<Member, Signal>,
-    /// Those that this program may not signal.
-    untouchable: HashSet<Member>,
-    /// Those that have ended, but whose parent has not waited for them.
-    dead: HashSet<Member>,
+pub(super) struct DescendantSet {
+    mark: ProcessMark,
+    main_pid: i32,
+    main_pidfd: Arc<OwnedFd>,
+    /// The cgroup of all that have not left it.
+    cgroup: Option<Arc<RunCgroup>>,
+    /// Nested supervisors, which mark their children themselves.
+    nested_hosts: HashSet<HostId>,
+    /// Processes without a mark, or with an unknown one, identified by their parents at the time they were
+    /// found.
+    unmarked: Vec<DescendantProcess>,
+    /// No stop signal is sent after this time: an endless fork would otherwise delay the kill.
+    term_deadline: Option<Instant>,
+    /// The signal before which the last search for unmarked processes took place.
+    searched_before: Option<Signal>,
+    signaled: HashMap<DescendantProcess, Signal>,
+    /// Processes that this program may not signal.
+    not_permitted: HashSet<DescendantProcess>,
+    /// Processes that have exited, but that their parent has not reaped.
+    unreaped: HashSet<DescendantProcess>,
 }
 
-impl Family {
-    pub(super) fn new(tag: Tag, (main, main_fd): (i32, Arc<OwnedFd>), cgroup: Option<Arc<Cgroup>>) -> Self {
+impl DescendantSet {
+    pub(super) fn new(
+        mark: ProcessMark,
+        (main_pid, main_pidfd): (i32, Arc<OwnedFd>),
+        cgroup: Option<Arc<RunCgroup>>,
+    ) -> Self {
         Self {
-            tag,
-            main,
-            main_fd,
+            mark,
+            main_pid,
+            main_pidfd,
             cgroup,
-            nested: HashSet::new(),
-            strays: Vec::new(),
-            asks_until: None,
-            searched: None,
-            signalled: HashMap::new(),
-            untouchable: HashSet::new(),
-            dead: HashSet::new(),
+            nested_hosts: HashSet::new(),
+            unmarked: Vec::new(),
+            term_deadline: None,
+            searched_before: None,
+            signaled: HashMap::new(),
+            not_permitted: HashSet::new(),
+            unreaped: HashSet::new(),
         }
     }
 
-    /// Asks nobody from then on, even in the midst of asking.
-    pub(super) fn asking_until(mut self, deadline: Instant) -> Self {
-        self.asks_until = Some(deadline);
+    /// Sends no stop signals from this time on, even in the middle of a pass.
+    pub(super) fn with_term_deadline(mut self, deadline: Instant) -> Self {
+        self.term_deadline = Some(deadline);
         self
     }
 
-    /// Whether it is too late for a signal.
-    fn is_late(&self, signal: Signal) -> bool {
-        signal != Signal::KILL && self.asks_until.is_some_and(|deadline| Instant::now() >= deadline)
+    /// Whether the deadline for a signal has passed.
+    fn is_past_deadline(&self, signal: Signal) -> bool {
+        signal != Signal::KILL && self.term_deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Sends `polite` to everybody, and kills from the deadline on, until nobody is left.
+    /// Sends `stop_signal` to every process, and kills from the deadline on, until none is left.
     ///
-    /// First those in the cgroup, whom the kernel can kill all at once; then those who have left it.
-    pub(super) async fn end(&mut self, snapshots: &Snapshots, polite: Signal, deadline: Instant) {
+    /// First it ends those in the cgroup, which the kernel can kill all at once; then those that have left
+    /// it.
+    pub(super) async fn terminate_all(
+        &mut self,
+        snapshots: &SnapshotCache,
+        stop_signal: Signal,
+        deadline: Instant,
+    ) {
         if let Some(cgroup) = self.cgroup.clone()
-            && let Err(error) = self.end_cgroup(&cgroup, snapshots, (polite, deadline)).await
+            && let Err(error) = self.terminate_cgroup(&cgroup, snapshots, (stop_signal, deadline)).await
         {
-            tracing::warn!(%error, "can't end a cgroup as one: its processes are ended one by one");
+            tracing::warn!(%error, "can't kill a cgroup as a unit: ending its processes one by one");
         }
-        self.end_marked(snapshots, polite, deadline).await;
+        self.terminate_marked(snapshots, stop_signal, deadline).await;
     }
 
-    /// Ends those in the cgroup. Who forks after it was asked is asked no more.
-    async fn end_cgroup(
+    /// Ends the processes in the cgroup. A process that is forked after the stop signal gets none.
+    async fn terminate_cgroup(
         &mut self,
-        cgroup: &Cgroup,
-        snapshots: &Snapshots,
-        (polite, deadline): (Signal, Instant),
+        cgroup: &RunCgroup,
+        snapshots: &SnapshotCache,
+        (stop_signal, deadline): (Signal, Instant),
     ) -> io::Result<()> {
         if Instant::now() < deadline {
-            // What it can't do the chase by marks tells.
-            let _ = self.pass(snapshots, polite);
-            if let Ok(empty) = timeout_at(deadline, cgroup.empty()).await {
+            // `terminate_marked` logs what this pass can't do.
+            let _ = self.signal_until_stable(snapshots, stop_signal);
+            if let Ok(empty) = timeout_at(deadline, cgroup.wait_empty()).await {
                 return empty;
             }
         }
-        cgroup.kill()?;
-        cgroup.empty().await
+        cgroup.kill_all()?;
+        cgroup.wait_empty().await
     }
 
-    /// Ends those that are known by their marks and parents.
-    async fn end_marked(&mut self, snapshots: &Snapshots, polite: Signal, deadline: Instant) {
+    /// Ends the processes that are identified by their marks and parents.
+    async fn terminate_marked(&mut self, snapshots: &SnapshotCache, stop_signal: Signal, deadline: Instant) {
         loop {
             let kill = Instant::now() >= deadline;
-            let round = match self.pass(snapshots, if kill { Signal::KILL } else { polite }) {
-                Ok(Some(round)) => round,
-                Ok(None) => return,
-                Err(error) if is_short(&error) => {
-                    sleep(WITHOUT_DESCRIPTORS).await;
-                    continue;
-                }
-                Err(error) => return tracing::error!(%error, "can't look for descendants in /proc"),
-            };
-            if kill && round.changed {
+            let pass =
+                match self.signal_until_stable(snapshots, if kill { Signal::KILL } else { stop_signal }) {
+                    Ok(Some(pass)) => pass,
+                    Ok(None) => return,
+                    Err(error) if is_resource_shortage(&error) => {
+                        sleep(DESCRIPTOR_RETRY_PAUSE).await;
+                        continue;
+                    }
+                    Err(error) => return tracing::error!(%error, "can't scan /proc for descendants"),
+                };
+            if kill && pass.changed {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let (watched, all) = watch(&round);
+            let (watched, all) = watch_exits(&pass);
             let ended = async {
-                join_all(watched.iter().map(|(_, end)| end.readable())).await;
+                join_all(watched.iter().map(|(_, end)| end.wait_readable())).await;
                 if !all {
-                    sleep(WITHOUT_DESCRIPTORS).await;
+                    sleep(DESCRIPTOR_RETRY_PAUSE).await;
                 }
             };
             if kill {
@@ -169,218 +184,241 @@ impl Family {
             } else if timeout_at(deadline, ended).await.is_err() {
                 continue;
             }
-            if !self.reap(watched, snapshots) && !round.changed && all {
-                return tracing::debug!("descendants that have ended are left to a parent elsewhere");
+            if !self.reap_exited(watched, snapshots) && !pass.changed && all {
+                return tracing::debug!("exited descendants are left to their parents to reap");
             }
         }
     }
 
-    /// Kills everybody, without waiting for it.
-    pub(super) fn kill(&mut self, snapshots: &Snapshots) {
+    /// Kills every process, without waiting for the exits.
+    pub(super) fn kill_all(&mut self, snapshots: &SnapshotCache) {
         if let Some(cgroup) = &self.cgroup {
-            let _ = cgroup.kill();
+            let _ = cgroup.kill_all();
         }
-        // `end` tells why it is not possible.
-        let _ = self.pass(snapshots, Signal::KILL);
+        // `terminate_all` logs why it is not possible.
+        let _ = self.signal_until_stable(snapshots, Signal::KILL);
     }
 
-    /// Asks everybody to end, once: whoever is found later is asked by [`end`](Self::end). The main process is asked
-    /// first, so that no death of a child seems an accident to it, but after those are found that are known by their
-    /// parents only, while these live.
-    pub(super) fn ask(&mut self, snapshots: &Snapshots, polite: Signal, ask_main: impl FnOnce()) {
-        // Without a snapshot nobody else can be signalled: `end` tells.
-        if let Ok(snapshot) = snapshots.fresh() {
-            self.find_strays(&snapshot);
-            self.searched = Some(polite);
+    /// Sends the stop signal to every process once; [`terminate_all`](Self::terminate_all) signals those that
+    /// are found later. The main process comes first, so that it does not take a child's exit for a crash.
+    /// But before it, this finds the unmarked descendants, which are identified only by their parents, while
+    /// those are running.
+    pub(super) fn request_stop(
+        &mut self,
+        snapshots: &SnapshotCache,
+        stop_signal: Signal,
+        signal_main: impl FnOnce(),
+    ) {
+        // Without a snapshot no other process can be signaled: `terminate_all` logs it.
+        if let Ok(snapshot) = snapshots.take_fresh() {
+            self.find_unmarked(&snapshot);
+            self.searched_before = Some(stop_signal);
         }
-        ask_main();
-        // A process that forks without end is asked no more: it is killed when its time is over.
-        let _ = self.pass(snapshots, polite);
+        signal_main();
+        // A process that keeps forking gets no further stop signals: it is killed at the deadline.
+        let _ = self.signal_until_stable(snapshots, stop_signal);
     }
 
-    /// Signals everybody, until a look finds nobody new, so that a process that forks without end loses the race. `None`
-    /// when nobody is there.
+    /// Signals every process until a scan finds no new one, so that a process that keeps forking loses the
+    /// race. `None` if no process is left.
     ///
-    /// Those that are known by their parents are looked for before the first signal of a kind, because a parent that is
-    /// dead tells nothing. So the main process is killed only after that, but then at once.
-    fn pass(&mut self, snapshots: &Snapshots, signal: Signal) -> io::Result<Option<Round>> {
-        let mut snapshot = snapshots.fresh();
-        if self.searched != Some(signal) {
+    /// The search for unmarked processes precedes the first signal of a kind, because an exited parent no
+    /// longer identifies its children. The main process is therefore killed only after the search, but then
+    /// at once.
+    fn signal_until_stable(
+        &mut self,
+        snapshots: &SnapshotCache,
+        signal: Signal,
+    ) -> io::Result<Option<SignalPass>> {
+        let mut snapshot = snapshots.take_fresh();
+        if self.searched_before != Some(signal) {
             if let Ok(snapshot) = &snapshot {
-                self.find_strays(snapshot);
-                self.searched = Some(signal);
+                self.find_unmarked(snapshot);
+                self.searched_before = Some(signal);
             }
             if signal == Signal::KILL {
-                // It may have ended.
-                let _ = sys::send_signal(self.main_fd.as_fd(), signal.number());
+                // It may have exited.
+                let _ = sys::send_signal(self.main_pidfd.as_fd(), signal.as_number());
             }
         }
-        let mut looks = 1;
+        let mut scans = 1;
         loop {
-            let round = self.round(&*snapshot?, signal);
-            if looks == LOOKS || self.is_late(signal) || !round.as_ref().is_some_and(|round| round.changed) {
-                return Ok(round);
+            let pass = self.signal_once(&*snapshot?, signal);
+            if scans == MAX_SCANS_IN_A_ROW
+                || self.is_past_deadline(signal)
+                || !pass.as_ref().is_some_and(|pass| pass.changed)
+            {
+                return Ok(pass);
             }
-            looks += 1;
-            snapshot = snapshots.fresh();
+            scans += 1;
+            snapshot = snapshots.take_fresh();
         }
     }
 
-    /// Signals everybody, once each. `None` when nobody is there.
-    fn round(&mut self, snapshot: &Snapshot, signal: Signal) -> Option<Round> {
-        let mut round = Round::default();
-        self.forget_gone_strays(snapshot);
-        let mut members = self.marked(snapshot);
-        members.extend(&self.strays);
+    /// Signals every process once. `None` if no process is left.
+    fn signal_once(&mut self, snapshot: &ProcessSnapshot, signal: Signal) -> Option<SignalPass> {
+        let mut pass = SignalPass::default();
+        self.forget_exited_unmarked(snapshot);
+        let mut members = self.find_marked(snapshot);
+        members.extend(&self.unmarked);
         if members.is_empty() {
             return None;
         }
-        self.signal(&members, signal, &mut round);
-        if round.changed {
-            self.chase(snapshot.newest(), signal, &mut round);
+        self.signal_members(&members, signal, &mut pass);
+        if pass.changed {
+            self.signal_newborn(snapshot.newest_pid(), signal, &mut pass);
         }
-        Some(round)
+        Some(pass)
     }
 
-    /// Signals those that were born since a snapshot, and since that was done, until nobody is born any more: what has
-    /// forked and is gone may be one of them. The kernel gives out pids in order and tells the last, so these are few,
-    /// and here is no time to look at all the others.
-    fn chase(&mut self, mut from: i32, signal: Signal, round: &mut Round) {
-        for _ in 0..CHASES {
+    /// Signals the processes born since a snapshot, and since this started, until no more are born: a process
+    /// that forked and exited may have left one of them. The kernel assigns pids in order and reports the
+    /// last one, so these are few, and there is no time to scan all processes.
+    fn signal_newborn(&mut self, mut from: i32, signal: Signal, pass: &mut SignalPass) {
+        for _ in 0..MAX_CHASES {
             let Ok(to) = procfs::newest_pid() else { return };
-            if to == from || self.is_late(signal) {
+            if to == from || self.is_past_deadline(signal) {
                 return;
             }
             for pid in procfs::pids_after(from, to) {
-                let limit = procfs::locks_limit_to_signal(pid).ok().filter(|limit| self.is_marked(*limit));
-                if let Some(limit) = limit.filter(|_| pid != self.main) {
-                    self.signal(&[Member { pid, limit, start: None }], signal, round);
+                let limit =
+                    procfs::locks_limit_if_signalable(pid).ok().filter(|limit| self.is_marked(*limit));
+                if let Some(limit) = limit.filter(|_| pid != self.main_pid) {
+                    self.signal_members(&[DescendantProcess { pid, limit, start: None }], signal, pass);
                 }
             }
             from = to;
         }
     }
 
-    /// Those that carry the mark, or one of a nested supervisor.
-    fn marked(&self, snapshot: &Snapshot) -> Vec<Member> {
+    /// The processes that carry this mark, or that of a nested supervisor.
+    fn find_marked(&self, snapshot: &ProcessSnapshot) -> Vec<DescendantProcess> {
         let own = procfs::own_pid();
         let candidates =
-            snapshot.limits().iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main);
+            snapshot.limits().iter().filter(|(pid, _)| *pid > 1 && *pid != own && *pid != self.main_pid);
         candidates
             .filter(|(_, limit)| self.is_marked(*limit))
-            .map(|&(pid, limit)| Member { pid, limit, start: None })
-            .filter(|member| !self.untouchable.contains(member))
+            .map(|&(pid, limit)| DescendantProcess { pid, limit, start: None })
+            .filter(|member| !self.not_permitted.contains(member))
             .collect()
     }
 
     fn is_marked(&self, limit: u64) -> bool {
-        Tag::from_limit(limit).is_some_and(|tag| tag == self.tag || self.nested.contains(&tag.giver()))
+        ProcessMark::from_limit(limit)
+            .is_some_and(|mark| mark == self.mark || self.nested_hosts.contains(&mark.host_id()))
     }
 
-    /// Adds those that have changed their mark, as a nested supervisor's children have: the first of these gives away
-    /// the mark of all.
-    fn find_strays(&mut self, snapshot: &Snapshot) {
+    /// Adds the descendants that have changed their mark, as a nested supervisor's children have: the first
+    /// of these reveals the mark of all the others.
+    fn find_unmarked(&mut self, snapshot: &ProcessSnapshot) {
         let mut children = HashMap::<i32, Vec<i32>>::new();
         for (&pid, &parent) in snapshot.parents() {
             children.entry(parent).or_default().push(pid);
         }
-        let marked = self.marked(snapshot);
-        let parents = marked.iter().chain(&self.strays).map(|member| member.pid).chain([self.main]);
+        let marked = self.find_marked(snapshot);
+        let parents = marked.iter().chain(&self.unmarked).map(|member| member.pid).chain([self.main_pid]);
         let mut known: HashSet<i32> = parents.collect();
         let mut parents: Vec<i32> = known.iter().copied().collect();
         while let Some(parent) = parents.pop() {
             for &pid in children.get(&parent).into_iter().flatten().filter(|pid| known.insert(**pid)) {
                 parents.push(pid);
-                let Some(limit) = snapshot.limit(pid) else { continue };
-                match (Tag::from_limit(limit).map(Tag::giver), procfs::stat(pid)) {
-                    (Some(giver), _) => _ = self.nested.insert(giver),
+                let Some(limit) = snapshot.limit_of(pid) else { continue };
+                match (ProcessMark::from_limit(limit).map(ProcessMark::host_id), procfs::read_stat(pid)) {
+                    (Some(host_id), _) => _ = self.nested_hosts.insert(host_id),
                     (None, Ok(stat)) if stat.parent == parent => {
-                        self.strays.push(Member { pid, limit, start: Some(stat.start) });
+                        self.unmarked.push(DescendantProcess { pid, limit, start: Some(stat.start) });
                     }
-                    // It has ended, or its parent has.
+                    // It, or its parent, has exited.
                     _ => {}
                 }
             }
         }
     }
 
-    fn forget_gone_strays(&mut self, snapshot: &Snapshot) {
-        self.strays.retain(|member| {
-            snapshot.limit(member.pid) == Some(member.limit)
-                && !self.untouchable.contains(member)
-                && procfs::stat(member.pid).is_ok_and(|stat| Some(stat.start) == member.start)
+    fn forget_exited_unmarked(&mut self, snapshot: &ProcessSnapshot) {
+        self.unmarked.retain(|member| {
+            snapshot.limit_of(member.pid) == Some(member.limit)
+                && !self.not_permitted.contains(member)
+                && procfs::read_stat(member.pid).is_ok_and(|stat| Some(stat.start) == member.start)
         });
     }
 
-    /// Sends the signal to those who have not got it yet.
-    fn signal(&mut self, members: &[Member], signal: Signal, round: &mut Round) {
+    /// Sends the signal to those that have not received it yet.
+    fn signal_members(&mut self, members: &[DescendantProcess], signal: Signal, pass: &mut SignalPass) {
         for &member in members {
-            if self.is_late(signal) {
-                round.changed = true;
+            if self.is_past_deadline(signal) {
+                pass.changed = true;
                 return;
             }
             let fd = match member.open() {
                 Ok(fd) => fd,
                 Err(error) if is_gone(&error) => {
-                    round.changed = true;
+                    pass.changed = true;
                     continue;
                 }
                 Err(error) => {
-                    self.signal_unheld(member, signal);
-                    round.unheld |= is_short(&error);
-                    if !is_short(&error) {
-                        tracing::warn!(pid = member.pid, %error, "can't get hold of a descendant");
-                        self.untouchable.insert(member);
+                    self.signal_by_pid(member, signal);
+                    pass.unwatchable |= is_resource_shortage(&error);
+                    if !is_resource_shortage(&error) {
+                        tracing::warn!(pid = member.pid, %error, "can't open a descriptor of a descendant");
+                        self.not_permitted.insert(member);
                     }
                     continue;
                 }
             };
-            let known = self.signalled.get(&member) == Some(&signal);
-            // A pid may have come to mean another member: to kill twice does no harm.
+            let known = self.signaled.get(&member) == Some(&signal);
+            // The pid may now refer to another process of this set: to kill it twice does no harm.
             if !known || signal == Signal::KILL {
-                if let Err(error) = deliver(&fd, signal)
+                if let Err(error) = signal_and_continue(&fd, signal)
                     && error.raw_os_error() == Some(libc::EPERM)
                 {
                     tracing::warn!(
                         pid = member.pid,
-                        "may not send {signal} to a descendant: it is another user's"
+                        "not permitted to send {signal} to a descendant: it runs as another user"
                     );
-                    self.untouchable.insert(member);
+                    self.not_permitted.insert(member);
                     continue;
                 }
-                self.signalled.insert(member, signal);
-                round.changed |= !known;
+                self.signaled.insert(member, signal);
+                pass.changed |= !known;
             }
-            if round.watched.len() < WATCHED {
-                round.watched.push((member, Arc::new(fd)));
+            if pass.watched.len() < MAX_WATCHED {
+                pass.watched.push((member, Arc::new(fd)));
             }
         }
     }
 
-    /// Signals one of which no descriptor can be had. Its pid can have come to mean another process only since its mark
-    /// was looked at; one that is not known by its mark has to wait until there are descriptors again.
-    fn signal_unheld(&mut self, member: Member, signal: Signal) {
-        let is_known = self.signalled.get(&member) == Some(&signal) && signal != Signal::KILL;
+    /// Signals by pid a process for which no descriptor is available. The pid can refer to another process
+    /// only if that happened since the check of its mark. A process without a mark has to wait until
+    /// descriptors are available.
+    fn signal_by_pid(&mut self, member: DescendantProcess, signal: Signal) {
+        let is_known = self.signaled.get(&member) == Some(&signal) && signal != Signal::KILL;
         let is_marked = member.start.is_none()
             && procfs::locks_limit(member.pid).is_ok_and(|limit| limit == member.limit);
-        if is_marked && !is_known && sys::send_signal_to_pid(member.pid, signal.number()).is_ok() {
-            self.signalled.insert(member, signal);
+        if is_marked && !is_known && sys::send_signal_to_pid(member.pid, signal.as_number()).is_ok() {
+            self.signaled.insert(member, signal);
             if signal != Signal::KILL {
-                // It is there, or it is gone and needs no waking.
-                let _ = sys::send_signal_to_pid(member.pid, Signal::CONT.number());
+                // If it fails, the process has exited and needs no SIGCONT.
+                let _ = sys::send_signal_to_pid(member.pid, Signal::CONT.as_number());
             }
         }
     }
 
-    /// Takes the statuses of those that have ended. Whether anything has come of it.
-    fn reap(&mut self, watched: Vec<(Member, Readable)>, snapshots: &Snapshots) -> bool {
+    /// Reaps the processes that have exited. Returns whether there was any progress.
+    fn reap_exited(
+        &mut self,
+        watched: Vec<(DescendantProcess, ReadableFd)>,
+        snapshots: &SnapshotCache,
+    ) -> bool {
         let mut progress = false;
         for (member, end) in watched {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            match snapshots.reap(|| rustix::process::waitid(WaitId::PidFd(end.fd()), options)) {
+            match snapshots
+                .reap_between_snapshots(|| rustix::process::waitid(WaitId::PidFd(end.fd()), options))
+            {
                 Ok(Some(_)) => progress = true,
-                // Not a child of this program: its parent has waited for it, or lives on; or it is about to be one.
-                Err(Errno::CHILD) => progress |= self.dead.insert(member),
+                // Not a child of this program: its parent has reaped it, or is running, or has just exited.
+                Err(Errno::CHILD) => progress |= self.unreaped.insert(member),
                 _ => {}
             }
         }
@@ -388,29 +426,29 @@ impl Family {
     }
 }
 
-/// What tells the end of those that are watched, and whether that is everybody.
-fn watch(round: &Round) -> (Vec<(Member, Readable)>, bool) {
-    let ends = round.watched.iter().map(|(member, fd)| Ok((*member, Readable::new(Arc::clone(fd))?)));
+/// Opens the exit notifications of the watched processes. Returns them, and whether they cover every process.
+fn watch_exits(pass: &SignalPass) -> (Vec<(DescendantProcess, ReadableFd)>, bool) {
+    let ends = pass.watched.iter().map(|(member, fd)| Ok((*member, ReadableFd::new(Arc::clone(fd))?)));
     let watched: Vec<_> = ends.filter_map(|end: io::Result<_>| end.ok()).collect();
-    let all = watched.len() == round.watched.len() && !round.unheld;
+    let all = watched.len() == pass.watched.len() && !pass.unwatchable;
     (watched, all)
 }
 
-/// Whether there may be enough of what it took in a moment.
-fn is_short(error: &io::Error) -> bool {
+/// Whether an error is a shortage that may be over soon.
+fn is_resource_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Whether there is no such process, but at most a thread of that id.
+/// Whether the process has exited; at most a thread has its id.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
 }
 
-/// A stopped process acts on a signal only when it goes on.
-fn deliver(fd: &OwnedFd, signal: Signal) -> io::Result<()> {
-    sys::send_signal(fd.as_fd(), signal.number())?;
+/// Sends a signal, then SIGCONT: a stopped process handles a signal only after it is continued.
+fn signal_and_continue(fd: &OwnedFd, signal: Signal) -> io::Result<()> {
+    sys::send_signal(fd.as_fd(), signal.as_number())?;
     if signal != Signal::KILL {
-        sys::send_signal(fd.as_fd(), Signal::CONT.number())?;
+        sys::send_signal(fd.as_fd(), Signal::CONT.as_number())?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Why a process' run failed.
+//! Why a run of a process failed.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,54 +7,54 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::status::ProcessExit;
-use crate::machine::SignalError;
-use crate::runnable::Cancelled;
+use crate::fsm::LifecycleSignalError;
+use crate::runnable::CanceledError;
 
-/// How the run of a [`Process`](super::Process) ended, where that was not by exit code 0.
+/// How a run of a [`Process`](super::Process) ended, unless by exit code 0.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProcessError {
-    /// Nothing can be started at all; the source says what is missing, such as a mounted `/proc`.
+    /// No process can be started; the source names what is missing, such as a mounted `/proc`.
     #[error("prepare to run child processes")]
     Prepare(#[source] io::Error),
-    /// The program could not be started. A retry helps only when somebody does what the advice says.
-    #[error("start {}: {advice}", program.display())]
+    /// The program could not be started. A retry helps only after the hint has been followed.
+    #[error("start {}: {hint}", program.display())]
     Start {
         /// The program.
         program: PathBuf,
         /// What is wrong, and what to do.
-        advice: String,
-        /// What the kernel said.
+        hint: String,
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The kernel did not let the process be watched; it was killed.
+    /// The kernel's interface to watch the process failed; the process was killed.
     #[error("watch the process")]
     Watch(#[source] io::Error),
-    /// It was not ready in time, and was stopped.
-    #[error("not ready within {within:?}: {missing}")]
+    /// It was not ready before its timeout, and was stopped.
+    #[error("not ready within {timeout:?}: {missing}")]
     NotReady {
-        /// How long it had, with what it asked for.
-        within: Duration,
-        /// What it waited for, and what was said last about it.
+        /// Its timeout, including the extensions that it requested.
+        timeout: Duration,
+        /// What it waited for, with the last status or error.
         missing: String,
-        /// How the stop ended it.
+        /// How it exited after the stop.
         exit: ProcessExit,
     },
-    /// It ended by itself with another code than 0, or by a signal.
+    /// It exited by itself with a code other than 0, or by a signal.
     #[error("{0}")]
     Exited(ProcessExit),
-    /// The tree did not take the ready or done signal; the process was stopped.
+    /// The tree rejected the ready or done signal; the process was stopped.
     #[error("signal ready")]
-    Signal(#[source] SignalError),
-    /// It was told to stop, and did, however it took it.
+    Signal(#[source] LifecycleSignalError),
+    /// It was canceled, and stopped, whatever its exit code.
     #[error("stopped")]
-    Cancelled(#[source] Cancelled),
+    Canceled(#[source] CanceledError),
 }
 
 impl ProcessError {
-    /// How the process ended, where it had been started and its end was a failure.
-    pub fn exit(&self) -> Option<&ProcessExit> {
+    /// How the process exited, if it was started and its exit was a failure.
+    pub fn process_exit(&self) -> Option<&ProcessExit> {
         match self {
             Self::Exited(exit) | Self::NotReady { exit, .. } => Some(exit),
             _ => None,

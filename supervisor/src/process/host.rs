@@ -11,42 +11,43 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use super::cgroup::{Cgroups, Home};
+use super::cgroup::{CgroupParent, HostCgroup};
+use super::mark::{HostId, MarkAllocator, ProcessMark, ProgramId};
 use super::procfs;
 use super::reap;
-use super::snapshot::Snapshots;
-use super::spawn::Spawner;
-use super::tag::{Giver, Program, Tag, Tags};
+use super::snapshot::SnapshotCache;
+use super::spawn::ProcessSpawner;
 use crate::sys;
 
-/// How long what has been killed may take to end before a shutdown no longer waits for it.
-const BURIED_WITHIN: Duration = Duration::from_secs(1);
+/// How long killed processes may take to exit before a shutdown no longer waits for them.
+const REAP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Starts child processes and takes in their orphans. It lives as long as any process that it started has a run.
+/// Starts child processes and reaps their orphans. It exists as long as any process that it started has a
+/// run.
 #[derive(Debug)]
-pub(crate) struct Host {
-    pub(super) shared: Arc<Shared>,
-    pub(super) spawner: Spawner,
-    /// Where starts get cgroups of their own.
-    pub(super) home: Option<Home>,
-    /// What sees processes to their ends that nobody else waits for, or may no longer.
-    pub(super) burials: TaskTracker,
+pub(crate) struct ProcessHost {
+    pub(super) shared: Arc<HostState>,
+    pub(super) spawner: ProcessSpawner,
+    /// The parent of the cgroups of starts.
+    pub(super) cgroup: Option<HostCgroup>,
+    /// The tasks that wait for killed processes which no run waits for any more.
+    pub(super) reap_tasks: TaskTracker,
     _reaper: AbortOnDropHandle<()>,
-    _subreaper: Subreaper,
+    _subreaper: SubreaperGuard,
 }
 
-/// How many hosts need this program to be the one that orphans go to, and whether it was before the first of them. It
-/// is a property of the whole program, so they count together.
-static SUBREAPERS: Mutex<(usize, bool)> = Mutex::new((0, false));
+/// How many hosts need this program as the child subreaper, and whether it was one before the first of them.
+/// The attribute belongs to the whole program, so all hosts share the count.
+static SUBREAPER_USERS: Mutex<(usize, bool)> = Mutex::new((0, false));
 
-/// As long as it lives, orphans come to this program. After the last of them they go where they went before: nobody
-/// here would wait for them.
+/// Keeps this program the child subreaper. After the last guard, the previous setting is restored, because
+/// this program would no longer reap the orphans.
 #[derive(Debug)]
-struct Subreaper;
+struct SubreaperGuard;
 
-impl Subreaper {
+impl SubreaperGuard {
     fn new() -> io::Result<Self> {
-        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subreapers = SUBREAPER_USERS.lock().unwrap_or_else(PoisonError::into_inner);
         if subreapers.0 == 0 {
             let before = rustix::process::child_subreaper()?.is_some();
             rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -57,121 +58,128 @@ impl Subreaper {
     }
 }
 
-impl Drop for Subreaper {
+impl Drop for SubreaperGuard {
     fn drop(&mut self) {
-        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subreapers = SUBREAPER_USERS.lock().unwrap_or_else(PoisonError::into_inner);
         subreapers.0 -= 1;
         if *subreapers == (0, false) {
-            // A kernel that has set it takes it back.
+            // A kernel that could set it can clear it.
             let _ = rustix::process::set_child_subreaper(None);
         }
     }
 }
 
-impl Host {
-    /// Makes this program the one that its children's orphans go to, for as long as it lives. Must be called within a
-    /// tokio runtime that has its IO enabled.
-    pub(crate) fn new(cgroups: &Cgroups) -> io::Result<Self> {
-        procfs::check()?;
-        let program = Program::current()?;
-        let subreaper = Subreaper::new()?;
-        let child_ended = tokio::signal::unix::signal(SignalKind::child())?;
-        let children_before = if is_init() { mark_own_children(program)? } else { HashSet::new() };
-        let spawner = Spawner::start()?;
-        let tags = Tags::new(program, spawner.thread());
-        let home = home(cgroups, tags.giver());
-        let shared = Arc::new(Shared {
+impl ProcessHost {
+    /// Makes this program the child subreaper for as long as the host exists. Must be called within a tokio
+    /// runtime with IO enabled.
+    ///
+    /// # Errors
+    /// The failed system call; the text says if `/proc` is missing or belongs to another PID namespace.
+    pub(crate) fn new(cgroups: &CgroupParent) -> io::Result<Self> {
+        procfs::check_procfs()?;
+        let program = ProgramId::current()?;
+        let subreaper = SubreaperGuard::new()?;
+        let child_exited = tokio::signal::unix::signal(SignalKind::child())?;
+        let initial_children = if is_init() { mark_own_children(program)? } else { HashSet::new() };
+        let spawner = ProcessSpawner::start()?;
+        let marks = MarkAllocator::new(program, spawner.first_thread());
+        let cgroup = create_host_cgroup(cgroups, marks.host_id());
+        let shared = Arc::new(HostState {
             program,
-            snapshots: Snapshots::new(tags.giver()),
-            tags,
-            own_limit: own_limit(),
-            children_before,
+            snapshots: SnapshotCache::new(marks.host_id()),
+            marks,
+            own_lock_limit: own_lock_limit(),
+            initial_children,
             registry: Mutex::default(),
             reap_again: Notify::new(),
         });
-        let reaper = AbortOnDropHandle::new(tokio::spawn(reap::run(Arc::clone(&shared), child_ended)));
-        let burials = TaskTracker::new();
-        Ok(Self { shared, spawner, home, burials, _reaper: reaper, _subreaper: subreaper })
+        let reaper =
+            AbortOnDropHandle::new(tokio::spawn(reap::run_reaper(Arc::clone(&shared), child_exited)));
+        let reap_tasks = TaskTracker::new();
+        Ok(Self { shared, spawner, cgroup, reap_tasks, _reaper: reaper, _subreaper: subreaper })
     }
 
-    /// Resolves when all that was killed without being waited for has ended, or takes so long that it waits for a device.
-    pub(crate) async fn buried(&self) {
-        self.burials.close();
-        let _ = timeout(BURIED_WITHIN, self.burials.wait()).await;
+    /// Resolves when every killed process has exited, or after a timeout: a process that takes longer waits
+    /// for a device.
+    pub(crate) async fn wait_reaped(&self) {
+        self.reap_tasks.close();
+        let _ = timeout(REAP_TIMEOUT, self.reap_tasks.wait()).await;
     }
 }
 
-/// The part of a host that its threads and tasks know.
+/// The part of a host that its threads and tasks share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) program: Program,
-    pub(super) tags: Tags,
-    /// What children that are not a host's inherit.
-    pub(super) own_limit: u64,
-    /// As PID 1: children from the time before they were marked.
-    children_before: HashSet<i32>,
-    registry: Mutex<Registry>,
-    /// A process has become, or has stopped to be, one that somebody waits for.
+pub(super) struct HostState {
+    pub(super) program: ProgramId,
+    pub(super) marks: MarkAllocator,
+    /// The limit that children which no host has started inherit.
+    pub(super) own_lock_limit: u64,
+    /// As PID 1: the children from before it marked itself.
+    initial_children: HashSet<i32>,
+    registry: Mutex<ProcessRegistry>,
+    /// Notified when a process becomes, or ceases to be, one that a run waits for.
     pub(super) reap_again: Notify,
-    pub(super) snapshots: Snapshots,
+    pub(super) snapshots: SnapshotCache,
 }
 
 #[derive(Debug, Default)]
-struct Registry {
-    /// The starts that are under way: their main processes are not known yet.
-    starting: HashSet<Tag>,
+struct ProcessRegistry {
+    /// Starts in progress, whose main processes are not known yet.
+    starting: HashSet<ProcessMark>,
     /// The processes that runs wait for.
-    mains: HashMap<i32, Tag>,
+    main_processes: HashMap<i32, ProcessMark>,
 }
 
-impl Shared {
-    pub(super) fn is_main(&self, pid: i32) -> bool {
-        self.lock().mains.contains_key(&pid)
+impl HostState {
+    pub(super) fn is_main_process(&self, pid: i32) -> bool {
+        self.lock().main_processes.contains_key(&pid)
     }
 
-    pub(super) fn is_starting(&self, tag: Tag) -> bool {
-        self.lock().starting.contains(&tag)
+    pub(super) fn is_starting(&self, mark: ProcessMark) -> bool {
+        self.lock().starting.contains(&mark)
     }
 
-    /// Whether a process without a mark has come to PID 1 from outside of its program: `nsenter` brings such. Both its
-    /// mark and its session must say so.
-    pub(super) fn is_strangers(&self, pid: i32) -> bool {
-        is_init() && !self.children_before.contains(&pid) && sys::session(pid).ok() != sys::session(0).ok()
+    /// Whether a process without a mark entered the PID namespace of PID 1 from outside, as `nsenter` makes
+    /// one. Both its mark and its session must show it.
+    pub(super) fn came_from_outside(&self, pid: i32) -> bool {
+        is_init()
+            && !self.initial_children.contains(&pid)
+            && sys::session_id(pid).ok() != sys::session_id(0).ok()
     }
 
-    pub(super) fn begin_start(&self, tag: Tag) {
-        self.lock().starting.insert(tag);
+    pub(super) fn begin_start(&self, mark: ProcessMark) {
+        self.lock().starting.insert(mark);
     }
 
-    pub(super) fn end_start(&self, tag: Tag, main: Option<i32>) {
+    pub(super) fn end_start(&self, mark: ProcessMark, main: Option<i32>) {
         let mut registry = self.lock();
-        registry.starting.remove(&tag);
-        registry.mains.extend(main.map(|pid| (pid, tag)));
+        registry.starting.remove(&mark);
+        registry.main_processes.extend(main.map(|pid| (pid, mark)));
         drop(registry);
         self.reap_again.notify_one();
     }
 
-    /// Nobody waits for it any more.
-    pub(super) fn forget(&self, main: i32) {
-        self.lock().mains.remove(&main);
+    /// No run waits for it any more.
+    pub(super) fn forget_main(&self, main: i32) {
+        self.lock().main_processes.remove(&main);
         self.reap_again.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Registry> {
+    fn lock(&self) -> MutexGuard<'_, ProcessRegistry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The host's directory, where it can have one; it is told once which it is.
-fn home(cgroups: &Cgroups, giver: Giver) -> Option<Home> {
-    match Home::make(cgroups, giver) {
-        Ok(Some(home)) => {
-            tracing::debug!(cgroup = %home.dir().display(), "descendants are known by their cgroup");
-            Some(home)
+/// Creates the host's cgroup if possible, and logs once how descendants are identified.
+fn create_host_cgroup(cgroups: &CgroupParent, host_id: HostId) -> Option<HostCgroup> {
+    match HostCgroup::create(cgroups, host_id) {
+        Ok(Some(cgroup)) => {
+            tracing::debug!(cgroup = %cgroup.dir().display(), "descendants are identified by cgroup");
+            Some(cgroup)
         }
         Ok(None) => None,
         Err(error) => {
-            tracing::info!(%error, "descendants are known by their mark: cgroups can't be had");
+            tracing::info!(%error, "descendants are identified by mark: cgroups are not available");
             None
         }
     }
@@ -181,20 +189,20 @@ fn is_init() -> bool {
     rustix::process::getpid() == Pid::INIT
 }
 
-fn own_limit() -> u64 {
+fn own_lock_limit() -> u64 {
     rustix::process::getrlimit(Resource::Locks).current.unwrap_or(u64::MAX)
 }
 
-/// Marks PID 1 itself, so that what it starts by other means can be told from what others bring into its namespace.
-/// Returns the children that it has already.
-fn mark_own_children(program: Program) -> io::Result<HashSet<i32>> {
-    let before = own_limit();
-    if Tag::from_limit(before).is_none() {
+/// Marks PID 1 itself. This distinguishes its own children from processes that others bring into its
+/// namespace. Returns the children that it already has.
+fn mark_own_children(program: ProgramId) -> io::Result<HashSet<i32>> {
+    let before = own_lock_limit();
+    if ProcessMark::from_limit(before).is_none() {
         let hard = rustix::process::getrlimit(Resource::Locks).maximum;
-        let mark = Rlimit { current: Some(program.own_mark().limit()), maximum: hard };
+        let mark = Rlimit { current: Some(program.own_mark().as_limit()), maximum: hard };
         rustix::process::setrlimit(Resource::Locks, mark)?;
     }
     let own = procfs::own_pid();
-    let is_child = |pid: &i32| procfs::stat(*pid).is_ok_and(|stat| stat.parent == own);
-    Ok(procfs::pids()?.into_iter().filter(is_child).collect())
+    let is_child = |pid: &i32| procfs::read_stat(*pid).is_ok_and(|stat| stat.parent == own);
+    Ok(procfs::list_pids()?.into_iter().filter(is_child).collect())
 }

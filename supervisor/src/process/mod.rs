@@ -1,9 +1,9 @@
 //! Child processes as runnables.
 //!
-//! A [`Process`] is started in a process group of its own, with an empty environment and no open files but its standard
-//! ones. It is ready when its [`Readiness`] says so. When its context is cancelled it is asked to end, and after its
-//! grace everything that descends from it is killed, however it has tried to get away: by forking twice, by a session
-//! of its own, or as another user.
+//! A [`Process`] starts in a separate process group, with an empty environment and no open files except its
+//! standard ones. It is ready when its [`Readiness`] is met. When its context is canceled, it gets a stop
+//! signal; after its grace period, all its descendants are killed, even if they have forked twice, created a
+//! session, or run as another user.
 //!
 //! ```no_run
 //! use nodekeel_supervisor::process::{Process, Readiness};
@@ -13,53 +13,55 @@
 //!     let etcd = Process::new("/usr/bin/etcd")
 //!         .args(["--data-dir", "/var/lib/etcd"])
 //!         .env("ETCD_LOGGER", "zap")
-//!         .ready(Readiness::notify());
-//!     ctx.run("etcd", etcd)?;
+//!         .ready_when(Readiness::on_notify());
+//!     ctx.run_child("etcd", etcd)?;
 //!     ctx.wait_ready("root.etcd").await?;
-//!     ctx.ready()?;
-//!     Err(ctx.cancelled().await.into())
+//!     ctx.signal_ready()?;
+//!     Err(ctx.canceled().await.into())
 //! }
 //! ```
 //!
-//! # How descendants are known
-//! Each start is born into a cgroup of its own where that can be had ([`Cgroups`]): the kernel kills all in it at once,
-//! however fast they fork, and whoever they have become.
+//! # How descendants are identified
+//! Where possible, each start gets a dedicated cgroup ([`CgroupParent`]). The kernel kills all its processes
+//! at once, however fast they fork and whatever user they run as.
 //!
-//! Also, and where there are no cgroups only, each start carries a mark that all its descendants inherit: the soft limit of file locks (`RLIMIT_LOCKS`), which
-//! Linux hands down but has not enforced for twenty years. `ulimit -x` shows it. A process that sets that limit is
-//! still known as long as its parents live. The program itself becomes the subreaper of its descendants, so none ends
-//! up below another init; it waits for those orphans, and for nobody else's children: `std::process` and
-//! `tokio::process` work beside it, also when the program is PID 1.
+//! In addition, each start carries a mark that all its descendants inherit: the soft limit of file locks
+//! (`RLIMIT_LOCKS`), which Linux passes on but has not enforced for twenty years. `ulimit -x` shows it. Where
+//! cgroups are not available, the mark alone identifies descendants. A process that changes that limit is
+//! still identified while its parents are running. The program becomes the child subreaper of its
+//! descendants, so that no orphan moves to another init. It reaps these orphans and no other children:
+//! `std::process` and `tokio::process` work alongside, also when the program is PID 1.
 //!
-//! One kind of orphan stays a zombie for as long as the program runs: that of a child which the program itself has
-//! started by other means, and which has left it behind. Nothing tells it from a child that `std::process` has yet to
-//! wait for, and a status that is taken from that would be worse. So start what leaves orphans as a [`Process`]. Once
-//! the last supervisor that ran one has ended, the program is the subreaper no more, unless it was before.
+//! One kind of orphan stays a zombie while the program runs: the orphan of a child that the program started
+//! by other means. It is indistinguishable from a child that `std::process` will wait for later, and taking
+//! that child's status would be worse. Therefore, start programs that leave orphans as a [`Process`]. When
+//! the last supervisor with processes has ended, the program is no longer the subreaper, unless it was
+//! before.
 //!
-//! # When the program itself dies
-//! The main processes get SIGKILL from the kernel. What they have forked is not reached by that. Where it is in a cgroup,
-//! the next supervisor with the same parent cgroup kills it before it starts anything, and waits up to a second for its
-//! end; else it lives on. What has left its cgroup lives on too, and so does what [`KillMode::Process`] leaves: such a
-//! process gets no cgroup.
+//! # When the program itself is killed
+//! The kernel sends SIGKILL to the main processes, but not to what they have forked. Forked processes in a
+//! cgroup are killed by the next supervisor with the same parent cgroup, before it starts anything; it waits
+//! up to a second for their exit. Without cgroups they keep running. Processes that have left their cgroup
+//! keep running too, and so do those of [`KillMode::Process`], which get no cgroup.
 //!
-//! Which of the two is in use is told once, through `tracing`.
+//! The supervisor logs once, through `tracing`, which of the two identifies descendants.
 
 mod cgroup;
-mod command;
 mod descendants;
 mod error;
 mod host;
+mod mark;
 mod notify;
 mod output;
+mod probe_command;
 mod procfs;
 mod readiness;
 mod reap;
 mod run;
-mod running;
+mod running_process;
 mod snapshot;
 mod spawn;
 mod status;
-mod tag;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -70,52 +72,53 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use cgroup::Cgroups;
+pub use cgroup::CgroupParent;
 pub use error::ProcessError;
-pub(crate) use host::Host;
+pub(crate) use host::ProcessHost;
 pub use output::{MAX_TAIL_LINE, MAX_TAIL_LINES};
-pub use readiness::{Probe, ProbeFuture, Readiness};
+pub use readiness::{ProbeFuture, Readiness, ReadinessProbe};
 pub use status::{ProcessExit, Signal};
 
-/// Clocks can add it to what they show.
-const LONGEST_GRACE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// Clocks can still add it to the current time.
+const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// A program to run as a child process, anew for each start. It is a [`Runnable`](crate::Runnable).
+/// A program that runs as a child process, started by each run of its runnable. It is a
+/// [`Runnable`](crate::Runnable).
 ///
-/// An exit by itself is a failure of the runnable: of another code than 0, or by a signal, it is
-/// [`ProcessError::Exited`]. With code 0 it is `Ok`, which is a failure too unless it is to be ready by
-/// [`Readiness::exit`] or its policy takes that for the end of its work. Each failure is told with the exit.
+/// An exit without a stop is a failure of the runnable. With a code other than 0, or by a signal, it is
+/// [`ProcessError::Exited`]. With code 0 the result is `Ok`, which is also a failure, unless the readiness is
+/// [`Readiness::on_exit`] or the policy treats `Ok` as success. Each failure is reported with the exit.
 #[derive(Clone)]
 pub struct Process {
-    program: PathBuf,
+    program_path: PathBuf,
     args: Vec<OsString>,
     env: BTreeMap<OsString, OsString>,
     current_dir: Option<PathBuf>,
-    stdin: Stdin,
+    stdin: StdinSource,
     uid: Option<u32>,
     gid: Option<u32>,
     readiness: Readiness,
-    grace: Duration,
+    grace_period: Duration,
     stop_signal: Signal,
-    kill: KillMode,
+    kill_mode: KillMode,
 }
 
 impl Process {
-    /// A program by its path. One without a slash is looked for in the `PATH` that the process is given, or else in
+    /// A program by its path. A name without a slash is looked up in the `PATH` of the process, or else in
     /// `/bin` and `/usr/bin`.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
-            program: program.into(),
+            program_path: program.into(),
             args: Vec::new(),
             env: BTreeMap::new(),
             current_dir: None,
-            stdin: Stdin::Null,
+            stdin: StdinSource::Null,
             uid: None,
             gid: None,
-            readiness: Readiness::started(),
-            grace: Duration::from_secs(10),
+            readiness: Readiness::on_start(),
+            grace_period: Duration::from_secs(10),
             stop_signal: Signal::TERM,
-            kill: KillMode::Descendants,
+            kill_mode: KillMode::Descendants,
         }
     }
 
@@ -133,7 +136,8 @@ impl Process {
         self
     }
 
-    /// Sets a variable of its environment, which has nothing else but `NOTIFY_SOCKET` where that is asked for.
+    /// Sets a variable of its environment. The environment has no other variables, except `NOTIFY_SOCKET` if
+    /// requested.
     #[must_use]
     pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.insert(key.into(), value.into());
@@ -150,22 +154,22 @@ impl Process {
         self
     }
 
-    /// Its working directory. Default: this program's.
+    /// Its working directory. Default: the working directory of this program.
     #[must_use]
     pub fn current_dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.current_dir = Some(dir.into());
         self
     }
 
-    /// What it reads from its standard input. Default: nothing.
+    /// The source of its standard input. Default: empty.
     #[must_use]
-    pub fn stdin(mut self, stdin: Stdin) -> Self {
+    pub fn stdin(mut self, stdin: StdinSource) -> Self {
         self.stdin = stdin;
         self
     }
 
-    /// Runs it as another user, without supplementary groups. Only root may. It does not start without a
-    /// [`gid`](Self::gid) too: it would keep this program's group, which is root's.
+    /// Runs it as another user, without supplementary groups. Only root may. It needs a [`gid`](Self::gid)
+    /// too: otherwise the start fails, because the process would keep this program's group, which is root's.
     #[must_use]
     pub fn uid(mut self, uid: u32) -> Self {
         self.uid = Some(uid);
@@ -179,38 +183,38 @@ impl Process {
         self
     }
 
-    /// When it is ready. Default: [`Readiness::started`].
+    /// When it is ready. Default: [`Readiness::on_start`].
     #[must_use]
-    pub fn ready(mut self, readiness: Readiness) -> Self {
+    pub fn ready_when(mut self, readiness: Readiness) -> Self {
         self.readiness = readiness;
         self
     }
 
-    /// How long it, and what it leaves behind, may take to end before it is killed. Default: ten seconds. More than a
-    /// hundred years are a hundred.
+    /// How long it and its descendants may take to exit before they are killed. Default: ten seconds;
+    /// maximum: a hundred years.
     #[must_use]
-    pub fn grace(mut self, time: Duration) -> Self {
-        self.grace = time.min(LONGEST_GRACE);
+    pub fn grace_period(mut self, time: Duration) -> Self {
+        self.grace_period = time.min(MAX_GRACE_PERIOD);
         self
     }
 
-    /// What asks it to end. Default: [`Signal::TERM`].
+    /// The signal that asks it to stop. Default: [`Signal::TERM`].
     #[must_use]
     pub fn stop_signal(mut self, signal: Signal) -> Self {
         self.stop_signal = signal;
         self
     }
 
-    /// What ends with it. Default: [`KillMode::Descendants`].
+    /// Which processes stop with it. Default: [`KillMode::Descendants`].
     #[must_use]
-    pub fn kill(mut self, mode: KillMode) -> Self {
-        self.kill = mode;
+    pub fn kill_mode(mut self, mode: KillMode) -> Self {
+        self.kill_mode = mode;
         self
     }
 
-    /// The program that it runs.
-    pub fn program(&self) -> &Path {
-        &self.program
+    /// The path of its program.
+    pub fn program_path(&self) -> &Path {
+        &self.program_path
     }
 }
 
@@ -218,50 +222,50 @@ impl fmt::Debug for Process {
     /// Without the values of its environment, which may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Process")
-            .field("program", &self.program)
+            .field("program", &self.program_path)
             .field("args", &self.args)
             .field("env", &self.env.keys().collect::<Vec<_>>())
             .field("current_dir", &self.current_dir)
             .field("readiness", &self.readiness)
-            .field("grace", &self.grace)
+            .field("grace_period", &self.grace_period)
             .field("stop_signal", &self.stop_signal)
-            .field("kill", &self.kill)
+            .field("kill_mode", &self.kill_mode)
             .finish_non_exhaustive()
     }
 }
 
-/// What a process reads from its standard input.
+/// The source of a process' standard input.
 #[derive(Clone, Default)]
 #[non_exhaustive]
-pub enum Stdin {
-    /// Nothing: `/dev/null`.
+pub enum StdinSource {
+    /// Empty: `/dev/null`.
     #[default]
     Null,
-    /// These bytes, from the start at each start. It sees a file, not a pipe.
+    /// These bytes, from the beginning at each start. The process sees a file, not a pipe.
     Bytes(Arc<[u8]>),
     /// An open file. All starts share its position.
     File(Arc<OwnedFd>),
 }
 
-impl From<Vec<u8>> for Stdin {
+impl From<Vec<u8>> for StdinSource {
     fn from(bytes: Vec<u8>) -> Self {
         Self::Bytes(bytes.into())
     }
 }
 
-impl From<File> for Stdin {
+impl From<File> for StdinSource {
     fn from(file: File) -> Self {
         Self::File(Arc::new(file.into()))
     }
 }
 
-impl From<OwnedFd> for Stdin {
+impl From<OwnedFd> for StdinSource {
     fn from(fd: OwnedFd) -> Self {
         Self::File(Arc::new(fd))
     }
 }
 
-impl fmt::Debug for Stdin {
+impl fmt::Debug for StdinSource {
     /// Without the bytes, which may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -272,14 +276,14 @@ impl fmt::Debug for Stdin {
     }
 }
 
-/// What ends with a process.
+/// Which processes stop together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KillMode {
-    /// It and all that descends from it. All of them are asked to end, it first and each once; what is left is killed
-    /// after the grace.
+    /// The process and all its descendants. All of them get the stop signal, the process first and each once.
+    /// The rest is killed after the grace period.
     #[default]
     Descendants,
-    /// Only it. For a program whose children are to outlive it, as containerd's shims are.
+    /// Only the process itself. For a program whose children must survive it, such as containerd's shims.
     Process,
 }

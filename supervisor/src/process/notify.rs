@@ -11,33 +11,37 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::mark::ProcessMark;
 use super::procfs;
-use super::tag::Tag;
-use crate::sys::{self, Readable, Sender};
+use crate::sys::{self, DatagramSender, ReadableFd};
 
-/// systemd takes as much.
+/// systemd's limit.
 const MAX_MESSAGE: usize = 4096;
 
-/// What the process has said so far.
+/// What the process has reported so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct NotifyState {
     pub(super) ready: bool,
     /// The last `STATUS=`.
     pub(super) status: Option<String>,
-    /// Until when it asked to be waited for.
-    pub(super) extended: Option<Instant>,
+    /// The time to which it has extended its timeout.
+    pub(super) extended_deadline: Option<Instant>,
 }
 
-/// A socket that exists before the process that is told of it.
+/// A socket that is bound before its process starts.
 #[derive(Debug)]
-pub(super) struct Socket {
-    fd: Readable,
-    address: String,
+pub(super) struct NotifySocket {
+    fd: ReadableFd,
+    env_value: String,
 }
 
-impl Socket {
-    /// In the abstract namespace, so it needs no directory and leaves nothing behind; but a process in another network
-    /// namespace does not reach it. The kernel chooses a name that is free, so nobody can take it before.
+impl NotifySocket {
+    /// Binds it in the abstract namespace: it needs no directory and leaves nothing behind, but a process in
+    /// another network namespace can't kill_scope it. The kernel chooses a free name, so no other process can
+    /// bind it before.
+    ///
+    /// # Errors
+    /// The failed system call.
     pub(super) fn bind() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -45,108 +49,115 @@ impl Socket {
         rustix::net::bind(&fd, &SocketAddrUnix::new_unnamed())?;
         let bound = SocketAddrUnix::try_from(rustix::net::getsockname(&fd)?)?;
         let name = bound.abstract_name().and_then(|name| std::str::from_utf8(name).ok());
-        let name = name.ok_or_else(|| io::Error::other("the kernel gave the socket no name"))?;
-        Ok(Self { address: format!("@{name}"), fd: Readable::new(Arc::new(fd))? })
+        let name =
+            name.ok_or_else(|| io::Error::other("the kernel assigned no name to the notification socket"))?;
+        Ok(Self { env_value: format!("@{name}"), fd: ReadableFd::new(Arc::new(fd))? })
     }
 
     /// The value for `NOTIFY_SOCKET`.
-    pub(super) fn address(&self) -> String {
-        self.address.clone()
+    pub(super) fn env_value(&self) -> String {
+        self.env_value.clone()
     }
 
-    /// Starts to listen to the process and its descendants.
-    pub(super) fn listen(self, senders: Senders) -> Listener {
-        let (say, said) = watch::channel(Said::default());
-        Listener { said, _task: AbortOnDropHandle::new(tokio::spawn(self.run(senders, say))) }
+    /// Starts to receive messages from the process and its descendants.
+    pub(super) fn start_listening(self, senders: SenderFilter) -> NotifyListener {
+        let (state_sender, state) = watch::channel(NotifyState::default());
+        NotifyListener {
+            state,
+            _task: AbortOnDropHandle::new(tokio::spawn(self.receive_messages(senders, state_sender))),
+        }
     }
 
-    async fn run(self, senders: Senders, say: watch::Sender<Said>) {
+    async fn receive_messages(self, senders: SenderFilter, state_sender: watch::Sender<NotifyState>) {
         loop {
-            let Ok(mut readable) = self.fd.readable().await else { return };
-            // The descriptors of a message are closed here, which is what a sender of BARRIER=1 waits for.
-            match readable.try_io(|fd| receive(fd.get_ref().as_fd())) {
-                Ok(Ok((text, Some(sender)))) if senders.accept(sender) => {
-                    let messages = parse(&text, Instant::now());
-                    say.send_modify(|said| messages.for_each(|message| said.hear(message)));
+            let Ok(mut readable) = self.fd.wait_readable().await else { return };
+            // Descriptors in a message are closed here; a sender of BARRIER=1 waits for that.
+            match readable.try_io(|fd| receive_datagram(fd.get_ref().as_fd())) {
+                Ok(Ok((text, Some(sender)))) if senders.accepts(sender) => {
+                    let messages = parse_messages(&text, Instant::now());
+                    state_sender
+                        .send_modify(|state| messages.for_each(|message| state.apply_message(message)));
                 }
-                Ok(Ok((_, sender))) => tracing::debug!(?sender, "a notification from elsewhere is ignored"),
+                Ok(Ok((_, sender))) => {
+                    tracing::debug!(?sender, "ignored a notification from an unrelated process")
+                }
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(error)) => return tracing::error!(%error, "the notification socket is lost"),
+                Ok(Err(error)) => return tracing::error!(%error, "receive notifications"),
                 Err(_would_block) => {}
             }
         }
     }
 }
 
-/// Hears what the process says, for as long as it lives.
+/// Receives the messages of a process until it is dropped.
 #[derive(Debug)]
-pub(super) struct Listener {
-    pub(super) said: watch::Receiver<Said>,
+pub(super) struct NotifyListener {
+    pub(super) state: watch::Receiver<NotifyState>,
     _task: AbortOnDropHandle<()>,
 }
 
-/// Who may speak for a process.
+/// Which senders may report for a process.
 #[derive(Debug)]
-pub(super) struct Senders {
-    pub(super) tag: Tag,
+pub(super) struct SenderFilter {
+    pub(super) mark: ProcessMark,
     pub(super) main: i32,
-    /// The user that the process was started as.
+    /// The user as which the process was started.
     pub(super) uid: u32,
 }
 
-impl Senders {
-    /// The process and its descendants. A sender that has ended meanwhile, as `systemd-notify` does, can't be asked for
-    /// its mark: it must have been of the process' user, who could make the process say anything, or of this program's.
-    /// One of a PID namespace above is no descendant.
-    fn accept(&self, Sender { pid, uid }: Sender) -> bool {
+impl SenderFilter {
+    /// Accepts the process and its descendants. The mark of a sender that has already exited, such as
+    /// `systemd-notify`, can't be read: it must have run as the process' user, who controls the process
+    /// anyway, or as this program's. A sender in a parent PID namespace is not a descendant.
+    fn accepts(&self, DatagramSender { pid, uid }: DatagramSender) -> bool {
         if pid == 0 {
             return false;
         }
         match procfs::locks_limit(pid) {
-            Ok(limit) => pid == self.main || Tag::from_limit(limit) == Some(self.tag),
+            Ok(limit) => pid == self.main || ProcessMark::from_limit(limit) == Some(self.mark),
             Err(_) => uid == self.uid || uid == rustix::process::geteuid().as_raw(),
         }
     }
 }
 
-/// One datagram and who sent it. Descriptors that came with it are closed.
-fn receive(fd: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Option<Sender>)> {
+/// Receives one datagram and its sender. Closes the descriptors that came with it.
+fn receive_datagram(fd: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Option<DatagramSender>)> {
     let mut text = vec![0; MAX_MESSAGE];
-    let (length, sender) = sys::receive(fd, &mut text)?;
+    let (length, sender) = sys::receive_datagram(fd, &mut text)?;
     text.truncate(length);
     Ok((text, sender))
 }
 
-/// What is acted upon of the protocol; `STOPPING=1`, `RELOADING=1`, `MAINPID=` and others change nothing here.
+/// The supported messages of the protocol. `STOPPING=1`, `RELOADING=1`, `MAINPID=` and others have no effect.
 #[derive(Debug, PartialEq, Eq)]
-enum Message {
+enum NotifyMessage {
     Ready,
     Status(String),
-    Extend(Instant),
+    ExtendTimeout(Instant),
 }
 
-impl Said {
-    fn hear(&mut self, message: Message) {
+impl NotifyState {
+    fn apply_message(&mut self, message: NotifyMessage) {
         match message {
-            Message::Ready => self.ready = true,
-            Message::Status(status) => {
-                tracing::debug!(status, "the process tells its status");
+            NotifyMessage::Ready => self.ready = true,
+            NotifyMessage::Status(status) => {
+                tracing::debug!(status, "process status");
                 self.status = Some(status);
             }
-            Message::Extend(until) => self.extended = Some(until),
+            NotifyMessage::ExtendTimeout(until) => self.extended_deadline = Some(until),
         }
     }
 }
 
-fn parse(text: &[u8], now: Instant) -> impl Iterator<Item = Message> {
+fn parse_messages(text: &[u8], now: Instant) -> impl Iterator<Item = NotifyMessage> {
     text.split(|&byte| byte == b'\n').filter_map(move |line| {
         let line = std::str::from_utf8(line).ok()?;
         match line.split_once('=')? {
-            ("READY", "1") => Some(Message::Ready),
-            ("STATUS", status) => Some(Message::Status(status.to_owned())),
-            ("EXTEND_TIMEOUT_USEC", micros) => {
-                Some(Message::Extend(now.checked_add(Duration::from_micros(micros.parse().ok()?))?))
-            }
+            ("READY", "1") => Some(NotifyMessage::Ready),
+            ("STATUS", status) => Some(NotifyMessage::Status(status.to_owned())),
+            ("EXTEND_TIMEOUT_USEC", micros) => Some(NotifyMessage::ExtendTimeout(
+                now.checked_add(Duration::from_micros(micros.parse().ok()?))?,
+            )),
             _ => None,
         }
     })
@@ -155,38 +166,38 @@ fn parse(text: &[u8], now: Instant) -> impl Iterator<Item = Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tag::{Program, Tags};
+    use crate::process::mark::{MarkAllocator, ProgramId};
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     use std::io::{IoSlice, Read as _};
     use std::mem::MaybeUninit;
 
-    fn tag() -> Tag {
+    fn mark() -> ProcessMark {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
-        Tags::new(Program::current().expect("proc is mounted"), thread).next()
+        MarkAllocator::new(ProgramId::current().expect("proc is mounted"), thread).next_mark()
     }
 
     #[tokio::test]
     async fn no_two_sockets_have_one_name() {
-        let sockets = [Socket::bind(), Socket::bind()].map(|socket| socket.expect("it is bound"));
-        assert_ne!(sockets[0].address(), sockets[1].address());
-        assert!(sockets[0].address().len() > 1, "{sockets:?}");
+        let sockets = [NotifySocket::bind(), NotifySocket::bind()].map(|socket| socket.expect("it is bound"));
+        assert_ne!(sockets[0].env_value(), sockets[1].env_value());
+        assert!(sockets[0].env_value().len() > 1, "{sockets:?}");
     }
 
     #[test]
-    fn a_sender_from_above_is_no_descendant() {
+    fn a_sender_from_a_parent_pid_namespace_is_rejected() {
         let uid = rustix::process::geteuid().as_raw();
-        let senders = Senders { tag: tag(), main: procfs::own_pid(), uid };
-        assert!(senders.accept(Sender { pid: procfs::own_pid(), uid }));
-        assert!(!senders.accept(Sender { pid: 0, uid }));
+        let senders = SenderFilter { mark: mark(), main: procfs::own_pid(), uid };
+        assert!(senders.accepts(DatagramSender { pid: procfs::own_pid(), uid }));
+        assert!(!senders.accepts(DatagramSender { pid: 0, uid }));
     }
 
     #[tokio::test]
-    async fn a_barrier_is_lifted_once_all_before_it_is_heard() {
-        let socket = Socket::bind().expect("it is bound");
-        let address = SocketAddrUnix::new_abstract_name(&socket.address().as_bytes()[1..]).expect("a name");
+    async fn a_barrier_is_released_after_all_earlier_messages() {
+        let socket = NotifySocket::bind().expect("it is bound");
+        let address = SocketAddrUnix::new_abstract_name(&socket.env_value().as_bytes()[1..]).expect("a name");
         let main = procfs::own_pid();
         let uid = rustix::process::getuid().as_raw();
-        let listener = socket.listen(Senders { tag: tag(), main, uid });
+        let listener = socket.start_listening(SenderFilter { mark: mark(), main, uid });
         let sender = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).expect("a socket");
         rustix::net::connect(&sender, &address).expect("it is there");
         rustix::net::send(&sender, b"READY=1", SendFlags::empty()).expect("it is sent");
@@ -200,17 +211,17 @@ mod tests {
         drop(barrier);
         let end = tokio::task::spawn_blocking(move || lifted.read(&mut [0])).await.expect("it reads");
         assert_eq!(end.expect("the other end is closed"), 0);
-        assert!(listener.said.borrow().ready);
+        assert!(listener.state.borrow().ready);
     }
 
     #[tokio::test]
-    async fn lines_that_are_not_understood_are_passed_over() {
+    async fn unknown_lines_are_skipped() {
         let now = Instant::now();
         let text = b"MAINPID=1\nREADY=0\nSTATUS=50 % = half\nEXTEND_TIMEOUT_USEC=-1\n\xff=1\nREADY=1\nEXTEND_TIMEOUT_USEC=250\n";
-        let extended = Message::Extend(now + Duration::from_micros(250));
+        let extended = NotifyMessage::ExtendTimeout(now + Duration::from_micros(250));
         assert_eq!(
-            parse(text, now).collect::<Vec<_>>(),
-            [Message::Status("50 % = half".into()), Message::Ready, extended]
+            parse_messages(text, now).collect::<Vec<_>>(),
+            [NotifyMessage::Status("50 % = half".into()), NotifyMessage::Ready, extended]
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Carries a process' output to its writers, and keeps the last lines.
+//! Copies the output of a process to its writers, and keeps the last lines.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,63 +9,66 @@ use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// How many lines of output the record of an end keeps.
+/// The maximum number of output lines that a [`ProcessExit`](super::ProcessExit) keeps.
 pub const MAX_TAIL_LINES: usize = 10;
-/// How many bytes of each of these lines it keeps.
+/// The maximum length of each of these lines, in bytes.
 pub const MAX_TAIL_LINE: usize = 512;
 
-/// How much is read at once: as much as a pipe holds.
-const READ: usize = 64 * 1024;
-/// How many reads one task may do before others get their turn.
+/// The size of a read, the default capacity of a pipe.
+const READ_SIZE: usize = 64 * 1024;
+/// How many reads a task may do before it yields.
 const READS_IN_A_ROW: usize = 16;
-/// How much is read after the end, when somebody who lives on still writes: as much as a pipe can be made to hold.
-const LAST_BYTES: usize = 1024 * 1024;
+/// How many bytes are read after the exit if a survivor keeps writing: the maximum capacity of a pipe.
+const MAX_FINAL_BYTES: usize = 1024 * 1024;
 
-/// Where one stream goes.
-pub(super) type Sink = Box<dyn io::Write + Send>;
+/// The writer of one stream.
+pub(super) type StreamSink = Box<dyn io::Write + Send>;
 
-/// The tasks that read what a process writes, for as long as this lives.
+/// The tasks that read the output of a process, until this is dropped.
 ///
-/// They read whatever happens, so that no process ever waits for room in its pipe.
+/// They read even if the writers fail, so that a process never blocks on a full pipe.
 #[derive(Debug)]
-pub(super) struct Pumps {
+pub(super) struct OutputReaders {
     tasks: Vec<AbortOnDropHandle<()>>,
-    tail: Arc<Mutex<Tail>>,
+    tail: Arc<Mutex<OutputTail>>,
     ended: CancellationToken,
 }
 
-impl Pumps {
-    /// Starts reading.
-    pub(super) fn start(streams: [(OwnedFd, Sink); 2]) -> io::Result<Self> {
-        let (tail, ended) = (Arc::<Mutex<Tail>>::default(), CancellationToken::new());
+impl OutputReaders {
+    /// Starts to read.
+    ///
+    /// # Errors
+    /// The error of the runtime when it can't watch a pipe.
+    pub(super) fn start(streams: [(OwnedFd, StreamSink); 2]) -> io::Result<Self> {
+        let (tail, ended) = (Arc::<Mutex<OutputTail>>::default(), CancellationToken::new());
         let mut tasks = Vec::with_capacity(streams.len());
         for (index, (fd, sink)) in streams.into_iter().enumerate() {
             let source = pipe::Receiver::from_owned_fd(fd)?;
-            let pump = Pump { source, sink, index, tail: Arc::clone(&tail) };
+            let pump = StreamReader { source, sink, index, tail: Arc::clone(&tail) };
             tasks.push(AbortOnDropHandle::new(tokio::spawn(pump.run(ended.clone()))));
         }
         Ok(Self { tasks, tail, ended })
     }
 
-    /// Reads what is there, closes the writers, and gives the last lines.
+    /// Reads the remaining output, closes the writers, and returns the last lines.
     pub(super) async fn finish(self) -> Vec<String> {
         self.ended.cancel();
         for task in self.tasks {
-            // A panic of a writer ends its stream, not the process' supervision.
+            // A panic of a writer ends its stream, not the supervision of the process.
             let _ = task.await;
         }
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).lines()
     }
 }
 
-struct Pump {
+struct StreamReader {
     source: pipe::Receiver,
-    sink: Sink,
+    sink: StreamSink,
     index: usize,
-    tail: Arc<Mutex<Tail>>,
+    tail: Arc<Mutex<OutputTail>>,
 }
 
-impl Pump {
+impl StreamReader {
     async fn run(mut self, ended: CancellationToken) {
         loop {
             tokio::select! {
@@ -76,27 +79,27 @@ impl Pump {
                     tokio::task::yield_now().await;
                 }
                 () = ended.cancelled() => {
-                    self.read(LAST_BYTES / READ);
+                    self.read(MAX_FINAL_BYTES / READ_SIZE);
                     return;
                 }
             }
         }
     }
 
-    /// Whether this was the last of it. The buffer lives only while there is something to read: an idle process costs
-    /// none.
+    /// Returns whether the stream has ended. The buffer exists only while there is output: an idle process
+    /// needs no memory for it.
     fn read(&mut self, times: usize) -> bool {
-        let mut buffer = vec![0; READ];
+        let mut buffer = vec![0; READ_SIZE];
         for _ in 0..times {
             match self.source.try_read(&mut buffer) {
                 Ok(0) => return true,
                 Ok(count) => {
-                    // What the sink can't take is lost; the process goes on.
+                    // Bytes that the sink rejects are lost; the process continues.
                     let _ = self.sink.write_all(&buffer[..count]);
                     self.tail
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
-                        .add(self.index, &buffer[..count]);
+                        .append_chunk(self.index, &buffer[..count]);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -107,51 +110,51 @@ impl Pump {
     }
 }
 
-/// The last lines of two streams, in the order in which the lines ended.
+/// The last lines of two streams, in the order of their completion.
 #[derive(Debug, Default)]
-struct Tail {
+struct OutputTail {
     lines: VecDeque<Vec<u8>>,
-    /// The beginnings of lines that have not ended.
+    /// The beginnings of incomplete lines.
     partial: [Vec<u8>; 2],
 }
 
-impl Tail {
-    fn add(&mut self, stream: usize, chunk: &[u8]) {
-        let Some(last_end) = memrchr(chunk) else {
-            self.extend(stream, chunk);
+impl OutputTail {
+    fn append_chunk(&mut self, stream: usize, chunk: &[u8]) {
+        let Some(last_end) = last_newline(chunk) else {
+            self.extend_partial(stream, chunk);
             return;
         };
         let mut rest = &chunk[..last_end];
-        // Only the last lines of a long chunk are looked at; the others would be pushed out again.
+        // Only the last lines of a long chunk are copied; later lines would evict the others.
         let mut found = Vec::with_capacity(MAX_TAIL_LINES);
         while found.len() < MAX_TAIL_LINES {
-            match memrchr(rest) {
+            match last_newline(rest) {
                 Some(end) => {
                     found.push(&rest[end + 1..]);
                     rest = &rest[..end];
                 }
                 None => {
-                    self.extend(stream, rest);
+                    self.extend_partial(stream, rest);
                     let first = std::mem::take(&mut self.partial[stream]);
-                    self.push(first);
+                    self.push_line(first);
                     break;
                 }
             }
         }
         self.partial[stream].clear();
         for line in found.into_iter().rev() {
-            self.push(line[..line.len().min(MAX_TAIL_LINE)].to_vec());
+            self.push_line(line[..line.len().min(MAX_TAIL_LINE)].to_vec());
         }
-        self.extend(stream, &chunk[last_end + 1..]);
+        self.extend_partial(stream, &chunk[last_end + 1..]);
     }
 
-    fn extend(&mut self, stream: usize, bytes: &[u8]) {
+    fn extend_partial(&mut self, stream: usize, bytes: &[u8]) {
         let partial = &mut self.partial[stream];
         let room = MAX_TAIL_LINE.saturating_sub(partial.len());
         partial.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    fn push(&mut self, line: Vec<u8>) {
+    fn push_line(&mut self, line: Vec<u8>) {
         if self.lines.len() == MAX_TAIL_LINES {
             self.lines.pop_front();
         }
@@ -161,16 +164,16 @@ impl Tail {
     fn lines(&self) -> Vec<String> {
         let partial = self.partial.iter().filter(|partial| !partial.is_empty());
         let all: Vec<_> = self.lines.iter().chain(partial).collect();
-        all[all.len().saturating_sub(MAX_TAIL_LINES)..].iter().map(|line| printable(line)).collect()
+        all[all.len().saturating_sub(MAX_TAIL_LINES)..].iter().map(|line| sanitize_line(line)).collect()
     }
 }
 
-fn memrchr(bytes: &[u8]) -> Option<usize> {
+fn last_newline(bytes: &[u8]) -> Option<usize> {
     bytes.iter().rposition(|&byte| byte == b'\n')
 }
 
-/// Text that can go to any terminal.
-fn printable(line: &[u8]) -> String {
+/// Converts a line to text that is safe to print on any terminal.
+fn sanitize_line(line: &[u8]) -> String {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = String::from_utf8_lossy(line);
     let mut safe = String::with_capacity(text.len());
@@ -189,15 +192,15 @@ mod tests {
     use super::*;
 
     fn lines(chunks: &[(usize, &str)]) -> Vec<String> {
-        let mut tail = Tail::default();
+        let mut tail = OutputTail::default();
         for (stream, chunk) in chunks {
-            tail.add(*stream, chunk.as_bytes());
+            tail.append_chunk(*stream, chunk.as_bytes());
         }
         tail.lines()
     }
 
     #[test]
-    fn lines_are_put_together_per_stream_and_kept_as_they_end() {
+    fn lines_are_assembled_per_stream_in_order_of_completion() {
         assert_eq!(
             lines(&[(0, "a"), (1, "x\n"), (0, "b\nc\n\nd"), (1, "y")]),
             ["x", "ab", "c", "", "d", "y"]
@@ -205,32 +208,32 @@ mod tests {
     }
 
     #[test]
-    fn however_it_is_cut_the_last_ten_are_the_same() {
+    fn the_last_ten_lines_do_not_depend_on_the_chunk_size() {
         let text: String = (0..40).map(|number| format!("line {number}\n")).collect();
         let expected: Vec<_> = (30..40).map(|number| format!("line {number}")).collect();
         for size in 1..text.len() {
-            let mut tail = Tail::default();
-            text.as_bytes().chunks(size).for_each(|chunk| tail.add(0, chunk));
+            let mut tail = OutputTail::default();
+            text.as_bytes().chunks(size).for_each(|chunk| tail.append_chunk(0, chunk));
             assert_eq!(tail.lines(), expected, "in chunks of {size}");
         }
     }
 
     #[test]
-    fn an_endless_line_keeps_its_beginning_and_no_more() {
-        let mut tail = Tail::default();
-        tail.add(0, b"start ");
+    fn an_endless_line_keeps_only_its_beginning() {
+        let mut tail = OutputTail::default();
+        tail.append_chunk(0, b"start ");
         for _ in 0..100 {
-            tail.add(0, &[b'x'; 4096]);
+            tail.append_chunk(0, &[b'x'; 4096]);
         }
         assert_eq!(tail.partial[0].len(), MAX_TAIL_LINE);
         assert!(tail.lines()[0].starts_with("start xxx"));
     }
 
     #[test]
-    fn no_byte_can_harm_a_terminal_or_outgrow_its_room() {
-        let mut tail = Tail::default();
-        tail.add(0, b"\x1b[2Jred\tend\r\n");
-        tail.add(0, &[0xff; 1000]);
+    fn tail_lines_are_printable_and_bounded() {
+        let mut tail = OutputTail::default();
+        tail.append_chunk(0, b"\x1b[2Jred\tend\r\n");
+        tail.append_chunk(0, &[0xff; 1000]);
         let lines = tail.lines();
         assert_eq!(lines[0], "\u{fffd}[2Jred\tend");
         assert!(lines[1].len() <= MAX_TAIL_LINE && lines[1].starts_with('\u{fffd}'));

@@ -1,4 +1,4 @@
-//! What `/proc` tells of processes.
+//! Reads information about processes from `/proc`.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,11 +12,11 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::sys;
 
-/// What is needed of `/proc/PID/stat`.
+/// The used fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stat {
+pub(super) struct ProcessStat {
     pub(super) parent: i32,
-    /// In clock ticks since boot: with the pid, it names a process for good.
+    /// In clock ticks since boot. With the pid, it identifies a process uniquely.
     pub(super) start: u64,
 }
 
@@ -25,18 +25,24 @@ pub(super) fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// That `/proc` is there, and shows the pids by which this program knows its children.
-pub(super) fn check() -> io::Result<()> {
-    let link = fs::read_link("/proc/self")
-        .map_err(|error| io::Error::new(error.kind(), format!("mount proc at /proc: {error}")))?;
+/// Checks that `/proc` is mounted and belongs to this program's PID namespace.
+///
+/// # Errors
+/// The text says what to mount.
+pub(super) fn check_procfs() -> io::Result<()> {
+    let link = fs::read_link("/proc/self").map_err(|error| {
+        io::Error::new(error.kind(), format!("/proc is not mounted: {error}; mount proc at /proc"))
+    })?;
     if link.to_str().and_then(|pid| pid.parse().ok()) == Some(own_pid()) {
         return Ok(());
     }
-    Err(io::Error::other("/proc shows another PID namespace: mount proc anew (unshare --mount-proc does)"))
+    Err(io::Error::other(
+        "/proc shows another PID namespace: mount proc again, as `unshare --mount-proc` does",
+    ))
 }
 
-/// All processes that this program can see, in ascending order.
-pub(super) fn pids() -> io::Result<Vec<i32>> {
+/// All visible processes, in ascending order.
+pub(super) fn list_pids() -> io::Result<Vec<i32>> {
     let mut pids = Vec::with_capacity(256);
     for entry in fs::read_dir("/proc")? {
         if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
@@ -47,75 +53,75 @@ pub(super) fn pids() -> io::Result<Vec<i32>> {
     Ok(pids)
 }
 
-/// The last pid that the kernel has given out.
+/// The last pid that the kernel has assigned.
 pub(super) fn newest_pid() -> io::Result<i32> {
-    let parse = |text: &[u8]| number(text.trim_ascii_end().rsplit(|&byte| byte == b' ').next()?);
-    read("/proc/loadavg", parse)
+    let parse = |text: &[u8]| parse_number(text.trim_ascii_end().rsplit(|&byte| byte == b' ').next()?);
+    read_proc_file("/proc/loadavg", parse)
 }
 
-/// The pids that the kernel gives out after `from`, up to `to`. It starts again from below when it has come to the end.
+/// The pids that the kernel assigns after `from`, up to `to`. They wrap around at the maximum.
 pub(super) fn pids_after(from: i32, to: i32) -> impl Iterator<Item = i32> {
     let (end, again) = if from <= to { (to, 0) } else { (pid_max().unwrap_or(from), to) };
     (from + 1..=end).chain(1..=again)
 }
 
 fn pid_max() -> io::Result<i32> {
-    read("/proc/sys/kernel/pid_max", |text| number(text.trim_ascii_end()))
+    read_proc_file("/proc/sys/kernel/pid_max", |text| parse_number(text.trim_ascii_end()))
 }
 
 /// The soft limit of file locks of a process.
 ///
 /// # Errors
-/// Where there is no such process, or it is hidden.
+/// If the process does not exist, or is hidden.
 pub(super) fn locks_limit(pid: i32) -> io::Result<u64> {
     match sys::locks_limit(pid) {
-        // Another user's: only the file is for everybody. It is twenty times slower.
+        // Of another user: everybody may read only the file, which is twenty times slower.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            read(&format!("/proc/{pid}/limits"), parse_locks_limit)
+            read_proc_file(&format!("/proc/{pid}/limits"), parse_locks_limit)
         }
         result => result,
     }
 }
 
-/// The same, of a process that this program may signal. Of those that it may not it tells nothing, and that fast: to a
-/// plain user most of a machine are such.
+/// The soft limit of file locks of a process that this program may signal. For other processes, it fails
+/// quickly: to an ordinary user, these are most of the processes on a host.
 ///
 /// # Errors
-/// Where there is no such process, or it may not be signalled.
-pub(super) fn locks_limit_to_signal(pid: i32) -> io::Result<u64> {
+/// If the process does not exist, or may not be signaled.
+pub(super) fn locks_limit_if_signalable(pid: i32) -> io::Result<u64> {
     match sys::locks_limit(pid) {
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) && sys::may_signal(pid) => locks_limit(pid),
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) && sys::can_signal(pid) => locks_limit(pid),
         result => result,
     }
 }
 
-/// The parent of a process; 0 where that is of another PID namespace.
+/// The parent of a process; 0 if it is in another PID namespace.
 ///
 /// # Errors
-/// Where there is no such process, or it is hidden.
-pub(super) fn parent(pid: i32) -> io::Result<i32> {
+/// If the process does not exist, or is hidden.
+pub(super) fn parent_pid(pid: i32) -> io::Result<i32> {
     let fd = Pid::from_raw(pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
-    match fd.map(|fd| sys::parent(fd?.as_fd())) {
+    match fd.map(|fd| sys::parent_pid(fd?.as_fd())) {
         Some(Ok(parent)) => Ok(parent),
-        // The kernel is older. The file takes ten times as long, and a hundred times on a machine that is busy.
-        _ => stat(pid).map(|stat| stat.parent),
+        // An older kernel. The file takes ten times as long, and a hundred times on a busy host.
+        _ => read_stat(pid).map(|stat| stat.parent),
     }
 }
 
 /// The directory of this program's cgroup.
 ///
 /// # Errors
-/// Where no cgroup v2 is mounted in which it can be seen.
-pub(super) fn own_cgroup() -> io::Result<PathBuf> {
+/// If no mounted cgroup v2 shows it.
+pub(super) fn own_cgroup_dir() -> io::Result<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let unseen =
-        || io::Error::new(io::ErrorKind::NotFound, "no cgroup v2 is mounted that shows this program's");
+        || io::Error::new(io::ErrorKind::NotFound, "no mounted cgroup v2 shows this program's cgroup");
     find_cgroup(&own, &mounts).ok_or_else(unseen)
 }
 
-/// Joins what `/proc/self/cgroup` and `/proc/self/mountinfo` tell. A cgroup outside of the mount, or of the namespace, is
-/// not to be reached.
+/// Joins the contents of `/proc/self/cgroup` and `/proc/self/mountinfo`. `None` for a cgroup outside of the
+/// mount or of the namespace, which can't be reached.
 fn find_cgroup(own: &str, mounts: &str) -> Option<PathBuf> {
     let own = Path::new(own.lines().find_map(|line| line.strip_prefix("0::"))?);
     mounts.lines().find_map(|line| {
@@ -124,14 +130,14 @@ fn find_cgroup(own: &str, mounts: &str) -> Option<PathBuf> {
             let mut fields = mount.split(' ').skip(3);
             Some((fields.next()?, fields.next()?))
         })??;
-        let below = own.strip_prefix(unescape(root)).ok()?;
+        let below = own.strip_prefix(unescape_mount_field(root)).ok()?;
         let is_inside = below.components().all(|part| matches!(part, Component::Normal(_)));
-        is_inside.then(|| unescape(point).join(below))
+        is_inside.then(|| unescape_mount_field(point).join(below))
     })
 }
 
-/// Spaces and the like are octal in the table of mounts.
-fn unescape(field: &str) -> PathBuf {
+/// Decodes a field of the mount table, which escapes spaces and similar bytes as octal numbers.
+fn unescape_mount_field(field: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
@@ -144,17 +150,20 @@ fn unescape(field: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
+/// The parent and the start time of a process.
+///
 /// # Errors
-/// Where there is no such process, or it is hidden.
-pub(super) fn stat(pid: i32) -> io::Result<Stat> {
-    read(&format!("/proc/{pid}/stat"), parse_stat)
+/// If the process does not exist, or is hidden.
+pub(super) fn read_stat(pid: i32) -> io::Result<ProcessStat> {
+    read_proc_file(&format!("/proc/{pid}/stat"), parse_stat)
 }
 
-/// Reads a small file at once: what is there for any file size asks the kernel several times.
-fn read<T>(path: &str, parse: impl Fn(&[u8]) -> Option<T>) -> io::Result<T> {
+/// Reads a small file with one system call; the functions for files of any size use several.
+fn read_proc_file<T>(path: &str, parse: impl Fn(&[u8]) -> Option<T>) -> io::Result<T> {
     let mut text = [0; 4096];
     let length = File::open(path)?.read(&mut text)?;
-    let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("{path} is not what proc(5) says"));
+    let malformed =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("{path} is not as proc(5) describes it"));
     parse(&text[..length]).ok_or_else(malformed)
 }
 
@@ -167,16 +176,17 @@ fn parse_locks_limit(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// The second field, the program's name, may hold anything but a NUL: the fields are counted from its last bracket.
-fn parse_stat(text: &[u8]) -> Option<Stat> {
+/// The second field, the program's name, may contain any byte but NUL: the fields are counted from its last
+/// parenthesis.
+fn parse_stat(text: &[u8]) -> Option<ProcessStat> {
     let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
     let mut fields = text[after_name..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
-    let parent = number(fields.nth(1)?)?;
-    let start = number(fields.nth(17)?)?;
-    Some(Stat { parent, start })
+    let parent = parse_number(fields.nth(1)?)?;
+    let start = parse_number(fields.nth(17)?)?;
+    Some(ProcessStat { parent, start })
 }
 
-fn number<T: FromStr>(field: &[u8]) -> Option<T> {
+fn parse_number<T: FromStr>(field: &[u8]) -> Option<T> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
@@ -185,27 +195,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_programs_name_may_look_like_fields() {
+    fn a_program_name_may_contain_spaces_and_parentheses() {
         let stat = b"77 (a) S 1 (b c) S 42 77 77 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 3000 100 1\n";
-        assert_eq!(parse_stat(stat), Some(Stat { parent: 42, start: 987_654 }));
+        assert_eq!(parse_stat(stat), Some(ProcessStat { parent: 42, start: 987_654 }));
         assert_eq!(parse_stat(b"77 (short) S 42"), None);
     }
 
     #[test]
-    fn pids_go_on_from_below() {
+    fn pids_wrap_around_at_pid_max() {
         assert_eq!(pids_after(7, 9).collect::<Vec<_>>(), [8, 9]);
         assert_eq!(pids_after(9, 9).count(), 0);
-        let max = pid_max().expect("it is there");
+        let max = pid_max().expect("the file exists");
         assert_eq!(pids_after(max - 1, 2).collect::<Vec<_>>(), [max, 1, 2]);
         assert!(newest_pid().is_ok_and(|pid| pid > 0 && pid <= max));
     }
 
     #[test]
-    fn both_ways_to_a_parent_agree() {
+    fn pidfd_and_stat_report_the_same_parent() {
         let own = std::os::unix::process::parent_id();
-        assert_eq!(parent(own_pid()).ok().map(i32::unsigned_abs), Some(own));
-        assert_eq!(stat(own_pid()).ok().map(|stat| stat.parent.unsigned_abs()), Some(own));
-        assert!(parent(i32::MAX).is_err());
+        assert_eq!(parent_pid(own_pid()).ok().map(i32::unsigned_abs), Some(own));
+        assert_eq!(read_stat(own_pid()).ok().map(|stat| stat.parent.unsigned_abs()), Some(own));
+        assert!(parent_pid(i32::MAX).is_err());
     }
 
     #[test]
@@ -221,11 +231,11 @@ mod tests {
         let part = "50 1 0:38 /a.slice /mnt/c\\040g rw - cgroup2 none rw\n";
         assert_eq!(found("0::/a.slice/b\n", part).as_deref(), Some("/mnt/c g/b"));
         assert_eq!(found("0::/b\n", part), None, "outside of what is mounted");
-        assert_eq!(unescape("\\777\\04"), PathBuf::from("\\777\\04"), "no octal byte");
+        assert_eq!(unescape_mount_field("\\777\\04"), PathBuf::from("\\777\\04"), "no octal byte");
     }
 
     #[test]
-    fn both_ways_to_a_limit_agree() {
+    fn prlimit_and_procfs_report_the_same_limit() {
         let text = fs::read("/proc/self/limits").expect("proc is mounted");
         assert_eq!(parse_locks_limit(&text), sys::locks_limit(own_pid()).ok());
         assert_eq!(

@@ -1,4 +1,4 @@
-//! When a process counts as ready.
+//! When a process is ready.
 
 use std::fmt;
 use std::future::Future;
@@ -12,32 +12,32 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Process;
-use super::command;
-use super::host::Host;
-use super::notify::Said;
+use super::host::ProcessHost;
+use super::notify::NotifyState;
+use super::probe_command;
 use crate::runnable::Failure;
 
-/// The pause after a failed probe doubles from here.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// And ends here.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// One probe that takes longer has failed, so that one lost packet does not cost the whole time.
-const LONGEST_PROBE: Duration = Duration::from_secs(5);
+/// The pause after the first failed probe; it doubles after each further failure.
+const INITIAL_PROBE_PAUSE: Duration = Duration::from_millis(20);
+/// The maximum pause between probes.
+const MAX_PROBE_PAUSE: Duration = Duration::from_secs(1);
+/// The timeout of one probe, so that one lost packet does not use up the whole start timeout.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What [`Probe::probe`] returns.
+/// What [`ReadinessProbe::probe`] returns.
 pub type ProbeFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-/// Asks a process whether it works. Every `Fn() -> impl Future<Output = Result<(), E>>` is one.
+/// Probes whether a process is ready. Implemented for every `Fn() -> impl Future<Output = Result<(), E>>`.
 ///
 /// # Contract
-/// A probe makes one real request and does not retry: that is done for it, with growing pauses from 20 ms to 1 s. It is
-/// dropped when it takes longer than five seconds, or when the process ends. One that panics has failed.
-pub trait Probe: Send + Sync + 'static {
-    /// Asks once.
+/// A probe makes one real request and does not retry. The supervisor repeats it, with growing pauses from 20
+/// ms to 1 s, and drops it after five seconds, or when the process exits. A probe that panics has failed.
+pub trait ReadinessProbe: Send + Sync + 'static {
+    /// Probes once.
     fn probe(&self) -> ProbeFuture;
 }
 
-impl<F, Fut, E> Probe for F
+impl<F, Fut, E> ReadinessProbe for F
 where
     F: Fn() -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), E>> + Send + 'static,
@@ -49,114 +49,116 @@ where
     }
 }
 
-/// When a process is ready. Default: [`started`](Self::started).
+/// When a process is ready. Default: [`on_start`](Self::on_start).
 #[derive(Clone, Default)]
 pub struct Readiness {
-    pub(super) notify: bool,
-    pub(super) exit: bool,
-    probe: Option<Arc<dyn Probe>>,
-    /// What asks instead of a probe, until there is a host to run it.
-    command: Option<Arc<Process>>,
-    within: Option<Duration>,
+    pub(super) on_notify: bool,
+    pub(super) on_exit: bool,
+    on_probe: Option<Arc<dyn ReadinessProbe>>,
+    /// Replaced by a probe once there is a host to run it.
+    on_command: Option<Arc<Process>>,
+    timeout: Option<Duration>,
 }
 
 impl Readiness {
-    /// As soon as its program runs. Only for programs that can't say more.
-    pub fn started() -> Self {
+    /// As soon as its program runs. Only for programs that can't report readiness.
+    pub fn on_start() -> Self {
         Self::default()
     }
 
-    /// When it, or a descendant of it, sends `READY=1` to its `NOTIFY_SOCKET`, see `sd_notify(3)`.
+    /// When it or one of its descendants sends `READY=1` to its `NOTIFY_SOCKET`, see `sd_notify(3)`.
     ///
-    /// The socket is an abstract one: a process in another network namespace can't reach it.
-    pub fn notify() -> Self {
-        Self { notify: true, ..Self::default() }
+    /// The socket is in the abstract namespace: a process in another network namespace can't kill_scope it.
+    pub fn on_notify() -> Self {
+        Self { on_notify: true, ..Self::default() }
     }
 
-    /// When a probe of it succeeds.
-    pub fn probe(probe: impl Probe) -> Self {
+    /// When a probe succeeds.
+    pub fn on_probe(probe: impl ReadinessProbe) -> Self {
         Self::default().and_probe(probe)
     }
 
-    /// When another program, started anew for each question, exits with code 0. It is asked as a [`Probe`] is, and all that
-    /// descends from it ends with the question. Its output is not kept, but for the last line of one that fails; when it is
-    /// ready itself, and how it is stopped, do not matter.
-    pub fn command(command: Process) -> Self {
-        Self { command: Some(Arc::new(command)), ..Self::default() }
+    /// When another program exits with code 0. The program is started for each probe, under the same rules as
+    /// a [`ReadinessProbe`]; its descendants end with it. Its output is discarded, except the last line of a
+    /// failed probe. Its readiness and stop settings are ignored.
+    pub fn on_command(command: Process) -> Self {
+        Self { on_command: Some(Arc::new(command)), ..Self::default() }
     }
 
-    /// When it has exited with code 0: it is a task to be done once, and the runnable is done then.
+    /// When it has exited with code 0: it is a one-shot task, and its runnable is then done.
     ///
-    /// It has all the time it wants, unless [`within`](Self::within) says otherwise.
-    pub fn exit() -> Self {
-        Self { exit: true, ..Self::default() }
+    /// It has no timeout, unless [`with_timeout`](Self::with_timeout) sets one.
+    pub fn on_exit() -> Self {
+        Self { on_exit: true, ..Self::default() }
     }
 
-    /// Also asks a probe, once everything else says that it is ready.
+    /// Also requires a probe to succeed, after every other condition is met.
     #[must_use]
-    pub fn and_probe(mut self, probe: impl Probe) -> Self {
-        self.probe = Some(Arc::new(probe));
+    pub fn and_probe(mut self, probe: impl ReadinessProbe) -> Self {
+        self.on_probe = Some(Arc::new(probe));
         self
     }
 
-    /// How long it may take; then the process is stopped and the run has failed. Default: a minute. The process can ask
-    /// for more by `EXTEND_TIMEOUT_USEC=`.
+    /// The start timeout: a process that is not ready by then is stopped, and its run has failed. Default: a
+    /// minute. The process can extend it by `EXTEND_TIMEOUT_USEC=`.
     #[must_use]
-    pub fn within(mut self, time: Duration) -> Self {
-        self.within = Some(time);
+    pub fn with_timeout(mut self, time: Duration) -> Self {
+        self.timeout = Some(time);
         self
     }
 
-    /// The same with a probe in the place of its command.
-    pub(super) fn on(mut self, host: &Arc<Host>) -> Self {
-        let Some(asked) = self.command.take() else { return self };
+    /// Replaces the command by a probe that runs it.
+    pub(super) fn with_command_probe(mut self, host: &Arc<ProcessHost>) -> Self {
+        let Some(command) = self.on_command.take() else { return self };
         let host = Arc::clone(host);
-        self.and_probe(move || command::ask(Arc::clone(&host), Arc::clone(&asked)))
+        self.and_probe(move || probe_command::run_probe(Arc::clone(&host), Arc::clone(&command)))
     }
 
-    /// Resolves when the process is ready, or when it has taken too long: with the time it had, and what is missing.
+    /// Resolves when the process is ready, or at its timeout: then with the timeout and what is missing.
     ///
-    /// It never resolves for a process that has to exit first, unless that takes too long.
-    pub(super) async fn wait(
+    /// For a process that is ready on exit, it resolves only at the timeout.
+    pub(super) async fn wait_ready(
         &self,
-        mut said: Option<watch::Receiver<Said>>,
+        mut notify: Option<watch::Receiver<NotifyState>>,
     ) -> Result<(), (Duration, String)> {
-        let began = Instant::now();
-        let within = self.within.unwrap_or(if self.exit { Duration::MAX } else { Duration::from_secs(60) });
-        // A time too long for the clock is none.
-        let mut deadline = began.checked_add(within);
-        if self.exit {
-            return Err((expired(deadline, within).await, "it has not exited".to_owned()));
+        let started = Instant::now();
+        let within =
+            self.timeout.unwrap_or(if self.on_exit { Duration::MAX } else { Duration::from_secs(60) });
+        // A timeout beyond the range of the clock never expires.
+        let mut deadline = started.checked_add(within);
+        if self.on_exit {
+            return Err((wait_expired(deadline, within).await, "it has not exited".to_owned()));
         }
-        let missing = match &mut said {
-            Some(said) => self.wait_said(said, &mut deadline).await,
+        let missing = match &mut notify {
+            Some(notify) => self.wait_notified(notify, &mut deadline).await,
             None => Ok(()),
         };
-        let missing = match (missing, &self.probe) {
-            (Ok(()), Some(probe)) => wait_probe(&**probe, said, &mut deadline).await,
+        let missing = match (missing, &self.on_probe) {
+            (Ok(()), Some(probe)) => wait_probe_success(&**probe, notify, &mut deadline).await,
             (missing, _) => missing,
         };
-        missing.map_err(|missing| (deadline.map_or(within, |at| at - began), missing))
+        missing.map_err(|missing| (deadline.map_or(within, |at| at - started), missing))
     }
 
-    async fn wait_said(
+    async fn wait_notified(
         &self,
-        said: &mut watch::Receiver<Said>,
+        notify: &mut watch::Receiver<NotifyState>,
         deadline: &mut Option<Instant>,
     ) -> Result<(), String> {
         loop {
-            let Said { ready, status, extended } = said.borrow_and_update().clone();
+            let NotifyState { ready, status, extended_deadline: extended } =
+                notify.borrow_and_update().clone();
             if ready {
                 return Ok(());
             }
-            *deadline = later(*deadline, extended);
-            // Without a listener it can't become ready any more, so the time goes by.
+            *deadline = extend_deadline(*deadline, extended);
+            // Without a listener no ready message can arrive, so this waits for the timeout.
             let changed = async {
-                if said.changed().await.is_err() {
+                if notify.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             };
-            if at(*deadline, changed).await.is_none() {
+            if until_deadline(*deadline, changed).await.is_none() {
                 let status = status.map(|status| format!(", its status is {status:?}")).unwrap_or_default();
                 return Err(format!("it has not sent READY=1{status}"));
             }
@@ -164,77 +166,77 @@ impl Readiness {
     }
 }
 
-/// The value of a future, unless it comes too late.
-async fn at<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+/// The output of a future, if it resolves before the deadline.
+async fn until_deadline<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
     match deadline {
         Some(at) => timeout_at(at, future).await.ok(),
         None => Some(future.await),
     }
 }
 
-async fn expired(deadline: Option<Instant>, within: Duration) -> Duration {
-    at(deadline, std::future::pending::<()>()).await;
+async fn wait_expired(deadline: Option<Instant>, within: Duration) -> Duration {
+    until_deadline(deadline, std::future::pending::<()>()).await;
     within
 }
 
-async fn wait_probe(
-    probe: &dyn Probe,
-    mut said: Option<watch::Receiver<Said>>,
+async fn wait_probe_success(
+    probe: &dyn ReadinessProbe,
+    mut notify: Option<watch::Receiver<NotifyState>>,
     deadline: &mut Option<Instant>,
 ) -> Result<(), String> {
-    let mut last = "it was never answered".to_owned();
-    let mut pause = FIRST_PAUSE;
+    let mut last = "it never returned".to_owned();
+    let mut pause = INITIAL_PROBE_PAUSE;
     let probing = async {
         loop {
-            // It has nothing of ours that a panic could leave half done.
-            let asked = AssertUnwindSafe(async { probe.probe().await }).catch_unwind();
-            match timeout(LONGEST_PROBE, asked).await {
+            // The probe shares no state with this task that a panic could leave inconsistent.
+            let attempt = AssertUnwindSafe(async { probe.probe().await }).catch_unwind();
+            match timeout(PROBE_TIMEOUT, attempt).await {
                 Ok(Ok(Ok(()))) => return,
                 Ok(Ok(Err(failure))) => last = failure.to_string(),
-                Ok(Err(_panic)) => last = "it panics".to_owned(),
-                Err(_) => last = format!("no answer within {LONGEST_PROBE:?}"),
+                Ok(Err(_panic)) => last = "it panicked".to_owned(),
+                Err(_) => last = format!("no result within {PROBE_TIMEOUT:?}"),
             }
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PROBE_PAUSE);
         }
     };
     tokio::select! {
         biased;
         () = probing => return Ok(()),
-        () = over(&mut said, deadline) => {}
+        () = wait_deadline(&mut notify, deadline) => {}
     }
     Err(format!("its probe fails: {last}"))
 }
 
-/// Resolves when the time is over, with what the process asks for meanwhile.
-async fn over(said: &mut Option<watch::Receiver<Said>>, deadline: &mut Option<Instant>) {
+/// Resolves at the deadline, which the process can extend meanwhile.
+async fn wait_deadline(notify: &mut Option<watch::Receiver<NotifyState>>, deadline: &mut Option<Instant>) {
     loop {
         let changed = async {
-            if let Some(said) = said
-                && said.changed().await.is_ok()
+            if let Some(notify) = notify
+                && notify.changed().await.is_ok()
             {
-                return said.borrow_and_update().extended;
+                return notify.borrow_and_update().extended_deadline;
             }
             std::future::pending().await
         };
-        let Some(extended) = at(*deadline, changed).await else { return };
-        *deadline = later(*deadline, extended);
+        let Some(extended) = until_deadline(*deadline, changed).await else { return };
+        *deadline = extend_deadline(*deadline, extended);
     }
 }
 
-/// What is left of a time when more was asked for.
-fn later(deadline: Option<Instant>, extended: Option<Instant>) -> Option<Instant> {
+/// The later of a deadline and its extension.
+fn extend_deadline(deadline: Option<Instant>, extended: Option<Instant>) -> Option<Instant> {
     deadline.map(|at| extended.map_or(at, |extended| at.max(extended)))
 }
 
 impl fmt::Debug for Readiness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Readiness")
-            .field("notify", &self.notify)
-            .field("exit", &self.exit)
-            .field("probe", &self.probe.is_some())
-            .field("command", &self.command.as_ref().map(|command| command.program()))
-            .field("within", &self.within)
+            .field("on_notify", &self.on_notify)
+            .field("on_exit", &self.on_exit)
+            .field("on_probe", &self.on_probe.is_some())
+            .field("on_command", &self.on_command.as_ref().map(|command| command.program_path()))
+            .field("timeout", &self.timeout)
             .finish()
     }
 }
@@ -245,32 +247,32 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[tokio::test(start_paused = true)]
-    async fn a_probe_is_asked_again_with_growing_pauses() {
-        let (asked, began) = (Arc::new(AtomicU32::new(0)), Instant::now());
-        let count = Arc::clone(&asked);
+    async fn a_probe_is_retried_with_growing_pauses() {
+        let (attempts, started) = (Arc::new(AtomicU32::new(0)), Instant::now());
+        let count = Arc::clone(&attempts);
         let probe = move || {
-            let asked = count.fetch_add(1, Ordering::Relaxed) + 1;
-            async move { if asked < 9 { Err("not yet") } else { Ok(()) } }
+            let attempts = count.fetch_add(1, Ordering::Relaxed) + 1;
+            async move { if attempts < 9 { Err("not yet") } else { Ok(()) } }
         };
-        Readiness::probe(probe).wait(None).await.expect("the ninth says yes");
-        assert_eq!(asked.load(Ordering::Relaxed), 9);
+        Readiness::on_probe(probe).wait_ready(None).await.expect("the ninth attempt succeeds");
+        assert_eq!(attempts.load(Ordering::Relaxed), 9);
         let pauses = 20 + 40 + 80 + 160 + 320 + 640 + 1000 + 1000;
-        assert_eq!(began.elapsed().as_millis() / 10, pauses / 10);
+        assert_eq!(started.elapsed().as_millis() / 10, pauses / 10);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_probe_said_last_is_told() {
-        let readiness =
-            Readiness::probe(|| async { Err::<(), _>("connection refused") }).within(Duration::from_secs(3));
-        let late = readiness.wait(None).await.expect_err("it never succeeds");
+    async fn the_last_probe_failure_is_reported() {
+        let readiness = Readiness::on_probe(|| async { Err::<(), _>("connection refused") })
+            .with_timeout(Duration::from_secs(3));
+        let late = readiness.wait_ready(None).await.expect_err("it never succeeds");
         assert_eq!(late, (Duration::from_secs(3), "its probe fails: connection refused".to_owned()));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_probe_that_hangs_is_asked_again() {
-        let asked = Arc::new(AtomicU32::new(0));
+    async fn a_hanging_probe_is_retried() {
+        let attempts = Arc::new(AtomicU32::new(0));
         let probe = move || {
-            let first = asked.fetch_add(1, Ordering::Relaxed) == 0;
+            let first = attempts.fetch_add(1, Ordering::Relaxed) == 0;
             async move {
                 if first {
                     std::future::pending::<()>().await;
@@ -278,47 +280,53 @@ mod tests {
                 Ok::<(), Failure>(())
             }
         };
-        Readiness::probe(probe).wait(None).await.expect("the second is answered");
+        Readiness::on_probe(probe).wait_ready(None).await.expect("the second attempt succeeds");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_process_can_ask_for_more_time() {
-        let (say, said) = watch::channel(Said::default());
-        let began = Instant::now();
-        let extended = Some(began + Duration::from_secs(9));
-        say.send_modify(|said| *said = Said { status: Some("loading".into()), extended, ..Said::default() });
-        let readiness = Readiness::notify().within(Duration::from_secs(3));
-        let late = readiness.wait(Some(said)).await.expect_err("it never says so");
+    async fn a_process_can_extend_its_start_timeout() {
+        let (sender, notify) = watch::channel(NotifyState::default());
+        let started = Instant::now();
+        let extended = Some(started + Duration::from_secs(9));
+        sender.send_modify(|state| {
+            *state = NotifyState {
+                status: Some("loading".into()),
+                extended_deadline: extended,
+                ..NotifyState::default()
+            }
+        });
+        let readiness = Readiness::on_notify().with_timeout(Duration::from_secs(3));
+        let late = readiness.wait_ready(Some(notify)).await.expect_err("it never becomes ready");
         let missing = "it has not sent READY=1, its status is \"loading\"".to_owned();
         assert_eq!(late, (Duration::from_secs(9), missing));
-        assert_eq!(began.elapsed().as_secs(), 9);
+        assert_eq!(started.elapsed().as_secs(), 9);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_process_can_ask_for_more_time_while_it_is_probed() {
-        let (say, said) = watch::channel(Said { ready: true, ..Said::default() });
-        let began = Instant::now();
+    async fn a_process_can_extend_its_start_timeout_while_it_is_probed() {
+        let (sender, notify) = watch::channel(NotifyState { ready: true, ..NotifyState::default() });
+        let started = Instant::now();
         let probe = move || {
-            say.send_modify(|said| said.extended = Some(began + Duration::from_secs(9)));
+            sender.send_modify(|state| state.extended_deadline = Some(started + Duration::from_secs(9)));
             async { Err::<(), _>("loading") }
         };
-        let readiness = Readiness::notify().and_probe(probe).within(Duration::from_secs(3));
-        let late = readiness.wait(Some(said)).await.expect_err("it never succeeds");
+        let readiness = Readiness::on_notify().and_probe(probe).with_timeout(Duration::from_secs(3));
+        let late = readiness.wait_ready(Some(notify)).await.expect_err("it never succeeds");
         assert_eq!(late, (Duration::from_secs(9), "its probe fails: loading".to_owned()));
-        assert_eq!(began.elapsed().as_secs(), 9);
+        assert_eq!(started.elapsed().as_secs(), 9);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_probe_that_panics_has_failed_and_is_asked_again() {
-        let asked = AtomicU32::new(0);
+    async fn a_panicking_probe_has_failed_and_is_retried() {
+        let attempts = AtomicU32::new(0);
         let probe = move || {
-            let first = asked.fetch_add(1, Ordering::Relaxed) == 0;
+            let first = attempts.fetch_add(1, Ordering::Relaxed) == 0;
             assert!(!first, "a bug of the probe");
             async { Ok::<(), Failure>(()) }
         };
-        Readiness::probe(probe).wait(None).await.expect("the second is answered");
+        Readiness::on_probe(probe).wait_ready(None).await.expect("the second attempt succeeds");
         let always = || async { if true { panic!("a bug") } else { Ok::<(), Failure>(()) } };
-        let late = Readiness::probe(always).within(Duration::from_secs(3)).wait(None).await;
-        assert_eq!(late, Err((Duration::from_secs(3), "its probe fails: it panics".to_owned())));
+        let late = Readiness::on_probe(always).with_timeout(Duration::from_secs(3)).wait_ready(None).await;
+        assert_eq!(late, Err((Duration::from_secs(3), "its probe fails: it panicked".to_owned())));
     }
 }

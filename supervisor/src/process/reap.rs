@@ -1,7 +1,7 @@
-//! Waits for orphans: descendants whose parent has ended, and that the kernel has given to this program.
+//! Reaps orphans: descendants whose parent has exited, and that the kernel has reparented to this program.
 //!
-//! Never for anybody else. A main process is waited for by its own run, and what the program starts by other means
-//! (std, tokio, another supervisor in it) by whoever started it.
+//! It reaps no other process. A run waits for its main process itself, and other code in this program (std,
+//! tokio, another supervisor) waits for the children that it has started.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -9,51 +9,52 @@ use std::sync::Arc;
 
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 
-use super::host::Shared;
+use super::host::HostState;
+use super::mark::ProcessMark;
 use super::procfs;
-use super::tag::Tag;
 use crate::sys;
 
-/// How many orphans in a row are waited for before others get the thread: they may come without end.
-const AT_ONCE: usize = 64;
+/// How many orphans are reaped in a row before the task yields: they may keep coming.
+const MAX_REAPS_IN_A_ROW: usize = 64;
 
-/// Reaps for as long as it is polled.
-pub(super) async fn run(shared: Arc<Shared>, mut child_ended: tokio::signal::unix::Signal) {
+/// Reaps until the future is dropped.
+pub(super) async fn run_reaper(shared: Arc<HostState>, mut child_exited: tokio::signal::unix::Signal) {
     loop {
-        reap(&shared);
+        reap_orphans(&shared);
         tokio::task::yield_now().await;
         tokio::select! {
-            _ = child_ended.recv() => {}
+            _ = child_exited.recv() => {}
             () = shared.reap_again.notified() => {}
         }
     }
 }
 
-/// Looks at the first child that has ended only, which costs one system call; at all processes where that child is
-/// somebody else's to wait for and may hide others.
-fn reap(shared: &Shared) {
-    for _ in 0..AT_ONCE {
-        let Ok(Some(pid)) = sys::dead_child() else { return };
-        // The run that waits for its main process tells when it has.
-        if shared.is_main(pid) {
+/// Looks only at the first exited child, which takes one system call. If that child is not to be reaped here,
+/// it may hide others, so this scans all processes.
+fn reap_orphans(shared: &HostState) {
+    for _ in 0..MAX_REAPS_IN_A_ROW {
+        let Ok(Some(pid)) = sys::exited_child() else { return };
+        // The run that waits for it triggers the next reap.
+        if shared.is_main_process(pid) {
             return;
         }
         if !reap_orphan(shared, pid) {
-            return reap_all(shared);
+            return scan_for_orphans(shared);
         }
     }
     shared.reap_again.notify_one();
 }
 
-fn reap_all(shared: &Shared) {
-    for pid in procfs::pids().unwrap_or_default() {
+fn scan_for_orphans(shared: &HostState) {
+    for pid in procfs::list_pids().unwrap_or_default() {
         reap_orphan(shared, pid);
     }
 }
 
-/// Whether the process was an orphan that had ended. The descriptor is opened before the process is looked at: if the
-/// pid means another one by then, it is the one that is looked at, or nobody is reaped.
-fn reap_orphan(shared: &Shared, pid: i32) -> bool {
+/// Reaps a process if it is an orphan that has exited, and returns whether it was. The descriptor is opened
+/// between two checks: if the pid is reused meanwhile, the second check covers the new process, or nothing is
+/// reaped.
+fn reap_orphan(shared: &HostState, pid: i32) -> bool {
     if !is_orphan(shared, pid).unwrap_or(false) {
         return false;
     }
@@ -64,21 +65,25 @@ fn reap_orphan(shared: &Shared, pid: i32) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     is_orphan(shared, pid).unwrap_or(false)
         && matches!(
-            shared.snapshots.reap(|| rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options)),
+            shared
+                .snapshots
+                .reap_between_snapshots(|| rustix::process::waitid(WaitId::PidFd(fd.as_fd()), options)),
             Ok(Some(_))
         )
 }
 
-/// Whether nobody in this program waits for the process, should it be a child of it.
-fn is_orphan(shared: &Shared, pid: i32) -> io::Result<bool> {
+/// Whether no code in this program waits for the process, should it be a child of it.
+fn is_orphan(shared: &HostState, pid: i32) -> io::Result<bool> {
     let limit = procfs::locks_limit(pid)?;
-    if limit == shared.own_limit {
+    if limit == shared.own_lock_limit {
         return Ok(false);
     }
-    Ok(match Tag::from_limit(limit) {
-        Some(tag) if shared.tags.gave(tag) => !shared.is_main(pid) && !shared.is_starting(tag),
-        // A nested supervisor's, unless it is of another host of this program.
-        Some(tag) => tag.program() != shared.program,
-        None => shared.is_strangers(pid),
+    Ok(match ProcessMark::from_limit(limit) {
+        Some(mark) if shared.marks.has_allocated(mark) => {
+            !shared.is_main_process(pid) && !shared.is_starting(mark)
+        }
+        // Of a nested supervisor, unless it belongs to another host of this program.
+        Some(mark) => mark.program_id() != shared.program,
+        None => shared.came_from_outside(pid),
     })
 }

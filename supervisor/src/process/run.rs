@@ -1,4 +1,4 @@
-//! A process as a runnable: from its start to the result that the tree gets.
+//! A process as a runnable: from its start to the result of its run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use super::Process;
 use super::error::ProcessError;
-use super::running::Running;
+use super::running_process::RunningProcess;
 use crate::context::Context;
-use crate::output::Stream;
-use crate::runnable::{Cancelled, RunFuture, Runnable};
+use crate::output::OutputStream;
+use crate::runnable::{CanceledError, RunFuture, Runnable};
 
-/// How much longer than its grace a stop may take before the supervisor gives up on it. What is left then can't even be
-/// killed.
+/// How much longer than its grace period a stop may take before the supervisor gives up on it. A process that
+/// is left then can't be killed.
 const STOP_MARGIN: Duration = Duration::from_secs(5);
 
 impl Runnable for Process {
@@ -22,69 +22,69 @@ impl Runnable for Process {
         Box::pin(async move { Ok(process.run_once(&ctx).await?) })
     }
 
-    fn stop_within(&self) -> Option<Duration> {
-        Some(self.grace + STOP_MARGIN)
+    fn stop_timeout(&self) -> Option<Duration> {
+        Some(self.grace_period + STOP_MARGIN)
     }
 }
 
-/// Why the process is not simply left running.
-enum Turn {
-    /// It has ended by itself.
-    Ended,
-    Cancelled(Cancelled),
+/// Why a running process needs handling.
+enum StopReason {
+    /// It has exited by itself.
+    Exited,
+    Canceled(CanceledError),
     NotReady(Duration, String),
-    Broken(ProcessError),
+    Failed(ProcessError),
 }
 
 impl Process {
     async fn run_once(mut self, ctx: &Context) -> Result<(), ProcessError> {
-        let host = ctx.processes().map_err(ProcessError::Prepare)?;
-        self.readiness = self.readiness.on(&host);
-        let sinks = [ctx.output(Stream::Stdout), ctx.output(Stream::Stderr)];
-        let mut running = Running::start(Arc::clone(&host), &self, sinks).await?;
-        let turn = self.watch(&mut running, ctx).await;
-        ctx.ending();
-        let deadline = Instant::now() + self.grace;
+        let host = ctx.process_host().map_err(ProcessError::Prepare)?;
+        self.readiness = self.readiness.with_command_probe(&host);
+        let sinks = [ctx.open_output(OutputStream::Stdout), ctx.open_output(OutputStream::Stderr)];
+        let mut running = RunningProcess::start(Arc::clone(&host), &self, sinks).await?;
+        let turn = self.wait_for_stop_reason(&mut running, ctx).await;
+        ctx.mark_ending();
+        let deadline = Instant::now() + self.grace_period;
         match &turn {
-            Turn::Ended => running.end_rest(self.stop_signal, deadline).await,
+            StopReason::Exited => running.stop_descendants(self.stop_signal, deadline).await,
             _ => running.stop(self.stop_signal, deadline).await.map_err(ProcessError::Watch)?,
         }
-        let exit = running.exit().await;
+        let exit = running.into_exit().await;
         match turn {
-            Turn::Ended if !exit.is_success() => Err(ProcessError::Exited(exit)),
-            Turn::Ended if self.readiness.exit => {
-                ctx.ready().and_then(|()| ctx.done()).map_err(ProcessError::Signal)
+            StopReason::Exited if !exit.is_success() => Err(ProcessError::Exited(exit)),
+            StopReason::Exited if self.readiness.on_exit => {
+                ctx.signal_ready().and_then(|()| ctx.signal_done()).map_err(ProcessError::Signal)
             }
-            Turn::Ended => {
-                // Whether that is a failure is the policy's to say.
-                ctx.process_ended(exit);
+            StopReason::Exited => {
+                // The policy decides whether this is a failure.
+                ctx.record_process_exit(exit);
                 Ok(())
             }
-            Turn::Cancelled(cancelled) => Err(ProcessError::Cancelled(cancelled)),
-            Turn::NotReady(within, missing) => Err(ProcessError::NotReady { within, missing, exit }),
-            Turn::Broken(error) => Err(error),
+            StopReason::Canceled(canceled) => Err(ProcessError::Canceled(canceled)),
+            StopReason::NotReady(timeout, missing) => Err(ProcessError::NotReady { timeout, missing, exit }),
+            StopReason::Failed(error) => Err(error),
         }
     }
 
-    /// Tells when the process is ready, and returns when something has to be done about it.
-    async fn watch(&self, running: &mut Running, ctx: &Context) -> Turn {
-        let said = running.listener.as_ref().map(|listener| listener.said.clone());
+    /// Signals ready when the process is, and returns when the process has exited or has to stop.
+    async fn wait_for_stop_reason(&self, running: &mut RunningProcess, ctx: &Context) -> StopReason {
+        let notify = running.listener.as_ref().map(|listener| listener.state.clone());
         let ready = tokio::select! {
             biased;
-            cancelled = ctx.cancelled() => return Turn::Cancelled(cancelled),
-            ended = running.wait() => return ended.map_or_else(|error| Turn::Broken(ProcessError::Watch(error)), |()| Turn::Ended),
-            ready = self.readiness.wait(said) => ready,
+            canceled = ctx.canceled() => return StopReason::Canceled(canceled),
+            ended = running.wait_exit() => return ended.map_or_else(|error| StopReason::Failed(ProcessError::Watch(error)), |()| StopReason::Exited),
+            ready = self.readiness.wait_ready(notify) => ready,
         };
-        if let Err((within, missing)) = ready {
-            return Turn::NotReady(within, missing);
+        if let Err((timeout, missing)) = ready {
+            return StopReason::NotReady(timeout, missing);
         }
-        if let Err(error) = ctx.ready() {
-            return Turn::Broken(ProcessError::Signal(error));
+        if let Err(error) = ctx.signal_ready() {
+            return StopReason::Failed(ProcessError::Signal(error));
         }
         tokio::select! {
             biased;
-            cancelled = ctx.cancelled() => Turn::Cancelled(cancelled),
-            ended = running.wait() => ended.map_or_else(|error| Turn::Broken(ProcessError::Watch(error)), |()| Turn::Ended),
+            canceled = ctx.canceled() => StopReason::Canceled(canceled),
+            ended = running.wait_exit() => ended.map_or_else(|error| StopReason::Failed(ProcessError::Watch(error)), |()| StopReason::Exited),
         }
     }
 }

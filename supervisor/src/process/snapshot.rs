@@ -1,90 +1,95 @@
-//! All processes at one moment.
+//! Snapshots of all processes.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use super::mark::{HostId, ProcessMark};
 use super::procfs;
-use super::tag::{Giver, Tag};
 
 /// The processes that this program may signal, with their marks.
 #[derive(Debug)]
-pub(super) struct Snapshot {
-    /// Whose marks need no parents to be understood.
-    own: Giver,
+pub(super) struct ProcessSnapshot {
+    /// The host whose marks are known, so that their parents are not needed.
+    own_host: HostId,
     /// The soft limits of file locks by pid, ascending.
     limits: Vec<(i32, u64)>,
-    /// The last pid that had been given out: whoever is missing has a later one.
-    newest: i32,
+    /// The last assigned pid: a process that is missing has a later one.
+    newest_pid: i32,
     parents: OnceLock<HashMap<i32, i32>>,
 }
 
-impl Snapshot {
-    fn take(own: Giver) -> io::Result<Self> {
+impl ProcessSnapshot {
+    fn read_processes(own: HostId) -> io::Result<Self> {
         let newest = procfs::newest_pid()?;
-        let pids = procfs::pids()?;
-        let limit = |&pid: &i32| Some((pid, procfs::locks_limit_to_signal(pid).ok()?));
+        let pids = procfs::list_pids()?;
+        let limit = |&pid: &i32| Some((pid, procfs::locks_limit_if_signalable(pid).ok()?));
         let limits = pids.iter().filter_map(limit).collect();
-        Ok(Self { own, limits, newest, parents: OnceLock::new() })
+        Ok(Self { own_host: own, limits, newest_pid: newest, parents: OnceLock::new() })
     }
 
     pub(super) fn limits(&self) -> &[(i32, u64)] {
         &self.limits
     }
 
-    pub(super) fn limit(&self, pid: i32) -> Option<u64> {
+    pub(super) fn limit_of(&self, pid: i32) -> Option<u64> {
         let at = self.limits.binary_search_by_key(&pid, |(pid, _)| *pid).ok()?;
         Some(self.limits[at].1)
     }
 
-    pub(super) fn newest(&self) -> i32 {
-        self.newest
+    pub(super) fn newest_pid(&self) -> i32 {
+        self.newest_pid
     }
 
-    /// The parents of those that don't carry this host's own mark. Read only when somebody asks: it takes longer than the
-    /// rest.
+    /// The parents of the processes without this host's mark. They are read on demand, because it takes
+    /// longer than the rest.
     pub(super) fn parents(&self) -> &HashMap<i32, i32> {
-        let is_own = |limit| Tag::from_limit(limit).is_some_and(|tag| tag.giver() == self.own);
+        let is_own =
+            |limit| ProcessMark::from_limit(limit).is_some_and(|mark| mark.host_id() == self.own_host);
         self.parents.get_or_init(|| {
             let others = self.limits.iter().filter(|(_, limit)| !is_own(*limit));
-            others.filter_map(|&(pid, _)| Some((pid, procfs::parent(pid).ok()?))).collect()
+            others.filter_map(|&(pid, _)| Some((pid, procfs::parent_pid(pid).ok()?))).collect()
         })
     }
 }
 
-/// Hands out snapshots. Who asks while one is being taken shares the next with all others who do.
+/// Hands out snapshots. Callers that wait while one is being taken share the next one.
 ///
-/// While one is taken no orphan is waited for. So whatever the orphans of one start do, at least one of them is in it,
-/// alive or a zombie, and nobody is taken for gone who has become another process meanwhile.
+/// No orphan is reaped while a snapshot is being taken. Whatever the orphans of one start do, the snapshot
+/// therefore contains at least one of them, alive or a zombie, and a process that forks and exits is never
+/// taken for gone.
 #[derive(Debug)]
-pub(super) struct Snapshots {
-    own: Giver,
-    latest: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+pub(super) struct SnapshotCache {
+    own_host: HostId,
+    latest: Mutex<Option<(Instant, Arc<ProcessSnapshot>)>>,
 }
 
-impl Snapshots {
-    pub(super) fn new(own: Giver) -> Self {
-        Self { own, latest: Mutex::default() }
+impl SnapshotCache {
+    pub(super) fn new(own_host: HostId) -> Self {
+        Self { own_host, latest: Mutex::default() }
     }
 
-    /// One that was begun after this was called.
-    pub(super) fn fresh(&self) -> io::Result<Arc<Snapshot>> {
-        let asked = Instant::now();
+    /// A snapshot that was started after this call.
+    ///
+    /// # Errors
+    /// The error of reading `/proc`.
+    pub(super) fn take_fresh(&self) -> io::Result<Arc<ProcessSnapshot>> {
+        let requested = Instant::now();
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((began, snapshot)) = &*latest
-            && *began >= asked
+        if let Some((started, snapshot)) = &*latest
+            && *started >= requested
         {
             return Ok(Arc::clone(snapshot));
         }
-        let began = Instant::now();
-        let snapshot = Arc::new(Snapshot::take(self.own)?);
-        *latest = Some((began, Arc::clone(&snapshot)));
+        let started = Instant::now();
+        let snapshot = Arc::new(ProcessSnapshot::read_processes(self.own_host)?);
+        *latest = Some((started, Arc::clone(&snapshot)));
         Ok(snapshot)
     }
 
-    /// Waits for an orphan, while no snapshot is being taken.
-    pub(super) fn reap<T>(&self, wait: impl FnOnce() -> T) -> T {
+    /// Calls `wait`, which reaps an orphan, while no snapshot is being taken.
+    pub(super) fn reap_between_snapshots<T>(&self, wait: impl FnOnce() -> T) -> T {
         let _nobody_looks = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         wait()
     }

@@ -1,4 +1,4 @@
-//! The birth of a main process.
+//! The start of a main process.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -15,255 +15,270 @@ use rustix::pipe::PipeFlags;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::cgroup::{Cgroup, Home};
-use super::descendants::Family;
+use super::cgroup::{HostCgroup, RunCgroup};
+use super::descendants::DescendantSet;
 use super::error::ProcessError;
-use super::host::Shared;
+use super::host::HostState;
+use super::mark::ProcessMark;
 use super::status::Signal;
-use super::tag::Tag;
-use super::{KillMode, Process, Stdin};
-use crate::sys::{self, Image, Step};
+use super::{KillMode, Process, StdinSource};
+use crate::sys::{self, ExecImage, StartStep};
 
-/// Where a program without a slash is looked for when the process has no `PATH`.
+/// The search path for a program without a slash when the process has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// When a start that no thread has begun with gets a thread of its own.
-const BUSY: Duration = Duration::from_millis(100);
+/// How long a start waits for a thread before it gets a new one.
+const SPAWN_QUEUE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The threads on which all processes of a host are born.
+/// The threads that start all processes of a host.
 ///
-/// A parent-death signal comes when the thread ends that has forked, not when its program does. So they live as long as
-/// the host. It is one, unless the kernel takes long over a program, on a mount that does not answer, say: the thread
-/// stands still until it runs, and the others must not wait for that.
+/// The kernel sends the parent-death signal when the forking thread exits, not when its program does. The
+/// threads therefore live as long as the host. Usually there is one. The kernel blocks it until the new
+/// program runs; if that takes long, for example on an unresponsive mount, another thread is added so that
+/// other starts do not wait.
 #[derive(Debug)]
-pub(super) struct Spawner {
-    jobs: mpsc::Sender<Job>,
-    waiting: Arc<Mutex<mpsc::Receiver<Job>>>,
-    thread: i32,
+pub(super) struct ProcessSpawner {
+    jobs: mpsc::Sender<SpawnJob>,
+    waiting: Arc<Mutex<mpsc::Receiver<SpawnJob>>>,
+    first_thread: i32,
 }
 
 #[derive(Debug)]
-struct Job {
-    image: Image,
-    tag: Tag,
-    reach: Reach,
-    shared: Arc<Shared>,
-    begun: oneshot::Sender<()>,
-    born: oneshot::Sender<Result<Main, (Step, io::Error)>>,
+struct SpawnJob {
+    image: ExecImage,
+    mark: ProcessMark,
+    kill_scope: KillScope,
+    shared: Arc<HostState>,
+    started: oneshot::Sender<()>,
+    reply: oneshot::Sender<Result<MainProcess, (StartStep, io::Error)>>,
 }
 
-impl Spawner {
+impl ProcessSpawner {
     pub(super) fn start() -> io::Result<Self> {
         let (jobs, waiting) = mpsc::channel();
         let waiting = Arc::new(Mutex::new(waiting));
-        let thread = add_thread(&waiting)?;
-        Ok(Self { jobs, waiting, thread })
+        let thread = add_spawner_thread(&waiting)?;
+        Ok(Self { jobs, waiting, first_thread: thread })
     }
 
     /// The id of the first thread.
-    pub(super) fn thread(&self) -> i32 {
-        self.thread
+    pub(super) fn first_thread(&self) -> i32 {
+        self.first_thread
     }
 
-    /// Starts an image. If this is dropped meanwhile, the process is killed.
+    /// Starts an image. If this future is dropped meanwhile, the process is killed.
+    ///
+    /// # Errors
+    /// The step that failed, with the kernel's error.
     pub(super) async fn spawn(
         &self,
-        image: Image,
-        tag: Tag,
-        reach: Reach,
-        shared: &Arc<Shared>,
-    ) -> Result<Main, (Step, io::Error)> {
-        let ((begun, has_begun), (born, result)) = (oneshot::channel(), oneshot::channel());
-        let job = Job { image, tag, reach, shared: Arc::clone(shared), begun, born };
-        let gone = || (Step::Fork, io::Error::other("the thread that starts processes has ended"));
+        image: ExecImage,
+        mark: ProcessMark,
+        kill_scope: KillScope,
+        shared: &Arc<HostState>,
+    ) -> Result<MainProcess, (StartStep, io::Error)> {
+        let ((started, has_started), (reply, result)) = (oneshot::channel(), oneshot::channel());
+        let job = SpawnJob { image, mark, kill_scope, shared: Arc::clone(shared), started, reply };
+        let gone = || (StartStep::Fork, io::Error::other("the thread that starts processes has exited"));
         self.jobs.send(job).map_err(|_| gone())?;
-        if timeout(BUSY, has_begun).await.is_err()
-            && let Err(error) = add_thread(&self.waiting)
+        if timeout(SPAWN_QUEUE_TIMEOUT, has_started).await.is_err()
+            && let Err(error) = add_spawner_thread(&self.waiting)
         {
-            tracing::warn!(%error, "a process waits for one that takes long to start: no thread for it");
+            tracing::warn!(%error, "can't add a thread to start a process: it waits for another slow start");
         }
         result.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
-/// Adds a thread that takes jobs until there is nobody left to give any. Returns its id.
-fn add_thread(waiting: &Arc<Mutex<mpsc::Receiver<Job>>>) -> io::Result<i32> {
+/// Adds a thread that runs jobs until the sender is dropped. Returns its thread id.
+fn add_spawner_thread(waiting: &Arc<Mutex<mpsc::Receiver<SpawnJob>>>) -> io::Result<i32> {
     let (started, thread) = mpsc::sync_channel(1);
     let waiting = Arc::clone(waiting);
     let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
     let run = move || {
         // The receiver waits below.
         let _ = started.send(rustix::thread::gettid());
-        std::iter::from_fn(next).for_each(Job::run);
+        std::iter::from_fn(next).for_each(SpawnJob::run_job);
     };
     thread::Builder::new().name("process-spawner".to_owned()).spawn(run)?;
     Ok(thread.recv().map_err(io::Error::other)?.as_raw_nonzero().get())
 }
 
-impl Job {
-    fn run(self) {
-        let Self { mut image, tag, mut reach, shared, begun, born } = self;
-        // Who no longer waits for it needs no answer.
-        let _ = begun.send(());
-        shared.begin_start(tag);
-        let mut result = sys::spawn(&image);
-        if let Err((Step::Cgroup, error)) = &result {
-            tracing::warn!(%error, "a process can't be born into its cgroup: its descendants are known by their mark");
-            (image.cgroup, reach) = (None, Reach::Marked);
-            result = sys::spawn(&image);
+impl SpawnJob {
+    fn run_job(self) {
+        let Self { mut image, mark, mut kill_scope, shared, started, reply } = self;
+        // The receiver is gone if the caller no longer waits.
+        let _ = started.send(());
+        shared.begin_start(mark);
+        let mut result = sys::spawn_image(&image);
+        if let Err((StartStep::Cgroup, error)) = &result {
+            tracing::warn!(%error, "can't start a process in its cgroup: its descendants are identified by mark");
+            (image.cgroup, kill_scope) = (None, KillScope::MarkedDescendants);
+            result = sys::spawn_image(&image);
         }
-        shared.end_start(tag, result.as_ref().ok().map(|(pid, _)| *pid));
-        // Its descriptors are the child's alone from now on.
+        shared.end_start(mark, result.as_ref().ok().map(|(pid, _)| *pid));
+        // From now on only the child has its descriptors.
         drop(image);
-        let main = result.map(|(pid, pidfd)| Main {
+        let main = result.map(|(pid, pidfd)| MainProcess {
             shared,
-            tag,
-            reach,
+            mark,
+            kill_scope,
             pid,
             pidfd: Arc::new(pidfd),
-            waited: false,
+            reaped: false,
         });
-        // Who no longer waits for it drops it, and so kills it.
-        drop(born.send(main));
+        // If the caller no longer waits, this drops the process and so kills it.
+        drop(reply.send(main));
     }
 }
 
-/// What goes with a main process, and how it is known.
+/// Which processes are killed with a main process, and how they are identified.
 #[derive(Debug)]
-pub(super) enum Reach {
-    /// Nobody.
-    Main,
+pub(super) enum KillScope {
+    /// None.
+    MainOnly,
     /// Its descendants, by their mark.
-    Marked,
-    /// Its descendants, by their cgroup; by their mark where they have left that.
-    Cgroup(Arc<Cgroup>),
+    MarkedDescendants,
+    /// Its descendants, by their cgroup; by their mark if they have left it.
+    WholeCgroup(Arc<RunCgroup>),
 }
 
-impl Reach {
-    pub(super) fn of(kill: KillMode, tag: Tag, home: Option<&Home>) -> Self {
-        if kill == KillMode::Process {
-            return Self::Main;
+impl KillScope {
+    pub(super) fn from_kill_mode(
+        kill_mode: KillMode,
+        mark: ProcessMark,
+        cgroup: Option<&HostCgroup>,
+    ) -> Self {
+        if kill_mode == KillMode::Process {
+            return Self::MainOnly;
         }
-        match home.map(|home| home.add(tag)) {
-            None => Self::Marked,
-            Some(Ok(cgroup)) => Self::Cgroup(Arc::new(cgroup)),
+        match cgroup.map(|cgroup| cgroup.create_run_cgroup(mark)) {
+            None => Self::MarkedDescendants,
+            Some(Ok(cgroup)) => Self::WholeCgroup(Arc::new(cgroup)),
             Some(Err(error)) => {
-                tracing::warn!(%error, "no cgroup for a process: its descendants are known by their mark");
-                Self::Marked
+                tracing::warn!(%error, "can't create a cgroup for a process: its descendants are identified by mark");
+                Self::MarkedDescendants
             }
         }
     }
 
-    /// Where the main process is to be born.
-    pub(super) fn directory(&self) -> io::Result<Option<OwnedFd>> {
+    /// The directory of the cgroup in which the main process starts.
+    pub(super) fn open_cgroup_dir(&self) -> io::Result<Option<OwnedFd>> {
         match self {
-            Self::Cgroup(cgroup) => cgroup.directory().map(Some),
+            Self::WholeCgroup(cgroup) => cgroup.open_directory().map(Some),
             _ => Ok(None),
         }
     }
 }
 
-/// A main process that somebody has to wait for. Dropped before, it is killed, and becomes an orphan.
+/// A main process that its owner has to reap. If it is dropped before, it is killed and becomes an orphan.
 #[derive(Debug)]
-pub(super) struct Main {
-    pub(super) shared: Arc<Shared>,
-    pub(super) tag: Tag,
+pub(super) struct MainProcess {
+    pub(super) shared: Arc<HostState>,
+    pub(super) mark: ProcessMark,
     pub(super) pid: i32,
     pub(super) pidfd: Arc<OwnedFd>,
-    reach: Reach,
-    waited: bool,
+    kill_scope: KillScope,
+    reaped: bool,
 }
 
-impl Main {
-    /// Its status has been taken: the pid may mean another process from now on.
-    pub(super) fn waited(&mut self) {
-        if !std::mem::replace(&mut self.waited, true) {
-            self.shared.forget(self.pid);
+impl MainProcess {
+    /// Records that it was reaped: the pid may refer to another process from now on.
+    pub(super) fn mark_reaped(&mut self) {
+        if !std::mem::replace(&mut self.reaped, true) {
+            self.shared.forget_main(self.pid);
         }
     }
 
-    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
-        sys::send_signal(self.pidfd.as_fd(), signal.number())
+    pub(super) fn send_signal(&self, signal: Signal) -> io::Result<()> {
+        sys::send_signal(self.pidfd.as_fd(), signal.as_number())
     }
 
-    /// Kills it, and its descendants where they go with it, without waiting for it.
+    /// Kills it, and its descendants if they are in scope, without waiting for the exits.
     pub(super) fn kill(&self) {
-        match self.family() {
-            Some(mut family) => family.kill(&self.shared.snapshots),
-            // It may have ended.
-            None => drop(self.signal(Signal::KILL)),
+        match self.descendants() {
+            Some(mut descendants) => descendants.kill_all(&self.shared.snapshots),
+            // It may have exited.
+            None => drop(self.send_signal(Signal::KILL)),
         }
     }
 
-    /// Those that go with it.
-    pub(super) fn family(&self) -> Option<Family> {
-        let cgroup = match &self.reach {
-            Reach::Main => return None,
-            Reach::Marked => None,
-            Reach::Cgroup(cgroup) => Some(Arc::clone(cgroup)),
+    /// The descendants in its kill scope.
+    pub(super) fn descendants(&self) -> Option<DescendantSet> {
+        let cgroup = match &self.kill_scope {
+            KillScope::MainOnly => return None,
+            KillScope::MarkedDescendants => None,
+            KillScope::WholeCgroup(cgroup) => Some(Arc::clone(cgroup)),
         };
-        Some(Family::new(self.tag, (self.pid, Arc::clone(&self.pidfd)), cgroup))
+        Some(DescendantSet::new(self.mark, (self.pid, Arc::clone(&self.pidfd)), cgroup))
     }
 }
 
-impl Drop for Main {
+impl Drop for MainProcess {
     fn drop(&mut self) {
-        if !self.waited {
+        if !self.reaped {
             self.kill();
-            self.shared.forget(self.pid);
+            self.shared.forget_main(self.pid);
         }
     }
 }
 
-/// This program's ends of a process' pipes.
+/// This program's ends of a process' output pipes.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct PipeEnds {
     pub(super) stdout: OwnedFd,
     pub(super) stderr: OwnedFd,
 }
 
 /// Prepares everything that can be prepared before there is a process.
-pub(super) fn image(process: &Process, tag: Tag, notify_socket: Option<String>) -> io::Result<(Image, Ends)> {
+///
+/// # Errors
+/// Invalid settings, or the failed system call.
+pub(super) fn build_image(
+    process: &Process,
+    mark: ProcessMark,
+    notify_socket: Option<String>,
+) -> io::Result<(ExecImage, PipeEnds)> {
     if process.uid.is_some() && process.gid.is_none() {
-        let advice = "a user without a group would keep this program's group: give it a gid too";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, advice));
+        let hint = "uid is set without gid: set a gid too, or the process would keep this program's group";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, hint));
     }
     let (stdout, child_stdout) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, child_stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let stdio = [stdin(&process.stdin)?, child_stdout, child_stderr];
-    let [stdin, child_stdout, child_stderr] = stdio.map(above_stdio);
+    let stdio = [open_stdin(&process.stdin)?, child_stdout, child_stderr];
+    let [stdin, child_stdout, child_stderr] = stdio.map(move_above_stdio);
     let notify_socket = notify_socket.map(|socket| (OsString::from("NOTIFY_SOCKET"), OsString::from(socket)));
     let args =
-        std::iter::once(process.program.as_os_str()).chain(process.args.iter().map(OsString::as_os_str));
-    let image = Image {
-        programs: programs(process)?,
+        std::iter::once(process.program_path.as_os_str()).chain(process.args.iter().map(OsString::as_os_str));
+    let image = ExecImage {
+        programs: candidate_paths(process)?,
         args: args.map(c_string).collect::<io::Result<_>>()?,
         env: process
             .env
             .iter()
             .chain(notify_socket.iter().map(|(k, v)| (k, v)))
-            .map(variable)
+            .map(env_entry)
             .collect::<io::Result<_>>()?,
         dir: process.current_dir.as_ref().map(|dir| c_string(dir.as_os_str())).transpose()?,
         stdio: [stdin?, child_stdout?, child_stderr?],
         uid: process.uid,
         gid: process.gid,
-        locks: tag.limit(),
+        locks: mark.as_limit(),
         cgroup: None,
     };
-    Ok((image, Ends { stdout, stderr }))
+    Ok((image, PipeEnds { stdout, stderr }))
 }
 
-fn stdin(stdin: &Stdin) -> io::Result<OwnedFd> {
+fn open_stdin(stdin: &StdinSource) -> io::Result<OwnedFd> {
     match stdin {
-        Stdin::Null => Ok(File::open("/dev/null")?.into()),
-        Stdin::File(file) => file.try_clone(),
-        // A file in memory rather than a pipe: nobody has to feed it.
-        Stdin::Bytes(bytes) => {
+        StdinSource::Null => Ok(File::open("/dev/null")?.into()),
+        StdinSource::File(file) => file.try_clone(),
+        // A file in memory rather than a pipe, which a task would have to write to.
+        StdinSource::Bytes(bytes) => {
             let file = rustix::fs::memfd_create("stdin", MemfdFlags::CLOEXEC)?;
             let mut written = 0;
             while written < bytes.len() {
-                // At a position, so that the child begins at the start.
+                // With an offset, so that the child reads from the beginning.
                 written += rustix::io::pwrite(&file, &bytes[written..], written as u64)?;
             }
             Ok(file)
@@ -271,15 +286,15 @@ fn stdin(stdin: &Stdin) -> io::Result<OwnedFd> {
     }
 }
 
-/// Moved out of the way of 0, 1 and 2, should this program have closed one of those.
-fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
+/// Moves a descriptor above 0, 1 and 2, in case this program has closed one of those.
+fn move_above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd as _;
     if fd.as_raw_fd() > 2 { Ok(fd) } else { Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?) }
 }
 
-/// The paths where the program may be.
-fn programs(process: &Process) -> io::Result<Vec<CString>> {
-    let program = process.program.as_os_str();
+/// The candidate paths of the program, in search order.
+fn candidate_paths(process: &Process) -> io::Result<Vec<CString>> {
+    let program = process.program_path.as_os_str();
     if program.as_bytes().contains(&b'/') {
         return Ok(vec![c_string(program)?]);
     }
@@ -289,9 +304,9 @@ fn programs(process: &Process) -> io::Result<Vec<CString>> {
         .collect()
 }
 
-fn variable((key, value): (&OsString, &OsString)) -> io::Result<CString> {
+fn env_entry((key, value): (&OsString, &OsString)) -> io::Result<CString> {
     if key.is_empty() || key.as_bytes().contains(&b'=') {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{key:?} can't name a variable")));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("invalid variable name {key:?}")));
     }
     let mut pair = key.clone().into_vec();
     pair.push(b'=');
@@ -301,50 +316,54 @@ fn variable((key, value): (&OsString, &OsString)) -> io::Result<CString> {
 
 fn c_string(text: &OsStr) -> io::Result<CString> {
     let nul =
-        |_| io::Error::new(io::ErrorKind::InvalidInput, format!("{} has a NUL byte in it", text.display()));
+        |_| io::Error::new(io::ErrorKind::InvalidInput, format!("{} contains a NUL byte", text.display()));
     CString::new(text.as_bytes()).map_err(nul)
 }
 
-/// The error that tells who could not be started, and what to do.
-pub(super) fn failed(process: &Process, step: Step, source: io::Error) -> ProcessError {
-    ProcessError::Start { program: process.program.clone(), advice: advice(process, step, &source), source }
+/// The error of a failed start, with a hint.
+pub(super) fn start_error(process: &Process, step: StartStep, source: io::Error) -> ProcessError {
+    ProcessError::Start {
+        program: process.program_path.clone(),
+        hint: start_hint(process, step, &source),
+        source,
+    }
 }
 
-fn advice(process: &Process, step: Step, error: &io::Error) -> String {
-    let program = &process.program;
+fn start_hint(process: &Process, step: StartStep, error: &io::Error) -> String {
+    let program = &process.program_path;
     let is_path = program.as_os_str().as_bytes().contains(&b'/');
     match (step, error.raw_os_error()) {
-        (Step::Fork, Some(libc::EAGAIN)) => {
-            "no more processes may be made: raise `ulimit -u` or the cgroup's pids.max".into()
+        (StartStep::Fork, Some(libc::EAGAIN)) => {
+            "can't create more processes: raise `ulimit -u` or the cgroup's pids.max".into()
         }
-        (Step::Setup, Some(libc::EINVAL)) => {
-            "raise the hard limit of file locks, `ulimit -Hx unlimited`".into()
+        (StartStep::Setup, Some(libc::EINVAL)) => {
+            "the hard limit of file locks is too low: set `ulimit -Hx unlimited`".into()
         }
-        (Step::Setup, Some(libc::EMFILE | libc::ENFILE)) => {
-            "no more files may be open: raise `ulimit -n`".into()
+        (StartStep::Setup, Some(libc::EMFILE | libc::ENFILE)) => {
+            "can't open more files: raise `ulimit -n`".into()
         }
-        (Step::Setup, _) => "it could not be prepared".into(),
-        (Step::Identity, _) => "its user or group can't be taken on: only root may".into(),
-        (Step::Directory, _) => {
+        (StartStep::Setup, _) => "can't prepare the process".into(),
+        (StartStep::Identity, _) => "can't change user or group: only root may".into(),
+        (StartStep::Directory, _) => {
             let dir = process.current_dir.as_deref().unwrap_or(Path::new("."));
-            format!("its working directory {} can't be entered: create it or give another", dir.display())
+            format!("can't enter the working directory {}: create it or configure another", dir.display())
         }
-        (Step::Exec, Some(libc::ENOENT)) if !is_path => {
-            "it is not in the PATH it is given: install it or give its full path".into()
+        (StartStep::Exec, Some(libc::ENOENT)) if !is_path => {
+            "not found in its PATH: install it or configure its full path".into()
         }
-        (Step::Exec, Some(libc::ENOENT)) if program.exists() => {
-            "its interpreter or its loader is missing: see its #! line, or `ldd`".into()
+        (StartStep::Exec, Some(libc::ENOENT)) if program.exists() => {
+            "its interpreter or loader is missing: check its #! line, or run `ldd`".into()
         }
-        (Step::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => {
-            "there is no such file: install it or correct the path".into()
+        (StartStep::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => {
+            "no such file: install it or correct the path".into()
         }
-        (Step::Exec, Some(libc::EACCES)) => {
-            "it may not be executed: check its mode, its directories' and the mount's noexec".into()
+        (StartStep::Exec, Some(libc::EACCES)) => {
+            "not executable: check its mode, its directories' and the mount's noexec".into()
         }
-        (Step::Exec, Some(libc::ENOEXEC)) => {
-            "it is no program of this machine, nor a script with a #! line".into()
+        (StartStep::Exec, Some(libc::ENOEXEC)) => {
+            "not a program for this host, nor a script with a #! line".into()
         }
-        (Step::Exec, Some(libc::E2BIG)) => "its arguments and environment are too long".into(),
-        (Step::Fork | Step::Exec | Step::Cgroup, _) => "the kernel refused".into(),
+        (StartStep::Exec, Some(libc::E2BIG)) => "its arguments and environment are too long".into(),
+        (StartStep::Fork | StartStep::Exec | StartStep::Cgroup, _) => "the kernel rejected the start".into(),
     }
 }

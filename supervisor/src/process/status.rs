@@ -1,4 +1,4 @@
-//! How a process ended.
+//! How a process exited.
 
 use std::fmt;
 
@@ -9,38 +9,38 @@ use rustix::process::WaitIdStatus;
 pub struct Signal(i32);
 
 impl Signal {
-    /// Hang-up; many daemons read their configuration again.
+    /// Hang-up; many daemons reload their configuration.
     pub const HUP: Self = Self(libc::SIGHUP);
-    /// What ctrl-C sends.
+    /// The signal of ctrl-C.
     pub const INT: Self = Self(libc::SIGINT);
-    /// What ctrl-\ sends; often a quicker end than by `TERM`, or one with a core dump.
+    /// The signal of ctrl-\; often a quicker exit than by `TERM`, or one with a core dump.
     pub const QUIT: Self = Self(libc::SIGQUIT);
-    /// The end that no process can refuse.
+    /// The kill signal, which no process can block or ignore.
     pub const KILL: Self = Self(libc::SIGKILL);
-    /// The polite request to end.
+    /// The usual stop signal.
     pub const TERM: Self = Self(libc::SIGTERM);
-    /// Whatever the program makes of it.
+    /// A signal with a program-defined meaning.
     pub const USR1: Self = Self(libc::SIGUSR1);
-    /// Whatever the program makes of it.
+    /// A signal with a program-defined meaning.
     pub const USR2: Self = Self(libc::SIGUSR2);
-    /// What nginx takes for a graceful stop.
+    /// nginx' graceful stop.
     pub const WINCH: Self = Self(libc::SIGWINCH);
 
     pub(super) const CONT: Self = Self(libc::SIGCONT);
 
-    /// The signal of this number, `1..=64`.
+    /// The signal with this number, `1..=64`.
     pub fn from_number(number: i32) -> Option<Self> {
         (1..=64).contains(&number).then_some(Self(number))
     }
 
     /// Its number.
-    pub fn number(self) -> i32 {
+    pub fn as_number(self) -> i32 {
         self.0
     }
 }
 
 impl fmt::Display for Signal {
-    /// `SIGTERM`; a number where it has no name that is the same everywhere, such as `signal 37`.
+    /// `SIGTERM`; the number where the name differs between systems, such as `signal 37`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.0 {
             libc::SIGABRT => "SIGABRT",
@@ -79,7 +79,7 @@ impl fmt::Display for Signal {
     }
 }
 
-/// How a child process ended, with its last words.
+/// How a child process exited, with its last output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessExit {
@@ -89,10 +89,11 @@ pub struct ProcessExit {
     pub code: Option<i32>,
     /// The signal that killed it, where one did.
     pub signal: Option<Signal>,
-    /// Whether a signal's death left a core dump.
+    /// Whether it left a core dump.
     pub core_dumped: bool,
-    /// The last lines of its output and error output as they came, at most [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) of
-    /// at most [`MAX_TAIL_LINE`](super::MAX_TAIL_LINE) bytes, without control characters.
+    /// The last lines of its standard output and error in order, at most
+    /// [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) lines of at most [`MAX_TAIL_LINE`](super::MAX_TAIL_LINE)
+    /// bytes, without control characters.
     pub tail: Vec<String>,
 }
 
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_told_in_words() {
+    fn an_exit_is_printed_in_words() {
         let exit = ProcessExit { pid: 7, code: Some(3), signal: None, core_dumped: false, tail: Vec::new() };
         assert_eq!(exit.to_string(), "exited with code 3");
         let killed =

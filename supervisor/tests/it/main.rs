@@ -2,10 +2,10 @@
 
 mod control;
 mod groups;
+mod grpc;
+mod idle;
 mod logging;
 mod misuse;
 mod process;
-mod quiet;
 mod restart;
-mod serve;
 mod tree;

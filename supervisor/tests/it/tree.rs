@@ -1,37 +1,37 @@
-//! What the tests of the tree build it of.
+//! Building blocks for the tests of the tree.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nodekeel_supervisor::testing::{Recorder, Remote};
-use nodekeel_supervisor::{Child, Context, Failure, Runnable, State, Supervisor};
+use nodekeel_supervisor::testing::{EventRecorder, RemoteRunnable};
+use nodekeel_supervisor::{ChildSpec, Context, Failure, Runnable, RunnableState, Supervisor};
 
-/// A runnable that is ready at once and works until it is cancelled.
+/// A runnable that is ready at once and works until it is canceled.
 pub(crate) async fn steady(ctx: Context) -> Result<(), Failure> {
-    ctx.ready()?;
-    Err(ctx.cancelled().await.into())
+    ctx.signal_ready()?;
+    Err(ctx.canceled().await.into())
 }
 
-/// A runnable that adds a binary tree of this many levels below itself, and is steady then.
+/// A runnable that adds a binary tree of this many levels below itself, and then behaves like [`steady`].
 pub(crate) fn binary_tree(
     levels: u32,
 ) -> Box<dyn Fn(Context) -> nodekeel_supervisor::RunFuture + Send + Sync> {
     Box::new(move |ctx: Context| {
         Box::pin(async move {
             if levels > 0 {
-                ctx.run("a", binary_tree(levels - 1))?;
-                ctx.run("b", binary_tree(levels - 1))?;
+                ctx.run_child("a", binary_tree(levels - 1))?;
+                ctx.run_child("b", binary_tree(levels - 1))?;
             }
             steady(ctx).await
         })
     })
 }
 
-/// Counts its runs that are alive, and panics where two are at the same time.
+/// Counts the concurrent runs, and panics at the second one.
 #[derive(Clone, Default)]
-pub(crate) struct Alone(Arc<AtomicUsize>);
+pub(crate) struct SingleRun(Arc<AtomicUsize>);
 
-impl Alone {
+impl SingleRun {
     pub(crate) fn enter(&self) -> impl Drop + Send + use<> {
         struct Inside(Arc<AtomicUsize>);
         impl Drop for Inside {
@@ -44,33 +44,33 @@ impl Alone {
     }
 }
 
-/// A supervisor whose root adds groups of children and is steady, and what happened in it.
-pub(crate) struct Tree {
+/// A supervisor with a recorder of its events.
+pub(crate) struct TestTree {
     pub(crate) supervisor: Supervisor,
-    pub(crate) recorder: Recorder,
+    pub(crate) recorder: EventRecorder,
 }
 
-impl Tree {
-    /// A tree under a root of the test's own.
-    pub(crate) fn of(root: impl Runnable) -> Self {
-        let recorder = Recorder::default();
-        Self { supervisor: Supervisor::builder().hook(recorder.clone()).start(root), recorder }
+impl TestTree {
+    /// A tree with this root.
+    pub(crate) fn with_root(root: impl Runnable) -> Self {
+        let recorder = EventRecorder::default();
+        Self { supervisor: Supervisor::builder().event_hook(recorder.clone()).start(root), recorder }
     }
 
     /// A tree with one group of remote-controlled children.
-    pub(crate) fn of_group(children: &[(&'static str, &Remote)]) -> Self {
-        let children: Vec<(&'static str, Remote)> =
+    pub(crate) fn with_group(children: &[(&'static str, &RemoteRunnable)]) -> Self {
+        let children: Vec<(&'static str, RemoteRunnable)> =
             children.iter().map(|(name, remote)| (*name, (*remote).clone())).collect();
-        Self::of(move |ctx: Context| {
+        Self::with_root(move |ctx: Context| {
             let children = children.clone();
             async move {
-                ctx.run_group(children.into_iter().map(|(name, remote)| Child::new(name, remote)))?;
+                ctx.run_group(children.into_iter().map(|(name, remote)| ChildSpec::new(name, remote)))?;
                 steady(ctx).await
             }
         })
     }
 
-    pub(crate) fn state(&self, dn: &str) -> Option<State> {
+    pub(crate) fn state(&self, dn: &str) -> Option<RunnableState> {
         self.supervisor.snapshot().into_iter().find(|node| &*node.dn == dn).map(|node| node.state)
     }
 

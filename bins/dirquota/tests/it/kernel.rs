@@ -1,4 +1,4 @@
-//! In a guest whose kernel has quotas.
+//! Tests in a guest whose kernel has project quotas.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,81 +8,84 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use testbed::guest::inside::{Disk, FileSystem, Mounted};
 
-use crate::{dirquota, failed, text};
+use crate::{path_text, run_dirquota, run_failing};
 
-fn place(kind: FileSystem) -> Mounted {
+fn mount_disk(kind: FileSystem) -> Mounted {
     Disk::take().unwrap().mount(kind, "prjquota").unwrap()
 }
 
-fn json(args: &[&str]) -> Value {
-    let output = dirquota(&[args, &["-o", "json"]].concat());
+fn run_json(args: &[&str]) -> Value {
+    let output = run_dirquota(&[args, &["-o", "json"]].concat());
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.stderr, b"");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn make(mounted: &Mounted, name: &str) -> String {
+fn create_dir(mounted: &Mounted, name: &str) -> String {
     let path = mounted.path().join(name);
     fs::create_dir(&path).unwrap();
-    text(&path).to_owned()
+    path_text(&path).to_owned()
 }
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn limits_are_set_shown_listed_and_cleared() {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
-        let mounted = place(kind);
-        let (mount, dir) = (text(mounted.path()), make(&mounted, "dir"));
-        let set = json(&["set", &dir, "--bytes", "10Mi", "--inodes", "1k"]);
+        let mounted = mount_disk(kind);
+        let (mount, dir) = (path_text(mounted.path()), create_dir(&mounted, "dir"));
+        let set = run_json(&["set", &dir, "--bytes", "10Mi", "--inodes", "1k"]);
         assert_eq!((&set["bytes"]["limit"], &set["inodes"]["limit"]), (&(10 << 20).into(), &1000.into()));
         assert_eq!((&set["inodes"]["used"], &set["inodes"]["available"]), (&1.into(), &999.into()));
-        assert_eq!(json(&["show", &dir])[0], set);
-        let listed = json(&["list", mount]);
+        assert_eq!(run_json(&["show", &dir])[0], set);
+        let listed = run_json(&["list", mount]);
         assert_eq!(
             (listed[0]["project"].clone(), listed.as_array().unwrap().len()),
             (set["project"].clone(), 1)
         );
-        let lifted = json(&["set", &dir, "--bytes", "none"]);
+        let lifted = run_json(&["set", &dir, "--bytes", "none"]);
         assert_eq!((&lifted["bytes"]["limit"], &lifted["inodes"]["limit"]), (&Value::Null, &1000.into()));
         fs::write(Path::new(&dir).join("file"), "x").unwrap();
-        let (said, code) = failed(&["clear", &dir]);
+        let (said, code) = run_failing(&["clear", &dir]);
         assert!(code == Some(1) && said.contains("--recursive"), "{said}");
-        assert_eq!(json(&["clear", &dir, "--recursive"])["tree"]["changed"], 1);
-        assert_eq!(json(&["list", mount]), Value::Array(Vec::new()));
-        let (said, code) = failed(&["show", &dir]);
+        assert_eq!(run_json(&["clear", &dir, "--recursive"])["tree"]["changed"], 1);
+        assert_eq!(run_json(&["list", mount]), Value::Array(Vec::new()));
+        let (said, code) = run_failing(&["show", &dir]);
         assert_eq!((said, code), (format!("dirquota: {dir} has no limits"), Some(4)));
     }
 }
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn people_get_a_table_and_a_warning() {
-    let mounted = place(FileSystem::Xfs);
-    let dir = make(&mounted, "dir");
-    let output = dirquota(&["set", &dir, "--bytes", "10Mi"]);
+fn set_prints_a_table_and_a_warning() {
+    let mounted = mount_disk(FileSystem::Xfs);
+    let dir = create_dir(&mounted, "dir");
+    let output = run_dirquota(&["set", &dir, "--bytes", "10Mi"]);
     let (table, warning) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(table.contains("10Mi") && table.lines().count() == 2, "{table}");
     assert!(
-        warning.starts_with("dirquota: warning: whoever owns a file, outside a user namespace"),
+        warning.starts_with("dirquota: warning: file owners outside of a user namespace can move files"),
         "{warning}"
     );
-    assert_eq!(dirquota(&["set", &dir, "--bytes", "10Mi", "-q"]).stderr, b"");
-    let checked = String::from_utf8(dirquota(&["check", &dir]).stdout).unwrap();
-    assert!(checked.contains("limits bind (xfs on /dev/") && checked.contains("warning: "), "{checked}");
+    assert_eq!(run_dirquota(&["set", &dir, "--bytes", "10Mi", "-q"]).stderr, b"");
+    let checked = String::from_utf8(run_dirquota(&["check", &dir]).stdout).unwrap();
+    assert!(
+        checked.contains("limits are enforced (xfs on /dev/") && checked.contains("warning: "),
+        "{checked}"
+    );
 }
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn what_is_in_a_full_directory_is_taken_when_asked_for() {
-    let mounted = place(FileSystem::Ext4);
-    let dir = make(&mounted, "dir");
+fn a_recursive_set_includes_existing_content() {
+    let mounted = mount_disk(FileSystem::Ext4);
+    let dir = create_dir(&mounted, "dir");
     fs::create_dir_all(mounted.path().join("dir/a/b")).unwrap();
-    let (said, code) = failed(&["set", &dir, "--inodes", "100"]);
+    let (said, code) = run_failing(&["set", &dir, "--inodes", "100"]);
     assert!(code == Some(1) && said.contains("is not empty") && said.contains("--recursive"), "{said}");
-    let set = json(&["set", &dir, "--inodes", "100", "--recursive"]);
+    let set = run_json(&["set", &dir, "--inodes", "100", "--recursive"]);
     assert_eq!((&set["inodes"]["used"], &set["tree"]["changed"]), (&3.into(), &2.into()));
-    let (said, code) = failed(&["set", text(&mounted.path().join("dir/a")), "--inodes", "5"]);
+    let (said, code) = run_failing(&["set", path_text(&mounted.path().join("dir/a")), "--inodes", "5"]);
     assert!(code == Some(1) && said.contains("belongs to project"), "{said}");
 }
 
@@ -90,9 +93,9 @@ fn what_is_in_a_full_directory_is_taken_when_asked_for() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn processes_at_once_never_give_the_same_number() {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
-        let mounted = place(kind);
+        let mounted = mount_disk(kind);
         let start = |number: usize| {
-            let dir = make(&mounted, &number.to_string());
+            let dir = create_dir(&mounted, &number.to_string());
             let mut command = Command::new(env!("CARGO_BIN_EXE_dirquota"));
             command.args(["set", &dir, "--bytes", "1Mi", "-o", "json"]).stdout(Stdio::piped());
             command.spawn().unwrap()
@@ -109,9 +112,9 @@ fn processes_at_once_never_give_the_same_number() {
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn what_to_mount_how_is_said() {
+fn a_mount_without_quotas_is_reported_with_its_mount_option() {
     let mounted = Disk::take().unwrap().mount(FileSystem::Xfs, "").unwrap();
-    let (said, code) = failed(&["check", text(mounted.path())]);
+    let (said, code) = run_failing(&["check", path_text(mounted.path())]);
     assert!(code == Some(3) && said.contains("mount it with `-o prjquota`"), "{said}");
     assert_eq!(said.lines().count(), 1);
 }
@@ -119,11 +122,11 @@ fn what_to_mount_how_is_said() {
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn limits_of_removed_directories_are_released() {
-    let mounted = place(FileSystem::Xfs);
-    let dir = make(&mounted, "dir");
-    let project = json(&["set", &dir, "--bytes", "1Mi"])["project"].clone();
+    let mounted = mount_disk(FileSystem::Xfs);
+    let dir = create_dir(&mounted, "dir");
+    let project = run_json(&["set", &dir, "--bytes", "1Mi"])["project"].clone();
     fs::remove_dir(&dir).unwrap();
-    let mount = text(mounted.path());
-    assert_eq!(json(&["release", mount])["projects"], Value::Array(vec![project]));
-    assert_eq!(json(&["list", mount]), Value::Array(Vec::new()));
+    let mount = path_text(mounted.path());
+    assert_eq!(run_json(&["release", mount])["projects"], Value::Array(vec![project]));
+    assert_eq!(run_json(&["list", mount]), Value::Array(Vec::new()));
 }

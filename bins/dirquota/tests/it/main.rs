@@ -1,5 +1,5 @@
-//! dirquota as a process.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+//! Tests of the dirquota binary.
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 mod errors;
 mod kernel;
@@ -7,17 +7,17 @@ mod kernel;
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn dirquota(args: &[&str]) -> Output {
+fn run_dirquota(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_dirquota")).args(args).env_clear().output().unwrap()
 }
 
-/// What it printed to stderr, and its exit code.
-fn failed(args: &[&str]) -> (String, Option<i32>) {
-    let output = dirquota(args);
-    assert_eq!(output.stdout, b"", "what fails prints no result");
+/// Its stderr and exit code.
+fn run_failing(args: &[&str]) -> (String, Option<i32>) {
+    let output = run_dirquota(args);
+    assert_eq!(output.stdout, b"", "a failed command prints no result");
     (String::from_utf8_lossy(&output.stderr).trim_end().to_owned(), output.status.code())
 }
 
-fn text(path: &Path) -> &str {
+fn path_text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -1,5 +1,5 @@
-//! nodectl as a process where there is no node; with one it is tested by nodekeel-node, which has noded.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+//! nodectl as a process without a node; nodekeel-node, which has noded, tests it with one.
+#![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};
@@ -8,31 +8,31 @@ fn nodectl(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_nodectl")).args(args).env_clear().output().unwrap()
 }
 
-/// What it printed to stderr, and its exit code.
-fn failed(args: &[&str]) -> (String, Option<i32>) {
+/// Its stderr, and its exit code.
+fn stderr_and_code(args: &[&str]) -> (String, Option<i32>) {
     let output = nodectl(args);
     (String::from_utf8_lossy(&output.stderr).trim_end().to_owned(), output.status.code())
 }
 
 #[test]
-fn an_absent_a_dead_and_a_foreign_socket_are_told_apart() {
+fn a_missing_a_stale_and_a_foreign_socket_are_distinguished() {
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("control.sock");
     let socket = path.to_str().unwrap();
     let says = |text: &str| {
-        let (said, code) = failed(&["--socket", socket, "tree"]);
+        let (said, code) = stderr_and_code(&["--socket", socket, "tree"]);
         assert!(code == Some(3) && said.contains(text) && said.lines().count() == 1, "{code:?} {said}");
     };
-    says("there is no such socket; start noded, or give its socket with --socket");
+    says("the socket does not exist; start noded, or use another path with --socket");
     let listener = UnixListener::bind(&path).unwrap();
     let foreign = std::thread::spawn(move || {
-        // Somebody who listens and does not speak gRPC.
+        // A server that does not speak gRPC.
         let (mut stream, _) = listener.accept().unwrap();
         std::io::Write::write_all(&mut stream, b"hello\n").unwrap();
     });
-    says("the node at the socket went away");
+    says("connection to noded lost");
     foreign.join().unwrap();
-    says("the socket is dead; start noded again");
+    says("the socket is stale; start noded again");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn wrong_usage_exits_with_2() {
         &["logs", "--raw", "--min-level", "info"],
         &["stop"],
     ] {
-        assert_eq!(failed(args).1, Some(2), "{args:?}");
+        assert_eq!(stderr_and_code(args).1, Some(2), "{args:?}");
     }
 }
 
@@ -58,7 +58,7 @@ fn completions_and_help_need_no_node() {
 }
 
 #[test]
-fn completions_that_can_not_be_written_are_a_failure_and_an_early_reader_is_none() {
+fn unwritable_completions_are_a_failure_and_a_closed_pipe_is_not() {
     let complete = |output: std::process::Stdio| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_nodectl"));
         let output = command.args(["completion", "bash"]).env_clear().stdout(output).output().unwrap();
@@ -73,14 +73,11 @@ fn completions_that_can_not_be_written_are_a_failure_and_an_early_reader_is_none
 }
 
 #[test]
-fn a_socket_that_nobody_serves_is_given_up_on() {
+fn a_socket_without_a_server_times_out() {
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("control.sock");
     let _listener = UnixListener::bind(&path).unwrap();
-    let (text, code) = failed(&["--timeout", "0.1s", "--socket", path.to_str().unwrap(), "tree"]);
-    assert!(
-        code == Some(3) && text.starts_with("nodectl: noded does not answer: nothing came within 100ms"),
-        "{text}"
-    );
-    assert_eq!(failed(&["--timeout", "0", "tree"]).1, Some(2));
+    let (text, code) = stderr_and_code(&["--timeout", "0.1s", "--socket", path.to_str().unwrap(), "tree"]);
+    assert!(code == Some(3) && text.starts_with("nodectl: noded does not answer within 100ms"), "{text}");
+    assert_eq!(stderr_and_code(&["--timeout", "0", "tree"]).1, Some(2));
 }

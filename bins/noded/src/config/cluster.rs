@@ -3,59 +3,66 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use nodekeel_cluster::network::Address;
+use nodekeel_cluster::network::NodeAddress;
 use serde::Deserialize;
 
-use super::graph::{Wrong, check_nul, check_span, wrong};
-use super::{Config, value};
+use super::check::{ConfigViolation, check_duration, check_no_nul, reject_field};
+use super::{NodedConfig, value};
 
-/// `[cluster]`: it runs where it is given, and etcd with it.
+/// `[cluster]`: if given, the cluster service runs, and its etcd.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterConfig {
-    /// The address at which the other nodes reach this one.
+    /// Address at which the other members reach this node.
     #[serde(default)]
     pub address: Option<IpAddr>,
-    /// The interface whose address that is.
+    /// Interface whose address is used.
     #[serde(default)]
     pub interface: Option<String>,
-    /// How long it may take until the node is in its cluster.
+    /// Timeout until the node is in its cluster.
     #[serde(default = "default_deadline", deserialize_with = "value::duration")]
     pub deadline: Duration,
-    /// Whether golden tickets can be made here.
+    /// Whether this node creates golden tickets.
     #[serde(default)]
     pub golden_tickets: bool,
-    /// Whether the kernel is told the node's name as its hostname.
+    /// Whether to set the kernel's hostname to the node's name.
     #[serde(default)]
     pub hostname: bool,
 }
 
-/// As the library's: an etcd starts in less than two seconds, and a lease of an address may take a minute.
+/// The library's default: etcd starts in less than two seconds, and a DHCP lease may take a minute.
 fn default_deadline() -> Duration {
     Duration::from_secs(120)
 }
 
-/// Checks what no field can know alone.
-pub(super) fn check(config: &Config) -> Result<(), Wrong> {
+/// Checks the rules between fields.
+pub(super) fn check_cluster(config: &NodedConfig) -> Result<(), ConfigViolation> {
     let Some(cluster) = &config.cluster else { return Ok(()) };
-    check_span("cluster.deadline", Some(cluster.deadline))?;
+    check_duration("cluster.deadline", Some(cluster.deadline))?;
     if cluster.deadline.is_zero() {
-        return wrong("cluster.deadline", "no time would be enough; give \"2m\"");
+        return reject_field("cluster.deadline", "must be above 0; use \"2m\"");
     }
     if !config.services.etcd.enable {
-        return wrong("services.etcd.enable", "the cluster is kept in etcd; remove this, or [cluster]");
+        return reject_field(
+            "services.etcd.enable",
+            "[cluster] requires etcd; remove this key, or [cluster]",
+        );
     }
     match (cluster.address, &cluster.interface) {
-        (Some(address), None) => match Address::try_new(address) {
+        (Some(address), None) => match NodeAddress::try_new(address) {
             Ok(_) => Ok(()),
-            Err(error) => wrong("cluster.address", error.to_string()),
+            Err(error) => reject_field("cluster.address", error.to_string()),
         },
-        (None, Some(interface)) if interface.is_empty() || interface.contains('/') => wrong(
+        (None, Some(interface)) if interface.is_empty() || interface.contains('/') => reject_field(
             "cluster.interface",
-            format!("{interface:?} is no interface's name; give one like \"eth0\""),
+            format!("{interface:?} is not an interface name; use one like \"eth0\""),
         ),
-        (None, Some(interface)) => check_nul("cluster.interface", Some(interface.as_str())),
-        (Some(_), Some(_)) => wrong("cluster.interface", "there is an address already; give one of the two"),
-        (None, None) => wrong("cluster", "give the node's address, or the interface whose address it is"),
+        (None, Some(interface)) => check_no_nul("cluster.interface", Some(interface.as_str())),
+        (Some(_), Some(_)) => {
+            reject_field("cluster.interface", "conflicts with cluster.address; set only one of the two")
+        }
+        (None, None) => {
+            reject_field("cluster", "requires cluster.address or cluster.interface; set one of the two")
+        }
     }
 }

@@ -1,29 +1,30 @@
-//! `[services.containerd]`: a containerd of the node's own.
+//! `[services.containerd]`: a private containerd of the node.
 
 use std::path::PathBuf;
 
-use nodekeel_containerd_svc::{Cri, Runtime};
+use nodekeel_containerd_svc::{CriSettings, RuntimeHandler};
 use serde::Deserialize;
 
-use super::graph::{Wrong, check_absolute, check_program, wrong};
+use super::check::{ConfigViolation, check_absolute_path, check_program, reject_field};
 
-/// `[services.containerd]`: a containerd of its own, apart from any other on the machine.
+/// `[services.containerd]`: a private containerd, separate from any other on the machine.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContainerdConfig {
     /// Whether to run it.
     pub enable: bool,
-    /// The program; `None` is to search for `containerd`.
+    /// The program; `None` searches for `containerd`.
     pub binary: Option<PathBuf>,
-    /// A directory with images, `NAMESPACE/NAME.tar`, that are there when `root.containerd.preseed` is done.
+    /// A directory of images, `NAMESPACE/NAME.tar`, that are present when `root.containerd.preseed` is done.
     pub preseed: Option<PathBuf>,
-    /// Whether the layers of those images are unpacked at once, so that the first container needn't wait for it.
+    /// Whether to unpack the layers of those images at import, so that the first container starts without
+    /// that delay.
     pub unpack: bool,
-    /// Kubernetes' runtime interface, which a kubelet of this machine needs; `None` is none.
-    pub cri: Option<Cri>,
-    /// A configuration of containerd's own to use instead of noded's, but for root, state and address.
+    /// The CRI, which a kubelet of this machine needs; `None` disables it.
+    pub cri: Option<CriSettings>,
+    /// A containerd configuration that replaces noded's, except for root, state and address.
     pub config: Option<PathBuf>,
-    /// Arguments after the node's own.
+    /// Arguments after noded's.
     pub extra_args: Vec<String>,
 }
 
@@ -43,8 +44,8 @@ impl Default for ContainerdConfig {
 
 const TABLE: &str = "services.containerd";
 
-/// Checks what no field can know alone.
-pub(super) fn check(containerd: &ContainerdConfig) -> Result<(), Wrong> {
+/// Checks the rules between fields.
+pub(super) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), ConfigViolation> {
     check_program(TABLE, containerd.binary.as_deref(), &containerd.extra_args)?;
     let cri = containerd.cri.as_ref();
     for (field, path) in [
@@ -53,24 +54,21 @@ pub(super) fn check(containerd: &ContainerdConfig) -> Result<(), Wrong> {
         ("cri.cni_bin", cri.map(|cri| &cri.cni_bin)),
         ("cri.cni_conf", cri.map(|cri| &cri.cni_conf)),
     ] {
-        path.map_or(Ok(()), |path| check_absolute(&format!("{TABLE}.{field}"), path))?;
+        path.map_or(Ok(()), |path| check_absolute_path(&format!("{TABLE}.{field}"), path))?;
     }
     if containerd.unpack && containerd.preseed.is_none() {
-        return wrong(
-            format!("{TABLE}.unpack"),
-            format!("is about the images of {TABLE}.preseed, which is not given"),
-        );
+        return reject_field(format!("{TABLE}.unpack"), format!("requires {TABLE}.preseed"));
     }
     if containerd.config.is_some() && cri.is_some() {
-        return wrong(
+        return reject_field(
             format!("{TABLE}.config"),
-            format!("is used instead of [{TABLE}.cri]; give one of the two"),
+            format!("conflicts with [{TABLE}.cri]; set only one of the two"),
         );
     }
-    if cri.is_some_and(|cri| cri.default_runtime == Runtime::Runsc && cri.runsc.is_none()) {
-        return wrong(
+    if cri.is_some_and(|cri| cri.default_runtime == RuntimeHandler::Runsc && cri.runsc.is_none()) {
+        return reject_field(
             format!("{TABLE}.cri.default_runtime"),
-            format!("\"runsc\" is not among the runtimes; add [{TABLE}.cri.runsc]"),
+            format!("runtime \"runsc\" is not configured; add [{TABLE}.cri.runsc]"),
         );
     }
     Ok(())

@@ -1,21 +1,21 @@
-//! From places in the text to fields and back.
+//! Maps positions in the text to fields and back.
 
 use std::ops::Range;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The text as a tree of values that know their places.
-pub(super) struct Document<'a>(Spanned<DeTable<'a>>);
+/// The text as a tree of values with their spans.
+pub(super) struct TomlDocument<'a>(Spanned<DeTable<'a>>);
 
-impl<'a> Document<'a> {
+impl<'a> TomlDocument<'a> {
     pub(super) fn parse(text: &'a str) -> Result<Self, toml::de::Error> {
         DeTable::parse(text).map(Self)
     }
 
-    /// A table of the file that is written as something else: where, its name, and how it is written instead. The
-    /// parser would take the values of a list for those of the table's keys, in their order.
-    pub(super) fn misshapen(&self) -> Option<(Range<usize>, String, String)> {
+    /// Finds a table of the file that is not written as a table: its span, its name, and how to write it.
+    /// serde would take the values of a list for those of the table's keys, in their order.
+    pub(super) fn find_misshapen_table(&self) -> Option<(Range<usize>, String, String)> {
         for path in [
             "node",
             "log",
@@ -33,7 +33,7 @@ impl<'a> Document<'a> {
                 && !value.is_table()
             {
                 let hint = match path {
-                    "services" => "; a service of your own is a [[service]]",
+                    "services" => "; your services are [[service]]",
                     _ => "",
                 };
                 let message = format!("must be a table, written [{path}]{hint}");
@@ -44,7 +44,7 @@ impl<'a> Document<'a> {
         let refuse = |span, path: String, message: &str| Some((span, path, message.to_owned()));
         let tables = services.as_array().filter(|all| all.iter().all(|one| one.get_ref().is_table()));
         let Some(tables) = tables else {
-            let message = "there may be several services, so each is written [[service]], in two brackets";
+            let message = "must be an array of tables, each written [[service]]";
             return refuse(span, "service".to_owned(), message);
         };
         for (index, service) in tables.iter().enumerate() {
@@ -59,7 +59,7 @@ impl<'a> Document<'a> {
         None
     }
 
-    /// The value of a key that lies in tables alone.
+    /// The value at a path of table keys.
     fn value_at(&self, path: &str) -> Option<(&DeValue<'a>, Range<usize>)> {
         let mut fields = Some(self.0.get_ref());
         let mut found = None;
@@ -71,22 +71,24 @@ impl<'a> Document<'a> {
         found
     }
 
-    /// The innermost field that holds this place, as `service[0].name`.
-    pub(super) fn path_at(&self, place: Range<usize>) -> String {
+    /// The path of the innermost field that contains this span, as `service[0].name`.
+    pub(super) fn field_path_at(&self, span: Range<usize>) -> String {
         let mut path = String::new();
         let mut table = Some(self.0.get_ref());
         while let Some(fields) = table.take() {
-            let found =
-                fields.iter().find(|(key, value)| encloses(&key.span(), &place) || contains(value, &place));
+            let found = fields
+                .iter()
+                .find(|(key, value)| encloses_span(&key.span(), &span) || contains_span(value, &span));
             let Some((key, value)) = found else { break };
             push_key(&mut path, key.get_ref());
-            table = descend(value.get_ref(), &place, &mut path);
+            table = enter_table(value.get_ref(), &span, &mut path);
         }
         path
     }
 
-    /// Where the field stands that [`path_at`](Self::path_at) would call so, or else the nearest one that encloses it.
-    pub(super) fn span_of(&self, path: &str) -> Option<Range<usize>> {
+    /// The span of a field path, as of [`field_path_at`](Self::field_path_at), or of its nearest enclosing
+    /// field.
+    pub(super) fn span_of_field(&self, path: &str) -> Option<Range<usize>> {
         let mut fields = Some(self.0.get_ref());
         let mut span = None;
         for step in path.split('.') {
@@ -97,7 +99,7 @@ impl<'a> Document<'a> {
             let Some((name, value)) = fields.and_then(|f| f.iter().find(|(k, _)| k.get_ref() == key)) else {
                 break;
             };
-            let (value, place) = match (index, value.get_ref()) {
+            let (value, value_span) = match (index, value.get_ref()) {
                 (Some(index), DeValue::Array(items)) => match items.get(index) {
                     Some(item) => (item.get_ref(), item.span()),
                     None => break,
@@ -105,41 +107,42 @@ impl<'a> Document<'a> {
                 (_, value @ DeValue::Table(_)) => (value, name.span()),
                 (_, inner) => (inner, value.span()),
             };
-            span = Some(place);
+            span = Some(value_span);
             fields = value.as_table();
         }
         span
     }
 }
 
-fn encloses(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+fn encloses_span(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// The span of a table is only its header, or the keys that lie in it are elsewhere: so it is asked for its values.
-fn contains(value: &Spanned<DeValue<'_>>, place: &Range<usize>) -> bool {
-    encloses(&value.span(), place)
+/// The span of a table is only its header, and its keys may be elsewhere: so its values are searched.
+fn contains_span(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
+    encloses_span(&value.span(), span)
         || match value.get_ref() {
-            DeValue::Array(items) => items.iter().any(|item| contains(item, place)),
-            DeValue::Table(fields) => {
-                fields.iter().any(|(key, value)| encloses(&key.span(), place) || contains(value, place))
-            }
+            DeValue::Array(items) => items.iter().any(|item| contains_span(item, span)),
+            DeValue::Table(fields) => fields
+                .iter()
+                .any(|(key, value)| encloses_span(&key.span(), span) || contains_span(value, span)),
             _ => false,
         }
 }
 
-/// The table to go on in, after the index of the item that holds the place, if the value is an array.
-fn descend<'v, 'a>(
+/// The table to search next; if the value is an array, the index of the item that contains the span is
+/// appended.
+fn enter_table<'v, 'a>(
     value: &'v DeValue<'a>,
-    place: &Range<usize>,
+    span: &Range<usize>,
     path: &mut String,
 ) -> Option<&'v DeTable<'a>> {
     match value {
         DeValue::Table(fields) => Some(fields),
         DeValue::Array(items) => {
-            let index = items.iter().position(|item| contains(item, place))?;
+            let index = items.iter().position(|item| contains_span(item, span))?;
             path.push_str(&format!("[{index}]"));
-            descend(items[index].get_ref(), place, path)
+            enter_table(items[index].get_ref(), span, path)
         }
         _ => None,
     }
@@ -152,30 +155,28 @@ fn push_key(path: &mut String, key: &str) {
     path.push_str(key);
 }
 
-/// Line and column of the place's beginning, from 1, the column in characters.
-pub(super) fn position(text: &str, place: Option<Range<usize>>) -> Option<(usize, usize)> {
-    let before = text.get(..place?.start)?;
+/// Line and column of the start of a span, from 1, the column in characters.
+pub(super) fn line_and_column(text: &str, span: Option<Range<usize>>) -> Option<(usize, usize)> {
+    let before = text.get(..span?.start)?;
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
 }
 
-/// The parser's message without line breaks, for everything about one fault is to be one line; and the key that it is
-/// about, if it does not name it.
-pub(super) fn one_line(text: &str, error: &toml::de::Error) -> String {
+/// The parser's message on one line, since an error is one line; with the key, if the message does not name
+/// it.
+pub(super) fn one_line_message(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().lines().map(str::trim).collect::<Vec<_>>().join("; ");
-    let place = error.span().and_then(|span| text.get(span)).unwrap_or_default();
+    let key = error.span().and_then(|span| text.get(span)).unwrap_or_default();
     match message.as_str() {
-        "duplicate key" if !place.is_empty() => {
-            format!("the key {place} is given twice in the same table; remove one of them")
-        }
-        // What it says where it expected one word of several.
+        "duplicate key" if !key.is_empty() => format!("duplicate key {key}; remove one of the two"),
+        // The parser's message where one of several words is expected.
         "wanted string or table" => "must be text in quotes".to_owned(),
-        _ => in_words(&message),
+        _ => describe_type_error(&message),
     }
 }
 
-/// What serde says about a value of the wrong type, in words of a person who writes such files.
-fn in_words(message: &str) -> String {
+/// Translates serde's message about a value of the wrong type from Rust types to TOML.
+fn describe_type_error(message: &str) -> String {
     let wrong = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
     let Some((given, expected)) = wrong.and_then(|wrong| wrong.split_once(", expected ")) else {
         return message.to_owned();
@@ -188,7 +189,7 @@ fn in_words(message: &str) -> String {
         "a string" | "path string" => "text in quotes",
         "a sequence" => "a list in brackets, like [\"a\", \"b\"]",
         "a map" => "a table in braces, like { KEY = \"value\" }",
-        other if other.starts_with("struct ") => "a table with keys of its own",
+        other if other.starts_with("struct ") => "a table",
         other => other,
     };
     let given = match given {

@@ -1,4 +1,4 @@
-//! Values that a service is described with.
+//! Values of a `[[service]]`.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,60 +10,60 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 /// When a service is ready.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Readiness {
-    /// `"started"`: as soon as it runs.
+pub enum ReadinessConfig {
+    /// `"started"`: when it runs.
     #[default]
     Started,
-    /// `"notify"`: when it says so to `NOTIFY_SOCKET` (sd_notify).
+    /// `"notify"`: when it reports readiness to `NOTIFY_SOCKET` (sd_notify).
     Notify,
-    /// `"exit"`: when it has exited with 0; it is a step, not a daemon.
+    /// `"exit"`: when it has exited with 0; a one-shot step, not a daemon.
     Exit,
     /// `{ probe = [..], timeout = ".." }`: when a command exits with 0.
     Probe {
-        /// The program that asks and its arguments.
+        /// The probe's program and its arguments.
         command: Vec<String>,
-        /// How long it is asked again, before the run has failed.
+        /// How long the probe is repeated before the incarnation has failed.
         timeout: Duration,
     },
 }
 
-/// When a service is started again.
+/// When a service restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Restart {
-    /// Whenever it ends.
+pub enum RestartPolicy {
+    /// After every exit.
     Always,
-    /// When it fails; an exit with 0 is the end of its work.
+    /// After a failure; exit code 0 completes it.
     OnFailure,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
-/// How fast a service is started again: `initial` × `factor`^n, at most `max`, give or take the share `jitter`.
+/// Delay between restarts: `initial` × `factor`^n, at most `max`, plus or minus the share `jitter`.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Backoff {
+pub struct BackoffConfig {
     /// The first delay.
     #[serde(deserialize_with = "duration")]
     pub initial: Duration,
-    /// What each further failure multiplies it by.
+    /// Factor of each further failure.
     pub factor: f64,
     /// The longest delay.
     #[serde(deserialize_with = "duration")]
     pub max: Duration,
-    /// The share that chance adds or takes.
+    /// Random share that is added or subtracted.
     pub jitter: f64,
 }
 
-impl Default for Backoff {
+impl Default for BackoffConfig {
     fn default() -> Self {
         let nodekeel_supervisor::Backoff { initial, factor, max, jitter, .. } = Default::default();
         Self { initial, factor, max, jitter }
     }
 }
 
-impl<'de> Deserialize<'de> for Readiness {
+impl<'de> Deserialize<'de> for ReadinessConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ReadinessVisitor)
     }
@@ -72,22 +72,22 @@ impl<'de> Deserialize<'de> for Readiness {
 struct ReadinessVisitor;
 
 impl<'de> Visitor<'de> for ReadinessVisitor {
-    type Value = Readiness;
+    type Value = ReadinessConfig;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(r#""started", "notify", "exit" or { probe = ["command", ..], timeout = "60s" }"#)
     }
 
-    fn visit_str<E: Error>(self, word: &str) -> Result<Readiness, E> {
+    fn visit_str<E: Error>(self, word: &str) -> Result<ReadinessConfig, E> {
         match word {
-            "started" => Ok(Readiness::Started),
-            "notify" => Ok(Readiness::Notify),
-            "exit" => Ok(Readiness::Exit),
+            "started" => Ok(ReadinessConfig::Started),
+            "notify" => Ok(ReadinessConfig::Notify),
+            "exit" => Ok(ReadinessConfig::Exit),
             other => Err(E::invalid_value(serde::de::Unexpected::Str(other), &self)),
         }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Readiness, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ReadinessConfig, A::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Table {
@@ -96,7 +96,7 @@ impl<'de> Visitor<'de> for ReadinessVisitor {
             timeout: Duration,
         }
         let table = Table::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(Readiness::Probe { command: table.probe, timeout: table.timeout })
+        Ok(ReadinessConfig::Probe { command: table.probe, timeout: table.timeout })
     }
 }
 
@@ -104,12 +104,12 @@ fn probe_timeout() -> Duration {
     Duration::from_secs(60)
 }
 
-/// A duration as people write it: a number and its unit, `"500ms"`, `"1.5s"`, `"2m"`, `"1h"`.
+/// A duration: a number and its unit, `"500ms"`, `"1.5s"`, `"2m"`, `"1h"`.
 pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     deserializer.deserialize_str(DurationVisitor)
 }
 
-/// The same where the key may be absent.
+/// The same for an optional key.
 pub(super) fn some_duration<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Duration>, D::Error> {

@@ -1,61 +1,61 @@
-//! The streams of the control API. None of them has a task of its own: a stream that its caller has left is dropped where
-//! it waits, and with it its reader.
+//! The streams of the control API. They have no dedicated tasks: when the client disconnects, its stream is
+//! dropped, and with it the reader.
 
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _, stream};
-use nodekeel_logtree::Reader;
+use nodekeel_logtree::LogReader;
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{Streamed, stopping};
-use crate::history::HistoryReader;
-use crate::node::Shared;
+use super::{ResponseStream, stopping_status};
+use crate::event_history::EventReader;
+use crate::node::NodeState;
 use crate::{v1, wire};
 
-/// Most entries of one message.
+/// Maximum number of entries in one message.
 const MAX_ENTRIES: usize = 2000;
 
-/// A message is sent when it has grown to this; what a client accepts by default is four times as much.
+/// A message is sent when it reaches this size; a client accepts four times as much by default.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Ends a stream when the node stops, and says so.
-pub(super) fn until<T: Send + 'static>(
+/// Ends a stream with `UNAVAILABLE` when the node stops.
+pub(super) fn until_stopped<T: Send + 'static>(
     stop: &CancellationToken,
     items: impl Stream<Item = T> + Send + 'static,
-) -> Streamed<T> {
+) -> ResponseStream<T> {
     let stopped = stop.clone();
     let last = stop.clone();
-    let end = stream::once(async move { last.is_cancelled().then(|| Err(stopping())) });
+    let end = stream::once(async move { last.is_cancelled().then(|| Err(stopping_status())) });
     let items = items.map(Ok::<T, Status>).take_until(stopped.cancelled_owned());
     Box::pin(items.chain(end.filter_map(|end| async move { end })))
 }
 
-/// The tree, and anew at each change.
-pub(super) fn trees(
-    shared: Arc<Shared>,
+/// Streams the tree, now and after each change.
+pub(super) fn tree_stream(
+    shared: Arc<NodeState>,
     mut changes: watch::Receiver<u64>,
 ) -> impl Stream<Item = v1::TreeResponse> + Send {
     changes.mark_changed();
     stream::unfold((shared, changes), |(shared, mut changes)| async move {
         changes.changed().await.ok()?;
-        shared.ask(|_| ())?;
-        Some((v1::TreeResponse { nodes: shared.nodes() }, (shared, changes)))
+        shared.with_supervisor(|_| ())?;
+        Some((v1::TreeResponse { nodes: shared.tree_nodes() }, (shared, changes)))
     })
 }
 
-/// What the reader reads, as much at once as is there and fits.
-pub(super) fn logs(reader: Reader) -> impl Stream<Item = v1::LogsResponse> + Send {
+/// Streams log entries, as many in one message as are available and fit.
+pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsResponse> + Send {
     stream::unfold(reader, |mut reader| async move {
-        let mut entries = vec![wire::entry(reader.next().await?)];
+        let mut entries = vec![wire::entry_to_wire(reader.next().await?)];
         let mut bytes = entries[0].encoded_len();
         while entries.len() < MAX_ENTRIES
             && bytes < MAX_BYTES
             && let Some(entry) = reader.try_next()
         {
-            let entry = wire::entry(entry);
+            let entry = wire::entry_to_wire(entry);
             bytes += entry.encoded_len();
             entries.push(entry);
         }
@@ -63,17 +63,20 @@ pub(super) fn logs(reader: Reader) -> impl Stream<Item = v1::LogsResponse> + Sen
     })
 }
 
-/// The kept events, then, if so wished, those to come.
-pub(super) fn events(reader: HistoryReader, follow: bool) -> impl Stream<Item = v1::EventsResponse> + Send {
+/// Streams the kept events, then, with `follow`, new ones.
+pub(super) fn event_stream(
+    reader: EventReader,
+    follow: bool,
+) -> impl Stream<Item = v1::EventsResponse> + Send {
     stream::unfold(reader, move |mut reader| async move {
-        let mut taken = reader.take(MAX_ENTRIES);
+        let mut taken = reader.next_batch(MAX_ENTRIES);
         while taken.is_empty() {
             if !follow {
                 return None;
             }
-            reader.ready().await;
-            taken = reader.take(MAX_ENTRIES);
+            reader.wait_for_events().await;
+            taken = reader.next_batch(MAX_ENTRIES);
         }
-        Some((v1::EventsResponse { events: taken.iter().map(wire::event).collect() }, reader))
+        Some((v1::EventsResponse { events: taken.iter().map(wire::event_to_wire).collect() }, reader))
     })
 }

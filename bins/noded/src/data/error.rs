@@ -1,10 +1,10 @@
-//! Why a data directory can't be used, each with what to do about it.
+//! Errors of the data directory, each with a hint.
 
 use std::io;
 use std::path::PathBuf;
 
 use nodekeel_localstorage::Error as DirError;
-use nodekeel_localstorage::tree::PlaceError;
+use nodekeel_localstorage::tree::LayoutError;
 use thiserror::Error;
 
 use super::READ_ONLY;
@@ -13,101 +13,102 @@ use super::READ_ONLY;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// Another instance has it.
-    #[error("data directory {} is used by {holder}; stop that one, or give another directory with --data", path.display())]
+    /// Another instance uses it. Stop that one, or use another directory.
+    #[error("data directory {} is in use by {holder}: stop that process, or use another directory with --data", path.display())]
     InUse {
         /// The data directory.
         path: PathBuf,
-        /// Who has it.
+        /// The process that holds the lock.
         holder: String,
     },
-    /// It is a file, or below one, or a file is where one of its own directories has to be.
-    #[error("{} is no directory; move it away, or give another directory with --data", path.display())]
+    /// The data directory, or one of its subdirectories, is a file, or lies below one. Move the file away.
+    #[error("{} is not a directory: move it away, or use another directory with --data", path.display())]
     NotADirectory {
-        /// What is in the way.
+        /// The conflicting file.
         path: PathBuf,
     },
-    /// Something that is no file is where one of its own files has to be.
-    #[error("{} is no file; move it away, or give another directory with --data", path.display())]
+    /// One of its files is not a regular file. Move it away.
+    #[error("{} is not a regular file: move it away, or use another directory with --data", path.display())]
     NotAFile {
-        /// What is in the way.
+        /// The conflicting file.
         path: PathBuf,
     },
-    /// A symbolic link is where one of its own files or directories has to be.
+    /// One of its files or directories is a symbolic link. Replace it by its target.
     #[error(
-        "{} is a symbolic link, and none is followed below the data directory; replace it by what it points to (a mount \
-         serves as well), or give another directory with --data",
+        "{} is a symbolic link, and links below the data directory are not followed: replace it by its target (or a \
+         mount), or use another directory with --data",
         path.display()
     )]
     Symlink {
         /// The link.
         path: PathBuf,
     },
-    /// etcd's data is where noded kept it before its directories had their present names.
+    /// etcd's data is where releases before the present layout kept it. The message has the command that
+    /// moves it.
     #[error(
-        "{} was made by an earlier noded, which kept etcd's data there; move it to its new place: mkdir -m 700 {} && mv {} {}",
+        "{} is etcd's data in the layout of an earlier noded: move it to its new place: mkdir -m 700 {} && mv {} {}",
         path.display(), to.display(), path.display(), to.display()
     )]
-    Former {
+    FormerLayout {
         /// Where it is.
         path: PathBuf,
         /// Where it belongs.
         to: PathBuf,
     },
-    /// This user may not write there.
+    /// This user can't write there. Run noded as the owner or as root.
     #[error(
-        "no permission to write to {}; run noded as its owner or as root, or give another directory with --data",
+        "permission denied to write to {}: run noded as its owner or as root, or use another directory with --data",
         path.display()
     )]
     Permission {
-        /// The directory that exists and can't be written to.
+        /// The existing directory that is not writable.
         path: PathBuf,
     },
-    /// No file can be made there, whoever tries.
-    #[error("nothing can be kept in {}: it is {why}; give another directory with --data", path.display())]
-    Unfit {
-        /// The directory that exists.
+    /// No user can create files there. Use another directory.
+    #[error("can't store data in {}: it is {why}; use another directory with --data", path.display())]
+    Unusable {
+        /// The existing directory.
         path: PathBuf,
         /// What it is.
         why: &'static str,
     },
-    /// The file system is full, or nearly.
+    /// The file system has too little free space.
     #[error(
-        "no room on the disk of {}: {} MiB are free and {} MiB needed; free some, or give another directory with --data",
+        "not enough disk space for {}: {} MiB free, {} MiB required; free some, or use another directory with --data",
         path.display(), free >> 20, needed.div_ceil(1 << 20)
     )]
-    Full {
+    DiskFull {
         /// A directory on that file system.
         path: PathBuf,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// Bytes that are needed.
+        /// Required bytes.
         needed: u64,
     },
-    /// The lock could not be made, taken or written.
+    /// The lock file can't be created, locked or written.
     #[error("lock {}", path.display())]
     Lock {
-        /// The lock.
+        /// The lock file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// Something in it could not be made, read or written.
-    #[error("keep what a node keeps")]
-    Keep(#[source] DirError),
-    /// What has to be below it can't be placed there.
-    #[error("place what a node keeps in {}", path.display())]
-    Place {
+    /// Something in it can't be created, read or written.
+    #[error("access the data directory")]
+    Access(#[source] DirError),
+    /// The layout can't be placed in it.
+    #[error("create the directory layout in {}", path.display())]
+    PlaceLayout {
         /// The data directory.
         path: PathBuf,
-        /// Why not.
+        /// The error of the placement.
         #[source]
-        source: PlaceError,
+        source: LayoutError,
     },
 }
 
-/// What is in the way says what is to be done.
+/// Chooses the variant whose message has the hint for the conflict.
 impl From<DirError> for DataError {
     fn from(error: DirError) -> Self {
         let path = error.path().to_owned();
@@ -116,8 +117,8 @@ impl From<DirError> for DataError {
             () if error.is_not_a_directory() => Self::NotADirectory { path },
             () if error.is_not_a_file() => Self::NotAFile { path },
             () if error.is_denied() => Self::Permission { path },
-            () if error.is_read_only() => Self::Unfit { path, why: READ_ONLY },
-            () => Self::Keep(error),
+            () if error.is_read_only() => Self::Unusable { path, why: READ_ONLY },
+            () => Self::Access(error),
         }
     }
 }

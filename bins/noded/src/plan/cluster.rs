@@ -1,30 +1,30 @@
-//! What a configured cluster comes to on this machine.
+//! Plans cluster membership on this machine.
 
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
-use super::{Planned, Planner, SHORT, Service};
+use super::{PLACED_IN_MEMORY, PlannedService, Planner, ServicePlan};
 use crate::config::{ClusterConfig, EtcdConfig};
-use crate::layout::OfCluster;
+use crate::layout::ClusterLayout;
 
-/// The node's place in a cluster.
+/// Cluster membership of the node.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Cluster {
-    /// What agrees with the other members.
-    pub member: Member,
-    /// What the node keeps of it.
+pub struct ClusterPlan {
+    /// Consensus with the other members.
+    pub consensus: ConsensusBackend,
+    /// Its directory.
     pub directory: PathBuf,
     /// Its settings.
     pub config: ClusterConfig,
 }
 
-/// What agrees with the other members of a cluster.
+/// Consensus with the other members of a cluster.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum Member {
+pub enum ConsensusBackend {
     /// An etcd.
     Etcd {
         /// The program.
@@ -32,50 +32,55 @@ pub enum Member {
         /// Its settings.
         config: EtcdConfig,
     },
-    /// This process alone, until it ends: for development, where there is no etcd.
+    /// In the memory of this process, for development without etcd; lost when noded exits.
     Memory {
-        /// Why.
-        why: String,
+        /// Why etcd is not used.
+        reason: String,
     },
 }
 
 impl Planner<'_> {
-    pub(super) fn cluster(&mut self, cluster: &ClusterConfig, etcd: &EtcdConfig) {
+    pub(super) fn plan_cluster(&mut self, cluster: &ClusterConfig, etcd: &EtcdConfig) {
         let given = etcd.binary.as_deref().unwrap_or(Path::new("etcd"));
-        let (binary, why) = self.binary("cluster", Some(given), "Debian: apt-get install etcd-server");
-        let member = match why {
-            Some(why) => Member::Memory { why },
-            None => Member::Etcd { binary, config: etcd.clone() },
+        let (binary, reason) =
+            self.find_binary("cluster", Some(given), "Debian: apt-get install etcd-server");
+        let consensus = match reason {
+            Some(reason) => ConsensusBackend::Memory { reason },
+            None => ConsensusBackend::Etcd { binary, config: etcd.clone() },
         };
-        let unreachable = unreachable(cluster);
+        let unreachable = check_reachable(cluster);
         // The address of an interface is known when the node runs.
-        if let (None, Some(address), Member::Etcd { .. }) = (&unreachable, cluster.address, &member) {
-            self.ports(address, etcd);
+        if let (None, Some(address), ConsensusBackend::Etcd { .. }) =
+            (&unreachable, cluster.address, &consensus)
+        {
+            self.check_ports(address, etcd);
         }
-        let skipped = unreachable.and_then(|reason| self.missing("cluster", reason));
+        let skipped = unreachable.and_then(|reason| self.skip_or_report("cluster", reason));
         let skipped = skipped.or_else(|| {
             let needs_root = cluster.hostname && !nix::unistd::geteuid().is_root();
             let reason =
                 "setting the hostname needs root: run noded as root, or set cluster.hostname = false";
-            needs_root.then(|| self.missing("cluster", reason.into())).flatten()
+            needs_root.then(|| self.skip_or_report("cluster", reason.into())).flatten()
         });
-        let directory = match member {
-            Member::Etcd { .. } => self.root.extend::<OfCluster>().expect(SHORT).cluster.path().to_owned(),
-            Member::Memory { .. } => {
-                self.root.run.extend::<OfCluster>().expect(SHORT).cluster.path().to_owned()
+        let directory = match consensus {
+            ConsensusBackend::Etcd { .. } => {
+                self.root.add_layout::<ClusterLayout>().expect(PLACED_IN_MEMORY).cluster.path().to_owned()
+            }
+            ConsensusBackend::Memory { .. } => {
+                self.root.run.add_layout::<ClusterLayout>().expect(PLACED_IN_MEMORY).cluster.path().to_owned()
             }
         };
-        let planned = Cluster { member, directory, config: cluster.clone() };
-        self.services.push(Planned {
+        let planned = ClusterPlan { consensus, directory, config: cluster.clone() };
+        self.services.push(PlannedService {
             dn: "root.cluster".into(),
-            service: Service::Cluster(Box::new(planned)),
-            skipped,
+            service: ServicePlan::Cluster(Box::new(planned)),
+            skip_reason: skipped,
         });
     }
 }
 
-/// Why no other node could reach this one as it is configured.
-fn unreachable(cluster: &ClusterConfig) -> Option<String> {
+/// Why other nodes could not reach this one with its configured address.
+fn check_reachable(cluster: &ClusterConfig) -> Option<String> {
     if let Some(address) = cluster.address {
         return match UdpSocket::bind((address, 0)) {
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Some(format!(
@@ -85,11 +90,11 @@ fn unreachable(cluster: &ClusterConfig) -> Option<String> {
         };
     }
     let interface = cluster.interface.as_deref()?;
-    let is_there = Path::new("/sys/class/net").join(interface).exists();
-    (!is_there).then(|| format!("there is no interface {interface}: add it, or correct cluster.interface"))
+    let exists = Path::new("/sys/class/net").join(interface).exists();
+    (!exists).then(|| format!("interface {interface} does not exist: add it, or correct cluster.interface"))
 }
 
-impl fmt::Display for Cluster {
+impl fmt::Display for ClusterPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.config.address, &self.config.interface) {
             (Some(address), _) => write!(f, "a member at {address}, ")?,
@@ -97,8 +102,8 @@ impl fmt::Display for Cluster {
                 write!(f, "a member at the address of {}, ", interface.as_deref().unwrap_or_default())?;
             }
         }
-        match &self.member {
-            Member::Etcd { binary, config } => write!(
+        match &self.consensus {
+            ConsensusBackend::Etcd { binary, config } => write!(
                 f,
                 "by {}, clients on port {}, peers on {}, data in {}",
                 binary.display(),
@@ -106,7 +111,7 @@ impl fmt::Display for Cluster {
                 config.peer_port,
                 self.directory.display()
             ),
-            Member::Memory { why } => write!(f, "in memory, which lasts until noded ends: {why}"),
+            ConsensusBackend::Memory { reason } => write!(f, "in memory, lost when noded exits: {reason}"),
         }
     }
 }

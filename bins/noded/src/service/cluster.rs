@@ -1,96 +1,103 @@
-//! The node's place in a cluster, as a service of the node.
+//! Cluster membership as a service of the node.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
-use nodekeel_cluster::machine::{Cluster, ConsensusSource, Deps, Settings};
-use nodekeel_cluster::network::{Address, InterfaceNetwork, InterfaceService, Network, StaticNetwork};
-use nodekeel_cluster::node::{Enrolment, EspEnrolment, LocalNames};
+use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
+use nodekeel_cluster::network::{InterfaceNetwork, InterfaceService, Network, NodeAddress, StaticNetwork};
+use nodekeel_cluster::node::{EnrolmentSources, EspEnrolment, LocalNames};
 use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::volume::Directory;
-use nodekeel_supervisor::{Context, SpawnError};
+use nodekeel_localstorage::volume::DirectoryVolume;
+use nodekeel_supervisor::{AddChildError, Context};
 
 use crate::data::{self, DataError};
-use crate::layout::{ClusterPart, OfCluster, Root};
-use crate::plan::{self, Member};
+use crate::layout::{ClusterDir, ClusterLayout, DataLayout};
+use crate::plan::{self, ConsensusBackend};
 
-/// The cluster, and what finds out where the node is reached.
+/// The cluster, and the service that watches the node's address.
 #[derive(Debug, Clone)]
-pub(crate) struct Prepared {
-    pub(crate) cluster: Cluster,
+pub(crate) struct ClusterService {
+    pub(crate) cluster: ClusterNode,
     network: Option<InterfaceService>,
 }
 
-impl Prepared {
-    /// Places what it keeps; it does nothing yet.
-    pub(crate) fn new(plan: &plan::Cluster, root: &Root, grace: Duration) -> Result<Self, DataError> {
-        let part = place(plan, root)?;
-        let (network, service) = network(plan);
-        let enrolment =
-            part.state.extend::<EspEnrolment>().map_err(|error| data::placed(root.path(), error))?;
+impl ClusterService {
+    /// Places its directories; starts nothing yet.
+    pub(crate) fn new(
+        plan: &plan::ClusterPlan,
+        root: &DataLayout,
+        grace: Duration,
+    ) -> Result<Self, DataError> {
+        let part = place_cluster(plan, root)?;
+        let (network, service) = new_network(plan);
+        let enrolment = part
+            .state
+            .add_layout::<EspEnrolment>()
+            .map_err(|error| data::placement_error(root.path(), error))?;
         let deps = Deps {
-            state: Dir::open(part.state.path())?,
-            enrolment: Enrolment::usual(enrolment.enrolment),
+            journal_dir: Dir::open(part.state.path())?,
+            enrolment: EnrolmentSources::default_sources(enrolment.enrolment),
             network,
-            volume: Arc::new(Directory::new(Dir::open(part.volume.path())?)),
-            consensus: consensus(&plan.member, grace),
-            local: LocalNames {
+            volume: Arc::new(DirectoryVolume::new(Dir::open(part.volume.path())?)),
+            consensus: new_consensus(&plan.consensus, grace),
+            local_names: LocalNames {
                 hosts: Some(part.names.hosts),
                 machine_id: Some(part.names.machine_id),
                 set_hostname: plan.config.hostname,
             },
         };
-        let mut settings = Settings::default();
+        let mut settings = EnrolmentSettings::default();
         settings.deadline = plan.config.deadline;
         settings.golden_tickets = plan.config.golden_tickets;
-        Ok(Self { cluster: Cluster::new(deps, settings), network: service })
+        Ok(Self { cluster: ClusterNode::new(deps, settings), network: service })
     }
 }
 
-impl Prepared {
-    /// Runs it below the root: first what it waits for.
-    pub(crate) fn run(self, ctx: &Context) -> Result<(), SpawnError> {
+impl ClusterService {
+    /// Starts its runnables below the root: the network first, since the cluster waits for it.
+    pub(crate) fn start_children(self, ctx: &Context) -> Result<(), AddChildError> {
         if let Some(network) = self.network {
-            ctx.run("network", network)?;
+            ctx.run_child("network", network)?;
         }
-        ctx.run("cluster", self.cluster)
+        ctx.run_child("cluster", self.cluster)
     }
 }
 
-fn place(plan: &plan::Cluster, root: &Root) -> Result<ClusterPart, DataError> {
-    let placed = match plan.member {
-        Member::Etcd { .. } => root.extend::<OfCluster>(),
-        Member::Memory { .. } => {
-            // What its members agreed on is gone, and with it the cluster that the files are of.
+fn place_cluster(plan: &plan::ClusterPlan, root: &DataLayout) -> Result<ClusterDir, DataError> {
+    let placed = match plan.consensus {
+        ConsensusBackend::Etcd { .. } => root.add_layout::<ClusterLayout>(),
+        ConsensusBackend::Memory { .. } => {
+            // The keys of a cluster in memory are lost with the process, so files of the former one are
+            // stale.
             Dir::open(root.run.path())?.remove_tree("cluster")?;
-            root.run.extend::<OfCluster>()
+            root.run.add_layout::<ClusterLayout>()
         }
     };
-    placed.map(|of| of.cluster).map_err(|error| data::placed(root.path(), error))
+    placed.map(|of| of.cluster).map_err(|error| data::placement_error(root.path(), error))
 }
 
-fn network(plan: &plan::Cluster) -> (Arc<dyn Network>, Option<InterfaceService>) {
+fn new_network(plan: &plan::ClusterPlan) -> (Arc<dyn Network>, Option<InterfaceService>) {
     if let Some(address) = plan.config.address {
-        let address = Address::try_new(address).expect("a parsed configuration has one of one host");
+        let address = NodeAddress::try_new(address).expect("the configuration checks its address");
         return (Arc::new(StaticNetwork::new(address)), None);
     }
     let network = InterfaceNetwork::new(plan.config.interface.as_deref().unwrap_or_default());
-    let service = network.service();
+    let service = network.watch_service();
     (Arc::new(network), Some(service))
 }
 
-fn consensus(member: &Member, grace: Duration) -> ConsensusSource {
-    match member {
-        Member::Memory { .. } => ConsensusSource::anywhere(Arc::new(MemoryConsensus::new())),
-        Member::Etcd { binary, config } => {
+fn new_consensus(backend: &ConsensusBackend, grace: Duration) -> ConsensusFactory {
+    match backend {
+        ConsensusBackend::Memory { .. } => ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
+        ConsensusBackend::Etcd { binary, config } => {
             let mut etcd = EtcdConfig::new(binary);
             etcd.client_port = config.client_port.get();
             etcd.peer_port = config.peer_port.get();
             etcd.extra_args.clone_from(&config.extra_args);
             etcd.grace = grace;
-            ConsensusSource::etcd(etcd)
+            ConsensusFactory::etcd_on_volume(etcd)
         }
     }
 }

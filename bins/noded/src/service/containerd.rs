@@ -1,24 +1,25 @@
-//! containerd, with everything that it keeps below the node's data directory.
+//! containerd, with all its data below the node's data directory.
 
 use std::time::Duration;
 
 use nodekeel_containerd_svc::{Containerd, Preseed};
-use nodekeel_logtree::Journal;
+use nodekeel_logtree::LogStore;
 
 use crate::plan;
 
-/// containerd as the tree runs it, with its images below it where the operator gives some.
-pub(crate) fn runnable(
-    planned: &plan::Containerd,
+/// containerd as a runnable, with the import of preseeded images below it.
+pub(crate) fn containerd_runnable(
+    planned: &plan::ContainerdPlan,
     path: String,
     grace: Duration,
-    journal: Journal,
+    log_store: LogStore,
 ) -> Containerd {
-    let mut containerd = Containerd::new(&planned.binary, planned.place.clone(), path, journal);
+    let mut containerd = Containerd::new(&planned.binary, planned.directories.clone(), path, log_store);
     containerd.extra_args = planned.config.extra_args.iter().map(Into::into).collect();
-    containerd.grace = grace;
-    containerd.config = planned.told.clone();
+    containerd.grace_period = grace;
+    containerd.config = planned.daemon_config.clone();
     let unpack = planned.config.unpack;
-    containerd.preseed = planned.config.preseed.as_ref().map(|images| Preseed::new(images).unpack(unpack));
+    containerd.preseed =
+        planned.config.preseed.as_ref().map(|images| Preseed::new(images).with_unpacking(unpack));
     containerd
 }

@@ -1,65 +1,69 @@
-//! Volumes without limits, where the operator says that there may be such.
+//! Volumes without limits, if the operator allows them.
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::sys::statvfs::fstatvfs;
-use nodekeel_fsquota::{Bytes, Change, Error, Inodes, Limit, Limits, ProjectId, QuotaSetter, Status, Usage};
-use nodekeel_logtree::{Dn, Journal, Level, Message};
+use nodekeel_fsquota::{
+    Bytes, Error, Inodes, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus,
+    QuotaUsage,
+};
+use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 
-/// A number that no project has: one below that which the kernel takes for "no project", far from every range.
-const NOBODY: ProjectId = ProjectId::new(u32::MAX - 1).expect("it is neither 0 nor the kernel's own");
+/// A project id that is never assigned: one below the kernel's "no project", outside of every range.
+const NO_PROJECT: ProjectId =
+    ProjectId::new(u32::MAX - 1).expect("neither 0 nor the kernel's \"no project\"");
 
-/// Sets no limits, and says so in the log for each that it was asked for. What a volume takes is told as what its file
-/// system takes, because that is what it shares.
+/// Sets no limits, and logs a warning for each requested limit. Reports the usage of the file system as the
+/// usage of a volume, since volumes share it.
 pub(crate) struct NoQuota {
-    journal: Journal,
+    log_store: LogStore,
     dn: Dn,
 }
 
 impl NoQuota {
-    pub(crate) fn new(journal: Journal, dn: Dn) -> Self {
-        Self { journal, dn }
+    pub(crate) fn new(log_store: LogStore, dn: Dn) -> Self {
+        Self { log_store, dn }
     }
 }
 
 impl QuotaSetter for NoQuota {
-    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, Error> {
-        let asked = match change.bytes {
-            Limit::At(bytes) => format!("the limit of {bytes}"),
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
+        let request = match change.bytes {
+            LimitChange::Set(bytes) => format!("a limit of {bytes}"),
             _ => "a limit".to_owned(),
         };
         let place = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).unwrap_or_default();
         let text = format!(
-            "{} is NOT held to {asked} that was asked for: provisioner.quota is \"none\"",
+            "{} is NOT limited: {request} was requested, but provisioner.quota is \"none\"",
             place.display()
         );
-        self.journal.append(&self.dn, Message::new(Level::Warn, text));
-        Ok(self.of_file_system(dir))
+        self.log_store.append_message(&self.dn, LogMessage::new(Level::Warn, text));
+        Ok(self.file_system_status(dir))
     }
 
-    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, Error> {
-        Ok(Some(self.of_file_system(dir)))
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        Ok(Some(self.file_system_status(dir)))
     }
 
-    fn clear(&self, _: BorrowedFd<'_>) -> Result<(), Error> {
+    fn clear_limits(&self, _: BorrowedFd<'_>) -> Result<(), Error> {
         Ok(())
     }
 }
 
 impl NoQuota {
-    fn of_file_system(&self, dir: BorrowedFd<'_>) -> Status {
-        // What can't be told is told as nothing, as of a directory that has gone.
-        let usage = usage(dir).unwrap_or_default();
-        Status { project: NOBODY, limits: Limits::default(), usage }
+    fn file_system_status(&self, dir: BorrowedFd<'_>) -> QuotaStatus {
+        // Unknown usage is reported as zero, for example of a deleted directory.
+        let usage = file_system_usage(dir).unwrap_or_default();
+        QuotaStatus { project: NO_PROJECT, limits: QuotaLimits::default(), usage }
     }
 }
 
-fn usage(dir: BorrowedFd<'_>) -> io::Result<Usage> {
+fn file_system_usage(dir: BorrowedFd<'_>) -> io::Result<QuotaUsage> {
     let stat = fstatvfs(dir)?;
     let blocks = stat.blocks().saturating_sub(stat.blocks_free());
-    Ok(Usage {
+    Ok(QuotaUsage {
         bytes: Bytes(blocks.saturating_mul(stat.fragment_size())),
         inodes: Inodes(stat.files().saturating_sub(stat.files_free())),
     })
@@ -76,25 +80,25 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsFd as _;
 
-    use nodekeel_logtree::Query;
+    use nodekeel_logtree::LogQuery;
 
     use super::*;
 
     #[test]
-    fn nothing_is_unlimited_silently() {
-        let journal = Journal::new(nodekeel_logtree::Limits::default());
+    fn a_volume_without_limits_is_logged() {
+        let log_store = LogStore::new(nodekeel_logtree::LogLimits::default());
         let dn: Dn = "root.provisioner".parse().expect("a name");
-        let quota = NoQuota::new(journal.clone(), dn.clone());
+        let quota = NoQuota::new(log_store.clone(), dn.clone());
         let scratch = tempfile::tempdir().expect("a directory");
         let dir = File::open(scratch.path()).expect("there");
-        let asked = Limits { bytes: Some(Bytes(64 << 20)), inodes: Some(Inodes(1024)) };
-        let status = quota.set(dir.as_fd(), asked.into()).expect("it never fails");
-        assert_eq!(status.limits, Limits::default(), "it does not claim what does not bind");
+        let limits = QuotaLimits { bytes: Some(Bytes(64 << 20)), inodes: Some(Inodes(1024)) };
+        let status = quota.set_limits(dir.as_fd(), limits.into()).expect("never fails");
+        assert_eq!(status.limits, QuotaLimits::default(), "limits that are not enforced are not reported");
         assert!(status.usage.bytes > Bytes(0));
-        let log = journal.read(Query::new(dn)).expect("a query").backlog();
+        let log = log_store.open_reader(LogQuery::new(dn)).expect("a query").read_backlog();
         let text = format!("{log:?}");
         assert!(
-            text.contains("NOT held to the limit of 64Mi") && text.contains("provisioner.quota"),
+            text.contains("NOT limited: a limit of 64Mi") && text.contains("provisioner.quota"),
             "{text}"
         );
         assert!(text.contains(scratch.path().to_str().expect("UTF-8")), "{text}");

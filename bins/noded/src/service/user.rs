@@ -3,24 +3,24 @@
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{self, Process};
-use nodekeel_supervisor::{Backoff, Child, Context, Policy, RunFuture, Runnable};
+use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, RunFuture, Runnable};
 
-use crate::config::{Readiness, Restart, UserService};
-use crate::plan::User;
+use crate::config::{ReadinessConfig, RestartPolicy, UserService};
+use crate::plan::UserServicePlan;
 
 /// The service as a child of the tree.
-pub(crate) fn child(user: &User, grace: Duration) -> Child {
-    let service = Service { process: process(user, grace), after: user.after.clone() };
-    Child::new(user.config.name.clone(), service).policy(policy(&user.config))
+pub(crate) fn service_child(user: &UserServicePlan, grace: Duration) -> ChildSpec {
+    let service = DependentProcess { process: service_process(user, grace), after: user.start_after.clone() };
+    ChildSpec::new(user.config.name.clone(), service).policy(service_policy(&user.config))
 }
 
-/// A process that is started when other runnables have become ready.
-struct Service {
+/// A process that starts when other runnables are ready.
+struct DependentProcess {
     process: Process,
     after: Vec<String>,
 }
 
-impl Runnable for Service {
+impl Runnable for DependentProcess {
     fn run(&self, ctx: Context) -> RunFuture {
         let Self { process, after } = self;
         let (process, after) = (process.clone(), after.clone());
@@ -32,34 +32,36 @@ impl Runnable for Service {
         })
     }
 
-    fn stop_within(&self) -> Option<Duration> {
-        self.process.stop_within()
+    fn stop_timeout(&self) -> Option<Duration> {
+        self.process.stop_timeout()
     }
 }
 
-fn process(user: &User, grace: Duration) -> Process {
+fn service_process(user: &UserServicePlan, grace: Duration) -> Process {
     let config = &user.config;
-    let process = Process::new(&user.binary).args(&config.command[1..]).ready(readiness(user));
-    placed(process, user).grace(config.grace.unwrap_or(grace))
+    let process = Process::new(&user.binary).args(&config.command[1..]).ready_when(service_readiness(user));
+    with_environment(process, user).grace_period(config.grace.unwrap_or(grace))
 }
 
-fn readiness(user: &User) -> process::Readiness {
+fn service_readiness(user: &UserServicePlan) -> process::Readiness {
     match &user.config.readiness {
-        Readiness::Started => process::Readiness::started(),
-        Readiness::Notify => process::Readiness::notify(),
-        Readiness::Exit => process::Readiness::exit(),
-        Readiness::Probe { timeout, .. } => process::Readiness::command(probe(user)).within(*timeout),
+        ReadinessConfig::Started => process::Readiness::on_start(),
+        ReadinessConfig::Notify => process::Readiness::on_notify(),
+        ReadinessConfig::Exit => process::Readiness::on_exit(),
+        ReadinessConfig::Probe { timeout, .. } => {
+            process::Readiness::on_command(probe_process(user)).with_timeout(*timeout)
+        }
     }
 }
 
-/// What asks for the service, in its own place and environment.
-fn probe(user: &User) -> Process {
-    let (program, args) = user.probe.as_ref().expect("planned with the readiness");
-    placed(Process::new(program).args(args), user)
+/// The readiness probe, with the service's user, directory and environment.
+fn probe_process(user: &UserServicePlan) -> Process {
+    let (program, args) = user.probe.as_ref().expect("the plan has the probe of this readiness");
+    with_environment(Process::new(program).args(args), user)
 }
 
-/// As whom, where and with what the service and its probe run.
-fn placed(process: Process, user: &User) -> Process {
+/// Sets user, directory and environment of the service and its probe.
+fn with_environment(process: Process, user: &UserServicePlan) -> Process {
     let process = process.envs(&user.config.environment).current_dir(&user.config.directory);
     match user.account {
         Some((uid, gid)) => process.uid(uid).gid(gid),
@@ -67,14 +69,14 @@ fn placed(process: Process, user: &User) -> Process {
     }
 }
 
-fn policy(config: &UserService) -> Policy {
-    use nodekeel_supervisor::Restart as Rule;
+fn service_policy(config: &UserService) -> ChildPolicy {
+    use nodekeel_supervisor::RestartPolicy as Rule;
     let restart = match (config.restart, &config.readiness) {
-        (Some(Restart::Always), _) => Rule::Always,
-        (Some(Restart::OnFailure), _) | (None, Readiness::Exit) => Rule::OnFailure,
-        (Some(Restart::Never), _) => Rule::Never,
+        (Some(RestartPolicy::Always), _) => Rule::Always,
+        (Some(RestartPolicy::OnFailure), _) | (None, ReadinessConfig::Exit) => Rule::OnFailure,
+        (Some(RestartPolicy::Never), _) => Rule::Never,
         (None, _) => Rule::Always,
     };
-    let crate::config::Backoff { initial, factor, max, jitter } = config.backoff;
-    Policy { restart, backoff: Backoff { initial, factor, max, jitter }, ..Policy::default() }
+    let crate::config::BackoffConfig { initial, factor, max, jitter } = config.backoff;
+    ChildPolicy { restart, backoff: Backoff { initial, factor, max, jitter }, ..ChildPolicy::default() }
 }

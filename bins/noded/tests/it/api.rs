@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nodekeel_logtree::Journal;
-use nodekeel_node::config::Config;
-use nodekeel_node::node::{Deps, Node, Own, StartError};
-use nodekeel_node::plan::Plan;
-use nodekeel_node::search::Search;
+use nodekeel_logtree::LogStore;
+use nodekeel_node::config::NodedConfig;
+use nodekeel_node::node::{Deps, ExtraRunnable, NodeHandle, StartError};
+use nodekeel_node::plan::NodePlan;
+use nodekeel_node::search_path::SearchPath;
 use nodekeel_node::v1::{
     EventsRequest, RestartRequest, StartRequest, State, StatusRequest, StopRequest, TreeRequest,
     VersionRequest,
@@ -17,79 +17,80 @@ use testbed::Scratch;
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::harness::{BARE, HANG, Local};
+use crate::harness::{LocalNode, NO_DAEMONS, TEST_TIMEOUT};
 
-/// A runnable of the builder's that fails while it is told to.
-fn flaky(fails: Arc<AtomicBool>) -> Own {
-    Own::new("flaky", move |ctx: Context| {
+/// An additional runnable that fails while the flag is set.
+fn flaky(fails: Arc<AtomicBool>) -> ExtraRunnable {
+    ExtraRunnable::new("flaky", move |ctx: Context| {
         let fails = Arc::clone(&fails);
         async move {
             if fails.load(Ordering::Relaxed) {
-                return Err(nodekeel_supervisor::Failure::new("told to fail"));
+                return Err(nodekeel_supervisor::Failure::new("failed by the test"));
             }
-            ctx.ready()?;
-            Err(ctx.cancelled().await.into())
+            ctx.signal_ready()?;
+            Err(ctx.canceled().await.into())
         }
     })
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_tree_holds_the_nodes_own_and_the_builders_runnables() {
+async fn the_tree_contains_built_in_and_extra_runnables() {
     let fails = Arc::new(AtomicBool::new(false));
-    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(fails))).await;
-    node.node.ready("root.flaky").await;
+    let mut node = LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(fails))).await;
+    node.node.wait_ready("root.flaky").await;
     let tree = node.client.tree(TreeRequest {}).await.unwrap().into_inner();
     let names: Vec<_> = tree.nodes.iter().map(|node| (node.dn.as_str(), node.state())).collect();
     assert_eq!(names, ["root", "root.control", "root.flaky"].map(|dn| (dn, State::Ready)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_builders_runnable_can_not_take_a_name_of_the_nodes() {
+async fn an_extra_runnable_cannot_take_a_reserved_name() {
     for names in [&["etcd"][..], &["service"], &["a", "a"], &["A.b"]] {
         let scratch = Scratch::new().unwrap();
-        let mut config = Config::parse("test.toml".as_ref(), BARE).unwrap();
+        let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();
         config.node.data = scratch.path().join("data");
-        let plan = Plan::make(config, Search::from_lists(None, None), false).unwrap();
-        let mut deps = Deps::new(Journal::default());
-        deps.runnables.extend(
-            names.iter().map(|name| {
-                Own::new(*name, |ctx: Context| async move { Err::<(), _>(ctx.cancelled().await) })
-            }),
+        let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false).unwrap();
+        let mut deps = Deps::new(LogStore::default());
+        deps.runnables.extend(names.iter().map(|name| {
+            ExtraRunnable::new(*name, |ctx: Context| async move { Err::<(), _>(ctx.canceled().await) })
+        }));
+        let error = NodeHandle::start(plan, deps).unwrap_err();
+        assert!(
+            matches!(&error, StartError::RunnableName { name } if name == names[names.len() - 1]),
+            "{error}"
         );
-        let error = Node::start(plan, deps).unwrap_err();
-        assert!(matches!(&error, StartError::Name { name } if name == names[names.len() - 1]), "{error}");
         assert!(!scratch.path().join("data").exists());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_socket_that_is_taken_meanwhile_keeps_everything_from_starting() {
+async fn a_control_socket_bound_meanwhile_keeps_the_node_from_starting() {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.path().join("s");
     let started = Arc::new(AtomicBool::new(false));
-    let mut config = Config::parse("test.toml".as_ref(), BARE).unwrap();
+    let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();
     config.node.data = scratch.path().join("data");
     config.control.socket = Some(socket.clone());
-    let plan = Plan::make(config, Search::from_lists(None, None), false).unwrap();
+    let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false).unwrap();
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let mut deps = Deps::new(Journal::default());
+    let mut deps = Deps::new(LogStore::default());
     let noted = Arc::clone(&started);
-    deps.runnables.push(Own::new("noted", move |ctx: Context| {
+    deps.runnables.push(ExtraRunnable::new("noted", move |ctx: Context| {
         noted.store(true, Ordering::Relaxed);
-        async move { Err::<(), _>(ctx.cancelled().await) }
+        async move { Err::<(), _>(ctx.canceled().await) }
     }));
-    let error = Node::start(plan, deps).unwrap_err();
+    let error = NodeHandle::start(plan, deps).unwrap_err();
     assert!(matches!(&error, StartError::Control(_)), "{error}");
-    assert!(error.to_string().contains("is served by another program; set control.socket"), "{error}");
+    assert!(error.to_string().contains("is in use by another program: set control.socket"), "{error}");
     assert!(!started.load(Ordering::Relaxed));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watched_tree_shows_a_stop_and_a_start() {
-    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+    let mut node = LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(Arc::default()))).await;
     let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
     let mut until = async |wanted: State| loop {
-        let tree = timeout(HANG, trees.message()).await.expect("it changes").unwrap().unwrap();
+        let tree = timeout(TEST_TIMEOUT, trees.message()).await.expect("it changes").unwrap().unwrap();
         if tree.nodes.iter().any(|node| node.dn == "root.flaky" && node.state() == wanted) {
             return;
         }
@@ -105,11 +106,12 @@ async fn a_watched_tree_shows_a_stop_and_a_start() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_of_a_failing_runnable_says_why_it_is_not_ready() {
     let fails = Arc::new(AtomicBool::new(true));
-    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(Arc::clone(&fails)))).await;
+    let mut node =
+        LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(Arc::clone(&fails)))).await;
     let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
-    // It fails again and again, however soon it is looked at.
+    // It fails repeatedly, so a snapshot may show any state.
     let status = loop {
-        let tree = timeout(HANG, trees.message()).await.expect("it changes").unwrap().unwrap();
+        let tree = timeout(TEST_TIMEOUT, trees.message()).await.expect("it changes").unwrap().unwrap();
         let flaky = tree.nodes.into_iter().find(|node| node.dn == "root.flaky").unwrap();
         if flaky.state() == State::Waiting {
             break flaky;
@@ -118,15 +120,20 @@ async fn the_status_of_a_failing_runnable_says_why_it_is_not_ready() {
     assert!(status.failures >= 1 && status.waiting_for.contains("backoff"), "{status:?}");
     let request = StatusRequest { dn: "root.flaky".into(), log_entries: 5 };
     let status = node.client.status(request).await.unwrap().into_inner().node.unwrap();
-    assert_eq!((status.exits[0].reason.as_str(), status.exits[0].state()), ("told to fail", State::Dead));
+    assert_eq!(
+        (status.exits[0].reason.as_str(), status.exits[0].state()),
+        ("failed by the test", State::Dead)
+    );
     fails.store(false, Ordering::Relaxed);
     node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
-    timeout(HANG, node.node.ready("root.flaky")).await.expect("an operator's restart does not wait");
+    timeout(TEST_TIMEOUT, node.node.wait_ready("root.flaky"))
+        .await
+        .expect("an operator's restart does not wait");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_dn_is_answered_with_its_likes() {
-    let mut node = Local::start(BARE).await;
+async fn an_unknown_dn_is_answered_with_similar_names() {
+    let mut node = LocalNode::start(NO_DAEMONS).await;
     for status in [
         node.client.status(StatusRequest { dn: "root.contrl".into(), log_entries: 0 }).await.map(drop),
         node.client.restart(RestartRequest { dn: "contrl".into() }).await.map(drop),
@@ -143,11 +150,11 @@ async fn an_unknown_dn_is_answered_with_its_likes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_api_can_be_restarted_through_itself_and_not_stopped() {
-    let mut node = Local::start(BARE).await;
+    let mut node = LocalNode::start(NO_DAEMONS).await;
     let dn = || "root.control".to_owned();
     let status = node.client.stop(StopRequest { dn: dn() }).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-    // The answer may or may not make it through the stop of what answers.
+    // The restarting control API may or may not answer.
     let _ = node.client.restart(RestartRequest { dn: dn() }).await;
     let mut changes = node.client.clone();
     let again = async {
@@ -155,23 +162,23 @@ async fn the_control_api_can_be_restarted_through_itself_and_not_stopped() {
         {
             tokio::task::yield_now().await;
         }
-        node.node.ready("root.control").await;
+        node.node.wait_ready("root.control").await;
     };
-    timeout(HANG, again).await.expect("it comes back");
-    let version = changes.version(VersionRequest {}).await.expect("the client connects anew").into_inner();
+    timeout(TEST_TIMEOUT, again).await.expect("the control API restarts");
+    let version = changes.version(VersionRequest {}).await.expect("the client reconnects").into_inner();
     assert_eq!(version.pid, std::process::id());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_come_from_the_first_on_and_without_gap() {
-    let mut node = Local::start_with(BARE, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+async fn events_are_delivered_from_the_first_without_a_gap() {
+    let mut node = LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(Arc::default()))).await;
     let mut events =
         node.client.events(EventsRequest { backlog: None, follow: true }).await.unwrap().into_inner();
     node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
     let mut seqs = Vec::new();
     let mut restarted = false;
     while !restarted {
-        let chunk = timeout(HANG, events.message()).await.expect("it happens").unwrap().unwrap();
+        let chunk = timeout(TEST_TIMEOUT, events.message()).await.expect("an event").unwrap().unwrap();
         for event in chunk.events {
             restarted |= event.dn == "root.flaky" && event.generation == 2 && event.change == "ready";
             seqs.push(event.seq);
@@ -182,18 +189,18 @@ async fn events_come_from_the_first_on_and_without_gap() {
     let newest = EventsRequest { backlog: Some(2), follow: false };
     let mut chunks = node.client.events(newest).await.unwrap().into_inner();
     assert_eq!(chunks.message().await.unwrap().unwrap().events.len(), 2);
-    assert!(chunks.message().await.unwrap().is_none(), "it ends");
+    assert!(chunks.message().await.unwrap().is_none(), "the stream ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_of_events_that_was_too_slow_sees_the_gap() {
-    let config = format!("{BARE}events.keep = 5\n");
-    let mut node = Local::start_with(&config, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+async fn a_slow_reader_of_events_sees_the_gap() {
+    let config = format!("{NO_DAEMONS}events.keep = 5\n");
+    let mut node = LocalNode::start_with(&config, |deps| deps.runnables.push(flaky(Arc::default()))).await;
     let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
     for generation in 2..6 {
         node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();
         loop {
-            let tree = timeout(HANG, trees.message()).await.expect("it changes").unwrap().unwrap();
+            let tree = timeout(TEST_TIMEOUT, trees.message()).await.expect("it changes").unwrap().unwrap();
             let flaky = tree.nodes.into_iter().find(|node| node.dn == "root.flaky").unwrap();
             if flaky.generation == generation && flaky.state() == State::Ready {
                 break;
@@ -202,6 +209,6 @@ async fn a_reader_of_events_that_was_too_slow_sees_the_gap() {
     }
     let all = EventsRequest { backlog: None, follow: true };
     let first = node.client.events(all).await.unwrap().into_inner().message().await.unwrap().unwrap().events;
-    assert_eq!(first.len(), 5, "as many as are kept");
-    assert!(first[0].seq > 10, "the first ones are gone, which shows in the numbers: {}", first[0].seq);
+    assert_eq!(first.len(), 5, "all kept events");
+    assert!(first[0].seq > 10, "the sequence numbers show the dropped events: {}", first[0].seq);
 }

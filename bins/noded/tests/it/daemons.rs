@@ -7,9 +7,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use testbed::{Port, Scratch, free_port, tools};
 
-use crate::harness::{Noded, failed};
+use crate::harness::{NodedProcess, stderr_and_code};
 
-/// A configuration with an etcd on ports of its own, which stay reserved with the result.
+/// A configuration with an etcd on free ports, which stay reserved while the result exists.
 fn etcd_config() -> (String, [Port; 2]) {
     let ports = [free_port().unwrap(), free_port().unwrap()];
     let config = format!(
@@ -28,8 +28,8 @@ fn etcdctl(port: &Port, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The pid of the child of a noded whose program is called so.
-fn child_of(noded: &Noded, name: &str) -> Pid {
+/// The pid of noded's child with this program name.
+fn child_pid(noded: &NodedProcess, name: &str) -> Pid {
     let children = format!("/proc/{}/task", noded.pid());
     let tasks = std::fs::read_dir(children).unwrap().flatten();
     let pids: Vec<String> = tasks
@@ -45,13 +45,13 @@ fn child_of(noded: &Noded, name: &str) -> Pid {
 
 #[test]
 #[ignore = "needs etcd"]
-fn etcd_serves_when_it_is_ready_and_comes_back_with_its_data() {
+fn etcd_serves_when_it_is_ready_and_restarts_with_its_data() {
     let (config, ports) = etcd_config();
-    let noded = Noded::start(&config);
+    let noded = NodedProcess::start(&config);
     noded.ask(&["start", "--wait", "root.etcd"]);
     etcdctl(&ports[0], &["put", "greeting", "hello"]);
 
-    kill(child_of(&noded, "etcd"), Signal::SIGKILL).unwrap();
+    kill(child_pid(&noded, "etcd"), Signal::SIGKILL).unwrap();
     noded.wait_for_event("root.etcd", 2, "ready");
     assert_eq!(etcdctl(&ports[0], &["get", "--print-value-only", "greeting"]), "hello\n");
     let status = noded.ask_json(&["status", "root.etcd"]);
@@ -67,16 +67,16 @@ fn etcd_serves_when_it_is_ready_and_comes_back_with_its_data() {
 
 #[test]
 #[ignore = "needs etcd"]
-fn etcd_keeps_its_data_over_a_restart_of_the_node() {
+fn etcd_keeps_its_data_across_a_restart_of_the_node() {
     let (config, ports) = etcd_config();
-    let noded = Noded::start(&config);
+    let noded = NodedProcess::start(&config);
     noded.ask(&["start", "--wait", "root.etcd"]);
     etcdctl(&ports[0], &["put", "greeting", "hello"]);
     let scratch = Scratch::new().unwrap();
     let data = noded.data();
     let kept = scratch.path().join("data");
     let first = noded.scratch.path().to_owned();
-    // The directory is moved away before the first one's is removed.
+    // Move the data before the first noded's directory is removed.
     let mut noded = noded;
     noded.signal(Signal::SIGTERM);
     assert_eq!(noded.wait().0.code(), Some(0));
@@ -84,7 +84,7 @@ fn etcd_keeps_its_data_over_a_restart_of_the_node() {
     drop(noded);
     assert!(!first.exists());
 
-    let again = Noded::start_in(scratch, &config, &[]);
+    let again = NodedProcess::start_in(scratch, &config, &[]);
     again.ask(&["start", "--wait", "root.etcd"]);
     assert_eq!(etcdctl(&ports[0], &["get", "--print-value-only", "greeting"]), "hello\n");
     again.stop();
@@ -92,8 +92,8 @@ fn etcd_keeps_its_data_over_a_restart_of_the_node() {
 
 #[test]
 #[ignore = "needs containerd and root"]
-fn containerd_answers_when_it_is_ready_and_keeps_to_its_directory() {
-    let noded = Noded::start("services.etcd.enable = false\n");
+fn containerd_answers_when_it_is_ready_and_stays_in_its_directory() {
+    let noded = NodedProcess::start("services.etcd.enable = false\n");
     noded.ask(&["start", "--wait", "root.containerd"]);
     let socket = noded.data().join("run/containerd/containerd.sock");
     let ctr = || {
@@ -108,7 +108,7 @@ fn containerd_answers_when_it_is_ready_and_keeps_to_its_directory() {
     ctr();
     let log = noded.ask(&["-o", "json", "logs", "root.containerd", "--leveled"]);
     assert!(log.lines().count() > 10, "{log}");
-    kill(child_of(&noded, "containerd"), Signal::SIGKILL).unwrap();
+    kill(child_pid(&noded, "containerd"), Signal::SIGKILL).unwrap();
     noded.wait_for_event("root.containerd", 2, "ready");
     ctr();
     assert!(
@@ -117,8 +117,8 @@ fn containerd_answers_when_it_is_ready_and_keeps_to_its_directory() {
     noded.stop();
 }
 
-/// What becomes of a plugin of the node's containerd: `ok`, `skip`, `error`.
-fn plugin(noded: &Noded, kind: &str, name: &str) -> Option<String> {
+/// The status of a plugin of the node's containerd: `ok`, `skip`, `error`.
+fn plugin_status(noded: &NodedProcess, kind: &str, name: &str) -> Option<String> {
     let mut ctr = Command::new(tools::find(tools::CTR).unwrap());
     ctr.arg("-a").arg(noded.data().join("run/containerd/containerd.sock"));
     let listed = testbed::output(ctr.args(["plugins", "ls"])).unwrap();
@@ -129,31 +129,31 @@ fn plugin(noded: &Noded, kind: &str, name: &str) -> Option<String> {
 
 #[test]
 #[ignore = "needs containerd and root"]
-fn a_kubelet_is_served_where_the_configuration_says_so() {
+fn containerd_serves_the_cri_only_where_it_is_configured() {
     const CRI: (&str, &str) = ("io.containerd.grpc.v1", "cri");
     let started = |services: &str| {
-        let noded = Noded::start(&format!("services.etcd.enable = false\n{services}"));
+        let noded = NodedProcess::start(&format!("services.etcd.enable = false\n{services}"));
         noded.ask(&["start", "--wait", "root.containerd"]);
         noded
     };
     let without = started("");
-    assert_eq!(plugin(&without, CRI.0, CRI.1), None);
+    assert_eq!(plugin_status(&without, CRI.0, CRI.1), None);
     without.stop();
-    // Where there is no directory for the networks' configuration, containerd makes one.
+    // containerd creates the directory of the CNI configuration if it does not exist.
     let networks = Scratch::new().unwrap();
     let with = started(&format!(
         "[services.containerd.cri]\ndefault_runtime = \"runsc\"\ncni_conf = {:?}\n\
          [services.containerd.cri.runsc]\ndebug = true\n",
         networks.path().join("net.d")
     ));
-    assert_eq!(plugin(&with, CRI.0, CRI.1).as_deref(), Some("ok"));
+    assert_eq!(plugin_status(&with, CRI.0, CRI.1).as_deref(), Some("ok"));
     with.wait_for_event("root.containerd.runsc", 1, "ready");
     with.stop();
 }
 
 #[test]
 #[ignore = "needs containerd and root"]
-fn a_configuration_of_containerds_own_keeps_to_the_nodes_places() {
+fn a_custom_containerd_configuration_keeps_root_state_and_socket_of_the_node() {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path().join("containerd.toml");
     let elsewhere = scratch.path().join("elsewhere");
@@ -167,22 +167,22 @@ fn a_configuration_of_containerds_own_keeps_to_the_nodes_places() {
     std::fs::write(&file, text).unwrap();
     let config =
         format!("services.etcd.enable = false\nservices.containerd.config = \"{}\"\n", file.display());
-    let noded = Noded::start(&config);
+    let noded = NodedProcess::start(&config);
     noded.ask(&["start", "--wait", "root.containerd"]);
-    assert_eq!(plugin(&noded, "io.containerd.snapshotter.v1", "native").as_deref(), Some("ok"));
+    assert_eq!(plugin_status(&noded, "io.containerd.snapshotter.v1", "native").as_deref(), Some("ok"));
     assert!(!elsewhere.exists(), "root, state and socket are the node's");
     noded.stop();
 }
 
 #[test]
 #[ignore = "needs containerd, busybox and root"]
-fn images_from_files_are_there_when_their_import_is_done() {
+fn images_from_files_are_present_when_their_import_is_done() {
     let images = Scratch::new().unwrap();
     std::fs::create_dir(images.path().join("k8s.io")).unwrap();
     testbed::Image::busybox().unwrap().write(&images.path().join("k8s.io/busybox.tar")).unwrap();
     std::fs::write(images.path().join("k8s.io/bad.tar"), "no archive").unwrap();
     let preseed = images.path().display();
-    let noded = Noded::start(&format!(
+    let noded = NodedProcess::start(&format!(
         "services.etcd.enable = false\n[services.containerd]\npreseed = \"{preseed}\"\nunpack = true\n"
     ));
     noded.wait_for_event("root.containerd.preseed", 1, "ready");
@@ -200,31 +200,34 @@ fn images_from_files_are_there_when_their_import_is_done() {
     assert_eq!(noded.ask_json(&import)[0]["digest"], same[0]["digest"]);
     assert_eq!(noded.ask_json(&["images", "--namespace=mine"]).as_array().map(Vec::len), Some(1));
     let bad = images.path().join("k8s.io/bad.tar");
-    let (said, code) =
-        failed(&noded.nodectl(&["images", "--namespace=mine", "--import", bad.to_str().unwrap()]));
-    assert!(said.contains("bad.tar") && said.contains("it ends too early") && code == Some(1), "{said}");
+    let (stderr, code) =
+        stderr_and_code(&noded.nodectl(&["images", "--namespace=mine", "--import", bad.to_str().unwrap()]));
+    assert!(
+        stderr.contains("bad.tar") && stderr.contains("archive truncated") && code == Some(1),
+        "{stderr}"
+    );
     let log = noded.ask(&["logs", "root.containerd.preseed"]);
     assert!(log.contains("preseeded busybox.tar into k8s.io: localhost/busybox:1"), "{log}");
-    assert!(log.contains("bad.tar: it ends too early"), "the bad one is told: {log}");
+    assert!(log.contains("bad.tar: archive truncated"), "the invalid archive is logged: {log}");
     noded.ask(&["stop", "--wait", "root.containerd"]);
-    let (said, code) = failed(&noded.nodectl(&["images"]));
-    assert!(said.contains("containerd") && code == Some(1), "{said} {code:?}");
+    let (stderr, code) = stderr_and_code(&noded.nodectl(&["images"]));
+    assert!(stderr.contains("containerd") && code == Some(1), "{stderr} {code:?}");
     noded.stop();
 }
 
 #[test]
 #[ignore = "needs etcd, containerd and root"]
-fn a_whole_node_comes_up_and_goes_down() {
+fn a_complete_node_starts_and_stops() {
     let (config, _ports) = etcd_config();
     let config = config.replace("services.containerd.enable = false\n", "");
-    let noded = Noded::start(&config);
+    let noded = NodedProcess::start(&config);
     noded.ask(&["start", "--wait", "root.etcd"]);
     noded.ask(&["start", "--wait", "root.containerd"]);
     assert!(noded.ask(&["status"]).contains("all 4 runnables are ready"));
-    let etcd = child_of(&noded, "etcd");
-    let containerd = child_of(&noded, "containerd");
+    let etcd = child_pid(&noded, "etcd");
+    let containerd = child_pid(&noded, "containerd");
     noded.stop();
     for pid in [etcd, containerd] {
-        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid} lives");
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid} is running");
     }
 }

@@ -1,4 +1,4 @@
-//! Starts noded as a process, or a node in this one, in a scratch directory.
+//! Starts noded as a process, or a node in this process, in a scratch directory.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -11,33 +11,33 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use nodekeel_logtree::Journal;
-use nodekeel_node::client::{self, Client};
-use nodekeel_node::config::Config;
-use nodekeel_node::node::{Deps, Node};
-use nodekeel_node::plan::Plan;
-use nodekeel_node::search::Search;
+use nodekeel_logtree::LogStore;
+use nodekeel_node::client::{self, NodeClient};
+use nodekeel_node::config::NodedConfig;
+use nodekeel_node::node::{Deps, NodeHandle};
+use nodekeel_node::plan::NodePlan;
+use nodekeel_node::search_path::SearchPath;
 use testbed::Scratch;
 
-/// Longer than anything here takes, unless it hangs.
-pub(crate) const HANG: Duration = Duration::from_secs(120);
+/// Timeout of every wait: longer than anything takes that does not hang.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A configuration without the daemons.
-pub(crate) const BARE: &str = "services.etcd.enable = false\nservices.containerd.enable = false\n";
+/// A configuration without daemons.
+pub(crate) const NO_DAEMONS: &str = "services.etcd.enable = false\nservices.containerd.enable = false\n";
 
-/// A service that runs until it is told to stop.
-pub(crate) fn service(name: &str, script: &str, keys: &str) -> String {
+/// The configuration of a service that runs a shell script.
+pub(crate) fn service_config(name: &str, script: &str, keys: &str) -> String {
     format!("[[service]]\nname = \"{name}\"\ncommand = [\"/bin/sh\", \"-c\", {script:?}]\n{keys}\n")
 }
 
-/// `noded` with these arguments and an environment of its own.
-pub(crate) fn noded(args: &[&str]) -> Command {
+/// `noded` with these arguments and a clean environment.
+pub(crate) fn noded_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_noded"));
     command.args(args).env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
     command
 }
 
-/// The path of nodectl, which is built at its first use: it is another package's.
+/// The path of nodectl. Builds it at the first use, since it is in another package.
 pub(crate) fn nodectl_path() -> &'static Path {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
         let noded = Path::new(env!("CARGO_BIN_EXE_noded"));
@@ -54,38 +54,38 @@ pub(crate) fn nodectl_path() -> &'static Path {
     &BUILT
 }
 
-/// As whom a test acts that must not be root.
-pub(crate) const NOBODY: u32 = 65534;
+/// Uid of commands that must not run as root.
+pub(crate) const PLAIN_UID: u32 = 65534;
 
 /// Runs the command without root's rights.
 pub(crate) fn as_plain_user(command: &mut Command) -> &mut Command {
-    if nix::unistd::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
+    if nix::unistd::geteuid().is_root() { command.uid(PLAIN_UID).gid(PLAIN_UID) } else { command }
 }
 
-/// Whose files such a command can change.
+/// Owner of files that such a command can change.
 pub(crate) fn plain_user() -> Option<u32> {
-    nix::unistd::geteuid().is_root().then_some(NOBODY)
+    nix::unistd::geteuid().is_root().then_some(PLAIN_UID)
 }
 
-/// What a command printed to stderr, and its exit code.
-pub(crate) fn failed(output: &Output) -> (String, Option<i32>) {
+/// Stderr and exit code of a command.
+pub(crate) fn stderr_and_code(output: &Output) -> (String, Option<i32>) {
     (String::from_utf8_lossy(&output.stderr).trim_end().to_owned(), output.status.code())
 }
 
-/// A noded of its own.
-pub(crate) struct Noded {
+/// A noded process with a private directory.
+pub(crate) struct NodedProcess {
     child: Child,
     pub(crate) stderr: Receiver<String>,
     pub(crate) scratch: Scratch,
 }
 
-impl Noded {
-    /// Runs it, and waits until its control API answers.
+impl NodedProcess {
+    /// Starts noded, and waits until its control API answers.
     pub(crate) fn start(config: &str) -> Self {
         Self::start_in(Scratch::new().unwrap(), config, &[])
     }
 
-    /// The same in a directory that is given, with more arguments.
+    /// The same in a given directory, with more arguments.
     pub(crate) fn start_in(scratch: Scratch, config: &str, args: &[&str]) -> Self {
         let mut this = Self::spawn(scratch, config, args, |_| {});
         this.wait_for_line("control socket at");
@@ -102,19 +102,22 @@ impl Noded {
         fs::write(&file, config).unwrap();
         let data = scratch.path().join("data");
         let mut command =
-            noded(&["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()]);
+            noded_command(&["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()]);
         change(command.args(args).stderr(Stdio::piped()));
         let mut child = command.spawn().unwrap();
-        // Where it is not piped, there is nothing to read.
-        let stderr = child.stderr.take().map_or_else(|| channel().1, lines);
+        // If stderr is not piped, there is nothing to read.
+        let stderr = child.stderr.take().map_or_else(|| channel().1, spawn_line_reader);
         Self { child, stderr, scratch }
     }
 
-    /// Reads stderr until a line holds this text, and gives all of it.
+    /// Reads stderr until a line contains this text, and returns all lines.
     pub(crate) fn wait_for_line(&mut self, text: &str) -> Vec<String> {
         let mut lines = Vec::new();
         loop {
-            let line = self.stderr.recv_timeout(HANG).unwrap_or_else(|_| panic!("no {text:?} in {lines:#?}"));
+            let line = self
+                .stderr
+                .recv_timeout(TEST_TIMEOUT)
+                .unwrap_or_else(|_| panic!("no {text:?} in {lines:#?}"));
             lines.push(line);
             if lines.last().unwrap().contains(text) {
                 return lines;
@@ -145,10 +148,10 @@ impl Noded {
         command
     }
 
-    /// What nodectl printed, which has to succeed.
+    /// The output of nodectl, which must succeed.
     pub(crate) fn ask(&self, args: &[&str]) -> String {
         let output = self.nodectl(args);
-        assert!(output.status.success(), "nodectl {args:?}: {:?}", failed(&output));
+        assert!(output.status.success(), "nodectl {args:?}: {:?}", stderr_and_code(&output));
         String::from_utf8(output.stdout).unwrap()
     }
 
@@ -157,20 +160,20 @@ impl Noded {
         serde_json::from_str(&self.ask(&[&["-o", "json"], args].concat())).unwrap()
     }
 
-    /// Runs nodectl for as long as the result lives.
-    pub(crate) fn follow(&self, args: &[&str]) -> Follow {
+    /// Runs nodectl while the result exists.
+    pub(crate) fn follow(&self, args: &[&str]) -> NodectlStream {
         let mut command = self.nodectl_command(&[&["-o", "json"], args].concat());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = lines(child.stdout.take().unwrap());
-        Follow { child, lines }
+        let lines = spawn_line_reader(child.stdout.take().unwrap());
+        NodectlStream { child, lines }
     }
 
-    /// Waits for an event of a DN's run; where it does not come, what that DN has logged is told.
+    /// Waits for an event of an incarnation; panics with the log of the DN if the event is missing.
     pub(crate) fn wait_for_event(&self, dn: &str, generation: u64, change: &str) {
         let wanted = |event: &serde_json::Value| {
             event["dn"] == dn && event["generation"] == generation && event["change"] == change
         };
-        if let Err(seen) = self.follow(&["events", "-f"]).look_for(wanted) {
+        if let Err(seen) = self.follow(&["events", "-f"]).search_values(wanted) {
             let logged = self.nodectl(&["logs", dn, "--children", "-n", "100"]).stdout;
             panic!("not among {seen:#?}; logged: {}", String::from_utf8_lossy(&logged));
         }
@@ -180,21 +183,21 @@ impl Noded {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// Whether it has ended.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    /// The exit status, if noded has exited.
+    pub(crate) fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Its end, and what it still said.
+    /// Waits for the exit, and returns the status and the remaining lines.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
         let mut lines = Vec::new();
-        while let Ok(line) = self.stderr.recv_timeout(HANG) {
+        while let Ok(line) = self.stderr.recv_timeout(TEST_TIMEOUT) {
             lines.push(line);
         }
         (self.child.wait().unwrap(), lines)
     }
 
-    /// Stops it, which has to go well.
+    /// Stops noded, which must succeed.
     pub(crate) fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let (status, lines) = self.wait();
@@ -202,8 +205,8 @@ impl Noded {
     }
 }
 
-impl Drop for Noded {
-    /// A test that fails leaves services behind, and what they have started does not go with them.
+impl Drop for NodedProcess {
+    /// A failed test leaves services behind, whose child processes must be killed too.
     fn drop(&mut self) {
         let running = matches!(self.child.try_wait(), Ok(None));
         let below = if running { testbed::leftovers::processes(self.scratch.path()) } else { Ok(Vec::new()) };
@@ -215,25 +218,25 @@ impl Drop for Noded {
     }
 }
 
-/// A nodectl that goes on, as `logs -f`: what it prints, as JSON.
-pub(crate) struct Follow {
+/// A nodectl that streams JSON, as `logs -f`.
+pub(crate) struct NodectlStream {
     child: Child,
     lines: Receiver<String>,
 }
 
-impl Follow {
-    /// The first value for which this holds; it has to come.
-    pub(crate) fn find(&self, wanted: impl FnMut(&serde_json::Value) -> bool) -> serde_json::Value {
-        self.look_for(wanted).unwrap_or_else(|seen| panic!("not among {seen:#?}"))
+impl NodectlStream {
+    /// The first value that satisfies the predicate; panics if none arrives.
+    pub(crate) fn find_value(&self, wanted: impl FnMut(&serde_json::Value) -> bool) -> serde_json::Value {
+        self.search_values(wanted).unwrap_or_else(|seen| panic!("not among {seen:#?}"))
     }
 
-    /// The same, or all that came where it did not.
-    fn look_for(
+    /// The same, or all values that arrived.
+    fn search_values(
         &self,
         mut wanted: impl FnMut(&serde_json::Value) -> bool,
     ) -> Result<serde_json::Value, Vec<String>> {
         let mut seen = Vec::new();
-        while let Ok(line) = self.lines.recv_timeout(HANG) {
+        while let Ok(line) = self.lines.recv_timeout(TEST_TIMEOUT) {
             let value = serde_json::from_str(&line).unwrap();
             if wanted(&value) {
                 return Ok(value);
@@ -244,45 +247,45 @@ impl Follow {
     }
 }
 
-impl Drop for Follow {
+impl Drop for NodectlStream {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The lines of a stream as they come.
-fn lines(stream: impl std::io::Read + Send + 'static) -> Receiver<String> {
+/// Reads the lines of a stream in a thread.
+fn spawn_line_reader(stream: impl std::io::Read + Send + 'static) -> Receiver<String> {
     let (send, lines) = channel();
     let mut read = BufReader::new(stream).lines().map_while(Result::ok);
     std::thread::spawn(move || read.try_for_each(|line| send.send(line)));
     lines
 }
 
-/// A node in this process, whose journal the test can write to.
-pub(crate) struct Local {
-    pub(crate) node: Node,
-    pub(crate) journal: Journal,
-    pub(crate) client: Client,
+/// A node in this process, with a log store that the test can write to.
+pub(crate) struct LocalNode {
+    pub(crate) node: NodeHandle,
+    pub(crate) log_store: LogStore,
+    pub(crate) client: NodeClient,
     _scratch: Scratch,
 }
 
-impl Local {
+impl LocalNode {
     pub(crate) async fn start(config: &str) -> Self {
         Self::start_with(config, |_| {}).await
     }
 
     pub(crate) async fn start_with(config: &str, change: impl FnOnce(&mut Deps)) -> Self {
         let scratch = Scratch::new().unwrap();
-        let mut config = Config::parse(Path::new("test.toml"), config).unwrap();
+        let mut config = NodedConfig::parse_toml(Path::new("test.toml"), config).unwrap();
         config.node.data = scratch.path().join("data");
-        let journal = Journal::default();
+        let journal = LogStore::default();
         let mut deps = Deps::new(journal.clone());
         change(&mut deps);
-        let plan = Plan::make(config, Search::from_lists(None, None), false).unwrap();
-        let node = Node::start(plan, deps).unwrap();
-        node.ready("root").await;
-        let client = client::connect(node.socket()).await.unwrap();
-        Self { node, journal, client, _scratch: scratch }
+        let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false).unwrap();
+        let node = NodeHandle::start(plan, deps).unwrap();
+        node.wait_ready("root").await;
+        let client = client::connect(node.control_socket()).await.unwrap();
+        Self { node, log_store: journal, client, _scratch: scratch }
     }
 }

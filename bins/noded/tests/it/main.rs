@@ -1,5 +1,5 @@
 //! The real binaries, and nodes in this process, through real sockets.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
 mod api;
 mod cluster;
@@ -7,9 +7,9 @@ mod daemons;
 mod data;
 mod errors;
 mod harness;
-mod life;
+mod lifecycle;
 mod logs;
+mod network_namespace;
 mod nodectl;
 mod services;
-mod site;
 mod volumes;

@@ -4,22 +4,24 @@ use std::fs;
 
 use testbed::Scratch;
 
-use crate::harness::{BARE, HANG, Noded, service};
+use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config};
 
-/// The node's entry in the tree.
-fn node(noded: &Noded, dn: &str) -> serde_json::Value {
+/// The tree entry of a runnable.
+fn tree_entry(noded: &NodedProcess, dn: &str) -> serde_json::Value {
     noded.ask_json(&["status", dn])["node"].clone()
 }
 
 #[test]
-fn what_a_service_prints_is_its_log() {
-    let noded =
-        Noded::start(&format!("{BARE}{}", service("a", "echo out; echo err >&2; exec sleep 1000", "")));
+fn the_output_of_a_service_is_its_log() {
+    let noded = NodedProcess::start(&format!(
+        "{NO_DAEMONS}{}",
+        service_config("a", "echo out; echo err >&2; exec sleep 1000", "")
+    ));
     noded.ask(&["start", "--wait", "root.service.a"]);
     for (text, stream) in [("out", "stdout"), ("err", "stderr")] {
         noded
             .follow(&["logs", "-f", "root.service.a"])
-            .find(|entry| entry["text"] == text && entry["stream"] == stream);
+            .find_value(|entry| entry["text"] == text && entry["stream"] == stream);
     }
     noded.stop();
 }
@@ -30,21 +32,21 @@ fn a_service_starts_when_its_dependencies_are_ready_and_outlives_their_restart()
     let gate = scratch.path().join("gate");
     nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
     let config = format!(
-        "{BARE}{}{}",
-        service("after", "exec sleep 1000", "depends_on = [\"step\"]"),
-        service("step", &format!("read line < {}; exit 0", gate.display()), "readiness = \"exit\""),
+        "{NO_DAEMONS}{}{}",
+        service_config("after", "exec sleep 1000", "depends_on = [\"step\"]"),
+        service_config("step", &format!("read line < {}; exit 0", gate.display()), "readiness = \"exit\""),
     );
-    let noded = Noded::start_in(scratch, &config, &[]);
-    let waiting = node(&noded, "root.service.after");
+    let noded = NodedProcess::start_in(scratch, &config, &[]);
+    let waiting = tree_entry(&noded, "root.service.after");
     assert_eq!(waiting["state"], "new");
     assert_eq!(waiting["waiting_on"][0], "root.service.step", "{waiting}");
     fs::write(&gate, "go\n").unwrap();
     noded.ask(&["start", "--wait", "root.service.after"]);
-    assert_eq!(node(&noded, "root.service.step")["state"], "done");
+    assert_eq!(tree_entry(&noded, "root.service.step")["state"], "done");
     noded.ask(&["restart", "root.service.step"]);
     fs::write(&gate, "go\n").unwrap();
     noded.wait_for_event("root.service.step", 2, "exited");
-    let after = node(&noded, "root.service.after");
+    let after = tree_entry(&noded, "root.service.after");
     assert_eq!((after["state"].as_str(), after["generation"].as_u64()), (Some("ready"), Some(1)));
     noded.stop();
 }
@@ -52,9 +54,10 @@ fn a_service_starts_when_its_dependencies_are_ready_and_outlives_their_restart()
 #[test]
 fn a_failing_service_shows_its_code_its_last_lines_and_its_restarts() {
     let keys = "backoff = { initial = \"1ms\", max = \"1ms\" }";
-    let noded = Noded::start(&format!("{BARE}{}", service("a", "echo last words; exit 3", keys)));
+    let noded =
+        NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "echo last words; exit 3", keys)));
     noded.wait_for_event("root.service.a", 3, "started");
-    let status = node(&noded, "root.service.a");
+    let status = tree_entry(&noded, "root.service.a");
     let exit = &status["exits"][0];
     assert_eq!(
         (exit["code"].as_i64(), exit["signal"].as_i64(), exit["state"].as_str()),
@@ -68,25 +71,28 @@ fn a_failing_service_shows_its_code_its_last_lines_and_its_restarts() {
 }
 
 #[test]
-fn a_service_that_ends_itself_with_code_0_shows_that_and_its_last_lines_too() {
+fn a_service_that_exits_with_code_0_shows_the_code_and_its_last_lines() {
     let keys = "backoff = { initial = \"1ms\", max = \"1ms\" }";
-    let noded = Noded::start(&format!("{BARE}{}", service("a", "echo last words; exit 0", keys)));
+    let noded =
+        NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "echo last words; exit 0", keys)));
     noded.wait_for_event("root.service.a", 2, "started");
-    let status = node(&noded, "root.service.a");
+    let status = tree_entry(&noded, "root.service.a");
     let exit = &status["exits"][0];
     assert_eq!((exit["code"].as_i64(), exit["state"].as_str()), (Some(0), Some("dead")), "{exit}");
     assert_eq!(exit["output"][0], "last words", "{exit}");
-    let told = "dead: exited with code 0 by itself";
-    noded.follow(&["events", "-f"]).find(|event| event["dn"] == "root.service.a" && event["detail"] == told);
+    let expected = "dead: exited with code 0 by itself";
+    noded
+        .follow(&["events", "-f"])
+        .find_value(|event| event["dn"] == "root.service.a" && event["detail"] == expected);
     noded.stop();
 }
 
 #[test]
-fn a_service_that_is_never_restarted_rests_where_it_ended() {
+fn a_service_that_is_never_restarted_stays_dead() {
     let keys = "readiness = \"exit\"\nrestart = \"never\"";
-    let noded = Noded::start(&format!("{BARE}{}", service("a", "exit 1", keys)));
+    let noded = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "exit 1", keys)));
     noded.wait_for_event("root.service.a", 1, "exited");
-    let status = node(&noded, "root.service.a");
+    let status = tree_entry(&noded, "root.service.a");
     assert_eq!(
         (status["state"].as_str(), status["generation"].as_u64()),
         (Some("dead"), Some(1)),
@@ -96,7 +102,7 @@ fn a_service_that_is_never_restarted_rests_where_it_ended() {
 }
 
 #[test]
-fn a_service_has_the_environment_and_the_directory_that_it_was_given() {
+fn a_service_has_the_configured_environment_and_directory() {
     let scratch = Scratch::new().unwrap();
     let result = scratch.path().join("result");
     let script = format!(
@@ -109,10 +115,14 @@ fn a_service_has_the_environment_and_the_directory_that_it_was_given() {
     );
     let directory = scratch.path().display().to_string();
     let script = format!("{script}; exit 0");
-    let mut noded =
-        Noded::spawn(scratch, &format!("{BARE}{}", service("a", &script, &keys)), &[], |command| {
+    let mut noded = NodedProcess::spawn(
+        scratch,
+        &format!("{NO_DAEMONS}{}", service_config("a", &script, &keys)),
+        &[],
+        |command| {
             command.env("NODEKEEL_SECRET", "not for children");
-        });
+        },
+    );
     noded.wait_for_line("control socket at");
     noded.ask(&["start", "--wait", "root.service.a"]);
     assert_eq!(fs::read_to_string(&result).unwrap(), format!("{directory}\nhello\n0\n"));
@@ -121,10 +131,11 @@ fn a_service_has_the_environment_and_the_directory_that_it_was_given() {
 
 #[test]
 #[ignore = "needs root: it runs a service as another user"]
-fn a_service_runs_as_the_user_that_it_was_given() {
+fn a_service_runs_as_the_configured_user() {
     let keys = "user = \"nobody\"\nenvironment = { PATH = \"/usr/bin:/bin\" }";
-    let noded = Noded::start(&format!("{BARE}{}", service("a", "id -un; exec sleep 1000", keys)));
-    noded.follow(&["logs", "-f", "--raw", "root.service.a"]).find(|entry| entry["text"] == "nobody");
+    let noded =
+        NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "id -un; exec sleep 1000", keys)));
+    noded.follow(&["logs", "-f", "--raw", "root.service.a"]).find_value(|entry| entry["text"] == "nobody");
     noded.stop();
 }
 
@@ -137,8 +148,12 @@ fn a_probe_decides_when_a_service_is_ready() {
     let keys = format!(
         "readiness = {{ probe = [\"/bin/sh\", \"-c\", {probe:?}] }}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}"
     );
-    let noded = Noded::start_in(scratch, &format!("{BARE}{}", service("a", "exec sleep 1000", &keys)), &[]);
-    assert_eq!(node(&noded, "root.service.a")["state"], "new");
+    let noded = NodedProcess::start_in(
+        scratch,
+        &format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", &keys)),
+        &[],
+    );
+    assert_eq!(tree_entry(&noded, "root.service.a")["state"], "new");
     fs::write(&gate, "go\n").unwrap();
     noded.ask(&["start", "--wait", "root.service.a"]);
     assert!(asked.exists());
@@ -146,7 +161,7 @@ fn a_probe_decides_when_a_service_is_ready() {
 }
 
 #[test]
-fn a_probe_that_hangs_goes_with_its_service_and_so_does_what_it_has_forked() {
+fn a_probe_that_hangs_ends_with_its_service_and_so_do_its_children() {
     let scratch = Scratch::new().unwrap();
     let asked = scratch.path().join("asked");
     nix::unistd::mkfifo(&asked, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
@@ -154,20 +169,24 @@ fn a_probe_that_hangs_goes_with_its_service_and_so_does_what_it_has_forked() {
     let keys = format!(
         "readiness = {{ probe = [\"/bin/sh\", \"-c\", {probe:?}] }}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}"
     );
-    let noded = Noded::start_in(scratch, &format!("{BARE}{}", service("a", "exec sleep 1000", &keys)), &[]);
+    let noded = NodedProcess::start_in(
+        scratch,
+        &format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", &keys)),
+        &[],
+    );
     assert_eq!(fs::read_to_string(&asked).unwrap(), "asked\n");
     noded.ask(&["stop", "--wait", "root.service.a"]);
-    // Zombies too: nobody else would wait for them.
-    let gone = || match children(noded.pid()) {
+    // Zombies too: no other process would wait for them.
+    let all_exited = || match child_processes(noded.pid()) {
         children if children.is_empty() => Ok(()),
-        children => anyhow::bail!("there are {children:?}"),
+        children => anyhow::bail!("remaining children: {children:?}"),
     };
-    testbed::wait_until(HANG, "noded to have no child", gone).unwrap();
+    testbed::wait_until(TEST_TIMEOUT, "the exit of all children of noded", all_exited).unwrap();
     noded.stop();
 }
 
-/// The children of a process, zombies among them: pid, name, state.
-fn children(of: u32) -> Vec<String> {
+/// The children of a process, including zombies: pid, name, state.
+fn child_processes(of: u32) -> Vec<String> {
     let stats = fs::read_dir("/proc").unwrap().flatten();
     let stats = stats.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
     let parent = |stat: &str| stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok();
@@ -175,10 +194,10 @@ fn children(of: u32) -> Vec<String> {
 }
 
 #[test]
-fn a_service_can_say_itself_that_it_is_ready_as_a_node_below_a_node_does() {
+fn a_nested_noded_reports_its_readiness_by_sd_notify() {
     let scratch = Scratch::new().unwrap();
     let inner = scratch.path().join("inner.toml");
-    fs::write(&inner, BARE).unwrap();
+    fs::write(&inner, NO_DAEMONS).unwrap();
     let data = scratch.path().join("inner");
     let command = [
         env!("CARGO_BIN_EXE_noded"),
@@ -188,12 +207,13 @@ fn a_service_can_say_itself_that_it_is_ready_as_a_node_below_a_node_does() {
         "--data",
         data.to_str().unwrap(),
     ];
-    let config = format!("{BARE}[[service]]\nname = \"a\"\ncommand = {command:?}\nreadiness = \"notify\"\n");
-    let noded = Noded::start_in(scratch, &config, &[]);
+    let config =
+        format!("{NO_DAEMONS}[[service]]\nname = \"a\"\ncommand = {command:?}\nreadiness = \"notify\"\n");
+    let noded = NodedProcess::start_in(scratch, &config, &[]);
     noded.ask(&["start", "--wait", "root.service.a"]);
     let socket = data.join("run/control.sock");
     let inner = noded.ask_json(&["--socket", socket.to_str().unwrap(), "status"]);
     assert_ne!(inner["pid"].as_u64(), Some(u64::from(noded.pid())), "{inner}");
     noded.stop();
-    assert!(!socket.exists(), "the inner one was drained, not killed");
+    assert!(!socket.exists(), "the nested noded was stopped gracefully, not killed");
 }

@@ -1,4 +1,4 @@
-//! The provisioner under noded: what it lacks, and what it makes of a claim at a real API server.
+//! The provisioner in noded: missing requirements, and a claim at a real API server.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,48 +7,49 @@ use std::path::Path;
 use testbed::guest::inside::{Disk, FileSystem};
 use testbed::{FakeNode, Kube, Scratch, User, wait_until};
 
-use crate::harness::{BARE, HANG, Noded, failed, noded};
+use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, stderr_and_code};
 
-/// A kubeconfig of an API server that answers nobody.
-const NOWHERE: &str = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
+/// A kubeconfig of an API server that does not answer.
+const UNREACHABLE_KUBECONFIG: &str = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
     clusters: [{name: k, cluster: {server: \"https://127.0.0.1:1\"}}]\nusers: [{name: u, user: {}}]\n";
 
-/// A file system without quotas, wherever a test runs.
+/// A file system without quotas on every test machine.
 const WITHOUT_QUOTAS: &str = "/dev/shm";
 
-fn section(kubeconfig: &Path, keys: &str) -> String {
-    format!("{BARE}[provisioner]\nkubeconfig = {kubeconfig:?}\n{keys}\n")
+fn provisioner_config(kubeconfig: &Path, keys: &str) -> String {
+    format!("{NO_DAEMONS}[provisioner]\nkubeconfig = {kubeconfig:?}\n{keys}\n")
 }
 
 /// A scratch directory with a kubeconfig in it, and the configuration of a provisioner with it.
-fn nowhere(keys: &str) -> (Scratch, String) {
+fn unreachable_api_config(keys: &str) -> (Scratch, String) {
     let scratch = Scratch::new().unwrap();
     let kubeconfig = scratch.path().join("kubeconfig");
-    fs::write(&kubeconfig, NOWHERE).unwrap();
-    let config = section(&kubeconfig, keys);
+    fs::write(&kubeconfig, UNREACHABLE_KUBECONFIG).unwrap();
+    let config = provisioner_config(&kubeconfig, keys);
     (scratch, config)
 }
 
-/// What `noded check` says: standard output, or where it refuses, standard error and the exit code.
-fn check(scratch: &Path, config: &str, data: &Path, dev: bool) -> Result<String, (String, Option<i32>)> {
+/// The output of `noded check`: stdout, or stderr and exit code of a failure.
+fn run_check(scratch: &Path, config: &str, data: &Path, dev: bool) -> Result<String, (String, Option<i32>)> {
     let file = scratch.join("noded.toml");
     fs::write(&file, config).unwrap();
     let mut args = vec!["check", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
     args.extend(dev.then_some("--dev"));
-    let output = noded(&args).output().unwrap();
+    let output = noded_command(&args).output().unwrap();
     match output.status.success() {
         true => Ok(String::from_utf8(output.stdout).unwrap()),
-        false => Err(failed(&output)),
+        false => Err(stderr_and_code(&output)),
     }
 }
 
 #[test]
-fn a_provisioner_that_lacks_something_is_refused_with_a_line_for_each_and_what_to_do() {
+fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
     let scratch = Scratch::new().unwrap();
     let absent = scratch.path().join("absent");
     let keys = format!("directory = {WITHOUT_QUOTAS:?}\nkubelet = {absent:?}");
     let data = scratch.path().join("data");
-    let (text, code) = check(scratch.path(), &section(&absent, &keys), &data, false).unwrap_err();
+    let (text, code) =
+        run_check(scratch.path(), &provisioner_config(&absent, &keys), &data, false).unwrap_err();
     assert_eq!(code, Some(4), "{text}");
     let lines: Vec<_> = text.lines().collect();
     let [api, limits, kubelet] = lines[..] else { panic!("{text}") };
@@ -57,7 +58,7 @@ fn a_provisioner_that_lacks_something_is_refused_with_a_line_for_each_and_what_t
         "{api}"
     );
     assert!(
-        limits.starts_with("noded: provisioner: volumes can't have limits that bind: /dev/shm is on "),
+        limits.starts_with("noded: provisioner: limits of volumes can't be enforced: /dev/shm is on "),
         "{limits}"
     );
     assert!(limits.contains("use XFS or ext4; or set provisioner.quota = \"none\""), "{limits}");
@@ -66,39 +67,39 @@ fn a_provisioner_that_lacks_something_is_refused_with_a_line_for_each_and_what_t
         "{kubelet}"
     );
     assert!(lines.iter().all(|line| line.ends_with("or run with --dev to skip it")), "{text}");
-    let away = section(&absent, "directory = \"/nowhere\"\nquota = \"none\"\ncsi = false");
-    let (text, _) = check(scratch.path(), &away, &data, false).unwrap_err();
-    assert!(text.contains("there is no directory /nowhere, which is provisioner.directory"), "{text}");
+    let away = provisioner_config(&absent, "directory = \"/nowhere\"\nquota = \"none\"\ncsi = false");
+    let (text, _) = run_check(scratch.path(), &away, &data, false).unwrap_err();
+    assert!(text.contains("provisioner.directory /nowhere does not exist"), "{text}");
     assert!(!data.exists());
 }
 
 #[test]
-fn in_dev_a_provisioner_without_quotas_or_api_is_skipped_with_the_reason() {
-    let (scratch, config) = nowhere(&format!("csi = false\ndirectory = {WITHOUT_QUOTAS:?}"));
-    let text = check(scratch.path(), &config, &scratch.path().join("data"), true).unwrap();
+fn dev_mode_skips_a_provisioner_without_quotas_or_api_with_the_reason() {
+    let (scratch, config) = unreachable_api_config(&format!("csi = false\ndirectory = {WITHOUT_QUOTAS:?}"));
+    let text = run_check(scratch.path(), &config, &scratch.path().join("data"), true).unwrap();
     assert!(
-        text.contains("root.provisioner         skipped: volumes can't have limits that bind: "),
+        text.contains("root.provisioner         skipped: limits of volumes can't be enforced: "),
         "{text}"
     );
 
     let scratch = Scratch::new().unwrap();
-    let config = section(&scratch.path().join("absent"), "csi = false\nquota = \"none\"");
-    let mut node = Noded::spawn(scratch, &config, &["--dev"], |_| {});
+    let config = provisioner_config(&scratch.path().join("absent"), "csi = false\nquota = \"none\"");
+    let mut node = NodedProcess::spawn(scratch, &config, &["--dev"], |_| {});
     node.wait_for_line("control socket at");
-    assert!(node.ask(&["tree"]).contains("the kubeconfig "), "the tree says why");
+    assert!(node.ask(&["tree"]).contains("the kubeconfig "), "the tree shows the reason");
     assert!(node.ask(&["logs", "root.provisioner"]).contains("skipped: the kubeconfig "));
-    let (text, code) = failed(&node.nodectl(&["start", "root.provisioner"]));
+    let (text, code) = stderr_and_code(&node.nodectl(&["start", "root.provisioner"]));
     assert_ne!(code, Some(0));
     assert!(text.contains("root.provisioner is skipped: the kubeconfig "), "{text}");
-    assert!(!node.data().join("volumes").exists(), "what is skipped makes nothing");
+    assert!(!node.data().join("volumes").exists(), "a skipped service creates nothing");
     node.stop();
 }
 
 #[test]
-fn without_quotas_it_runs_only_where_told_to_and_says_so() {
-    let (scratch, config) = nowhere("csi = false\nquota = \"none\"");
+fn a_provisioner_without_quotas_runs_only_when_configured_and_logs_it() {
+    let (scratch, config) = unreachable_api_config("csi = false\nquota = \"none\"");
     let data = scratch.path().join("data");
-    let text = check(scratch.path(), &config, &data, false).unwrap();
+    let text = run_check(scratch.path(), &config, &data, false).unwrap();
     let says = format!(
         "root.provisioner         volumes of volumes.nodekeel for node node, in {}, WITHOUT LIMITS",
         data.join("volumes").display()
@@ -106,14 +107,17 @@ fn without_quotas_it_runs_only_where_told_to_and_says_so() {
     assert!(text.contains(&says), "{text}");
     assert!(!data.exists());
 
-    let node = Noded::start_in(scratch, &config, &[]);
+    let node = NodedProcess::start_in(scratch, &config, &[]);
     let log = node.ask(&["logs", "root.provisioner"]);
     assert!(log.contains("have NO LIMITS: provisioner.quota is \"none\""), "{log}");
     let mode = fs::metadata(data.join("volumes")).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o700);
-    // Nobody answers: it isn't ready, says why, and keeps nothing else from running or from stopping.
+    // The API server does not answer: the provisioner is not ready, reports why, and affects no other
+    // runnable.
     let follow = node.follow(&["logs", "-f", "--children", "root.provisioner"]);
-    follow.find(|entry| entry.to_string().contains("127.0.0.1:1") || entry.to_string().contains("onnect"));
+    follow.find_value(|entry| {
+        entry.to_string().contains("127.0.0.1:1") || entry.to_string().contains("onnect")
+    });
     let tree = node.ask(&["-o", "json", "tree"]);
     let tree: serde_json::Value = serde_json::from_str(&tree).unwrap();
     let state =
@@ -125,40 +129,40 @@ fn without_quotas_it_runs_only_where_told_to_and_says_so() {
 }
 
 #[test]
-fn volumes_that_another_program_has_are_refused() {
-    let (scratch, config) = nowhere("csi = false\nquota = \"none\"");
+fn volumes_in_use_by_another_program_are_rejected() {
+    let (scratch, config) = unreachable_api_config("csi = false\nquota = \"none\"");
     let volumes = scratch.path().join("volumes");
     fs::create_dir(&volumes).unwrap();
     let config = config + &format!("directory = {volumes:?}\n");
-    let first = Noded::start_in(scratch, &config, &[]);
+    let first = NodedProcess::start_in(scratch, &config, &[]);
     let other = Scratch::new().unwrap();
-    let mut second = Noded::spawn(other, &config, &[], |_| {});
+    let mut second = NodedProcess::spawn(other, &config, &[], |_| {});
     let (status, lines) = second.wait();
     assert_eq!(status.code(), Some(4), "{lines:#?}");
-    let says = "are used by another program; end it, or set provisioner.directory to another directory";
+    let says = "are in use by another program: stop it, or set provisioner.directory to another directory";
     assert!(lines.iter().any(|line| line.contains(says)), "{lines:#?}");
     first.stop();
 }
 
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
-fn a_kernel_that_enforces_limits_is_known_and_what_else_must_be_mounted_is_said() {
+fn a_kernel_that_enforces_limits_is_detected_and_missing_mount_options_are_reported() {
     let mounted = Disk::take().unwrap().mount(FileSystem::Xfs, "prjquota").unwrap();
-    let (scratch, config) = nowhere("csi = false");
+    let (scratch, config) = unreachable_api_config("csi = false");
     let data = mounted.path().join("data");
-    let text = check(scratch.path(), &config, &data, false).unwrap();
+    let text = run_check(scratch.path(), &config, &data, false).unwrap();
     assert!(
         text.contains(&format!("limited by project quotas of xfs at {}", mounted.path().display())),
         "{text}"
     );
-    let node = Noded::spawn(Scratch::new().unwrap(), &config, &[], |command| {
+    let node = NodedProcess::spawn(Scratch::new().unwrap(), &config, &[], |command| {
         command.arg("--data").arg(&data);
     });
     drop(node);
 
     let disk = mounted.unmount().unwrap();
     let mounted = disk.mount_existing(FileSystem::Xfs, "noquota").unwrap();
-    let (text, code) = check(scratch.path(), &config, &mounted.path().join("data"), false).unwrap_err();
+    let (text, code) = run_check(scratch.path(), &config, &mounted.path().join("data"), false).unwrap_err();
     assert_eq!(code, Some(4), "{text}");
     assert!(text.contains("is mounted without project quotas: ") && text.contains("prjquota"), "{text}");
 }
@@ -187,13 +191,13 @@ spec:
 
 #[test]
 #[ignore = "needs kube"]
-fn a_claim_becomes_a_volume_of_the_node_and_goes_with_all_that_was_made_for_it() {
+fn a_claim_becomes_a_volume_and_its_deletion_removes_everything_created_for_it() {
     let account = User::service_account("nodekeel", "provisionerd");
     let kube = Kube::builder().user(account.clone()).start().unwrap();
     MANIFESTS.iter().for_each(|manifests| kube.apply(manifests).unwrap());
     kube.fake_node(&FakeNode::new("node").driver("volumes.nodekeel")).unwrap();
     let kubeconfig = kube.kubeconfig(&account.name).unwrap();
-    let node = Noded::start(&section(&kubeconfig, "csi = false\nquota = \"none\""));
+    let node = NodedProcess::start(&provisioner_config(&kubeconfig, "csi = false\nquota = \"none\""));
     node.wait_for_event("root.provisioner", 1, "ready");
     assert!(node.ask(&["tree"]).contains("└─ controller"));
 
@@ -210,9 +214,9 @@ fn a_claim_becomes_a_volume_of_the_node_and_goes_with_all_that_was_made_for_it()
     let base = node.data().join("volumes");
     assert!(base.join("volumes").join(volume).is_dir());
     let log = node.ask(&["logs", "root.provisioner"]);
-    assert!(log.contains(volume) && log.contains("is NOT held to the limit of 64Mi"), "{log}");
+    assert!(log.contains(volume) && log.contains("is NOT limited: a limit of 64Mi was requested"), "{log}");
 
-    // A restart of the runnable lists anew and goes on.
+    // After a restart the runnable lists again and continues.
     node.ask(&["restart", "root.provisioner"]);
     node.wait_for_event("root.provisioner", 2, "ready");
     kube.delete("pvc", "default/data").unwrap();
@@ -221,7 +225,7 @@ fn a_claim_becomes_a_volume_of_the_node_and_goes_with_all_that_was_made_for_it()
         let all = ["volumes", ".new", ".trash"].map(|name| fs::read_dir(base.join(name)).unwrap().count());
         all.iter().sum::<usize>()
     };
-    wait_until(HANG, "the erasure", || match left() {
+    wait_until(TEST_TIMEOUT, "the deletion", || match left() {
         0 => Ok(()),
         left => anyhow::bail!("{left} are left"),
     })

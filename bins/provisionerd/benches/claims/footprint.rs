@@ -1,4 +1,4 @@
-//! What provisionerd itself costs, without volumes and with a thousand.
+//! Memory and wake-ups of provisionerd, without volumes and with a thousand.
 
 use std::fs;
 use std::process::Command;
@@ -8,54 +8,54 @@ use anyhow::{Context as _, Result, ensure};
 use testbed::bench::BenchRow;
 use testbed::{Daemon, Scratch, process};
 
-use crate::scene::Scene;
-use crate::side::Side;
+use crate::bench_cluster::BenchCluster;
+use crate::contender::Contender;
 
 const VOLUMES: usize = 1000;
-/// What was allocated for the burst is given back, and the last events are written.
-const SETTLED: Duration = Duration::from_secs(10);
-/// Without the bookmarks of the watches, of which each minute has three.
-const WATCHED: Duration = Duration::from_secs(30);
-/// *Source:* the aim of the project's notes on storage: no more than 20 MiB, whatever the cluster holds.
+/// Time until memory of the burst is freed and the last events are written.
+const SETTLE_TIME: Duration = Duration::from_secs(10);
+/// Measuring time. Short enough to exclude most watch bookmarks, three per minute.
+const IDLE_TIME: Duration = Duration::from_secs(30);
+/// *Source:* the goal in the project's notes on storage: at most 20 MiB for any cluster.
 const GOAL_KIB: f64 = 20.0 * 1024.0;
 
-pub(crate) async fn measure(scene: &mut Scene) -> Result<Vec<BenchRow>> {
-    let program = start(scene)?;
-    let mut rows = quiet(&program, 0).await?;
-    let (_batch, took) = scene.bind(Side::Program, "footprint", VOLUMES).await?;
-    let work = format!("{VOLUMES} claims at once, by provisionerd itself, with limits kept in files");
+pub(crate) async fn measure(cluster: &mut BenchCluster) -> Result<Vec<BenchRow>> {
+    let program = start_daemon(cluster)?;
+    let mut rows = measure_idle(&program, 0).await?;
+    let (_batch, took) = cluster.bind_claims(Contender::Program, "footprint", VOLUMES).await?;
+    let work = format!("{VOLUMES} claims at once, by the provisionerd binary, with limits in files");
     rows.push(BenchRow::new("burst_1000_program", work, "s", took / 1e3));
-    rows.extend(quiet(&program, VOLUMES).await?);
+    rows.extend(measure_idle(&program, VOLUMES).await?);
     Ok(rows)
 }
 
-fn start(scene: &Scene) -> Result<Daemon> {
+fn start_daemon(cluster: &BenchCluster) -> Result<Daemon> {
     let scratch = Scratch::new()?;
-    let [volumes, books] = ["base", "books"].map(|name| scratch.path().join(name));
+    let [volumes, quota_dir] = ["base", "books"].map(|name| scratch.path().join(name));
     fs::create_dir(&volumes)?;
-    fs::create_dir(&books)?;
+    fs::create_dir(&quota_dir)?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
-    command.env_clear().env("PROVISIONERD_BOOKS", books);
+    command.env_clear().env("PROVISIONERD_BOOKS", quota_dir);
     command.args(["run", "--no-csi", "--listen=127.0.0.1:0"]);
-    command.args(["--driver", &Side::Program.driver(), "--node", &Side::Program.node()]);
-    command.arg("--directory").arg(volumes).arg("--kubeconfig").arg(scene.account()?);
+    command.args(["--driver", &Contender::Program.driver(), "--node", &Contender::Program.node()]);
+    command.arg("--directory").arg(volumes).arg("--kubeconfig").arg(cluster.account_kubeconfig()?);
     let log = scratch.path().join("output.log");
     Daemon::start(command, scratch, || {
-        let said = fs::read_to_string(&log).context("read what it said")?;
-        let is_ready = said.lines().any(|line| line.contains("root.provisioner") && line.contains("ready"));
-        ensure!(is_ready, "it isn't ready");
+        let text = fs::read_to_string(&log).context("read the log")?;
+        let is_ready = text.lines().any(|line| line.contains("root.provisioner") && line.contains("ready"));
+        ensure!(is_ready, "not ready yet");
         Ok(())
     })
 }
 
-/// The rows of a program that has nothing to do.
-async fn quiet(program: &Daemon, volumes: usize) -> Result<Vec<BenchRow>> {
-    tokio::time::sleep(SETTLED).await;
+/// The rows of an idle process.
+async fn measure_idle(program: &Daemon, volumes: usize) -> Result<Vec<BenchRow>> {
+    tokio::time::sleep(SETTLE_TIME).await;
     let before = process::wake_ups(program.pid())?;
-    tokio::time::sleep(WATCHED).await;
+    tokio::time::sleep(IDLE_TIME).await;
     let woken = process::wake_ups(program.pid())?.since(&before);
     let memory = process::resident_kib(program.pid())? as f64;
-    let seconds = WATCHED.as_secs();
+    let seconds = IDLE_TIME.as_secs();
     let idle = format!("provisionerd with {volumes} volumes, idle for {seconds} s");
     let resident = format!("provisionerd with {volumes} volumes, resident");
     Ok(vec![

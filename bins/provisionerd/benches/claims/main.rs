@@ -1,21 +1,23 @@
-//! What a claim costs from its POST to Bound on a real control plane, and what the program costs that serves it.
+//! Measures the time of a claim from its POST to Bound on a real control plane, and the cost of the program
+//! that serves it.
 //!
-//! `cargo xtask bench claims`. Beside ours works a null provisioner, which watches the same, makes exactly one
-//! PersistentVolume and one event for each claim, and no volume at all. Both are processes of this program, run all the
-//! time, and take turns; each serves the claims of its own class. The scheduler is left out (claims come with their node),
-//! and the controller manager may make 2,000 requests a second: otherwise its 20 would be measured. Etcd syncs nothing: as
-//! a rule it has another disk than volumes have, and here it would wait for theirs.
+//! `cargo xtask bench claims`. The null provisioner, for comparison, has the same watches and creates exactly
+//! one PersistentVolume and one event for each claim, but no volume. Both are processes of this program, run
+//! all the time, and take turns; each serves the claims of its StorageClass. There is no scheduler (claims
+//! come with a selected node), and the controller manager may send 2,000 requests a second: its default of 20
+//! would dominate the results. etcd does not sync: it usually has another disk than volumes, and on a shared
+//! disk each would wait for the other.
 //!
-//! This machine's kernel need not have quotas: ours keeps limits in a map, which what the kernel's calls cost (`cargo
-//! xtask bench quota`) is to be added to. The memory is that of provisionerd itself, whose limits are then kept in files.
+//! The local kernel may lack quotas: ours keeps limits in a map, so the cost of the kernel's calls (`cargo
+//! xtask bench quota`) has to be added. The memory is that of the provisionerd binary, with limits in files.
 
+mod bench_cluster;
 mod bursts;
+mod contender;
 mod footprint;
-mod null;
+mod null_provisioner;
 mod ours;
 mod requests;
-mod scene;
-mod side;
 mod singles;
 mod watches;
 
@@ -24,33 +26,33 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use testbed::bench::Rows;
 
-use crate::scene::Scene;
-use crate::side::Side;
+use crate::bench_cluster::BenchCluster;
+use crate::contender::Contender;
 
 fn main() -> Result<()> {
-    // Cargo calls with `--bench`.
+    // Cargo passes `--bench`.
     let given: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let given: Vec<&str> = given.iter().map(String::as_str).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         match given.as_slice() {
-            [] => measure().await,
+            [] => measure_all().await,
             ["ours", kubeconfig, directory] => ours::run(Path::new(kubeconfig), Path::new(directory)).await,
-            ["null", kubeconfig] => null::run(Path::new(kubeconfig)).await,
-            _ => bail!("it takes no arguments, but where it starts itself"),
+            ["null", kubeconfig] => null_provisioner::run(Path::new(kubeconfig)).await,
+            _ => bail!("unexpected arguments: run it without any"),
         }
     })
 }
 
-/// Each part is written as soon as it is measured.
-async fn measure() -> Result<()> {
-    let mut scene = Scene::start().await?;
+/// Writes each part as soon as it is measured.
+async fn measure_all() -> Result<()> {
+    let mut cluster = BenchCluster::start().await?;
     let mut rows = Rows::new("claims");
     {
-        let _sides = [Side::Ours.start(&scene)?, Side::Null.start(&scene)?];
-        rows.add(singles::measure(&mut scene).await?)?;
-        rows.add(bursts::measure(&mut scene).await?)?;
+        let _contenders = [Contender::Ours.start(&cluster)?, Contender::Null.start(&cluster)?];
+        rows.add(singles::measure(&mut cluster).await?)?;
+        rows.add(bursts::measure(&mut cluster).await?)?;
     }
-    rows.add(footprint::measure(&mut scene).await?)?;
+    rows.add(footprint::measure(&mut cluster).await?)?;
     rows.finish().map(drop)
 }

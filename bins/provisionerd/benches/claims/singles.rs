@@ -7,30 +7,36 @@ use anyhow::Result;
 use testbed::Scratch;
 use testbed::bench::{BenchRow, Interleaved, median, percentile};
 
-use crate::scene::Scene;
-use crate::side::Side;
+use crate::bench_cluster::BenchCluster;
+use crate::contender::Contender;
 
 const ROUNDS: usize = 300;
-/// Those whose connections and caches are new are not counted.
+/// The first claims, with new connections and cold caches, are not counted.
 const WARM_UP: usize = 10;
-/// What ours may add to the null provisioner and the disk: reading the claim once more, and its own work.
+/// Maximum time that ours may add to the null provisioner and the disk: for another read of the claim, and
+/// its work.
 const ADDED_MS: f64 = 3.0;
 
-pub(crate) async fn measure(scene: &mut Scene) -> Result<Vec<BenchRow>> {
+pub(crate) async fn measure(cluster: &mut BenchCluster) -> Result<Vec<BenchRow>> {
     let mut figures = Interleaved::default();
-    for round in 0..WARM_UP + ROUNDS {
-        let turns = if round % 2 == 0 { [Side::Ours, Side::Null] } else { [Side::Null, Side::Ours] };
-        for side in turns {
-            let label = format!("one-{}-{round}", side.name());
-            let (batch, took) = scene.bind(side, &label, 1).await?;
-            if round >= WARM_UP {
-                let samples = if side == Side::Ours { &mut figures.ours } else { &mut figures.peer };
+    for run_number in 0..WARM_UP + ROUNDS {
+        let turns = if run_number % 2 == 0 {
+            [Contender::Ours, Contender::Null]
+        } else {
+            [Contender::Null, Contender::Ours]
+        };
+        for contender in turns {
+            let label = format!("one-{}-{run_number}", contender.name());
+            let (batch, took) = cluster.bind_claims(contender, &label, 1).await?;
+            if run_number >= WARM_UP {
+                let samples =
+                    if contender == Contender::Ours { &mut figures.ours } else { &mut figures.peer };
                 samples.push(took);
             }
-            scene.delete(batch).await?;
+            cluster.delete_claims(batch).await?;
         }
     }
-    let disk = median(&disk()?);
+    let disk = median(&measure_disk()?);
     let row = |percent: f64| {
         let (ours, null) = (percentile(&figures.ours, percent), percentile(&figures.peer, percent));
         let work =
@@ -38,23 +44,23 @@ pub(crate) async fn measure(scene: &mut Scene) -> Result<Vec<BenchRow>> {
         let row = BenchRow::new(format!("bound_p{percent}"), work, "ms", ours).peer("null", "-", null);
         row.limit(null + disk)
     };
-    let work = "what a volume's birth has to sync: mkdir, fsync, rename, fsync of both parents";
+    let work = "the syncs to create a volume: mkdir, fsync, rename, fsync of both parents";
     let bare = BenchRow::new("bare_disk", work, "ms", disk);
     let p50 = row(50.0);
     let goal = p50.limit.unwrap_or_default() + ADDED_MS;
     Ok(vec![p50.at_most(goal), row(99.0), bare])
 }
 
-/// Milliseconds for the calls that a volume's birth can't do without.
-fn disk() -> Result<Vec<f64>> {
+/// Milliseconds of the system calls needed to create a volume.
+fn measure_disk() -> Result<Vec<f64>> {
     let scratch = Scratch::new()?;
     let [new, volumes] = ["new", "volumes"].map(|name| scratch.path().join(name));
     fs::create_dir(&new)?;
     fs::create_dir(&volumes)?;
     let parents = [File::open(&volumes)?, File::open(&new)?];
     (0..ROUNDS)
-        .map(|round| {
-            let [from, to] = [&new, &volumes].map(|parent| parent.join(round.to_string()));
+        .map(|run_number| {
+            let [from, to] = [&new, &volumes].map(|parent| parent.join(run_number.to_string()));
             let start = Instant::now();
             fs::create_dir(&from)?;
             File::open(&from)?.sync_all()?;

@@ -1,4 +1,4 @@
-//! A control plane for the tests of the program, and the program in it.
+//! A control plane for the tests, and provisionerd in it.
 
 use std::fmt::Debug;
 use std::fs;
@@ -19,51 +19,51 @@ use serde_json::Value;
 use testbed::{Kube, User};
 use tokio::process::{Child, Command};
 
-/// How long what has to come is waited for, on a machine that does much else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout for expected events, on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) const DRIVER: &str = "volumes.nodekeel";
 
-/// A control plane with what deploy/ puts into it.
-pub(crate) fn start() -> Kube {
+/// Starts a control plane with the objects of deploy/.
+pub(crate) fn start_control_plane() -> Kube {
     let account = User::service_account("nodekeel", "provisionerd");
     let builder = Kube::builder().user(account).user(User::new("nobody")).controller_requests_per_second(500);
     let kube = builder.start().expect("a control plane");
     kube.apply(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
-    kube.apply(include_str!("../../../../deploy/rbac.yaml")).expect("the rights");
+    kube.apply(include_str!("../../../../deploy/rbac.yaml")).expect("the permissions");
     kube.apply(include_str!("../../../../deploy/storageclass.yaml")).expect("the classes");
     kube
 }
 
 /// The kubeconfig of the account that deploy/rbac.yaml is for.
-pub(crate) fn account(kube: &Kube) -> PathBuf {
+pub(crate) fn account_kubeconfig(kube: &Kube) -> PathBuf {
     kube.kubeconfig("system:serviceaccount:nodekeel:provisionerd").expect("an account")
 }
 
-pub(crate) async fn admin(kube: &Kube) -> Client {
+pub(crate) async fn admin_client(kube: &Kube) -> Client {
     let file = Kubeconfig::read_from(kube.kubeconfig("admin").expect("a user")).expect("a kubeconfig");
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     Client::try_from(config.expect("a configuration")).expect("a client")
 }
 
-pub(crate) fn claims(client: &Client) -> Api<PersistentVolumeClaim> {
+pub(crate) fn claims_api(client: &Client) -> Api<PersistentVolumeClaim> {
     Api::namespaced(client.clone(), "default")
 }
 
-pub(crate) fn volumes(client: &Client) -> Api<PersistentVolume> {
+pub(crate) fn volumes_api(client: &Client) -> Api<PersistentVolume> {
     Api::all(client.clone())
 }
 
-pub(crate) async fn create<K>(api: &Api<K>, object: Value) -> K
+pub(crate) async fn create_object<K>(api: &Api<K>, object: Value) -> K
 where
     K: Clone + Debug + DeserializeOwned + serde::Serialize,
 {
     let object: K = serde_json::from_value(object).expect("an object of its kind");
-    api.create(&PostParams::default(), &object).await.expect("the API server takes it")
+    api.create(&PostParams::default(), &object).await.expect("the API server accepts the object")
 }
 
-/// Waits until an object is as it should be; `None` is one that isn't there.
-pub(crate) async fn until<K>(api: &Api<K>, name: &str, is_so: impl Fn(Option<&K>) -> bool) -> Option<K>
+/// Waits until an object meets a condition; `None` is a missing object.
+pub(crate) async fn wait_object<K>(api: &Api<K>, name: &str, is_so: impl Fn(Option<&K>) -> bool) -> Option<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -80,59 +80,64 @@ where
         }
         panic!("a watch never ends")
     };
-    let found = tokio::time::timeout(PATIENCE, wait).await;
-    found.unwrap_or_else(|_| panic!("{name} is not as it should be: {last:?}"))
+    let found = tokio::time::timeout(TIMEOUT, wait).await;
+    found.unwrap_or_else(|_| panic!("{name} does not meet the condition: {last:?}"))
 }
 
-/// The program with a directory of its own, for one node.
-pub(crate) struct Program {
+/// provisionerd with private directories, for one node.
+pub(crate) struct TestDaemon {
     pub(crate) base: tempfile::TempDir,
-    pub(crate) books: tempfile::TempDir,
+    pub(crate) quota_dir: tempfile::TempDir,
     pub(crate) node: String,
     pub(crate) kubeconfig: PathBuf,
 }
 
-impl Program {
+impl TestDaemon {
     pub(crate) fn new(kubeconfig: &Path, node: String) -> Self {
-        let [base, books] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-        Self { base, books, node, kubeconfig: kubeconfig.to_owned() }
+        let [base, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        Self { base, quota_dir, node, kubeconfig: kubeconfig.to_owned() }
     }
 
-    /// Starts it. It is killed where the child is dropped.
+    /// Starts provisionerd, which is killed when the child is dropped.
     pub(crate) fn start(&self, environment: &[(&str, &str)]) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
         command.args(["run", "--no-csi", "--listen=127.0.0.1:0", "--driver", DRIVER, "--node", &self.node]);
         command.arg("--directory").arg(self.base.path()).arg("--kubeconfig").arg(&self.kubeconfig);
-        command.env_clear().env("PROVISIONERD_BOOKS", self.books.path()).envs(environment.iter().copied());
-        let log =
-            fs::OpenOptions::new().create(true).append(true).open(self.books.path().with_extension("log"));
+        command
+            .env_clear()
+            .env("PROVISIONERD_BOOKS", self.quota_dir.path())
+            .envs(environment.iter().copied());
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.quota_dir.path().with_extension("log"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
-        command.kill_on_drop(true).spawn().expect("it starts")
+        command.kill_on_drop(true).spawn().expect("provisionerd starts")
     }
 
-    /// What it has said so far, in all its lives.
-    pub(crate) fn said(&self) -> String {
-        fs::read_to_string(self.books.path().with_extension("log")).unwrap_or_default()
+    /// The log of all its incarnations so far.
+    pub(crate) fn log_text(&self) -> String {
+        fs::read_to_string(self.quota_dir.path().with_extension("log")).unwrap_or_default()
     }
 
-    /// The names in one of its directories.
-    pub(crate) fn names(&self, place: &str) -> Vec<String> {
-        names(&self.base.path().join(place))
+    /// The names in a subdirectory of its directory.
+    pub(crate) fn list_names(&self, subdirectory: &str) -> Vec<String> {
+        list_names(&self.base.path().join(subdirectory))
     }
 
-    /// The projects that are on its books.
-    pub(crate) fn projects(&self) -> Vec<String> {
-        names(self.books.path())
+    /// The projects with limits.
+    pub(crate) fn project_names(&self) -> Vec<String> {
+        list_names(self.quota_dir.path())
     }
 }
 
-impl Drop for Program {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
-        let _ = fs::remove_file(self.books.path().with_extension("log"));
+        let _ = fs::remove_file(self.quota_dir.path().with_extension("log"));
     }
 }
 
-pub(crate) fn names(dir: &Path) -> Vec<String> {
+pub(crate) fn list_names(dir: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }

@@ -1,5 +1,5 @@
-//! The program killed at each moment of a volume's life, on a real API server, and started again: nothing leaks, and nothing is
-//! made twice.
+//! Kills provisionerd at each moment of a volume's lifecycle, on a real API server, and starts it again:
+//! nothing leaks, and nothing is provisioned twice.
 
 use std::fmt;
 use std::fs;
@@ -18,60 +18,64 @@ use serde_json::json;
 use testbed::leftovers;
 use tokio::process::Child;
 
-use crate::cluster::{self, DRIVER, PATIENCE, Program, claims, create, until, volumes};
+use crate::cluster::{
+    self, DRIVER, TIMEOUT, TestDaemon, claims_api, create_object, volumes_api, wait_object,
+};
 
-/// How many rounds go on at the same time.
-const AT_ONCE: usize = 4;
+/// Maximum number of parallel runs.
+const MAX_PARALLEL: usize = 4;
 
-/// How often a soak goes through all moments.
-const ROUNDS: &str = "NODEKEEL_VOLUME_KILLS";
+/// The variable with the number of passes of a stress run through all moments.
+const ROUNDS_VARIABLE: &str = "NODEKEEL_VOLUME_KILLS";
 
-/// What a round's claim lives through.
+/// The scenario of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Life {
-    /// It is made for a selected node, used, and deleted.
+enum ClaimScenario {
+    /// The claim is provisioned for a selected node, used, and deleted.
     Selected,
-    /// The same for the first node that takes it.
+    /// The same, for the first node that selects itself.
     Immediate,
-    /// The same, and somebody takes the finalizer off in between.
-    Stripped,
-    /// There is no room for it.
+    /// The same, and another client removes the finalizer in between.
+    FinalizerRemoved,
+    /// The claim does not fit.
     TooLarge,
 }
 
-/// Each step of each life.
-const STEPS: [(Life, &[&str]); 4] = [
+/// The steps of each scenario.
+const STEPS: [(ClaimScenario, &[&str]); 4] = [
     (
-        Life::Selected,
+        ClaimScenario::Selected,
         &[
-            "MakeDirectory",
-            "Limit",
-            "Publish",
-            "PostVolume",
-            "PostEvent",
-            "Dig",
-            "Bury",
-            "DeleteVolume",
-            "Unprotect",
-            "Erase",
-            "Release",
-            "Level",
+            "CreateDirectory",
+            "SetLimits",
+            "RenameIntoPlace",
+            "CreatePersistentVolume",
+            "CreateEvent",
+            "CreateTrashEntry",
+            "MoveToTrash",
+            "DeletePersistentVolume",
+            "RemoveFinalizer",
+            "EraseContent",
+            "ReleaseProject",
+            "RemoveTrashEntry",
         ],
     ),
-    (Life::Immediate, &["TakeNode"]),
-    (Life::Stripped, &["Protect"]),
-    (Life::TooLarge, &["GiveUpNode"]),
+    (ClaimScenario::Immediate, &["SelectNode"]),
+    (ClaimScenario::FinalizerRemoved, &["AddFinalizer"]),
+    (ClaimScenario::TooLarge, &["DeselectNode"]),
 ];
 
-/// The moments at which the program is killed: before and after each step.
-fn moments() -> Vec<(Life, String)> {
-    let steps = STEPS.iter().flat_map(|(life, steps)| steps.iter().map(|step| (*life, *step)));
-    steps.flat_map(|(life, step)| ["Before", "After"].map(|side| (life, format!("{side} {step}")))).collect()
+/// The moments of the kills: before and after each step.
+fn kill_moments() -> Vec<(ClaimScenario, String)> {
+    let steps = STEPS.iter().flat_map(|(scenario, steps)| steps.iter().map(|step| (*scenario, *step)));
+    steps
+        .flat_map(|(scenario, step)| ["Before", "After"].map(|side| (scenario, format!("{side} {step}"))))
+        .collect()
 }
 
-/// What was found after all rounds.
+/// Counts of kills and leaks after all runs.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
+struct LeakCounts {
     kills: usize,
     directories: usize,
     projects: usize,
@@ -80,7 +84,7 @@ struct Counts {
     doubles: usize,
 }
 
-impl fmt::Display for Counts {
+impl fmt::Display for LeakCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kills, directories, projects, mounts, volumes, doubles } = self;
         write!(
@@ -91,7 +95,7 @@ impl fmt::Display for Counts {
     }
 }
 
-impl Counts {
+impl LeakCounts {
     fn add(mut self, other: &Self) -> Self {
         self.kills += other.kills;
         self.directories += other.directories;
@@ -103,96 +107,98 @@ impl Counts {
     }
 }
 
-/// One claim's life and the program's deaths in it.
-struct Round {
+/// One claim's lifecycle with a kill of provisionerd in it.
+struct CrashRun {
     name: String,
     client: Client,
-    program: Program,
+    program: TestDaemon,
     child: Child,
     kills: usize,
 }
 
-impl Round {
-    /// Waits for something; where the program is killed meanwhile, starts it again and goes on waiting.
-    async fn outlive<T>(&mut self, what: impl Future<Output = T>) -> T {
+impl CrashRun {
+    /// Waits for a future, and restarts provisionerd if it is killed meanwhile.
+    async fn wait_through_kill<T>(&mut self, what: impl Future<Output = T>) -> T {
         let mut what = std::pin::pin!(what);
         loop {
             tokio::select! {
                 biased;
-                status = self.child.wait() => self.bury(status.expect("it can be waited for")),
+                status = self.child.wait() => self.restart_after_kill(status.expect("an exit status")),
                 done = &mut what => return done,
             }
         }
     }
 
-    /// Waits until the program has been killed, and starts it again.
-    async fn die(&mut self) {
-        let status = tokio::time::timeout(PATIENCE, self.child.wait()).await;
-        let status = status.unwrap_or_else(|_| panic!("{} never comes: {}", self.name, self.program.said()));
-        self.bury(status.expect("it can be waited for"));
+    /// Waits until provisionerd is killed, and restarts it.
+    async fn wait_for_kill(&mut self) {
+        let status = tokio::time::timeout(TIMEOUT, self.child.wait()).await;
+        let status =
+            status.unwrap_or_else(|_| panic!("{} is never reached: {}", self.name, self.program.log_text()));
+        self.restart_after_kill(status.expect("an exit status"));
     }
 
-    fn bury(&mut self, status: ExitStatus) {
-        assert_eq!(status.signal(), Some(9), "{}: {status}: {}", self.name, self.program.said());
-        assert_eq!(self.kills, 0, "it is killed once");
+    fn restart_after_kill(&mut self, status: ExitStatus) {
+        assert_eq!(status.signal(), Some(9), "{}: {status}: {}", self.name, self.program.log_text());
+        assert_eq!(self.kills, 0, "killed once");
         self.kills += 1;
-        self.child = self.program.start(&[("PROVISIONERD_ROOM", ROOM)]);
+        self.child = self.program.start(&[("PROVISIONERD_ROOM", MAX_BYTES)]);
     }
 
-    async fn live(&mut self, life: Life) -> Counts {
-        let claim = self.claim(life).await;
+    async fn run_scenario(&mut self, scenario: ClaimScenario) -> LeakCounts {
+        let claim = self.create_claim(scenario).await;
         let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
-        let doubles = match life {
-            Life::TooLarge => self.refused().await,
-            _ => self.used(life, &volume).await,
+        let doubles = match scenario {
+            ClaimScenario::TooLarge => self.wait_rejected().await,
+            _ => self.use_volume(scenario, &volume).await,
         };
-        let (claims, volumes) = (claims(&self.client), volumes(&self.client));
-        claims.delete(&self.name, &DeleteParams::default()).await.expect("it is deleted");
-        self.outlive(until(&volumes, &volume, |volume| volume.is_none())).await;
+        let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
+        claims.delete(&self.name, &DeleteParams::default()).await.expect("the claim is deleted");
+        self.wait_through_kill(wait_object(&volumes, &volume, |volume| volume.is_none())).await;
         if self.kills == 0 {
-            self.die().await;
+            self.wait_for_kill().await;
         }
-        self.end().await;
-        self.leftovers(doubles).await
+        self.terminate().await;
+        self.count_leftovers(doubles).await
     }
 
-    async fn claim(&self, life: Life) -> PersistentVolumeClaim {
-        let annotations = match life {
-            Life::Immediate => json!({}),
+    async fn create_claim(&self, scenario: ClaimScenario) -> PersistentVolumeClaim {
+        let annotations = match scenario {
+            ClaimScenario::Immediate => json!({}),
             _ => json!({ SELECTED_NODE: self.program.node }),
         };
         let claim = json!({
             "metadata": { "name": self.name, "annotations": annotations },
             "spec": {
                 "accessModes": ["ReadWriteOnce"],
-                "resources": { "requests": { "storage": if life == Life::TooLarge { "1Gi" } else { "1Mi" } } },
-                "storageClassName": if life == Life::Immediate { IMMEDIATE } else { "nodekeel" },
+                "resources": { "requests": { "storage": if scenario == ClaimScenario::TooLarge { "1Gi" } else { "1Mi" } } },
+                "storageClassName": if scenario == ClaimScenario::Immediate { IMMEDIATE_CLASS } else { "nodekeel" },
             },
         });
-        create(&claims(&self.client), claim).await
+        create_object(&claims_api(&self.client), claim).await
     }
 
-    /// Waits until the claim has been given up.
-    async fn refused(&mut self) -> usize {
+    /// Waits until the node of the claim is deselected.
+    async fn wait_rejected(&mut self) -> usize {
         let is_free = |claim: Option<&PersistentVolumeClaim>| {
             let annotations = claim.and_then(|claim| claim.metadata.annotations.as_ref());
             annotations.is_none_or(|all| !all.contains_key(SELECTED_NODE))
         };
-        let (claims, name) = (claims(&self.client), self.name.clone());
-        self.outlive(until(&claims, &name, is_free)).await;
-        self.program.names("volumes").len()
+        let (claims, name) = (claims_api(&self.client), self.name.clone());
+        self.wait_through_kill(wait_object(&claims, &name, is_free)).await;
+        self.program.list_names("volumes").len()
     }
 
-    /// Waits until the claim is bound, uses its volume, and tells how many there are too many.
-    async fn used(&mut self, life: Life, volume: &str) -> usize {
+    /// Waits until the claim is bound, uses its volume, and returns the number of surplus volumes.
+    async fn use_volume(&mut self, scenario: ClaimScenario, volume: &str) -> usize {
         let is_bound = |claim: Option<&PersistentVolumeClaim>| {
             claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
         };
-        let (claims, volumes, name) = (claims(&self.client), volumes(&self.client), self.name.clone());
-        self.outlive(until(&claims, &name, is_bound)).await;
+        let (claims, volumes, name) =
+            (claims_api(&self.client), volumes_api(&self.client), self.name.clone());
+        self.wait_through_kill(wait_object(&claims, &name, is_bound)).await;
         let file = self.program.base.path().join("volumes").join(volume).join("file");
-        fs::write(&file, "data").expect("a volume can be written to");
-        if life == Life::Stripped {
+        fs::write(&file, "data").expect("the volume is writable");
+        if scenario == ClaimScenario::FinalizerRemoved {
             let strip = Patch::Merge(json!({ "metadata": { "finalizers": [] } }));
             volumes.patch(volume, &PatchParams::default(), &strip).await.expect("a patch");
             let is_protected = |volume: Option<&PersistentVolume>| {
@@ -200,15 +206,15 @@ impl Round {
                     volume.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER)
                 })
             };
-            self.outlive(until(&volumes, volume, is_protected)).await;
+            self.wait_through_kill(wait_object(&volumes, volume, is_protected)).await;
         }
-        assert_eq!(fs::read_to_string(&file).expect("it is there"), "data");
-        let made = self.own_volumes().await;
-        made.max(self.program.names("volumes").len()) - 1
+        assert_eq!(fs::read_to_string(&file).expect("the file exists"), "data");
+        let count = self.count_volumes().await;
+        count.max(self.program.list_names("volumes").len()) - 1
     }
 
-    async fn own_volumes(&self) -> usize {
-        let all = volumes(&self.client).list(&ListParams::default()).await.expect("a list").items;
+    async fn count_volumes(&self) -> usize {
+        let all = volumes_api(&self.client).list(&ListParams::default()).await.expect("a list").items;
         let is_own = |volume: &PersistentVolume| {
             let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.name.as_deref());
             claim == Some(self.name.as_str())
@@ -216,96 +222,99 @@ impl Round {
         all.iter().filter(|volume| is_own(volume)).count()
     }
 
-    /// Waits until everything is erased, then ends the program as people do.
-    async fn end(&mut self) {
+    /// Waits until everything is erased, then stops provisionerd with SIGTERM.
+    async fn terminate(&mut self) {
         let (trash, name) = (self.program.base.path().join(".trash"), self.name.clone());
         let erased = tokio::task::spawn_blocking(move || {
-            testbed::wait_until(Duration::from_secs(60), &format!("the end of {name}"), || {
-                let left = cluster::names(&trash);
-                ensure!(left.is_empty(), "{left:?} is still there");
+            testbed::wait_until(Duration::from_secs(60), &format!("the trash of {name} to be empty"), || {
+                let left = cluster::list_names(&trash);
+                ensure!(left.is_empty(), "{left:?} still exists");
                 Ok(())
             })
         });
-        // What could not be erased is counted as leaked.
-        let _ = self.outlive(erased).await;
-        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("it runs");
-        kill_process(pid, Signal::TERM).expect("it can be ended");
-        let status = self.child.wait().await.expect("it can be waited for");
-        // One that has only just been started again doesn't listen for it yet.
+        // Content that was not erased counts as leaked.
+        let _ = self.wait_through_kill(erased).await;
+        let pid =
+            self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).expect("a running process");
+        kill_process(pid, Signal::TERM).expect("SIGTERM is sent");
+        let status = self.child.wait().await.expect("an exit status");
+        // A process that has just been restarted may not handle the signal yet.
         let is_ended = status.code() == Some(0) || status.signal() == Some(Signal::TERM.as_raw());
-        assert!(is_ended, "{}: {status}: {}", self.name, self.program.said());
+        assert!(is_ended, "{}: {status}: {}", self.name, self.program.log_text());
     }
 
-    async fn leftovers(&self, doubles: usize) -> Counts {
-        let places = ["volumes", ".new", ".trash"];
-        let counts = Counts {
+    async fn count_leftovers(&self, doubles: usize) -> LeakCounts {
+        let directories = ["volumes", ".new", ".trash"];
+        let counts = LeakCounts {
             kills: self.kills,
-            directories: places.iter().map(|place| self.program.names(place).len()).sum(),
-            projects: self.program.projects().len(),
+            directories: directories.iter().map(|name| self.program.list_names(name).len()).sum(),
+            projects: self.program.project_names().len(),
             mounts: leftovers::mounts(self.program.base.path()).expect("the mounts").len(),
-            volumes: self.own_volumes().await,
+            volumes: self.count_volumes().await,
             doubles,
         };
-        if counts != (Counts { kills: 1, ..Counts::default() }) {
-            println!("{}: {counts}\n{}", self.name, self.program.said());
+        if counts != (LeakCounts { kills: 1, ..LeakCounts::default() }) {
+            println!("{}: {counts}\n{}", self.name, self.program.log_text());
         }
         counts
     }
 }
 
-const IMMEDIATE: &str = "immediate";
+const IMMEDIATE_CLASS: &str = "immediate";
 
-/// Every claim but the one that is too large fits.
-const ROOM: &str = "1048576";
+/// Every claim fits, except for the one of `TooLarge`.
+const MAX_BYTES: &str = "1048576";
 
-/// Goes through all moments so many times.
-fn kill_everywhere(rounds: usize) -> Counts {
-    let kube = cluster::start();
+/// Kills provisionerd at every moment, this many times.
+fn kill_at_each_moment(rounds: usize) -> LeakCounts {
+    let kube = cluster::start_control_plane();
     let class = format!(
-        "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {IMMEDIATE}}}, provisioner: {DRIVER}}}"
+        "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {IMMEDIATE_CLASS}}}, provisioner: {DRIVER}}}"
     );
     kube.apply(&class).expect("a class");
-    let kubeconfig = cluster::account(&kube);
+    let kubeconfig = cluster::account_kubeconfig(&kube);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        let client = cluster::admin(&kube).await;
-        let all = (0..rounds).flat_map(|round| moments().into_iter().map(move |moment| (round, moment)));
-        let round = |(round, (life, moment)): (usize, (Life, String))| {
+        let client = cluster::admin_client(&kube).await;
+        let all = (0..rounds).flat_map(|pass| kill_moments().into_iter().map(move |moment| (pass, moment)));
+        let pass = |(pass, (scenario, moment)): (usize, (ClaimScenario, String))| {
             let (client, kubeconfig) = (client.clone(), kubeconfig.clone());
             async move {
-                let name = format!("{}-{round}", moment.replace(' ', "-").to_lowercase());
-                let program = Program::new(&kubeconfig, name.clone());
-                let child = program.start(&[("PROVISIONERD_KILL_AT", &moment), ("PROVISIONERD_ROOM", ROOM)]);
-                Round { name, client, program, child, kills: 0 }.live(life).await
+                let name = format!("{}-{pass}", moment.replace(' ', "-").to_lowercase());
+                let program = TestDaemon::new(&kubeconfig, name.clone());
+                let child =
+                    program.start(&[("PROVISIONERD_KILL_AT", &moment), ("PROVISIONERD_ROOM", MAX_BYTES)]);
+                CrashRun { name, client, program, child, kills: 0 }.run_scenario(scenario).await
             }
         };
-        // One that takes claims without a node must be alone with them.
-        let (alone, together): (Vec<_>, Vec<_>) = all.partition(|(_, (life, _))| *life == Life::Immediate);
-        let counts = futures_util::stream::iter(together).map(round).buffer_unordered(AT_ONCE);
-        let counts = counts.fold(Counts::default(), async |sum, counts| sum.add(&counts)).await;
-        let rest = futures_util::stream::iter(alone).then(round);
+        // An instance that selects its node for claims must run alone.
+        let (alone, together): (Vec<_>, Vec<_>) =
+            all.partition(|(_, (scenario, _))| *scenario == ClaimScenario::Immediate);
+        let counts = futures_util::stream::iter(together).map(pass).buffer_unordered(MAX_PARALLEL);
+        let counts = counts.fold(LeakCounts::default(), async |sum, counts| sum.add(&counts)).await;
+        let rest = futures_util::stream::iter(alone).then(pass);
         rest.fold(counts, async |sum, counts| sum.add(&counts)).await
     })
 }
 
-fn check(rounds: usize) {
-    let counts = kill_everywhere(rounds);
+fn assert_no_leaks(rounds: usize) {
+    let counts = kill_at_each_moment(rounds);
     println!("{counts}");
-    assert_eq!(counts, Counts { kills: rounds * moments().len(), ..Counts::default() });
+    assert_eq!(counts, LeakCounts { kills: rounds * kill_moments().len(), ..LeakCounts::default() });
 }
 
 #[test]
 #[ignore = "needs kube"]
-fn killed_at_each_moment_it_leaks_nothing_and_makes_nothing_twice() {
-    check(1);
+fn a_daemon_killed_at_each_moment_leaks_nothing_and_provisions_nothing_twice() {
+    assert_no_leaks(1);
 }
 
 #[test]
 #[ignore = "soak: NODEKEEL_VOLUME_KILLS times through all moments"]
-fn killed_again_and_again_it_leaks_nothing_and_makes_nothing_twice() {
-    check(std::env::var(ROUNDS).map_or(2, |count| count.parse().expect("a number")));
+fn a_daemon_killed_repeatedly_leaks_nothing_and_provisions_nothing_twice() {
+    assert_no_leaks(std::env::var(ROUNDS_VARIABLE).map_or(2, |count| count.parse().expect("a number")));
 }

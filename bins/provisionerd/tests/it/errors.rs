@@ -1,4 +1,4 @@
-//! What it says where the directory of volumes can't be used, with limits that are only written down.
+//! Messages for an unusable directory of volumes, with limits kept in files.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -10,37 +10,41 @@ use std::time::Duration;
 
 use testbed::Scratch;
 
-use crate::cluster::{self, PATIENCE};
+use crate::cluster::{self, TIMEOUT};
 
-/// It, with books in a directory.
-fn provisionerd(wrapper: &[&str], subcommand: &str, (directory, books): (&Path, &Path)) -> Command {
+/// A command that runs provisionerd with limits in files.
+fn provisionerd_command(
+    wrapper: &[&str],
+    subcommand: &str,
+    (directory, quota_dir): (&Path, &Path),
+) -> Command {
     let line = [wrapper, &[env!("CARGO_BIN_EXE_provisionerd"), subcommand]].concat();
     let mut command = Command::new(line[0]);
     command.args(&line[1..]).args(["--no-csi", "--listen=127.0.0.1:0"]).arg("--directory").arg(directory);
-    command.stdin(Stdio::null()).env_clear().env("NODE_NAME", "node-a").env("PROVISIONERD_BOOKS", books);
+    command.stdin(Stdio::null()).env_clear().env("NODE_NAME", "node-a").env("PROVISIONERD_BOOKS", quota_dir);
     command
 }
 
-/// Runs it on a directory in which it can't begin.
-fn run(directory: &Path, wrapper: &[&str]) -> Output {
-    let books = tempfile::tempdir().expect("a directory");
-    provisionerd(wrapper, "run", (directory, books.path())).output().expect("it runs")
+/// Runs provisionerd on a directory in which it cannot start.
+fn run_to_end(directory: &Path, wrapper: &[&str]) -> Output {
+    let quota_dir = tempfile::tempdir().expect("a directory");
+    provisionerd_command(wrapper, "run", (directory, quota_dir.path())).output().expect("provisionerd runs")
 }
 
-/// It runs, and what it says is read.
-struct Running {
+/// A running provisionerd and the lines of its stderr.
+struct RunningDaemon {
     child: Child,
     lines: Receiver<String>,
     directories: [tempfile::TempDir; 2],
 }
 
-impl Running {
-    fn with(kubeconfig: &Path) -> Self {
+impl RunningDaemon {
+    fn start(kubeconfig: &Path) -> Self {
         let directories = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-        let mut command = provisionerd(&[], "run", (directories[0].path(), directories[1].path()));
+        let mut command = provisionerd_command(&[], "run", (directories[0].path(), directories[1].path()));
         command.arg("--kubeconfig").arg(kubeconfig).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("it starts");
-        let stderr = BufReader::new(child.stderr.take().expect("it is piped"));
+        let mut child = command.spawn().expect("provisionerd starts");
+        let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
@@ -48,27 +52,27 @@ impl Running {
         Self { child, lines, directories }
     }
 
-    /// Where it keeps volumes.
+    /// The directory of volumes.
     fn directory(&self) -> &Path {
         self.directories[0].path()
     }
 
-    /// The next line in which this stands; none where nothing at all is said for so long.
-    fn says(&self, part: &str, within: Duration) -> Option<String> {
+    /// The next line that contains this; `None` if no line arrives for this long.
+    fn wait_for_line(&self, part: &str, within: Duration) -> Option<String> {
         let next = || self.lines.recv_timeout(within).ok();
         std::iter::from_fn(next).find(|line| line.contains(part))
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Asserts that it said why in one line, and what to do; and that it ended as for something missing.
-fn assert_told(output: &Output, directory: &Path, advice: &str) {
+/// Asserts one error line with a hint, and the exit code of a missing requirement.
+fn assert_reported(output: &Output, directory: &Path, advice: &str) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{}: {text}", output.status);
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with("provisionerd: ")).collect();
@@ -78,24 +82,24 @@ fn assert_told(output: &Output, directory: &Path, advice: &str) {
 }
 
 #[test]
-fn a_directory_that_another_instance_works_on_is_told_and_left_alone() {
-    let kubeconfig = unreachable();
-    let first = Running::with(kubeconfig.path());
-    assert!(first.says("started", PATIENCE).is_some());
+fn a_directory_in_use_is_reported_and_left_unchanged() {
+    let kubeconfig = unreachable_kubeconfig();
+    let first = RunningDaemon::start(kubeconfig.path());
+    assert!(first.wait_for_line("started", TIMEOUT).is_some());
     let directory = first.directory();
     let born = directory.join(".new/pvc-9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f");
-    fs::create_dir(&born).expect("what the first is about to make");
-    let second = run(directory, &[]);
+    fs::create_dir(&born).expect("a volume that the first instance is creating");
+    let second = run_to_end(directory, &[]);
     let text = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(5), "{text}");
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with("provisionerd: ")).collect();
     let [line] = lines[..] else { panic!("one line: {text}") };
-    assert!(line.contains("another instance works on") && line.contains("--directory"), "{line}");
+    assert!(line.contains("another instance uses") && line.contains("--directory"), "{line}");
     assert!(born.exists());
 }
 
-/// A tmpfs below a scratch directory, which undoes it.
-fn mount(scratch: &Scratch, options: &str) -> PathBuf {
+/// Mounts a tmpfs below a scratch directory, which unmounts it.
+fn mount_tmpfs(scratch: &Scratch, options: &str) -> PathBuf {
     let directory = scratch.path().join("volumes");
     fs::create_dir(&directory).expect("a directory");
     let mut command = Command::new("mount");
@@ -105,51 +109,51 @@ fn mount(scratch: &Scratch, options: &str) -> PathBuf {
 }
 
 #[test]
-fn a_link_in_the_way_is_told_and_its_target_left_alone() {
+fn a_conflicting_symlink_is_reported_and_its_target_left_unchanged() {
     let (base, target) =
         (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     symlink(target.path(), base.path().join("volumes")).expect("a link");
-    assert_told(&run(base.path(), &[]), base.path(), "a symbolic link is in the way");
-    assert_eq!(fs::read_dir(target.path()).expect("it is there").count(), 0);
+    assert_reported(&run_to_end(base.path(), &[]), base.path(), "path contains a symbolic link");
+    assert_eq!(fs::read_dir(target.path()).expect("unchanged").count(), 0);
 }
 
 #[test]
-fn a_file_in_the_way_is_told() {
+fn a_conflicting_file_is_reported() {
     let base = tempfile::tempdir().expect("a directory");
     fs::write(base.path().join("volumes"), "mine").expect("written");
-    assert_told(&run(base.path(), &[]), base.path(), "remove what is in the way");
-    assert_eq!(fs::read_to_string(base.path().join("volumes")).expect("it is there"), "mine");
+    assert_reported(&run_to_end(base.path(), &[]), base.path(), "remove the conflicting file");
+    assert_eq!(fs::read_to_string(base.path().join("volumes")).expect("unchanged"), "mine");
 }
 
 #[test]
 #[ignore = "needs root: it mounts"]
-fn a_file_system_that_is_read_only_is_told() {
+fn a_read_only_file_system_is_reported() {
     let scratch = Scratch::new().expect("a directory");
-    let directory = mount(&scratch, "ro");
-    assert_told(&run(&directory, &[]), &directory, "mount its file system for writing");
+    let directory = mount_tmpfs(&scratch, "ro");
+    assert_reported(&run_to_end(&directory, &[]), &directory, "mount its file system read-write");
 }
 
 #[test]
 #[ignore = "needs root: it mounts"]
-fn a_full_file_system_is_told() {
+fn a_full_file_system_is_reported() {
     let scratch = Scratch::new().expect("a directory");
-    let directory = mount(&scratch, "size=64k,nr_inodes=1");
-    assert_told(&run(&directory, &[]), &directory, "make room on its file system");
+    let directory = mount_tmpfs(&scratch, "size=64k,nr_inodes=1");
+    assert_reported(&run_to_end(&directory, &[]), &directory, "free space on its file system");
 }
 
 #[test]
-#[ignore = "needs root and setpriv: it becomes somebody else"]
-fn a_directory_that_may_not_be_written_to_or_read_is_told() {
+#[ignore = "needs root and setpriv: it changes its user"]
+fn an_inaccessible_directory_is_reported() {
     let base = tempfile::tempdir().expect("a directory");
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     for mode in [0o755, 0o700] {
         fs::set_permissions(base.path(), fs::Permissions::from_mode(mode)).expect("chmod");
-        assert_told(&run(base.path(), &nobody), base.path(), "run as root");
+        assert_reported(&run_to_end(base.path(), &nobody), base.path(), "run as root");
     }
 }
 
-/// How to reach an API server that is gone.
-fn unreachable() -> tempfile::NamedTempFile {
+/// A kubeconfig for an API server that does not run.
+fn unreachable_kubeconfig() -> tempfile::NamedTempFile {
     let kubeconfig = tempfile::NamedTempFile::new().expect("a file");
     let config = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
         contexts: [{name: a, context: {cluster: a, user: a}}]\n\
@@ -160,35 +164,36 @@ fn unreachable() -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn an_api_server_that_is_gone_is_told_once_and_not_by_each_watch() {
-    let kubeconfig = unreachable();
-    let running = Running::with(kubeconfig.path());
-    let told = running.says("API server", PATIENCE).expect("it is told");
-    assert!(told.contains("WARN") && told.contains("is the API server reachable?"), "{told}");
+fn an_unreachable_api_server_is_logged_once_for_all_watches() {
+    let kubeconfig = unreachable_kubeconfig();
+    let running = RunningDaemon::start(kubeconfig.path());
+    let warning = running.wait_for_line("API server", TIMEOUT).expect("a warning");
+    assert!(warning.contains("WARN") && warning.contains("is the API server reachable?"), "{warning}");
     // All three watches have failed twice by then.
-    let again = running.says("API server", Duration::from_secs(3));
-    assert_eq!(again, None, "after: {told}");
+    let again = running.wait_for_line("API server", Duration::from_secs(3));
+    assert_eq!(again, None, "after: {warning}");
 }
 
 #[test]
 #[ignore = "needs kube"]
-fn an_account_without_rights_is_told_which_to_grant() {
-    let kube = cluster::start();
+fn missing_permissions_of_an_account_are_named() {
+    let kube = cluster::start_control_plane();
     let kubeconfig = kube.kubeconfig("nobody").expect("an account");
-    let running = Running::with(&kubeconfig);
-    let told = running.says("rbac.yaml", PATIENCE).expect("it is told");
-    assert!(told.contains("ERROR"), "{told}");
+    let running = RunningDaemon::start(&kubeconfig);
+    let error = running.wait_for_line("missing permissions", TIMEOUT).expect("an error");
+    assert!(error.contains("ERROR"), "{error}");
     for (verbs, resource) in [
         ("watch", " persistentvolumeclaims "),
         ("delete", " persistentvolumes "),
         ("create, patch", " events "),
     ] {
-        let of_it = told.split("; ").find(|kind| kind.contains(resource)).unwrap_or_else(|| panic!("{told}"));
-        assert!(of_it.contains(verbs), "{told}");
+        let permissions =
+            error.split("; ").find(|part| part.contains(resource)).unwrap_or_else(|| panic!("{error}"));
+        assert!(permissions.contains(verbs), "{error}");
     }
-    let [directory, books] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    let mut check = provisionerd(&[], "check", (directory.path(), books.path()));
-    let checked = check.arg("--kubeconfig").arg(&kubeconfig).output().expect("it runs");
+    let [directory, quota_dir] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let mut check = provisionerd_command(&[], "check", (directory.path(), quota_dir.path()));
+    let checked = check.arg("--kubeconfig").arg(&kubeconfig).output().expect("provisionerd runs");
     assert_eq!(checked.status.code(), Some(4));
     let text = String::from_utf8_lossy(&checked.stdout);
     let denied = text.lines().find(|line| line.contains("rbac.yaml"));

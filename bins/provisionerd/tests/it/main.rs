@@ -1,4 +1,4 @@
-//! provisionerd as its user sees it.
+//! Tests of the provisionerd binary.
 
 #[cfg(feature = "kill-points")]
 mod cluster;
@@ -6,6 +6,6 @@ mod cluster;
 mod crash;
 #[cfg(feature = "kill-points")]
 mod errors;
+mod messages;
 #[cfg(feature = "kill-points")]
 mod policy;
-mod words;

@@ -1,4 +1,4 @@
-//! The admission policy of `deploy/policy`, as the API server understands it.
+//! The admission policy of `deploy/policy`, enforced by the API server.
 
 use std::fs;
 use std::process::Command;
@@ -7,35 +7,36 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::{Kube, Scratch, output, wait_until};
 
-use crate::cluster::{self, DRIVER, PATIENCE};
+use crate::cluster::{self, DRIVER, TIMEOUT};
 
 const ACCOUNT: &str = "system:serviceaccount:nodekeel:provisionerd";
 const POLICY: &str = "provisionerd-own-node";
 const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/plain.json");
 
-struct Site {
+struct PolicyFixture {
     kube: Kube,
     scratch: Scratch,
 }
 
-impl Site {
+impl PolicyFixture {
     fn start() -> Self {
-        let kube = cluster::start();
+        let kube = cluster::start_control_plane();
         kube.apply(include_str!("../../../../deploy/policy/own-node.yaml")).expect("the policy");
         let site = Self { kube, scratch: Scratch::new().expect("a directory") };
-        // It holds once the API server has seen its own object.
+        // The policy applies once the API server has observed it.
         let is_in_force = || {
-            let foreign = site.create("node-a", &volume("probe", DRIVER, &["node-b"]), "--dry-run=server");
-            let said = format!("{:#}", foreign.err().context("a foreign volume would be taken")?);
-            ensure!(said.contains(POLICY), "{said}");
+            let foreign =
+                site.create_as("node-a", &volume_manifest("probe", DRIVER, &["node-b"]), "--dry-run=server");
+            let message = format!("{:#}", foreign.err().context("a foreign volume would be accepted")?);
+            ensure!(message.contains(POLICY), "{message}");
             Ok(())
         };
-        wait_until(PATIENCE, "the policy to be in force", is_in_force).expect("it comes");
+        wait_until(TIMEOUT, "the policy to be in force", is_in_force).expect("the policy is in force");
         site
     }
 
-    /// provisionerd's account, by a token that was given to a pod of this node; "" is a token of no node.
-    fn of_node(&self, node: &str) -> Command {
+    /// kubectl as provisionerd's account, with the token of a pod on this node; "" is a token without a node.
+    fn kubectl_as_node(&self, node: &str) -> Command {
         let mut kubectl = self.kube.kubectl();
         kubectl.args([
             "--as",
@@ -49,23 +50,30 @@ impl Site {
         kubectl
     }
 
-    fn create(&self, node: &str, object: &Value, how: &str) -> Result<String> {
+    fn create_as(&self, node: &str, object: &Value, how: &str) -> Result<String> {
         let file = self.scratch.path().join("object.json");
         fs::write(&file, object.to_string())?;
-        output(self.of_node(node).args(["create", "--validate=false", how, "--filename"]).arg(file))
+        output(self.kubectl_as_node(node).args(["create", "--validate=false", how, "--filename"]).arg(file))
     }
 
-    fn patch(&self, node: &str, kind: &str, name: &str, patch: &Value) -> Result<String> {
-        output(self.of_node(node).args(["patch", kind, name, "--type=merge", "--patch", &patch.to_string()]))
+    fn patch_as(&self, node: &str, kind: &str, name: &str, patch: &Value) -> Result<String> {
+        output(self.kubectl_as_node(node).args([
+            "patch",
+            kind,
+            name,
+            "--type=merge",
+            "--patch",
+            &patch.to_string(),
+        ]))
     }
 
-    fn delete(&self, node: &str, name: &str) -> Result<String> {
-        output(self.of_node(node).args(["delete", "persistentvolume", name, "--wait=false"]))
+    fn delete_as(&self, node: &str, name: &str) -> Result<String> {
+        output(self.kubectl_as_node(node).args(["delete", "persistentvolume", name, "--wait=false"]))
     }
 }
 
-/// A volume as the provisioner makes it, of this driver and on these nodes.
-fn volume(name: &str, driver: &str, nodes: &[&str]) -> Value {
+/// A volume of the provisioner, with this driver and these nodes.
+fn volume_manifest(name: &str, driver: &str, nodes: &[&str]) -> Value {
     let mut volume: Value = serde_json::from_str(VOLUME).expect("JSON");
     volume["metadata"]["name"] = name.into();
     volume["spec"]["csi"]["driver"] = driver.into();
@@ -74,45 +82,49 @@ fn volume(name: &str, driver: &str, nodes: &[&str]) -> Value {
     volume
 }
 
-fn assert_refused(tried: Result<String>, why: &str) {
-    let said = format!("{:#}", tried.expect_err("the policy refuses it"));
-    assert!(said.contains(POLICY) && said.contains(why), "{said}");
+fn assert_rejected(tried: Result<String>, why: &str) {
+    let message = format!("{:#}", tried.expect_err("the policy rejects it"));
+    assert!(message.contains(POLICY) && message.contains(why), "{message}");
 }
 
 const FOREIGN: &str = "not one of this driver on this node alone";
 
 #[test]
 #[ignore = "needs kube"]
-fn an_account_on_one_node_can_not_touch_the_volumes_of_another() {
-    let site = Site::start();
+fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
+    let site = PolicyFixture::start();
     let finalizers = |list: &[&str]| json!({ "metadata": { "finalizers": list } });
     for node in ["node-a", "node-b"] {
-        site.create(node, &volume(&format!("of-{node}"), DRIVER, &[node]), "--output=name").expect("its own");
+        site.create_as(node, &volume_manifest(&format!("of-{node}"), DRIVER, &[node]), "--output=name")
+            .expect("of its node");
     }
-    let other = volume("other", DRIVER, &["node-a", "node-b"]);
-    assert_refused(site.create("node-a", &other, "--output=name"), FOREIGN);
+    let other = volume_manifest("other", DRIVER, &["node-a", "node-b"]);
+    assert_rejected(site.create_as("node-a", &other, "--output=name"), FOREIGN);
     let mut nowhere = other.clone();
     nowhere["spec"]["nodeAffinity"] = Value::Null;
-    assert_refused(site.create("node-a", &nowhere, "--output=name"), FOREIGN);
-    let driver = volume("other", "foreign.example", &["node-a"]);
-    assert_refused(site.create("node-a", &driver, "--output=name"), FOREIGN);
-    assert_refused(site.create("", &volume("other", DRIVER, &["node-a"]), "--output=name"), "names no node");
+    assert_rejected(site.create_as("node-a", &nowhere, "--output=name"), FOREIGN);
+    let driver = volume_manifest("other", "foreign.example", &["node-a"]);
+    assert_rejected(site.create_as("node-a", &driver, "--output=name"), FOREIGN);
+    assert_rejected(
+        site.create_as("", &volume_manifest("other", DRIVER, &["node-a"]), "--output=name"),
+        "names no node",
+    );
 
-    assert_refused(site.patch("node-a", "persistentvolume", "of-node-b", &finalizers(&[])), FOREIGN);
-    assert_refused(site.delete("node-a", "of-node-b"), FOREIGN);
-    assert_refused(site.delete("", "of-node-a"), "names no node");
-    site.patch("node-a", "persistentvolume", "of-node-a", &finalizers(&[])).expect("its own");
-    site.delete("node-a", "of-node-a").expect("its own");
-    // Everybody else is none of its business.
+    assert_rejected(site.patch_as("node-a", "persistentvolume", "of-node-b", &finalizers(&[])), FOREIGN);
+    assert_rejected(site.delete_as("node-a", "of-node-b"), FOREIGN);
+    assert_rejected(site.delete_as("", "of-node-a"), "names no node");
+    site.patch_as("node-a", "persistentvolume", "of-node-a", &finalizers(&[])).expect("of its node");
+    site.delete_as("node-a", "of-node-a").expect("of its node");
+    // The policy does not apply to other accounts.
     site.kube.create(&other.to_string()).expect("the admin's");
     site.kube.delete("persistentvolume", "of-node-b").expect("the admin's");
 }
 
 #[test]
 #[ignore = "needs kube"]
-fn of_a_claim_an_account_changes_its_own_nodes_selection_alone() {
+fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
     const ONLY_NODE: &str = "only its selected node may be changed";
-    let site = Site::start();
+    let site = PolicyFixture::start();
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": { "name": "claim", "namespace": "default" },
@@ -121,25 +133,25 @@ fn of_a_claim_an_account_changes_its_own_nodes_selection_alone() {
     site.kube.create(&claim.to_string()).expect("a claim");
     let select = |by: &str, node: Option<&str>| {
         let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
-        site.patch(by, "persistentvolumeclaim", "claim", &patch)
+        site.patch_as(by, "persistentvolumeclaim", "claim", &patch)
     };
-    assert_refused(select("node-a", Some("node-b")), ONLY_NODE);
-    select("node-a", Some("node-a")).expect("its own");
-    assert_refused(select("node-b", None), ONLY_NODE);
-    assert_refused(select("node-b", Some("node-b")), ONLY_NODE);
-    assert_refused(select("", None), "names no node");
-    select("node-a", None).expect("its own");
+    assert_rejected(select("node-a", Some("node-b")), ONLY_NODE);
+    select("node-a", Some("node-a")).expect("of its node");
+    assert_rejected(select("node-b", None), ONLY_NODE);
+    assert_rejected(select("node-b", Some("node-b")), ONLY_NODE);
+    assert_rejected(select("", None), "names no node");
+    select("node-a", None).expect("of its node");
     let bound = json!({ "spec": { "volumeName": "another" } });
-    assert_refused(site.patch("node-a", "persistentvolumeclaim", "claim", &bound), ONLY_NODE);
+    assert_rejected(site.patch_as("node-a", "persistentvolumeclaim", "claim", &bound), ONLY_NODE);
 }
 
 #[test]
 #[ignore = "needs kube"]
-fn its_expressions_fit_the_types_that_they_are_about() {
-    let site = Site::start();
+fn the_policys_expressions_pass_type_checking() {
+    let site = PolicyFixture::start();
     let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
     let policy = site.kube.until("validatingadmissionpolicy", POLICY, is_checked);
-    let policy = policy.expect("the controller manager has looked");
+    let policy = policy.expect("the controller manager has checked the policy");
     let warnings = &policy["status"]["typeChecking"]["expressionWarnings"];
     assert!(warnings.is_null(), "{warnings}");
 }

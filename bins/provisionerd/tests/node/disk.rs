@@ -1,19 +1,19 @@
-//! The node's disk for volumes, and what its kernel says of it.
+//! The node's disk for volumes, and the kernel's view of it.
 
 use anyhow::{Context as _, Result};
 use testbed::GuestNode;
 
 pub(crate) const VOLUMES: &str = "/var/lib/nodekeel";
 
-/// What the volumes are on.
+/// The file system of the volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileSystem {
+pub(crate) enum VolumeFileSystem {
     Xfs,
     Ext4,
 }
 
-impl FileSystem {
-    /// Makes it and mounts it, as the README of `deploy/` says.
+impl VolumeFileSystem {
+    /// Creates and mounts it, as in the README of `deploy/`.
     pub(crate) fn mount(self, node: &GuestNode) -> Result<()> {
         let make = match self {
             Self::Xfs => "mkfs.xfs -q",
@@ -26,21 +26,21 @@ impl FileSystem {
         node.shell(&script).map(drop).with_context(|| format!("mount {self:?}"))
     }
 
-    /// What a process hears that has reached a limit.
-    pub(crate) fn refusal(self) -> &'static str {
+    /// The error of a write beyond a limit.
+    pub(crate) fn limit_error(self) -> &'static str {
         match self {
             Self::Xfs => "No space left on device",
             Self::Ext4 => "Disk quota exceeded",
         }
     }
 
-    /// The hard limits that are set, in KiB and in files, as the kernel lists them.
-    pub(crate) fn limits(self, node: &GuestNode) -> Result<Vec<(u64, u64)>> {
+    /// The hard limits in the kernel, in KiB and in files.
+    pub(crate) fn kernel_limits(self, node: &GuestNode) -> Result<Vec<(u64, u64)>> {
         let foreign = if self == Self::Ext4 { "-f" } else { "" };
         let report = |what: &str| -> Result<Vec<(String, u64)>> {
             let command = format!("report -p -n -N {what}");
             let text = node.shell(&format!("xfs_quota {foreign} -x -c '{command}' {VOLUMES}"))?;
-            text.lines().filter(|line| line.starts_with('#')).map(hard).collect()
+            text.lines().filter(|line| line.starts_with('#')).map(parse_hard_limit).collect()
         };
         let (blocks, files) = (report("-b")?, report("-i")?);
         let of =
@@ -53,21 +53,21 @@ impl FileSystem {
 }
 
 /// A line of `xfs_quota`: `#ID used soft hard warnings [grace]`.
-fn hard(line: &str) -> Result<(String, u64)> {
+fn parse_hard_limit(line: &str) -> Result<(String, u64)> {
     let mut fields = line.split_whitespace();
     let project = fields.next().unwrap_or_default().to_owned();
     let hard = fields.nth(2).with_context(|| format!("no hard limit in {line:?}"))?;
     Ok((project, hard.parse().with_context(|| format!("read {line:?}"))?))
 }
 
-/// The directories of volumes: those that are in use, and those that are coming or going.
-pub(crate) fn directories(node: &GuestNode) -> Result<Vec<String>> {
+/// The directories of volumes: in use, being created, and being erased.
+pub(crate) fn volume_directories(node: &GuestNode) -> Result<Vec<String>> {
     let text = node.shell(&format!("cd {VOLUMES}; ls -d volumes/* .new/* .trash/* 2>/dev/null; true"))?;
     Ok(text.lines().map(String::from).collect())
 }
 
-/// How often a volume is mounted for pods: in the node's namespace, and in provisionerd's.
-pub(crate) fn mounts(node: &GuestNode, volume: &str) -> Result<[usize; 2]> {
+/// The number of pod mounts of a volume: in the node's mount namespace, and in provisionerd's.
+pub(crate) fn count_mounts(node: &GuestNode, volume: &str) -> Result<[usize; 2]> {
     let count = |mountinfo: &str| {
         let text = node.shell(&format!("cat {mountinfo}"))?;
         Ok::<_, anyhow::Error>(

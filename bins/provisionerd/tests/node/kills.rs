@@ -1,7 +1,7 @@
-//! provisionerd killed at each moment of a volume's life, where limits and mounts are the kernel's: nothing leaks, and nothing
-//! is made twice.
+//! Kills provisionerd at each moment of a volume's lifecycle, with limits and mounts of the kernel: nothing
+//! leaks, and nothing is provisioned twice.
 //!
-//! It is armed with all moments that are left, so that a volume outlives one death after another.
+//! Each start gets all remaining moments, so that a volume survives one kill after another.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -10,12 +10,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nodekeel_provisioner::{FINALIZER, Moment, Step};
+use nodekeel_provisioner::{FINALIZER, StepMoment, VolumeStep};
 use serde_json::{Value, json};
 use testbed::{Guest, Kube, User};
 
-use crate::cluster::{Cluster, Content, DRIVER, WITHIN, with_node};
-use crate::disk::{FileSystem, VOLUMES, directories};
+use crate::cluster::{DRIVER, FileContent, TIMEOUT, TestCluster, with_node};
+use crate::disk::{VOLUMES, VolumeFileSystem, volume_directories};
 
 const ACCOUNT: (&str, &str) = ("nodekeel", "provisionerd");
 const PROGRAM_AT: &str = "/usr/bin/provisionerd";
@@ -24,15 +24,15 @@ const KUBECONFIG_AT: &str = "/etc/provisionerd.kubeconfig";
 const KILLED: i32 = 137;
 /// 128 + SIGTERM.
 const TERMINATED: i32 = 143;
-/// Longer than all of it takes.
+/// Timeout of a run.
 const RUN_WITHIN: Duration = Duration::from_secs(1200);
 const LIMIT: u64 = 32 << 20;
 const CLASS: &str = "{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: immediate}, provisioner: \
                      volumes.nodekeel}";
 
-/// A claim, and a pod that uses it.
-fn user(name: &str) -> String {
-    let claim = claim(name, "nodekeel");
+/// The manifest of a claim and a pod that uses it.
+fn claim_and_pod(name: &str) -> String {
+    let claim = claim_manifest(name, "nodekeel");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
         "spec": {
@@ -47,7 +47,7 @@ fn user(name: &str) -> String {
     format!("{claim}\n---\n{pod}")
 }
 
-fn claim(name: &str, class: &str) -> Value {
+fn claim_manifest(name: &str, class: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
         "spec": {
@@ -60,22 +60,22 @@ fn claim(name: &str, class: &str) -> Value {
 
 #[test]
 #[ignore = "needs kube and a node"]
-fn killed_at_each_moment_on_xfs_it_leaks_nothing_and_makes_nothing_twice() {
-    kill_everywhere(FileSystem::Xfs);
+fn a_daemon_killed_at_each_moment_on_xfs_leaks_nothing_and_provisions_nothing_twice() {
+    kill_at_each_moment(VolumeFileSystem::Xfs);
 }
 
 #[test]
 #[ignore = "soak"]
-fn killed_at_each_moment_on_ext4_it_leaks_nothing_and_makes_nothing_twice() {
-    kill_everywhere(FileSystem::Ext4);
+fn a_daemon_killed_at_each_moment_on_ext4_leaks_nothing_and_provisions_nothing_twice() {
+    kill_at_each_moment(VolumeFileSystem::Ext4);
 }
 
-fn kill_everywhere(file_system: FileSystem) {
+fn kill_at_each_moment(file_system: VolumeFileSystem) {
     let kube = Kube::builder().user(User::service_account(ACCOUNT.0, ACCOUNT.1));
     let furnish = |kube: &Kube| {
         let user = User::service_account(ACCOUNT.0, ACCOUNT.1).name;
-        let program = Content::Program(env!("CARGO_BIN_EXE_provisionerd").into());
-        let kubeconfig = Content::Text(kube.kubeconfig_for_guest(&user)?);
+        let program = FileContent::Program(env!("CARGO_BIN_EXE_provisionerd").into());
+        let kubeconfig = FileContent::Text(kube.kubeconfig_for_guest(&user)?);
         Ok(vec![(PROGRAM_AT, program), (KUBECONFIG_AT, kubeconfig)])
     };
     with_node(file_system, kube, furnish, |cluster| {
@@ -88,43 +88,47 @@ fn kill_everywhere(file_system: FileSystem) {
         ] {
             cluster.kube.apply(manifest)?;
         }
-        let program = Program::default();
+        let program = DaemonRunner::default();
         std::thread::scope(|scope| {
             let guest = cluster.node.guest();
             let runs = scope.spawn(|| program.run(guest));
-            let lived = lives(cluster, &program);
+            let lived = run_lifecycles(cluster, &program);
             program.is_to_end.store(true, Ordering::SeqCst);
-            // It may have been killed in this moment.
+            // It may just have been killed.
             let _ = cluster.node.shell("kill -TERM $(pidof provisionerd)");
             let ran = runs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            lived.and(ran).with_context(|| program.said())
+            lived.and(ran).with_context(|| program.output())
         })?;
-        println!("{} kills: nothing leaked, nothing provisioned twice", moments().len());
+        println!("{} kills: nothing leaked, nothing provisioned twice", kill_moments().len());
         Ok(())
     });
 }
 
-/// The moments at which it is killed: before and after each step.
-fn moments() -> BTreeSet<String> {
-    let sides = |step| [Moment::Before, Moment::After].map(|side| format!("{side:?} {step:?}"));
-    Step::ALL.into_iter().flat_map(sides).collect()
+/// The moments of the kills: before and after each step.
+fn kill_moments() -> BTreeSet<String> {
+    let sides = |step| [StepMoment::Before, StepMoment::After].map(|side| format!("{side:?} {step:?}"));
+    VolumeStep::ALL.into_iter().flat_map(sides).collect()
 }
 
-/// provisionerd as a process of the node, which is started again when it has been killed.
-struct Program {
+/// provisionerd as a process on the node, restarted after each kill.
+struct DaemonRunner {
     pending: Mutex<BTreeSet<String>>,
-    said: Mutex<Vec<String>>,
+    output: Mutex<Vec<String>>,
     is_to_end: AtomicBool,
 }
 
-impl Default for Program {
+impl Default for DaemonRunner {
     fn default() -> Self {
-        Self { pending: Mutex::new(moments()), said: Mutex::default(), is_to_end: AtomicBool::new(false) }
+        Self {
+            pending: Mutex::new(kill_moments()),
+            output: Mutex::default(),
+            is_to_end: AtomicBool::new(false),
+        }
     }
 }
 
-impl Program {
-    /// Runs it until it is asked to end.
+impl DaemonRunner {
+    /// Runs provisionerd until it should stop.
     fn run(&self, guest: &Guest) -> Result<()> {
         while !self.is_to_end.load(Ordering::SeqCst) {
             let pending = self.pending().iter().cloned().collect::<Vec<_>>();
@@ -136,16 +140,16 @@ impl Program {
             }
             let mut died = None;
             let code = guest.start(&command)?.wait(RUN_WITHIN, |line| {
-                let told = line.strip_prefix("killed at ").and_then(|rest| rest.split_once(": "));
-                died = died.take().or(told.map(|(_, moment)| moment.to_owned()));
-                self.said.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+                let killed = line.strip_prefix("killed at ").and_then(|rest| rest.split_once(": "));
+                died = died.take().or(killed.map(|(_, moment)| moment.to_owned()));
+                self.output.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
             })?;
             match died {
                 Some(moment) if code == KILLED => ensure!(self.pending().remove(&moment), "{moment:?} again"),
                 None if code == 0 => return Ok(()),
-                // It was asked to end before it listened.
+                // SIGTERM arrived before its handler was installed.
                 None if code == TERMINATED && self.is_to_end.load(Ordering::SeqCst) => return Ok(()),
-                died => bail!("it ended with {code} at {died:?}"),
+                died => bail!("provisionerd exited with {code} at {died:?}"),
             }
         }
         Ok(())
@@ -155,103 +159,104 @@ impl Program {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn said(&self) -> String {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+    fn output(&self) -> String {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 }
 
-/// Goes through lives of volumes until it was killed at each moment.
-fn lives(cluster: &Cluster, program: &Program) -> Result<()> {
-    cluster.driver_known()?;
-    cluster.times.took("provisionerd known");
-    let is_of_others = |moment: &String| moment.ends_with("GiveUpNode") || moment.ends_with("TakeNode");
+/// Runs volume lifecycles until provisionerd was killed at each moment.
+fn run_lifecycles(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
+    cluster.wait_driver_registered()?;
+    cluster.times.log_step("driver registered");
+    let is_of_others = |moment: &String| moment.ends_with("DeselectNode") || moment.ends_with("SelectNode");
     for number in 0.. {
         let before = program.pending().len();
-        one_that_is_used(cluster, &format!("data-{number}"))?;
+        check_claim_with_pod(cluster, &format!("data-{number}"))?;
         let after = program.pending().clone();
-        cluster.times.took(&format!("a volume's life with {} kills", before - after.len()));
+        cluster.times.log_step(&format!("a volume lifecycle with {} kills", before - after.len()));
         if after.iter().all(is_of_others) {
             break;
         }
-        ensure!(after.len() < before, "it never comes to {after:?}");
+        ensure!(after.len() < before, "never reached {after:?}");
     }
-    one_without_room(cluster, program)?;
-    one_without_a_pod(cluster)?;
-    cluster.times.took("a claim without room, and one without a pod");
+    check_claim_without_space(cluster, program)?;
+    check_claim_without_pod(cluster)?;
+    cluster.times.log_step("a claim without space, and one without a pod");
     let never = program.pending().clone();
-    ensure!(never.is_empty(), "it never comes to {never:?}");
+    ensure!(never.is_empty(), "never reached {never:?}");
     Ok(())
 }
 
-/// The node is given up for a claim as long as its disk is full, whoever dies.
-fn one_without_room(cluster: &Cluster, program: &Program) -> Result<()> {
-    cluster.node.shell(&format!("cd {VOLUMES}; {FILL}"))?;
-    cluster.kube.apply(&user("late"))?;
-    cluster.eventually("the node to be given up", &false, || {
-        Ok(program.pending().iter().any(|moment| moment.ends_with("GiveUpNode")))
+/// With a full disk, the node is deselected for a claim, also when provisionerd is killed.
+fn check_claim_without_space(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
+    cluster.node.shell(&format!("cd {VOLUMES}; {FILL_DISK_SCRIPT}"))?;
+    cluster.kube.apply(&claim_and_pod("late"))?;
+    cluster.wait_equal("the node to be deselected", &false, || {
+        Ok(program.pending().iter().any(|moment| moment.ends_with("DeselectNode")))
     })?;
     cluster.kube.delete("pod", "default/late")?;
     cluster.kube.delete("pvc", "default/late")?;
-    cluster.gone("pvc", "late")?;
+    cluster.wait_gone("pvc", "late")?;
     cluster.node.shell(&format!("cd {VOLUMES}; rm fill rest"))?;
-    nothing_is_left(cluster)
+    assert_nothing_left(cluster)
 }
 
-/// Takes nearly all room at once, then what is left and what is kept for root.
-const FILL: &str = "fallocate -l $((($(df -k . | awk 'END { print $4 }') - 65536) * 1024)) fill && \
+/// Fills most of the disk at once, then the rest, including the space reserved for root.
+const FILL_DISK_SCRIPT: &str = "fallocate -l $((($(df -k . | awk 'END { print $4 }') - 65536) * 1024)) fill && \
                     for size in 1M 4k; do dd if=/dev/zero bs=$size >>rest; done; test -e rest";
 
-/// A node is taken for a claim that has none.
-fn one_without_a_pod(cluster: &Cluster) -> Result<()> {
-    cluster.kube.apply(&claim("alone", "immediate").to_string())?;
-    let volume = bound(cluster, "alone")?;
+/// A claim without a selected node gets one.
+fn check_claim_without_pod(cluster: &TestCluster) -> Result<()> {
+    cluster.kube.apply(&claim_manifest("alone", "immediate").to_string())?;
+    let volume = wait_bound(cluster, "alone")?;
     cluster.kube.delete("pvc", "default/alone")?;
-    cluster.gone("pv", &volume)?;
-    nothing_is_left(cluster)
+    cluster.wait_gone("pv", &volume)?;
+    assert_nothing_left(cluster)
 }
 
-/// Made, mounted, written to, without its finalizer for a moment, and gone.
-fn one_that_is_used(cluster: &Cluster, name: &str) -> Result<()> {
+/// A volume is created, mounted, written to, loses its finalizer for a moment, and is deleted.
+fn check_claim_with_pod(cluster: &TestCluster, name: &str) -> Result<()> {
     let (kube, node) = (&cluster.kube, &cluster.node);
-    kube.apply(&user(name))?;
-    let volume = bound(cluster, name)?;
+    kube.apply(&claim_and_pod(name))?;
+    let volume = wait_bound(cluster, name)?;
     let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    kube.until_within(WITHIN, "pod", &format!("default/{name}"), is_ready)?;
+    kube.until_within(TIMEOUT, "pod", &format!("default/{name}"), is_ready)?;
     cluster.exec(name, "echo data >/data/file")?;
     kube.patch("pv", &volume, &json!({"metadata": {"finalizers": []}}))?;
     let is_protected = |volume: &Value| {
         let mut all = volume["metadata"]["finalizers"].as_array().into_iter().flatten();
         all.any(|one| one == FINALIZER)
     };
-    kube.until_within(WITHIN, "pv", &volume, is_protected)?;
-    ensure!(cluster.exec(name, "cat /data/file")? == "data\n", "the volume has lost what was written");
+    kube.until_within(TIMEOUT, "pv", &volume, is_protected)?;
+    ensure!(cluster.exec(name, "cat /data/file")? == "data\n", "the volume lost its data");
     kube.delete("pod", &format!("default/{name}"))?;
-    cluster.gone("pod", name)?;
+    cluster.wait_gone("pod", name)?;
     let mounts = format!("grep -c /{volume}/mount /proc/self/mountinfo || true");
-    cluster.eventually("the mounts to go", &"0".to_owned(), || Ok(node.shell(&mounts)?.trim().to_owned()))?;
+    cluster.wait_equal("the mounts to go", &"0".to_owned(), || Ok(node.shell(&mounts)?.trim().to_owned()))?;
     kube.delete("pvc", &format!("default/{name}"))?;
-    cluster.gone("pv", &volume)?;
-    nothing_is_left(cluster)
+    cluster.wait_gone("pv", &volume)?;
+    assert_nothing_left(cluster)
 }
 
-/// Waits until a claim is bound to the one volume that there is, and gives its name.
-fn bound(cluster: &Cluster, claim: &str) -> Result<String> {
+/// Waits until a claim is bound to the only volume, and returns the name of the volume.
+fn wait_bound(cluster: &TestCluster, claim: &str) -> Result<String> {
     let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    let claim = cluster.kube.until_within(WITHIN, "pvc", &format!("default/{claim}"), is_bound)?;
+    let claim = cluster.kube.until_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound)?;
     let volume = claim["spec"]["volumeName"].as_str().context("a bound claim has a volume")?.to_owned();
-    let made = cluster.kube.list("pv")?.len();
-    ensure!(made == 1, "{made} PersistentVolumes were made");
-    let there = directories(&cluster.node)?;
+    let count = cluster.kube.list("pv")?.len();
+    ensure!(count == 1, "{count} PersistentVolumes were created");
+    let there = volume_directories(&cluster.node)?;
     ensure!(there == [format!("volumes/{volume}")], "the directories are {there:?}");
-    let limits = cluster.file_system.limits(&cluster.node)?;
+    let limits = cluster.file_system.kernel_limits(&cluster.node)?;
     ensure!(limits == [(LIMIT >> 10, LIMIT / 2048)], "the kernel has {limits:?}");
     Ok(volume)
 }
 
-fn nothing_is_left(cluster: &Cluster) -> Result<()> {
-    cluster.eventually("the directories to go", &Vec::new(), || directories(&cluster.node))?;
-    cluster.eventually("the limits to go", &Vec::new(), || cluster.file_system.limits(&cluster.node))?;
+fn assert_nothing_left(cluster: &TestCluster) -> Result<()> {
+    cluster.wait_equal("the directories to go", &Vec::new(), || volume_directories(&cluster.node))?;
+    cluster
+        .wait_equal("the limits to go", &Vec::new(), || cluster.file_system.kernel_limits(&cluster.node))?;
     let volumes = cluster.kube.list("pv")?;
-    ensure!(volumes.is_empty(), "PersistentVolumes are left: {volumes:?}");
+    ensure!(volumes.is_empty(), "PersistentVolumes remain: {volumes:?}");
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! provisionerd in a cluster: from its image, as `deploy/` has it, on a node with a kernel of its own.
+//! provisionerd in a cluster: from its image, as in `deploy/`, on a node with a separate kernel.
 //!
-//! `cargo xtask test` makes the image. For `cargo test`, make it by `cargo xtask oci provisionerd`, and name its file in
-//! the environment variable `NODEKEEL_PROVISIONERD_IMAGE`.
+//! `cargo xtask test` creates the image. For `cargo test`, create it with `cargo xtask oci provisionerd`, and
+//! set the path of its file in the environment variable `NODEKEEL_PROVISIONERD_IMAGE`.
 
 mod cluster;
 mod disk;
 #[cfg(feature = "kill-points")]
 mod kills;
-mod life;
-mod times;
+mod lifecycle;
+mod timings;

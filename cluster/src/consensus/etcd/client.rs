@@ -6,14 +6,15 @@ use std::time::Duration;
 use etcd_client as api;
 use nodekeel_localstorage::pki::Credentials;
 
-use super::{EtcdConfig, backend};
+use super::{EtcdConfig, backend_error};
 use crate::consensus::{ConsensusError, MemberName};
 
-/// How long a connection may take to be made. The member is on the same machine.
-const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// The timeout of a connection attempt. The member is on the same host.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Connects with these credentials to the member, which is known by its name, whatever address it has.
-pub(super) async fn connect(
+/// Connects to the member with these credentials. The server's certificate is checked by name, whatever its
+/// address.
+pub(super) async fn connect_client(
     config: &EtcdConfig,
     name: &MemberName,
     address: IpAddr,
@@ -27,10 +28,10 @@ pub(super) async fn connect(
         .identity(api::Identity::from_pem(certificate, key.as_bytes()));
     let options = api::ConnectOptions::new()
         .with_tls(tls)
-        .with_connect_timeout(CONNECT_WITHIN)
-        // A member that loses its leader says so, instead of being silent.
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        // A member that loses its leader then returns an error instead of going silent.
         .with_require_leader(true);
     let url = format!("https://{}", SocketAddr::new(address, config.client_port));
     let connected = api::Client::connect([url.as_str()], Some(options)).await;
-    connected.map_err(|error| backend("make a client of etcd")(error))
+    connected.map_err(|error| backend_error("connect to etcd")(error))
 }

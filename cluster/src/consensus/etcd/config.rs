@@ -1,31 +1,31 @@
-//! How etcd is run.
+//! etcd's configuration.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::consensus::{CLIENT_PORT, PEER_PORT};
 
-/// How etcd is run.
+/// etcd's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdConfig {
-    /// The program.
+    /// The etcd binary.
     pub binary: PathBuf,
-    /// Where it is reached by the other members, on the node's address. Default: [`PEER_PORT`].
+    /// The port for other members, at the node's address. Default: [`PEER_PORT`].
     pub peer_port: u16,
-    /// Where it serves clients, on the node's address. Default: [`CLIENT_PORT`].
+    /// The port for clients, at the node's address. Default: [`CLIENT_PORT`].
     pub client_port: u16,
-    /// Further arguments, after its own.
+    /// Additional arguments, appended to the generated ones.
     pub extra_args: Vec<String>,
-    /// How long it may take from its start until it has found the other members. Default: a minute; then it is started
-    /// again.
+    /// Timeout from its start until it has connected to the other members. Default: one minute; then it is
+    /// restarted.
     pub ready_within: Duration,
-    /// How long it may take to stop. Default: ten seconds.
+    /// Grace period of a stop. Default: ten seconds.
     pub grace: Duration,
 }
 
 impl EtcdConfig {
-    /// This program, with the defaults.
+    /// This binary, with the defaults.
     pub fn new(binary: impl Into<PathBuf>) -> EtcdConfig {
         EtcdConfig {
             binary: binary.into(),

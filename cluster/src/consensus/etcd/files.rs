@@ -1,307 +1,331 @@
-//! What a member has on the disk, and how it starts with that.
+//! A member's files on disk, and how it starts from them.
 
 use std::net::IpAddr;
 use std::path::Path;
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::pki::{Certificate, Credentials, PkiError, PrivateKey};
-use nodekeel_localstorage::tree::{Etcd, File, Pki};
+use nodekeel_localstorage::tree::{EtcdDir, LayoutFile, PkiDir};
 
 use zeroize::Zeroizing;
 
-use super::backend;
-use crate::consensus::{ConsensusError, Mode, Peer, Start};
-use crate::pki::{Leaf, NewAuthority, SubjectNames};
+use super::backend_error;
+use crate::consensus::{ConsensusError, Peer, StartMode, StartOptions};
+use crate::pki::{CertificateSpec, PendingCa, SubjectNames};
 
 nodekeel_localstorage::layout! {
-    /// What is beside the member's files.
-    pub(super) struct Beside {
-        /// The authority of a new cluster, until its etcd keeps it.
-        pub(super) authority: Pki = "new_authority", 0o700;
-        /// What this node's own client comes with.
-        pub(super) client: Pki = "client_pki", 0o700;
+    /// Directories beside the member's own.
+    pub(super) struct PkiDirs {
+        /// The CA of a new cluster, until its etcd stores it.
+        pub(super) pending_ca: PkiDir = "new_authority", 0o700;
+        /// The credentials of this node's own client.
+        pub(super) client: PkiDir = "client_pki", 0o700;
     }
 }
 
-/// What etcd is told of its cluster.
+/// What etcd is told about its cluster.
 #[derive(Debug)]
-pub(super) enum Initial {
-    /// It makes one, told apart from all others by this text.
+pub(super) enum InitialCluster {
+    /// It creates a cluster; the token distinguishes it from all others.
     New { token: String },
-    /// These are there already.
+    /// It joins a cluster with these members.
     Existing { peers: Vec<Peer> },
-    /// Its data says who is there.
-    Known,
+    /// Its data lists the members.
+    FromData,
 }
 
-/// A member that can start.
+/// A member that is ready to start.
 #[derive(Debug)]
-pub(super) struct Prepared {
-    pub(super) initial: Initial,
-    /// Those of the member. Their certificate may be of an address that it had before.
+pub(super) struct PreparedFiles {
+    pub(super) initial_cluster: InitialCluster,
+    /// The member's credentials. Their certificate may be for a previous address.
     pub(super) credentials: Credentials,
-    /// Those of this node's own client, once there are some. They name no host, so etcd takes them wherever they come from:
-    /// of a client that names its hosts, it wants to see that it comes from there.
-    pub(super) client: Option<Credentials>,
-    /// The authority that has to be saved.
-    pub(super) new: Option<NewAuthority>,
+    /// The credentials of this node's own client, once they exist. They name no host, so etcd accepts them
+    /// from any address: a client whose certificate names hosts would have to connect from one of them.
+    pub(super) client_credentials: Option<Credentials>,
+    /// The CA that is not saved yet.
+    pub(super) pending_ca: Option<PendingCa>,
 }
 
-impl Prepared {
-    /// Whether the member's certificate is of this address.
+impl PreparedFiles {
+    /// Whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
     }
 }
 
-/// Looks at what is there, and makes what is missing for this mode. It can be killed at any step, and be called again.
-pub(super) fn prepare(files: &Etcd, start: &Start) -> Result<Prepared, ConsensusError> {
-    let beside = beside(files)?;
+/// Inspects the files, and creates what this mode lacks. It can be killed at any step, and repeated.
+pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<PreparedFiles, ConsensusError> {
+    let dirs = pki_dirs(files)?;
     let has_data = has_data(files)?;
-    let there = files.peer_pki.load().map_err(ConsensusError::Credentials)?;
-    if there.is_none() && has_data {
-        return Err(ConsensusError::NoCredentials { data: files.data.path().to_owned() });
+    let existing = files.peer_pki.load_credentials().map_err(ConsensusError::Credentials)?;
+    if existing.is_none() && has_data {
+        return Err(ConsensusError::CredentialsMissing { data: files.data.path().to_owned() });
     }
-    let new = load_new(&beside)?;
+    let new = load_pending_ca(&dirs)?;
     let prepared = match &start.mode {
-        Mode::Restart if !has_data => {
+        StartMode::Restart if !has_data => {
             return Err(ConsensusError::NoMember { data: files.data.path().to_owned() });
         }
-        // An authority that is there still, or again, may be saved or not: saving it finds out.
-        Mode::Restart => resume(files, there, new, Initial::Known)?,
-        Mode::New => create(files, &beside, start, there, new, has_data)?,
-        Mode::Existing { peers, credentials, revoked } => {
-            let credentials = join(files, start, there, credentials)?;
-            if files.load_revoked(&credentials.ca).map_err(ConsensusError::Credentials)?.is_none() {
-                files.store_revoked(revoked).map_err(ConsensusError::Credentials)?;
+        // A CA that is still, or again, on the disk may be saved or not: saving it finds out.
+        StartMode::Restart => resume_member(files, existing, new, InitialCluster::FromData)?,
+        StartMode::NewCluster => prepare_new_cluster(files, &dirs, start, existing, new, has_data)?,
+        StartMode::ExistingCluster { peers, credentials, revoked } => {
+            let credentials = store_join_credentials(files, start, existing, credentials)?;
+            if files.load_revocation_list(&credentials.ca).map_err(ConsensusError::Credentials)?.is_none() {
+                files.store_revocation_list(revoked).map_err(ConsensusError::Credentials)?;
             }
-            let initial = Initial::Existing { peers: peers.clone() };
-            Prepared { initial, credentials, client: None, new: None }
+            let initial = InitialCluster::Existing { peers: peers.clone() };
+            PreparedFiles {
+                initial_cluster: initial,
+                credentials,
+                client_credentials: None,
+                pending_ca: None,
+            }
         }
     };
-    let client = load_client(files, &beside, &prepared.credentials)?;
-    let prepared = Prepared { client, ..prepared };
-    // With a client of its own it can have itself certified anew.
-    if prepared.client.is_none() {
+    let client = load_client_credentials(files, &dirs, &prepared.credentials)?;
+    let prepared = PreparedFiles { client_credentials: client, ..prepared };
+    // With client credentials it can have its key certified again.
+    if prepared.client_credentials.is_none() {
         check_address(files, start, &prepared.credentials)?;
     }
-    check(files, start, &prepared.credentials)?;
-    settle(&files.peer_pki, &prepared.credentials)?;
+    check_member_certificate(files, start, &prepared.credentials)?;
+    finish_credentials_change(&files.peer_pki, &prepared.credentials)?;
     Ok(prepared)
 }
 
-/// Completes a change of the credentials that was cut off: what is read through their handles is right already, and etcd
-/// reads the files themselves.
-fn settle(pki: &Pki, credentials: &Credentials) -> Result<(), ConsensusError> {
+/// Completes an interrupted change of the credentials: their handles already return the right content, but
+/// etcd reads the files themselves.
+fn finish_credentials_change(pki: &PkiDir, credentials: &Credentials) -> Result<(), ConsensusError> {
     let Credentials { key, certificate, ca } = credentials;
-    let holds = |file: &File, is_it: &dyn Fn(&[u8]) -> bool| {
+    let holds = |file: &LayoutFile, matches: &dyn Fn(&[u8]) -> bool| {
         let read = file.read_if_present().map(|content| content.map(Zeroizing::new));
         let failed = |source| PkiError::Read { directory: pki.path().to_owned(), source };
-        read.map_err(failed).map(|content| content.is_some_and(|content| is_it(&content)))
+        read.map_err(failed).map(|content| content.is_some_and(|content| matches(&content)))
     };
     let is = |of: &Certificate, content: &[u8]| Certificate::from_pem(content).is_ok_and(|read| &read == of);
-    let is_key =
-        |content: &[u8]| PrivateKey::from_pem(content).is_ok_and(|read| read.public() == key.public());
+    let is_key = |content: &[u8]| {
+        PrivateKey::from_pem(content).is_ok_and(|read| read.public_key() == key.public_key())
+    };
     let is_settled = holds(&pki.ca, &|content| is(ca, content))
         .and_then(|ca| Ok(ca && holds(&pki.certificate, &|content| is(certificate, content))?))
         .and_then(|both| Ok(both && holds(&pki.key, &is_key)?));
     match is_settled.map_err(ConsensusError::Credentials)? {
         true => Ok(()),
-        false => pki.store(credentials).map_err(ConsensusError::Credentials),
+        false => pki.store_credentials(credentials).map_err(ConsensusError::Credentials),
     }
 }
 
-/// Removes the data of a cluster that is being made, which nobody has seen yet: as long as its authority is not known to be
-/// saved, nothing was written into it, and nobody can have joined it. An etcd that was killed while it began may not be
-/// able to go on with it: it waits for ever for members that it has not written down.
-pub(super) fn discard_unborn(files: &Etcd) -> Result<(), ConsensusError> {
+/// Removes the data of a cluster that is being created, and that no other node has seen: until its CA is
+/// known to be saved, nothing was written into it, and no node can have joined it. An etcd that was killed
+/// during its first start may be unable to resume from it: it waits for ever for members that it has not
+/// recorded.
+pub(super) fn discard_unsaved_cluster(files: &EtcdDir) -> Result<(), ConsensusError> {
     let discarded = Dir::open(files.data.path()).and_then(|data| data.remove_tree("member"));
-    discarded.map(drop).map_err(|error| backend("remove the data of a cluster that was not made")(error))
+    discarded.map(drop).map_err(|error| backend_error("remove the data of an unfinished cluster")(error))
 }
 
-/// Removes the authority that was saved. The key first: without it, the rest is known to be left over.
-pub(super) fn forget_new(files: &Etcd) -> Result<(), ConsensusError> {
-    let beside = beside(files)?;
-    for file in [&beside.authority.key, &beside.authority.certificate, &beside.authority.ca] {
-        remove(file)?;
+/// Removes the saved CA from the disk. The key first: without it, the rest is known to be left over.
+pub(super) fn remove_pending_ca(files: &EtcdDir) -> Result<(), ConsensusError> {
+    let dirs = pki_dirs(files)?;
+    for file in [&dirs.pending_ca.key, &dirs.pending_ca.certificate, &dirs.pending_ca.ca] {
+        remove_file(file)?;
     }
     Ok(())
 }
 
-/// Keeps what this node's own client comes with from now on.
-pub(super) fn keep_client(files: &Etcd, client: &Credentials) -> Result<(), ConsensusError> {
-    beside(files)?.client.store(client).map_err(ConsensusError::Credentials)
+/// Stores the credentials of this node's own client.
+pub(super) fn store_client_credentials(files: &EtcdDir, client: &Credentials) -> Result<(), ConsensusError> {
+    pki_dirs(files)?.client.store_credentials(client).map_err(ConsensusError::Credentials)
 }
 
-/// Puts another certificate in the place of the member's, which etcd reads for each new connection.
-pub(super) fn keep_member(files: &Etcd, credentials: &Credentials) -> Result<(), ConsensusError> {
-    files.peer_pki.store(credentials).map_err(ConsensusError::Credentials)
+/// Replaces the member's credentials, which etcd reads for each new connection.
+pub(super) fn store_member_credentials(
+    files: &EtcdDir,
+    credentials: &Credentials,
+) -> Result<(), ConsensusError> {
+    files.peer_pki.store_credentials(credentials).map_err(ConsensusError::Credentials)
 }
 
-fn beside(files: &Etcd) -> Result<Beside, ConsensusError> {
-    files.extend().map_err(backend("place the member's files"))
+fn pki_dirs(files: &EtcdDir) -> Result<PkiDirs, ConsensusError> {
+    files.add_layout().map_err(backend_error("place the member's files"))
 }
 
-fn remove(file: &File) -> Result<(), ConsensusError> {
-    file.remove().map(drop).map_err(|error| backend("remove the saved authority from the disk")(error))
+fn remove_file(file: &LayoutFile) -> Result<(), ConsensusError> {
+    file.remove().map(drop).map_err(|error| backend_error("remove the saved CA from the disk")(error))
 }
 
-/// The authority that is not known to be saved.
-fn load_new(beside: &Beside) -> Result<Option<NewAuthority>, ConsensusError> {
-    let presence = beside.authority.presence().map_err(ConsensusError::Credentials)?;
+/// The CA that is not known to be saved.
+fn load_pending_ca(dirs: &PkiDirs) -> Result<Option<PendingCa>, ConsensusError> {
+    let presence = dirs.pending_ca.credential_presence().map_err(ConsensusError::Credentials)?;
     if !presence.key {
-        for file in [&beside.authority.certificate, &beside.authority.ca] {
-            remove(file)?;
+        for file in [&dirs.pending_ca.certificate, &dirs.pending_ca.ca] {
+            remove_file(file)?;
         }
         return Ok(None);
     }
-    let credentials = beside.authority.load().map_err(ConsensusError::Credentials)?;
-    let new = credentials.map(NewAuthority::from_credentials).transpose();
-    new.map_err(ConsensusError::Authority)
+    let credentials = dirs.pending_ca.load_credentials().map_err(ConsensusError::Credentials)?;
+    let new = credentials.map(PendingCa::from_credentials).transpose();
+    new.map_err(ConsensusError::Ca)
 }
 
-/// What the client comes with, which has to be of the member's own authority.
-fn load_client(
-    files: &Etcd,
-    beside: &Beside,
+/// Loads the client's credentials, which must be of the member's own CA.
+fn load_client_credentials(
+    files: &EtcdDir,
+    dirs: &PkiDirs,
     member: &Credentials,
 ) -> Result<Option<Credentials>, ConsensusError> {
-    let Some(client) = beside.client.load().map_err(ConsensusError::Credentials)? else { return Ok(None) };
+    let Some(client) = dirs.client.load_credentials().map_err(ConsensusError::Credentials)? else {
+        return Ok(None);
+    };
     if client.ca != member.ca {
-        return Err(ConsensusError::AnotherMember { directory: beside.client.path().to_owned() });
+        return Err(ConsensusError::ForeignCredentials { directory: dirs.client.path().to_owned() });
     }
-    check_revoked(files, &beside.client, &client).map(|()| Some(client))
+    check_revoked(files, &dirs.client, &client).map(|()| Some(client))
 }
 
-fn create(
-    files: &Etcd,
-    beside: &Beside,
-    start: &Start,
-    there: Option<Credentials>,
-    new: Option<NewAuthority>,
+fn prepare_new_cluster(
+    files: &EtcdDir,
+    dirs: &PkiDirs,
+    start: &StartOptions,
+    existing: Option<Credentials>,
+    new: Option<PendingCa>,
     has_data: bool,
-) -> Result<Prepared, ConsensusError> {
-    if there.is_some() && new.is_none() {
-        // It has made its cluster, or it has joined another and not started yet: then it has no data.
+) -> Result<PreparedFiles, ConsensusError> {
+    if existing.is_some() && new.is_none() {
+        // It has created its cluster, or has joined another and not started yet: then it has no data.
         return match has_data {
-            true => resume(files, there, None, Initial::Known),
-            false => Err(ConsensusError::AnotherMember { directory: files.peer_pki.path().to_owned() }),
+            true => resume_member(files, existing, None, InitialCluster::FromData),
+            false => Err(ConsensusError::ForeignCredentials { directory: files.peer_pki.path().to_owned() }),
         };
     }
     let mut new = match new {
         Some(new) => new,
         None => {
-            let new = NewAuthority::generate().map_err(ConsensusError::Authority)?;
-            let kept = new.to_credentials().map_err(ConsensusError::Authority)?;
-            beside.authority.store(&kept).map_err(ConsensusError::Credentials)?;
+            let new = PendingCa::generate().map_err(ConsensusError::Ca)?;
+            let kept = new.to_credentials().map_err(ConsensusError::Ca)?;
+            dirs.pending_ca.store_credentials(&kept).map_err(ConsensusError::Credentials)?;
             new
         }
     };
-    let none = new.none_revoked().map_err(ConsensusError::Authority)?;
-    if files.load_revoked(new.certificate()).map_err(ConsensusError::Credentials)?.is_none() {
-        files.store_revoked(&none).map_err(ConsensusError::Credentials)?;
+    let none = new.empty_revocation_list().map_err(ConsensusError::Ca)?;
+    if files.load_revocation_list(new.ca_certificate()).map_err(ConsensusError::Credentials)?.is_none() {
+        files.store_revocation_list(&none).map_err(ConsensusError::Credentials)?;
     }
-    // Nobody knows the member yet: if it has another address meanwhile, it begins with that.
-    let there = there.filter(|there| is_certified_at(there, start.address));
-    if there.is_none() {
-        let leaf = Leaf::member(start.name.clone(), start.address);
-        let issued = new.issue(&leaf).map_err(ConsensusError::Authority)?;
-        files.peer_pki.store(&issued).map_err(ConsensusError::Credentials)?;
-        let token = token(&issued);
-        return Ok(Prepared {
-            initial: Initial::New { token },
+    // No other node knows the member yet: if its address has changed meanwhile, it starts with the new one.
+    let existing = existing.filter(|existing| is_certified_at(existing, start.address));
+    if existing.is_none() {
+        let spec = CertificateSpec::for_member(start.name.clone(), start.address);
+        let issued = new.issue_credentials(&spec).map_err(ConsensusError::Ca)?;
+        files.peer_pki.store_credentials(&issued).map_err(ConsensusError::Credentials)?;
+        let token = cluster_token(&issued);
+        return Ok(PreparedFiles {
+            initial_cluster: InitialCluster::New { token },
             credentials: issued,
-            client: None,
-            new: Some(new),
+            client_credentials: None,
+            pending_ca: Some(new),
         });
     }
-    resume(files, there, Some(new), Initial::Known).map(|prepared| {
-        let token = token(&prepared.credentials);
-        Prepared { initial: Initial::New { token }, ..prepared }
+    resume_member(files, existing, Some(new), InitialCluster::FromData).map(|prepared| {
+        let token = cluster_token(&prepared.credentials);
+        PreparedFiles { initial_cluster: InitialCluster::New { token }, ..prepared }
     })
 }
 
-/// A text that no other cluster has: etcd makes the cluster's number of it.
-fn token(credentials: &Credentials) -> String {
-    format!("nodekeel-{}", credentials.ca.public().short_id())
+/// A text unique to this cluster: etcd derives the cluster's id from it.
+fn cluster_token(credentials: &Credentials) -> String {
+    format!("nodekeel-{}", credentials.ca.public_key().short_id())
 }
 
-/// Goes on with the credentials that are there.
-fn resume(
-    files: &Etcd,
-    there: Option<Credentials>,
-    new: Option<NewAuthority>,
-    initial: Initial,
-) -> Result<Prepared, ConsensusError> {
-    let none = || ConsensusError::NoCredentials { data: files.data.path().to_owned() };
-    let credentials = there.ok_or_else(none)?;
+/// Resumes with the stored credentials.
+fn resume_member(
+    files: &EtcdDir,
+    existing: Option<Credentials>,
+    new: Option<PendingCa>,
+    initial: InitialCluster,
+) -> Result<PreparedFiles, ConsensusError> {
+    let none = || ConsensusError::CredentialsMissing { data: files.data.path().to_owned() };
+    let credentials = existing.ok_or_else(none)?;
     let new = new.map(|mut new| {
-        new.issued_before(credentials.certificate.clone())?;
+        new.add_issued(credentials.certificate.clone())?;
         Ok(new)
     });
-    let new = new.transpose().map_err(ConsensusError::Authority)?;
-    Ok(Prepared { initial, credentials, client: None, new })
+    let new = new.transpose().map_err(ConsensusError::Ca)?;
+    Ok(PreparedFiles { initial_cluster: initial, credentials, client_credentials: None, pending_ca: new })
 }
 
-/// Takes the credentials over, unless others are there.
-fn join(
-    files: &Etcd,
-    start: &Start,
-    there: Option<Credentials>,
+/// Stores the given credentials, unless others are present.
+fn store_join_credentials(
+    files: &EtcdDir,
+    start: &StartOptions,
+    existing: Option<Credentials>,
     given: &Credentials,
 ) -> Result<Credentials, ConsensusError> {
-    match there {
-        Some(there) if there.certificate == given.certificate && there.ca == given.ca => Ok(there),
-        Some(_) => Err(ConsensusError::AnotherMember { directory: files.peer_pki.path().to_owned() }),
+    match existing {
+        Some(existing) if existing.certificate == given.certificate && existing.ca == given.ca => {
+            Ok(existing)
+        }
+        Some(_) => Err(ConsensusError::ForeignCredentials { directory: files.peer_pki.path().to_owned() }),
         None => {
-            // Before they are stored: credentials that don't fit this node would lock out the right ones.
+            // Check before storing: credentials that don't match this node would lock out the right ones.
             check_address(files, start, given)?;
-            check(files, start, given)?;
-            files.peer_pki.store(given).map_err(ConsensusError::Credentials)?;
-            let stored = files.peer_pki.load().map_err(ConsensusError::Credentials)?;
-            stored.ok_or_else(|| ConsensusError::NoCredentials { data: files.data.path().to_owned() })
+            check_member_certificate(files, start, given)?;
+            files.peer_pki.store_credentials(given).map_err(ConsensusError::Credentials)?;
+            let stored = files.peer_pki.load_credentials().map_err(ConsensusError::Credentials)?;
+            stored.ok_or_else(|| ConsensusError::CredentialsMissing { data: files.data.path().to_owned() })
         }
     }
 }
 
-/// That the certificate is this member's, and was not revoked.
-fn check(files: &Etcd, start: &Start, credentials: &Credentials) -> Result<(), ConsensusError> {
-    match SubjectNames::of(&credentials.certificate).is_named(start.name.as_str()) {
+/// Checks that the certificate is this member's, and is not revoked.
+fn check_member_certificate(
+    files: &EtcdDir,
+    start: &StartOptions,
+    credentials: &Credentials,
+) -> Result<(), ConsensusError> {
+    match SubjectNames::from_certificate(&credentials.certificate).is_named(start.name.as_str()) {
         true => check_revoked(files, &files.peer_pki, credentials),
-        false => Err(not_certified(files, start)),
+        false => Err(certificate_mismatch(files, start)),
     }
 }
 
-/// That the certificate is of the member's address.
-fn check_address(files: &Etcd, start: &Start, credentials: &Credentials) -> Result<(), ConsensusError> {
+/// Checks that the certificate is for the member's address.
+fn check_address(
+    files: &EtcdDir,
+    start: &StartOptions,
+    credentials: &Credentials,
+) -> Result<(), ConsensusError> {
     match is_certified_at(credentials, start.address) {
         true => Ok(()),
-        false => Err(not_certified(files, start)),
+        false => Err(certificate_mismatch(files, start)),
     }
 }
 
 fn is_certified_at(credentials: &Credentials, address: IpAddr) -> bool {
-    SubjectNames::of(&credentials.certificate).addresses.contains(&address)
+    SubjectNames::from_certificate(&credentials.certificate).ip_addresses.contains(&address)
 }
 
-fn not_certified(files: &Etcd, start: &Start) -> ConsensusError {
-    ConsensusError::NotCertified {
+fn certificate_mismatch(files: &EtcdDir, start: &StartOptions) -> ConsensusError {
+    ConsensusError::CertificateMismatch {
         certificate: Path::to_owned(files.peer_pki.certificate.path()),
         name: start.name.clone(),
         address: start.address,
     }
 }
 
-fn check_revoked(files: &Etcd, pki: &Pki, credentials: &Credentials) -> Result<(), ConsensusError> {
-    let list = files.load_revoked(&credentials.ca).map_err(ConsensusError::Credentials)?;
-    match list.is_some_and(|list| list.revokes(&credentials.certificate)) {
-        true => Err(ConsensusError::Revoked { certificate: Path::to_owned(pki.certificate.path()) }),
+fn check_revoked(files: &EtcdDir, pki: &PkiDir, credentials: &Credentials) -> Result<(), ConsensusError> {
+    let list = files.load_revocation_list(&credentials.ca).map_err(ConsensusError::Credentials)?;
+    match list.is_some_and(|list| list.is_revoked(&credentials.certificate)) {
+        true => {
+            Err(ConsensusError::CertificateRevoked { certificate: Path::to_owned(pki.certificate.path()) })
+        }
         false => Ok(()),
     }
 }
 
-/// Whether etcd has ever begun to write here.
-fn has_data(files: &Etcd) -> Result<bool, ConsensusError> {
+/// Whether etcd has ever started to write here.
+fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
     let listed = files.data.list().map_err(|source| {
         ConsensusError::Credentials(PkiError::Read { directory: files.data.path().to_owned(), source })
     })?;

@@ -1,86 +1,103 @@
-//! What a member finds on the disk, without an etcd.
+//! A member's files on disk, without an etcd.
 
 use std::sync::Arc;
 
-use nodekeel_localstorage::mem::{Fault, MemPlacement};
-use nodekeel_localstorage::tree::{Data, Site};
-use nodekeel_localstorage::{Mode as FileMode, Placement as _};
+use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
+use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
+use nodekeel_localstorage::{FileMode, FileStore as _};
 
 use super::*;
 use crate::consensus::MemberName;
-use crate::pki::NewAuthority;
+use crate::pki::PendingCa;
 
-struct Disk {
-    placement: Arc<MemPlacement>,
-    data: Data,
+struct TestDisk {
+    placement: Arc<MemFileStore>,
+    data: DataPartition,
 }
 
-impl Disk {
-    fn new() -> Disk {
-        let placement = Arc::new(MemPlacement::new());
-        let data = Site::new(placement.clone(), "/data").place().unwrap();
-        Disk { placement, data }
+impl TestDisk {
+    fn new() -> TestDisk {
+        let placement = Arc::new(MemFileStore::new());
+        let data = LayoutTarget::new(placement.clone(), "/data").create_layout().unwrap();
+        TestDisk { placement, data }
     }
 
-    /// As if etcd had begun to write.
-    fn with_data(self) -> Disk {
+    /// As if etcd had started to write.
+    fn with_data(self) -> TestDisk {
         self.placement.create_dir(Path::new("etcd/data/member"), FileMode::PRIVATE_DIR).unwrap();
         self
     }
 
-    fn prepare(&self, start: &Start) -> Result<Prepared, ConsensusError> {
-        prepare(&self.data.etcd, start)
+    fn prepare(&self, start: &StartOptions) -> Result<PreparedFiles, ConsensusError> {
+        prepare_files(&self.data.etcd, start)
     }
 }
 
-fn name() -> MemberName {
+fn member_name() -> MemberName {
     "one".parse().unwrap()
 }
 
-fn create() -> Start {
-    Start::new_cluster(name(), [192, 0, 2, 1].into())
+fn bootstrap_options() -> StartOptions {
+    StartOptions::new_cluster(member_name(), [192, 0, 2, 1].into())
 }
 
-fn restart() -> Start {
-    Start::restart(name(), [192, 0, 2, 1].into())
+fn restart_options() -> StartOptions {
+    StartOptions::restart_member(member_name(), [192, 0, 2, 1].into())
 }
 
-fn join() -> (Start, NewAuthority) {
-    let mut authority = NewAuthority::generate().unwrap();
-    let credentials = authority.issue(&Leaf::member(name(), [192, 0, 2, 1].into())).unwrap();
-    let revoked = authority.none_revoked().unwrap();
-    (Start::join(name(), [192, 0, 2, 1].into(), Vec::new(), Arc::new(credentials), revoked), authority)
+fn join_options() -> (StartOptions, PendingCa) {
+    let mut pending_ca = PendingCa::generate().unwrap();
+    let credentials = pending_ca
+        .issue_credentials(&CertificateSpec::for_member(member_name(), [192, 0, 2, 1].into()))
+        .unwrap();
+    let revoked = pending_ca.empty_revocation_list().unwrap();
+    (
+        StartOptions::join_cluster(
+            member_name(),
+            [192, 0, 2, 1].into(),
+            Vec::new(),
+            Arc::new(credentials),
+            revoked,
+        ),
+        pending_ca,
+    )
 }
 
 /// All causes, joined.
-fn told(error: &ConsensusError) -> String {
+fn error_chain(error: &ConsensusError) -> String {
     let chain = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[test]
-fn a_new_member_killed_at_any_write_goes_on_with_one_authority() {
-    for fault in [Fault::CrashBefore, Fault::CrashAfter, Fault::Full, Fault::Device] {
+fn a_new_member_killed_at_any_write_resumes_with_one_ca() {
+    for fault in [
+        InjectedFault::CrashBefore,
+        InjectedFault::CrashAfter,
+        InjectedFault::NoSpace,
+        InjectedFault::IoError,
+    ] {
         for nth in 1.. {
-            let disk = Disk::new();
-            disk.placement.fail(nth, fault);
-            let first = disk.prepare(&create());
-            disk.placement.restart();
-            let kept = Pki::load(&disk.data.etcd.extend::<Beside>().unwrap().authority).unwrap();
-            let again = disk.prepare(&create()).unwrap();
-            let new = again.new.as_ref().expect("it is not saved yet");
-            assert_eq!(&again.credentials.ca, new.certificate());
+            let disk = TestDisk::new();
+            disk.placement.fail_nth(nth, fault);
+            let first = disk.prepare(&bootstrap_options());
+            disk.placement.clear_fault();
+            let kept = PkiDir::load_credentials(&disk.data.etcd.add_layout::<PkiDirs>().unwrap().pending_ca)
+                .unwrap();
+            let again = disk.prepare(&bootstrap_options()).unwrap();
+            let new = again.pending_ca.as_ref().expect("a CA that is not saved yet");
+            assert_eq!(&again.credentials.ca, new.ca_certificate());
             if let Some(kept) = kept {
-                assert_eq!(&kept.certificate, new.certificate(), "what was kept is gone on with");
+                assert_eq!(&kept.certificate, new.ca_certificate(), "the kept CA is resumed");
             }
-            assert!(disk.data.etcd.load_revoked(new.certificate()).unwrap().is_some());
-            assert!(matches!(again.initial, Initial::New { .. }));
+            assert!(disk.data.etcd.load_revocation_list(new.ca_certificate()).unwrap().is_some());
+            assert!(matches!(again.initial_cluster, InitialCluster::New { .. }));
             for file in ["ca.pem", "cert.pem", "cert-key.pem"] {
                 let file = Path::new("etcd/peer_pki").join(file);
-                assert!(disk.placement.read(&file).is_ok(), "etcd finds {}", file.display());
+                assert!(disk.placement.read(&file).is_ok(), "etcd finds no {}", file.display());
             }
             if first.is_ok() {
-                assert!(nth > 5, "there were writes to fail at: {nth}");
+                assert!(nth > 5, "only {nth} writes to fail at");
                 break;
             }
         }
@@ -88,27 +105,27 @@ fn a_new_member_killed_at_any_write_goes_on_with_one_authority() {
 }
 
 #[test]
-fn a_saved_authority_is_forgotten_whoever_is_killed_meanwhile() {
+fn a_saved_ca_is_removed_from_the_disk_despite_kills() {
     for nth in 1.. {
-        let disk = Disk::new().with_data();
+        let disk = TestDisk::new().with_data();
         disk.placement.remove(Path::new("etcd/data/member")).unwrap();
-        disk.prepare(&create()).unwrap();
+        disk.prepare(&bootstrap_options()).unwrap();
         let disk = disk.with_data();
-        disk.placement.fail(nth, Fault::CrashAfter);
-        let forgotten = forget_new(&disk.data.etcd);
-        disk.placement.restart();
-        let again = disk.prepare(&restart()).unwrap();
+        disk.placement.fail_nth(nth, InjectedFault::CrashAfter);
+        let forgotten = remove_pending_ca(&disk.data.etcd);
+        disk.placement.clear_fault();
+        let again = disk.prepare(&restart_options()).unwrap();
         assert!(
-            matches!(again.initial, Initial::Known),
-            "the data of what was once a member is never touched"
+            matches!(again.initial_cluster, InitialCluster::FromData),
+            "the data of a former member was touched"
         );
-        if let Some(new) = again.new {
-            assert_eq!(new.certificate(), &again.credentials.ca, "it may be saved again");
+        if let Some(new) = again.pending_ca {
+            assert_eq!(new.ca_certificate(), &again.credentials.ca, "the CA can't be saved again");
         }
-        forget_new(&disk.data.etcd).unwrap();
-        assert!(disk.prepare(&create()).unwrap().new.is_none());
+        remove_pending_ca(&disk.data.etcd).unwrap();
+        assert!(disk.prepare(&bootstrap_options()).unwrap().pending_ca.is_none());
         let key = Path::new("etcd/new_authority/cert-key.pem");
-        assert!(disk.placement.kind(key).unwrap().is_none(), "its key is on the disk no more");
+        assert!(disk.placement.file_kind(key).unwrap().is_none(), "the CA's key is still on the disk");
         if forgotten.is_ok() {
             break;
         }
@@ -116,10 +133,14 @@ fn a_saved_authority_is_forgotten_whoever_is_killed_meanwhile() {
 }
 
 #[test]
-fn a_file_cut_at_any_byte_is_an_error_that_names_it_and_nothing_is_changed() {
-    let disk = Disk::new();
-    let mut new = disk.prepare(&create()).unwrap().new.unwrap();
-    keep_client(&disk.data.etcd, &new.issue(&Leaf::client(name())).unwrap()).unwrap();
+fn a_truncated_member_file_is_an_error_that_names_it_and_changes_nothing() {
+    let disk = TestDisk::new();
+    let mut new = disk.prepare(&bootstrap_options()).unwrap().pending_ca.unwrap();
+    store_client_credentials(
+        &disk.data.etcd,
+        &new.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
+    )
+    .unwrap();
     let disk = disk.with_data();
     for file in [
         "etcd/client_pki/ca.pem",
@@ -135,49 +156,52 @@ fn a_file_cut_at_any_byte_is_an_error_that_names_it_and_nothing_is_changed() {
     ] {
         let path = Path::new(file);
         let whole = disk.placement.read(path).unwrap();
-        // Without the newline at its end it is the same.
+        // Without the final newline the content is the same.
         let until = whole.len() - usize::from(whole.ends_with(b"\n"));
         for len in 0..until {
             disk.placement.write(path, &whole[..len], FileMode::PRIVATE_FILE).unwrap();
-            let start = if len % 2 == 0 { create() } else { restart() };
-            let error = told(&disk.prepare(&start).unwrap_err());
+            let start = if len % 2 == 0 { bootstrap_options() } else { restart_options() };
+            let error = error_chain(&disk.prepare(&start).unwrap_err());
             assert!(error.contains(file), "{file} cut to {len}: {error}");
-            assert_eq!(disk.placement.read(path).unwrap(), &whole[..len], "it stays as it is");
+            assert_eq!(disk.placement.read(path).unwrap(), &whole[..len], "the file was changed");
         }
         disk.placement.write(path, &whole, FileMode::PRIVATE_FILE).unwrap();
-        disk.prepare(&restart()).unwrap();
+        disk.prepare(&restart_options()).unwrap();
     }
 }
 
 #[test]
-fn a_member_takes_over_what_it_was_given_once() {
-    let (start, _) = join();
-    let disk = Disk::new();
+fn a_member_stores_its_join_credentials_once() {
+    let (start, _) = join_options();
+    let disk = TestDisk::new();
     for _ in 0..2 {
         let prepared = disk.prepare(&start).unwrap();
-        assert!(matches!(prepared.initial, Initial::Existing { .. }) && prepared.new.is_none());
+        assert!(
+            matches!(prepared.initial_cluster, InitialCluster::Existing { .. })
+                && prepared.pending_ca.is_none()
+        );
     }
-    let (other, _) = join();
+    let (other, _) = join_options();
     let error = disk.prepare(&other).unwrap_err();
-    assert!(matches!(error, ConsensusError::AnotherMember { .. }), "{error:?}");
-    let error = disk.prepare(&create()).unwrap_err();
+    assert!(matches!(error, ConsensusError::ForeignCredentials { .. }), "{error:?}");
+    let error = disk.prepare(&bootstrap_options()).unwrap_err();
     assert!(
-        matches!(error, ConsensusError::AnotherMember { .. }),
-        "it has joined, so it makes no cluster: {error:?}"
+        matches!(error, ConsensusError::ForeignCredentials { .. }),
+        "a joined member created a cluster: {error:?}"
     );
     let disk = disk.with_data();
-    assert!(matches!(disk.prepare(&restart()).unwrap().initial, Initial::Known));
+    assert!(matches!(disk.prepare(&restart_options()).unwrap().initial_cluster, InitialCluster::FromData));
 }
 
 #[test]
-fn a_joiner_killed_at_any_write_goes_on() {
-    let (start, _) = join();
-    for fault in [Fault::CrashBefore, Fault::CrashAfter, Fault::Full] {
+fn a_joining_member_killed_at_any_write_resumes() {
+    let (start, _) = join_options();
+    for fault in [InjectedFault::CrashBefore, InjectedFault::CrashAfter, InjectedFault::NoSpace] {
         for nth in 1.. {
-            let disk = Disk::new();
-            disk.placement.fail(nth, fault);
+            let disk = TestDisk::new();
+            disk.placement.fail_nth(nth, fault);
             let first = disk.prepare(&start);
-            disk.placement.restart();
+            disk.placement.clear_fault();
             disk.prepare(&start).unwrap();
             if first.is_ok() {
                 break;
@@ -187,90 +211,112 @@ fn a_joiner_killed_at_any_write_goes_on() {
 }
 
 #[test]
-fn data_without_credentials_is_nobodys() {
-    let disk = Disk::new().with_data();
-    let (join, _) = join();
-    for start in [create(), restart(), join] {
+fn member_data_without_credentials_is_rejected() {
+    let disk = TestDisk::new().with_data();
+    let (join, _) = join_options();
+    for start in [bootstrap_options(), restart_options(), join] {
         let error = disk.prepare(&start).unwrap_err();
-        assert!(matches!(error, ConsensusError::NoCredentials { .. }), "{error:?}");
+        assert!(matches!(error, ConsensusError::CredentialsMissing { .. }), "{error:?}");
     }
-    assert!(disk.data.etcd.peer_pki.presence().unwrap().is_none());
-    assert!(disk.data.etcd.extend::<Beside>().unwrap().authority.presence().unwrap().is_none());
+    assert!(disk.data.etcd.peer_pki.credential_presence().unwrap().is_absent());
+    assert!(
+        disk.data.etcd.add_layout::<PkiDirs>().unwrap().pending_ca.credential_presence().unwrap().is_absent()
+    );
 }
 
 #[test]
-fn a_certificate_of_another_name_or_address_is_not_taken() {
-    let (start, _) = join();
+fn a_certificate_of_another_name_or_address_is_rejected() {
+    let (start, _) = join_options();
     let (mut renamed, mut moved) = (start.clone(), start);
     renamed.name = "two".parse().unwrap();
     moved.address = [192, 0, 2, 2].into();
     for start in [renamed, moved] {
-        let disk = Disk::new();
+        let disk = TestDisk::new();
         let error = disk.prepare(&start).unwrap_err();
-        assert!(matches!(error, ConsensusError::NotCertified { .. }), "{error:?}");
-        assert!(disk.data.etcd.peer_pki.presence().unwrap().is_none(), "and not stored");
+        assert!(matches!(error, ConsensusError::CertificateMismatch { .. }), "{error:?}");
+        assert!(
+            disk.data.etcd.peer_pki.credential_presence().unwrap().is_absent(),
+            "rejected credentials were stored"
+        );
     }
 }
 
-/// A member that has run, and its authority.
-fn member() -> (Disk, NewAuthority) {
-    let disk = Disk::new();
-    let new = disk.prepare(&create()).unwrap().new.unwrap();
-    forget_new(&disk.data.etcd).unwrap();
+/// A member that has run, and its CA.
+fn started_member() -> (TestDisk, PendingCa) {
+    let disk = TestDisk::new();
+    let new = disk.prepare(&bootstrap_options()).unwrap().pending_ca.unwrap();
+    remove_pending_ca(&disk.data.etcd).unwrap();
     (disk.with_data(), new)
 }
 
-fn elsewhere() -> Start {
-    Start::restart(name(), [192, 0, 2, 9].into())
+fn restart_elsewhere() -> StartOptions {
+    StartOptions::restart_member(member_name(), [192, 0, 2, 9].into())
 }
 
 #[test]
-fn a_member_has_another_address_once_its_client_has_a_certificate() {
-    let (disk, mut new) = member();
-    let error = disk.prepare(&elsewhere()).unwrap_err();
-    assert!(matches!(error, ConsensusError::NotCertified { .. }), "nobody could certify it: {error:?}");
-    keep_client(&disk.data.etcd, &new.issue(&Leaf::client(name())).unwrap()).unwrap();
-    let prepared = disk.prepare(&elsewhere()).unwrap();
-    assert!(prepared.client.is_some() && !prepared.is_certified_at([192, 0, 2, 9].into()));
-    let mut renamed = elsewhere();
+fn a_member_changes_its_address_once_its_client_has_a_certificate() {
+    let (disk, mut new) = started_member();
+    let error = disk.prepare(&restart_elsewhere()).unwrap_err();
+    assert!(matches!(error, ConsensusError::CertificateMismatch { .. }), "without a client: {error:?}");
+    store_client_credentials(
+        &disk.data.etcd,
+        &new.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
+    )
+    .unwrap();
+    let prepared = disk.prepare(&restart_elsewhere()).unwrap();
+    assert!(prepared.client_credentials.is_some() && !prepared.is_certified_at([192, 0, 2, 9].into()));
+    let mut renamed = restart_elsewhere();
     renamed.name = "two".parse().unwrap();
     let error = disk.prepare(&renamed).unwrap_err();
-    assert!(matches!(error, ConsensusError::NotCertified { .. }), "its name is for ever: {error:?}");
+    assert!(matches!(error, ConsensusError::CertificateMismatch { .. }), "the name was changed: {error:?}");
 }
 
 #[test]
-fn a_client_of_another_authority_is_not_taken() {
-    let (disk, _) = member();
-    let mut other = NewAuthority::generate().unwrap();
-    keep_client(&disk.data.etcd, &other.issue(&Leaf::client(name())).unwrap()).unwrap();
-    let error = disk.prepare(&elsewhere()).unwrap_err();
-    assert!(matches!(error, ConsensusError::AnotherMember { .. }), "{error:?}");
+fn a_client_certificate_of_another_ca_is_rejected() {
+    let (disk, _) = started_member();
+    let mut other = PendingCa::generate().unwrap();
+    store_client_credentials(
+        &disk.data.etcd,
+        &other.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
+    )
+    .unwrap();
+    let error = disk.prepare(&restart_elsewhere()).unwrap_err();
+    assert!(matches!(error, ConsensusError::ForeignCredentials { .. }), "{error:?}");
 }
 
 #[test]
-fn a_member_that_moves_while_its_cluster_is_made_begins_where_it_is_then() {
-    let disk = Disk::new();
-    let before = disk.prepare(&create()).unwrap();
-    let mut moved = create();
+fn a_member_readdressed_during_bootstrap_starts_at_its_new_address() {
+    let disk = TestDisk::new();
+    let before = disk.prepare(&bootstrap_options()).unwrap();
+    let mut moved = bootstrap_options();
     moved.address = [192, 0, 2, 9].into();
     let prepared = disk.prepare(&moved).unwrap();
     assert!(prepared.is_certified_at([192, 0, 2, 9].into()));
-    assert_eq!(prepared.credentials.ca, before.credentials.ca, "the authority is the same");
-    assert!(matches!(prepared.initial, Initial::New { .. }));
+    assert_eq!(prepared.credentials.ca, before.credentials.ca, "the CA changed");
+    assert!(matches!(prepared.initial_cluster, InitialCluster::New { .. }));
 }
 
 #[test]
-fn a_certificate_that_is_replaced_is_the_old_or_the_new_one_whatever_fails() {
-    for fault in [Fault::CrashBefore, Fault::CrashAfter, Fault::Full, Fault::Device] {
+fn a_replaced_certificate_is_the_old_or_the_new_one_after_any_failure() {
+    for fault in [
+        InjectedFault::CrashBefore,
+        InjectedFault::CrashAfter,
+        InjectedFault::NoSpace,
+        InjectedFault::IoError,
+    ] {
         for nth in 1.. {
-            let (disk, mut new) = member();
-            keep_client(&disk.data.etcd, &new.issue(&Leaf::client(name())).unwrap()).unwrap();
+            let (disk, mut new) = started_member();
+            store_client_credentials(
+                &disk.data.etcd,
+                &new.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap(),
+            )
+            .unwrap();
             let address = [192, 0, 2, 9].into();
-            let issued = new.issue(&Leaf::member(name(), address)).unwrap();
-            disk.placement.fail(nth, fault);
-            let kept = keep_member(&disk.data.etcd, &issued);
-            disk.placement.restart();
-            let prepared = disk.prepare(&elsewhere()).unwrap();
+            let issued = new.issue_credentials(&CertificateSpec::for_member(member_name(), address)).unwrap();
+            disk.placement.fail_nth(nth, fault);
+            let kept = store_member_credentials(&disk.data.etcd, &issued);
+            disk.placement.clear_fault();
+            let prepared = disk.prepare(&restart_elsewhere()).unwrap();
             assert!(kept.is_err() || prepared.is_certified_at(address));
             if kept.is_ok() {
                 break;
@@ -280,11 +326,11 @@ fn a_certificate_that_is_replaced_is_the_old_or_the_new_one_whatever_fails() {
 }
 
 #[test]
-fn what_was_never_a_member_can_not_go_on() {
-    let disk = Disk::new();
-    let error = disk.prepare(&restart()).unwrap_err();
+fn a_directory_without_member_data_cannot_restart() {
+    let disk = TestDisk::new();
+    let error = disk.prepare(&restart_options()).unwrap_err();
     assert!(matches!(error, ConsensusError::NoMember { .. }), "{error:?}");
-    disk.prepare(&create()).unwrap();
-    let error = disk.prepare(&restart()).unwrap_err();
-    assert!(matches!(error, ConsensusError::NoMember { .. }), "and makes no second cluster: {error:?}");
+    disk.prepare(&bootstrap_options()).unwrap();
+    let error = disk.prepare(&restart_options()).unwrap_err();
+    assert!(matches!(error, ConsensusError::NoMember { .. }), "a second cluster was created: {error:?}");
 }

@@ -8,35 +8,37 @@ use etcd_client as api;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::convert::{self, CALL_WITHIN, kv_error};
+use super::convert::{self, CALL_TIMEOUT, kv_error};
 use super::{lease, watch};
 use crate::consensus::MemberId;
 use crate::consensus::kv::{
-    KeyRange, KvError, KvStore, Lease, Range, Ranged, Revision, Txn, TxnResult, Watch, WatchFrom,
+    KeyRange, KvError, KvStore, Lease, RangeRequest, RangeResponse, Revision, Txn, TxnResponse, WatchFrom,
+    WatchStream,
 };
 
-/// The keys of an etcd, until they are stopped.
+/// The keys of an etcd, until the token is cancelled.
 #[derive(Clone)]
 pub(super) struct EtcdKv {
     pub(super) client: api::Client,
-    pub(super) stopped: CancellationToken,
+    pub(super) stop_token: CancellationToken,
 }
 
 impl EtcdKv {
-    pub(super) fn new(client: api::Client, stopped: CancellationToken) -> EtcdKv {
-        EtcdKv { client, stopped }
+    pub(super) fn new(client: api::Client, stop_token: CancellationToken) -> EtcdKv {
+        EtcdKv { client, stop_token }
     }
 
-    /// The number of the member that answers.
+    /// The id of the member that answers.
     pub(super) async fn member_id(&self) -> Result<MemberId, KvError> {
-        const OPERATION: &str = "ask the member for its number";
+        const OPERATION: &str = "read the member's id";
         let mut client = self.client.kv_client();
-        let answer = self.call(OPERATION, client.get(crate::pki::CA, None)).await?;
-        let nameless = || KvError::Refused { operation: OPERATION, source: "it tells none".into() };
-        answer.header().map(|header| MemberId(header.member_id())).ok_or_else(nameless)
+        let answer = self.call(OPERATION, client.get(crate::pki::CA_CERT_PATH, None)).await?;
+        let headless =
+            || KvError::Rejected { operation: OPERATION, source: "the response has no header".into() };
+        answer.header().map(|header| MemberId(header.member_id())).ok_or_else(headless)
     }
 
-    /// Makes a call that ends in any case.
+    /// Makes a call with a timeout, until the store is stopped.
     pub(super) async fn call<T>(
         &self,
         operation: &'static str,
@@ -44,8 +46,8 @@ impl EtcdKv {
     ) -> Result<T, KvError> {
         tokio::select! {
             biased;
-            () = self.stopped.cancelled() => Err(KvError::Stopped),
-            answer = timeout(CALL_WITHIN, call) => match answer {
+            () = self.stop_token.cancelled() => Err(KvError::Stopped),
+            answer = timeout(CALL_TIMEOUT, call) => match answer {
                 Ok(answer) => answer.map_err(|error| kv_error(operation, error)),
                 Err(late) => Err(KvError::Unavailable { operation, source: late.into() }),
             },
@@ -55,13 +57,13 @@ impl EtcdKv {
 
 #[async_trait]
 impl KvStore for EtcdKv {
-    async fn range(&self, range: Range) -> Result<Ranged, KvError> {
-        range.keys.check()?;
-        let (key, options) = convert::get(&range);
+    async fn range(&self, range: RangeRequest) -> Result<RangeResponse, KvError> {
+        range.keys.check_keys()?;
+        let (key, options) = convert::get_request(&range);
         let mut client = self.client.kv_client();
         let answer = self.call("read keys", client.get(key, Some(options))).await;
         match answer {
-            Ok(answer) => Ok(convert::ranged(&answer)),
+            Ok(answer) => Ok(convert::range_response(&answer)),
             Err(KvError::FutureRevision { .. }) => {
                 Err(KvError::FutureRevision { revision: range.revision.unwrap_or_default() })
             }
@@ -69,26 +71,26 @@ impl KvStore for EtcdKv {
         }
     }
 
-    async fn txn(&self, txn: Txn) -> Result<TxnResult, KvError> {
-        txn.check()?;
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse, KvError> {
+        txn.check_keys()?;
         let mut client = self.client.kv_client();
-        let answer = self.call("do a transaction", client.txn(convert::txn(txn))).await?;
-        Ok(convert::txn_result(&answer))
+        let answer = self.call("perform a transaction", client.txn(convert::txn_request(txn))).await?;
+        Ok(convert::txn_response(&answer))
     }
 
-    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<Watch, KvError> {
-        keys.check()?;
-        watch::open(self.clone(), keys, from).await
+    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<WatchStream, KvError> {
+        keys.check_keys()?;
+        watch::open_watch(self.clone(), keys, from).await
     }
 
-    async fn lease(&self, ttl: Duration) -> Result<Lease, KvError> {
-        lease::grant(self.clone(), ttl).await
+    async fn grant_lease(&self, ttl: Duration) -> Result<Lease, KvError> {
+        lease::grant_lease(self.clone(), ttl).await
     }
 
     async fn compact(&self, before: Revision) -> Result<(), KvError> {
         let mut client = self.client.kv_client();
         match self.call("compact", client.compact(before.0, None)).await {
-            // What is forgotten already is done.
+            // A revision that is already compacted counts as done.
             Ok(_) | Err(KvError::Compacted { .. }) => Ok(()),
             Err(KvError::FutureRevision { .. }) => Err(KvError::FutureRevision { revision: before }),
             Err(error) => Err(error),

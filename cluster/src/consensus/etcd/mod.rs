@@ -1,34 +1,36 @@
-//! Consensus by an etcd that the tree supervises: clients and members over mutual TLS.
+//! Consensus by a supervised etcd: clients and members over mutual TLS.
 //!
 //! ```text
-//!  root.consensus ─┬─ etcd      the process, in a directory of its own
-//!                  ├─ crl       the list of revoked certificates, from its keys to the disk
-//!                  └─ promoter  gives learners their vote
+//!  root.consensus ─┬─ etcd      the process, in a private directory
+//!                  ├─ crl       writes the list of revoked certificates from the keys to the disk
+//!                  └─ promoter  promotes learners
 //! ```
 //!
-//! What is on the disk decides how a member starts, not what it was told first: see [`Consensus`]. In the order in which a
-//! cluster is made, each step finds what an earlier run has done:
+//! What is on the disk decides how a member starts, not the mode that it was given first: see [`Consensus`].
+//! A cluster is created in this order, and each step finds what an earlier run has done:
 //!
-//! 1. an authority is made, and written beside the member's credentials;
-//! 2. it certifies the member; both are written;
-//! 3. etcd starts anew: what data an earlier run has left is removed, since nobody has seen it yet;
-//! 4. the authority is saved into it, once, and removed from the disk. From now on the data is never touched.
+//! 1. a CA is created, and written beside the member's credentials;
+//! 2. it certifies the member; key and certificate are written;
+//! 3. etcd starts without data: data that an earlier run has left is removed, since no other node has seen it
+//!    yet;
+//! 4. the CA is saved into etcd, once, and removed from the disk. From now on the data is never touched.
 //!
-//! A member that comes back at another address starts etcd there with its old certificate, has its key certified for the new
-//! address, and then has itself listed there. Its own client comes with a certificate that names no host, which was issued
-//! when the member ran for the first time; the others are reached before they can reach it, which is enough for them to
-//! agree with it. Two members that move at once don't find each other: move one after the other.
+//! A member that restarts at another address starts etcd there with its old certificate, has its key
+//! certified for the new address, and then updates its peer URL in the list. Its own client has a certificate
+//! that names no host, which was issued when the member first ran; it reaches the other members before they
+//! can reach it, which is enough for them to agree with it. Two members that change their addresses at once
+//! cannot discover each other: readdress one at a time.
 
-mod child;
+mod address_change;
 mod client;
+mod command_line;
 mod config;
 mod convert;
+mod etcd_child;
 mod files;
 mod kv;
 mod lease;
 mod members;
-mod moved;
-mod process;
 mod promote;
 mod watch;
 
@@ -37,7 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_localstorage::pki::{Certificate, Credentials};
-use nodekeel_localstorage::tree::Etcd;
+use nodekeel_localstorage::tree::EtcdDir;
 use nodekeel_supervisor::{Context, Failure};
 use tokio::sync::watch::channel;
 use tokio::task::spawn_blocking;
@@ -45,156 +47,174 @@ use tokio::time::sleep;
 
 pub use config::EtcdConfig;
 
-use self::child::Child;
-use self::files::{Initial, Prepared};
+use self::etcd_child::EtcdChild;
+use self::files::{InitialCluster, PreparedFiles};
 use self::kv::EtcdKv;
 use self::members::EtcdMembers;
-use super::kv::{KeyRange, KvStore, Range};
+use super::kv::{KeyRange, KvStore, RangeRequest};
 use super::{
-    Consensus, ConsensusError, MemberName, Membership, PeerUrl, Running, Service, Start, Started, Status,
-    StatusWatch, Turn,
+    ClusterMembers, Consensus, ConsensusError, MemberName, MemberService, MemberStatus, PeerUrl,
+    PreparedMember, RunningMember, StartOptions, StatusReporter, StatusWatch,
 };
-use crate::pki::{Authority, AuthorityError, NewAuthority, keep_revoked};
+use crate::pki::{CaError, ClusterCa, PendingCa, sync_revocation_list};
 
-/// The pause after a read that was not answered doubles from here.
+/// The first pause after an unanswered read; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// And ends here.
+/// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A member by etcd, 3.4 or newer, with its files in a directory.
 #[derive(Clone, Debug)]
 pub struct EtcdConsensus {
     config: EtcdConfig,
-    files: Etcd,
+    files: EtcdDir,
 }
 
 impl EtcdConsensus {
-    /// A member whose data and credentials are in `files`, which must be in a directory of the operating system.
-    pub fn new(config: EtcdConfig, files: Etcd) -> EtcdConsensus {
+    /// A member with its data and credentials in `files`, which must be in a directory of the operating
+    /// system.
+    pub fn new(config: EtcdConfig, files: EtcdDir) -> EtcdConsensus {
         EtcdConsensus { config, files }
     }
 }
 
 impl Consensus for EtcdConsensus {
-    fn start(&self, start: Start) -> Started {
-        let (sender, receiver) = channel(Status::New);
+    fn prepare_member(&self, start: StartOptions) -> PreparedMember {
+        let (sender, receiver) = channel(MemberStatus::NotStarted);
         let (sender, member) = (Arc::new(sender), self.clone());
         let run = move |ctx: Context| {
             let (sender, member, start) = (Arc::clone(&sender), member.clone(), start.clone());
             async move {
-                let turn = Turn::begin(&sender);
-                let result = member.run(&ctx, &turn, start).await;
-                turn.end(result)
+                let reporter = StatusReporter::report_starting(&sender);
+                let result = member.run_member(&ctx, &reporter, start).await;
+                reporter.report_exit(result)
             }
         };
-        Started { service: Service::new(run), status: StatusWatch::new(receiver) }
+        PreparedMember {
+            service: MemberService::from_runnable(run),
+            status: StatusWatch::from_receiver(receiver),
+        }
     }
 }
 
 impl EtcdConsensus {
-    async fn run(&self, ctx: &Context, turn: &Turn<'_>, start: Start) -> Result<(), Failure> {
+    async fn run_member(
+        &self,
+        ctx: &Context,
+        reporter: &StatusReporter<'_>,
+        start: StartOptions,
+    ) -> Result<(), Failure> {
         let this = (start.name.clone(), start.address);
         let (name, address) = &this;
-        let prepared = self.prepare(start).await?;
-        let process = process::process(&self.config, &self.files, name, *address, &prepared.initial);
-        let (child, mut trouble) = Child::new(process);
-        ctx.run("etcd", child)?;
+        let prepared = self.prepare_files(start).await?;
+        let process =
+            command_line::etcd_process(&self.config, &self.files, name, *address, &prepared.initial_cluster);
+        let (child, mut exits) = EtcdChild::new(process);
+        ctx.run_child("etcd", child)?;
         let serving = async {
             ctx.wait_ready(&format!("{}.etcd", ctx.dn())).await?;
-            let credentials = prepared.client.as_ref().unwrap_or(&prepared.credentials);
-            let client = client::connect(&self.config, name, *address, credentials).await?;
-            self.serve(ctx, turn, EtcdKv::new(client, turn.stopped()), prepared, &this).await
+            let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
+            let client = client::connect_client(&self.config, name, *address, credentials).await?;
+            self.serve_member(ctx, reporter, EtcdKv::new(client, reporter.stop_token()), prepared, &this)
+                .await
         };
         tokio::select! {
             biased;
-            cancelled = ctx.cancelled() => Err(cancelled.into()),
-            failure = trouble.hopeless() => Err(ConsensusError::Process { failure, log: format!("{}.etcd", ctx.dn()) }.into()),
+            cancelled = ctx.canceled() => Err(cancelled.into()),
+            failure = exits.wait_broken() => {
+                Err(ConsensusError::Process { failure, log: format!("{}.etcd", ctx.dn()) }.into())
+            }
             served = serving => served,
         }
     }
 
-    /// Works with an etcd that is up, until it is cancelled.
-    async fn serve(
+    /// Serves with a running etcd, until it is cancelled.
+    async fn serve_member(
         &self,
         ctx: &Context,
-        turn: &Turn<'_>,
+        reporter: &StatusReporter<'_>,
         kv: EtcdKv,
-        mut prepared: Prepared,
+        mut prepared: PreparedFiles,
         (name, address): &(MemberName, IpAddr),
     ) -> Result<(), Failure> {
-        served(&kv).await?;
+        wait_serving(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv.clone());
-        let authority = self.authority(&root, prepared.new.take(), &prepared.credentials).await?;
-        // The others check the certificate when they connect, so it comes before the list that leads them here.
-        moved::certify(&authority, &self.files, prepared, name, *address).await?;
+        let cluster_ca =
+            self.load_or_save_ca(&root, prepared.pending_ca.take(), &prepared.credentials).await?;
+        // The others check the certificate when they connect, so it must precede the list that leads them
+        // here.
+        address_change::ensure_certificates(&cluster_ca, &self.files, prepared, name, *address).await?;
         let members = EtcdMembers(kv.clone());
-        let this = moved::listed(&members, PeerUrl::new(*address, self.config.peer_port)).await?;
-        let members: Arc<dyn Membership> = Arc::new(members);
-        self.run_parts(ctx, &root, &members, authority.certificate().clone())?;
+        let this =
+            address_change::ensure_listed(&members, PeerUrl::new(*address, self.config.peer_port)).await?;
+        let members: Arc<dyn ClusterMembers> = Arc::new(members);
+        self.run_children(ctx, &root, &members, cluster_ca.ca_certificate().clone())?;
         ctx.wait_ready(&format!("{}.crl", ctx.dn())).await?;
-        ctx.ready()?;
-        turn.running(Running::new(this, root, members));
-        Err(ctx.cancelled().await.into())
+        ctx.signal_ready()?;
+        reporter.report_running(RunningMember::new(this, root, members));
+        Err(ctx.canceled().await.into())
     }
 
-    async fn prepare(&self, start: Start) -> Result<Prepared, ConsensusError> {
+    async fn prepare_files(&self, start: StartOptions) -> Result<PreparedFiles, ConsensusError> {
         let files = self.files.clone();
         let prepare = move || {
-            let prepared = files::prepare(&files, &start)?;
-            if let Initial::New { .. } = prepared.initial {
-                files::discard_unborn(&files)?;
+            let prepared = files::prepare_files(&files, &start)?;
+            if let InitialCluster::New { .. } = prepared.initial_cluster {
+                files::discard_unsaved_cluster(&files)?;
             }
             Ok(prepared)
         };
-        spawn_blocking(prepare).await.map_err(backend("prepare the member's files"))?
+        spawn_blocking(prepare).await.map_err(backend_error("prepare the member's files"))?
     }
 
-    /// Saves the authority of a new cluster; checks that of any other to be the one on the disk.
-    async fn authority(
+    /// Saves the CA of a new cluster; for any other, checks that it is the one on the disk.
+    async fn load_or_save_ca(
         &self,
         root: &Arc<dyn KvStore>,
-        new: Option<NewAuthority>,
+        new: Option<PendingCa>,
         credentials: &Credentials,
-    ) -> Result<Authority, ConsensusError> {
+    ) -> Result<ClusterCa, ConsensusError> {
         let Some(new) = new else {
-            let authority = Authority::load(Arc::clone(root)).await.map_err(ConsensusError::Authority)?;
-            return match authority.certificate() == &credentials.ca {
-                true => Ok(authority),
-                false => Err(ConsensusError::Authority(AuthorityError::Another)),
+            let cluster_ca = ClusterCa::load_ca(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
+            return match cluster_ca.ca_certificate() == &credentials.ca {
+                true => Ok(cluster_ca),
+                false => Err(ConsensusError::Ca(CaError::AnotherCa)),
             };
         };
-        let authority = new.save(Arc::clone(root)).await.map_err(ConsensusError::Authority)?;
+        let cluster_ca = new.save_to(Arc::clone(root)).await.map_err(ConsensusError::Ca)?;
         let files = self.files.clone();
-        let removed = spawn_blocking(move || files::forget_new(&files)).await;
-        removed.map_err(backend("remove the saved authority from the disk"))??;
-        Ok(authority)
+        let removed = spawn_blocking(move || files::remove_pending_ca(&files)).await;
+        removed.map_err(backend_error("remove the saved CA from the disk"))??;
+        Ok(cluster_ca)
     }
 
-    fn run_parts(
+    fn run_children(
         &self,
         ctx: &Context,
         root: &Arc<dyn KvStore>,
-        members: &Arc<dyn Membership>,
+        members: &Arc<dyn ClusterMembers>,
         ca: Certificate,
     ) -> Result<(), Failure> {
         let (kept, files) = (Arc::clone(root), self.files.clone());
-        ctx.run("crl", move |ctx| keep_revoked(ctx, Arc::clone(&kept), ca.clone(), files.clone()))?;
+        ctx.run_child("crl", move |ctx| {
+            sync_revocation_list(ctx, Arc::clone(&kept), ca.clone(), files.clone())
+        })?;
         let (root, members) = (Arc::clone(root), Arc::clone(members));
-        ctx.run("promoter", move |ctx| {
+        ctx.run_child("promoter", move |ctx| {
             promote::promote_learners(ctx, Arc::clone(&root), Arc::clone(&members))
         })?;
         Ok(())
     }
 }
 
-/// Waits until the member serves reads that the others have to confirm: until it has a leader, and a vote.
+/// Waits until the member serves linearizable reads: until it has a leader, and a vote.
 ///
-/// A learner serves neither such reads nor watches, so nothing tells it that it was promoted. It is asked, with growing
-/// pauses.
-async fn served(kv: &EtcdKv) -> Result<(), ConsensusError> {
+/// A learner serves neither such reads nor watches, so nothing notifies it of its promotion. It is polled,
+/// with growing pauses.
+async fn wait_serving(kv: &EtcdKv) -> Result<(), ConsensusError> {
     let mut pause = FIRST_PAUSE;
     loop {
-        match kv.range(Range::new(KeyRange::key(crate::pki::CA))).await {
+        match kv.range(RangeRequest::new(KeyRange::single_key(crate::pki::CA_CERT_PATH))).await {
             Ok(_) => return Ok(()),
             Err(error) if error.is_retryable() => sleep(pause).await,
             Err(source) => {
@@ -205,7 +225,7 @@ async fn served(kv: &EtcdKv) -> Result<(), ConsensusError> {
     }
 }
 
-pub(super) fn backend<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+pub(super) fn backend_error<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     operation: &str,
 ) -> impl FnOnce(E) -> ConsensusError {
     let operation = operation.to_owned();

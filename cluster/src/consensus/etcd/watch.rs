@@ -1,4 +1,4 @@
-//! A watch that goes on where its connection ended.
+//! A watch that resumes where its connection ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,139 +10,147 @@ use tokio::time::sleep;
 
 use super::convert;
 use super::kv::EtcdKv;
-use crate::consensus::kv::{KeyRange, KvError, Revision, Watch, WatchFrom, WatchMessage};
+use crate::consensus::kv::{KeyRange, KvError, Revision, WatchFrom, WatchResponse, WatchStream};
 
-/// The pause after a connection was lost doubles from here.
+/// The first pause after a lost connection; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// And ends here.
+/// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-pub(super) async fn open(kv: EtcdKv, keys: KeyRange, from: WatchFrom) -> Result<Watch, KvError> {
+pub(super) async fn open_watch(kv: EtcdKv, keys: KeyRange, from: WatchFrom) -> Result<WatchStream, KvError> {
     let progress = Arc::new(Notify::new());
-    let asked = Arc::clone(&progress);
+    let progress_requests = Arc::clone(&progress);
     let first = if let WatchFrom::Revision(revision) = from { Some(revision) } else { None };
-    let mut watching =
-        Watching { kv, keys, next: first, stream: None, pause: FIRST_PAUSE, asked, is_over: false };
-    watching.connect().await?;
-    let messages = stream::unfold(watching, |mut watching| async {
-        let message = watching.message().await?;
-        Some((message, watching))
+    let mut cursor = WatchCursor {
+        kv,
+        keys,
+        next_revision: first,
+        stream: None,
+        pause: FIRST_PAUSE,
+        progress_requests,
+        is_finished: false,
+    };
+    cursor.connect().await?;
+    let messages = stream::unfold(cursor, |mut cursor| async {
+        let message = cursor.next_response().await?;
+        Some((message, cursor))
     });
-    Ok(Watch::new(messages, move || progress.notify_one()))
+    Ok(WatchStream::new(messages, move || progress.notify_one()))
 }
 
-/// Where a watch is.
-struct Watching {
+/// The position of a watch.
+struct WatchCursor {
     kv: EtcdKv,
     keys: KeyRange,
-    /// The first revision that was not told; none before the first connection, from now on.
-    next: Option<Revision>,
+    /// The first revision that was not delivered; `None` before the first connection of a watch that starts
+    /// now.
+    next_revision: Option<Revision>,
     stream: Option<(api::WatchRequestSender, api::WatchResponseStream)>,
     pause: Duration,
-    asked: Arc<Notify>,
-    is_over: bool,
+    progress_requests: Arc<Notify>,
+    is_finished: bool,
 }
 
-/// What came of waiting.
-enum Turn {
+/// What ended the wait.
+enum WatchSignal {
     Stopped,
-    Asked,
-    Came(Result<Option<api::WatchResponse>, api::Error>),
+    ProgressRequested,
+    Response(Result<Option<api::WatchResponse>, api::Error>),
 }
 
-impl Watching {
-    async fn message(&mut self) -> Option<Result<WatchMessage, KvError>> {
-        if self.is_over {
+impl WatchCursor {
+    async fn next_response(&mut self) -> Option<Result<WatchResponse, KvError>> {
+        if self.is_finished {
             return None;
         }
         let message = self.advance().await;
-        self.is_over = message.is_err();
+        self.is_finished = message.is_err();
         Some(message)
     }
 
-    async fn advance(&mut self) -> Result<WatchMessage, KvError> {
+    async fn advance(&mut self) -> Result<WatchResponse, KvError> {
         loop {
             let Some((sender, stream)) = &mut self.stream else {
                 self.reconnect().await?;
                 continue;
             };
-            let turn = tokio::select! {
+            let signal = tokio::select! {
                 biased;
-                () = self.kv.stopped.cancelled() => Turn::Stopped,
-                () = self.asked.notified() => Turn::Asked,
-                came = stream.message() => Turn::Came(came),
+                () = self.kv.stop_token.cancelled() => WatchSignal::Stopped,
+                () = self.progress_requests.notified() => WatchSignal::ProgressRequested,
+                response = stream.message() => WatchSignal::Response(response),
             };
-            match turn {
-                Turn::Stopped => return Err(KvError::Stopped),
-                Turn::Asked => {
+            match signal {
+                WatchSignal::Stopped => return Err(KvError::Stopped),
+                WatchSignal::ProgressRequested => {
                     if sender.request_progress().await.is_err() {
                         self.stream = None;
                     }
                 }
-                Turn::Came(Ok(Some(response))) => {
-                    if let Some(message) = self.told(&response)? {
+                WatchSignal::Response(Ok(Some(response))) => {
+                    if let Some(message) = self.process_response(&response)? {
                         return Ok(message);
                     }
                 }
-                Turn::Came(Ok(None)) => self.stream = None,
-                Turn::Came(Err(error)) => {
+                WatchSignal::Response(Ok(None)) => self.stream = None,
+                WatchSignal::Response(Err(error)) => {
                     self.stream = None;
-                    retryable(convert::kv_error("watch keys", error))?;
+                    only_retryable(convert::kv_error("watch keys", error))?;
                 }
             }
         }
     }
 
-    /// What a response tells, if anything.
-    fn told(&mut self, response: &api::WatchResponse) -> Result<Option<WatchMessage>, KvError> {
+    /// The message in a response, if any.
+    fn process_response(&mut self, response: &api::WatchResponse) -> Result<Option<WatchResponse>, KvError> {
         if response.compact_revision() > 0 {
             return Err(KvError::Compacted { oldest: Revision(response.compact_revision()) });
         }
         if response.canceled() {
-            // It has lost its leader, or is going down. Another connection tells more.
+            // The member has lost its leader, or is shutting down. Another connection will report more.
             self.stream = None;
             return Ok(None);
         }
         if response.created() {
-            self.created(response);
+            self.note_created(response);
             return Ok(None);
         }
         self.pause = FIRST_PAUSE;
-        let next = self.next.unwrap_or_default();
-        let changes = response.events().iter().filter_map(convert::change);
-        let changes: Vec<_> = changes.filter(|change| change.modified() >= next).collect();
+        let next = self.next_revision.unwrap_or_default();
+        let changes = response.events().iter().filter_map(convert::key_event);
+        let changes: Vec<_> = changes.filter(|change| change.mod_revision() >= next).collect();
         if let Some(last) = changes.last() {
-            self.next = Some(last.modified().next());
-            return Ok(Some(WatchMessage::Changes(changes)));
+            self.next_revision = Some(last.mod_revision().next());
+            return Ok(Some(WatchResponse::Events(changes)));
         }
         let is_progress = response.events().is_empty();
-        Ok(is_progress.then(|| WatchMessage::Progress(convert::revision(response.header()))))
+        Ok(is_progress.then(|| WatchResponse::Progress(convert::header_revision(response.header()))))
     }
 
-    fn created(&mut self, response: &api::WatchResponse) {
-        let newest = convert::revision(response.header());
-        self.next.get_or_insert(newest.next());
+    fn note_created(&mut self, response: &api::WatchResponse) {
+        let newest = convert::header_revision(response.header());
+        self.next_revision.get_or_insert(newest.next());
     }
 
-    /// Tries again until it is connected, or will never be.
+    /// Retries until it is connected, or can never be.
     async fn reconnect(&mut self) -> Result<(), KvError> {
         tokio::select! {
             biased;
-            () = self.kv.stopped.cancelled() => return Err(KvError::Stopped),
+            () = self.kv.stop_token.cancelled() => return Err(KvError::Stopped),
             () = sleep(self.pause) => {}
         }
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        self.connect().await.or_else(retryable)
+        self.connect().await.or_else(only_retryable)
     }
 
-    /// Opens a stream, and waits until etcd watches.
+    /// Opens a stream, and waits until etcd's watch is active.
     async fn connect(&mut self) -> Result<(), KvError> {
-        let (key, end) = convert::bounds(&self.keys);
+        let (key, end) = convert::range_bounds(&self.keys);
         let mut options = api::WatchOptions::new();
         if let Some(end) = end {
             options = options.with_range(end);
         }
-        if let Some(next) = self.next {
+        if let Some(next) = self.next_revision {
             options = options.with_start_revision(next.0);
         }
         let mut client = self.kv.client.watch_client();
@@ -154,7 +162,7 @@ impl Watching {
         let (sender, stream, first) = self.kv.call("watch keys", opening).await?;
         self.stream = Some((sender, stream));
         match first {
-            Some(response) => self.told(&response).map(drop),
+            Some(response) => self.process_response(&response).map(drop),
             None => {
                 self.stream = None;
                 Ok(())
@@ -163,7 +171,7 @@ impl Watching {
     }
 }
 
-/// Hands on what no other try would change.
-fn retryable(error: KvError) -> Result<(), KvError> {
+/// Returns errors that a retry would not change.
+fn only_retryable(error: KvError) -> Result<(), KvError> {
     if error.is_retryable() { Ok(()) } else { Err(error) }
 }

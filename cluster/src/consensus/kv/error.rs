@@ -1,19 +1,19 @@
-//! What a store answers instead.
+//! Errors of a store.
 
 use thiserror::Error;
 
 use super::{LeaseId, Revision};
 
-type Source = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a call to a store failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KvError {
-    /// The key is none of this store: empty, or in a namespace without a slash at its start. Nothing was done.
-    #[error("key \"{}\" {problem}", .key.escape_ascii())]
+    /// The key is invalid in this store: empty, or in a namespace without a leading slash. Nothing was done.
+    #[error("invalid key \"{}\": {problem}", .key.escape_ascii())]
     InvalidKey {
-        /// The key, or the begin or end of a range.
+        /// The key, or the start or end of a range.
         key: Vec<u8>,
         /// What is wrong with it.
         problem: &'static str,
@@ -21,49 +21,51 @@ pub enum KvError {
     /// One transaction writes a key twice: make it one operation. Nothing was done.
     #[error("the transaction writes a key twice")]
     DuplicateKey,
-    /// The revision was compacted: read what is there now, and go on from there ([`Follow`](super::Follow) does).
-    #[error("the revision is not kept any more")]
+    /// The revision was compacted: read the present keys, and continue from there
+    /// ([`ListWatcher`](super::ListWatcher) does).
+    #[error("the revision has been compacted")]
     Compacted {
-        /// The oldest that is kept; [`Revision::NONE`] where the store doesn't tell.
+        /// The oldest kept revision; [`Revision::NONE`] if the store does not report it.
         oldest: Revision,
     },
-    /// The revision has not been reached.
-    #[error("revision {} has not been reached", .revision.0)]
+    /// The revision does not exist yet.
+    #[error("revision {} is a future revision", .revision.0)]
     FutureRevision {
-        /// The revision asked for.
+        /// The requested revision.
         revision: Revision,
     },
-    /// The lease has ended, or there never was one: grant another.
-    #[error("there is no lease {}", .lease.0)]
-    NoLease {
-        /// The lease, zero where the store doesn't tell.
+    /// The lease has expired, or never existed: grant another.
+    #[error("lease {} not found", .lease.0)]
+    LeaseNotFound {
+        /// The lease; zero if the store does not report it.
         lease: LeaseId,
     },
-    /// No answer came, or that there is no leader now. The call may have taken effect. A retry may help.
+    /// The store did not answer, or reported that it has no leader. The call may have taken effect. A retry
+    /// may help.
     #[error("{operation}: no answer")]
     Unavailable {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
         /// Why.
         #[source]
-        source: Source,
+        source: BoxError,
     },
-    /// The store was stopped: this handle is of no use any more.
+    /// The store was stopped: this handle stays unusable.
     #[error("the store has been stopped")]
     Stopped,
-    /// The store refused for another reason. A retry doesn't help.
-    #[error("{operation}: refused")]
-    Refused {
-        /// What was asked.
+    /// The store rejected the call for another reason. A retry does not help.
+    #[error("{operation}: rejected")]
+    Rejected {
+        /// The operation.
         operation: &'static str,
         /// Why.
         #[source]
-        source: Source,
+        source: BoxError,
     },
 }
 
 impl KvError {
-    /// Whether the same call may succeed later, with nothing else done about it.
+    /// Whether the same call may succeed later without any other change.
     pub fn is_retryable(&self) -> bool {
         matches!(self, KvError::Unavailable { .. })
     }

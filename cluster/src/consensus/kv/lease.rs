@@ -9,64 +9,66 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::KvError;
 
-/// The number of a lease.
+/// The id of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub i64);
 
-/// Ends a lease at once.
-pub type Revoke =
+/// Revokes a lease.
+pub type RevokeFn =
     Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Result<(), KvError>> + Send>> + Send + Sync>;
 
-/// A lease that is kept alive as long as this is held. Keys that were put with it end with it.
+/// A lease that is kept alive as long as this guard exists. Keys that were put with it are deleted with it.
 ///
-/// Dropped, it is kept alive no more, and ends within its time; [`revoke`](Self::revoke) ends it at once.
+/// A dropped guard stops the keep-alive, and the lease expires within its TTL; [`revoke`](Self::revoke) ends
+/// it at once.
 pub struct Lease {
     id: LeaseId,
     ttl: Duration,
     ended: CancellationToken,
-    revoke: Revoke,
-    _kept: DropGuard,
+    revoke: RevokeFn,
+    _dropped: DropGuard,
 }
 
 impl Lease {
-    /// A lease, for implementations: `kept` is cancelled when the guard is dropped, and `ended` is to be cancelled when
-    /// the store says that the lease is no more.
+    /// A lease, for implementations: `dropped` is cancelled when the guard is dropped, and the implementation
+    /// cancels `ended` when the store reports that the lease no longer exists.
     pub fn new(
         id: LeaseId,
         ttl: Duration,
-        kept: CancellationToken,
+        dropped: CancellationToken,
         ended: CancellationToken,
-        revoke: Revoke,
+        revoke: RevokeFn,
     ) -> Lease {
-        Lease { id, ttl, ended, revoke, _kept: kept.drop_guard() }
+        Lease { id, ttl, ended, revoke, _dropped: dropped.drop_guard() }
     }
 
-    /// Its number, to put keys with.
+    /// Its id, to put keys with.
     pub fn id(&self) -> LeaseId {
         self.id
     }
 
-    /// How long it lives without being kept alive.
+    /// Its time to live without a keep-alive.
     pub fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// Resolves when the lease has ended although it was held: the store could not be reached for its time, or somebody
-    /// revoked it.
+    /// Completes when the lease has ended although the guard exists: the store was unreachable for its TTL,
+    /// or another client revoked it.
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
-    pub async fn ended(&self) {
+    pub async fn wait_ended(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Ends it, and removes its keys.
+    /// Revokes the lease, and deletes its keys.
     ///
     /// # Errors
-    /// [`KvError::Unavailable`]: then it ends within its time. One that has ended already is no error.
+    /// [`KvError::Unavailable`]: the lease then expires within its TTL. A lease that has already ended is not
+    /// an error.
     pub async fn revoke(self) -> Result<(), KvError> {
         match (self.revoke)().await {
-            Err(KvError::NoLease { .. }) => Ok(()),
+            Err(KvError::LeaseNotFound { .. }) => Ok(()),
             revoked => revoked,
         }
     }

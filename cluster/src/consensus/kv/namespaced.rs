@@ -1,4 +1,4 @@
-//! The keys of one module's space.
+//! The keys of one module's namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,118 +6,121 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Change, Compare, KeyRange, KeyValue, KvError, KvStore, Lease, Op, OpResult, Range, Ranged, Revision, Txn,
-    TxnResult, Watch, WatchFrom, WatchMessage,
+    Compare, KeyEvent, KeyRange, KeyValue, KvError, KvStore, Lease, RangeRequest, RangeResponse, Revision,
+    Txn, TxnOp, TxnOpResponse, TxnResponse, WatchFrom, WatchResponse, WatchStream,
 };
 use crate::consensus::InvalidName;
 
-/// What lies below `MODULE:SPACE` of another store. Its keys begin with a slash, so no two spaces share one.
+/// The keys with the prefix `MODULE:NAMESPACE` of another store. They start with a slash, so that no two
+/// namespaces share a key.
 ///
-/// Leases and revisions are those of the store below; [`compact`](KvStore::compact) is, too, and concerns all spaces.
+/// Leases and revisions are those of the underlying store; so is [`compact`](KvStore::compact), which affects
+/// all namespaces.
 ///
-/// *Source:* Monogon's consensus has the same form of prefix.
+/// *Source:* Monogon's consensus has prefixes of the same form.
 #[derive(Clone, Debug)]
-pub struct Namespaced {
+pub struct NamespacedKv {
     store: Arc<dyn KvStore>,
-    prefix: Vec<u8>,
+    key_prefix: Vec<u8>,
 }
 
-impl Namespaced {
-    /// The space of a module.
+impl NamespacedKv {
+    /// The namespace of a module.
     ///
     /// # Errors
     /// [`InvalidName::Namespace`].
-    pub fn new(store: Arc<dyn KvStore>, module: &str, space: &str) -> Result<Namespaced, InvalidName> {
-        check("module", module)?;
-        check("space", space)?;
-        Ok(Namespaced { store, prefix: format!("{module}:{space}").into_bytes() })
+    pub fn new(store: Arc<dyn KvStore>, module: &str, namespace: &str) -> Result<NamespacedKv, InvalidName> {
+        check_namespace("module", module)?;
+        check_namespace("namespace", namespace)?;
+        Ok(NamespacedKv { store, key_prefix: format!("{module}:{namespace}").into_bytes() })
     }
 
-    /// What its keys have before them in the store below.
-    pub fn prefix(&self) -> &[u8] {
-        &self.prefix
+    /// The prefix of its keys in the underlying store.
+    pub fn key_prefix(&self) -> &[u8] {
+        &self.key_prefix
     }
 
-    fn key(&self, key: &[u8]) -> Result<Vec<u8>, KvError> {
+    fn full_key(&self, key: &[u8]) -> Result<Vec<u8>, KvError> {
         if !key.starts_with(b"/") {
-            return Err(KvError::InvalidKey { key: key.to_vec(), problem: "does not begin with a slash" });
+            return Err(KvError::InvalidKey { key: key.to_vec(), problem: "must start with a slash" });
         }
-        Ok([&self.prefix, key].concat())
+        Ok([&self.key_prefix, key].concat())
     }
 
-    fn keys(&self, keys: KeyRange) -> Result<KeyRange, KvError> {
+    fn full_key_range(&self, keys: KeyRange) -> Result<KeyRange, KvError> {
         Ok(match keys {
-            KeyRange::Key(key) => KeyRange::Key(self.key(&key)?),
-            KeyRange::Prefix(prefix) if prefix.is_empty() => KeyRange::Prefix(self.key(b"/")?),
-            KeyRange::Prefix(prefix) => KeyRange::Prefix(self.key(&prefix)?),
+            KeyRange::Key(key) => KeyRange::Key(self.full_key(&key)?),
+            KeyRange::Prefix(prefix) if prefix.is_empty() => KeyRange::Prefix(self.full_key(b"/")?),
+            KeyRange::Prefix(prefix) => KeyRange::Prefix(self.full_key(&prefix)?),
             KeyRange::Between { start, end } => {
-                // The first key behind the space: `0` follows the slash.
-                let end = if end == b"0" { [&self.prefix, &end[..]].concat() } else { self.key(&end)? };
-                KeyRange::Between { start: self.key(&start)?, end }
+                // The first key after the namespace: `0` follows the slash.
+                let end =
+                    if end == b"0" { [&self.key_prefix, &end[..]].concat() } else { self.full_key(&end)? };
+                KeyRange::Between { start: self.full_key(&start)?, end }
             }
         })
     }
 
-    fn op(&self, op: Op) -> Result<Op, KvError> {
+    fn full_op(&self, op: TxnOp) -> Result<TxnOp, KvError> {
         Ok(match op {
-            Op::Put { key, value, lease } => Op::Put { key: self.key(&key)?, value, lease },
-            Op::Delete(keys) => Op::Delete(self.keys(keys)?),
-            Op::Range(range) => Op::Range(self.ranged_keys(range)?),
+            TxnOp::Put { key, value, lease } => TxnOp::Put { key: self.full_key(&key)?, value, lease },
+            TxnOp::Delete(keys) => TxnOp::Delete(self.full_key_range(keys)?),
+            TxnOp::Range(range) => TxnOp::Range(self.full_request(range)?),
         })
     }
 
-    fn ranged_keys(&self, range: Range) -> Result<Range, KvError> {
-        Ok(Range { keys: self.keys(range.keys)?, ..range })
+    fn full_request(&self, range: RangeRequest) -> Result<RangeRequest, KvError> {
+        Ok(RangeRequest { keys: self.full_key_range(range.keys)?, ..range })
     }
 
-    fn ranged(&self, mut ranged: Ranged) -> Ranged {
-        ranged.kvs.iter_mut().for_each(|kv| strip(&self.prefix, &mut kv.key));
+    fn relative_response(&self, mut ranged: RangeResponse) -> RangeResponse {
+        ranged.kvs.iter_mut().for_each(|kv| strip_prefix(&self.key_prefix, &mut kv.key));
         ranged
     }
 }
 
 #[async_trait]
-impl KvStore for Namespaced {
-    async fn range(&self, range: Range) -> Result<Ranged, KvError> {
-        let ranged = self.store.range(self.ranged_keys(range)?).await?;
-        Ok(self.ranged(ranged))
+impl KvStore for NamespacedKv {
+    async fn range(&self, range: RangeRequest) -> Result<RangeResponse, KvError> {
+        let ranged = self.store.range(self.full_request(range)?).await?;
+        Ok(self.relative_response(ranged))
     }
 
-    async fn txn(&self, txn: Txn) -> Result<TxnResult, KvError> {
-        let compare = |compare: Compare| Ok(Compare { key: self.key(&compare.key)?, ..compare });
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse, KvError> {
+        let compare = |compare: Compare| Ok(Compare { key: self.full_key(&compare.key)?, ..compare });
         let txn = Txn {
             when: txn.when.into_iter().map(compare).collect::<Result<_, KvError>>()?,
-            then: txn.then.into_iter().map(|op| self.op(op)).collect::<Result<_, _>>()?,
-            otherwise: txn.otherwise.into_iter().map(|op| self.op(op)).collect::<Result<_, _>>()?,
+            then: txn.then.into_iter().map(|op| self.full_op(op)).collect::<Result<_, _>>()?,
+            or_else: txn.or_else.into_iter().map(|op| self.full_op(op)).collect::<Result<_, _>>()?,
         };
         let mut done = self.store.txn(txn).await?;
-        for result in &mut done.results {
-            if let OpResult::Ranged(ranged) = result {
-                *ranged = self.ranged(std::mem::take(ranged));
+        for result in &mut done.responses {
+            if let TxnOpResponse::Range(ranged) = result {
+                *ranged = self.relative_response(std::mem::take(ranged));
             }
         }
         Ok(done)
     }
 
-    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<Watch, KvError> {
-        let watch = self.store.watch(self.keys(keys)?, from).await?;
-        let prefix = self.prefix.clone();
-        Ok(watch.map(move |message| {
+    async fn watch(&self, keys: KeyRange, from: WatchFrom) -> Result<WatchStream, KvError> {
+        let watch = self.store.watch(self.full_key_range(keys)?, from).await?;
+        let prefix = self.key_prefix.clone();
+        Ok(watch.map_responses(move |message| {
             message.map(|message| match message {
-                WatchMessage::Changes(mut changes) => {
+                WatchResponse::Events(mut changes) => {
                     for change in &mut changes {
-                        let (Change::Put(KeyValue { key, .. }) | Change::Deleted { key, .. }) = change;
-                        strip(&prefix, key);
+                        let (KeyEvent::Put(KeyValue { key, .. }) | KeyEvent::Delete { key, .. }) = change;
+                        strip_prefix(&prefix, key);
                     }
-                    WatchMessage::Changes(changes)
+                    WatchResponse::Events(changes)
                 }
                 message => message,
             })
         }))
     }
 
-    async fn lease(&self, ttl: Duration) -> Result<Lease, KvError> {
-        self.store.lease(ttl).await
+    async fn grant_lease(&self, ttl: Duration) -> Result<Lease, KvError> {
+        self.store.grant_lease(ttl).await
     }
 
     async fn compact(&self, before: Revision) -> Result<(), KvError> {
@@ -125,14 +128,14 @@ impl KvStore for Namespaced {
     }
 }
 
-/// The store gives nothing but keys that begin with the prefix: it was asked for no others.
-fn strip(prefix: &[u8], key: &mut Vec<u8>) {
+/// The store returns only keys with the prefix: no others were requested.
+fn strip_prefix(prefix: &[u8], key: &mut Vec<u8>) {
     if key.starts_with(prefix) {
         key.drain(..prefix.len());
     }
 }
 
-fn check(what: &'static str, name: &str) -> Result<(), InvalidName> {
+fn check_namespace(what: &'static str, name: &str) -> Result<(), InvalidName> {
     let is_fit = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
     match (1..=63).contains(&name.len()) && name.bytes().all(is_fit) {
         true => Ok(()),

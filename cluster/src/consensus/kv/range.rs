@@ -1,53 +1,53 @@
-//! Which keys, and what was read of them.
+//! Key ranges, range requests and their responses.
 
 use std::fmt;
 use std::num::NonZeroU32;
 
 use super::{KeyValue, KvError, Revision};
 
-/// Keys: one, or all in a part of the sorted space.
+/// A key, or all keys in a part of the sorted key space.
 #[derive(Clone, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to know them all")]
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every kind")]
 pub enum KeyRange {
     /// One key.
     Key(Vec<u8>),
-    /// All that begin so; of an empty prefix, all.
+    /// All keys with this prefix; with an empty prefix, all keys.
     Prefix(Vec<u8>),
-    /// All in `[start, end)`.
+    /// All keys in `[start, end)`.
     Between {
-        /// The first one.
+        /// The first key.
         start: Vec<u8>,
-        /// The first one that is not meant.
+        /// The end, exclusive.
         end: Vec<u8>,
     },
 }
 
 impl KeyRange {
     /// One key.
-    pub fn key(key: impl Into<Vec<u8>>) -> KeyRange {
+    pub fn single_key(key: impl Into<Vec<u8>>) -> KeyRange {
         KeyRange::Key(key.into())
     }
 
-    /// All that begin so. For what lies below a name, end it with a slash.
+    /// All keys with this prefix. For the keys below a name, end the prefix with a slash.
     pub fn prefix(prefix: impl Into<Vec<u8>>) -> KeyRange {
         KeyRange::Prefix(prefix.into())
     }
 
-    /// All in `[start, end)`.
+    /// All keys in `[start, end)`.
     pub fn between(start: impl Into<Vec<u8>>, end: impl Into<Vec<u8>>) -> KeyRange {
         KeyRange::Between { start: start.into(), end: end.into() }
     }
 
     /// All keys.
-    pub fn all() -> KeyRange {
+    pub fn all_keys() -> KeyRange {
         KeyRange::Prefix(Vec::new())
     }
 
-    /// Whether they can be asked for: for implementations.
+    /// Checks that the range is valid: for implementations.
     ///
     /// # Errors
     /// [`KvError::InvalidKey`]: a key has at least one byte.
-    pub fn check(&self) -> Result<(), KvError> {
+    pub fn check_keys(&self) -> Result<(), KvError> {
         match self {
             KeyRange::Key(key) => check_key(key),
             KeyRange::Prefix(_) => Ok(()),
@@ -55,7 +55,7 @@ impl KeyRange {
         }
     }
 
-    /// Whether a key is among them.
+    /// Whether the range contains a key.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
             KeyRange::Key(this) => this == key,
@@ -67,7 +67,7 @@ impl KeyRange {
 
 pub(super) fn check_key(key: &[u8]) -> Result<(), KvError> {
     match key.is_empty() {
-        true => Err(KvError::InvalidKey { key: Vec::new(), problem: "is empty" }),
+        true => Err(KvError::InvalidKey { key: Vec::new(), problem: "must not be empty" }),
         false => Ok(()),
     }
 }
@@ -84,54 +84,54 @@ impl fmt::Debug for KeyRange {
     }
 }
 
-/// A read. By default of all the keys asked for, as they are now.
+/// A read. By default it returns all keys of the range, as they are now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Range {
-    /// Which keys.
+pub struct RangeRequest {
+    /// The keys.
     pub keys: KeyRange,
-    /// As of which revision; none: the newest.
+    /// The revision to read at; `None`: the newest.
     pub revision: Option<Revision>,
-    /// How many at most; none: all.
+    /// The maximum number of keys; `None`: all.
     pub limit: Option<NonZeroU32>,
 }
 
-impl Range {
-    /// All of these, as they are now.
-    pub fn new(keys: KeyRange) -> Range {
-        Range { keys, revision: None, limit: None }
+impl RangeRequest {
+    /// Reads all keys of the range, as they are now.
+    pub fn new(keys: KeyRange) -> RangeRequest {
+        RangeRequest { keys, revision: None, limit: None }
     }
 
-    /// As they were after this change.
+    /// Reads at this revision.
     #[must_use]
-    pub fn at(mut self, revision: Revision) -> Range {
+    pub fn at_revision(mut self, revision: Revision) -> RangeRequest {
         self.revision = Some(revision);
         self
     }
 
-    /// The first `limit` of them.
+    /// Returns only the first `limit` keys.
     #[must_use]
-    pub fn limit(mut self, limit: NonZeroU32) -> Range {
+    pub fn with_limit(mut self, limit: NonZeroU32) -> RangeRequest {
         self.limit = Some(limit);
         self
     }
 }
 
-/// What was read.
+/// The result of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Ranged {
-    /// The newest revision when it was read, which is not the one that it was read as of.
+pub struct RangeResponse {
+    /// The newest revision at the time of the read, not the revision that was read.
     pub revision: Revision,
     /// The keys in their order, with their values.
     pub kvs: Vec<KeyValue>,
-    /// Whether there are more than the limit let through.
+    /// Whether the limit has cut off further keys.
     pub more: bool,
 }
 
-impl Ranged {
-    /// What was read when `revision` was the newest.
-    pub fn new(revision: Revision, kvs: Vec<KeyValue>, more: bool) -> Ranged {
-        Ranged { revision, kvs, more }
+impl RangeResponse {
+    /// A result, read when `revision` was the newest.
+    pub fn new(revision: Revision, kvs: Vec<KeyValue>, more: bool) -> RangeResponse {
+        RangeResponse { revision, kvs, more }
     }
 }

@@ -3,193 +3,199 @@
 use std::fmt;
 
 use super::range::check_key;
-use super::{KeyRange, KeyValue, KvError, LeaseId, Range, Ranged, Revision};
+use super::{KeyRange, KeyValue, KvError, LeaseId, RangeRequest, RangeResponse, Revision};
 
-/// How a value has to be to the one given.
+/// How a value compares to the given one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to know them all")]
-pub enum Is {
-    /// The same.
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every operator")]
+pub enum CompareOp {
+    /// Equal.
     Equal,
-    /// Another.
+    /// Not equal.
     NotEqual,
-    /// Greater; of bytes, later in their order.
+    /// Greater; for bytes, later in their order.
     Greater,
-    /// Less; of bytes, earlier in their order.
+    /// Less; for bytes, earlier in their order.
     Less,
 }
 
-impl Is {
-    /// Whether `left` is so to `right`.
-    pub fn holds<T: Ord + ?Sized>(self, left: &T, right: &T) -> bool {
+impl CompareOp {
+    /// Whether `left` compares to `right` like this.
+    pub fn is_satisfied<T: Ord + ?Sized>(self, left: &T, right: &T) -> bool {
         match self {
-            Is::Equal => left == right,
-            Is::NotEqual => left != right,
-            Is::Greater => left > right,
-            Is::Less => left < right,
+            CompareOp::Equal => left == right,
+            CompareOp::NotEqual => left != right,
+            CompareOp::Greater => left > right,
+            CompareOp::Less => left < right,
         }
     }
 }
 
-/// What of a key is compared, and with what. Of a key that isn't there the numbers are zero, and no comparison of its
-/// value holds.
+/// What is compared, and with which value. For a key that does not exist the numbers are zero, and no
+/// comparison of its value holds.
 #[derive(Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to know them all")]
-pub enum CompareTo {
-    /// The change that made it.
-    Created(Revision),
-    /// The change that wrote it last.
-    Modified(Revision),
-    /// How often it was written.
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every target")]
+pub enum CompareTarget {
+    /// The revision that created the key.
+    CreateRevision(Revision),
+    /// The revision that last wrote it.
+    ModRevision(Revision),
+    /// The number of writes.
     Version(i64),
     /// Its value.
     Value(Vec<u8>),
 }
 
-impl fmt::Debug for CompareTo {
+impl fmt::Debug for CompareTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CompareTo::Created(revision) => write!(f, "Created({})", revision.0),
-            CompareTo::Modified(revision) => write!(f, "Modified({})", revision.0),
-            CompareTo::Version(version) => write!(f, "Version({version})"),
-            CompareTo::Value(value) => write!(f, "Value({} bytes)", value.len()),
+            CompareTarget::CreateRevision(revision) => write!(f, "Created({})", revision.0),
+            CompareTarget::ModRevision(revision) => write!(f, "Modified({})", revision.0),
+            CompareTarget::Version(version) => write!(f, "Version({version})"),
+            CompareTarget::Value(value) => write!(f, "Value({} bytes)", value.len()),
         }
     }
 }
 
-/// A comparison that has to hold.
+/// A comparison of a key.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compare {
-    /// Of which key.
+    /// The key.
     pub key: Vec<u8>,
-    /// How it has to be.
-    pub is: Is,
-    /// To what.
-    pub to: CompareTo,
+    /// The operator.
+    pub op: CompareOp,
+    /// The operand.
+    pub target: CompareTarget,
 }
 
 impl Compare {
     /// A comparison of one key.
-    pub fn new(key: impl Into<Vec<u8>>, is: Is, to: CompareTo) -> Compare {
-        Compare { key: key.into(), is, to }
+    pub fn new(key: impl Into<Vec<u8>>, op: CompareOp, target: CompareTarget) -> Compare {
+        Compare { key: key.into(), op, target }
     }
 
-    /// The key isn't there.
-    pub fn absent(key: impl Into<Vec<u8>>) -> Compare {
-        Compare::new(key, Is::Equal, CompareTo::Created(Revision::NONE))
+    /// The key does not exist.
+    pub fn key_absent(key: impl Into<Vec<u8>>) -> Compare {
+        Compare::new(key, CompareOp::Equal, CompareTarget::CreateRevision(Revision::NONE))
     }
 
-    /// The key is there.
-    pub fn present(key: impl Into<Vec<u8>>) -> Compare {
-        Compare::new(key, Is::NotEqual, CompareTo::Created(Revision::NONE))
+    /// The key exists.
+    pub fn key_present(key: impl Into<Vec<u8>>) -> Compare {
+        Compare::new(key, CompareOp::NotEqual, CompareTarget::CreateRevision(Revision::NONE))
     }
 
-    /// The key was not written since it was read so. A key that was removed and made again was.
-    pub fn unchanged(read: &KeyValue) -> Compare {
-        Compare::new(&*read.key, Is::Equal, CompareTo::Modified(read.modified))
+    /// The key was not written since it was read. A key that was deleted and created again was written.
+    pub fn key_unchanged(read: &KeyValue) -> Compare {
+        Compare::new(&*read.key, CompareOp::Equal, CompareTarget::ModRevision(read.mod_revision))
     }
 
-    /// Whether it holds for what is there.
-    pub fn holds(&self, found: Option<&KeyValue>) -> bool {
+    /// Whether the comparison holds for the present value.
+    pub fn is_satisfied_by(&self, found: Option<&KeyValue>) -> bool {
         let number = |of: fn(&KeyValue) -> Revision| found.map_or(Revision::NONE, of);
-        match &self.to {
-            CompareTo::Created(revision) => self.is.holds(&number(|kv| kv.created), revision),
-            CompareTo::Modified(revision) => self.is.holds(&number(|kv| kv.modified), revision),
-            CompareTo::Version(version) => self.is.holds(&found.map_or(0, |kv| kv.version), version),
-            CompareTo::Value(value) => found.is_some_and(|kv| self.is.holds(&kv.value, value)),
+        match &self.target {
+            CompareTarget::CreateRevision(revision) => {
+                self.op.is_satisfied(&number(|kv| kv.create_revision), revision)
+            }
+            CompareTarget::ModRevision(revision) => {
+                self.op.is_satisfied(&number(|kv| kv.mod_revision), revision)
+            }
+            CompareTarget::Version(version) => {
+                self.op.is_satisfied(&found.map_or(0, |kv| kv.version), version)
+            }
+            CompareTarget::Value(value) => found.is_some_and(|kv| self.op.is_satisfied(&kv.value, value)),
         }
     }
 }
 
 impl fmt::Debug for Compare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" {:?} {:?}", self.key.escape_ascii(), self.is, self.to)
+        write!(f, "\"{}\" {:?} {:?}", self.key.escape_ascii(), self.op, self.target)
     }
 }
 
-/// What a transaction does.
+/// An operation of a transaction.
 #[derive(Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to know them all")]
-pub enum Op {
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every operation")]
+pub enum TxnOp {
     /// Writes a key.
     Put {
         /// The key.
         key: Vec<u8>,
         /// Its value.
         value: Vec<u8>,
-        /// The lease with which it ends; none: with none, also where it had one.
+        /// The lease that deletes it; `None` also removes an earlier lease.
         lease: Option<LeaseId>,
     },
-    /// Removes keys.
+    /// Deletes keys.
     Delete(KeyRange),
-    /// Reads keys. What the transaction has written before this is seen.
-    Range(Range),
+    /// Reads keys. The read sees what the transaction has written before it.
+    Range(RangeRequest),
 }
 
-impl Op {
-    /// Writes a key, which ends with no lease.
-    pub fn put(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> Op {
-        Op::Put { key: key.into(), value: value.into(), lease: None }
+impl TxnOp {
+    /// Writes a key, without a lease.
+    pub fn put(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> TxnOp {
+        TxnOp::Put { key: key.into(), value: value.into(), lease: None }
     }
 
-    /// Writes a key, which ends with the lease.
-    pub fn put_leased(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>, lease: LeaseId) -> Op {
-        Op::Put { key: key.into(), value: value.into(), lease: Some(lease) }
+    /// Writes a key, which the lease deletes.
+    pub fn put_with_lease(key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>, lease: LeaseId) -> TxnOp {
+        TxnOp::Put { key: key.into(), value: value.into(), lease: Some(lease) }
     }
 
-    /// Removes a key.
-    pub fn delete(key: impl Into<Vec<u8>>) -> Op {
-        Op::Delete(KeyRange::key(key))
+    /// Deletes a key.
+    pub fn delete(key: impl Into<Vec<u8>>) -> TxnOp {
+        TxnOp::Delete(KeyRange::single_key(key))
     }
 
     /// Reads a key.
-    pub fn get(key: impl Into<Vec<u8>>) -> Op {
-        Op::Range(Range::new(KeyRange::key(key)))
+    pub fn get(key: impl Into<Vec<u8>>) -> TxnOp {
+        TxnOp::Range(RangeRequest::new(KeyRange::single_key(key)))
     }
 }
 
-impl fmt::Debug for Op {
+impl fmt::Debug for TxnOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Op::Put { key, value, lease } => f
+            TxnOp::Put { key, value, lease } => f
                 .debug_struct("Put")
                 .field("key", &key.escape_ascii().to_string())
                 .field("value", &format_args!("{} bytes", value.len()))
                 .field("lease", lease)
                 .finish(),
-            Op::Delete(keys) => f.debug_tuple("Delete").field(keys).finish(),
-            Op::Range(range) => f.debug_tuple("Range").field(range).finish(),
+            TxnOp::Delete(keys) => f.debug_tuple("Delete").field(keys).finish(),
+            TxnOp::Range(range) => f.debug_tuple("Range").field(range).finish(),
         }
     }
 }
 
-/// If all comparisons hold, one list of operations; otherwise the other. All of it is one change.
+/// Performs one list of operations if all comparisons hold, and the other list otherwise, as one change.
 ///
-/// No key is written twice by one list: not by two puts, and not by a put and a removal.
+/// A list writes each key at most once: neither two puts nor a put and a delete of one key are allowed.
 ///
 /// ```
-/// use nodekeel_cluster::consensus::kv::{Compare, Op, Txn};
+/// use nodekeel_cluster::consensus::kv::{Compare, Txn, TxnOp};
 ///
 /// let create_only = Txn::new()
-///     .when(Compare::absent("/nodes/n1"))
-///     .then(Op::put("/nodes/n1", "record"))
-///     .otherwise(Op::get("/nodes/n1"));
+///     .when(Compare::key_absent("/nodes/n1"))
+///     .then(TxnOp::put("/nodes/n1", "record"))
+///     .or_else(TxnOp::get("/nodes/n1"));
 /// assert_eq!(create_only.then.len(), 1);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Txn {
-    /// What has to hold. Nothing always does.
+    /// The comparisons. An empty list always holds.
     pub when: Vec<Compare>,
-    /// What is done then.
-    pub then: Vec<Op>,
-    /// What is done otherwise.
-    pub otherwise: Vec<Op>,
+    /// The operations if all comparisons hold.
+    pub then: Vec<TxnOp>,
+    /// The operations otherwise.
+    pub or_else: Vec<TxnOp>,
 }
 
 impl Txn {
-    /// One that does nothing.
+    /// A transaction without operations.
     pub fn new() -> Txn {
         Txn::default()
     }
@@ -201,91 +207,92 @@ impl Txn {
         self
     }
 
-    /// Adds what is done if all comparisons hold.
+    /// Adds an operation for the case that all comparisons hold.
     #[must_use]
-    pub fn then(mut self, op: Op) -> Txn {
+    pub fn then(mut self, op: TxnOp) -> Txn {
         self.then.push(op);
         self
     }
 
-    /// Adds what is done otherwise.
+    /// Adds an operation for the other case.
     #[must_use]
-    pub fn otherwise(mut self, op: Op) -> Txn {
-        self.otherwise.push(op);
+    pub fn or_else(mut self, op: TxnOp) -> Txn {
+        self.or_else.push(op);
         self
     }
 }
 
 impl Txn {
-    /// Whether it can be done at all: for implementations.
+    /// Checks that the transaction is valid: for implementations.
     ///
     /// # Errors
-    /// [`KvError::InvalidKey`], and [`KvError::DuplicateKey`]: etcd refuses what one list writes twice.
-    pub fn check(&self) -> Result<(), KvError> {
+    /// [`KvError::InvalidKey`], and [`KvError::DuplicateKey`]: etcd rejects a list that writes a key twice.
+    pub fn check_keys(&self) -> Result<(), KvError> {
         self.when.iter().try_for_each(|compare| check_key(&compare.key))?;
         check_ops(&self.then)?;
-        check_ops(&self.otherwise)
+        check_ops(&self.or_else)
     }
 }
 
-fn check_ops(ops: &[Op]) -> Result<(), KvError> {
+fn check_ops(ops: &[TxnOp]) -> Result<(), KvError> {
     let mut written: Vec<&[u8]> = Vec::new();
     for op in ops {
         match op {
-            Op::Put { key, .. } => {
+            TxnOp::Put { key, .. } => {
                 check_key(key)?;
-                let is_removed = |op: &Op| matches!(op, Op::Delete(keys) if keys.contains(key));
+                let is_removed = |op: &TxnOp| matches!(op, TxnOp::Delete(keys) if keys.contains(key));
                 if written.contains(&key.as_slice()) || ops.iter().any(is_removed) {
                     return Err(KvError::DuplicateKey);
                 }
                 written.push(key);
             }
-            Op::Delete(keys) => keys.check()?,
-            Op::Range(range) => range.keys.check()?,
+            TxnOp::Delete(keys) => keys.check_keys()?,
+            TxnOp::Range(range) => range.keys.check_keys()?,
         }
     }
     Ok(())
 }
 
-/// What an operation gave.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to know them all")]
-pub enum OpResult {
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every operation")]
+pub enum TxnOpResponse {
     /// A key was written.
     Put,
-    /// So many keys were removed.
-    Deleted(u64),
-    /// Keys were read.
-    Ranged(Ranged),
+    /// The number of deleted keys.
+    Delete(u64),
+    /// The keys that were read.
+    Range(RangeResponse),
 }
 
-/// What a transaction gave.
+/// The result of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct TxnResult {
-    /// The revision of its change; the newest, where it changed nothing.
+pub struct TxnResponse {
+    /// The revision of its change; the newest, if it changed nothing.
     pub revision: Revision,
     /// Whether all comparisons held.
     pub succeeded: bool,
-    /// What each operation of the list that was done gave, in order.
-    pub results: Vec<OpResult>,
+    /// The results of the operations of the list that was performed, in order.
+    pub responses: Vec<TxnOpResponse>,
 }
 
-impl TxnResult {
-    /// What a transaction gave.
-    pub fn new(revision: Revision, succeeded: bool, results: Vec<OpResult>) -> TxnResult {
-        TxnResult { revision, succeeded, results }
+impl TxnResponse {
+    /// The result of a transaction.
+    pub fn new(revision: Revision, succeeded: bool, responses: Vec<TxnOpResponse>) -> TxnResponse {
+        TxnResponse { revision, succeeded, responses }
     }
 
-    /// How many keys were removed by all its operations.
-    pub fn deleted(&self) -> u64 {
-        let deleted = |result: &OpResult| if let OpResult::Deleted(count) = result { *count } else { 0 };
-        self.results.iter().map(deleted).sum()
+    /// The number of keys deleted by all its operations.
+    pub fn deleted_count(&self) -> u64 {
+        let deleted =
+            |result: &TxnOpResponse| if let TxnOpResponse::Delete(count) = result { *count } else { 0 };
+        self.responses.iter().map(deleted).sum()
     }
 
-    /// All that was read, in the order of the operations.
-    pub fn read(self) -> impl Iterator<Item = KeyValue> {
-        let kvs = |result| if let OpResult::Ranged(ranged) = result { ranged.kvs } else { Vec::new() };
-        self.results.into_iter().flat_map(kvs)
+    /// All keys that were read, in the order of the operations.
+    pub fn into_key_values(self) -> impl Iterator<Item = KeyValue> {
+        let kvs = |result| if let TxnOpResponse::Range(ranged) = result { ranged.kvs } else { Vec::new() };
+        self.responses.into_iter().flat_map(kvs)
     }
 }

@@ -10,118 +10,124 @@ use futures_util::stream::BoxStream;
 
 use super::{KeyValue, KvError, Revision};
 
-/// Where a watch begins.
+/// Where a watch starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to know them all")]
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every kind")]
 pub enum WatchFrom {
-    /// With the first change after the call.
+    /// At the first change after the call.
     Now,
-    /// With this change, if it is one, and those after it. To go on after a read, watch from its revision's
-    /// [next](Revision::next).
+    /// At this revision, if it exists, or the next one. To continue after a read, watch from the
+    /// [next](Revision::next) revision.
     Revision(Revision),
 }
 
-/// What happened to a key.
+/// A change of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a store has to know them all")]
-pub enum Change {
+#[expect(clippy::exhaustive_enums, reason = "a store has to handle every kind")]
+pub enum KeyEvent {
     /// It was written.
     Put(KeyValue),
-    /// It was removed, by a call or by the end of its lease.
-    Deleted {
+    /// It was deleted, by a call or by the end of its lease.
+    Delete {
         /// The key.
         key: Vec<u8>,
-        /// The change that did it.
-        modified: Revision,
+        /// The revision that deleted it.
+        mod_revision: Revision,
     },
 }
 
-impl Change {
+impl KeyEvent {
     /// The key.
     pub fn key(&self) -> &[u8] {
         match self {
-            Change::Put(kv) => &kv.key,
-            Change::Deleted { key, .. } => key,
+            KeyEvent::Put(kv) => &kv.key,
+            KeyEvent::Delete { key, .. } => key,
         }
     }
 
-    /// The change that did it.
-    pub fn modified(&self) -> Revision {
+    /// The revision of the change.
+    pub fn mod_revision(&self) -> Revision {
         match self {
-            Change::Put(kv) => kv.modified,
-            Change::Deleted { modified, .. } => *modified,
+            KeyEvent::Put(kv) => kv.mod_revision,
+            KeyEvent::Delete { mod_revision: modified, .. } => *modified,
         }
     }
 }
 
-/// What a watch tells.
+/// A message of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum WatchMessage {
-    /// Changes of the watched keys, in order: never none, and all that one revision changed in one message.
-    Changes(Vec<Change>),
-    /// The answer to [`Watch::request_progress`]: changes up to this revision have all been told.
+pub enum WatchResponse {
+    /// Changes of the watched keys, in order: never empty, and all changes of one revision in one response.
+    Events(Vec<KeyEvent>),
+    /// The answer to [`WatchStream::request_progress`]: all changes up to this revision have been delivered.
     ///
-    /// etcd before 3.4.25 and 3.5.8 may tell a revision whose changes follow only then: don't go on from it there.
+    /// etcd before 3.4.25 and 3.5.8 may report a revision before its changes: do not resume from it there.
     /// *Source:* etcd issue 15220.
     Progress(Revision),
 }
 
-/// A watch that runs: each change of its keys once, in order.
+/// A running watch: delivers each change of its keys once, in order.
 ///
 /// # Contract
-/// - It goes on over the loss of a connection or of a leader, without a gap and without a repeat.
-/// - [`KvError::Compacted`] says that changes were lost to a compaction, before the watch saw them; then it ends.
-/// - It ends with [`KvError::Stopped`] when the store is stopped. After an error there is nothing.
-pub struct Watch {
-    messages: BoxStream<'static, Result<WatchMessage, KvError>>,
-    progress: Box<dyn Fn() + Send + Sync>,
+/// - It survives the loss of a connection or of a leader, without a gap and without a repeat.
+/// - [`KvError::Compacted`] reports that changes were compacted before they were delivered; then the watch
+///   ends.
+/// - It ends with [`KvError::Stopped`] when the store is stopped. Nothing follows an error.
+pub struct WatchStream {
+    responses: BoxStream<'static, Result<WatchResponse, KvError>>,
+    progress_requester: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Watch {
-    /// A watch of these messages: for implementations. `progress` asks for a [`WatchMessage::Progress`], and doesn't block.
+impl WatchStream {
+    /// A watch of these responses: for implementations. `progress` requests a [`WatchResponse::Progress`],
+    /// without blocking.
     pub fn new(
-        messages: impl Stream<Item = Result<WatchMessage, KvError>> + Send + 'static,
+        messages: impl Stream<Item = Result<WatchResponse, KvError>> + Send + 'static,
         progress: impl Fn() + Send + Sync + 'static,
-    ) -> Watch {
-        Watch { messages: messages.boxed(), progress: Box::new(progress) }
+    ) -> WatchStream {
+        WatchStream { responses: messages.boxed(), progress_requester: Box::new(progress) }
     }
 
-    /// The next message; none after the end.
+    /// The next response; `None` after the end.
     ///
     /// # Errors
     /// See the type.
     ///
     /// # Cancel safety
-    /// It can be dropped and called again: no message is lost.
-    pub async fn message(&mut self) -> Option<Result<WatchMessage, KvError>> {
-        self.messages.next().await
+    /// It can be dropped and called again: no response is lost.
+    pub async fn next_response(&mut self) -> Option<Result<WatchResponse, KvError>> {
+        self.responses.next().await
     }
 
-    /// Asks how far the watch is: a [`WatchMessage::Progress`] comes, unless the connection is lost before.
+    /// Requests the watch's progress: a [`WatchResponse::Progress`] follows unless the connection is lost
+    /// first.
     pub fn request_progress(&self) {
-        (self.progress)();
+        (self.progress_requester)();
     }
 
-    /// The same watch with its messages changed.
-    pub(super) fn map(
+    /// The same watch with its responses mapped.
+    pub(super) fn map_responses(
         self,
-        change: impl FnMut(Result<WatchMessage, KvError>) -> Result<WatchMessage, KvError> + Send + 'static,
-    ) -> Watch {
-        Watch { messages: self.messages.map(change).boxed(), progress: self.progress }
+        change: impl FnMut(Result<WatchResponse, KvError>) -> Result<WatchResponse, KvError> + Send + 'static,
+    ) -> WatchStream {
+        WatchStream {
+            responses: self.responses.map(change).boxed(),
+            progress_requester: self.progress_requester,
+        }
     }
 }
 
-impl Stream for Watch {
-    type Item = Result<WatchMessage, KvError>;
+impl Stream for WatchStream {
+    type Item = Result<WatchResponse, KvError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.messages.poll_next_unpin(context)
+        self.responses.poll_next_unpin(context)
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for WatchStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
+        f.debug_struct("WatchStream").finish_non_exhaustive()
     }
 }

@@ -1,89 +1,96 @@
-//! Two members.
+//! Several members.
 
 use std::time::{Duration, Instant};
 
-use nodekeel_cluster::consensus::{MembershipError, NewMember, Running};
-use nodekeel_cluster::pki::Authority;
+use nodekeel_cluster::consensus::{MembershipError, NewMember, RunningMember};
+use nodekeel_cluster::pki::ClusterCa;
 use tokio::time::timeout;
 
-use super::bed::{Bed, Version};
-use crate::node::{HANG, Node};
+use super::etcd_fixture::{EtcdFixture, EtcdVersion};
+use crate::member_run::{HANG, MemberRun};
 
-pub(super) async fn a_learner_joins_and_is_promoted(version: Version) {
-    let (first, second) = (Bed::new(version, "one"), Bed::new(version, "two"));
-    let mut node = first.run(first.create());
-    let one = node.running().await;
-    one.root().put(b"/k", b"from the first").await.unwrap();
-    let added = one.members().add_learner(&NewMember::new(second.name.clone(), second.url())).await.unwrap();
+pub(super) async fn a_learner_joins_and_is_promoted(version: EtcdVersion) {
+    let (first, second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
+    let mut node = first.run(first.bootstrap_options());
+    let one = node.wait_running().await;
+    one.root_kv().put(b"/k", b"from the first").await.unwrap();
+    let added = one
+        .cluster_members()
+        .add_learner(&NewMember::new(second.name.clone(), second.peer_url()))
+        .await
+        .unwrap();
     assert!(added.is_learner);
-    let start = second.join(&[&first], &one).await;
-    let began = Instant::now();
+    let start = second.join_options(&[&first], &one).await;
+    let started_at = Instant::now();
     let mut joined = second.run(start);
-    let two = joined.running().await;
-    println!("{version:?}: from the joiner's start to its vote {:?}", began.elapsed());
-    assert_eq!(two.this().id, added.id);
-    assert_eq!(two.root().get(b"/k").await.unwrap().unwrap().value, b"from the first");
-    let members = two.members().list().await.unwrap();
+    let two = joined.wait_running().await;
+    println!("{version:?}: from the joiner's start to its vote {:?}", started_at.elapsed());
+    assert_eq!(two.this_member().id, added.id);
+    assert_eq!(two.root_kv().get(b"/k").await.unwrap().unwrap().value, b"from the first");
+    let members = two.cluster_members().list_members().await.unwrap();
     assert!(members.len() == 2 && members.iter().all(|member| !member.is_learner), "{members:?}");
-    assert_eq!(members, one.members().list().await.unwrap());
+    assert_eq!(members, one.cluster_members().list_members().await.unwrap());
     let (ca, other) =
-        (Authority::load(one.root()).await.unwrap(), Authority::load(two.root()).await.unwrap());
-    assert_eq!(ca.certificate(), other.certificate());
-    two.root().put(b"/k", b"from the second").await.unwrap();
-    assert_eq!(one.root().get(b"/k").await.unwrap().unwrap().value, b"from the second");
+        (ClusterCa::load_ca(one.root_kv()).await.unwrap(), ClusterCa::load_ca(two.root_kv()).await.unwrap());
+    assert_eq!(ca.ca_certificate(), other.ca_certificate());
+    two.root_kv().put(b"/k", b"from the second").await.unwrap();
+    assert_eq!(one.root_kv().get(b"/k").await.unwrap().unwrap().value, b"from the second");
     joined.stop().await;
     node.stop().await;
 }
 
-pub(super) async fn members_that_start_again_find_each_other(version: Version) {
-    let (first, second) = (Bed::new(version, "one"), Bed::new(version, "two"));
-    let mut node = first.run(first.create());
-    let one = node.running().await;
-    one.members().add_learner(&NewMember::new(second.name.clone(), second.url())).await.unwrap();
-    let mut joined = second.run(second.join(&[&first], &one).await);
-    joined.running().await.root().put(b"/k", b"v").await.unwrap();
+pub(super) async fn restarted_members_find_each_other(version: EtcdVersion) {
+    let (first, second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
+    let mut node = first.run(first.bootstrap_options());
+    let one = node.wait_running().await;
+    one.cluster_members().add_learner(&NewMember::new(second.name.clone(), second.peer_url())).await.unwrap();
+    let mut joined = second.run(second.join_options(&[&first], &one).await);
+    joined.wait_running().await.root_kv().put(b"/k", b"v").await.unwrap();
     joined.stop().await;
     node.stop().await;
-    let (mut node, mut joined) = (first.run(first.restart()), second.run(second.restart()));
-    let (one, two) = (node.running().await, joined.running().await);
-    assert_eq!(one.root().get(b"/k").await.unwrap().unwrap().value, b"v");
-    assert_eq!(one.members().list().await.unwrap(), two.members().list().await.unwrap());
+    let (mut node, mut joined) = (first.run(first.restart_options()), second.run(second.restart_options()));
+    let (one, two) = (node.wait_running().await, joined.wait_running().await);
+    assert_eq!(one.root_kv().get(b"/k").await.unwrap().unwrap().value, b"v");
+    assert_eq!(
+        one.cluster_members().list_members().await.unwrap(),
+        two.cluster_members().list_members().await.unwrap()
+    );
     joined.stop().await;
     node.stop().await;
 }
 
-pub(super) async fn a_third_joins_and_one_that_is_removed_ends(version: Version) {
-    let beds = ["one", "two", "three"].map(|name| Bed::new(version, name));
-    let [(first, one), (mut removed, gone), (last, three)] = three(&beds).await;
-    assert_eq!(one.members().list().await.unwrap().len(), 3);
-    retried(async || one.members().remove(gone.this().id).await).await;
-    println!("{version:?}: {}", removed.failure().await);
-    assert!(gone.root().get(b"/k").await.is_err(), "what it gave out is of no use");
-    three.root().put(b"/k", b"v").await.unwrap();
-    assert_eq!(one.members().list().await.unwrap().len(), 2);
+pub(super) async fn a_third_member_joins_and_a_removed_member_exits(version: EtcdVersion) {
+    let fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(version, name));
+    let [(first, one), (mut removed, gone), (last, three)] = three_members(&fixtures).await;
+    assert_eq!(one.cluster_members().list_members().await.unwrap().len(), 3);
+    retried(async || one.cluster_members().remove_member(gone.this_member().id).await).await;
+    println!("{version:?}: {}", removed.wait_failure().await);
+    assert!(gone.root_kv().get(b"/k").await.is_err(), "a handle of a removed member still works");
+    three.root_kv().put(b"/k", b"v").await.unwrap();
+    assert_eq!(one.cluster_members().list_members().await.unwrap().len(), 2);
     removed.stop().await;
     last.stop().await;
     first.stop().await;
 }
 
-/// A cluster of these: the first has founded it, the others have joined and have their votes.
-pub(super) async fn three(beds: &[Bed; 3]) -> [(Node, Running); 3] {
-    let mut first = beds[0].run(beds[0].create());
-    let one = first.running().await;
+/// A cluster of these: the first has bootstrapped it, the others have joined and have their votes.
+pub(super) async fn three_members(fixtures: &[EtcdFixture; 3]) -> [(MemberRun, RunningMember); 3] {
+    let mut first = fixtures[0].run(fixtures[0].bootstrap_options());
+    let one = first.wait_running().await;
     let mut joined = Vec::new();
     for number in 1..3 {
-        let (there, bed) = (beds[..number].iter().collect::<Vec<_>>(), &beds[number]);
-        let new = NewMember::new(bed.name.clone(), bed.url());
-        retried(async || one.members().add_learner(&new).await).await;
-        let mut node = bed.run(bed.join(&there, &one).await);
-        let running = node.running().await;
+        let (existing, fixture) = (fixtures[..number].iter().collect::<Vec<_>>(), &fixtures[number]);
+        let new = NewMember::new(fixture.name.clone(), fixture.peer_url());
+        retried(async || one.cluster_members().add_learner(&new).await).await;
+        let mut node = fixture.run(fixture.join_options(&existing, &one).await);
+        let running = node.wait_running().await;
         joined.push((node, running));
     }
     let (third, second) = (joined.pop().unwrap(), joined.pop().unwrap());
     [(first, one), second, third]
 }
 
-/// etcd refuses a change as long as it has not heard of all members for five seconds.
+/// etcd rejects a change while it has not heard from all members for five seconds.
 pub(super) async fn retried<T>(change: impl AsyncFn() -> Result<T, MembershipError>) -> T {
     let changing = async {
         loop {
@@ -94,5 +101,5 @@ pub(super) async fn retried<T>(change: impl AsyncFn() -> Result<T, MembershipErr
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(HANG, changing).await.expect("it is done in time")
+    timeout(HANG, changing).await.expect("the change in time")
 }

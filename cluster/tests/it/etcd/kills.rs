@@ -1,61 +1,63 @@
-//! A whole member, killed with SIGKILL while it makes its cluster or joins one.
+//! A whole member, killed with SIGKILL while it creates its cluster or joins one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nodekeel_cluster::consensus::{Mode, NewMember, Peer, Start};
-use nodekeel_cluster::pki::{Authority, SubjectNames};
+use nodekeel_cluster::consensus::{NewMember, Peer, StartMode, StartOptions};
+use nodekeel_cluster::pki::{ClusterCa, SubjectNames};
 
-use super::bed::{Bed, Version, member, place};
-use super::moved::{identity, is_at_home};
-use crate::node::Node;
+use super::address_change::{assert_listed_and_certified, member_identity};
+use super::etcd_fixture::{EtcdFixture, EtcdVersion, etcd_member, place_data};
+use crate::member_run::MemberRun;
 
-/// What the member that is to be killed is: lines of its directory, name, address, ports and program, and of whom it joins.
-const VICTIM: &str = "NODEKEEL_TEST_VICTIM";
+/// The member to kill: lines of its directory, name, address, ports and binary, and the URL of the member
+/// that it joins.
+const VICTIM_ENV: &str = "NODEKEEL_TEST_VICTIM";
 
-/// The moments of a kill: longer than a new cluster takes, in steps much shorter than any of its own.
+/// The moments of the kill: longer than a new cluster takes, in steps much shorter than any step of the
+/// member.
 const STEP: Duration = Duration::from_millis(45);
 const STEPS: u32 = 16;
-/// Whoever was killed runs so soon after its last start.
-const WITHIN: Duration = Duration::from_secs(10);
+/// Longest time until a killed member runs after its last start.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
 
-/// Runs a member until it is killed. It is no test by itself: others start it.
+/// Runs a member until it is killed. Only other tests start it.
 #[tokio::test]
 #[ignore = "needs etcd"]
 async fn victim() {
-    let Ok(text) = std::env::var(VICTIM) else { return };
+    let Ok(text) = std::env::var(VICTIM_ENV) else { return };
     let [directory, name, address, peer, client, binary, first] =
         text.lines().collect::<Vec<_>>().try_into().unwrap();
     let address = address.parse().unwrap();
-    let data = place(Path::new(directory));
+    let data = place_data(Path::new(directory));
     let ports = [peer.parse().unwrap(), client.parse().unwrap()];
-    let consensus = member(PathBuf::from(binary), ports, &[], &data);
+    let consensus = etcd_member(PathBuf::from(binary), ports, &[], &data);
     let start = if first.is_empty() {
-        Start::new_cluster(name.parse().unwrap(), address)
+        StartOptions::new_cluster(name.parse().unwrap(), address)
     } else {
-        // The test has left there what the ticket says.
-        let credentials = data.node.credentials.load().unwrap().unwrap();
-        let revoked = data.etcd.load_revoked(&credentials.ca).unwrap().unwrap();
+        // The test has written the content of the ticket there.
+        let credentials = data.node.credentials.load_credentials().unwrap().unwrap();
+        let revoked = data.etcd.load_revocation_list(&credentials.ca).unwrap().unwrap();
         let peers = vec![Peer::new("one".parse().unwrap(), first.parse().unwrap())];
-        Start::join(name.parse().unwrap(), address, peers, Arc::new(credentials), revoked)
+        StartOptions::join_cluster(name.parse().unwrap(), address, peers, Arc::new(credentials), revoked)
     };
-    let node = Node::start(&consensus, start);
+    let node = MemberRun::start(&consensus, start);
     std::future::pending::<()>().await;
     node.stop().await;
 }
 
 /// Starts the member, and kills it after a time; its etcd dies with it.
-async fn kill_after(moment: u32, bed: &Bed, version: Version, first: &str) {
-    let [peer, client] = bed.ports();
-    let (directory, binary) = (bed.scratch.path().display(), version.binary());
-    let (name, address, binary) = (&bed.name, bed.address(), binary.display());
+async fn kill_after(moment: u32, fixture: &EtcdFixture, version: EtcdVersion, first: &str) {
+    let [peer, client] = fixture.ports();
+    let (directory, binary) = (fixture.scratch.path().display(), version.binary());
+    let (name, address, binary) = (&fixture.name, fixture.address(), binary.display());
     let text = format!("{directory}\n{name}\n{address}\n{peer}\n{client}\n{binary}\n{first}");
-    // An empty line at the end is one.
+    // The last line may be empty.
     let text = if first.is_empty() { text + "\n" } else { text };
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "etcd::kills::victim", "--include-ignored"]).env(VICTIM, text);
+    command.args(["--exact", "etcd::kills::victim", "--include-ignored"]).env(VICTIM_ENV, text);
     let mut victim: Child =
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     tokio::time::sleep(STEP * moment).await;
@@ -63,82 +65,89 @@ async fn kill_after(moment: u32, bed: &Bed, version: Version, first: &str) {
     victim.wait().unwrap();
 }
 
-pub(super) async fn a_member_killed_at_any_time_makes_one_cluster(version: Version) {
+pub(super) async fn a_member_killed_at_any_time_makes_one_cluster(version: EtcdVersion) {
     let (mut kills, mut worst) = (0, Duration::ZERO);
     for step in 0..STEPS {
-        let bed = Bed::new(version, "one");
+        let fixture = EtcdFixture::new(version, "one");
         let mut authorities = Vec::new();
-        // A second time in the midst of what the first has left.
+        // The second kill hits what the first has left.
         for moment in [step, (step * 7 + 3) % STEPS] {
-            kill_after(moment, &bed, version, "").await;
+            kill_after(moment, &fixture, version, "").await;
             kills += 1;
-            authorities.extend(bed.data.etcd.peer_pki.load().unwrap().map(|credentials| credentials.ca));
+            authorities.extend(
+                fixture.data.etcd.peer_pki.load_credentials().unwrap().map(|credentials| credentials.ca),
+            );
         }
-        let began = Instant::now();
-        let mut node = bed.run(bed.create());
-        let running = node.running().await;
-        worst = worst.max(began.elapsed());
-        let authority = Authority::load(running.root()).await.unwrap();
+        let started_at = Instant::now();
+        let mut node = fixture.run(fixture.bootstrap_options());
+        let running = node.wait_running().await;
+        worst = worst.max(started_at.elapsed());
+        let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
         for before in authorities {
-            assert_eq!(&before, authority.certificate(), "whoever was once certified stays so");
+            assert_eq!(&before, cluster_ca.ca_certificate(), "the member was certified by another CA");
         }
-        let issued = authority.issued().await.unwrap();
-        let of_members = issued.iter().filter(|issued| !SubjectNames::of(issued).addresses.is_empty());
-        assert_eq!(of_members.count(), 1, "one certificate of a member, which is recorded");
-        assert_eq!(running.members().list().await.unwrap(), [running.this().clone()]);
+        let issued = cluster_ca.list_issued().await.unwrap();
+        let of_members =
+            issued.iter().filter(|issued| !SubjectNames::from_certificate(issued).ip_addresses.is_empty());
+        assert_eq!(of_members.count(), 1, "exactly one member certificate is recorded");
+        assert_eq!(running.cluster_members().list_members().await.unwrap(), [running.this_member().clone()]);
         node.stop().await;
     }
-    assert!(worst < WITHIN, "{worst:?}");
+    assert!(worst < RECOVERY_LIMIT, "{worst:?}");
     println!(
-        "{version:?}: {kills} kills of a member that makes its cluster; it ran {worst:?} later at worst"
+        "{version:?}: {kills} kills of a member that creates its cluster; it ran {worst:?} later at worst"
     );
 }
 
-pub(super) async fn a_joiner_killed_at_any_time_joins(version: Version) {
-    let first = Bed::new(version, "one");
-    let mut one = first.run(first.create());
-    let (running, mut worst) = (one.running().await, Duration::ZERO);
+pub(super) async fn a_joiner_killed_at_any_time_joins(version: EtcdVersion) {
+    let first = EtcdFixture::new(version, "one");
+    let mut one = first.run(first.bootstrap_options());
+    let (running, mut worst) = (one.wait_running().await, Duration::ZERO);
     for step in 0..STEPS / 2 {
-        let bed = Bed::new(version, &format!("two-{step}"));
-        let new = NewMember::new(bed.name.clone(), bed.url());
-        let added = super::cluster::retried(async || running.members().add_learner(&new).await).await;
-        let start = bed.join(&[&first], &running).await;
-        let Mode::Existing { credentials, revoked, .. } = &start.mode else { panic!("it joins") };
-        bed.data.node.credentials.store(credentials).unwrap();
-        bed.data.etcd.store_revoked(revoked).unwrap();
-        kill_after(2 * step, &bed, version, first.url().as_str()).await;
-        let began = Instant::now();
-        let mut joined = bed.run(start.clone());
-        let two = joined.running().await;
-        worst = worst.max(began.elapsed());
-        assert_eq!(two.this().id, added.id, "one member, the one that was added");
-        assert_eq!(two.members().list().await.unwrap().len(), 2, "and no ghost");
-        super::cluster::retried(async || running.members().remove(added.id).await).await;
+        let fixture = EtcdFixture::new(version, &format!("two-{step}"));
+        let new = NewMember::new(fixture.name.clone(), fixture.peer_url());
+        let added = super::cluster::retried(async || running.cluster_members().add_learner(&new).await).await;
+        let start = fixture.join_options(&[&first], &running).await;
+        let StartMode::ExistingCluster { credentials, revoked, .. } = &start.mode else {
+            panic!("not a join")
+        };
+        fixture.data.node.credentials.store_credentials(credentials).unwrap();
+        fixture.data.etcd.store_revocation_list(revoked).unwrap();
+        kill_after(2 * step, &fixture, version, first.peer_url().as_str()).await;
+        let started_at = Instant::now();
+        let mut joined = fixture.run(start.clone());
+        let two = joined.wait_running().await;
+        worst = worst.max(started_at.elapsed());
+        assert_eq!(two.this_member().id, added.id, "another member than the added one");
+        assert_eq!(two.cluster_members().list_members().await.unwrap().len(), 2, "a stale member");
+        super::cluster::retried(async || running.cluster_members().remove_member(added.id).await).await;
         joined.stop().await;
     }
     one.stop().await;
-    assert!(worst < WITHIN, "{worst:?}");
+    assert!(worst < RECOVERY_LIMIT, "{worst:?}");
     println!("{version:?}: {} kills of a joiner; it ran {worst:?} later at worst", STEPS / 2);
 }
 
-pub(super) async fn a_member_killed_at_any_time_while_it_moves_gets_there(version: Version) {
-    let mut bed = Bed::new(version, "one");
-    let mut node = bed.run(bed.create());
-    let before = identity(&bed, &node.running().await).await;
+pub(super) async fn a_member_killed_at_any_time_during_an_address_change_completes_it(version: EtcdVersion) {
+    let mut fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let before = member_identity(&fixture, &node.wait_running().await).await;
     node.stop().await;
     let mut worst = Duration::ZERO;
     for step in 0..STEPS {
-        bed.move_to([127, 0, 1, 1 + u8::try_from(step).unwrap()].into());
-        kill_after(step, &bed, version, "").await;
-        let began = Instant::now();
-        let mut node = bed.run(bed.restart());
-        let running = node.running().await;
-        worst = worst.max(began.elapsed());
-        assert_eq!(identity(&bed, &running).await, before);
-        is_at_home(&bed, &running).await;
-        assert_eq!(running.members().list().await.unwrap().len(), 1);
+        fixture.move_to([127, 0, 1, 1 + u8::try_from(step).unwrap()].into());
+        kill_after(step, &fixture, version, "").await;
+        let started_at = Instant::now();
+        let mut node = fixture.run(fixture.restart_options());
+        let running = node.wait_running().await;
+        worst = worst.max(started_at.elapsed());
+        assert_eq!(member_identity(&fixture, &running).await, before);
+        assert_listed_and_certified(&fixture, &running).await;
+        assert_eq!(running.cluster_members().list_members().await.unwrap().len(), 1);
         node.stop().await;
     }
-    assert!(worst < WITHIN, "{worst:?}");
-    println!("{version:?}: {STEPS} kills of a member that moves; it ran {worst:?} later at worst");
+    assert!(worst < RECOVERY_LIMIT, "{worst:?}");
+    println!(
+        "{version:?}: {STEPS} kills of a member that changes its address; it ran {worst:?} later at worst"
+    );
 }

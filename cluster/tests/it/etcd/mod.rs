@@ -1,11 +1,11 @@
 //! Consensus by a real etcd: Debian's 3.4, and the newest as a Go tool, the same tests on both.
 
-mod bed;
+mod address_change;
 mod cluster;
+mod etcd_fixture;
 mod kills;
-mod life;
-mod moved;
-mod refused;
+mod lifecycle;
+mod rejections;
 
 /// One test on both.
 macro_rules! on_both {
@@ -15,7 +15,7 @@ macro_rules! on_both {
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 #[ignore = "needs etcd"]
                 async fn $name() {
-                    super::$room::$name(super::bed::Version::Debian).await;
+                    super::$room::$name(super::etcd_fixture::EtcdVersion::Debian).await;
                 }
             )*
         }
@@ -25,7 +25,7 @@ macro_rules! on_both {
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 #[ignore = "needs go"]
                 async fn $name() {
-                    super::$room::$name(super::bed::Version::Newest).await;
+                    super::$room::$name(super::etcd_fixture::EtcdVersion::Newest).await;
                 }
             )*
         }
@@ -33,24 +33,24 @@ macro_rules! on_both {
 }
 
 on_both! {
-    life::the_keys_keep_the_contract;
-    life::a_member_alone_keeps_the_contract;
-    life::a_restart_finds_the_same_authority_and_data;
-    life::etcd_killed_comes_back_and_watches_go_on;
-    life::a_lease_that_can_not_be_kept_alive_is_told;
-    life::an_etcd_that_can_not_work_is_told;
-    life::a_member_may_have_an_address_of_ipv6;
+    lifecycle::etcd_keys_meet_the_store_contract;
+    lifecycle::a_single_member_meets_the_consensus_contract;
+    lifecycle::a_restarted_member_has_the_same_ca_and_data;
+    lifecycle::a_killed_etcd_restarts_and_its_watches_resume;
+    lifecycle::the_holder_of_a_lease_is_notified_when_it_expires;
+    lifecycle::an_etcd_that_cannot_start_fails_the_member_with_its_exit_code;
+    lifecycle::a_member_serves_at_an_ipv6_address;
     kills::a_member_killed_at_any_time_makes_one_cluster;
     kills::a_joiner_killed_at_any_time_joins;
-    kills::a_member_killed_at_any_time_while_it_moves_gets_there;
+    kills::a_member_killed_at_any_time_during_an_address_change_completes_it;
     cluster::a_learner_joins_and_is_promoted;
-    cluster::members_that_start_again_find_each_other;
-    cluster::a_third_joins_and_one_that_is_removed_ends;
-    moved::a_member_alone_comes_back_at_another_address;
-    moved::a_member_comes_back_to_another_at_another_address;
-    moved::one_of_three_comes_back_at_another_address;
-    refused::a_revocation_comes_to_the_disk_and_refuses_the_client;
-    refused::a_member_that_was_revoked_hears_of_it_and_does_not_start_again;
-    refused::only_who_has_a_certificate_is_served;
-    refused::what_does_not_fit_the_disk_is_refused;
+    cluster::restarted_members_find_each_other;
+    cluster::a_third_member_joins_and_a_removed_member_exits;
+    address_change::a_single_member_restarts_at_another_address;
+    address_change::each_of_two_members_restarts_at_another_address;
+    address_change::one_of_three_members_restarts_at_another_address;
+    rejections::a_revoked_client_is_rejected_once_the_crl_is_on_the_disk;
+    rejections::a_revoked_member_does_not_start_again;
+    rejections::only_client_certificates_of_the_ca_are_served;
+    rejections::a_start_that_does_not_match_the_disk_is_rejected;
 }

@@ -1,35 +1,37 @@
-//! Who a node is, and how it is told the way into a cluster.
+//! The node's identity and its enrolment.
 
-mod enrolment;
-mod local;
+mod enrolment_config;
+mod local_names;
 mod records;
 mod tickets;
 
 use nodekeel_cluster::consensus::{MemberName, PEER_PORT, Peer, PeerUrl};
 use nodekeel_cluster::node::{GoldenTicket, NodeId, TicketParts};
-use nodekeel_cluster::pki::{Leaf, NewAuthority};
-use nodekeel_localstorage::pki::{PrivateKey, Template};
+use nodekeel_cluster::pki::{CertificateSpec, PendingCa};
+use nodekeel_localstorage::pki::{CertificateTemplate, PrivateKey};
 
-/// A ticket of a cluster that there isn't, for a node at this address.
-pub(crate) fn ticket(address: &str) -> GoldenTicket {
-    GoldenTicket::try_new(parts(address)).expect("it holds together")
+/// A ticket of a fictitious cluster, for a node at this address.
+pub(crate) fn test_ticket(address: &str) -> GoldenTicket {
+    GoldenTicket::from_parts(ticket_parts(address)).expect("a consistent ticket")
 }
 
-/// What goes into one.
-pub(crate) fn parts(address: &str) -> TicketParts {
-    let mut authority = NewAuthority::generate().expect("an authority");
+/// The content of a ticket.
+pub(crate) fn ticket_parts(address: &str) -> TicketParts {
+    let mut pending_ca = PendingCa::generate().expect("a CA");
     let node_key = PrivateKey::generate().expect("a key");
-    let node_certificate = Template::default().self_sign(&node_key).expect("a certificate");
-    let node = NodeId::new("nodekeel-", &node_key.public()).expect("a name");
-    let name: MemberName = node.as_str().parse().expect("a name");
+    let node_certificate = CertificateTemplate::default().self_sign(&node_key).expect("a certificate");
+    let node = NodeId::from_key("nodekeel-", &node_key.public_key()).expect("a valid name");
+    let name: MemberName = node.as_str().parse().expect("a valid name");
     let address = address.parse().expect("an address");
-    let other = "nodekeel-first".parse().expect("a name");
+    let other = "nodekeel-first".parse().expect("a valid name");
     TicketParts {
         node_key,
         node_certificate,
-        member: authority.issue(&Leaf::member(name.clone(), address)).expect("issued"),
-        revoked: authority.none_revoked().expect("a list"),
+        member_credentials: pending_ca
+            .issue_credentials(&CertificateSpec::for_member(name.clone(), address))
+            .expect("issued"),
+        revocation_list: pending_ca.empty_revocation_list().expect("a list"),
         peers: vec![Peer::new(other, "https://192.0.2.1:9999".parse().expect("a URL"))],
-        this: Peer::new(name, PeerUrl::new(address, PEER_PORT)),
+        new_member: Peer::new(name, PeerUrl::new(address, PEER_PORT)),
     }
 }

@@ -1,18 +1,18 @@
-//! The nodes' records: made once, and changed from what was read.
+//! The nodes' records: created once, and changed from the version that was read.
 
 use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::KvStore;
 use nodekeel_cluster::consensus::memory::MemoryKv;
-use nodekeel_cluster::node::{ClusterId, NodeId, NodeRecord, NodeStore, RecordError, Roles};
-use nodekeel_localstorage::pki::{PrivateKey, Template};
+use nodekeel_cluster::node::{ClusterId, NodeId, NodeRecord, NodeRoles, NodeStore, RecordError};
+use nodekeel_localstorage::pki::{CertificateTemplate, PrivateKey};
 use prost::Message as _;
 
-use crate::machine::ip;
+use crate::enrolment::parse_ip;
 
 /// The record of 2020, as another program would write it.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Node {
+struct NodeMessage {
     #[prost(bytes = "vec", tag = "1")]
     certificate: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -20,79 +20,85 @@ struct Node {
     #[prost(string, tag = "3")]
     address: String,
     #[prost(message, optional, tag = "4")]
-    roles: Option<NodeRoles>,
+    roles: Option<RolesMessage>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct NodeRoles {
+struct RolesMessage {
     #[prost(message, optional, tag = "1")]
-    consensus_member: Option<Named>,
+    consensus_member: Option<RoleMessage>,
     #[prost(message, optional, tag = "2")]
-    kubernetes_worker: Option<Named>,
+    kubernetes_worker: Option<RoleMessage>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Named {
+struct RoleMessage {
     #[prost(string, tag = "1")]
     name: String,
 }
 
-fn node() -> (NodeId, NodeRecord) {
+fn node_and_record() -> (NodeId, NodeRecord) {
     let key = PrivateKey::generate().expect("a key");
-    let certificate = Template::default().self_sign(&key).expect("a certificate");
-    let id = NodeId::new("nodekeel-", &key.public()).expect("a name");
-    let mut roles = Roles::none();
-    roles.make_consensus_member(id.as_str().parse().expect("a name")).expect("the first");
-    roles.make_kubernetes_worker(id.as_str()).expect("the first");
-    (id, NodeRecord { certificate, unlock_key: None, address: Some(ip("192.0.2.7")), roles })
+    let certificate = CertificateTemplate::default().self_sign(&key).expect("a certificate");
+    let id = NodeId::from_key("nodekeel-", &key.public_key()).expect("a valid name");
+    let mut roles = NodeRoles::empty();
+    roles.set_consensus_member(id.as_str().parse().expect("a valid name")).expect("the first role");
+    roles.set_kubernetes_worker(id.as_str()).expect("the first role");
+    (id, NodeRecord { certificate, unlock_key: None, address: Some(parse_ip("192.0.2.7")), roles })
 }
 
-fn store() -> (Arc<MemoryKv>, NodeStore) {
+fn store_pair() -> (Arc<MemoryKv>, NodeStore) {
     let kv = Arc::new(MemoryKv::new());
     (Arc::clone(&kv), NodeStore::new(kv))
 }
 
 #[tokio::test]
 async fn a_record_has_the_key_and_the_field_numbers_of_2020() {
-    let ((id, record), (kv, nodes)) = (node(), store());
-    nodes.create(&id, &record).await.expect("it is made");
-    let stored = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("it is read").expect("it is there");
-    let theirs = Node::decode(&stored.value[..]).expect("it is one");
-    assert_eq!(theirs.certificate, record.certificate.der());
+    let ((id, record), (kv, nodes)) = (node_and_record(), store_pair());
+    nodes.create_record(&id, &record).await.expect("created");
+    let stored = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("read").expect("it exists");
+    let theirs = NodeMessage::decode(&stored.value[..]).expect("a valid message");
+    assert_eq!(theirs.certificate, record.certificate.der_bytes());
     assert_eq!(theirs.address, "192.0.2.7");
-    let roles = theirs.roles.clone().expect("it has some");
+    let roles = theirs.roles.clone().expect("roles");
     assert_eq!(roles.consensus_member.map(|role| role.name), Some(id.to_string()));
     assert_eq!(roles.kubernetes_worker.map(|role| role.name), Some(id.to_string()));
-    let sealed = Node { cluster_unlock_key: b"half a key".to_vec(), ..theirs };
-    let read = NodeRecord::parse(&sealed.encode_to_vec()).expect("it is one");
-    assert_eq!(read.unlock_key.as_ref().map(|key| key.expose()), Some(&b"half a key"[..]));
+    let sealed = NodeMessage { cluster_unlock_key: b"half a key".to_vec(), ..theirs };
+    let read = NodeRecord::from_bytes(&sealed.encode_to_vec()).expect("a valid message");
+    assert_eq!(read.unlock_key.as_ref().map(|key| key.expose_bytes()), Some(&b"half a key"[..]));
     assert!(!format!("{read:?}").contains("half"), "a secret is printed");
 }
 
 #[tokio::test]
-async fn a_record_is_made_once_and_by_the_node_of_that_key_alone() {
-    let ((id, record), (other, foreign), (_, nodes)) = (node(), node(), store());
-    let first = nodes.create(&id, &record).await.expect("it is made");
-    assert_eq!(nodes.create(&id, &record).await.expect("it is there"), first, "made again, it is the same");
-    let wrong = nodes.create(&id, &foreign).await;
+async fn a_record_is_created_once_and_only_for_the_node_of_its_key() {
+    let ((id, record), (other, foreign), (_, nodes)) = (node_and_record(), node_and_record(), store_pair());
+    let first = nodes.create_record(&id, &record).await.expect("created");
+    assert_eq!(
+        nodes.create_record(&id, &record).await.expect("the existing record"),
+        first,
+        "another record was created"
+    );
+    let wrong = nodes.create_record(&id, &foreign).await;
     assert!(matches!(wrong, Err(RecordError::Invalid { .. })), "{wrong:?}");
     let key = PrivateKey::generate().expect("a key");
-    let renewed =
-        NodeRecord { certificate: Template::default().self_sign(&key).expect("made"), ..record.clone() };
-    assert!(nodes.create(&id, &renewed).await.is_err());
-    assert!(matches!(nodes.update(&other, |_| {}).await, Err(RecordError::Absent { .. })));
-    assert_eq!(nodes.list().await.expect("they are read").len(), 1);
+    let renewed = NodeRecord {
+        certificate: CertificateTemplate::default().self_sign(&key).expect("created"),
+        ..record.clone()
+    };
+    assert!(nodes.create_record(&id, &renewed).await.is_err());
+    assert!(matches!(nodes.update_record(&other, |_| {}).await, Err(RecordError::NotFound { .. })));
+    assert_eq!(nodes.list_records().await.expect("listed").len(), 1);
 }
 
 #[tokio::test]
-async fn changes_of_many_at_once_are_all_made() {
-    let ((id, record), (kv, nodes)) = (node(), store());
-    nodes.create(&id, &record).await.expect("it is made");
-    let before = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("it is read").expect("it is there");
-    // Each adds one to the address that it finds: an update that overwrote another's would be missing from the sum.
+async fn concurrent_record_updates_are_all_applied() {
+    let ((id, record), (kv, nodes)) = (node_and_record(), store_pair());
+    nodes.create_record(&id, &record).await.expect("created");
+    let before = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("read").expect("it exists");
+    // Each update adds one to the address that it finds: an overwritten update would be missing from the sum.
     let add_one = |nodes: NodeStore, id: NodeId| async move {
         nodes
-            .update(&id, |record| {
+            .update_record(&id, |record| {
                 if let Some(std::net::IpAddr::V4(address)) = record.address {
                     record.address = Some(std::net::Ipv4Addr::from(u32::from(address) + 1).into());
                 }
@@ -101,50 +107,52 @@ async fn changes_of_many_at_once_are_all_made() {
     };
     let all = (0..10).map(|_| tokio::spawn(add_one(nodes.clone(), id.clone())));
     for done in futures_util::future::join_all(all).await {
-        done.expect("it ends").expect("it is made");
+        done.expect("ended").expect("created");
     }
-    let there = nodes.load(&id).await.expect("it is read").expect("it is there");
-    assert_eq!(there.record.address, Some(ip("192.0.2.17")));
-    let after = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("it is read").expect("it is there");
+    let existing = nodes.load_record(&id).await.expect("read").expect("it exists");
+    assert_eq!(existing.record.address, Some(parse_ip("192.0.2.17")));
+    let after = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("read").expect("it exists");
     assert_eq!(after.version, before.version + 10);
-    nodes.update(&id, |_| {}).await.expect("nothing is to be done");
-    let same = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("it is read").expect("it is there");
-    assert_eq!(same.version, after.version, "what stays the same is not written");
+    nodes.update_record(&id, |_| {}).await.expect("an update without a change");
+    let same = kv.get(format!("/nodes/{id}").as_bytes()).await.expect("read").expect("it exists");
+    assert_eq!(same.version, after.version, "an unchanged record was written");
 }
 
 #[tokio::test]
-async fn what_is_no_record_is_an_error_that_names_its_key() {
-    let ((id, record), (kv, nodes)) = (node(), store());
+async fn an_invalid_record_is_an_error_that_names_its_key() {
+    let ((id, record), (kv, nodes)) = (node_and_record(), store_pair());
     let key = format!("/nodes/{id}");
     for wrong in [&b""[..], b"\xff", b"\x0a\x01x"] {
-        kv.put(key.as_bytes(), wrong).await.expect("it is put");
-        for error in [nodes.load(&id).await.map(drop), nodes.create(&id, &record).await.map(drop)] {
+        kv.put(key.as_bytes(), wrong).await.expect("put");
+        for error in
+            [nodes.load_record(&id).await.map(drop), nodes.create_record(&id, &record).await.map(drop)]
+        {
             let Err(RecordError::Invalid { key: named, .. }) = error else { panic!("{error:?}") };
             assert_eq!(named, key);
         }
     }
-    kv.put(b"/nodes/nobody", b"").await.expect("it is put");
-    assert!(nodes.list().await.is_err());
+    kv.put(b"/nodes/nobody", b"").await.expect("put");
+    assert!(nodes.list_records().await.is_err());
 }
 
 #[tokio::test]
-async fn a_role_is_given_once() {
-    let (_, mut record) = node();
+async fn a_role_is_set_once() {
+    let (_, mut record) = node_and_record();
     let had = record.roles.clone();
-    assert!(record.roles.make_consensus_member("another".parse().expect("a name")).is_err());
-    assert!(record.roles.make_kubernetes_worker("another").is_err());
+    assert!(record.roles.set_consensus_member("another".parse().expect("a valid name")).is_err());
+    assert!(record.roles.set_kubernetes_worker("another").is_err());
     assert_eq!(record.roles, had);
 }
 
 #[tokio::test]
-async fn a_cluster_says_once_which_one_it_is() {
-    let (kv, nodes) = store();
-    assert!(matches!(nodes.cluster().await, Err(RecordError::NoCluster)));
-    let (one, other) = (ClusterId::new([1; 16]), ClusterId::new([2; 16]));
+async fn the_cluster_id_is_written_once() {
+    let (kv, nodes) = store_pair();
+    assert!(matches!(nodes.cluster_id().await, Err(RecordError::ClusterIdMissing)));
+    let (one, other) = (ClusterId::from_bytes([1; 16]), ClusterId::from_bytes([2; 16]));
     for asked in [one, other, one] {
-        assert_eq!(nodes.found(asked).await.expect("it is said"), one);
+        assert_eq!(nodes.init_cluster_id(asked).await.expect("written"), one);
     }
-    assert_eq!(nodes.cluster().await.expect("it is said"), one);
-    kv.put(b"/cluster", b"short").await.expect("it is put");
-    assert!(matches!(nodes.cluster().await, Err(RecordError::NoCluster)));
+    assert_eq!(nodes.cluster_id().await.expect("written"), one);
+    kv.put(b"/cluster", b"short").await.expect("put");
+    assert!(matches!(nodes.cluster_id().await, Err(RecordError::ClusterIdMissing)));
 }

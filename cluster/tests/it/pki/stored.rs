@@ -1,72 +1,75 @@
-//! What is loaded is checked.
+//! Stored values of the CA are checked when they are loaded.
 
 use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::{KeyRange, KvStore};
 use nodekeel_cluster::consensus::memory::MemoryKv;
-use nodekeel_cluster::pki::{Authority, AuthorityError, CA, CA_KEY, NewAuthority, REVOKED};
-use nodekeel_cluster::testing::authority_values;
+use nodekeel_cluster::pki::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, ClusterCa, PendingCa};
+use nodekeel_cluster::testing::check_ca_values;
 use proptest::prelude::*;
 
-use super::{leaf, saved};
+use super::{member_spec, saved_ca};
 
-async fn value(root: &Arc<dyn KvStore>, key: &str) -> Vec<u8> {
+async fn stored_value(root: &Arc<dyn KvStore>, key: &str) -> Vec<u8> {
     root.get(key.as_bytes()).await.unwrap().unwrap().value
 }
 
-/// The error of loading with another value under a key.
-async fn with(root: &Arc<dyn KvStore>, key: &str, other: &[u8]) -> AuthorityError {
-    let right = value(root, key).await;
+/// The error of loading the CA with another value under a key.
+async fn load_error_with(root: &Arc<dyn KvStore>, key: &str, other: &[u8]) -> CaError {
+    let right = stored_value(root, key).await;
     root.put(key.as_bytes(), other).await.unwrap();
-    let loaded = Authority::load(Arc::clone(root)).await;
-    assert_eq!(value(root, key).await, other, "nothing is put right by itself");
+    let loaded = ClusterCa::load_ca(Arc::clone(root)).await;
+    assert_eq!(stored_value(root, key).await, other, "the invalid value was replaced");
     root.put(key.as_bytes(), &right).await.unwrap();
-    Authority::load(Arc::clone(root)).await.unwrap();
+    ClusterCa::load_ca(Arc::clone(root)).await.unwrap();
     loaded.unwrap_err()
 }
 
 #[tokio::test]
-async fn a_value_cut_at_any_byte_is_an_error_that_names_it() {
-    let (root, authority) = saved().await;
-    let certificate = authority.issue(&leaf("member")).await.unwrap().certificate;
-    authority.revoke("member").await.unwrap();
-    for key in [CA, CA_KEY, REVOKED] {
-        let whole = value(&root, key).await;
+async fn a_ca_value_truncated_at_any_byte_is_an_error_that_names_its_key() {
+    let (root, cluster_ca) = saved_ca().await;
+    let certificate = cluster_ca.issue_credentials(&member_spec("member")).await.unwrap().certificate;
+    cluster_ca.revoke_name("member").await.unwrap();
+    for key in [CA_CERT_PATH, CA_KEY_PATH, CRL_PATH] {
+        let whole = stored_value(&root, key).await;
         for len in 0..whole.len() {
-            let error = with(&root, key, &whole[..len]).await;
+            let error = load_error_with(&root, key, &whole[..len]).await;
             assert!(error.to_string().contains(key), "{key} cut to {len}: {error}");
         }
-        let more = with(&root, key, &[&whole[..], b"\0"].concat()).await;
+        let more = load_error_with(&root, key, &[&whole[..], b"\0"].concat()).await;
         assert!(more.to_string().contains(key), "{more}");
     }
-    let key = format!("/etcd-ca/certs/{}", hex(certificate.serial()));
-    for len in 0..certificate.der().len() {
-        root.put(key.as_bytes(), &certificate.der()[..len]).await.unwrap();
-        let error = authority.issued().await.unwrap_err();
+    let key = format!("/etcd-ca/certs/{}", hex(certificate.serial_number()));
+    for len in 0..certificate.der_bytes().len() {
+        root.put(key.as_bytes(), &certificate.der_bytes()[..len]).await.unwrap();
+        let error = cluster_ca.list_issued().await.unwrap_err();
         assert!(error.to_string().contains(&key), "{error}");
-        assert!(authority.revoke("member").await.is_err(), "what can't be read may be who is meant");
+        assert!(
+            cluster_ca.revoke_name("member").await.is_err(),
+            "an unreadable certificate may be one of the name"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_value_with_any_byte_changed_is_refused() {
-    let (root, authority) = saved().await;
-    let certificate = authority.issue(&leaf("member")).await.unwrap().certificate;
-    authority.revoke("member").await.unwrap();
-    for key in [CA, CA_KEY, REVOKED] {
-        let whole = value(&root, key).await;
+async fn a_ca_value_with_any_byte_changed_is_rejected() {
+    let (root, cluster_ca) = saved_ca().await;
+    let certificate = cluster_ca.issue_credentials(&member_spec("member")).await.unwrap().certificate;
+    cluster_ca.revoke_name("member").await.unwrap();
+    for key in [CA_CERT_PATH, CA_KEY_PATH, CRL_PATH] {
+        let whole = stored_value(&root, key).await;
         for at in 0..whole.len() {
             let mut changed = whole.clone();
             changed[at] ^= 1 << (at % 8);
-            with(&root, key, &changed).await;
+            load_error_with(&root, key, &changed).await;
         }
     }
-    let key = format!("/etcd-ca/certs/{}", hex(certificate.serial()));
-    for at in 0..certificate.der().len() {
-        let mut changed = certificate.der().to_vec();
+    let key = format!("/etcd-ca/certs/{}", hex(certificate.serial_number()));
+    for at in 0..certificate.der_bytes().len() {
+        let mut changed = certificate.der_bytes().to_vec();
         changed[at] ^= 1 << (at % 8);
         root.put(key.as_bytes(), &changed).await.unwrap();
-        assert!(authority.issued().await.is_err(), "byte {at}");
+        assert!(cluster_ca.list_issued().await.is_err(), "byte {at}");
     }
 }
 
@@ -76,72 +79,72 @@ fn hex(serial: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_named_and_never_made_anew() {
-    for key in [CA, CA_KEY, REVOKED] {
-        let (root, _authority) = saved().await;
-        root.delete(KeyRange::key(key)).await.unwrap();
-        let error = Authority::load(Arc::clone(&root)).await.unwrap_err();
-        assert!(matches!(&error, AuthorityError::Incomplete { missing } if *missing == key), "{error:?}");
-        let error = NewAuthority::generate().unwrap().save(Arc::clone(&root)).await.unwrap_err();
-        assert!(matches!(&error, AuthorityError::Incomplete { .. } | AuthorityError::Another), "{error:?}");
+async fn a_missing_ca_value_is_named_and_never_recreated() {
+    for key in [CA_CERT_PATH, CA_KEY_PATH, CRL_PATH] {
+        let (root, _authority) = saved_ca().await;
+        root.delete(KeyRange::single_key(key)).await.unwrap();
+        let error = ClusterCa::load_ca(Arc::clone(&root)).await.unwrap_err();
+        assert!(matches!(&error, CaError::Incomplete { missing } if *missing == key), "{error:?}");
+        let error = PendingCa::generate().unwrap().save_to(Arc::clone(&root)).await.unwrap_err();
+        assert!(matches!(&error, CaError::Incomplete { .. } | CaError::AnotherCa), "{error:?}");
     }
 }
 
 #[tokio::test]
-async fn values_of_another_authority_are_refused() {
-    let (root, authority) = saved().await;
-    let (other_root, other) = saved().await;
-    let mismatch = with(&root, CA, other.certificate().der()).await;
-    assert!(matches!(mismatch, AuthorityError::KeyMismatch), "{mismatch:?}");
-    let mismatch = with(&root, CA_KEY, &value(&other_root, CA_KEY).await).await;
-    assert!(matches!(mismatch, AuthorityError::KeyMismatch), "{mismatch:?}");
-    let forged = with(&root, REVOKED, &value(&other_root, REVOKED).await).await;
-    assert!(matches!(&forged, AuthorityError::Malformed { key, .. } if key == REVOKED), "{forged:?}");
-    let leaf = authority.issue(&leaf("member")).await.unwrap();
-    let no_ca = with(&root, CA, leaf.certificate.der()).await;
-    assert!(matches!(no_ca, AuthorityError::NotAnAuthority { .. }), "{no_ca:?}");
-    let foreign = other.issue(&super::leaf("member")).await.unwrap().certificate;
-    let key = format!("/etcd-ca/certs/{}", hex(foreign.serial()));
-    root.put(key.as_bytes(), foreign.der()).await.unwrap();
-    let error = authority.issued().await.unwrap_err();
-    assert!(matches!(error, AuthorityError::NotIssued { .. }), "{error:?}");
+async fn values_of_another_ca_are_rejected() {
+    let (root, cluster_ca) = saved_ca().await;
+    let (other_root, other) = saved_ca().await;
+    let mismatch = load_error_with(&root, CA_CERT_PATH, other.ca_certificate().der_bytes()).await;
+    assert!(matches!(mismatch, CaError::KeyMismatch), "{mismatch:?}");
+    let mismatch = load_error_with(&root, CA_KEY_PATH, &stored_value(&other_root, CA_KEY_PATH).await).await;
+    assert!(matches!(mismatch, CaError::KeyMismatch), "{mismatch:?}");
+    let forged = load_error_with(&root, CRL_PATH, &stored_value(&other_root, CRL_PATH).await).await;
+    assert!(matches!(&forged, CaError::Malformed { key, .. } if key == CRL_PATH), "{forged:?}");
+    let spec = cluster_ca.issue_credentials(&member_spec("member")).await.unwrap();
+    let no_ca = load_error_with(&root, CA_CERT_PATH, spec.certificate.der_bytes()).await;
+    assert!(matches!(no_ca, CaError::NotACa { .. }), "{no_ca:?}");
+    let foreign = other.issue_credentials(&super::member_spec("member")).await.unwrap().certificate;
+    let key = format!("/etcd-ca/certs/{}", hex(foreign.serial_number()));
+    root.put(key.as_bytes(), foreign.der_bytes()).await.unwrap();
+    let error = cluster_ca.list_issued().await.unwrap_err();
+    assert!(matches!(error, CaError::NotIssued { .. }), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_certificate_under_another_serial_number_is_refused() {
-    let (root, authority) = saved().await;
-    let certificate = authority.issue(&leaf("member")).await.unwrap().certificate;
-    root.put(b"/etcd-ca/certs/00ff", certificate.der()).await.unwrap();
-    let error = authority.issued().await.unwrap_err();
+async fn a_certificate_under_another_serial_number_is_rejected() {
+    let (root, cluster_ca) = saved_ca().await;
+    let certificate = cluster_ca.issue_credentials(&member_spec("member")).await.unwrap().certificate;
+    root.put(b"/etcd-ca/certs/00ff", certificate.der_bytes()).await.unwrap();
+    let error = cluster_ca.list_issued().await.unwrap_err();
     assert!(error.to_string().contains("/etcd-ca/certs/00ff"), "{error}");
 }
 
 #[tokio::test]
-async fn a_leaf_is_no_authority_on_the_disk_either() {
-    let mut new = NewAuthority::generate().unwrap();
-    let issued = new.issue(&leaf("member")).unwrap();
-    assert!(matches!(NewAuthority::from_credentials(issued), Err(AuthorityError::NotAnAuthority { .. })));
-    let mut other = NewAuthority::generate().unwrap();
-    let foreign = other.issue(&leaf("member")).unwrap().certificate;
-    assert!(matches!(new.issued_before(foreign), Err(AuthorityError::NotIssued { .. })));
+async fn a_leaf_certificate_is_rejected_as_a_ca() {
+    let mut new = PendingCa::generate().unwrap();
+    let issued = new.issue_credentials(&member_spec("member")).unwrap();
+    assert!(matches!(PendingCa::from_credentials(issued), Err(CaError::NotACa { .. })));
+    let mut other = PendingCa::generate().unwrap();
+    let foreign = other.issue_credentials(&member_spec("member")).unwrap().certificate;
+    assert!(matches!(new.add_issued(foreign), Err(CaError::NotIssued { .. })));
     let root: Arc<dyn KvStore> = Arc::new(MemoryKv::new());
-    assert!(new.save(root).await.is_ok());
+    assert!(new.save_to(root).await.is_ok());
 }
 
 /// A certificate, and a list with an entry.
-fn valid() -> [Vec<u8>; 2] {
+fn valid_values() -> [Vec<u8>; 2] {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        let (_, authority) = saved().await;
-        let certificate = authority.issue(&leaf("member")).await.unwrap().certificate;
-        authority.revoke("member").await.unwrap();
-        [certificate.der().to_vec(), authority.revoked().await.unwrap().der().to_vec()]
+        let (_, cluster_ca) = saved_ca().await;
+        let certificate = cluster_ca.issue_credentials(&member_spec("member")).await.unwrap().certificate;
+        cluster_ca.revoke_name("member").await.unwrap();
+        [certificate.der_bytes().to_vec(), cluster_ca.revocation_list().await.unwrap().der_bytes().to_vec()]
     })
 }
 
 #[test]
-fn no_valid_value_with_bytes_changed_put_in_or_taken_out_makes_it_panic() {
+fn mutated_ca_values_never_panic() {
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
-    let (valid, mut runner) = (valid(), proptest::test_runner::TestRunner::new(config));
+    let (valid, mut runner) = (valid_values(), proptest::test_runner::TestRunner::new(config));
     let edits = proptest::collection::vec((any::<prop::sample::Index>(), 0..3u8, any::<u8>()), 1..4);
     let mutated = runner.run(&(0..valid.len(), edits), |(which, edits)| {
         let mut bytes = valid[which].clone();
@@ -153,7 +156,7 @@ fn no_valid_value_with_bytes_changed_put_in_or_taken_out_makes_it_panic() {
                 _ => drop(bytes.remove(at)),
             }
         }
-        authority_values(&bytes);
+        check_ca_values(&bytes);
         Ok(())
     });
     mutated.unwrap();
@@ -162,11 +165,11 @@ fn no_valid_value_with_bytes_changed_put_in_or_taken_out_makes_it_panic() {
 proptest! {
     #[test]
     fn arbitrary_values_never_panic(bytes: Vec<u8>) {
-        authority_values(&bytes);
+        check_ca_values(&bytes);
     }
 
     #[test]
-    fn any_64_bytes_are_a_key_only_where_its_halves_belong_together(bytes in proptest::collection::vec(any::<u8>(), 64)) {
-        authority_values(&bytes);
+    fn sixty_four_bytes_are_a_ca_key_only_if_both_halves_match(bytes in proptest::collection::vec(any::<u8>(), 64)) {
+        check_ca_values(&bytes);
     }
 }

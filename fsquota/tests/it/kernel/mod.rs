@@ -1,29 +1,31 @@
-//! The real thing: in a guest, on XFS and on ext4, whose kernel enforces limits.
+//! Tests in a guest whose kernel enforces limits, on XFS and on ext4.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
-use nodekeel_fsquota::{Bytes, Change, Inodes, Limit, ProjectQuota, QuotaSetter as _, Status};
+use nodekeel_fsquota::{
+    Bytes, Inodes, LimitChange, ProjectQuota, QuotaChange, QuotaSetter as _, QuotaStatus,
+};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use testbed::guest::inside::{Disk, FileSystem, Mounted};
 
-mod bounds;
+mod concurrency;
 mod contract;
-mod lacks;
-mod together;
+mod enforcement;
+mod open_errors;
 mod trees;
 
-/// A file system with limits that bind, on a disk of its own.
-pub(crate) struct Place {
+/// A file system on a dedicated disk that enforces limits.
+pub(crate) struct QuotaFixture {
     pub(crate) kind: FileSystem,
-    /// Dropped before what is mounted, which it holds open.
+    /// Dropped before `mounted`, which it holds open.
     pub(crate) quota: ProjectQuota,
     pub(crate) mounted: Mounted,
 }
 
-impl Place {
+impl QuotaFixture {
     pub(crate) fn new(kind: FileSystem) -> Self {
         let mounted = Disk::take().unwrap().mount(kind, "prjquota").unwrap();
         let quota = ProjectQuota::open(mounted.path()).unwrap();
@@ -34,44 +36,44 @@ impl Place {
         self.mounted.path().join(below)
     }
 
-    pub(crate) fn make(&self, name: &str) -> File {
+    pub(crate) fn create_dir(&self, name: &str) -> File {
         fs::create_dir(self.path(name)).unwrap();
-        self.open(name)
+        self.open_dir(name)
     }
 
-    pub(crate) fn open(&self, name: &str) -> File {
+    pub(crate) fn open_dir(&self, name: &str) -> File {
         File::open(self.path(name)).unwrap()
     }
 
     /// A new directory with limits.
-    pub(crate) fn limited(&self, name: &str, change: Change) -> Status {
-        self.quota.set(self.make(name).as_fd(), change).unwrap()
+    pub(crate) fn create_limited_dir(&self, name: &str, change: QuotaChange) -> QuotaStatus {
+        self.quota.set_limits(self.create_dir(name).as_fd(), change).unwrap()
     }
 
-    pub(crate) fn status(&self, name: &str) -> Option<Status> {
-        self.quota.status(self.open(name).as_fd()).unwrap()
+    pub(crate) fn read_status(&self, name: &str) -> Option<QuotaStatus> {
+        self.quota.read_status(self.open_dir(name).as_fd()).unwrap()
     }
 
-    /// What a limit's refusal looks like here.
-    pub(crate) fn refusal(&self) -> i32 {
+    /// The errno of a write beyond a limit.
+    pub(crate) fn limit_errno(&self) -> i32 {
         if self.kind == FileSystem::Xfs { libc::ENOSPC } else { libc::EDQUOT }
     }
 }
 
-/// On XFS, then on ext4.
-pub(crate) fn on_both(test: impl Fn(Place)) {
+/// Runs the test on XFS, then on ext4.
+pub(crate) fn on_xfs_and_ext4(test: impl Fn(QuotaFixture)) {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
         eprintln!("on {kind:?}");
-        test(Place::new(kind));
+        test(QuotaFixture::new(kind));
     }
 }
 
-pub(crate) fn at(bytes: u64, inodes: u64) -> Change {
-    Change { bytes: Limit::At(Bytes(bytes)), inodes: Limit::At(Inodes(inodes)) }
+pub(crate) fn both_limits(bytes: u64, inodes: u64) -> QuotaChange {
+    QuotaChange { bytes: LimitChange::Set(Bytes(bytes)), inodes: LimitChange::Set(Inodes(inodes)) }
 }
 
-/// Does it in a thread without a capability; of the others, those stay that the caller has.
-pub(crate) fn without<T: Send>(capability: CapabilitySet, work: impl FnOnce() -> T + Send) -> T {
+/// Runs the work in a thread without one capability; it keeps the caller's others.
+pub(crate) fn without_capability<T: Send>(capability: CapabilitySet, work: impl FnOnce() -> T + Send) -> T {
     let dropping = || {
         let mut sets = capabilities(None).unwrap();
         sets.effective -= capability;
@@ -81,22 +83,22 @@ pub(crate) fn without<T: Send>(capability: CapabilitySet, work: impl FnOnce() ->
     std::thread::scope(|scope| scope.spawn(dropping).join().unwrap())
 }
 
-/// Does it as somebody whom limits bind: ext4 lets the others exceed them.
-pub(crate) fn bound<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    without(CapabilitySet::SYS_RESOURCE, work)
+/// Runs the work without CAP_SYS_RESOURCE, with which ext4 lets processes exceed limits.
+pub(crate) fn without_sys_resource<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    without_capability(CapabilitySet::SYS_RESOURCE, work)
 }
 
-/// Writes to the file until that fails; how much was written and why it ended.
-pub(crate) fn fill(path: &Path) -> (u64, io::Error) {
+/// Writes to the file until that fails; returns the number of written bytes and the error.
+pub(crate) fn write_until_error(path: &Path) -> (u64, io::Error) {
     use std::io::Write as _;
     let mut written = 0;
-    // On a full XFS there is no room for a name either.
+    // A full XFS has no space for a name either.
     let mut file = match File::create(path) {
         Ok(file) => file,
         Err(error) => return (written, error),
     };
     loop {
-        // Without the sync, delayed allocation would tell later.
+        // Without the sync, delayed allocation would report the error later.
         match file.write_all(&[7; 4096]).and_then(|()| file.sync_data()) {
             Ok(()) => written += 4096,
             Err(error) => return (written, error),
@@ -104,13 +106,13 @@ pub(crate) fn fill(path: &Path) -> (u64, io::Error) {
     }
 }
 
-/// Makes files until that fails; how many were made and why it ended.
-pub(crate) fn crowd(directory: &Path) -> (u64, io::Error) {
-    let mut made = 0;
+/// Creates files until that fails; returns their number and the error.
+pub(crate) fn create_files_until_error(directory: &Path) -> (u64, io::Error) {
+    let mut created = 0;
     loop {
-        match File::create(directory.join(made.to_string())) {
-            Ok(_) => made += 1,
-            Err(error) => return (made, error),
+        match File::create(directory.join(created.to_string())) {
+            Ok(_) => created += 1,
+            Err(error) => return (created, error),
         }
     }
 }

@@ -1,100 +1,113 @@
-//! The contract of mounts, as a check.
+//! The conformance suite of mounters.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use crate::csi::mounts::{Conflict, FileId, MountError, MountFlags, Mounted, Mounts};
-use crate::csi::target::Target;
+use crate::csi::mounter::{FileId, MountError, MountFlags, TargetConflict, TargetMount, VolumeMounter};
+use crate::csi::target_path::TargetPath;
 
-/// What the check is made with.
+/// The directories that the suite uses.
 #[derive(Debug, Clone, Copy)]
-pub struct Ground<'a> {
-    /// Two directories to mount; what they hold is left alone.
+pub struct ConformanceSetup<'a> {
+    /// Two directories to mount; their content is not changed.
     pub volumes: [BorrowedFd<'a>; 2],
-    /// The kubelet's directory. Below it is an empty directory `pods`, in which targets are made and removed again.
+    /// The kubelet's directory. It contains an empty directory `pods`, in which targets are created and
+    /// removed again.
     pub kubelet: &'a Path,
 }
 
-impl Ground<'_> {
-    fn target(&self, name: &str) -> Target {
+impl ConformanceSetup<'_> {
+    fn target_path(&self, name: &str) -> TargetPath {
         let path = self.kubelet.join("pods").join(name);
-        Target::try_new(self.kubelet, path.to_str().expect("UTF-8")).expect("a target")
+        TargetPath::try_new(self.kubelet, path.to_str().expect("UTF-8")).expect("a target")
     }
 }
 
-/// Checks that an implementation keeps the contract of [`Mounts`].
+/// Checks that an implementation keeps the contract of [`VolumeMounter`].
 ///
 /// # Panics
-/// It breaks the contract; the text says which part of it.
-pub fn conformance(mounts: &dyn Mounts, ground: Ground<'_>) {
-    nothing_there(mounts, ground);
-    there_and_gone(mounts, ground);
-    flags_are_kept(mounts, ground);
-    never_stacked(mounts, ground);
-    targets_are_found(mounts, ground);
+/// If it breaks the contract; the message names the broken part.
+pub fn conformance(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
+    check_absent_target(mounter, setup);
+    check_mount_and_unmount(mounter, setup);
+    check_flags(mounter, setup);
+    check_no_stacking(mounter, setup);
+    check_list_targets(mounter, setup);
 }
 
-fn mounted(mounts: &dyn Mounts, target: &Target) -> Option<Mounted> {
-    mounts.mounted(target).expect("look at a target")
+fn mount_at(mounter: &dyn VolumeMounter, target: &TargetPath) -> Option<TargetMount> {
+    mounter.find_mount(target).expect("inspect a target")
 }
 
-fn unmount(mounts: &dyn Mounts, target: &Target) {
-    mounts.unmount(target).expect("unmount");
-    assert_eq!(mounted(mounts, target), None, "what is unmounted is gone");
+fn checked_unmount(mounter: &dyn VolumeMounter, target: &TargetPath) {
+    mounter.unmount(target).expect("unmount");
+    assert_eq!(mount_at(mounter, target), None, "an unmounted target has no mount");
 }
 
-fn nothing_there(mounts: &dyn Mounts, ground: Ground<'_>) {
-    let target = ground.target("none");
-    assert_eq!(mounted(mounts, &target), None, "nothing is mounted where there is nothing");
-    mounts.unmount(&target).expect("unmounting where there is nothing is success");
+fn check_absent_target(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
+    let target = setup.target_path("none");
+    assert_eq!(mount_at(mounter, &target), None, "a missing target has no mount");
+    mounter.unmount(&target).expect("unmounting a missing target succeeds");
 }
 
-fn there_and_gone(mounts: &dyn Mounts, ground: Ground<'_>) {
-    let (volume, target) = (ground.volumes[0], ground.target("one"));
+fn check_mount_and_unmount(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
+    let (volume, target) = (setup.volumes[0], setup.target_path("one"));
     for _ in 0..2 {
-        mounts.mount(volume, &target, MountFlags::default()).expect("mount, also again after an unmount");
-        let of = FileId::of(volume).expect("an open directory");
-        assert_eq!(mounted(mounts, &target).map(|mount| mount.of), Some(of), "the volume is what is mounted");
-        unmount(mounts, &target);
-        mounts.unmount(&target).expect("unmounting again is success");
+        mounter.mount(volume, &target, MountFlags::default()).expect("mount, also after an unmount");
+        let directory = FileId::from_fd(volume).expect("an open directory");
+        assert_eq!(
+            mount_at(mounter, &target).map(|mount| mount.directory),
+            Some(directory),
+            "the volume is mounted"
+        );
+        checked_unmount(mounter, &target);
+        mounter.unmount(&target).expect("unmounting again succeeds");
     }
 }
 
-fn flags_are_kept(mounts: &dyn Mounts, ground: Ground<'_>) {
-    let (volume, target) = (ground.volumes[0], ground.target("flags"));
+fn check_flags(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
+    let (volume, target) = (setup.volumes[0], setup.target_path("flags"));
     for bits in 0..16 {
         let bit = |at: u32| bits >> at & 1 == 1;
         let flags = MountFlags { read_only: bit(0), no_suid: bit(1), no_dev: bit(2), no_exec: bit(3) };
-        mounts.mount(volume, &target, flags).expect("mount");
-        assert_eq!(mounted(mounts, &target).map(|mount| mount.flags), Some(flags), "flags are as asked");
-        unmount(mounts, &target);
+        mounter.mount(volume, &target, flags).expect("mount");
+        assert_eq!(
+            mount_at(mounter, &target).map(|mount| mount.flags),
+            Some(flags),
+            "the flags are the requested ones"
+        );
+        checked_unmount(mounter, &target);
     }
 }
 
-fn never_stacked(mounts: &dyn Mounts, ground: Ground<'_>) {
-    let ([one, two], target) = (ground.volumes, ground.target("twice"));
-    mounts.mount(one, &target, MountFlags::default()).expect("mount");
+fn check_no_stacking(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
+    let ([one, two], target) = (setup.volumes, setup.target_path("twice"));
+    mounter.mount(one, &target, MountFlags::default()).expect("mount");
     for volume in [one, two] {
-        let again = mounts.mount(volume, &target, MountFlags::default());
-        let is_refused = matches!(again, Err(MountError::Occupied { source: Conflict::Mount, .. }));
-        assert!(is_refused, "a mount is not stacked on another: {again:?}");
+        let again = mounter.mount(volume, &target, MountFlags::default());
+        let is_rejected = matches!(again, Err(MountError::Occupied { source: TargetConflict::Mount, .. }));
+        assert!(is_rejected, "a mount is not stacked on another: {again:?}");
     }
-    let of = mounted(mounts, &target).map(|mount| mount.of);
-    assert_eq!(of, FileId::of(one).ok(), "what was mounted first stays");
-    unmount(mounts, &target);
+    let directory = mount_at(mounter, &target).map(|mount| mount.directory);
+    assert_eq!(directory, FileId::from_fd(one).ok(), "the first mount stays");
+    checked_unmount(mounter, &target);
 }
 
-fn targets_are_found(mounts: &dyn Mounts, ground: Ground<'_>) {
-    let [one, two] = ground.volumes;
-    let [first, second, other] = ["a", "b", "c"].map(|name| ground.target(name));
+fn check_list_targets(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
+    let [one, two] = setup.volumes;
+    let [first, second, other] = ["a", "b", "c"].map(|name| setup.target_path(name));
     for (volume, target) in [(one, &first), (one, &second), (two, &other)] {
-        mounts.mount(volume, target, MountFlags::default()).expect("mount");
+        mounter.mount(volume, target, MountFlags::default()).expect("mount");
     }
-    let targets = |volume| mounts.targets(volume).expect("list the targets");
-    assert_eq!(targets(one), [first.clone(), second.clone()], "a volume's targets are found, and no others");
+    let targets = |volume| mounter.list_targets(volume).expect("list the targets");
+    assert_eq!(
+        targets(one),
+        [first.clone(), second.clone()],
+        "the targets of a volume are listed, and no others"
+    );
     assert_eq!(targets(two), std::slice::from_ref(&other));
     for target in [&first, &second, &other] {
-        unmount(mounts, target);
+        checked_unmount(mounter, target);
     }
     assert_eq!(targets(one), []);
 }

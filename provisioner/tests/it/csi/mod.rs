@@ -1,4 +1,4 @@
-//! The CSI node plugin, as the kubelet sees it: over its sockets.
+//! The CSI node plugin, called over its sockets as by the kubelet.
 
 mod harness;
 mod model;

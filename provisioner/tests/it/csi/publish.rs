@@ -1,92 +1,101 @@
-//! What the kubelet may ask of a node.
+//! The calls of the node service.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
-use nodekeel_fsquota::{Bytes, Inodes, Usage};
+use nodekeel_fsquota::{Bytes, Inodes, QuotaUsage};
 use nodekeel_provisioner::csi::proto::csi::node_service_capability::{Type, rpc};
 use nodekeel_provisioner::csi::proto::csi::volume_capability::access_mode::Mode;
 use nodekeel_provisioner::csi::proto::csi::volume_usage::Unit;
 use nodekeel_provisioner::csi::proto::csi::*;
-use nodekeel_provisioner::csi::testing::MemMounts;
-use nodekeel_provisioner::csi::{FileId, MountError, MountFlags, Mounted, Mounts, Target};
+use nodekeel_provisioner::csi::testing::MemMounter;
+use nodekeel_provisioner::csi::{FileId, MountError, MountFlags, TargetMount, TargetPath, VolumeMounter};
 use tonic::Code;
 
-use super::harness::{Running, capability, id, request};
+use super::harness::{TestPlugin, id, mount_capability, publish_message};
 
 #[tokio::test]
 async fn a_second_publish_does_not_stack_mounts() {
-    let (running, mounts) = Running::with_memory().await;
-    let (volume, path) = (running.volume(1).await, running.path("a"));
-    let mut node = running.node().await;
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
+    let mut node = plugin.node_client().await;
     for _ in 0..3 {
         assert_eq!(node.publish(&volume, &path).await, Ok(()));
-        assert_eq!(mounts.depth(&running.target("a")), 1);
+        assert_eq!(mounts.stack_depth(&plugin.target_path("a")), 1);
     }
     for _ in 0..2 {
         assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
-        assert!(!mounts.has_directory(&running.target("a")), "the target goes, too");
+        assert!(!mounts.has_directory(&plugin.target_path("a")), "the target is removed, too");
     }
 }
 
 #[tokio::test]
 async fn a_restarted_plugin_finds_what_is_mounted() {
-    let (running, mounts) = Running::with_memory().await;
-    let (volume, path) = (running.volume(1).await, running.path("a"));
-    assert_eq!(running.node().await.publish(&volume, &path).await, Ok(()));
-    running.supervisor.shutdown().await;
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
+    assert_eq!(plugin.node_client().await.publish(&volume, &path).await, Ok(()));
+    plugin.supervisor.shutdown().await;
     let shared = mounts.clone();
     let again =
-        Running::start_in(running.directory.clone(), running.store.clone(), move |_| Arc::new(shared)).await;
-    let mut node = again.node().await;
+        TestPlugin::start_in(plugin.directory.clone(), plugin.store.clone(), move |_| Arc::new(shared)).await;
+    let mut node = again.node_client().await;
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
-    assert_eq!(mounts.depth(&again.target("a")), 1);
+    assert_eq!(mounts.stack_depth(&again.target_path("a")), 1);
     assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
-    assert_eq!(mounts.depth(&again.target("a")), 0);
+    assert_eq!(mounts.stack_depth(&again.target_path("a")), 0);
 }
 
 #[tokio::test]
-async fn what_differs_at_a_target_is_refused_and_stays() {
-    let (running, mounts) = Running::with_memory().await;
-    let (one, two, path) = (running.volume(1).await, running.volume(2).await, running.path("a"));
-    let mut node = running.node().await;
+async fn a_different_publish_at_a_target_is_rejected_and_the_mount_stays() {
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let (one, two, path) =
+        (plugin.create_volume(1).await, plugin.create_volume(2).await, plugin.pod_path("a"));
+    let mut node = plugin.node_client().await;
     assert_eq!(node.publish(&one, &path).await, Ok(()));
     assert_eq!(node.publish(&two, &path).await, Err(Code::AlreadyExists));
-    let mut read_only = request(&one, &path, Mode::SingleNodeMultiWriter);
+    let mut read_only = publish_message(&one, &path, Mode::SingleNodeMultiWriter);
     read_only.readonly = true;
-    assert_eq!(node.send(read_only.clone()).await, Err(Code::AlreadyExists));
-    let mut no_exec = request(&one, &path, Mode::SingleNodeMultiWriter);
-    no_exec.volume_capability = Some(capability(Mode::SingleNodeMultiWriter, &["noexec"]));
-    assert_eq!(node.send(no_exec).await, Err(Code::AlreadyExists));
-    let mounted = mounts.mounted(&running.target("a")).expect("memory").expect("the first mount");
+    assert_eq!(node.send_publish(read_only.clone()).await, Err(Code::AlreadyExists));
+    let mut no_exec = publish_message(&one, &path, Mode::SingleNodeMultiWriter);
+    no_exec.volume_capability = Some(mount_capability(Mode::SingleNodeMultiWriter, &["noexec"]));
+    assert_eq!(node.send_publish(no_exec).await, Err(Code::AlreadyExists));
+    let mounted =
+        mounts.find_mount(&plugin.target_path("a")).expect("mount in memory").expect("the first mount");
     assert!(
         !mounted.flags.read_only && mounted.flags.no_suid && mounted.flags.no_dev && !mounted.flags.no_exec
     );
     assert_eq!(node.unpublish(&one, &path).await, Ok(()));
-    assert_eq!(node.send(read_only).await, Ok(()));
+    assert_eq!(node.send_publish(read_only).await, Ok(()));
 }
 
 #[tokio::test]
 async fn a_volume_for_one_pod_is_published_once() {
-    let (running, mounts) = Running::with_memory().await;
-    let volume = running.volume(1).await;
-    let [a, b] = ["a", "b"].map(|pod| running.path(pod));
-    let mut node = running.node().await;
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let volume = plugin.create_volume(1).await;
+    let [a, b] = ["a", "b"].map(|pod| plugin.pod_path(pod));
+    let mut node = plugin.node_client().await;
     for mode in [Mode::SingleNodeSingleWriter, Mode::SingleNodeWriter, Mode::SingleNodeReaderOnly] {
-        assert_eq!(node.send(request(&volume, &a, mode)).await, Ok(()));
-        assert_eq!(node.send(request(&volume, &a, mode)).await, Ok(()), "again is success");
-        assert_eq!(node.send(request(&volume, &b, mode)).await, Err(Code::FailedPrecondition));
-        assert!(!mounts.has_directory(&running.target("b")));
+        assert_eq!(node.send_publish(publish_message(&volume, &a, mode)).await, Ok(()));
+        assert_eq!(
+            node.send_publish(publish_message(&volume, &a, mode)).await,
+            Ok(()),
+            "repeating it succeeds"
+        );
+        assert_eq!(
+            node.send_publish(publish_message(&volume, &b, mode)).await,
+            Err(Code::FailedPrecondition)
+        );
+        assert!(!mounts.has_directory(&plugin.target_path("b")));
         assert_eq!(node.unpublish(&volume, &a).await, Ok(()));
-        assert_eq!(node.send(request(&volume, &b, mode)).await, Ok(()));
+        assert_eq!(node.send_publish(publish_message(&volume, &b, mode)).await, Ok(()));
         assert_eq!(node.unpublish(&volume, &b).await, Ok(()));
     }
     for mode in [Mode::SingleNodeMultiWriter, Mode::MultiNodeReaderOnly] {
-        assert_eq!(node.send(request(&volume, &a, mode)).await, Ok(()));
-        assert_eq!(node.send(request(&volume, &b, mode)).await, Ok(()));
-        let is_read_only = |pod| mounts.all()[&running.target(pod)].flags.read_only;
+        assert_eq!(node.send_publish(publish_message(&volume, &a, mode)).await, Ok(()));
+        assert_eq!(node.send_publish(publish_message(&volume, &b, mode)).await, Ok(()));
+        let is_read_only = |pod| mounts.list_mounts()[&plugin.target_path(pod)].flags.read_only;
         assert_eq!([is_read_only("a"), is_read_only("b")], [mode == Mode::MultiNodeReaderOnly; 2]);
         assert_eq!(node.unpublish(&volume, &a).await, Ok(()));
         assert_eq!(node.unpublish(&volume, &b).await, Ok(()));
@@ -95,77 +104,82 @@ async fn a_volume_for_one_pod_is_published_once() {
 
 #[tokio::test]
 async fn unknown_volumes_and_bad_requests_change_nothing() {
-    let (running, mounts) = Running::with_memory().await;
-    let (volume, path) = (running.volume(1).await, running.path("a"));
-    let mut node = running.node().await;
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
+    let mut node = plugin.node_client().await;
     assert_eq!(node.publish(&id(9), &path).await, Err(Code::NotFound));
     assert_eq!(node.stats(&id(9), &path).await, Err(Code::NotFound));
-    assert_eq!(node.stats(&volume, &path).await, Err(Code::NotFound), "it isn't there");
+    assert_eq!(node.stats(&volume, &path).await, Err(Code::NotFound), "not mounted");
     for hostile in [".", "..", "../x", "/", "a\0b", &"x".repeat(4096)] {
-        let mut asked = request(&volume, &path, Mode::SingleNodeWriter);
-        asked.volume_id = hostile.into();
-        assert_eq!(node.send(asked).await, Err(Code::NotFound), "{hostile:?}");
+        let mut message = publish_message(&volume, &path, Mode::SingleNodeWriter);
+        message.volume_id = hostile.into();
+        assert_eq!(node.send_publish(message).await, Err(Code::NotFound), "{hostile:?}");
     }
-    for outside in
-        ["/etc/x", "relative", &format!("{path}/../../../../etc"), &running.kubelet().display().to_string()]
-    {
+    for outside in [
+        "/etc/x",
+        "relative",
+        &format!("{path}/../../../../etc"),
+        &plugin.kubelet_dir().display().to_string(),
+    ] {
         assert_eq!(node.publish(&volume, outside).await, Err(Code::InvalidArgument), "{outside:?}");
         assert_eq!(node.unpublish(&volume, outside).await, Err(Code::InvalidArgument), "{outside:?}");
         assert_eq!(node.stats(&volume, outside).await, Err(Code::NotFound), "{outside:?}");
     }
-    assert_eq!(node.send(NodePublishVolumeRequest::default()).await, Err(Code::InvalidArgument));
+    assert_eq!(node.send_publish(NodePublishVolumeRequest::default()).await, Err(Code::InvalidArgument));
     let empty = node.0.node_unpublish_volume(NodeUnpublishVolumeRequest::default()).await;
     assert_eq!(empty.expect_err("empty").code(), Code::InvalidArgument);
     let empty = node.0.node_get_volume_stats(NodeGetVolumeStatsRequest::default()).await;
     assert_eq!(empty.expect_err("empty").code(), Code::InvalidArgument);
-    assert!(mounts.all().is_empty());
+    assert!(mounts.list_mounts().is_empty());
 }
 
 #[tokio::test]
 async fn a_removed_volume_can_still_be_unpublished() {
-    let (running, mounts) = Running::with_memory().await;
-    let (volume, path) = (running.volume(1).await, running.path("a"));
-    let mut node = running.node().await;
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
+    let mut node = plugin.node_client().await;
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
-    std::fs::remove_dir(running.volumes.path(&volume)).expect("remove");
+    std::fs::remove_dir(plugin.volumes.path(&volume)).expect("remove");
     assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
-    assert!(mounts.all().is_empty());
+    assert!(mounts.list_mounts().is_empty());
 }
 
 #[tokio::test]
-async fn stacked_mounts_of_an_older_driver_are_all_taken_away() {
-    let (running, mounts) = Running::with_memory().await;
-    let (volume, path, target) = (running.volume(1).await, running.path("a"), running.target("a"));
-    let mut node = running.node().await;
+async fn stacked_mounts_of_an_older_driver_are_all_unmounted() {
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let (volume, path, target) =
+        (plugin.create_volume(1).await, plugin.pod_path("a"), plugin.target_path("a"));
+    let mut node = plugin.node_client().await;
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
-    let there = mounts.mounted(&target).expect("memory").expect("a mount");
-    mounts.stack(&target, there);
-    assert_eq!(mounts.depth(&target), 2);
+    let there = mounts.find_mount(&target).expect("mount in memory").expect("a mount");
+    mounts.stack_mount(&target, there);
+    assert_eq!(mounts.stack_depth(&target), 2);
     assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
-    assert_eq!(mounts.depth(&target), 0);
+    assert_eq!(mounts.stack_depth(&target), 0);
 }
 
 #[tokio::test]
-async fn a_mount_that_fails_or_is_in_use_is_told_and_can_be_tried_again() {
-    let (running, mounts) = Running::with_memory().await;
-    let (volume, path, target) = (running.volume(1).await, running.path("a"), running.target("a"));
-    let mut node = running.node().await;
+async fn a_failed_or_busy_mount_is_reported_and_can_be_retried() {
+    let (plugin, mounts) = TestPlugin::start_in_memory().await;
+    let (volume, path, target) =
+        (plugin.create_volume(1).await, plugin.pod_path("a"), plugin.target_path("a"));
+    let mut node = plugin.node_client().await;
     mounts.fail_next(io::ErrorKind::OutOfMemory);
     assert_eq!(node.publish(&volume, &path).await, Err(Code::Internal));
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
-    mounts.use_target(&target, true);
+    mounts.set_busy(&target, true);
     assert_eq!(node.unpublish(&volume, &path).await, Err(Code::Unavailable));
-    mounts.use_target(&target, false);
+    mounts.set_busy(&target, false);
     assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
 }
 
 #[tokio::test]
-async fn stats_are_the_quotas() {
-    let (running, _) = Running::with_memory().await;
-    let (volume, path) = (running.volume(1).await, running.path("a"));
-    let mut node = running.node().await;
+async fn volume_stats_report_the_quota() {
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
+    let mut node = plugin.node_client().await;
     assert_eq!(node.publish(&volume, &path).await, Ok(()));
-    running.store.fill(&volume, Usage { bytes: Bytes(3 << 20), inodes: Inodes(96) });
+    plugin.store.set_usage(&volume, QuotaUsage { bytes: Bytes(3 << 20), inodes: Inodes(96) });
     let rows = node.stats(&volume, &path).await.expect("stats");
     let row = |unit: Unit| {
         let row = rows.iter().find(|row| row.unit() == unit).expect("a row");
@@ -173,94 +187,100 @@ async fn stats_are_the_quotas() {
     };
     assert_eq!(row(Unit::Bytes), (8 << 20, 3 << 20, 5 << 20));
     assert_eq!(row(Unit::Inodes), (4096, 96, 4000));
-    running.store.fill(&volume, Usage { bytes: Bytes(9 << 20), inodes: Inodes(5000) });
+    plugin.store.set_usage(&volume, QuotaUsage { bytes: Bytes(9 << 20), inodes: Inodes(5000) });
     let rows = node.stats(&volume, &path).await.expect("stats");
     assert!(rows.iter().all(|row| row.available == 0), "{rows:?}");
 }
 
 #[tokio::test]
-async fn what_is_offered_is_what_is_done() {
-    let (running, _) = Running::with_memory().await;
-    let mut node = running.node().await.0;
+async fn reported_capabilities_match_the_implementation() {
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    let mut node = plugin.node_client().await.0;
     let offered = node.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.expect("capabilities");
     let kinds: Vec<_> = offered.into_inner().capabilities.into_iter().map(|it| it.r#type).collect();
     let rpc = |kind: rpc::Type| Some(Type::Rpc(node_service_capability::Rpc { r#type: kind.into() }));
     assert_eq!(kinds, [rpc(rpc::Type::GetVolumeStats), rpc(rpc::Type::SingleNodeMultiWriter)]);
     let stage = node.node_stage_volume(NodeStageVolumeRequest::default()).await;
     let expand = node.node_expand_volume(NodeExpandVolumeRequest::default()).await;
-    let codes = [stage.expect_err("not offered").code(), expand.expect_err("not offered").code()];
+    let codes = [stage.expect_err("not supported").code(), expand.expect_err("not supported").code()];
     assert_eq!(codes, [Code::Unimplemented; 2]);
 }
 
-/// Mounts that take as long as the test likes.
+/// A mounter that blocks until the test lets it proceed.
 #[derive(Debug, Default)]
-struct Slow {
-    memory: MemMounts,
+struct SlowMounter {
+    memory: MemMounter,
     gate: Mutex<(bool, bool)>,
     changed: Condvar,
 }
 
-impl Slow {
-    /// Waits until a mount has begun.
-    fn begun(&self) {
-        let gate = self.gate.lock().expect("unpoisoned");
-        drop(self.changed.wait_while(gate, |(begun, _)| !*begun).expect("unpoisoned"));
+impl SlowMounter {
+    /// Waits until a mount has started.
+    fn wait_started(&self) {
+        let gate = self.gate.lock().expect("not poisoned");
+        drop(self.changed.wait_while(gate, |(has_started, _)| !*has_started).expect("not poisoned"));
     }
 
-    fn go_on(&self) {
-        self.gate.lock().expect("unpoisoned").1 = true;
+    fn proceed(&self) {
+        self.gate.lock().expect("not poisoned").1 = true;
         self.changed.notify_all();
     }
 }
 
-impl Mounts for Slow {
-    fn mounted(&self, target: &Target) -> Result<Option<Mounted>, MountError> {
-        self.memory.mounted(target)
+impl VolumeMounter for SlowMounter {
+    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, MountError> {
+        self.memory.find_mount(target)
     }
 
-    fn mount(&self, volume: BorrowedFd<'_>, target: &Target, flags: MountFlags) -> Result<(), MountError> {
-        let mut gate = self.gate.lock().expect("unpoisoned");
+    fn mount(
+        &self,
+        volume: BorrowedFd<'_>,
+        target: &TargetPath,
+        flags: MountFlags,
+    ) -> Result<(), MountError> {
+        let mut gate = self.gate.lock().expect("not poisoned");
         gate.0 = true;
         self.changed.notify_all();
-        drop(self.changed.wait_while(gate, |(_, may_go_on)| !*may_go_on).expect("unpoisoned"));
+        drop(self.changed.wait_while(gate, |(_, may_proceed)| !*may_proceed).expect("not poisoned"));
         self.memory.mount(volume, target, flags)
     }
 
-    fn unmount(&self, target: &Target) -> Result<(), MountError> {
+    fn unmount(&self, target: &TargetPath) -> Result<(), MountError> {
         self.memory.unmount(target)
     }
 
-    fn targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<Target>, MountError> {
-        self.memory.targets(volume)
+    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, MountError> {
+        self.memory.list_targets(volume)
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_call_for_a_volume_is_aborted_while_the_first_is_under_way() {
-    let slow = Arc::new(Slow::default());
-    let shared: Arc<dyn Mounts> = slow.clone();
-    let running = Running::start(move |_: &Path| shared).await;
-    let (one, two) = (running.volume(1).await, running.volume(2).await);
-    let [a, b] = ["a", "b"].map(|pod| running.path(pod));
-    let (mut first, mut second) = (running.node().await, running.node().await);
-    // The caller gives up; what it has begun goes on.
+async fn a_second_call_for_a_volume_is_aborted_while_the_first_is_in_flight() {
+    let slow = Arc::new(SlowMounter::default());
+    let shared: Arc<dyn VolumeMounter> = slow.clone();
+    let plugin = TestPlugin::start(move |_: &Path| shared).await;
+    let (one, two) = (plugin.create_volume(1).await, plugin.create_volume(2).await);
+    let [a, b] = ["a", "b"].map(|pod| plugin.pod_path(pod));
+    let (mut first, mut second) = (plugin.node_client().await, plugin.node_client().await);
+    // The caller disconnects; its call continues.
     let call = tokio::spawn({
         let (one, a) = (one.clone(), a.clone());
         async move { first.publish(&one, &a).await }
     });
     let waiting = slow.clone();
-    tokio::task::spawn_blocking(move || waiting.begun()).await.expect("begun");
+    tokio::task::spawn_blocking(move || waiting.wait_started()).await.expect("started");
     call.abort();
     assert_eq!(second.publish(&one, &a).await, Err(Code::Aborted));
     assert_eq!(second.publish(&one, &b).await, Err(Code::Aborted));
     assert_eq!(second.unpublish(&one, &a).await, Err(Code::Aborted));
-    assert_eq!(second.unpublish(&two, &b).await, Ok(()), "another volume isn't kept waiting");
-    slow.go_on();
+    assert_eq!(second.unpublish(&two, &b).await, Ok(()), "another volume is not blocked");
+    slow.proceed();
     while second.publish(&one, &a).await == Err(Code::Aborted) {
         tokio::task::yield_now().await;
     }
-    assert_eq!(slow.memory.depth(&running.target("a")), 1);
-    let of =
-        FileId::of(std::os::fd::AsFd::as_fd(&std::fs::File::open(running.volumes.path(&one)).expect("open")));
-    assert_eq!(slow.memory.all()[&running.target("a")].of, of.expect("stat"));
+    assert_eq!(slow.memory.stack_depth(&plugin.target_path("a")), 1);
+    let of = FileId::from_fd(std::os::fd::AsFd::as_fd(
+        &std::fs::File::open(plugin.volumes.path(&one)).expect("open"),
+    ));
+    assert_eq!(slow.memory.list_mounts()[&plugin.target_path("a")].directory, of.expect("stat"));
 }

@@ -1,4 +1,4 @@
-//! The kernel's mounts, in a mount namespace of the test's own.
+//! Real mounts, in a private mount namespace.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -8,38 +8,40 @@ use std::sync::Arc;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use nodekeel_provisioner::csi::testing::{Ground, conformance};
-use nodekeel_provisioner::csi::{Conflict, MountError, MountFlags, Mounts, OsMounts, Target};
+use nodekeel_provisioner::csi::testing::{ConformanceSetup, conformance};
+use nodekeel_provisioner::csi::{
+    MountError, MountFlags, OsMounter, TargetConflict, TargetPath, VolumeMounter,
+};
 use tonic::Code;
 
-use super::harness::Running;
+use super::harness::TestPlugin;
 
-/// Runs in a thread that has mounts of its own, and so do the threads that it makes.
-pub(crate) fn apart(run: impl FnOnce() + Send + 'static) {
-    let apart = move || {
+/// Runs in a thread with a private mount namespace, which its child threads share.
+pub(crate) fn run_in_mount_namespace(run: impl FnOnce() + Send + 'static) {
+    let run_apart = move || {
         unshare(CloneFlags::CLONE_NEWNS).expect("root may unshare");
         let nothing = None::<&str>;
         mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).expect("make private");
         run();
     };
-    if let Err(panic) = std::thread::spawn(apart).join() {
+    if let Err(panic) = std::thread::spawn(run_apart).join() {
         std::panic::resume_unwind(panic);
     }
 }
 
-struct Place {
+struct MountFixture {
     directory: tempfile::TempDir,
-    mounts: OsMounts,
+    mounts: OsMounter,
 }
 
-impl Place {
+impl MountFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         for below in ["kubelet/pods", "volumes/one", "volumes/two"] {
             fs::create_dir_all(directory.path().join(below)).expect("create");
         }
         fs::write(directory.path().join("volumes/one/file"), "one").expect("write");
-        let mounts = OsMounts::new(directory.path().join("kubelet"));
+        let mounts = OsMounter::new(directory.path().join("kubelet"));
         Self { directory, mounts }
     }
 
@@ -51,138 +53,163 @@ impl Place {
         File::open(self.path("volumes").join(name)).expect("open")
     }
 
-    fn target(&self, below: &str) -> Target {
+    fn target(&self, below: &str) -> TargetPath {
         let kubelet = self.path("kubelet");
-        Target::try_new(&kubelet, kubelet.join(below).to_str().expect("UTF-8")).expect("a target")
+        TargetPath::try_new(&kubelet, kubelet.join(below).to_str().expect("UTF-8")).expect("a target")
     }
 }
 
 #[test]
 #[ignore = "needs root"]
-fn the_kernels_mounts_keep_the_contract() {
-    apart(|| {
-        let place = Place::new();
-        let (one, two, kubelet) = (place.volume("one"), place.volume("two"), place.path("kubelet"));
-        conformance(&place.mounts, Ground { volumes: [one.as_fd(), two.as_fd()], kubelet: &kubelet });
-        assert_eq!(fs::read_dir(place.path("kubelet/pods")).expect("list").count(), 0);
-        // Also where the kubelet's directory is reached by a link, as it often is.
-        symlink(&kubelet, place.path("link")).expect("link");
-        let mounts = OsMounts::new(place.path("link"));
-        conformance(&mounts, Ground { volumes: [one.as_fd(), two.as_fd()], kubelet: &place.path("link") });
+fn the_os_mounter_keeps_the_contract() {
+    run_in_mount_namespace(|| {
+        let fixture = MountFixture::new();
+        let (one, two, kubelet) = (fixture.volume("one"), fixture.volume("two"), fixture.path("kubelet"));
+        conformance(
+            &fixture.mounts,
+            ConformanceSetup { volumes: [one.as_fd(), two.as_fd()], kubelet: &kubelet },
+        );
+        assert_eq!(fs::read_dir(fixture.path("kubelet/pods")).expect("list").count(), 0);
+        // Also if the kubelet's directory is reached through a symbolic link, as it often is.
+        symlink(&kubelet, fixture.path("link")).expect("link");
+        let mounts = OsMounter::new(fixture.path("link"));
+        conformance(
+            &mounts,
+            ConformanceSetup { volumes: [one.as_fd(), two.as_fd()], kubelet: &fixture.path("link") },
+        );
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_mount_shows_the_volume_and_does_what_its_flags_say() {
-    apart(|| {
-        let (place, target) = (Place::new(), "kubelet/pods/a");
+fn a_mount_shows_the_volume_and_enforces_its_flags() {
+    run_in_mount_namespace(|| {
+        let (fixture, target) = (MountFixture::new(), "kubelet/pods/a");
         let read_only = MountFlags { read_only: true, ..Default::default() };
-        place.mounts.mount(place.volume("one").as_fd(), &place.target("pods/a"), read_only).expect("mount");
-        assert_eq!(fs::read_to_string(place.path(target).join("file")).expect("read"), "one");
-        let refused = fs::write(place.path(target).join("new"), "").expect_err("read-only");
-        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
-        fs::write(place.path("volumes/one/new"), "").expect("the volume itself isn't read-only");
-        place.mounts.unmount(&place.target("pods/a")).expect("unmount");
-        assert!(!place.path(target).exists());
-        assert_eq!(fs::read_to_string(place.path("volumes/one/file")).expect("read"), "one");
+        fixture
+            .mounts
+            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), read_only)
+            .expect("mount");
+        assert_eq!(fs::read_to_string(fixture.path(target).join("file")).expect("read"), "one");
+        let error = fs::write(fixture.path(target).join("new"), "").expect_err("read-only");
+        assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        fs::write(fixture.path("volumes/one/new"), "").expect("the volume itself isn't read-only");
+        fixture.mounts.unmount(&fixture.target("pods/a")).expect("unmount");
+        assert!(!fixture.path(target).exists());
+        assert_eq!(fs::read_to_string(fixture.path("volumes/one/file")).expect("read"), "one");
     });
 }
 
 #[test]
 #[ignore = "needs root"]
 fn a_busy_target_stays_until_it_is_free() {
-    apart(|| {
-        let place = Place::new();
-        place
+    run_in_mount_namespace(|| {
+        let fixture = MountFixture::new();
+        fixture
             .mounts
-            .mount(place.volume("one").as_fd(), &place.target("pods/a"), MountFlags::default())
+            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountFlags::default())
             .expect("mount");
-        let used = File::open(place.path("kubelet/pods/a/file")).expect("open");
-        let refused = place.mounts.unmount(&place.target("pods/a")).expect_err("in use");
-        assert!(matches!(refused, MountError::Busy { .. }), "{refused:?}");
-        assert!(place.mounts.mounted(&place.target("pods/a")).expect("look").is_some());
+        let used = File::open(fixture.path("kubelet/pods/a/file")).expect("open");
+        let error = fixture.mounts.unmount(&fixture.target("pods/a")).expect_err("in use");
+        assert!(matches!(error, MountError::Busy { .. }), "{error:?}");
+        assert!(fixture.mounts.find_mount(&fixture.target("pods/a")).expect("inspect").is_some());
         drop(used);
-        place.mounts.unmount(&place.target("pods/a")).expect("unmount");
+        fixture.mounts.unmount(&fixture.target("pods/a")).expect("unmount");
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn links_and_what_is_in_the_way_are_left_alone() {
-    apart(|| {
-        let (place, flags) = (Place::new(), MountFlags::default());
-        let outside = place.path("outside");
+fn links_and_conflicting_files_are_kept() {
+    run_in_mount_namespace(|| {
+        let (fixture, flags) = (MountFixture::new(), MountFlags::default());
+        let outside = fixture.path("outside");
         fs::create_dir_all(outside.join("mount")).expect("create");
-        symlink(&outside, place.path("kubelet/pods/way")).expect("link");
-        symlink(&outside, place.path("kubelet/pods/end")).expect("link");
-        fs::write(place.path("kubelet/pods/file"), "").expect("write");
-        fs::create_dir_all(place.path("kubelet/pods/full/x")).expect("create");
-        let volume = place.volume("one");
-        let mount = |below: &str| place.mounts.mount(volume.as_fd(), &place.target(below), flags);
+        symlink(&outside, fixture.path("kubelet/pods/way")).expect("link");
+        symlink(&outside, fixture.path("kubelet/pods/end")).expect("link");
+        fs::write(fixture.path("kubelet/pods/file"), "").expect("write");
+        fs::create_dir_all(fixture.path("kubelet/pods/full/x")).expect("create");
+        let volume = fixture.volume("one");
+        let mount = |below: &str| fixture.mounts.mount(volume.as_fd(), &fixture.target(below), flags);
         for below in ["pods/way/mount", "pods/end", "pods/file", "pods/file/x"] {
-            let target = place.target(below);
-            assert!(matches!(mount(below), Err(MountError::Link { .. })), "{below}: {:?}", mount(below));
-            assert!(matches!(place.mounts.unmount(&target), Err(MountError::Link { .. })), "{below}");
-            assert!(matches!(place.mounts.mounted(&target), Err(MountError::Link { .. })), "{below}");
+            let target = fixture.target(below);
+            assert!(
+                matches!(mount(below), Err(MountError::NotDirectory { .. })),
+                "{below}: {:?}",
+                mount(below)
+            );
+            assert!(
+                matches!(fixture.mounts.unmount(&target), Err(MountError::NotDirectory { .. })),
+                "{below}"
+            );
+            assert!(
+                matches!(fixture.mounts.find_mount(&target), Err(MountError::NotDirectory { .. })),
+                "{below}"
+            );
         }
         assert!(matches!(mount("pods/none/mount"), Err(MountError::NoParent { .. })));
         let full = mount("pods/full");
-        assert!(matches!(full, Err(MountError::Occupied { source: Conflict::NotEmpty, .. })), "{full:?}");
-        let full = place.mounts.unmount(&place.target("pods/full"));
-        assert!(matches!(full, Err(MountError::Occupied { source: Conflict::NotEmpty, .. })), "{full:?}");
-        assert_eq!(place.mounts.targets(volume.as_fd()).expect("list"), []);
-        assert!(outside.join("mount").exists() && place.path("kubelet/pods/full/x").exists());
+        assert!(
+            matches!(full, Err(MountError::Occupied { source: TargetConflict::NotEmpty, .. })),
+            "{full:?}"
+        );
+        let full = fixture.mounts.unmount(&fixture.target("pods/full"));
+        assert!(
+            matches!(full, Err(MountError::Occupied { source: TargetConflict::NotEmpty, .. })),
+            "{full:?}"
+        );
+        assert_eq!(fixture.mounts.list_targets(volume.as_fd()).expect("list"), []);
+        assert!(outside.join("mount").exists() && fixture.path("kubelet/pods/full/x").exists());
     });
 }
 
 #[test]
 #[ignore = "needs root"]
 fn a_mount_that_fails_leaves_no_directory() {
-    apart(|| {
-        let place = Place::new();
+    run_in_mount_namespace(|| {
+        let fixture = MountFixture::new();
         let file = File::open("/proc/self/status").expect("open");
-        let target = place.target("pods/a");
-        place
+        let target = fixture.target("pods/a");
+        fixture
             .mounts
             .mount(file.as_fd(), &target, MountFlags::default())
             .expect_err("a file isn't a directory");
-        assert!(!place.path("kubelet/pods/a").exists());
+        assert!(!fixture.path("kubelet/pods/a").exists());
     });
 }
 
 #[test]
 #[ignore = "needs root"]
-fn what_pods_mount_in_a_volume_is_not_seen_in_the_store() {
-    apart(|| {
-        let place = Place::new();
-        // As a node has it: everything is shared.
+fn mounts_inside_a_published_volume_do_not_reach_the_store() {
+    run_in_mount_namespace(|| {
+        let fixture = MountFixture::new();
+        // As on a node: all mounts are shared.
         let nothing = None::<&str>;
         mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SHARED, nothing).expect("share");
-        fs::create_dir(place.path("volumes/one/sub")).expect("create");
-        place
+        fs::create_dir(fixture.path("volumes/one/sub")).expect("create");
+        fixture
             .mounts
-            .mount(place.volume("one").as_fd(), &place.target("pods/a"), MountFlags::default())
+            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountFlags::default())
             .expect("mount");
-        let sub = place.path("kubelet/pods/a/sub");
+        let sub = fixture.path("kubelet/pods/a/sub");
         mount(Some("none"), &sub, Some("tmpfs"), MsFlags::empty(), nothing).expect("mount");
         fs::write(sub.join("inner"), "").expect("write");
-        assert!(!place.path("volumes/one/sub/inner").exists());
+        assert!(!fixture.path("volumes/one/sub/inner").exists());
         nix::mount::umount(&sub).expect("unmount");
-        place.mounts.unmount(&place.target("pods/a")).expect("unmount");
+        fixture.mounts.unmount(&fixture.target("pods/a")).expect("unmount");
     });
 }
 
 #[test]
 #[ignore = "needs root"]
 fn the_kubelets_calls_end_in_real_mounts() {
-    apart(|| {
+    run_in_mount_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let running = Running::start(|kubelet: &Path| Arc::new(OsMounts::new(kubelet))).await;
-            let (volume, path) = (running.volume(1).await, running.path("a"));
-            fs::write(running.volumes.path(&volume).join("file"), "data").expect("write");
-            let mut node = running.node().await;
+            let plugin = TestPlugin::start(|kubelet: &Path| Arc::new(OsMounter::new(kubelet))).await;
+            let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
+            fs::write(plugin.volumes.path(&volume).join("file"), "data").expect("write");
+            let mut node = plugin.node_client().await;
             for _ in 0..2 {
                 assert_eq!(node.publish(&volume, &path).await, Ok(()));
             }
@@ -198,7 +225,7 @@ fn the_kubelets_calls_end_in_real_mounts() {
             assert_eq!(node.unpublish(&volume, &path).await, Ok(()));
             assert_eq!(node.stats(&volume, &path).await, Err(Code::NotFound));
             assert!(!Path::new(&path).exists());
-            running.supervisor.shutdown().await;
+            plugin.supervisor.shutdown().await;
         });
     });
 }

@@ -1,4 +1,4 @@
-//! How the kubelet and the plugin find each other.
+//! Registration of the plugin with the kubelet.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -7,93 +7,93 @@ use std::path::Path;
 use nodekeel_provisioner::csi::proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginInfoRequest, ProbeRequest,
 };
-use nodekeel_provisioner::csi::testing::MemMounts;
+use nodekeel_provisioner::csi::testing::MemMounter;
 
-use super::harness::{DRIVER, Running};
+use super::harness::{DRIVER, TestPlugin};
 
 #[tokio::test]
 async fn the_kubelet_finds_the_driver_and_its_node() {
-    let (running, _) = Running::with_memory().await;
-    assert!(!*running.known.borrow(), "nobody has said so yet");
-    let mut kubelet = running.find().await;
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    assert!(!*plugin.registered.borrow(), "not registered yet");
+    let mut kubelet = plugin.discover_plugin().await;
     assert_eq!((kubelet.info.r#type.as_str(), kubelet.info.name.as_str()), ("CSIPlugin", DRIVER));
-    assert_eq!(kubelet.info.endpoint, running.socket.display().to_string());
+    assert_eq!(kubelet.info.endpoint, plugin.socket.display().to_string());
     assert_eq!(kubelet.info.supported_versions, ["1.0.0"]);
-    let node = kubelet.register().await.expect("registered");
+    let node = kubelet.register_plugin().await.expect("registered");
     assert_eq!((node.node_id.as_str(), node.accessible_topology), ("node-a", None));
-    assert!(*running.known.borrow());
-    // A restarted kubelet looks at the sockets that are there.
-    running.find().await.register().await.expect("registered again");
-    assert!(*running.known.borrow());
+    assert!(*plugin.registered.borrow());
+    // A restarted kubelet registers the existing sockets.
+    plugin.discover_plugin().await.register_plugin().await.expect("registered again");
+    assert!(*plugin.registered.borrow());
 }
 
 #[tokio::test]
-async fn a_refusal_by_the_kubelet_makes_a_new_socket_and_is_taken_back() {
-    let (mut running, _) = Running::with_memory().await;
-    running.find().await.register().await.expect("registered");
-    // A number alone may be given to the next file.
+async fn a_rejected_registration_creates_a_new_socket_and_can_succeed_later() {
+    let (mut plugin, _) = TestPlugin::start_in_memory().await;
+    plugin.discover_plugin().await.register_plugin().await.expect("registered");
+    // The next file may reuse an inode number, so compare times, too.
     let file = |path: &Path| {
         let file = fs::metadata(path).expect("a socket");
         (file.ino(), file.ctime(), file.ctime_nsec())
     };
-    let (first, node) = (file(&running.registration), file(&running.socket));
-    // The answer to a refusal may be cut off by what it causes.
-    let _ = running.find().await.notify(false, "no such version").await;
-    running.known.wait_for(|known| !known).await.expect("the plugin lives");
-    let mut changes = running.supervisor.watch();
-    let registration = |running: &Running| {
-        let tree = running.supervisor.snapshot();
+    let (first, node) = (file(&plugin.registration), file(&plugin.socket));
+    // The rejection restarts the server, which may cut off the answer.
+    let _ = plugin.discover_plugin().await.notify_registration(false, "no such version").await;
+    plugin.registered.wait_for(|known| !known).await.expect("the plugin is running");
+    let mut changes = plugin.supervisor.watch_changes();
+    let registration = |plugin: &TestPlugin| {
+        let tree = plugin.supervisor.snapshot();
         tree.into_iter().find(|node| node.dn.as_ref() == "root.csi.registration").expect("in the tree")
     };
-    while registration(&running).generation < 2
-        || registration(&running).state != nodekeel_supervisor::State::Ready
+    while registration(&plugin).generation < 2
+        || registration(&plugin).state != nodekeel_supervisor::RunnableState::Ready
     {
-        changes.changed().await.expect("the tree lives");
+        changes.changed().await.expect("the tree is running");
     }
-    let exits = registration(&running).exits;
-    let told = format!("{:?}", exits.last().expect("an exit"));
-    assert!(told.contains("the kubelet refuses the driver: no such version"), "{told}");
-    assert_ne!(file(&running.registration), first, "a new socket");
-    assert_eq!(file(&running.socket), node, "the old socket: calls aren't disturbed");
-    running.find().await.register().await.expect("registered");
-    assert!(*running.known.borrow());
+    let exits = registration(&plugin).exits;
+    let exit = format!("{:?}", exits.last().expect("an exit"));
+    assert!(exit.contains("the kubelet rejected the driver: no such version"), "{exit}");
+    assert_ne!(file(&plugin.registration), first, "a new socket");
+    assert_eq!(file(&plugin.socket), node, "the old socket: calls continue");
+    plugin.discover_plugin().await.register_plugin().await.expect("registered");
+    assert!(*plugin.registered.borrow());
 }
 
 #[tokio::test]
-async fn sockets_are_roots_alone_and_go_with_the_plugin() {
-    let (running, _) = Running::with_memory().await;
-    for path in [&running.registration, &running.socket] {
+async fn sockets_are_private_to_root_and_removed_with_the_plugin() {
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    for path in [&plugin.registration, &plugin.socket] {
         let file = fs::metadata(path).expect("a socket");
         assert!(file.file_type().is_socket());
         assert_eq!(file.mode() & 0o777, 0o600);
     }
-    let report = running.supervisor.shutdown().await;
+    let report = plugin.supervisor.shutdown().await;
     assert!(report.stragglers.is_empty());
-    assert!(!running.registration.exists() && !running.socket.exists());
-    assert!(!*running.known.borrow(), "what is gone isn't known");
+    assert!(!plugin.registration.exists() && !plugin.socket.exists());
+    assert!(!*plugin.registered.borrow(), "a stopped plugin is not registered");
 }
 
 #[tokio::test]
 async fn sockets_of_a_killed_instance_are_replaced() {
-    let (running, _) = Running::with_memory().await;
-    let sockets = [running.registration.clone(), running.socket.clone()];
-    let kept = |number: usize| running.directory.path().join(format!("kept-{number}"));
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    let sockets = [plugin.registration.clone(), plugin.socket.clone()];
+    let kept = |number: usize| plugin.directory.path().join(format!("kept-{number}"));
     for (number, socket) in sockets.iter().enumerate() {
         fs::hard_link(socket, kept(number)).expect("link");
     }
-    running.supervisor.shutdown().await;
+    plugin.supervisor.shutdown().await;
     for (number, socket) in sockets.iter().enumerate() {
         fs::rename(kept(number), socket).expect("rename");
     }
-    let (directory, store) = (running.directory.clone(), running.store.clone());
-    let again = Running::start_in(directory, store, |_| std::sync::Arc::new(MemMounts::default())).await;
-    again.find().await.register().await.expect("registered");
+    let (directory, store) = (plugin.directory.clone(), plugin.store.clone());
+    let again = TestPlugin::start_in(directory, store, |_| std::sync::Arc::new(MemMounter::default())).await;
+    again.discover_plugin().await.register_plugin().await.expect("registered");
 }
 
 #[tokio::test]
-async fn the_identity_is_the_drivers() {
-    let (running, _) = Running::with_memory().await;
-    let mut identity = running.identity().await;
+async fn the_identity_service_names_the_driver() {
+    let (plugin, _) = TestPlugin::start_in_memory().await;
+    let mut identity = plugin.identity_client().await;
     let info = identity.get_plugin_info(GetPluginInfoRequest {}).await.expect("info").into_inner();
     assert_eq!(info.name, DRIVER);
     assert!(!info.vendor_version.is_empty());

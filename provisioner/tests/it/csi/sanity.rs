@@ -1,4 +1,4 @@
-//! The CSI's own conformance tests, over real limits and real mounts.
+//! csi-sanity, the CSI conformance tests, with real limits and real mounts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use nodekeel_fsquota::{Bytes, Limits, ProjectQuota};
+use nodekeel_fsquota::{Bytes, ProjectQuota, QuotaLimits};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::proto::csi::controller_server::{Controller, ControllerServer};
 use nodekeel_provisioner::csi::proto::csi::controller_service_capability::{Rpc, Type, rpc};
 use nodekeel_provisioner::csi::proto::csi::identity_server::{Identity, IdentityServer};
 use nodekeel_provisioner::csi::proto::csi::*;
-use nodekeel_provisioner::csi::{OsMounts, PluginDeps};
+use nodekeel_provisioner::csi::{OsMounter, PluginDeps};
 use nodekeel_provisioner::{DirStore, DriverName, NodeName, VolumeId, VolumeStore as _};
 use serde_json::Value;
 use testbed::guest::inside::{Disk, FileSystem};
@@ -22,18 +22,18 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::harness::{DRIVER, Served};
+use super::harness::{DRIVER, PluginServer};
 
-/// Makes volumes as the provisioner does, for whoever asks by the CSI. Only tests have such a controller.
+/// A CSI controller that creates volumes as the provisioner does. Only tests have one.
 #[derive(Debug, Clone)]
-struct Thin {
+struct TestController {
     store: Arc<DirStore>,
-    made: Arc<Mutex<BTreeMap<String, (VolumeId, i64)>>>,
+    created: Arc<Mutex<BTreeMap<String, (VolumeId, i64)>>>,
 }
 
 const DEFAULT_BYTES: i64 = 1 << 30;
 
-fn id_of(name: &str) -> VolumeId {
+fn id_for_name(name: &str) -> VolumeId {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
         (salt, name).hash(&mut hasher);
@@ -44,28 +44,29 @@ fn id_of(name: &str) -> VolumeId {
     VolumeId::from_uid(&uid).expect("a UUID")
 }
 
-fn missing(field: &str) -> Status {
+fn missing_field(field: &str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
 }
 
 #[tonic::async_trait]
-impl Controller for Thin {
+impl Controller for TestController {
     async fn create_volume(
         &self,
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         let asked = request.into_inner();
         if asked.name.is_empty() || asked.volume_capabilities.is_empty() {
-            return Err(missing("name or volume_capabilities"));
+            return Err(missing_field("name or volume_capabilities"));
         }
         let bytes =
             asked.capacity_range.map_or(DEFAULT_BYTES, |range| range.required_bytes.max(range.limit_bytes));
-        let id = id_of(&asked.name);
-        let known = self.made.lock().expect("unpoisoned").entry(asked.name).or_insert((id.clone(), bytes)).1;
+        let id = id_for_name(&asked.name);
+        let known =
+            self.created.lock().expect("not poisoned").entry(asked.name).or_insert((id.clone(), bytes)).1;
         if known != bytes {
             return Err(Status::already_exists("with another size"));
         }
-        let limits = Limits { bytes: u64::try_from(bytes).ok().map(Bytes), inodes: None };
+        let limits = QuotaLimits { bytes: u64::try_from(bytes).ok().map(Bytes), inodes: None };
         self.store.create(&id, limits).await.map_err(|error| Status::internal(error.to_string()))?;
         let volume = Volume { volume_id: id.to_string(), capacity_bytes: bytes, ..Default::default() };
         Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
@@ -77,10 +78,10 @@ impl Controller for Thin {
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let asked = request.into_inner().volume_id;
         if asked.is_empty() {
-            return Err(missing("volume_id"));
+            return Err(missing_field("volume_id"));
         }
         if let Ok(id) = asked.parse::<VolumeId>() {
-            self.made.lock().expect("unpoisoned").retain(|_, (known, _)| *known != id);
+            self.created.lock().expect("not poisoned").retain(|_, (known, _)| *known != id);
             self.store.remove(&id).await.map_err(|error| Status::internal(error.to_string()))?;
         }
         Ok(Response::new(DeleteVolumeResponse {}))
@@ -93,9 +94,9 @@ impl Controller for Thin {
         use validate_volume_capabilities_response::Confirmed;
         let asked = request.into_inner();
         if asked.volume_id.is_empty() || asked.volume_capabilities.is_empty() {
-            return Err(missing("volume_id or volume_capabilities"));
+            return Err(missing_field("volume_id or volume_capabilities"));
         }
-        let made = self.made.lock().expect("unpoisoned");
+        let made = self.created.lock().expect("not poisoned");
         if !made.values().any(|(id, _)| id.as_str() == asked.volume_id) {
             return Err(Status::not_found("no such volume"));
         }
@@ -119,96 +120,96 @@ impl Controller for Thin {
         &self,
         _: Request<ControllerPublishVolumeRequest>,
     ) -> Result<Response<ControllerPublishVolumeResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn controller_unpublish_volume(
         &self,
         _: Request<ControllerUnpublishVolumeRequest>,
     ) -> Result<Response<ControllerUnpublishVolumeResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn list_volumes(
         &self,
         _: Request<ListVolumesRequest>,
     ) -> Result<Response<ListVolumesResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn controller_list_volume_health(
         &self,
         _: Request<ControllerListVolumeHealthRequest>,
     ) -> Result<Response<ControllerListVolumeHealthResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn controller_get_volume_health(
         &self,
         _: Request<ControllerGetVolumeHealthRequest>,
     ) -> Result<Response<ControllerGetVolumeHealthResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn get_capacity(
         &self,
         _: Request<GetCapacityRequest>,
     ) -> Result<Response<GetCapacityResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn create_snapshot(
         &self,
         _: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn delete_snapshot(
         &self,
         _: Request<DeleteSnapshotRequest>,
     ) -> Result<Response<DeleteSnapshotResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn list_snapshots(
         &self,
         _: Request<ListSnapshotsRequest>,
     ) -> Result<Response<ListSnapshotsResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn get_snapshot(
         &self,
         _: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn controller_expand_volume(
         &self,
         _: Request<ControllerExpandVolumeRequest>,
     ) -> Result<Response<ControllerExpandVolumeResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn controller_get_volume(
         &self,
         _: Request<ControllerGetVolumeRequest>,
     ) -> Result<Response<ControllerGetVolumeResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 
     async fn controller_modify_volume(
         &self,
         _: Request<ControllerModifyVolumeRequest>,
     ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
-        Err(Status::unimplemented("not by the test's controller"))
+        Err(Status::unimplemented("not supported by the test's controller"))
     }
 }
 
 #[tonic::async_trait]
-impl Identity for Thin {
+impl Identity for TestController {
     async fn get_plugin_info(
         &self,
         _: Request<GetPluginInfoRequest>,
@@ -237,11 +238,11 @@ impl Identity for Thin {
 fn the_conformance_tests_of_the_csi_pass() {
     let mounted = Disk::take().and_then(|disk| disk.mount(FileSystem::Xfs, "prjquota")).expect("a disk");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    judge(&runtime.block_on(run(mounted.path())));
+    check_report(&runtime.block_on(run_suite(mounted.path())));
 }
 
-/// Runs the suite against volumes in this directory, and gives its report.
-async fn run(base: &Path) -> Value {
+/// Runs the suite with volumes in this directory, and returns its report.
+async fn run_suite(base: &Path) -> Value {
     let directory = tempfile::tempdir().expect("a directory");
     let kubelet = directory.path().join("kubelet");
     fs::create_dir_all(kubelet.join("pods")).expect("create");
@@ -252,12 +253,12 @@ async fn run(base: &Path) -> Value {
         node: NodeName::try_new("node-a").expect("a name"),
         store: store.clone(),
         volumes: store.clone(),
-        mounts: Arc::new(OsMounts::new(&kubelet)),
+        mounter: Arc::new(OsMounter::new(&kubelet)),
     };
-    let served = Served::start(deps, &kubelet).await;
+    let served = PluginServer::start(deps, &kubelet).await;
     let controller = directory.path().join("controller.sock");
     let listener = tokio::net::UnixListener::bind(&controller).expect("bind");
-    let thin = Thin { store: store.clone(), made: Arc::default() };
+    let thin = TestController { store: store.clone(), created: Arc::default() };
     let server = Server::builder()
         .add_service(IdentityServer::new(thin.clone()))
         .add_service(ControllerServer::new(thin));
@@ -278,16 +279,17 @@ async fn run(base: &Path) -> Value {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").expect("procfs");
     assert!(!mounts.contains(&kubelet.display().to_string()), "nothing stays mounted");
     served.supervisor.shutdown().await;
-    store.erased().await;
-    assert_eq!(store.list().await.expect("list"), [], "no volume stays");
+    store.wait_until_erased().await;
+    assert_eq!(store.list().await.expect("list"), [], "no volume is left");
     serde_json::from_slice(&fs::read(report).expect("a report")).expect("JSON")
 }
 
-/// As many tests of the suite ask for what the driver and the test's controller can do. None may be lost unseen.
+/// The number of tests in the suite that apply to the driver and the test's controller; fewer must not pass
+/// unnoticed.
 const APPLICABLE: usize = 31;
 
-/// Prints what ran, and what didn't, with the suite's reason.
-fn judge(report: &Value) {
+/// Prints which tests passed and which were skipped, with the suite's reason.
+fn check_report(report: &Value) {
     let specs = report[0]["SpecReports"].as_array().expect("specs");
     let mut skipped: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut passed = 0;
@@ -299,7 +301,7 @@ fn judge(report: &Value) {
         match spec["State"].as_str() {
             Some("passed") => passed += 1,
             Some("skipped") => skipped.entry(reason).or_default().push(name),
-            Some("pending") => skipped.entry("the suite doesn't run it anywhere").or_default().push(name),
+            Some("pending") => skipped.entry("pending in the suite").or_default().push(name),
             state => panic!("{name}: {state:?}: {reason}"),
         }
     }
@@ -307,7 +309,7 @@ fn judge(report: &Value) {
     for (reason, specs) in &skipped {
         text += &format!("{} skipped: {reason}\n    {}\n", specs.len(), specs.join("\n    "));
     }
-    // Not by `println!`, which is heard only where the test fails.
+    // Not by `println!`, which is captured unless the test fails.
     std::io::stdout().write_all(text.as_bytes()).expect("write");
     assert!(passed >= APPLICABLE, "{passed} of {APPLICABLE} passed");
     assert!(!skipped.contains_key(""), "tests are skipped for no reason");

@@ -1,4 +1,4 @@
-//! Several nodes, an API server that goes away, and one that allows nothing.
+//! Several nodes, an API server that restarts, and one that forbids everything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,14 +7,19 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::{Config, Deps, DirStore, FINALIZER, Identity, NodeName, Provisioner, RunError};
+use nodekeel_provisioner::{
+    Deps, DirStore, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
+};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::harness::{Node, Scene, client, id, names, play, runtime, shared, start};
+use super::harness::{
+    TestCluster, TestNode, id, names, run_scenario, shared_control_plane, start_control_plane, test_runtime,
+    user_client,
+};
 
-/// The one node that a volume is on.
-fn place(volume: &PersistentVolume) -> String {
+/// The node of a volume.
+fn volume_node(volume: &PersistentVolume) -> String {
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
     let terms = &affinity.expect("an affinity").node_selector_terms;
     let expressions = terms[0].match_expressions.as_ref().expect("an expression");
@@ -25,22 +30,28 @@ fn place(volume: &PersistentVolume) -> String {
 #[ignore = "needs kube"]
 fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer() {
     const CLAIMS: usize = 24;
-    play("immediate", async |scene| {
-        scene.class("immediate-now", json!({ "volumeBindingMode": "Immediate" })).await;
-        let nodes =
-            [scene.provisioner("a").await, scene.provisioner("b").await, scene.provisioner("c").await];
+    run_scenario("immediate", async |scene| {
+        scene.create_class("immediate-now", json!({ "volumeBindingMode": "Immediate" })).await;
+        let nodes = [
+            scene.start_provisioner("a").await,
+            scene.start_provisioner("b").await,
+            scene.start_provisioner("c").await,
+        ];
         let patch =
             json!({ "metadata": { "annotations": null }, "spec": { "storageClassName": "immediate-now" } });
         let mut claims = Vec::new();
         for number in 0..CLAIMS {
-            claims.push(scene.claim(&format!("claim-{number}"), patch.clone()).await);
+            claims.push(scene.create_claim(&format!("claim-{number}"), patch.clone()).await);
         }
         let mut placed: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (number, claim) in claims.iter().enumerate() {
             let name = format!("claim-{number}");
-            placed.entry(place(&scene.bound(&name).await)).or_default().push(id(claim).to_string());
-            scene.told(&name, "ProvisioningSucceeded").await;
-            assert_eq!(scene.events(&name).await, ["ProvisioningSucceeded"], "{name}");
+            placed
+                .entry(volume_node(&scene.wait_bound(&name).await))
+                .or_default()
+                .push(id(claim).to_string());
+            scene.wait_for_event(&name, "ProvisioningSucceeded").await;
+            assert_eq!(scene.event_reasons(&name).await, ["ProvisioningSucceeded"], "{name}");
         }
         for node in &nodes {
             let mut volumes = placed.remove(&node.name).unwrap_or_default();
@@ -51,11 +62,11 @@ fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer()
                 "{} has the directories of its volumes and no others",
                 node.name
             );
-            assert_eq!(node.quota.list().len(), volumes.len());
+            assert_eq!(node.quota.list_projects().len(), volumes.len());
             println!("{}: {} of {CLAIMS}", node.name, volumes.len());
         }
         assert!(placed.is_empty(), "{placed:?}");
-        assert_eq!(scene.own_volumes().await.len(), CLAIMS);
+        assert_eq!(scene.driver_volumes().await.len(), CLAIMS);
         for node in nodes {
             node.stop().await;
         }
@@ -64,82 +75,89 @@ fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer()
 
 #[test]
 #[ignore = "needs kube"]
-fn an_api_server_killed_while_volumes_are_made_changes_nothing_in_the_end() {
+fn an_api_server_killed_during_provisioning_loses_nothing() {
     const CLAIMS: usize = 30;
-    let (mut kube, runtime) = (start(), runtime());
-    let scene = runtime.block_on(Scene::new(&kube, "restart"));
+    let (mut kube, runtime) = (start_control_plane(), test_runtime());
+    let scene = runtime.block_on(TestCluster::new(&kube, "restart"));
     let (node, claims) = runtime.block_on(async {
-        let node = scene.provisioner("a").await;
+        let node = scene.start_provisioner("a").await;
         let mut claims = Vec::new();
         for number in 0..CLAIMS {
-            claims.push(scene.claim(&format!("claim-{number}"), json!({})).await);
+            claims.push(scene.create_claim(&format!("claim-{number}"), json!({})).await);
         }
         (node, claims)
     });
-    kube.restart_apiserver().expect("it comes back");
+    kube.restart_apiserver().expect("restart");
     runtime.block_on(async {
         for number in 0..CLAIMS {
-            scene.bound(&format!("claim-{number}")).await;
+            scene.wait_bound(&format!("claim-{number}")).await;
         }
         let claims: Vec<_> = claims.iter().collect();
-        assert_eq!(node.volumes(), scene.ids(&claims), "one directory for each claim");
-        assert_eq!((scene.own_volumes().await.len(), node.quota.list().len()), (CLAIMS, CLAIMS));
+        assert_eq!(node.volumes(), scene.volume_ids(&claims), "one directory for each claim");
+        assert_eq!((scene.driver_volumes().await.len(), node.quota.list_projects().len()), (CLAIMS, CLAIMS));
         for number in 0..CLAIMS {
-            // An event is told once; where the server went meanwhile, nobody hears it.
-            let told = scene.events(&format!("claim-{number}")).await;
-            assert!(told.is_empty() || told == ["ProvisioningSucceeded"], "claim-{number}: {told:?}");
-            scene.delete(&scene.claims(), &format!("claim-{number}")).await;
+            // An event is emitted once; it is lost if the server restarts at that moment.
+            let reasons = scene.event_reasons(&format!("claim-{number}")).await;
+            assert!(
+                reasons.is_empty() || reasons == ["ProvisioningSucceeded"],
+                "claim-{number}: {reasons:?}"
+            );
+            scene.delete_object(&scene.claims(), &format!("claim-{number}")).await;
         }
     });
-    kube.restart_apiserver().expect("it comes back");
+    kube.restart_apiserver().expect("restart");
     runtime.block_on(async {
         for claim in &claims {
-            scene.gone(&scene.volumes(), id(claim).as_str()).await;
-            assert_eq!(scene.events(id(claim).as_str()).await, Vec::<String>::new(), "nothing has failed");
+            scene.wait_deleted(&scene.volumes(), id(claim).as_str()).await;
+            assert_eq!(
+                scene.event_reasons(id(claim).as_str()).await,
+                Vec::<String>::new(),
+                "no failure event"
+            );
         }
-        node.is_bare().await;
+        node.assert_empty().await;
         node.stop().await;
     });
 }
 
 #[test]
 #[ignore = "needs kube"]
-fn who_may_do_nothing_gets_not_ready_and_touches_nothing() {
-    let (kube, runtime) = (shared(), runtime());
+fn a_provisioner_without_rights_never_becomes_ready_and_changes_nothing() {
+    let (kube, runtime) = (shared_control_plane(), test_runtime());
     runtime.block_on(async {
-        let scene = Scene::new(&kube, "forbidden").await;
-        let claim = scene.claim("data", json!({})).await;
+        let scene = TestCluster::new(&kube, "forbidden").await;
+        let claim = scene.create_claim("data", json!({})).await;
         let base = tempfile::tempdir().expect("a directory");
         let dir = Dir::open(base.path()).expect("the base");
         let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
-        let identity = Identity {
+        let identity = ProvisionerIdentity {
             driver: scene.driver.clone(),
-            node: NodeName::try_new(scene.node("a")).expect("a node's name"),
+            node: NodeName::try_new(scene.node_name("a")).expect("a node name"),
             finalizer: Some(FINALIZER.to_owned()),
         };
         let deps = Deps {
-            client: client(&kube, "nobody").await,
+            client: user_client(&kube, "nobody").await,
             store,
-            meter: Arc::new(()),
+            metrics: Arc::new(()),
             guard: None,
             registered: None,
             hook: None,
         };
-        let provisioner = Provisioner::new(Config::new(identity), deps);
+        let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
         let token = CancellationToken::new();
-        let run = provisioner.run_until(token.clone(), || panic!("it is ready without having seen anything"));
+        let run = provisioner.run_until(token.clone(), || panic!("ready without a complete list"));
         let mut run = std::pin::pin!(run);
-        // Long enough for several tries.
+        // Long enough for several attempts.
         assert!(tokio::time::timeout(Duration::from_secs(5), &mut run).await.is_err());
         token.cancel();
-        assert!(matches!(run.await, Err(RunError::Cancelled)));
+        assert!(matches!(run.await, Err(RunError::Canceled)));
         assert_eq!(names(&base.path().join("volumes")), Vec::<String>::new());
-        assert_eq!(scene.events("data").await, Vec::<String>::new());
+        assert_eq!(scene.event_reasons("data").await, Vec::<String>::new());
 
-        // The right account takes the same claim up.
-        let node: Node = scene.provisioner("a").await;
-        scene.bound("data").await;
-        assert_eq!(node.volumes(), scene.ids(&[&claim]));
+        // The right account provisions the same claim.
+        let node: TestNode = scene.start_provisioner("a").await;
+        scene.wait_bound("data").await;
+        assert_eq!(node.volumes(), scene.volume_ids(&[&claim]));
         node.stop().await;
     });
 }

@@ -1,4 +1,4 @@
-//! A control plane that tests share, and what each of them has of its own in it: a driver, a namespace, nodes.
+//! A control plane that tests share; each test has a separate driver, namespace and nodes in it.
 
 use std::fmt::Debug;
 use std::fs;
@@ -18,8 +18,8 @@ use kube::{Api, Client, Resource};
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
-    Config, Deps, DirStore, DriverName, FINALIZER, Identity, NodeName, Provisioner, RunError, SELECTED_NODE,
-    VolumeId,
+    Deps, DirStore, DriverName, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity,
+    RunError, SELECTED_NODE, VolumeId,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -29,71 +29,74 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// How long what has to come is waited for, on a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(150);
+/// Timeout of waits, on a busy machine.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// A control plane in which the provisioner may do what deploy/ grants it.
-pub(crate) fn start() -> Kube {
+/// Starts a control plane in which the provisioner has the permissions of deploy/.
+pub(crate) fn start_control_plane() -> Kube {
     let account = User::service_account("nodekeel", "provisionerd");
     let builder = Kube::builder().user(account).user(User::new("nobody")).controller_requests_per_second(500);
     let kube = builder.start().expect("a control plane");
     kube.apply(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
-    kube.apply(include_str!("../../../../deploy/rbac.yaml")).expect("the rights");
+    kube.apply(include_str!("../../../../deploy/rbac.yaml")).expect("the RBAC rules");
     kube
 }
 
-/// The one that lives as long as any test holds it.
-pub(crate) fn shared() -> Arc<Kube> {
+/// The shared control plane, which runs as long as any test holds it.
+pub(crate) fn shared_control_plane() -> Arc<Kube> {
     static SHARED: Mutex<Weak<Kube>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
-        let kube = Arc::new(start());
+        let kube = Arc::new(start_control_plane());
         *shared = Arc::downgrade(&kube);
         kube
     })
 }
 
-/// Plays a test in the shared control plane.
-pub(crate) fn play(name: &'static str, test: impl AsyncFnOnce(Scene)) {
-    let (kube, runtime) = (shared(), runtime());
-    runtime.block_on(async { test(Scene::new(&kube, name).await).await });
+/// Runs a test in the shared control plane.
+pub(crate) fn run_scenario(name: &'static str, test: impl AsyncFnOnce(TestCluster)) {
+    let (kube, runtime) = (shared_control_plane(), test_runtime());
+    runtime.block_on(async { test(TestCluster::new(&kube, name).await).await });
 }
 
-pub(crate) fn runtime() -> Runtime {
+pub(crate) fn test_runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// What a test has of its own.
+/// The driver, the namespace and the clients of one test.
 #[derive(Clone)]
-pub(crate) struct Scene {
+pub(crate) struct TestCluster {
     pub(crate) name: &'static str,
     pub(crate) driver: DriverName,
     pub(crate) admin: Client,
     account: Client,
 }
 
-pub(crate) async fn client(kube: &Kube, user: &str) -> Client {
+pub(crate) async fn user_client(kube: &Kube, user: &str) -> Client {
     let file = Kubeconfig::read_from(kube.kubeconfig(user).expect("a user")).expect("a kubeconfig");
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     Client::try_from(config.expect("a configuration")).expect("a client")
 }
 
-impl Scene {
+impl TestCluster {
     /// A namespace and a class that wait for the first consumer, both named after the test.
     pub(crate) async fn new(kube: &Kube, name: &'static str) -> Self {
-        let driver = DriverName::try_new(format!("{name}.nodekeel.example")).expect("a driver's name");
+        let driver = DriverName::try_new(format!("{name}.nodekeel.example")).expect("a driver name");
         let scene = Self::with_driver(kube, name, driver).await;
-        scene.class(name, json!({})).await;
+        scene.create_class(name, json!({})).await;
         scene
     }
 
     /// The same with another driver, and without the class.
     pub(crate) async fn with_driver(kube: &Kube, name: &'static str, driver: DriverName) -> Self {
-        let admin = client(kube, "admin").await;
-        let account = client(kube, "system:serviceaccount:nodekeel:provisionerd").await;
+        let admin = user_client(kube, "admin").await;
+        let account = user_client(kube, "system:serviceaccount:nodekeel:provisionerd").await;
         let scene = Self { name, driver, admin, account };
         scene
-            .create::<Namespace>(Api::all(scene.admin.clone()), json!({ "metadata": { "name": name } }))
+            .create_object::<Namespace>(
+                Api::all(scene.admin.clone()),
+                json!({ "metadata": { "name": name } }),
+            )
             .await;
         scene
     }
@@ -111,24 +114,24 @@ impl Scene {
     }
 
     /// The name of one of this test's nodes.
-    pub(crate) fn node(&self, node: &str) -> String {
+    pub(crate) fn node_name(&self, node: &str) -> String {
         format!("{}-{node}", self.name)
     }
 
-    pub(crate) async fn create<K>(&self, api: Api<K>, object: Value) -> K
+    pub(crate) async fn create_object<K>(&self, api: Api<K>, object: Value) -> K
     where
         K: Clone + Debug + DeserializeOwned + serde::Serialize,
     {
-        let object: K = serde_json::from_value(object).expect("an object of its kind");
-        api.create(&PostParams::default(), &object).await.expect("the API server takes it")
+        let object: K = serde_json::from_value(object).expect("a valid object");
+        api.create(&PostParams::default(), &object).await.expect("create")
     }
 
-    pub(crate) async fn delete<K: Clone + Debug + DeserializeOwned>(&self, api: &Api<K>, name: &str) {
-        api.delete(name, &DeleteParams::default()).await.expect("the API server deletes it");
+    pub(crate) async fn delete_object<K: Clone + Debug + DeserializeOwned>(&self, api: &Api<K>, name: &str) {
+        api.delete(name, &DeleteParams::default()).await.expect("delete");
     }
 
     /// A class of this test's driver that waits for the first consumer, changed by a patch.
-    pub(crate) async fn class(&self, name: &str, patch: Value) -> StorageClass {
+    pub(crate) async fn create_class(&self, name: &str, patch: Value) -> StorageClass {
         let mut class = json!({
             "metadata": { "name": name },
             "provisioner": self.driver.as_str(),
@@ -136,13 +139,13 @@ impl Scene {
             "volumeBindingMode": "WaitForFirstConsumer",
         });
         merge(&mut class, patch);
-        self.create(self.classes(), class).await
+        self.create_object(self.classes(), class).await
     }
 
-    /// A claim of 1 MiB, whose pod would be on node `a`, changed by a patch.
-    pub(crate) async fn claim(&self, name: &str, patch: Value) -> PersistentVolumeClaim {
+    /// A claim of 1 MiB with selected node `a`, changed by a patch.
+    pub(crate) async fn create_claim(&self, name: &str, patch: Value) -> PersistentVolumeClaim {
         let mut claim = json!({
-            "metadata": { "name": name, "annotations": { SELECTED_NODE: self.node("a") } },
+            "metadata": { "name": name, "annotations": { SELECTED_NODE: self.node_name("a") } },
             "spec": {
                 "accessModes": ["ReadWriteOnce"],
                 "resources": { "requests": { "storage": "1Mi" } },
@@ -150,48 +153,49 @@ impl Scene {
             },
         });
         merge(&mut claim, patch);
-        self.create(self.claims(), claim).await
+        self.create_object(self.claims(), claim).await
     }
 
-    /// Waits until a claim is bound, and gives its volume.
-    pub(crate) async fn bound(&self, claim: &str) -> PersistentVolume {
+    /// Waits until a claim is bound, and returns its volume.
+    pub(crate) async fn wait_bound(&self, claim: &str) -> PersistentVolume {
         let is_bound =
             |claim: Option<&PersistentVolumeClaim>| claim.is_some_and(|claim| phase(claim) == "Bound");
-        let claim = until(&self.claims(), claim, is_bound).await.expect("it is bound");
+        let claim = wait_for_object(&self.claims(), claim, is_bound).await.expect("bound");
         let name = claim.spec.and_then(|spec| spec.volume_name).expect("a bound claim names its volume");
         self.volumes().get(&name).await.expect("a bound claim has its volume")
     }
 
     /// Waits until a volume is released.
-    pub(crate) async fn released(&self, volume: &str) -> PersistentVolume {
+    pub(crate) async fn wait_released(&self, volume: &str) -> PersistentVolume {
         let is_released = |volume: Option<&PersistentVolume>| {
             volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
         };
-        until(&self.volumes(), volume, is_released).await.expect("it is released")
+        wait_for_object(&self.volumes(), volume, is_released).await.expect("released")
     }
 
-    /// Waits until something is gone.
-    pub(crate) async fn gone<K>(&self, api: &Api<K>, name: &str)
+    /// Waits until an object is deleted.
+    pub(crate) async fn wait_deleted<K>(&self, api: &Api<K>, name: &str)
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
-        until(api, name, |object| object.is_none()).await;
+        wait_for_object(api, name, |object| object.is_none()).await;
     }
 
-    /// Waits for an event by this driver about a claim or a volume, and gives its type and its text.
-    pub(crate) async fn told(&self, about: &str, reason: &str) -> (String, String) {
+    /// Waits for an event by this driver about a claim or a volume, and returns its type and its message.
+    pub(crate) async fn wait_for_event(&self, about: &str, reason: &str) -> (String, String) {
         let selector = format!("involvedObject.name={about},reason={reason}");
         let config = watcher::Config::default().fields(&selector);
         let events = watcher(Api::<Event>::all(self.admin.clone()), config).default_backoff();
         let mut events = pin!(events.applied_objects().filter_map(|event| std::future::ready(event.ok())));
-        let first = tokio::time::timeout(PATIENCE, events.next()).await;
-        let event = first.unwrap_or_else(|_| panic!("no {reason} about {about}")).expect("it never ends");
+        let first = tokio::time::timeout(WAIT_TIMEOUT, events.next()).await;
+        let event =
+            first.unwrap_or_else(|_| panic!("no {reason} about {about}")).expect("a watch does not end");
         assert_eq!(event.reporting_component.as_deref(), Some(self.driver.as_str()));
         (event.type_.unwrap_or_default(), event.message.unwrap_or_default())
     }
 
     /// The reasons of the events by this driver about an object.
-    pub(crate) async fn events(&self, about: &str) -> Vec<String> {
+    pub(crate) async fn event_reasons(&self, about: &str) -> Vec<String> {
         let params = ListParams::default().fields(&format!("involvedObject.name={about}"));
         let events = Api::<Event>::all(self.admin.clone()).list(&params).await.expect("events").items;
         let ours = |event: &Event| event.reporting_component.as_deref() == Some(self.driver.as_str());
@@ -199,7 +203,7 @@ impl Scene {
     }
 
     /// The volumes of this test's driver.
-    pub(crate) async fn own_volumes(&self) -> Vec<PersistentVolume> {
+    pub(crate) async fn driver_volumes(&self) -> Vec<PersistentVolume> {
         let all = self.volumes().list(&ListParams::default()).await.expect("a list").items;
         let is_own = |volume: &PersistentVolume| {
             volume
@@ -211,26 +215,26 @@ impl Scene {
         all.into_iter().filter(is_own).collect()
     }
 
-    /// A provisioner for one of this test's nodes, ready.
-    pub(crate) async fn provisioner(&self, node: &str) -> Node {
-        self.provisioner_with(&self.node(node), Some(FINALIZER.to_owned())).await
+    /// Starts a provisioner for one of this test's nodes, and waits until it is ready.
+    pub(crate) async fn start_provisioner(&self, node: &str) -> TestNode {
+        self.start_provisioner_with(&self.node_name(node), Some(FINALIZER.to_owned())).await
     }
 
-    pub(crate) async fn provisioner_with(&self, node: &str, finalizer: Option<String>) -> Node {
+    pub(crate) async fn start_provisioner_with(&self, node: &str, finalizer: Option<String>) -> TestNode {
         let base = tempfile::tempdir().expect("a directory");
-        Node::start(self, node, finalizer, base).await
+        TestNode::start(self, node, finalizer, base).await
     }
 
-    /// Volumes of this claim's, in the words of [`Node::volumes`].
-    pub(crate) fn ids(&self, claims: &[&PersistentVolumeClaim]) -> Vec<String> {
+    /// The volume names of these claims, as in [`TestNode::volumes`].
+    pub(crate) fn volume_ids(&self, claims: &[&PersistentVolumeClaim]) -> Vec<String> {
         let mut ids: Vec<_> = claims.iter().map(|claim| id(claim).to_string()).collect();
         ids.sort();
         ids
     }
 }
 
-/// A provisioner that runs, and its directories.
-pub(crate) struct Node {
+/// A running provisioner, and its directories.
+pub(crate) struct TestNode {
     pub(crate) name: String,
     pub(crate) base: tempfile::TempDir,
     pub(crate) quota: Arc<MemQuota>,
@@ -239,54 +243,64 @@ pub(crate) struct Node {
     run: JoinHandle<Result<std::convert::Infallible, RunError>>,
 }
 
-impl Node {
-    async fn start(scene: &Scene, name: &str, finalizer: Option<String>, base: tempfile::TempDir) -> Self {
+impl TestNode {
+    async fn start(
+        scene: &TestCluster,
+        name: &str,
+        finalizer: Option<String>,
+        base: tempfile::TempDir,
+    ) -> Self {
         let quota = Arc::new(MemQuota::new());
         let dir = Dir::open(base.path()).expect("the base");
         let store = Arc::new(DirStore::new(dir, Arc::clone(&quota) as _).expect("a store"));
-        let node = NodeName::try_new(name).expect("a node's name");
-        let config = Config::new(Identity { driver: scene.driver.clone(), node, finalizer });
+        let node = NodeName::try_new(name).expect("a node name");
+        let config =
+            ProvisionerConfig::new(ProvisionerIdentity { driver: scene.driver.clone(), node, finalizer });
         let deps = Deps {
             client: scene.account.clone(),
             store: Arc::clone(&store) as _,
-            meter: Arc::new(()),
+            metrics: Arc::new(()),
             registered: None,
             guard: None,
             hook: None,
         };
         let (token, (is_ready, ready)) = (CancellationToken::new(), oneshot::channel());
-        let (provisioner, cancelled) = (Provisioner::new(config, deps), token.clone());
+        let (provisioner, canceled) = (Provisioner::new(config, deps), token.clone());
         let run = tokio::spawn(async move {
-            provisioner.run_until(cancelled, || is_ready.send(()).expect("somebody waits")).await
+            provisioner.run_until(canceled, || is_ready.send(()).expect("the receiver waits")).await
         });
-        tokio::time::timeout(PATIENCE, ready).await.expect("in time").expect("it gets ready");
+        tokio::time::timeout(WAIT_TIMEOUT, ready).await.expect("within the timeout").expect("ready");
         Self { name: name.to_owned(), base, quota, store, token, run }
     }
 
-    /// The directories of volumes, by name.
+    /// The names of the volumes' directories.
     pub(crate) fn volumes(&self) -> Vec<String> {
         names(&self.base.path().join("volumes"))
     }
 
-    /// Asserts that nothing is left: no directory, no project.
-    pub(crate) async fn is_bare(&self) {
-        self.store.erased().await;
+    /// Asserts that no directory and no project is left.
+    pub(crate) async fn assert_empty(&self) {
+        self.store.wait_until_erased().await;
         for place in ["volumes", ".new", ".trash"] {
             assert_eq!(names(&self.base.path().join(place)), Vec::<String>::new(), "{place}");
         }
-        assert_eq!(self.quota.list(), [], "no project is left");
+        assert_eq!(self.quota.list_projects(), [], "no project is left");
     }
 
-    /// Ends it, and asserts that it ran until now.
+    /// Stops it, and asserts that it was running.
     pub(crate) async fn stop(self) {
         self.token.cancel();
         let ended = self.run.await.expect("no panic");
-        assert!(matches!(ended, Err(RunError::Cancelled)), "{ended:?}");
+        assert!(matches!(ended, Err(RunError::Canceled)), "{ended:?}");
     }
 }
 
-/// Waits until an object is as it should be; `None` is one that isn't there. Outlives restarts of the API server.
-pub(crate) async fn until<K>(api: &Api<K>, name: &str, is_so: impl Fn(Option<&K>) -> bool) -> Option<K>
+/// Waits until a condition holds for an object; `None` is a missing one. Survives restarts of the API server.
+pub(crate) async fn wait_for_object<K>(
+    api: &Api<K>,
+    name: &str,
+    is_so: impl Fn(Option<&K>) -> bool,
+) -> Option<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -301,17 +315,17 @@ where
                 last = object;
             }
         }
-        panic!("a watch never ends")
+        panic!("the watch has ended")
     };
-    let found = tokio::time::timeout(PATIENCE, wait).await;
-    found.unwrap_or_else(|_| panic!("{name} is not as it should be: {last:?}"))
+    let found = tokio::time::timeout(WAIT_TIMEOUT, wait).await;
+    found.unwrap_or_else(|_| panic!("timed out waiting for {name}: {last:?}"))
 }
 
 pub(crate) fn phase(claim: &PersistentVolumeClaim) -> &str {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-/// What a claim's volume is called.
+/// The id of a claim's volume.
 pub(crate) fn id(claim: &PersistentVolumeClaim) -> VolumeId {
     VolumeId::from_uid(claim.metadata.uid.as_deref().expect("a UID")).expect("a UUID")
 }

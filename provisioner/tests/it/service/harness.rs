@@ -3,59 +3,73 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_provisioner::testing::objects::{class, identity, uid};
-use nodekeel_provisioner::testing::{FakeApi, Kind, MemStore};
-use nodekeel_provisioner::{Config, Deps, Provisioner, RunError, VolumeId};
+use nodekeel_provisioner::testing::objects::{sample_class, sample_identity, sample_uid};
+use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind};
+use nodekeel_provisioner::{Deps, Provisioner, ProvisionerConfig, RunError, VolumeId};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// A provisioner that runs.
-pub(crate) struct Node {
+/// A running provisioner.
+pub(crate) struct TestNode {
     pub(crate) store: MemStore,
     token: CancellationToken,
     run: tokio::task::JoinHandle<Result<std::convert::Infallible, RunError>>,
 }
 
-pub(crate) fn deps(api: &FakeApi, store: &MemStore) -> Deps {
+pub(crate) fn test_deps(api: &FakeApi, store: &MemStore) -> Deps {
     Deps {
         client: api.client(),
         store: Arc::new(store.clone()),
-        meter: Arc::new(()),
+        metrics: Arc::new(()),
         guard: None,
         registered: None,
         hook: None,
     }
 }
 
-impl Node {
+impl TestNode {
     pub(crate) async fn start(api: &FakeApi, name: &str) -> Self {
-        Self::with(Config::new(identity(name)), deps(api, &MemStore::default()), None).await
+        Self::start_with(
+            ProvisionerConfig::new(sample_identity(name)),
+            test_deps(api, &MemStore::default()),
+            None,
+        )
+        .await
     }
 
-    pub(crate) async fn over(api: &FakeApi, store: &MemStore) -> Self {
-        Self::with(Config::new(identity("node-a")), deps(api, store), Some(store)).await
+    pub(crate) async fn start_with_store(api: &FakeApi, store: &MemStore) -> Self {
+        Self::start_with(
+            ProvisionerConfig::new(sample_identity("node-a")),
+            test_deps(api, store),
+            Some(store),
+        )
+        .await
     }
 
-    pub(crate) async fn with(config: Config, mut deps: Deps, store: Option<&MemStore>) -> Self {
+    pub(crate) async fn start_with(
+        config: ProvisionerConfig,
+        mut deps: Deps,
+        store: Option<&MemStore>,
+    ) -> Self {
         let store = store.cloned().unwrap_or_default();
         deps.store = Arc::new(store.clone());
         let (token, (is_ready, ready)) = (CancellationToken::new(), oneshot::channel());
-        let (provisioner, cancelled) = (Provisioner::new(config, deps), token.clone());
+        let (provisioner, canceled) = (Provisioner::new(config, deps), token.clone());
         let run = tokio::spawn(async move {
-            provisioner.run_until(cancelled, || is_ready.send(()).expect("somebody waits")).await
+            provisioner.run_until(canceled, || is_ready.send(()).expect("the receiver waits")).await
         });
-        ready.await.expect("it gets ready");
+        ready.await.expect("ready");
         Self { store, token, run }
     }
 
-    /// Ends it as a supervisor does.
+    /// Stops it as a supervisor does.
     pub(crate) async fn stop(self) -> Option<RunError> {
         self.token.cancel();
         self.run.await.expect("no panic").err()
     }
 
-    /// Ends it as a crash does.
+    /// Stops it as a crash does.
     pub(crate) async fn crash(self) {
         self.run.abort();
         let _ = self.run.await;
@@ -63,38 +77,40 @@ impl Node {
 }
 
 pub(crate) fn id(number: u32) -> VolumeId {
-    VolumeId::from_uid(&uid(number)).expect("a UUID")
+    VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
 }
 
-/// An API server with the usual class.
-pub(crate) fn api() -> FakeApi {
+/// An API server with the sample class.
+pub(crate) fn test_api() -> FakeApi {
     let api = FakeApi::default();
-    api.create(Kind::Class, class(json!({})));
+    api.create_object(ObjectKind::Class, sample_class(json!({})));
     api
 }
 
-/// Waits until something holds, for an hour of virtual time at most.
-pub(crate) async fn until(api: &FakeApi, holds: impl FnMut(&FakeApi) -> bool) {
-    tokio::time::timeout(Duration::from_secs(3600), api.until(holds)).await.expect("it comes to hold");
+/// Waits until a condition holds, for at most one hour of virtual time.
+pub(crate) async fn wait_until(api: &FakeApi, holds: impl FnMut(&FakeApi) -> bool) {
+    tokio::time::timeout(Duration::from_secs(3600), api.wait_until(holds))
+        .await
+        .expect("condition within the timeout");
 }
 
-/// Lets so much virtual time pass.
-pub(crate) async fn pass(seconds: u64) {
+/// Advances the virtual time.
+pub(crate) async fn advance_time(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
 }
 
-pub(crate) fn phase(api: &FakeApi, kind: Kind, name: &str) -> Value {
-    api.get(kind, name).map_or(Value::Null, |object| object["status"]["phase"].clone())
+pub(crate) fn phase(api: &FakeApi, kind: ObjectKind, name: &str) -> Value {
+    api.get_object(kind, name).map_or(Value::Null, |object| object["status"]["phase"].clone())
 }
 
-pub(crate) async fn bound(api: &FakeApi, name: &str) {
-    until(api, |api| phase(api, Kind::Claim, name) == "Bound").await;
+pub(crate) async fn wait_bound(api: &FakeApi, name: &str) {
+    wait_until(api, |api| phase(api, ObjectKind::Claim, name) == "Bound").await;
 }
 
-pub(crate) async fn told(api: &FakeApi, about: &str, reason: &str) {
-    until(api, |api| api.events(about).iter().any(|(told, _)| told == reason)).await;
+pub(crate) async fn wait_for_event(api: &FakeApi, about: &str, reason: &str) {
+    wait_until(api, |api| api.event_counts(about).iter().any(|(found, _)| found == reason)).await;
 }
 
-pub(crate) async fn no_volumes(api: &FakeApi) {
-    until(api, |api| api.list(Kind::Volume).is_empty()).await;
+pub(crate) async fn wait_no_volumes(api: &FakeApi) {
+    wait_until(api, |api| api.list_objects(ObjectKind::Volume).is_empty()).await;
 }

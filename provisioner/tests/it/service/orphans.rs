@@ -1,4 +1,4 @@
-//! Volumes without an object: only what is empty by every sign goes.
+//! Volumes without a PersistentVolume: only empty ones are removed.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -8,90 +8,97 @@ use std::time::Duration;
 use async_trait::async_trait;
 use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_fsquota::{
-    Bytes, Change, Error as QuotaError, Inodes, Limits, ProjectId, QuotaSetter, Status, Usage,
+    Bytes, Error as QuotaError, Inodes, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus,
+    QuotaUsage,
 };
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::testing::objects::{NODE, claim, identity, uid, volume};
-use nodekeel_provisioner::testing::{Kind, MemStore, Verb};
+use nodekeel_provisioner::testing::objects::{
+    NODE, sample_claim, sample_identity, sample_uid, sample_volume,
+};
+use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestVerb};
 use nodekeel_provisioner::{
-    Config, Deps, DirStore, Meter, Provisioner, StoreError, VolumeId, VolumeStore, VolumeUsage,
+    Deps, DirStore, Provisioner, ProvisionerConfig, StoreError, VolumeId, VolumeMetrics, VolumeStore,
+    VolumeUsage,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::harness::{Node, api, bound, deps, id, no_volumes, pass, until};
+use super::harness::{
+    TestNode, advance_time, id, test_api, test_deps, wait_bound, wait_no_volumes, wait_until,
+};
 
-const LIMITS: Limits = Limits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
-/// A quota that can't count: whatever a directory holds, it says that it is empty.
+/// A quota that reports every directory as empty.
 #[derive(Debug, Default)]
-struct Blind(MemQuota);
+struct ZeroUsageQuota(MemQuota);
 
-fn blind(status: Status) -> Status {
-    Status { usage: Usage { bytes: Bytes(0), inodes: Inodes(1) }, ..status }
+fn without_usage(status: QuotaStatus) -> QuotaStatus {
+    QuotaStatus { usage: QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) }, ..status }
 }
 
-impl QuotaSetter for Blind {
-    fn set(&self, dir: BorrowedFd<'_>, change: Change) -> Result<Status, QuotaError> {
-        self.0.set(dir, change).map(blind)
+impl QuotaSetter for ZeroUsageQuota {
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, QuotaError> {
+        self.0.set_limits(dir, change).map(without_usage)
     }
 
-    fn status(&self, dir: BorrowedFd<'_>) -> Result<Option<Status>, QuotaError> {
-        Ok(self.0.status(dir)?.map(blind))
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, QuotaError> {
+        Ok(self.0.read_status(dir)?.map(without_usage))
     }
 
-    fn clear(&self, dir: BorrowedFd<'_>) -> Result<(), QuotaError> {
-        self.0.clear(dir)
+    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), QuotaError> {
+        self.0.clear_limits(dir)
     }
 
-    fn release(&self, project: ProjectId) -> Result<(), QuotaError> {
-        self.0.release(project)
+    fn release_project(&self, project: ProjectId) -> Result<(), QuotaError> {
+        self.0.release_project(project)
     }
 }
 
-/// Starts a node over any store.
-fn start(deps: Deps) -> CancellationToken {
+/// Starts a provisioner with any store.
+fn start_provisioner(deps: Deps) -> CancellationToken {
     let token = CancellationToken::new();
-    let (provisioner, cancelled) = (Provisioner::new(Config::new(identity(NODE)), deps), token.clone());
-    tokio::spawn(async move { provisioner.run_until(cancelled, || {}).await });
+    let (provisioner, canceled) =
+        (Provisioner::new(ProvisionerConfig::new(sample_identity(NODE)), deps), token.clone());
+    tokio::spawn(async move { provisioner.run_until(canceled, || {}).await });
     token
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_kept_volume_holds_stays_whatever_the_quota_counts() {
-    let (api, base) = (api(), tempfile::tempdir().expect("a directory"));
+async fn a_retained_volume_with_data_stays_whatever_the_quota_counts() {
+    let (api, base) = (test_api(), tempfile::tempdir().expect("a directory"));
     let dir = Dir::open(base.path()).expect("the base");
-    let store = Arc::new(DirStore::new(dir, Arc::new(Blind::default())).expect("a store"));
-    let token = start(Deps { store: store.clone(), ..deps(&api, &MemStore::default()) });
-    api.patch(Kind::Class, "local", json!({ "reclaimPolicy": "Retain" }));
+    let store = Arc::new(DirStore::new(dir, Arc::new(ZeroUsageQuota::default())).expect("a store"));
+    let token = start_provisioner(Deps { store: store.clone(), ..test_deps(&api, &MemStore::default()) });
+    api.patch_object(ObjectKind::Class, "local", json!({ "reclaimPolicy": "Retain" }));
     for number in [1, 2] {
-        api.create(Kind::Claim, claim(number, json!({})));
-        bound(&api, &format!("claim-{number}")).await;
+        api.create_object(ObjectKind::Claim, sample_claim(number, json!({})));
+        wait_bound(&api, &format!("claim-{number}")).await;
     }
     let file = base.path().join("volumes").join(id(1).as_str()).join("data");
     fs::write(&file, "kept").expect("a file");
     for number in [1, 2] {
-        api.delete(Kind::Claim, &format!("claim-{number}"));
-        api.delete(Kind::Volume, id(number).as_str());
+        api.delete_object(ObjectKind::Claim, &format!("claim-{number}"));
+        api.delete_object(ObjectKind::Volume, id(number).as_str());
     }
-    no_volumes(&api).await;
-    pass(3600).await;
-    assert_eq!(fs::read_to_string(file).expect("it is still there"), "kept");
-    assert_eq!(store.list().await.expect("list"), [id(1)], "the empty one was never used");
+    wait_no_volumes(&api).await;
+    advance_time(3600).await;
+    assert_eq!(fs::read_to_string(file).expect("still exists"), "kept");
+    assert_eq!(store.list().await.expect("list"), [id(1)], "the empty volume was never used");
     token.cancel();
 }
 
-/// A store that can't tell the usage of one of its volumes.
+/// A store that cannot read the usage of one of its volumes.
 #[derive(Debug)]
-struct Unreadable(MemStore, VolumeId);
+struct UnreadableVolumeStore(MemStore, VolumeId);
 
 #[async_trait]
-impl VolumeStore for Unreadable {
-    async fn create(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
+impl VolumeStore for UnreadableVolumeStore {
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
         self.0.create(id, limits).await
     }
 
-    async fn resize(&self, id: &VolumeId, limits: Limits) -> Result<(), StoreError> {
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
         self.0.resize(id, limits).await
     }
 
@@ -119,124 +126,147 @@ impl VolumeStore for Unreadable {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_that_cannot_be_looked_at_holds_up_no_other() {
-    let (api, store) = (api(), MemStore::default());
+async fn an_unreadable_volume_blocks_no_other() {
+    let (api, store) = (test_api(), MemStore::default());
     for number in 1..=3 {
         store.create(&id(number), LIMITS).await.expect("create");
     }
-    let unreadable = Arc::new(Unreadable(store.clone(), id(1)));
-    let token = start(Deps { store: unreadable, ..deps(&api, &store) });
-    pass(3600).await;
+    let unreadable = Arc::new(UnreadableVolumeStore(store.clone(), id(1)));
+    let token = start_provisioner(Deps { store: unreadable, ..test_deps(&api, &store) });
+    advance_time(3600).await;
     assert_eq!(store.list().await.expect("list"), [id(1)]);
     token.cancel();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_that_another_node_has_made_leaves_no_empty_one_here() {
-    let (api, store) = (api(), MemStore::default());
+async fn a_volume_provisioned_by_another_node_leaves_no_empty_one_here() {
+    let (api, store) = (test_api(), MemStore::default());
     let there = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"] });
     let elsewhere = json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [there] }] } });
     for number in [1, 2] {
         store.create(&id(number), LIMITS).await.expect("create");
-        api.create(Kind::Claim, claim(number, json!({ "spec": { "volumeName": id(number).as_str() } })));
-        api.create(Kind::Volume, volume(number, json!({ "spec": { "nodeAffinity": elsewhere } })));
+        api.create_object(
+            ObjectKind::Claim,
+            sample_claim(number, json!({ "spec": { "volumeName": id(number).as_str() } })),
+        );
+        api.create_object(
+            ObjectKind::Volume,
+            sample_volume(number, json!({ "spec": { "nodeAffinity": elsewhere } })),
+        );
     }
-    store.fill(&id(2), Usage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
-    let _node = Node::over(&api, &store).await;
-    pass(60).await;
-    assert_eq!(store.list().await.expect("list"), [id(2)], "and what holds data stays");
-    assert_eq!(api.list(Kind::Volume).len(), 2);
+    store.set_usage(&id(2), QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
+    let _node = TestNode::start_with_store(&api, &store).await;
+    advance_time(60).await;
+    assert_eq!(store.list().await.expect("list"), [id(2)], "the volume with data stays");
+    assert_eq!(api.list_objects(ObjectKind::Volume).len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_race_lost_to_another_node_is_no_success_and_leaves_nothing() {
-    let (api, store) = (api(), MemStore::default());
-    let node = Node::over(&api, &store).await;
-    api.hold(Kind::Volume);
+async fn a_race_lost_to_another_node_emits_no_success_and_leaves_nothing() {
+    let (api, store) = (test_api(), MemStore::default());
+    let node = TestNode::start_with_store(&api, &store).await;
+    api.pause_watches(ObjectKind::Volume);
     let there = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"] });
     let elsewhere = json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [there] }] } });
-    // The claim isn't bound yet, as far as this node can see.
+    // The claim is not bound yet in this node's cache.
     let spec = json!({ "spec": { "nodeAffinity": elsewhere, "claimRef": { "name": "not-yet" } } });
-    api.create(Kind::Volume, volume(1, spec));
-    api.create(Kind::Claim, claim(1, json!({})));
-    until(&api, |api| api.requests(Verb::Create, Kind::Volume) > 0).await;
-    pass(60).await;
-    assert_eq!(api.events("claim-1"), []);
-    assert_eq!((node.store.births(&id(1)), node.store.deaths(&id(1))), (1, 1));
+    api.create_object(ObjectKind::Volume, sample_volume(1, spec));
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::Volume) > 0).await;
+    advance_time(60).await;
+    assert_eq!(api.event_counts("claim-1"), []);
+    assert_eq!((node.store.create_count(&id(1)), node.store.remove_count(&id(1))), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn orphans_are_looked_for_by_one_list_of_claims() {
-    let (api, store) = (api(), MemStore::default());
+async fn orphans_are_found_by_one_list_of_claims() {
+    let (api, store) = (test_api(), MemStore::default());
     for number in 1..=50 {
         store.create(&id(number), LIMITS).await.expect("create");
-        store.fill(&id(number), Usage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
+        store.set_usage(&id(number), QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
     }
-    let _node = Node::over(&api, &store).await;
-    pass(60).await;
-    // One is the watch's own.
-    let lists = api.requests(Verb::List, Kind::Claim);
+    let _node = TestNode::start_with_store(&api, &store).await;
+    advance_time(60).await;
+    // One is the list of the watch.
+    let lists = api.request_count(RequestVerb::List, ObjectKind::Claim);
     assert!(lists <= 3, "{lists} lists for 50 orphans");
     assert_eq!(store.list().await.expect("list").len(), 50);
 }
 
-/// Remembers what was counted last.
+/// Records the last counts.
 #[derive(Debug, Default)]
 struct LastCount(Mutex<(usize, usize)>);
 
-impl Meter for LastCount {
-    fn provisioned(&self, _: &str, _: Duration, _: bool) {}
+impl VolumeMetrics for LastCount {
+    fn record_provision(&self, _: &str, _: Duration, _: bool) {}
 
-    fn deleted(&self, _: &str, _: Duration, _: bool) {}
+    fn record_delete(&self, _: &str, _: Duration, _: bool) {}
 
-    fn orphans(&self, volumes: usize, objects: usize) {
-        *self.0.lock().expect("nobody panics with it") = (volumes, objects);
+    fn set_orphans(&self, volumes: usize, objects: usize) {
+        *self.0.lock().expect("not poisoned") = (volumes, objects);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lacks_the_other_is_counted_until_it_is_gone_too() {
-    let (api, store, meter) = (api(), MemStore::default(), Arc::<LastCount>::default());
-    let counted = || *meter.0.lock().expect("nobody panics with it");
-    // One volume with data and a claim that has its volume elsewhere; one object in use, without a volume; and one of each.
+async fn orphaned_volumes_and_objects_are_counted_until_they_are_gone() {
+    let (api, store, meter) = (test_api(), MemStore::default(), Arc::<LastCount>::default());
+    let counted = || *meter.0.lock().expect("not poisoned");
+    // A volume with data whose claim has another volume; an object in use without a volume; and a complete
+    // pair.
     for number in [1, 3] {
         store.create(&id(number), LIMITS).await.expect("create");
-        store.fill(&id(number), Usage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
+        store.set_usage(&id(number), QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
     }
     for number in [2, 3] {
-        api.create(Kind::Claim, claim(number, json!({ "spec": { "volumeName": id(number).as_str() } })));
-        api.create(Kind::Volume, volume(number, json!({ "status": { "phase": "Bound" } })));
+        api.create_object(
+            ObjectKind::Claim,
+            sample_claim(number, json!({ "spec": { "volumeName": id(number).as_str() } })),
+        );
+        api.create_object(
+            ObjectKind::Volume,
+            sample_volume(number, json!({ "status": { "phase": "Bound" } })),
+        );
     }
-    let deps = Deps { meter: meter.clone(), ..deps(&api, &store) };
-    let _node = Node::with(Config::new(identity(NODE)), deps, Some(&store)).await;
-    pass(60).await;
+    let deps = Deps { metrics: meter.clone(), ..test_deps(&api, &store) };
+    let _node = TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, Some(&store)).await;
+    advance_time(60).await;
     assert_eq!(counted(), (1, 1));
     store.remove(&id(1)).await.expect("remove");
-    api.delete(Kind::Claim, "claim-2");
-    api.delete(Kind::Volume, id(2).as_str());
-    pass(60).await;
-    assert_eq!(counted(), (0, 0), "{:?}", api.list(Kind::Volume));
+    api.delete_object(ObjectKind::Claim, "claim-2");
+    api.delete_object(ObjectKind::Volume, id(2).as_str());
+    advance_time(60).await;
+    assert_eq!(counted(), (0, 0), "{:?}", api.list_objects(ObjectKind::Volume));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_becomes_of_other_nodes_volumes_asks_nothing_of_the_store() {
-    let (api, store) = (api(), MemStore::default());
-    // Beside it, a volume of ours without an object, so that a question would have an answer.
+async fn events_of_foreign_volumes_cause_no_requests() {
+    let (api, store) = (test_api(), MemStore::default());
+    // Also a volume of ours without an object, so that a query would find something.
     store.create(&id(1), LIMITS).await.expect("create");
-    store.fill(&id(1), Usage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
-    let _node = Node::over(&api, &store).await;
-    pass(60).await;
-    let asked = [api.requests(Verb::Get, Kind::Volume), api.requests(Verb::List, Kind::Claim)];
-    let foreign = json!({ "spec": { "csi": { "driver": "other.example" }, "claimRef": { "uid": uid(9) } } });
-    api.create(Kind::Volume, volume(1, foreign));
+    store.set_usage(&id(1), QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
+    let _node = TestNode::start_with_store(&api, &store).await;
+    advance_time(60).await;
+    let asked = [
+        api.request_count(RequestVerb::Get, ObjectKind::Volume),
+        api.request_count(RequestVerb::List, ObjectKind::Claim),
+    ];
+    let foreign =
+        json!({ "spec": { "csi": { "driver": "other.example" }, "claimRef": { "uid": sample_uid(9) } } });
+    api.create_object(ObjectKind::Volume, sample_volume(1, foreign));
     for round in 0..20 {
-        api.patch(
-            Kind::Volume,
+        api.patch_object(
+            ObjectKind::Volume,
             id(1).as_str(),
             json!({ "metadata": { "labels": { "round": round.to_string() } } }),
         );
     }
-    pass(60).await;
-    assert_eq!([api.requests(Verb::Get, Kind::Volume), api.requests(Verb::List, Kind::Claim)], asked);
-    assert_eq!(api.requests(Verb::Get, Kind::Claim), 0);
+    advance_time(60).await;
+    assert_eq!(
+        [
+            api.request_count(RequestVerb::Get, ObjectKind::Volume),
+            api.request_count(RequestVerb::List, ObjectKind::Claim)
+        ],
+        asked
+    );
+    assert_eq!(api.request_count(RequestVerb::Get, ObjectKind::Claim), 0);
 }

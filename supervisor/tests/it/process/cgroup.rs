@@ -1,4 +1,4 @@
-//! Where cgroups can be had, the kernel knows who descends from whom.
+//! Descendants in cgroups.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use nodekeel_supervisor::process::{Cgroups, KillMode};
-use nodekeel_supervisor::{Exit, State};
+use nodekeel_supervisor::process::{CgroupParent, KillMode};
+use nodekeel_supervisor::{ExitReason, RunnableState};
 
-use super::{Bed, mark_of, marked, read_mark, sh, until_gone};
+use super::{ProcessFixture, mark_of, marked_processes, read_mark, sh, wait_gone};
 
-/// Set in the program that is to be killed: where its cgroups are to be.
-const TO_BE_KILLED_BELOW: &str = "NODEKEEL_TEST_IS_TO_BE_KILLED_BELOW";
+/// Set in the program that is to be killed: the parent of its cgroups.
+const KILLED_BELOW: &str = "NODEKEEL_TEST_IS_TO_BE_KILLED_BELOW";
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The mounted hierarchy of version 2.
-fn hierarchy() -> PathBuf {
+/// The mounted cgroup v2 hierarchy.
+fn cgroup_root() -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").expect("proc is mounted");
     let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     mounts.find(|fields| fields[2] == "cgroup2").map(|fields| fields[1].into()).expect("cgroup v2 is mounted")
@@ -25,91 +25,96 @@ fn hierarchy() -> PathBuf {
 fn cgroup_of(pid: i32) -> PathBuf {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it is there");
     let path = text.lines().find_map(|line| line.strip_prefix("0::/")).expect("cgroup v2 is mounted");
-    hierarchy().join(path)
+    cgroup_root().join(path)
 }
 
-fn is_hosts(dir: &Path) -> bool {
+fn is_run_of_a_host(dir: &Path) -> bool {
     dir.parent().and_then(Path::file_name).is_some_and(|name| name.to_string_lossy().starts_with("nodekeel-"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root: it makes cgroups"]
-async fn each_start_has_a_cgroup_that_goes_with_it() {
-    let bed = Bed::once(sh("echo pid $$; setsid sleep 100 & echo child $!; wait").grace(GRACE));
-    let cgroup = cgroup_of(bed.output.pid().await);
-    let child = bed.output.line("child ").await.parse().expect("a pid");
-    assert!(is_hosts(&cgroup), "{}", cgroup.display());
+async fn each_start_has_a_cgroup_that_is_removed_with_it() {
+    let fixture = ProcessFixture::run_once(
+        sh("echo pid $$; setsid sleep 100 & echo child $!; wait").grace_period(GRACE),
+    );
+    let cgroup = cgroup_of(fixture.output.wait_pid().await);
+    let child = fixture.output.wait_line("child ").await.parse().expect("a pid");
+    assert!(is_run_of_a_host(&cgroup), "{}", cgroup.display());
     assert_eq!(cgroup_of(child), cgroup);
-    bed.supervisor.stop("root.p").expect("it is there");
-    assert_eq!(bed.ended().await, (State::Canceled, Exit::Cancelled));
-    until_no(&cgroup);
-    bed.shutdown().await;
+    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
+    assert_eq!(fixture.wait_exit().await, (RunnableState::Canceled, ExitReason::Canceled));
+    wait_removed(&cgroup);
+    fixture.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root: it makes cgroups"]
-async fn cgroups_of_descendants_go_too() {
+async fn cgroups_made_by_descendants_are_removed_too() {
     let script = r#"own=$HIERARCHY$(sed -n 's/^0:://p' /proc/self/cgroup); mkdir -p $own/a/b; sh -c "echo \$\$ > $own/a/b/cgroup.procs; trap '' TERM; echo pid \$\$; sleep 100" & wait"#;
-    let bed = Bed::once(sh(script).env("HIERARCHY", hierarchy()).grace(GRACE));
-    let below = cgroup_of(bed.output.pid().await);
+    let fixture = ProcessFixture::run_once(sh(script).env("HIERARCHY", cgroup_root()).grace_period(GRACE));
+    let below = cgroup_of(fixture.output.wait_pid().await);
     assert!(below.ends_with("a/b"), "{}", below.display());
-    bed.supervisor.stop("root.p").expect("it is there");
-    bed.until(State::Canceled).await;
-    until_no(below.ancestors().nth(2).expect("its start's"));
-    bed.shutdown().await;
+    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
+    fixture.wait_for_state(RunnableState::Canceled).await;
+    wait_removed(below.ancestors().nth(2).expect("its start's"));
+    fixture.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root: it makes cgroups"]
-async fn who_has_left_its_cgroup_goes_all_the_same() {
+async fn a_descendant_that_left_its_cgroup_is_ended_too() {
     let script = r#"sh -c 'echo $$ > $PROCS; trap "" TERM; echo pid $$; exec sleep 100' & exec sleep 100"#;
-    let procs = hierarchy().join("cgroup.procs");
-    let bed = Bed::once(sh(script).env("PROCS", procs).grace(GRACE));
-    let pid = bed.output.pid().await;
+    let procs = cgroup_root().join("cgroup.procs");
+    let fixture = ProcessFixture::run_once(sh(script).env("PROCS", procs).grace_period(GRACE));
+    let pid = fixture.output.wait_pid().await;
     let mark = mark_of(pid);
-    assert_eq!(cgroup_of(pid), hierarchy());
-    bed.supervisor.stop("root.p").expect("it is there");
-    bed.until(State::Canceled).await;
-    assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
-    bed.shutdown().await;
+    assert_eq!(cgroup_of(pid), cgroup_root());
+    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
+    fixture.wait_for_state(RunnableState::Canceled).await;
+    assert_eq!(marked_processes(&mark), [""; 0], "no process is left, not even a zombie");
+    fixture.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root: it makes cgroups"]
-async fn where_there_are_to_be_none_there_are_none() {
+async fn no_cgroup_is_created_where_none_is_configured_or_possible() {
     let own = cgroup_of(std::process::id().cast_signed());
-    let bed = Bed::once(sh("echo pid $$; exec sleep 100").kill(KillMode::Process));
-    assert_eq!(cgroup_of(bed.output.pid().await), own, "its children are to outlive it");
-    bed.shutdown().await;
-    let bed = Bed::below(sh("echo pid $$; exec sleep 100"), Cgroups::None);
-    assert_eq!(cgroup_of(bed.output.pid().await), own);
-    bed.shutdown().await;
-    let bed = Bed::below(sh("echo pid $$; exec sleep 100"), Cgroups::Below("/no/such".into()));
-    assert_eq!(cgroup_of(bed.output.pid().await), own);
-    bed.shutdown().await;
+    let fixture = ProcessFixture::run_once(sh("echo pid $$; exec sleep 100").kill_mode(KillMode::Process));
+    assert_eq!(cgroup_of(fixture.output.wait_pid().await), own, "its children must survive it");
+    fixture.shutdown().await;
+    let fixture = ProcessFixture::with_cgroups(sh("echo pid $$; exec sleep 100"), CgroupParent::Disabled);
+    assert_eq!(cgroup_of(fixture.output.wait_pid().await), own);
+    fixture.shutdown().await;
+    let fixture = ProcessFixture::with_cgroups(
+        sh("echo pid $$; exec sleep 100"),
+        CgroupParent::Path("/no/such".into()),
+    );
+    assert_eq!(cgroup_of(fixture.output.wait_pid().await), own);
+    fixture.shutdown().await;
 }
 
-/// Who looks for what was left meets directories that are only just being made.
+/// The cleanup of leftovers meets directories that are just being created.
 #[test]
 #[ignore = "needs root: it makes cgroups"]
-fn hosts_that_start_at_once_each_have_theirs() {
+fn hosts_that_start_concurrently_each_get_a_cgroup() {
     let hosts = || {
         runtime().block_on(async {
             for _ in 0..20 {
-                let bed = Bed::once(sh("echo pid $$; exec sleep 100").grace(GRACE));
-                let cgroup = cgroup_of(bed.output.pid().await);
-                assert!(is_hosts(&cgroup), "{}", cgroup.display());
-                bed.shutdown().await;
+                let fixture = ProcessFixture::run_once(sh("echo pid $$; exec sleep 100").grace_period(GRACE));
+                let cgroup = cgroup_of(fixture.output.wait_pid().await);
+                assert!(is_run_of_a_host(&cgroup), "{}", cgroup.display());
+                fixture.shutdown().await;
             }
         });
     };
     std::thread::scope(|threads| (0..8).for_each(|_| _ = threads.spawn(hosts)));
 }
 
-/// Names that look like a host's are not enough.
+/// A name that resembles a host's is not enough.
 #[test]
 #[ignore = "needs root: it makes cgroups"]
-fn a_cgroup_that_no_host_has_made_is_left_alone_whatever_its_name() {
+fn a_cgroup_of_another_program_is_untouched_whatever_its_name() {
     let parent = cgroup_of(std::process::id().cast_signed()).join(format!("others-{}", std::process::id()));
     let others =
         ["nodekeel-precious", "nodekeel-1-1", "nodekeel-1-1-8", "nodekeel-01-1-0", "nodekeel-1-1-0-0"];
@@ -117,8 +122,8 @@ fn a_cgroup_that_no_host_has_made_is_left_alone_whatever_its_name() {
     others.iter().for_each(|dir| fs::create_dir_all(dir).expect("a cgroup"));
     let mut sleep = Command::new("/bin/sleep").arg("100").spawn().expect("it starts");
     fs::write(others[0].join("cgroup.procs"), sleep.id().to_string()).expect("it is moved");
-    start_one(&parent);
-    let ended = sleep.try_wait().expect("it is asked");
+    start_and_stop_one(&parent);
+    let ended = sleep.try_wait().expect("its status is available");
     let gone: Vec<_> = others.iter().filter(|dir| !dir.exists()).collect();
     drop((sleep.kill(), sleep.wait()));
     let removed = || {
@@ -132,59 +137,63 @@ fn a_cgroup_that_no_host_has_made_is_left_alone_whatever_its_name() {
     assert_eq!((ended, gone), (None, vec![]));
 }
 
-/// What a killed supervisor's processes have forked dies at the next start, and what was to outlive them lives.
+/// Processes that a killed supervisor's processes have forked are ended at the next start; those that
+/// `KillMode::Process` leaves keep running.
 #[test]
 #[ignore = "needs root: it makes cgroups"]
-fn what_a_killed_supervisor_has_left_ends_at_the_next_start() {
-    if let Some(parent) = std::env::var_os(TO_BE_KILLED_BELOW) {
-        return to_be_killed(Path::new(&parent));
+fn leftovers_of_a_killed_supervisor_end_at_the_next_start() {
+    if let Some(parent) = std::env::var_os(KILLED_BELOW) {
+        return run_until_killed(Path::new(&parent));
     }
-    // Other tests start hosts too, and one of theirs would end what is left.
+    // Other tests start hosts too, and one of theirs would end the leftovers.
     let parent = cgroup_of(std::process::id().cast_signed()).join(format!("killed-{}", std::process::id()));
     fs::create_dir(&parent).expect("a cgroup");
-    let test = "process::cgroup::what_a_killed_supervisor_has_left_ends_at_the_next_start";
+    let test = "process::cgroup::leftovers_of_a_killed_supervisor_end_at_the_next_start";
     let mut program = Command::new(std::env::current_exe().expect("it has a path"))
         .args(["--exact", test, "--include-ignored", "--nocapture"])
-        .env(TO_BE_KILLED_BELOW, &parent)
+        .env(KILLED_BELOW, &parent)
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
     let mut lines = BufReader::new(program.stdout.take().expect("it is piped")).lines();
-    let mut told = |start: &str| -> i32 {
+    let mut read_pid = |start: &str| -> i32 {
         let found = lines.find_map(|line| line.ok()?.strip_prefix(start)?.trim().parse().ok());
         found.unwrap_or_else(|| panic!("no {start}"))
     };
-    let (left, kept) = (told("left "), told("kept "));
-    // Another that starts meanwhile leaves alone what belongs to one that lives.
-    start_one(&parent);
-    assert!(read_mark(left).is_some(), "its supervisor lives");
+    let (left, kept) = (read_pid("left "), read_pid("kept "));
+    // A supervisor that starts meanwhile does not touch the processes of a running one.
+    start_and_stop_one(&parent);
+    assert!(read_mark(left).is_some(), "its supervisor is running");
     program.kill().expect("it runs");
     program.wait().expect("it has ended");
-    assert!(read_mark(left).is_some(), "nobody else has ended it");
-    start_one(&parent);
-    until_gone(left);
-    assert!(read_mark(kept).is_some(), "it was to outlive its process");
+    assert!(read_mark(left).is_some(), "no other supervisor has ended it");
+    start_and_stop_one(&parent);
+    wait_gone(left);
+    assert!(read_mark(kept).is_some(), "it must survive its process");
     Command::new("/bin/kill").args(["-KILL", &kept.to_string()]).status().expect("kill runs");
     let removed = || fs::remove_dir(&parent).map_err(anyhow::Error::from);
     testbed::wait_until(Duration::from_secs(5), "nothing to be left in it", removed).expect("it is removed");
 }
 
-/// Starts processes that fork, tells who that is, and waits for its end.
-fn to_be_killed(parent: &Path) {
+/// Starts processes that fork, prints the pids of the forked ones, and waits to be killed.
+fn run_until_killed(parent: &Path) {
     runtime().block_on(async {
         let fork = "setsid sh -c 'echo pid $$; exec sleep 100' & exec sleep 100";
-        let below = |process| Bed::below(process, Cgroups::Below(parent.into()));
-        let (left, kept) = (below(sh(fork)), below(sh(fork).kill(KillMode::Process)));
-        println!("\nleft {}\nkept {}", left.output.pid().await, kept.output.pid().await);
+        let below = |process| ProcessFixture::with_cgroups(process, CgroupParent::Path(parent.into()));
+        let (left, kept) = (below(sh(fork)), below(sh(fork).kill_mode(KillMode::Process)));
+        println!("\nleft {}\nkept {}", left.output.wait_pid().await, kept.output.wait_pid().await);
         std::future::pending::<()>().await;
     });
 }
 
-fn start_one(parent: &Path) {
+fn start_and_stop_one(parent: &Path) {
     runtime().block_on(async {
-        let bed = Bed::below(sh("echo pid $$; exec sleep 100"), Cgroups::Below(parent.into()));
-        bed.output.pid().await;
-        bed.shutdown().await;
+        let fixture = ProcessFixture::with_cgroups(
+            sh("echo pid $$; exec sleep 100"),
+            CgroupParent::Path(parent.into()),
+        );
+        fixture.output.wait_pid().await;
+        fixture.shutdown().await;
     });
 }
 
@@ -192,8 +201,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Waits until a directory is gone: the tree is told of an end a moment before.
-fn until_no(dir: &Path) {
+/// Waits until a directory is removed: the tree reports an exit a moment earlier.
+fn wait_removed(dir: &Path) {
     let gone = || if dir.exists() { Err(anyhow::anyhow!("{} is there", dir.display())) } else { Ok(()) };
     testbed::wait_until(Duration::from_secs(5), "the cgroup to be removed", gone).expect("it is removed");
 }

@@ -1,48 +1,48 @@
-//! What the machine does besides the test: time that no stop can be blamed for.
+//! The CPU time of other programs, which a stop is not responsible for.
 
 use std::fs;
 use std::time::Duration;
 
-/// Time on all CPUs up to one moment. The kernel counts it in ticks of 10 ms.
+/// CPU time on all CPUs up to one moment. The kernel counts it in ticks of 10 ms.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
-    /// Of everybody, with what a hypervisor took.
+pub(super) struct CpuLoad {
+    /// Of all programs, including time stolen by a hypervisor.
     all: Duration,
-    /// Of this program, and of what it has waited for.
+    /// Of this program, and of the children that it has reaped.
     own: Duration,
-    /// Of a process that this program is about to wait for.
+    /// Of a process that this program is about to reap.
     main: Duration,
 }
 
-impl Load {
-    pub(super) fn now(main: i32) -> Self {
+impl CpuLoad {
+    pub(super) fn measure(main: i32) -> Self {
         let stat = fs::read_to_string("/proc/stat").expect("proc is mounted");
         let fields = stat.lines().next().expect("all CPUs come first").split_whitespace().skip(1);
         // user, nice, system, idle, iowait, irq, softirq, steal
         let busy = fields.take(8).enumerate().filter(|(index, _)| !matches!(index, 3 | 4));
         Self {
-            all: busy.map(|(_, ticks)| ticks_of(ticks)).sum(),
-            own: used_by("self"),
-            main: used_by(&main.to_string()),
+            all: busy.map(|(_, ticks)| parse_ticks(ticks)).sum(),
+            own: cpu_time_of("self"),
+            main: cpu_time_of(&main.to_string()),
         }
     }
 
-    /// How long others have had a CPU since then, when the process has been waited for: at most so much earlier it
-    /// would have been without them.
-    pub(super) fn others(self) -> Duration {
-        let now = Self::now(0);
+    /// The CPU time of other programs since then, after the process has been reaped. Without them the stop
+    /// would have ended earlier by at most this time.
+    pub(super) fn others_since(self) -> Duration {
+        let now = Self::measure(0);
         let own = now.own.saturating_sub(self.own).saturating_sub(self.main);
         now.all.saturating_sub(self.all).saturating_sub(own)
     }
 }
 
-/// What a process and those that it has waited for have used.
-fn used_by(pid: &str) -> Duration {
+/// The CPU time of a process and the children that it has reaped.
+fn cpu_time_of(pid: &str) -> Duration {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return Duration::ZERO };
     let after_name = stat.rsplit(')').next().expect("it has a name");
-    after_name.split_whitespace().skip(11).take(4).map(ticks_of).sum()
+    after_name.split_whitespace().skip(11).take(4).map(parse_ticks).sum()
 }
 
-fn ticks_of(field: &str) -> Duration {
+fn parse_ticks(field: &str) -> Duration {
     Duration::from_millis(10 * field.parse::<u64>().expect("a number of ticks"))
 }

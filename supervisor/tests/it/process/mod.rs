@@ -1,10 +1,10 @@
-//! Child processes as they are: those that behave, and those that do everything to stay.
+//! Real child processes: obedient ones, and ones that try to survive.
 
-mod beside;
 mod cgroup;
 mod descendants;
-mod end;
+mod exit;
 mod load;
+mod other_children;
 mod output;
 mod readiness;
 mod rounds;
@@ -15,28 +15,29 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nodekeel_supervisor::process::{Cgroups, Process, ProcessExit};
-use nodekeel_supervisor::testing::Recorder;
+use nodekeel_supervisor::process::{CgroupParent, Process, ProcessExit};
+use nodekeel_supervisor::testing::EventRecorder;
 use nodekeel_supervisor::{
-    Backoff, Change, Child, Context, Event, Exit, Failure, Origin, Policy, Restart, State, Supervisor,
+    Backoff, ChildPolicy, ChildSpec, Context, Event, ExitReason, Failure, OutputOrigin, RestartPolicy,
+    RunnableChange, RunnableState, Supervisor,
 };
 use tokio::sync::Notify;
 
-/// What a stop may take on top of the grace.
-const MARGIN: Duration = Duration::from_millis(50);
+/// The maximum duration of a stop beyond the grace period.
+const STOP_MARGIN: Duration = Duration::from_millis(50);
 
-/// After which something that is awaited is taken for something that never comes.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout for output that is expected at once.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Held by a test that measures, and by those that take all the machine has.
-static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Held by a test that measures, and by tests that load the whole host.
+static EXCLUSIVE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// In cgroups where they can be had: `NODEKEEL_CGROUPS=none` tests the other way of knowing descendants.
-fn cgroups() -> Cgroups {
+/// In cgroups if possible; `NODEKEEL_CGROUPS=none` tests identification by mark.
+fn configured_cgroups() -> CgroupParent {
     match std::env::var("NODEKEEL_CGROUPS") {
-        Ok(none) if none == "none" => Cgroups::None,
-        Ok(parent) => Cgroups::Below(parent.into()),
-        Err(_) => Cgroups::Own,
+        Ok(none) if none == "none" => CgroupParent::Disabled,
+        Ok(parent) => CgroupParent::Path(parent.into()),
+        Err(_) => CgroupParent::Current,
     }
 }
 
@@ -51,80 +52,82 @@ fn perl(script: &str) -> Process {
 }
 
 /// A supervisor whose root has one process, `root.p`.
-struct Bed {
+struct ProcessFixture {
     supervisor: Supervisor,
-    recorder: Recorder,
-    output: Output,
+    recorder: EventRecorder,
+    output: OutputBuffer,
 }
 
-impl Bed {
-    /// One that is not started again.
-    fn once(process: Process) -> Self {
-        Self::with(process, Restart::Never, None)
+impl ProcessFixture {
+    /// A process that is not restarted.
+    fn run_once(process: Process) -> Self {
+        Self::with_restart(process, RestartPolicy::Never, None)
     }
 
-    /// One that is started again at once.
-    fn always(process: Process) -> Self {
-        Self::with(process, Restart::Always, None)
+    /// A process that restarts at once.
+    fn restart_always(process: Process) -> Self {
+        Self::with_restart(process, RestartPolicy::Always, None)
     }
 
-    /// One that the supervisor gives up on before its grace is over.
-    fn within(process: Process, stop_within: Duration) -> Self {
-        Self::with(process, Restart::Never, Some(stop_within))
+    /// A process whose stop timeout is shorter than its grace period.
+    fn with_stop_timeout(process: Process, stop_within: Duration) -> Self {
+        Self::with_restart(process, RestartPolicy::Never, Some(stop_within))
     }
 
-    /// One that is started once, with its cgroup there.
-    fn below(process: Process, cgroups: Cgroups) -> Self {
-        Self::build(process, (Restart::Never, None), cgroups)
+    /// A process that is not restarted, with this parent of its cgroup.
+    fn with_cgroups(process: Process, cgroups: CgroupParent) -> Self {
+        Self::build(process, (RestartPolicy::Never, None), cgroups)
     }
 
-    fn with(process: Process, restart: Restart, stop_within: Option<Duration>) -> Self {
-        Self::build(process, (restart, stop_within), cgroups())
+    fn with_restart(process: Process, restart: RestartPolicy, stop_within: Option<Duration>) -> Self {
+        Self::build(process, (restart, stop_within), configured_cgroups())
     }
 
-    fn build(process: Process, how: (Restart, Option<Duration>), cgroups: Cgroups) -> Self {
+    fn build(process: Process, how: (RestartPolicy, Option<Duration>), cgroups: CgroupParent) -> Self {
         let (restart, stop_within) = how;
-        let (recorder, output) = (Recorder::default(), Output::default());
+        let (recorder, output) = (EventRecorder::default(), OutputBuffer::default());
         let backoff = Backoff { initial: Duration::ZERO, ..Backoff::default() };
-        let policy = Policy { restart, backoff, ..Policy::default() };
-        let builder = Supervisor::builder().cgroups(cgroups).hook(recorder.clone());
-        let supervisor = builder.output(output.clone().sink()).start(move |ctx: Context| {
+        let policy = ChildPolicy { restart, backoff, ..ChildPolicy::default() };
+        let builder = Supervisor::builder().cgroup_parent(cgroups).event_hook(recorder.clone());
+        let supervisor = builder.output_sink(output.clone().sink()).start(move |ctx: Context| {
             let process = process.clone();
             async move {
-                let child = Child::new("p", process).policy(policy);
+                let child = ChildSpec::new("p", process).policy(policy);
                 ctx.run_group([match stop_within {
-                    Some(time) => child.stop_within(time),
+                    Some(time) => child.stop_timeout(time),
                     None => child,
                 }])?;
-                ctx.ready()?;
-                Err::<(), Failure>(ctx.cancelled().await.into())
+                ctx.signal_ready()?;
+                Err::<(), Failure>(ctx.canceled().await.into())
             }
         });
         Self { supervisor, recorder, output }
     }
 
-    /// The next event that brings the process into a state.
-    async fn until(&self, state: State) -> Event {
-        self.recorder.until("root.p", state).await
+    /// Waits for the next event that brings the process into a state.
+    async fn wait_for_state(&self, state: RunnableState) -> Event {
+        self.recorder.wait_for_state("root.p", state).await
     }
 
-    /// How the process' next run to end has ended.
-    async fn ended(&self) -> (State, Exit) {
+    /// Waits for the process' next exit.
+    async fn wait_exit(&self) -> (RunnableState, ExitReason) {
         let event = tokio::select! {
-            event = self.until(State::Dead) => event,
-            event = self.until(State::Done) => event,
-            event = self.until(State::Canceled) => event,
+            event = self.wait_for_state(RunnableState::Dead) => event,
+            event = self.wait_for_state(RunnableState::Done) => event,
+            event = self.wait_for_state(RunnableState::Canceled) => event,
         };
         match event.change {
-            Change::Exited { state, exit } => (state, exit),
-            other => panic!("{other:?} is no end"),
+            RunnableChange::Exited { state, exit } => (state, exit),
+            other => panic!("{other:?} is not an exit"),
         }
     }
 
-    /// How it failed.
-    async fn failed(&self) -> (String, ProcessExit) {
-        match self.ended().await {
-            (State::Dead, Exit::Failed { error, process: Some(process) }) => (error, (*process).clone()),
+    /// Waits for the process' next exit, which must be a failure.
+    async fn wait_failure(&self) -> (String, ProcessExit) {
+        match self.wait_exit().await {
+            (RunnableState::Dead, ExitReason::Failed { error, process: Some(process) }) => {
+                (error, (*process).clone())
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -135,21 +138,21 @@ impl Bed {
     }
 }
 
-/// What the process has written.
+/// The output of the process.
 #[derive(Clone, Default)]
-struct Output(Arc<Written>);
+struct OutputBuffer(Arc<OutputText>);
 
 #[derive(Default)]
-struct Written {
+struct OutputText {
     text: Mutex<Vec<u8>>,
     more: Notify,
 }
 
-struct Writer(Output);
+struct BufferWriter(OutputBuffer);
 
-impl Output {
-    fn sink(self) -> impl Fn(Origin<'_>) -> Writer + Send + Sync + 'static {
-        move |_| Writer(self.clone())
+impl OutputBuffer {
+    fn sink(self) -> impl Fn(OutputOrigin<'_>) -> BufferWriter + Send + Sync + 'static {
+        move |_| BufferWriter(self.clone())
     }
 
     fn text(&self) -> String {
@@ -160,8 +163,8 @@ impl Output {
         self.0.text.lock().expect("no panic holds it").len()
     }
 
-    /// Waits for a line that starts so, and gives the rest of it.
-    async fn line(&self, start: &str) -> String {
+    /// Waits for a line with this prefix, and returns the rest of it.
+    async fn wait_line(&self, start: &str) -> String {
         loop {
             let mut more = std::pin::pin!(self.0.more.notified());
             more.as_mut().enable();
@@ -170,18 +173,18 @@ impl Output {
             if let Some(rest) = complete.lines().find_map(|line| line.strip_prefix(start)) {
                 return rest.trim().to_owned();
             }
-            let waited = tokio::time::timeout(PATIENCE, more).await;
+            let waited = tokio::time::timeout(OUTPUT_TIMEOUT, more).await;
             waited.unwrap_or_else(|_| panic!("no line {start:?} in {:?}", self.text()));
         }
     }
 
     /// The pid after `pid ` in the output.
-    async fn pid(&self) -> i32 {
-        self.line("pid ").await.parse().expect("a pid")
+    async fn wait_pid(&self) -> i32 {
+        self.wait_line("pid ").await.parse().expect("a pid")
     }
 }
 
-impl io::Write for Writer {
+impl io::Write for BufferWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.0.text.lock().expect("no panic holds it").extend_from_slice(bytes);
         self.0.0.more.notify_waiters();
@@ -193,8 +196,8 @@ impl io::Write for Writer {
     }
 }
 
-/// The mark that a process and all its descendants carry. Reading it here, from the outside, is the point: a test that
-/// asked the supervisor who is left would believe what it tests.
+/// The mark that a process and all its descendants carry. It is read here from outside on purpose: a test
+/// that asked the supervisor for survivors would trust the code that it tests.
 fn mark_of(pid: i32) -> String {
     read_mark(pid).unwrap_or_else(|| panic!("process {pid} is gone"))
 }
@@ -205,15 +208,15 @@ fn read_mark(pid: i32) -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-fn pids() -> Vec<i32> {
+fn list_pids() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("proc is mounted");
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Who carries a mark, zombies included: pid, state, name.
-fn marked(mark: &str) -> Vec<String> {
+/// The processes with a mark, including zombies: pid, name, state and parent.
+fn marked_processes(mark: &str) -> Vec<String> {
     let carries = |pid: &i32| read_mark(*pid).as_deref() == Some(mark);
-    pids().into_iter().filter(carries).map(describe).collect()
+    list_pids().into_iter().filter(carries).map(describe).collect()
 }
 
 fn describe(pid: i32) -> String {
@@ -223,8 +226,8 @@ fn describe(pid: i32) -> String {
     )
 }
 
-/// Waits until a process is gone for good. Nothing tells an outsider when somebody has waited for a zombie.
-fn until_gone(pid: i32) {
+/// Waits until a process has been reaped. An outsider gets no notification of that.
+fn wait_gone(pid: i32) {
     let gone = || match read_mark(pid) {
         Some(_) => Err(anyhow::anyhow!("{} is there", describe(pid))),
         None => Ok(()),

@@ -1,89 +1,99 @@
-//! When a process counts as ready.
+//! When a process is ready.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{Process, Readiness};
-use nodekeel_supervisor::{Change, Failure, State};
+use nodekeel_supervisor::{Failure, RunnableChange, RunnableState};
 
-use super::{Bed, mark_of, marked, perl, sh, until_gone};
+use super::{ProcessFixture, mark_of, marked_processes, perl, sh, wait_gone};
 
-/// A program that tells its `NOTIFY_SOCKET` these things, each when it is told to by a signal, the first at once.
-fn notifying(messages: &[&str]) -> Process {
+/// A program that sends these messages to its `NOTIFY_SOCKET`: the first one at once, and one more at each
+/// USR1.
+fn notify_process(messages: &[&str]) -> Process {
     let quoted: Vec<_> = messages.iter().map(|message| format!("{message:?}")).collect();
     let script = format!(
         r#"use Socket; $|=1; my $name = $ENV{{NOTIFY_SOCKET}}; $name =~ s/^@/\0/;
         socket(my $s, AF_UNIX, SOCK_DGRAM, 0) or die; connect($s, sockaddr_un($name)) or die "$!";
-        my $told = 1; $SIG{{USR1}} = sub {{ $told++ }}; print "pid $$\nsocket $ENV{{NOTIFY_SOCKET}}\n";
-        for ({}) {{ until ($told) {{ select undef,undef,undef,.01 }} $told--; defined(send($s, $_, 0)) or die "$!"; print "sent $_\n" }}
+        my $pending = 1; $SIG{{USR1}} = sub {{ $pending++ }}; print "pid $$\nsocket $ENV{{NOTIFY_SOCKET}}\n";
+        for ({}) {{ until ($pending) {{ select undef,undef,undef,.01 }} $pending--; defined(send($s, $_, 0)) or die "$!"; print "sent $_\n" }}
         sleep 100"#,
         quoted.join(",")
     );
     perl(&script)
 }
 
-fn ready_now(bed: &Bed) -> bool {
-    bed.recorder.events().iter().any(|event| &*event.dn == "root.p" && event.change == Change::Ready)
+fn is_ready(fixture: &ProcessFixture) -> bool {
+    fixture
+        .recorder
+        .events()
+        .iter()
+        .any(|event| &*event.dn == "root.p" && event.change == RunnableChange::Ready)
 }
 
 #[tokio::test]
-async fn ready_is_what_the_process_says() {
-    let bed = Bed::once(notifying(&["STATUS=loading", "MAINPID=1\nREADY=1"]).ready(Readiness::notify()));
-    let pid = bed.output.pid().await;
-    bed.output.line("sent STATUS=loading").await;
-    assert!(!ready_now(&bed));
+async fn a_process_is_ready_when_it_sends_ready() {
+    let fixture = ProcessFixture::run_once(
+        notify_process(&["STATUS=loading", "MAINPID=1\nREADY=1"]).ready_when(Readiness::on_notify()),
+    );
+    let pid = fixture.output.wait_pid().await;
+    fixture.output.wait_line("sent STATUS=loading").await;
+    assert!(!is_ready(&fixture));
     std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
-    bed.until(State::Ready).await;
-    bed.shutdown().await;
+    fixture.wait_for_state(RunnableState::Ready).await;
+    fixture.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_descendant_may_say_it_and_be_gone() {
+async fn a_descendant_may_send_ready_and_exit() {
     let script = r#"use Socket; my $name = $ENV{NOTIFY_SOCKET}; $name =~ s/^@/\0/; if (!fork) {
         socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name)); send($s, "READY=1", 0); exit } wait; sleep 100"#;
     for _ in 0..10 {
-        let bed = Bed::once(perl(script).ready(Readiness::notify()));
-        bed.until(State::Ready).await;
-        bed.shutdown().await;
+        let fixture = ProcessFixture::run_once(perl(script).ready_when(Readiness::on_notify()));
+        fixture.wait_for_state(RunnableState::Ready).await;
+        fixture.shutdown().await;
     }
 }
 
 #[tokio::test]
-async fn nobody_else_may_say_it() {
-    let bed = Bed::once(notifying(&["STATUS=up", "READY=1"]).ready(Readiness::notify()));
-    let pid = bed.output.pid().await;
-    bed.output.line("sent STATUS=up").await;
-    let name = bed.output.line("socket @").await;
+async fn ready_from_an_unrelated_process_is_ignored() {
+    let fixture = ProcessFixture::run_once(
+        notify_process(&["STATUS=up", "READY=1"]).ready_when(Readiness::on_notify()),
+    );
+    let pid = fixture.output.wait_pid().await;
+    fixture.output.wait_line("sent STATUS=up").await;
+    let name = fixture.output.wait_line("socket @").await;
     use std::os::linux::net::SocketAddrExt as _;
     let address = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
     let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
     assert_eq!(socket.send_to_addr(b"READY=1", &address).expect("it is there"), 7);
-    let early = tokio::time::timeout(Duration::from_millis(300), bed.until(State::Ready)).await;
-    assert!(early.is_err(), "this program has no say: {early:?}");
+    let early =
+        tokio::time::timeout(Duration::from_millis(300), fixture.wait_for_state(RunnableState::Ready)).await;
+    assert!(early.is_err(), "this program is not a permitted sender: {early:?}");
     std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
-    bed.until(State::Ready).await;
-    bed.shutdown().await;
+    fixture.wait_for_state(RunnableState::Ready).await;
+    fixture.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_ready_in_time_is_stopped_and_says_what_it_waited_for() {
-    let process =
-        notifying(&["STATUS=reading the disk"]).ready(Readiness::notify().within(Duration::from_secs(3)));
-    let bed = Bed::once(process);
-    let mark = mark_of(bed.output.pid().await);
-    let (error, exit) = bed.failed().await;
+async fn a_process_that_is_not_ready_in_time_is_stopped_with_the_reason() {
+    let process = notify_process(&["STATUS=reading the disk"])
+        .ready_when(Readiness::on_notify().with_timeout(Duration::from_secs(3)));
+    let fixture = ProcessFixture::run_once(process);
+    let mark = mark_of(fixture.output.wait_pid().await);
+    let (error, exit) = fixture.wait_failure().await;
     assert_eq!(error, "not ready within 3s: it has not sent READY=1, its status is \"reading the disk\"");
     assert_eq!(
-        (exit.signal.map(|signal| signal.to_string()).as_deref(), marked(&mark).len()),
+        (exit.signal.map(|signal| signal.to_string()).as_deref(), marked_processes(&mark).len()),
         (Some("SIGTERM"), 0)
     );
-    assert!(!ready_now(&bed));
-    bed.shutdown().await;
+    assert!(!is_ready(&fixture));
+    fixture.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_probe_is_asked_only_after_the_process_has_said_that_it_is_ready() {
+async fn a_probe_runs_only_after_the_process_has_sent_ready() {
     let (asked, answer) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
     let probe = {
         let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
@@ -93,106 +103,117 @@ async fn a_probe_is_asked_only_after_the_process_has_said_that_it_is_ready() {
             async move { if answer { Ok(()) } else { Err(Failure::new("connection refused")) } }
         }
     };
-    let bed = Bed::once(notifying(&["STATUS=1", "READY=1"]).ready(Readiness::notify().and_probe(probe)));
-    let pid = bed.output.pid().await;
-    bed.output.line("sent STATUS=1").await;
+    let fixture = ProcessFixture::run_once(
+        notify_process(&["STATUS=1", "READY=1"]).ready_when(Readiness::on_notify().and_probe(probe)),
+    );
+    let pid = fixture.output.wait_pid().await;
+    fixture.output.wait_line("sent STATUS=1").await;
     assert_eq!(asked.load(Ordering::SeqCst), 0);
     std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
     while asked.load(Ordering::SeqCst) < 3 {
         tokio::task::yield_now().await;
     }
-    assert!(!ready_now(&bed));
+    assert!(!is_ready(&fixture));
     answer.store(true, Ordering::SeqCst);
-    bed.until(State::Ready).await;
-    bed.shutdown().await;
+    fixture.wait_for_state(RunnableState::Ready).await;
+    fixture.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_command_is_asked_until_it_exits_with_0() {
+async fn a_probe_command_is_repeated_until_it_exits_with_0() {
     let dir = tempfile::tempdir().expect("a directory");
     let times = dir.path().join("times");
-    // Each question adds a letter; the third is answered.
+    // Each probe adds a letter; the third succeeds.
     let script = format!("printf x >> {0}; [ $(wc -c < {0}) -ge 3 ]", times.display());
-    let bed = Bed::once(sh("exec sleep 100").ready(Readiness::command(sh(&script))));
-    bed.until(State::Ready).await;
+    let fixture =
+        ProcessFixture::run_once(sh("exec sleep 100").ready_when(Readiness::on_command(sh(&script))));
+    fixture.wait_for_state(RunnableState::Ready).await;
     assert_eq!(std::fs::read_to_string(&times).expect("it is there"), "xxx");
-    assert_eq!(bed.output.text(), "", "what it says is not the process' output");
-    bed.shutdown().await;
+    assert_eq!(fixture.output.text(), "", "its output is not the process' output");
+    fixture.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_command_that_fails_is_told_with_its_last_line() {
-    let told = async |command: Process, end: &str| {
-        let bed =
-            Bed::once(sh("exec sleep 100").ready(Readiness::command(command).within(Duration::from_secs(2))));
-        let (error, _) = bed.failed().await;
+async fn a_failing_probe_command_is_reported_with_its_last_line() {
+    let assert_reported = async |command: Process, end: &str| {
+        let fixture = ProcessFixture::run_once(
+            sh("exec sleep 100")
+                .ready_when(Readiness::on_command(command).with_timeout(Duration::from_secs(2))),
+        );
+        let (error, _) = fixture.wait_failure().await;
         assert!(
             error.starts_with("not ready within 2s: its probe fails: ") && error.contains(end),
             "{error}"
         );
-        bed.shutdown().await;
+        fixture.shutdown().await;
     };
     let failing = sh("echo first; echo connection refused >&2; exit 7");
     tokio::join!(
-        told(failing, "fails: exited with code 7: connection refused"),
-        told(Process::new("/no/such"), "fails: start /no/such: there is no such file"),
+        assert_reported(failing, "fails: exited with code 7: connection refused"),
+        assert_reported(Process::new("/no/such"), "fails: start /no/such: no such file"),
     );
 }
 
-/// What a command has forked is gone with it, whether it has answered or was not let to.
+/// The processes that a command has forked end with it, whether it has exited or was interrupted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_that_a_command_forks_is_left() {
+async fn processes_forked_by_a_probe_command_are_ended() {
     let dir = tempfile::tempdir().expect("a directory");
-    let told = dir.path().join("told");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RWXU).expect("it is made");
-    for (end, becomes) in [("exit 0", State::Ready), ("wait", State::Canceled)] {
-        let script = format!("setsid sleep 100 & echo $! > {}; {end}", told.display());
-        let bed = Bed::once(sh("exec sleep 100").ready(Readiness::command(sh(&script))));
-        let path = told.clone();
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).expect("it is made");
+    for (end, becomes) in [("exit 0", RunnableState::Ready), ("wait", RunnableState::Canceled)] {
+        let script = format!("setsid sleep 100 & echo $! > {}; {end}", fifo.display());
+        let fixture =
+            ProcessFixture::run_once(sh("exec sleep 100").ready_when(Readiness::on_command(sh(&script))));
+        let path = fifo.clone();
         let pid =
             tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await.expect("it is read");
         let pid: i32 = pid.expect("it is text").trim().parse().expect("a pid");
-        if becomes == State::Canceled {
+        if becomes == RunnableState::Canceled {
             mark_of(pid);
-            bed.supervisor.stop("root.p").expect("it is there");
+            fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
         }
-        bed.until(becomes).await;
-        until_gone(pid);
-        bed.shutdown().await;
+        fixture.wait_for_state(becomes).await;
+        wait_gone(pid);
+        fixture.shutdown().await;
     }
 }
 
-/// Whoever ends when the shutdown has ended leaves nobody to somebody else, nor a cgroup that could not be removed.
+/// A program that exits after the shutdown leaves no process to another reaper, and no cgroup that could not
+/// be removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_waits_for_the_end_of_a_command_that_was_asked() {
+async fn a_shutdown_waits_for_a_running_probe_command_to_end() {
     let dir = tempfile::tempdir().expect("a directory");
-    let told = dir.path().join("told");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RWXU).expect("it is made");
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).expect("it is made");
     for _ in 0..10 {
-        let script = format!("setsid sleep 100 & echo $$ > {}; wait", told.display());
-        let bed = Bed::once(sh("exec sleep 100").ready(Readiness::command(sh(&script))));
-        let path = told.clone();
+        let script = format!("setsid sleep 100 & echo $$ > {}; wait", fifo.display());
+        let fixture =
+            ProcessFixture::run_once(sh("exec sleep 100").ready_when(Readiness::on_command(sh(&script))));
+        let path = fifo.clone();
         let pid =
             tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await.expect("it is read");
         let mark = mark_of(pid.expect("it is text").trim().parse().expect("a pid"));
-        bed.shutdown().await;
-        assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
+        fixture.shutdown().await;
+        assert_eq!(marked_processes(&mark), [""; 0], "no process is left, not even a zombie");
     }
 }
 
 #[tokio::test]
 async fn a_stop_does_not_wait_for_readiness() {
-    let bed = Bed::once(sh("echo pid $$; exec sleep 100").ready(Readiness::notify()));
-    bed.output.pid().await;
-    bed.supervisor.stop("root.p").expect("it is there");
-    bed.until(State::Canceled).await;
-    bed.shutdown().await;
+    let fixture =
+        ProcessFixture::run_once(sh("echo pid $$; exec sleep 100").ready_when(Readiness::on_notify()));
+    fixture.output.wait_pid().await;
+    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
+    fixture.wait_for_state(RunnableState::Canceled).await;
+    fixture.shutdown().await;
 }
 
 #[tokio::test]
-async fn an_end_does_not_wait_for_readiness() {
-    let bed = Bed::once(sh("exit 4").ready(Readiness::probe(|| async { Err::<(), _>("no answer") })));
-    assert_eq!(bed.failed().await.0, "exited with code 4");
-    assert!(!ready_now(&bed));
-    bed.shutdown().await;
+async fn an_exit_does_not_wait_for_readiness() {
+    let fixture = ProcessFixture::run_once(
+        sh("exit 4").ready_when(Readiness::on_probe(|| async { Err::<(), _>("no answer") })),
+    );
+    assert_eq!(fixture.wait_failure().await.0, "exited with code 4");
+    assert!(!is_ready(&fixture));
+    fixture.shutdown().await;
 }

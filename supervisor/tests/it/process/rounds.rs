@@ -1,20 +1,24 @@
-//! Many rounds of everything bad, in a program of their own: no zombie, no descriptor, no thread is left.
+//! Many passes of misbehaving processes, in a separate program: no zombie, descriptor or thread remains.
 
 use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nodekeel_supervisor::process::{Process, Readiness};
-use nodekeel_supervisor::{Child, Context, Exit, Failure, Policy, Restart, State, Supervisor};
+use nodekeel_supervisor::{
+    ChildPolicy, ChildSpec, Context, ExitReason, Failure, RestartPolicy, RunnableState, Supervisor,
+};
 use rustix::process::{Resource, Rlimit, child_subreaper, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 
-use super::{ALONE, Bed, cgroups, describe, mark_of, marked, perl, pids, sh};
+use super::{
+    EXCLUSIVE, ProcessFixture, configured_cgroups, describe, list_pids, mark_of, marked_processes, perl, sh,
+};
 
-const IS_THE_PROGRAM: &str = "NODEKEEL_TEST_IS_THE_PROGRAM";
+const IN_SEPARATE_PROGRAM: &str = "NODEKEEL_TEST_IS_THE_PROGRAM";
 const GRACE: Duration = Duration::from_millis(20);
 
-fn mixture() -> Vec<Process> {
+fn misbehaving_processes() -> Vec<Process> {
     let daemon = r#"setsid sh -c 'trap "" TERM; exec sleep 100' & "#;
     let flood = r#"$SIG{TERM}='IGNORE'; print "x" x 9999, "\n" while 1"#;
     let hop = r#"use POSIX; my $end = time + 20; if (!fork) { while (time < $end) { exit if fork; POSIX::setsid() } exit } sleep 100"#;
@@ -29,31 +33,34 @@ fn mixture() -> Vec<Process> {
         sh("exec 0<&- 1>&- 2>&-; sleep 100"),
         perl(flood),
         perl(hop),
-        sh("exec sleep 100").ready(Readiness::notify().within(Duration::from_millis(10))),
+        sh("exec sleep 100").ready_when(Readiness::on_notify().with_timeout(Duration::from_millis(10))),
         Process::new("/no/such"),
     ]
 }
 
-/// One round: all of them at once, then down with them. How long the way down took.
-async fn round() -> Duration {
-    let supervisor = Supervisor::builder().cgroups(cgroups()).start(|ctx: Context| async move {
-        let policy = Policy { restart: Restart::Never, ..Policy::default() };
-        for (index, process) in mixture().into_iter().enumerate() {
-            ctx.run_group([Child::new(format!("p{index}"), process.grace(GRACE)).policy(policy)])?;
-        }
-        ctx.ready()?;
-        Err::<(), Failure>(ctx.cancelled().await.into())
-    });
+/// One pass: starts all of them at once, then shuts down. Returns the duration of the shutdown.
+async fn run_pass() -> Duration {
+    let supervisor =
+        Supervisor::builder().cgroup_parent(configured_cgroups()).start(|ctx: Context| async move {
+            let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
+            for (index, process) in misbehaving_processes().into_iter().enumerate() {
+                ctx.run_group([
+                    ChildSpec::new(format!("p{index}"), process.grace_period(GRACE)).policy(policy)
+                ])?;
+            }
+            ctx.signal_ready()?;
+            Err::<(), Failure>(ctx.canceled().await.into())
+        });
     tokio::time::sleep(GRACE).await;
-    let began = Instant::now();
+    let started = Instant::now();
     let report = supervisor.shutdown().await;
     assert!(report.stragglers.is_empty(), "{report:?}");
-    began.elapsed()
+    started.elapsed()
 }
 
 fn children() -> Vec<String> {
     let own = std::process::id().to_string();
-    let descriptions = pids().into_iter().map(describe);
+    let descriptions = list_pids().into_iter().map(describe);
     descriptions.filter(|process| process.split_whitespace().last() == Some(&own)).collect()
 }
 
@@ -68,55 +75,61 @@ fn count(dir: &str) -> usize {
 }
 
 #[test]
-fn rounds_of_everything_bad_leave_nothing_behind() {
-    in_a_program_of_its_own("rounds_of_everything_bad_leave_nothing_behind", alone);
+fn repeated_failures_leave_no_zombie_descriptor_or_thread() {
+    run_in_separate_program("repeated_failures_leave_no_zombie_descriptor_or_thread", repeat_passes);
 }
 
-// Its limit is that of a whole program.
+// The descriptor limit applies to the whole program.
 #[test]
-fn a_program_without_descriptors_tells_no_end_that_was_none() {
-    in_a_program_of_its_own("a_program_without_descriptors_tells_no_end_that_was_none", || {
-        runtime().block_on(without_descriptors());
+fn a_program_without_descriptors_reports_no_false_exit() {
+    run_in_separate_program("a_program_without_descriptors_reports_no_false_exit", || {
+        runtime().block_on(stop_without_descriptors());
     });
 }
 
-async fn without_descriptors() {
+async fn stop_without_descriptors() {
     let script = r#"echo pid $$; setsid sh -c 'trap "" TERM; echo up; exec sleep 100' & exec sleep 100"#;
-    let bed = Bed::once(sh(script).grace(GRACE));
-    let mark = mark_of(bed.output.pid().await);
-    bed.output.line("up").await;
+    let fixture = ProcessFixture::run_once(sh(script).grace_period(GRACE));
+    let mark = mark_of(fixture.output.wait_pid().await);
+    fixture.output.wait_line("up").await;
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).expect("it may be less");
-    bed.supervisor.stop("root.p").expect("it is there");
-    // Ten times what it takes otherwise.
-    let early = tokio::time::timeout(10 * GRACE, bed.ended()).await;
-    setrlimit(Resource::Nofile, limit).expect("it may be as before");
-    assert!(early.is_err(), "{early:?}, but there: {:?}", marked(&mark));
-    assert_eq!(bed.ended().await, (State::Canceled, Exit::Cancelled));
-    assert_eq!(marked(&mark), [""; 0], "nobody is left, not even a zombie");
-    bed.shutdown().await;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).expect("the limit can be lowered");
+    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
+    // Ten times the usual duration.
+    let early = tokio::time::timeout(10 * GRACE, fixture.wait_exit()).await;
+    setrlimit(Resource::Nofile, limit).expect("the limit can be restored");
+    assert!(early.is_err(), "{early:?}, but there: {:?}", marked_processes(&mark));
+    assert_eq!(fixture.wait_exit().await, (RunnableState::Canceled, ExitReason::Canceled));
+    assert_eq!(marked_processes(&mark), [""; 0], "no process is left, not even a zombie");
+    fixture.shutdown().await;
 }
 
-/// Runs a test's job in a program of its own: this one again, with that test only.
-fn in_a_program_of_its_own(test: &str, job: impl FnOnce()) {
-    if std::env::var_os(IS_THE_PROGRAM).is_some() {
+/// Runs a test's job in a separate program: this one again, with only that test.
+fn run_in_separate_program(test: &str, job: impl FnOnce()) {
+    if std::env::var_os(IN_SEPARATE_PROGRAM).is_some() {
         return job();
     }
-    let _alone = ALONE.blocking_lock();
+    let _alone = EXCLUSIVE.blocking_lock();
     let output = std::process::Command::new(std::env::current_exe().expect("it has a path"))
         .args(["--exact", &format!("process::rounds::{test}"), "--nocapture"])
-        .env(IS_THE_PROGRAM, "1")
+        .env(IN_SEPARATE_PROGRAM, "1")
         .stdin(Stdio::null())
         .output()
         .expect("it starts");
-    let said = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy);
-    assert!(output.status.success(), "{}:\n{}\n{}", output.status, last(&said[0]), last(&said[1]));
-    println!("{}", last(&said[0]));
+    let streams = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy);
+    assert!(
+        output.status.success(),
+        "{}:\n{}\n{}",
+        output.status,
+        last_lines(&streams[0]),
+        last_lines(&streams[1])
+    );
+    println!("{}", last_lines(&streams[0]));
 }
 
-/// The end of what a program has said: enough for a panic with its backtrace.
-fn last(said: &str) -> String {
-    let lines: Vec<&str> = said.lines().collect();
+/// The end of a program's output: enough for a panic with its backtrace.
+fn last_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
     lines[lines.len().saturating_sub(60)..].join("\n")
 }
 
@@ -125,17 +138,17 @@ fn runtime() -> Runtime {
     builder.worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-fn alone() {
+fn repeat_passes() {
     let rounds = std::env::var("NODEKEEL_ROUNDS").ok().map_or(10, |rounds| rounds.parse().expect("a number"));
     let runtime = runtime();
     let mut first = None;
     let mut took = Vec::new();
     for number in 0..rounds {
-        took.push(runtime.block_on(round()));
+        took.push(runtime.block_on(run_pass()));
         assert_eq!(children(), [""; 0], "round {number}");
-        // The first round opens what is kept: the runtime's own.
+        // The first pass opens the runtime's own descriptors, which stay.
         let before = *first.get_or_insert_with(|| count("/proc/self/fd"));
-        // What a task held is closed when the runtime has come to drop it.
+        // The runtime may drop a task's descriptors a little later.
         let closed = || match count("/proc/self/fd") {
             now if now <= before => Ok(()),
             now => Err(anyhow::anyhow!("{now} descriptors, {before} after the first: {:?}", descriptors())),
@@ -145,13 +158,13 @@ fn alone() {
     }
     took.sort();
     let (median, worst) = (took[took.len() / 2], took[took.len() - 1]);
-    println!("{rounds} rounds of {}: down in {median:?}, at worst {worst:?}", mixture().len());
+    println!("{rounds} rounds of {}: down in {median:?}, at worst {worst:?}", misbehaving_processes().len());
     let no_subreaper = || match child_subreaper() {
         Ok(None) => Ok(()),
-        other => Err(anyhow::anyhow!("orphans still come here: {other:?}")),
+        other => Err(anyhow::anyhow!("still a subreaper: {other:?}")),
     };
-    testbed::wait_until(Duration::from_secs(5), "orphans to go elsewhere again", no_subreaper)
-        .expect("they come only as long as somebody waits for them");
+    testbed::wait_until(Duration::from_secs(5), "the program to be no subreaper any more", no_subreaper)
+        .expect("the subreaper setting is restored");
     let threads =
         || if count("/proc/self/task") <= 4 { Ok(()) } else { Err(anyhow::anyhow!("too many threads")) };
     testbed::wait_until(Duration::from_secs(5), "the threads to end", threads)

@@ -1,0 +1,78 @@
+//! Errors of commands, and their exit codes.
+
+use std::error::Error as _;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use nodekeel_fsquota::{Error, OpenError};
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub(crate) enum CommandError {
+    #[error("open {}", path.display())]
+    OpenDirectory { path: PathBuf, source: io::Error },
+    #[error("{} is {what}: use a directory", path.display())]
+    NotADirectory { path: PathBuf, what: &'static str },
+    #[error(transparent)]
+    OpenQuota(OpenError),
+    #[error("{what} {}", path.display())]
+    Action { what: &'static str, path: PathBuf, source: Error },
+    #[error("{what} {}: the directory is not empty, and its content would not be counted; use --recursive to include it", path.display())]
+    NotEmpty { what: &'static str, path: PathBuf },
+    #[error("{} has no limits", path.display())]
+    NoLimits { path: PathBuf },
+    #[error("write the output")]
+    WriteOutput(#[source] io::Error),
+}
+
+impl From<io::Error> for CommandError {
+    fn from(error: io::Error) -> Self {
+        Self::WriteOutput(error)
+    }
+}
+
+impl CommandError {
+    /// Maps an error of an action on a path, for `map_err`.
+    pub(crate) fn for_action(what: &'static str, path: &std::path::Path) -> impl FnOnce(Error) -> Self {
+        move |source| match source {
+            Error::NotEmpty => Self::NotEmpty { what, path: path.into() },
+            source => Self::Action { what, path: path.into(), source },
+        }
+    }
+
+    /// Whether the reader of the output closed the pipe.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::WriteOutput(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// The error with its causes on one line.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut text = crate::output::escape_control(&self.to_string());
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(&format!(": {}", crate::output::escape_control(&error.to_string())));
+            cause = error.source();
+        }
+        text
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        let of_io = |error: &io::Error| match error.kind() {
+            io::ErrorKind::NotFound => 4,
+            io::ErrorKind::PermissionDenied => 5,
+            _ => 1,
+        };
+        ExitCode::from(match self {
+            Self::OpenDirectory { source, .. } | Self::OpenQuota(OpenError::Open { source, .. }) => {
+                of_io(source)
+            }
+            Self::OpenQuota(OpenError::Permission { .. }) => 5,
+            Self::OpenQuota(OpenError::FindMount { .. } | OpenError::Probe { .. }) => 1,
+            Self::OpenQuota(_) => 3,
+            Self::Action { source, .. } if source.is_permission() => 5,
+            Self::NoLimits { .. } => 4,
+            _ => 1,
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! Calls to the node: each has a timeout, and a stream ends when the reader of the output closes the pipe.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nodekeel_node::client::{self, NodeClient};
+use tonic::{Response, Status, Streaming};
+
+use crate::command_error::CommandError;
+use crate::output::ReaderHangup;
+
+/// A connection to the node, with a timeout for each request.
+pub(crate) struct ApiClient {
+    client: NodeClient,
+    socket: PathBuf,
+    timeout: Duration,
+}
+
+impl ApiClient {
+    pub(crate) async fn connect(socket: &Path, timeout: Duration) -> Result<Self, CommandError> {
+        Ok(Self { client: client::connect(socket).await?, socket: socket.to_owned(), timeout })
+    }
+
+    /// Connects again after the node has closed the connection.
+    pub(crate) async fn reconnect(&mut self) -> Result<(), CommandError> {
+        self.client = client::connect(&self.socket).await?;
+        Ok(())
+    }
+
+    /// Raises the timeout to at least this value.
+    pub(crate) fn raise_timeout(&mut self, at_least: Duration) {
+        self.timeout = self.timeout.max(at_least);
+    }
+
+    /// Sends a request, and waits for the response or the start of a stream.
+    pub(crate) async fn call<T>(
+        &mut self,
+        call: impl AsyncFnOnce(&mut NodeClient) -> Result<Response<T>, Status>,
+    ) -> Result<T, CommandError> {
+        with_timeout(self.timeout, call(&mut self.client)).await.map(Response::into_inner)
+    }
+
+    /// Opens a stream of available messages: each must arrive within the timeout.
+    pub(crate) async fn open_stream<T>(
+        &mut self,
+        call: impl AsyncFnOnce(&mut NodeClient) -> Result<Response<Streaming<T>>, Status>,
+    ) -> Result<MessageStream<T>, CommandError> {
+        let stream = self.call(call).await?;
+        Ok(MessageStream { stream, limit: StreamLimit::Timeout(self.timeout) })
+    }
+
+    /// Opens a stream that waits for new messages until the reader of the output closes the pipe.
+    pub(crate) async fn follow_stream<T>(
+        &mut self,
+        call: impl AsyncFnOnce(&mut NodeClient) -> Result<Response<Streaming<T>>, Status>,
+    ) -> Result<MessageStream<T>, CommandError> {
+        let stream = self.call(call).await?;
+        Ok(MessageStream { stream, limit: StreamLimit::ReaderHangup(ReaderHangup::new()) })
+    }
+}
+
+/// The messages of a stream.
+pub(crate) struct MessageStream<T> {
+    stream: Streaming<T>,
+    limit: StreamLimit,
+}
+
+/// When to stop waiting for a message.
+enum StreamLimit {
+    Timeout(Duration),
+    ReaderHangup(ReaderHangup),
+}
+
+impl<T> MessageStream<T> {
+    /// The next message; `None` when the stream has ended.
+    pub(crate) async fn next_message(&mut self) -> Result<Option<T>, CommandError> {
+        let message = self.stream.message();
+        match &mut self.limit {
+            StreamLimit::Timeout(timeout) => with_timeout(*timeout, message).await,
+            StreamLimit::ReaderHangup(hangup) => tokio::select! {
+                message = message => Ok(message?),
+                error = hangup.wait() => Err(error.into()),
+            },
+        }
+    }
+}
+
+async fn with_timeout<T>(
+    timeout: Duration,
+    answer: impl Future<Output = Result<T, Status>>,
+) -> Result<T, CommandError> {
+    match tokio::time::timeout(timeout, answer).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(CommandError::Timeout { timeout }),
+    }
+}

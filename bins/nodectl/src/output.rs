@@ -1,0 +1,127 @@
+//! Printing of results.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use crate::cli::{ColorMode, NodectlCli, OutputFormat};
+
+pub(crate) struct Printer {
+    pub(crate) is_json: bool,
+    color: bool,
+    pub(crate) is_terminal: bool,
+    writer: Box<dyn Write>,
+}
+
+/// The meaning of a text, which selects its color.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TextStyle {
+    Plain,
+    Good,
+    Pending,
+    Bad,
+    Faint,
+    Strong,
+}
+
+impl Printer {
+    /// The standard output, with the options of the command line.
+    pub(crate) fn new(cli: &NodectlCli) -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        let color = match cli.color {
+            ColorMode::Always => true,
+            ColorMode::Never => false,
+            ColorMode::Auto => {
+                is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            }
+        };
+        Self {
+            is_json: cli.output == OutputFormat::Json,
+            color,
+            is_terminal,
+            writer: Box::new(io::stdout().lock()),
+        }
+    }
+
+    /// The text in its color, if colors are enabled.
+    pub(crate) fn style_text(&self, style: TextStyle, text: &str) -> String {
+        // *Source:* ECMA-48, "select graphic rendition".
+        let code = match style {
+            TextStyle::Good => "32",
+            TextStyle::Pending => "33",
+            TextStyle::Bad => "31",
+            TextStyle::Faint => "2",
+            TextStyle::Strong => "1",
+            TextStyle::Plain => return text.to_owned(),
+        };
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    pub(crate) fn print_line(&mut self, text: &str) -> io::Result<()> {
+        self.writer.write_all(text.as_bytes())?;
+        self.writer.write_all(b"\n")
+    }
+
+    /// A value as one line of JSON.
+    pub(crate) fn print_json(&mut self, value: &impl Serialize) -> io::Result<()> {
+        let text = serde_json::to_string(value)?;
+        self.print_line(&text)
+    }
+
+    /// Clears the screen of a terminal; its scrollback stays.
+    pub(crate) fn clear_screen(&mut self) -> io::Result<()> {
+        if self.is_terminal { self.writer.write_all(b"\x1b[H\x1b[2J") } else { Ok(()) }
+    }
+
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+/// Detects that the reader of the standard output has closed it, even while nothing is written.
+pub(crate) struct ReaderHangup(oneshot::Receiver<()>);
+
+impl ReaderHangup {
+    /// Watches in a dedicated thread, which ends with the program: unlike the runtime, poll(2) can watch any
+    /// descriptor.
+    pub(crate) fn new() -> Self {
+        let (sender, hangup) = oneshot::channel();
+        std::thread::spawn(move || {
+            if wait_for_hangup() {
+                let _ = sender.send(());
+            }
+        });
+        Self(hangup)
+    }
+
+    /// Waits until the reader has closed, and returns the error that a write would return.
+    pub(crate) async fn wait(&mut self) -> io::Error {
+        match (&mut self.0).await {
+            Ok(()) => io::ErrorKind::BrokenPipe.into(),
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// Waits until the standard output reports an error: the reader of a pipe or socket has closed it.
+///
+/// *Source:* poll(2): POLLERR and POLLHUP are reported without a request.
+fn wait_for_hangup() -> bool {
+    let output = io::stdout();
+    let mut watched = [PollFd::new(&output, PollFlags::empty())];
+    loop {
+        match poll(&mut watched, None) {
+            Ok(_) => return watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP),
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Escapes control characters of untrusted text, to make it safe for a terminal.
+pub(crate) fn escape_control(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}

@@ -1,0 +1,68 @@
+//! Checks of single fields, shared by all sections.
+
+use std::path::Path;
+use std::time::Duration;
+
+/// Maximum of any duration: a longer one is a mistake.
+const MAX_DURATION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// An invalid field and the reason.
+#[derive(Debug)]
+pub(super) struct ConfigViolation {
+    pub(super) field: String,
+    pub(super) message: String,
+}
+
+/// Rejects a field.
+pub(super) fn reject_field(
+    field: impl Into<String>,
+    message: impl Into<String>,
+) -> Result<(), ConfigViolation> {
+    Err(ConfigViolation { field: field.into(), message: message.into() })
+}
+
+/// Checks program and arguments of a built-in daemon.
+pub(super) fn check_program(
+    table: &str,
+    binary: Option<&Path>,
+    extra_args: &[String],
+) -> Result<(), ConfigViolation> {
+    if binary.is_some_and(|path| path.as_os_str().is_empty()) {
+        return reject_field(
+            format!("{table}.binary"),
+            "must name a program; remove this key to search for it",
+        );
+    }
+    check_no_nul(&format!("{table}.binary"), binary.and_then(Path::to_str))?;
+    check_no_nul(&format!("{table}.extra_args"), extra_args)
+}
+
+/// Checks that a path is absolute: it must not depend on noded's working directory.
+pub(super) fn check_absolute_path(field: &str, path: &Path) -> Result<(), ConfigViolation> {
+    check_no_nul(field, path.to_str())?;
+    match path.is_absolute() {
+        true => Ok(()),
+        false => reject_field(field, format!("{:?} is not absolute", path.display().to_string())),
+    }
+}
+
+/// Checks that texts contain no NUL, which the kernel rejects.
+pub(super) fn check_no_nul<'a, T: AsRef<str> + ?Sized + 'a>(
+    field: &str,
+    texts: impl IntoIterator<Item = &'a T>,
+) -> Result<(), ConfigViolation> {
+    match texts.into_iter().any(|text| text.as_ref().contains('\0')) {
+        true => reject_field(field, "contains a NUL character; remove it"),
+        false => Ok(()),
+    }
+}
+
+/// Checks that a duration is at most a day.
+pub(super) fn check_duration(field: &str, duration: Option<Duration>) -> Result<(), ConfigViolation> {
+    match duration.filter(|duration| *duration > MAX_DURATION) {
+        Some(duration) => {
+            reject_field(field, format!("{duration:?} is more than a day; use at most \"24h\""))
+        }
+        None => Ok(()),
+    }
+}

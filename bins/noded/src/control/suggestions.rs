@@ -1,0 +1,68 @@
+//! Suggestions for an unknown DN.
+
+use std::collections::BTreeSet;
+
+/// A name is similar if at most one in this number of characters of its last part differs.
+const CHARS_PER_TYPO: usize = 3;
+
+/// Maximum number of suggestions.
+const MAX_SUGGESTIONS: usize = 3;
+
+/// The message for an unknown DN, with similar ones.
+pub(crate) fn unknown_dn_message(dn: &str, known: impl Iterator<Item = String>) -> String {
+    let known: BTreeSet<String> = known.filter(|name| !name.is_empty()).collect();
+    let mut near: Vec<_> = known.iter().filter_map(|name| Some((similarity(dn, name)?, name))).collect();
+    near.sort();
+    let near: Vec<_> = near.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name.as_str()).collect();
+    if near.is_empty() {
+        return format!("unknown DN {dn:?}; `nodectl tree` lists all");
+    }
+    format!("unknown DN {dn:?}; did you mean {}?", near.join(" or "))
+}
+
+/// Edit distance of a name from the given one; `None` if it is not similar.
+fn similarity(given: &str, name: &str) -> Option<usize> {
+    let last = |dn: &str| dn.rsplit('.').next().unwrap_or_default().to_owned();
+    let full = edit_distance(given, name);
+    let tail = edit_distance(&last(given), &last(name));
+    let nearest = full.min(tail);
+    let allowed = last(given).chars().count().div_ceil(CHARS_PER_TYPO).max(1);
+    (nearest <= allowed).then_some(nearest)
+}
+
+/// Number of characters to add, remove or replace (Levenshtein).
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn similar_names_are_suggested_and_others_are_not() {
+        let known =
+            || ["root", "root.etcd", "root.containerd", "root.service.web"].map(String::from).into_iter();
+        for (given, says) in [
+            ("root.etdc", "did you mean root.etcd?"),
+            ("etcd", "did you mean root.etcd?"),
+            ("root.web", "did you mean root.service.web?"),
+            ("containerd", "did you mean root.containerd?"),
+            ("kubelet", "`nodectl tree` lists all"),
+            ("", "`nodectl tree` lists all"),
+        ] {
+            let text = unknown_dn_message(given, known());
+            assert!(text.contains(says), "{given}: {text}");
+        }
+    }
+}

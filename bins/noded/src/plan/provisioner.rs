@@ -1,0 +1,269 @@
+//! Plans the provisioner on this machine.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use kube::config::Kubeconfig;
+use nodekeel_fsquota::{OpenError, ProjectQuota};
+use nodekeel_localstorage::Dir;
+use nodekeel_provisioner::{DriverName, NodeName};
+
+use super::{PLACED_IN_MEMORY, PlannedService, Planner, ServicePlan, check_socket_path};
+use crate::config::{NodedConfig, ProvisionerConfig, QuotaMode};
+use crate::data::{self, DataError, check_writable};
+use crate::layout::VolumesLayout;
+
+/// Volumes for the claims of a Kubernetes cluster.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ProvisionerPlan {
+    /// Address and credentials of the API server.
+    pub kubeconfig: PathBuf,
+    /// Name of this node in the API.
+    pub node: NodeName,
+    /// Name of the CSI driver.
+    pub driver: DriverName,
+    /// Directory of volumes.
+    pub directory: PathBuf,
+    /// Whether that directory is the default one, below the data directory.
+    pub is_in_data_dir: bool,
+    /// How the limits of volumes are enforced.
+    pub limits: LimitEnforcement,
+    /// The kubelet's directory; `None` if volumes are not mounted into pods.
+    pub kubelet: Option<PathBuf>,
+}
+
+/// How the limits of volumes are enforced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LimitEnforcement {
+    /// By project quotas of a file system.
+    Enforced {
+        /// The file system, for people.
+        by: String,
+    },
+    /// Not at all, as configured.
+    None,
+}
+
+impl Planner<'_> {
+    pub(super) fn plan_provisioner(&mut self, config: &NodedConfig) {
+        let Some(provisioner) = &config.provisioner else { return };
+        let default_directory =
+            self.root.add_layout::<VolumesLayout>().expect(PLACED_IN_MEMORY).volumes.path().to_owned();
+        let is_in_data_dir = provisioner.directory.is_none();
+        let directory = provisioner.directory.clone().unwrap_or(default_directory);
+        let (limits, skipped) = self.check_requirements(provisioner, &directory, is_in_data_dir);
+        let node = provisioner.node_name_or(&config.node.name).expect("a parsed configuration has one");
+        if skipped.is_none() && provisioner.csi {
+            for socket in kubelet_sockets(provisioner) {
+                let hint = "use a shorter provisioner.kubelet or provisioner.driver";
+                self.problems.extend(check_socket_path(&socket, hint));
+            }
+        }
+        let volumes = ProvisionerPlan {
+            kubeconfig: provisioner.kubeconfig.clone(),
+            node,
+            driver: provisioner.driver.clone(),
+            directory,
+            is_in_data_dir,
+            limits: limits.unwrap_or(LimitEnforcement::None),
+            kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
+        };
+        let service = ServicePlan::Provisioner(Box::new(volumes));
+        self.services.push(PlannedService { dn: "root.provisioner".into(), service, skip_reason: skipped });
+    }
+
+    /// How limits will be enforced, and the reason to skip the service; without `dev`, a problem for each
+    /// missing requirement.
+    fn check_requirements(
+        &mut self,
+        config: &ProvisionerConfig,
+        directory: &Path,
+        is_in_data_dir: bool,
+    ) -> (Option<LimitEnforcement>, Option<String>) {
+        let mut skipped = None;
+        let mut report = |reason: Option<String>| {
+            if let Some(reason) = reason {
+                let reason = self.skip_or_report("provisioner", reason);
+                skipped = skipped.take().or(reason);
+            }
+        };
+        report(check_kubeconfig(&config.kubeconfig).err());
+        let existing = find_existing_directory(directory, is_in_data_dir);
+        report(existing.as_ref().err().cloned());
+        let limits = match (&existing, config.quota) {
+            (_, QuotaMode::None) => Some(LimitEnforcement::None),
+            (Ok(existing), QuotaMode::Require) => match detect_enforcement(existing) {
+                Ok(limits) => Some(limits),
+                Err(error) => {
+                    report(Some(quota_error_with_hint(&error)));
+                    None
+                }
+            },
+            (Err(_), QuotaMode::Require) => None,
+        };
+        report(config.csi.then(|| check_kubelet(&config.kubelet)).flatten());
+        (limits, skipped)
+    }
+}
+
+/// Checks that the file names an API server.
+fn check_kubeconfig(kubeconfig: &Path) -> Result<(), String> {
+    let hint = "correct it, or provisioner.kubeconfig";
+    let invalid = |why: &str| Err(format!("the kubeconfig {} {why}; {hint}", kubeconfig.display()));
+    let file = match Kubeconfig::read_from(kubeconfig) {
+        Ok(file) => file,
+        Err(error) => return invalid(&format!("can't be used: {}", error_chain(&error))),
+    };
+    let Some(name) = file.current_context else { return invalid("has no current-context") };
+    let context = file.contexts.iter().find(|context| context.name == name);
+    match context.and_then(|context| context.context.as_ref()) {
+        None => invalid(&format!("has no context {name:?}, which is its current one")),
+        Some(context) if !file.clusters.iter().any(|cluster| cluster.name == context.cluster) => {
+            invalid(&format!("has no cluster {:?}, which its current context names", context.cluster))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// The directory of volumes, or its nearest existing ancestor, which is on the same file system.
+fn find_existing_directory(directory: &Path, is_in_data_dir: bool) -> Result<PathBuf, String> {
+    if is_in_data_dir {
+        let found = directory.ancestors().find(|path| path.is_dir());
+        return Ok(found.unwrap_or(Path::new("/")).to_owned());
+    }
+    let name = directory.display();
+    let dir = data::open_directory(directory)
+        .map_err(|_| format!("provisioner.directory {name} does not exist: create it, or correct the key"))?;
+    match check_writable(&dir) {
+        Ok(()) => {}
+        Err(DataError::Unusable { why, .. }) => {
+            return Err(format!("can't store data in {name}: it is {why}; correct provisioner.directory"));
+        }
+        Err(_) => return Err(format!("permission denied to write to {name}: run noded as root")),
+    }
+    Ok(directory.to_owned())
+}
+
+fn detect_enforcement(existing: &Path) -> Result<LimitEnforcement, OpenError> {
+    let quota = ProjectQuota::open(existing)?;
+    let system = quota.file_system();
+    Ok(LimitEnforcement::Enforced {
+        by: format!("project quotas of {} at {}", system.kind, system.mount_point.display()),
+    })
+}
+
+/// The error of missing project quotas, with a hint.
+pub(crate) fn quota_error_with_hint(error: &OpenError) -> String {
+    format!(
+        "limits of volumes can't be enforced: {}; or set provisioner.quota = \"none\" for volumes without limits",
+        error_chain(error)
+    )
+}
+
+fn check_kubelet(kubelet: &Path) -> Option<String> {
+    let path = kubelet.display();
+    let why = match Dir::open(kubelet) {
+        Ok(dir) => match dir.open_dir("pods").and_then(|_| dir.open_dir("plugins_registry")) {
+            Ok(_) if nix::unistd::geteuid().is_root() => return None,
+            Ok(_) => "mounting volumes needs root: run noded as root".to_owned(),
+            Err(error) => {
+                format!("{path} is not the directory of a running kubelet ({error}): start the kubelet")
+            }
+        },
+        Err(_) => format!(
+            "kubelet directory {path} does not exist: start the kubelet, or correct provisioner.kubelet"
+        ),
+    };
+    Some(format!("{why}, or set provisioner.csi = false to provision volumes without mounting them"))
+}
+
+/// Sockets of the plugin: for calls of the kubelet, and for its registration.
+fn kubelet_sockets(config: &ProvisionerConfig) -> [PathBuf; 2] {
+    let driver = &config.driver;
+    [format!("plugins/{driver}/csi.sock"), format!("plugins_registry/{driver}@reg.sock")]
+        .map(|below| config.kubelet.join(below))
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        // The messages of some libraries contain their cause already.
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text.replace('\n', " ")
+}
+
+impl fmt::Display for ProvisionerPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volumes of {} for node {}, in {}, ", self.driver, self.node, self.directory.display())?;
+        match &self.limits {
+            LimitEnforcement::Enforced { by } => write!(f, "limited by {by}")?,
+            LimitEnforcement::None => f.write_str("WITHOUT LIMITS (provisioner.quota is \"none\")")?,
+        }
+        match &self.kubelet {
+            Some(kubelet) => write!(f, ", mounted into pods through the kubelet in {}", kubelet.display()),
+            None => f.write_str(", not mounted into pods (provisioner.csi is false)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_incomplete_kubeconfig_is_rejected_with_the_reason() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let file = scratch.path().join("config");
+        let complete = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             contexts: [{name: c, context: {cluster: k, user: u}}]\n\
+             clusters: [{name: k, cluster: {server: \"https://127.0.0.1:1\"}}]\nusers: [{name: u, user: {}}]\n";
+        for (text, says) in [
+            ("{", "can't be used: "),
+            ("apiVersion: v1\nkind: Config\n", "has no current-context"),
+            (&complete.replace("{name: c,", "{name: d,"), "has no context \"c\""),
+            (&complete.replace("{name: k,", "{name: l,"), "has no cluster \"k\""),
+        ] {
+            fs::write(&file, text).expect("written");
+            let error = check_kubeconfig(&file).expect_err(text);
+            assert!(error.contains(says) && error.ends_with("or provisioner.kubeconfig"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        assert!(
+            check_kubeconfig(&scratch.path().join("absent")).expect_err("absent").contains("No such file")
+        );
+        fs::write(&file, complete).expect("written");
+        check_kubeconfig(&file).expect("a complete kubeconfig");
+    }
+
+    #[test]
+    fn a_file_system_without_quotas_is_reported_with_a_hint() {
+        let error =
+            quota_error_with_hint(&detect_enforcement(Path::new("/proc")).expect_err("no quotas there"));
+        assert!(error.contains("use XFS or ext4; or set provisioner.quota = \"none\""), "{error}");
+    }
+
+    #[test]
+    fn a_missing_kubelet_is_reported() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let absent = check_kubelet(&scratch.path().join("absent")).expect("absent");
+        assert!(absent.contains("does not exist: start the kubelet"), "{absent}");
+        let empty = check_kubelet(scratch.path()).expect("empty");
+        assert!(
+            empty.contains("is not the directory of a running kubelet")
+                && empty.contains("provisioner.csi = false"),
+            "{empty}"
+        );
+    }
+}

@@ -1,0 +1,264 @@
+//! The lifecycle of a node as a process: ready, graceful shutdown, forced exit, skipped services.
+
+use std::io::{PipeReader, PipeWriter, Write as _};
+use std::os::unix::net::UnixDatagram;
+
+use nix::sys::signal::Signal;
+use testbed::Scratch;
+
+use crate::harness::{
+    NO_DAEMONS, NodedProcess, TEST_TIMEOUT, as_plain_user, noded_command, plain_user, service_config,
+    stderr_and_code,
+};
+
+/// The key of a service whose script runs programs.
+const PATH: &str = "environment = { PATH = \"/usr/bin:/bin\" }";
+
+#[test]
+fn noded_notifies_its_service_manager_of_readiness_and_of_the_stop() {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    let mut node = NodedProcess::spawn(scratch, NO_DAEMONS, &[], |command| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    let mut buffer = [0; 64];
+    let mut hear = || {
+        let length = manager.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    assert_eq!(hear(), "READY=1");
+    node.ask(&["tree"]);
+    node.signal(Signal::SIGINT);
+    assert_eq!(hear(), "STOPPING=1");
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+}
+
+#[test]
+fn sigterm_stops_services_in_reverse_order_and_exits_with_0() {
+    let scratch = Scratch::new().unwrap();
+    let order = scratch.path().join("order");
+    let script = |name: &str| {
+        let said = format!("echo {name} >> {}", order.display());
+        format!("trap '{said}; exit 0' TERM; echo set; while :; do sleep 1000 & wait; done")
+    };
+    let config = format!(
+        "{NO_DAEMONS}{}{}",
+        service_config("first", &script("first"), "environment = { PATH = \"/usr/bin:/bin\" }"),
+        service_config(
+            "second",
+            &script("second"),
+            "depends_on = [\"first\"]\nenvironment = { PATH = \"/usr/bin:/bin\" }"
+        )
+    );
+    let mut node = NodedProcess::start_in(scratch, &config, &[]);
+    for dn in ["root.service.first", "root.service.second"] {
+        node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "set");
+    }
+    node.signal(Signal::SIGTERM);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert_eq!(std::fs::read_to_string(order).unwrap(), "second\nfirst\n");
+    assert!(!node.socket().exists());
+}
+
+/// A service that ignores TERM, and the pid of its shell.
+fn start_stubborn_service(grace: &str) -> (NodedProcess, u32) {
+    let script = "trap '' TERM; echo $$; while :; do sleep 1000; done";
+    let config =
+        format!("{NO_DAEMONS}{}", service_config("stubborn", script, &format!("grace = {grace:?}\n{PATH}")));
+    let node = NodedProcess::start(&config);
+    node.ask(&["start", "--wait", "root.service.stubborn"]);
+    // The shell writes the line after it has set its trap.
+    let line = node.follow(&["logs", "-f", "--raw", "root.service.stubborn"]).find_value(|_| true);
+    let pid = line["text"].as_str().unwrap().parse().unwrap();
+    (node, pid)
+}
+
+#[test]
+fn a_second_signal_forces_the_exit_and_leaves_no_process_behind() {
+    let (mut node, pid) = start_stubborn_service("1h");
+    node.signal(Signal::SIGTERM);
+    node.wait_for_line("a second signal forces");
+    let forced = || {
+        node.signal(Signal::SIGTERM);
+        node.try_wait().ok_or_else(|| anyhow::anyhow!("still running"))
+    };
+    let status = testbed::wait_until(TEST_TIMEOUT, "its exit", forced).unwrap();
+    let (_, lines) = node.wait();
+    assert_eq!(status.code(), Some(7), "{lines:#?}");
+    let has_exited = || match std::path::Path::new(&format!("/proc/{pid}")).exists() {
+        false => Ok(()),
+        true => anyhow::bail!("{pid} is running"),
+    };
+    testbed::wait_until(TEST_TIMEOUT, "the exit of the service", has_exited).unwrap();
+}
+
+/// A forked process holds a lock, which is free when it has exited.
+#[test]
+#[ignore = "needs root: it makes cgroups"]
+fn processes_forked_by_services_of_a_killed_node_end_at_the_next_start() {
+    let scratch = Scratch::new().unwrap();
+    let lock = scratch.path().join("lock");
+    std::fs::write(&lock, "").unwrap();
+    let script = format!("setsid flock {} sh -c 'echo locked; exec sleep 1000' & wait", lock.display());
+    let config = format!("{NO_DAEMONS}{}", service_config("forks", &script, PATH));
+    let mut node = NodedProcess::start_in(Scratch::new().unwrap(), &config, &[]);
+    node.follow(&["logs", "-f", "--raw", "root.service.forks"]).find_value(|entry| entry["text"] == "locked");
+    node.signal(Signal::SIGKILL);
+    node.wait();
+    let is_free = || match std::fs::File::open(&lock).unwrap().try_lock() {
+        Ok(()) => Ok(()),
+        Err(error) => anyhow::bail!("{error}"),
+    };
+    let again =
+        NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("other", "exec sleep 1000", "")));
+    testbed::wait_until(TEST_TIMEOUT, "the lock", is_free).unwrap();
+    again.stop();
+}
+
+#[test]
+fn repeated_signals_within_a_second_count_as_one() {
+    let (mut node, _) = start_stubborn_service("1500ms");
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        node.signal(signal);
+    }
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+}
+
+#[test]
+fn sighup_stops_services_gracefully_too() {
+    let mut node =
+        NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", PATH)));
+    node.signal(Signal::SIGHUP);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert!(!node.socket().exists());
+}
+
+/// A full pipe.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let bytes = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
+    writer.write_all(&vec![b'x'; usize::try_from(bytes).unwrap()]).unwrap();
+    (reader, writer)
+}
+
+#[test]
+fn noded_exits_on_a_failure_though_nobody_reads_stderr() {
+    let (_reader, writer) = full_pipe();
+    let mut child =
+        noded_command(&["run", "--config", "/nowhere/noded.toml"]).stderr(writer).spawn().unwrap();
+    let ended = || child.try_wait().unwrap().ok_or_else(|| anyhow::anyhow!("still running"));
+    let ended = testbed::wait_until(TEST_TIMEOUT, "its exit", ended);
+    if ended.is_err() {
+        child.kill().unwrap();
+    }
+    assert_eq!(ended.unwrap().code(), Some(3));
+}
+
+#[test]
+fn sigterm_stops_noded_though_nobody_reads_stderr() {
+    let (_reader, writer) = full_pipe();
+    let mut node =
+        NodedProcess::spawn(Scratch::new().unwrap(), NO_DAEMONS, &["--log-level", "info"], |command| {
+            command.stderr(writer);
+        });
+    let ready = || match node.nodectl(&["tree"]).status.success() {
+        true => Ok(()),
+        false => anyhow::bail!("not yet"),
+    };
+    testbed::wait_until(TEST_TIMEOUT, "the control API", ready).unwrap();
+    node.signal(Signal::SIGTERM);
+    let ended = || node.try_wait().ok_or_else(|| anyhow::anyhow!("still running"));
+    let status = testbed::wait_until(TEST_TIMEOUT, "its exit", ended).unwrap();
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn debug_entries_of_noded_are_shown_on_request() {
+    for (level, shown) in [("debug", true), ("info", false)] {
+        let scratch = Scratch::new().unwrap();
+        let mut node = NodedProcess::start_in(scratch, NO_DAEMONS, &["--log-level", level]);
+        let log = node.ask(&["-o", "json", "logs"]);
+        assert_eq!(log.contains(r#""level":"debug""#), shown, "{log}");
+        node.signal(Signal::SIGTERM);
+        let (_, lines) = node.wait();
+        let debug =
+            lines.iter().any(|line| line.split_whitespace().nth(1).is_some_and(|at| at.starts_with('D')));
+        assert_eq!(debug, shown, "{lines:#?}");
+    }
+}
+
+#[test]
+fn dev_mode_skips_missing_services_with_the_reason_and_runs_the_rest() {
+    let config = format!(
+        "services.containerd.binary = \"/nowhere/containerd\"\nservices.etcd.binary = \"/nowhere/etcd\"\n{}{}{}",
+        service_config("runs", "exec sleep 1000", ""),
+        service_config("needs-etcd", "exec sleep 1000", "depends_on = [\"etcd\"]"),
+        "[[service]]\nname = \"absent\"\ncommand = [\"/nowhere/program\"]\n",
+    );
+    let mut node = NodedProcess::spawn(Scratch::new().unwrap(), &config, &["--dev"], |_| {});
+    let lines = node.wait_for_line("control socket at");
+    assert!(
+        lines.iter().any(|line| line.contains("root.etcd") && line.contains("skipped: /nowhere/etcd")),
+        "{lines:#?}"
+    );
+    node.ask(&["start", "--wait", "root.service.runs"]);
+
+    let tree = node.ask_json(&["tree"]);
+    let state = |dn: &str| {
+        let node = tree
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|node| node["dn"] == dn)
+            .unwrap_or_else(|| panic!("{dn}: {tree}"));
+        (
+            node["state"].as_str().unwrap().to_owned(),
+            node["waiting_for"].as_str().unwrap_or_default().to_owned(),
+        )
+    };
+    for (dn, reason) in [
+        ("root.etcd", "/nowhere/etcd does not exist"),
+        ("root.containerd", "/nowhere/containerd does not exist"),
+        ("root.service.absent", "/nowhere/program does not exist"),
+        ("root.service.needs-etcd", "depends on root.etcd, which is skipped"),
+    ] {
+        let (is, why) = state(dn);
+        assert!(is == "skipped" && why.contains(reason), "{dn}: {is}, {why}");
+        assert!(node.ask(&["logs", dn]).contains("skipped: "), "{dn}");
+        assert!(node.ask(&["status", dn]).contains(reason), "{dn}");
+    }
+    assert_eq!(state("root.service.runs").0, "ready");
+    let refused = node.nodectl(&["restart", "root.etcd"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(node.ask(&["status"]).contains("4 of 8 runnables are not ready"), "{}", node.ask(&["status"]));
+    node.stop();
+}
+
+#[test]
+fn containerd_without_root_is_skipped_in_dev_mode_and_otherwise_rejected() {
+    let scratch = Scratch::new().unwrap();
+    // Any executable will do: it does not run.
+    let config = "services.etcd.enable = false\nservices.containerd.binary = \"/bin/true\"\n";
+    std::fs::write(scratch.path().join("noded.toml"), config).unwrap();
+    std::os::unix::fs::chown(scratch.path(), plain_user(), plain_user()).unwrap();
+    let mut check =
+        noded_command(&["check", "--data", scratch.path().join("data").to_str().unwrap(), "--config"]);
+    let (text, code) =
+        stderr_and_code(&as_plain_user(check.arg(scratch.path().join("noded.toml"))).output().unwrap());
+    assert_eq!(code, Some(4), "{text}");
+    assert!(text.starts_with("noded: containerd: needs root: run noded as root, or set"), "{text}");
+
+    let mut node = NodedProcess::spawn(scratch, config, &["--dev"], |command| {
+        as_plain_user(command);
+    });
+    node.wait_for_line("control socket at");
+    let status = node.ask_json(&["status", "root.containerd"]);
+    assert_eq!(status["node"]["state"], "skipped", "{status}");
+    node.stop();
+}

@@ -1,0 +1,24 @@
+//! Logs durations in the test output.
+
+use std::cell::Cell;
+use std::io::Write as _;
+use std::time::Instant;
+
+/// Prints the duration of steps.
+#[derive(Debug)]
+pub(crate) struct StepTimer(Cell<Instant>);
+
+impl StepTimer {
+    pub(crate) fn start() -> Self {
+        Self(Cell::new(Instant::now()))
+    }
+
+    /// Prints the time since the last step.
+    pub(crate) fn log_step(&self, what: &str) {
+        let line = format!("    {what}: {:.1} s\n", self.0.get().elapsed().as_secs_f64());
+        // Not with `println!`, whose output is shown only for a failed test. A closed stdout is not a
+        // failure.
+        let _ = std::io::stdout().write_all(line.as_bytes());
+        self.0.set(Instant::now());
+    }
+}

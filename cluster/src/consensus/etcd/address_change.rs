@@ -1,0 +1,72 @@
+//! A member that restarts at another address, and the credentials that every member has for that.
+
+use std::net::IpAddr;
+
+use nodekeel_localstorage::pki::Credentials;
+use nodekeel_localstorage::tree::EtcdDir;
+use tokio::task::spawn_blocking;
+
+use super::backend_error;
+use super::files::{self, PreparedFiles};
+use super::members::EtcdMembers;
+use crate::consensus::{ClusterMembers as _, ConsensusError, Member, MemberName, MembershipError, PeerUrl};
+use crate::pki::{CertificateSpec, ClusterCa};
+
+/// Certifies the member's key for its address, and issues credentials for this node's client, unless that was
+/// done before. It can be killed at any step: the next start does what is missing, and a certificate that was
+/// issued and not stored belongs to a key that no longer exists, or to the member's own.
+pub(super) async fn ensure_certificates(
+    cluster_ca: &ClusterCa,
+    files: &EtcdDir,
+    prepared: PreparedFiles,
+    name: &MemberName,
+    address: IpAddr,
+) -> Result<(), ConsensusError> {
+    if prepared.client_credentials.is_none() {
+        let client = cluster_ca
+            .issue_credentials(&CertificateSpec::for_client(name.clone()))
+            .await
+            .map_err(ConsensusError::Ca)?;
+        store_credentials(files, client, files::store_client_credentials).await?;
+    }
+    if prepared.is_certified_at(address) {
+        return Ok(());
+    }
+    let Credentials { key, ca, .. } = prepared.credentials;
+    let spec = CertificateSpec::for_member(name.clone(), address);
+    let certificate = cluster_ca.certify_key(key.public_key(), &spec).await.map_err(ConsensusError::Ca)?;
+    // The old certificate stays valid: it belongs to the same key, which no other member has.
+    store_credentials(files, Credentials { key, certificate, ca }, files::store_member_credentials).await?;
+    tracing::info!(%address, "the member has a certificate for its new address");
+    Ok(())
+}
+
+async fn store_credentials(
+    files: &EtcdDir,
+    credentials: Credentials,
+    keep: fn(&EtcdDir, &Credentials) -> Result<(), ConsensusError>,
+) -> Result<(), ConsensusError> {
+    let files = files.clone();
+    let stored = spawn_blocking(move || keep(&files, &credentials)).await;
+    stored.map_err(backend_error("store credentials"))?
+}
+
+/// This member, listed at its present URL.
+pub(super) async fn ensure_listed(members: &EtcdMembers, url: PeerUrl) -> Result<Member, ConsensusError> {
+    let this = this_member(members).await?;
+    if this.peer_urls == [url.as_str()] {
+        return Ok(this);
+    }
+    members.update_peer_url(this.id, &url).await.map_err(ConsensusError::Membership)?;
+    tracing::info!(%url, "the member is listed at its new address");
+    self::this_member(members).await
+}
+
+/// This member's entry in the list.
+async fn this_member(members: &EtcdMembers) -> Result<Member, ConsensusError> {
+    let source = |source| ConsensusError::Kv { operation: "read the member's id", source };
+    let id = members.0.member_id().await.map_err(source)?;
+    let listed = members.list_members().await.map_err(ConsensusError::Membership)?;
+    let this = listed.into_iter().find(|member| member.id == id);
+    this.ok_or(ConsensusError::Membership(MembershipError::MemberNotFound { id }))
+}

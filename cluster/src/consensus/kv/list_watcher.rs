@@ -1,0 +1,92 @@
+//! List and watch: reads the present keys, then watches for changes, without a gap.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{
+    KeyEvent, KeyRange, KeyValue, KvError, KvStore, RangeRequest, Revision, WatchFrom, WatchResponse,
+    WatchStream,
+};
+
+/// An update of a [`ListWatcher`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ListWatchUpdate {
+    /// All present keys. Keys that are not among them do not exist: discard earlier updates.
+    ///
+    /// It is the first update, and is repeated when changes were lost to a compaction.
+    Snapshot {
+        /// The newest revision when they were read.
+        revision: Revision,
+        /// The keys in their order.
+        kvs: Vec<KeyValue>,
+    },
+    /// Changes since then, in order.
+    Events(Vec<KeyEvent>),
+}
+
+/// Lists keys and watches them, like a Kubernetes informer: reads the present keys, watches from the next
+/// revision, and lists again when the watch has lost changes to a compaction. No change is missed or reported
+/// twice.
+pub struct ListWatcher {
+    store: Arc<dyn KvStore>,
+    keys: KeyRange,
+    watch: Option<WatchStream>,
+}
+
+impl ListWatcher {
+    /// Watches these keys; no request is sent before the first [`next_update`](Self::next_update).
+    pub fn new(store: Arc<dyn KvStore>, keys: KeyRange) -> ListWatcher {
+        ListWatcher { store, keys, watch: None }
+    }
+
+    /// The next update.
+    ///
+    /// # Errors
+    /// Those of the store except [`KvError::Compacted`]. It can be called again after any error: the next
+    /// update is a [`ListWatchUpdate::Snapshot`]. After [`KvError::Stopped`] every call fails.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again: no update is lost.
+    pub async fn next_update(&mut self) -> Result<ListWatchUpdate, KvError> {
+        loop {
+            let Some(watch) = &mut self.watch else {
+                if let Some(all) = self.list_and_watch().await? {
+                    return Ok(all);
+                }
+                continue;
+            };
+            match watch.next_response().await {
+                Some(Ok(WatchResponse::Events(changes))) => return Ok(ListWatchUpdate::Events(changes)),
+                Some(Ok(WatchResponse::Progress(_))) => {}
+                Some(Err(KvError::Compacted { .. })) => self.watch = None,
+                Some(Err(error)) => {
+                    self.watch = None;
+                    return Err(error);
+                }
+                None => {
+                    self.watch = None;
+                    return Err(KvError::Stopped);
+                }
+            }
+        }
+    }
+
+    /// Lists the keys and starts a watch; `None` if the listed revision was compacted meanwhile.
+    async fn list_and_watch(&mut self) -> Result<Option<ListWatchUpdate>, KvError> {
+        let read = self.store.range(RangeRequest::new(self.keys.clone())).await?;
+        let from = WatchFrom::Revision(read.revision.next());
+        match self.store.watch(self.keys.clone(), from).await {
+            Ok(watch) => self.watch = Some(watch),
+            Err(KvError::Compacted { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        Ok(Some(ListWatchUpdate::Snapshot { revision: read.revision, kvs: read.kvs }))
+    }
+}
+
+impl fmt::Debug for ListWatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListWatcher").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,394 @@
+//! A node in its cluster: the runnable that enrols it, and the handle for everything else.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::volume::{DataVolume, ErasePolicy};
+#[cfg(feature = "etcd")]
+use nodekeel_localstorage::{OsFileStore, tree::LayoutTarget};
+use nodekeel_supervisor::{Context, RunFuture, Runnable};
+use thiserror::Error;
+use tokio::sync::watch;
+
+use super::data_volume::MountedVolume;
+use super::driver;
+use super::failure::FailureReason;
+use super::journal::TestHook;
+use super::state::{ClusterMembership, EnrolmentPhase, EnrolmentState};
+#[cfg(feature = "etcd")]
+use crate::consensus::etcd::EtcdConsensus;
+use crate::consensus::kv::KvStore;
+use crate::consensus::{self, Consensus, InvalidName, StatusWatch};
+use crate::network::Network;
+use crate::node::{
+    DEFAULT_NODE_PREFIX, EnrolmentSources, GoldenTicketIssuer, LocalNames, NODES_NAMESPACE, NodeStore,
+    TicketIssueError,
+};
+
+/// What the enrolment of a node depends on.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_structs, reason = "the builder of a node has all of it")]
+pub struct Deps {
+    /// Directory of the enrolment journal. It exists before the data volume does, like the EFI system
+    /// partition.
+    pub journal_dir: Dir,
+    /// Where to look for the enrolment configuration.
+    pub enrolment: EnrolmentSources,
+    /// Reports the node's address.
+    pub network: Arc<dyn Network>,
+    /// Holds the node's data. The enrolment opens it and leaves it open when a run ends: its owner unmounts
+    /// it.
+    pub volume: Arc<dyn DataVolume>,
+    /// Runs the node's member.
+    pub consensus: ConsensusFactory,
+    /// Where the local host name, machine id and hosts are written.
+    pub local_names: LocalNames,
+}
+
+/// Creates the consensus implementation that runs a node's member, once the data volume is open.
+#[derive(Clone)]
+pub struct ConsensusFactory {
+    open: Arc<OpenFn>,
+    /// The port at which other members reach this one, if known.
+    pub(super) peer_port: Option<u16>,
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type OpenFn = dyn Fn(&Dir) -> Result<Arc<dyn Consensus>, BoxError> + Send + Sync;
+
+impl ConsensusFactory {
+    /// An implementation with its files on the data volume, whose root directory is passed to `open`. `open`
+    /// may block.
+    pub fn on_volume<E: Into<BoxError>>(
+        open: impl Fn(&Dir) -> Result<Arc<dyn Consensus>, E> + Send + Sync + 'static,
+    ) -> Self {
+        Self { open: Arc::new(move |top| open(top).map_err(Into::into)), peer_port: None }
+    }
+
+    /// etcd, with its data and credentials on the data volume, as in [`nodekeel_localstorage::tree::Data`].
+    #[cfg(feature = "etcd")]
+    pub fn etcd_on_volume(config: crate::consensus::etcd::EtcdConfig) -> Self {
+        let port = config.peer_port;
+        let source = Self::on_volume(move |top| {
+            let (path, top) = (top.path().to_owned(), top.try_clone()?);
+            let placed: etcd::EtcdLayout =
+                LayoutTarget::new(Arc::new(OsFileStore::new(top)), path).create_layout()?;
+            let etcd = EtcdConsensus::new(config.clone(), placed.etcd.clone());
+            Ok::<Arc<dyn Consensus>, BoxError>(Arc::new(etcd))
+        });
+        source.with_peer_port(port)
+    }
+
+    /// An implementation that needs no data volume.
+    pub fn without_volume(consensus: Arc<dyn Consensus>) -> Self {
+        Self { open: Arc::new(move |_| Ok(Arc::clone(&consensus))), peer_port: None }
+    }
+
+    /// Sets the port at which other members reach this one. A ticket for another port is rejected before
+    /// anything starts.
+    #[must_use]
+    pub fn with_peer_port(self, peer_port: u16) -> Self {
+        Self { peer_port: Some(peer_port), ..self }
+    }
+
+    pub(super) fn open(&self, top: &Dir) -> Result<Arc<dyn Consensus>, BoxError> {
+        (self.open)(top)
+    }
+}
+
+#[cfg(feature = "etcd")]
+mod etcd {
+    use nodekeel_localstorage::tree::EtcdDir;
+
+    nodekeel_localstorage::layout! {
+        /// etcd's directory on the data volume.
+        pub(super) struct EtcdLayout {
+            /// The node's member.
+            pub(super) etcd: EtcdDir = "etcd", 0o700;
+        }
+    }
+}
+
+impl fmt::Debug for ConsensusFactory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsensusFactory").finish_non_exhaustive()
+    }
+}
+
+/// How a node is enrolled.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct EnrolmentSettings {
+    /// Prefix of nodes' names. Default: [`DEFAULT_NODE_PREFIX`].
+    pub node_prefix: String,
+    /// Longest time a run may take until the node is in the cluster, including the wait for an address.
+    /// Default: two minutes; etcd starts in less than two seconds, and a DHCP lease may take a minute.
+    pub deadline: Duration,
+    /// What the creation of the data volume may destroy. Default: nothing. Ignored once the node is in a
+    /// cluster.
+    pub erase: ErasePolicy,
+    /// Whether the node is a Kubernetes worker. Default: yes.
+    pub kubernetes_worker: bool,
+    /// Whether this node issues golden tickets. Default: no. A golden ticket is a bearer credential of its
+    /// node.
+    pub golden_tickets: bool,
+}
+
+impl Default for EnrolmentSettings {
+    fn default() -> Self {
+        Self {
+            node_prefix: DEFAULT_NODE_PREFIX.to_owned(),
+            deadline: Duration::from_secs(120),
+            erase: ErasePolicy::Nothing,
+            kubernetes_worker: true,
+            golden_tickets: false,
+        }
+    }
+}
+
+/// A node in its cluster: a runnable that enrols it, and a cloneable handle for everything else.
+///
+/// It signals ready in [`EnrolmentState::Running`]. A failed run returns its [`FailureReason`] as the error;
+/// the supervisor's policy decides whether another run follows. A run also ends when the node's address
+/// changes, since other nodes no longer reach its member: the next run starts the member at the new address.
+/// Each run resumes where the journal says, with a new state machine that starts in [`EnrolmentState::New`].
+/// The supervisor runs one run at a time.
+#[derive(Clone)]
+pub struct ClusterNode(pub(super) Arc<SharedState>);
+
+pub(super) struct SharedState {
+    pub(super) deps: Deps,
+    pub(super) settings: EnrolmentSettings,
+    pub(super) volume: MountedVolume,
+    pub(super) test_hook: TestHook,
+    published: watch::Sender<PublishedState>,
+}
+
+/// What all handles see.
+#[derive(Clone, Debug)]
+pub(super) struct PublishedState {
+    pub(super) state: EnrolmentState,
+    pub(super) phase_history: Vec<EnrolmentPhase>,
+    /// The status of the member, once it was started.
+    pub(super) member: Option<StatusWatch>,
+}
+
+/// The node is not in a cluster at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum NodeUnavailable {
+    /// The node is not [`EnrolmentState::Running`].
+    #[error("the node is {state}, not Running")]
+    NotRunning {
+        /// Its present state.
+        state: EnrolmentPhase,
+    },
+    /// The node is running, but its member has exited and is being restarted: wait, or retry.
+    #[error("the node's member is not serving")]
+    MemberNotServing,
+}
+
+/// Why keys are not available.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum KvAccessError {
+    /// The node is not in a cluster at the moment.
+    #[error("access the cluster's keys")]
+    Unavailable(#[source] NodeUnavailable),
+    /// The module or namespace is invalid.
+    #[error("select the key namespace")]
+    Namespace(#[source] InvalidName),
+}
+
+/// Why tickets are not available here.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TicketAccessError {
+    /// Tickets are disabled: see [`EnrolmentSettings::golden_tickets`].
+    #[error("golden tickets are not enabled on this node")]
+    Disabled,
+    /// The node is not in a cluster at the moment.
+    #[error("access the cluster")]
+    Unavailable(#[source] NodeUnavailable),
+    /// The cluster's tickets are not accessible.
+    #[error("access the cluster's tickets")]
+    Issue(#[source] TicketIssueError),
+}
+
+impl ClusterNode {
+    /// A node that has not started enrolment: run it.
+    pub fn new(deps: Deps, settings: EnrolmentSettings) -> Self {
+        Self::build(deps, settings, Arc::new(|_: &str| {}))
+    }
+
+    /// Like [`new`](Self::new), with a hook that is called by name at each point at which a test may kill the
+    /// run. A panic of the hook is a panic of the run, which ends at that point.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn with_test_hook(
+        deps: Deps,
+        settings: EnrolmentSettings,
+        hook: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Self {
+        Self::build(deps, settings, Arc::new(hook))
+    }
+
+    fn build(deps: Deps, settings: EnrolmentSettings, hook: TestHook) -> Self {
+        let start = PublishedState {
+            state: EnrolmentState::New,
+            phase_history: vec![EnrolmentPhase::New],
+            member: None,
+        };
+        let published = watch::Sender::new(start);
+        Self(Arc::new(SharedState {
+            deps,
+            settings,
+            volume: MountedVolume::default(),
+            test_hook: hook,
+            published,
+        }))
+    }
+
+    /// The state now.
+    pub fn current_state(&self) -> EnrolmentState {
+        self.0.published.borrow().state.clone()
+    }
+
+    /// The states of the present run, the current one last. A run that was [`EnrolmentPhase::Running`] and
+    /// has ended shows [`EnrolmentPhase::Failed`] after it.
+    pub fn phase_history(&self) -> Vec<EnrolmentPhase> {
+        self.0.published.borrow().phase_history.clone()
+    }
+
+    /// Waits until the state differs from the one given, and returns it.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again.
+    pub async fn wait_phase_change(&self, kind: EnrolmentPhase) -> EnrolmentState {
+        let mut published = self.0.published.subscribe();
+        // The sender exists as long as this handle.
+        match published.wait_for(|now| now.state.phase() != kind).await {
+            Ok(now) => now.state.clone(),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Waits until the run has finished, and returns its result; at once if it already has. Any number of
+    /// tasks may wait.
+    ///
+    /// # Errors
+    /// Why the node is not in a cluster: [`FailureReason::RunEnded`] if it was. Does not wait for a run that
+    /// may follow.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again.
+    pub async fn wait_finished(&self) -> Result<ClusterMembership, FailureReason> {
+        let mut published = self.0.published.subscribe();
+        loop {
+            match &published.borrow_and_update().state {
+                EnrolmentState::Running(membership) => return Ok(membership.clone()),
+                EnrolmentState::Failed(reason) => return Err(reason.clone()),
+                EnrolmentState::New
+                | EnrolmentState::CreatingCluster(_)
+                | EnrolmentState::Joining { .. }
+                | EnrolmentState::Restarting(_) => {}
+            }
+            if published.changed().await.is_err() {
+                // The sender exists as long as this handle.
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// The node's membership in its cluster.
+    ///
+    /// # Errors
+    /// [`NodeUnavailable::NotRunning`].
+    pub fn membership(&self) -> Result<ClusterMembership, NodeUnavailable> {
+        match &self.0.published.borrow().state {
+            EnrolmentState::Running(membership) => Ok(membership.clone()),
+            other => Err(NodeUnavailable::NotRunning { state: other.phase() }),
+        }
+    }
+
+    /// The node's member, and access to everything that it offers.
+    ///
+    /// # Errors
+    /// [`NodeUnavailable`].
+    pub fn running_member(&self) -> Result<consensus::RunningMember, NodeUnavailable> {
+        self.membership()?;
+        let member = self.0.published.borrow().member.clone();
+        member
+            .and_then(|status| status.current_status().running_member().cloned())
+            .ok_or(NodeUnavailable::MemberNotServing)
+    }
+
+    /// The keys of one module's namespace.
+    ///
+    /// # Errors
+    /// [`KvAccessError`].
+    pub fn namespaced_kv(&self, module: &str, namespace: &str) -> Result<Arc<dyn KvStore>, KvAccessError> {
+        let member = self.running_member().map_err(KvAccessError::Unavailable)?;
+        member.namespaced_kv(module, namespace).map_err(KvAccessError::Namespace)
+    }
+
+    /// All keys, including those of every module.
+    ///
+    /// # Errors
+    /// [`NodeUnavailable`].
+    pub fn root_kv(&self) -> Result<Arc<dyn KvStore>, NodeUnavailable> {
+        Ok(self.running_member()?.root_kv())
+    }
+
+    /// The list of members, and its changes.
+    ///
+    /// # Errors
+    /// [`NodeUnavailable`].
+    pub fn cluster_members(&self) -> Result<Arc<dyn consensus::ClusterMembers>, NodeUnavailable> {
+        Ok(self.running_member()?.cluster_members())
+    }
+
+    /// The records of the cluster's nodes.
+    ///
+    /// # Errors
+    /// [`KvAccessError::NodeUnavailable`].
+    pub fn node_store(&self) -> Result<NodeStore, KvAccessError> {
+        let (module, namespace) = NODES_NAMESPACE;
+        Ok(NodeStore::new(self.namespaced_kv(module, namespace)?))
+    }
+}
+
+impl ClusterNode {
+    /// Issues golden tickets for nodes that are to join, if [enabled](EnrolmentSettings::golden_tickets).
+    ///
+    /// # Errors
+    /// [`TicketAccessError`].
+    pub fn ticket_issuer(&self) -> Result<GoldenTicketIssuer, TicketAccessError> {
+        if !self.0.settings.golden_tickets {
+            return Err(TicketAccessError::Disabled);
+        }
+        let member = self.running_member().map_err(TicketAccessError::Unavailable)?;
+        GoldenTicketIssuer::new(member, self.0.settings.node_prefix.as_str())
+            .map_err(TicketAccessError::Issue)
+    }
+}
+
+impl SharedState {
+    pub(super) fn publish(&self, published: PublishedState) {
+        self.published.send_replace(published);
+    }
+}
+
+impl Runnable for ClusterNode {
+    fn run(&self, ctx: Context) -> RunFuture {
+        let shared = Arc::clone(&self.0);
+        Box::pin(driver::run_enrolment(shared, ctx))
+    }
+}
+
+impl fmt::Debug for ClusterNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterNode").field("state", &self.current_state().phase()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,123 @@
+//! The data volume: created once, opened at every later start, and bound to the enrolment that created it.
+
+use std::sync::{Mutex, PoisonError};
+
+use nodekeel_localstorage::volume::{DataVolume, ErasePolicy, VolumeError};
+use nodekeel_localstorage::{Dir, FileMode};
+
+use super::failure::StepError;
+use super::progress::{EnrolmentId, StepMode};
+
+/// File at the root of the volume: the enrolment's id and a newline. It is written before anything else.
+const MARK_FILE: &str = ".enrolment";
+
+/// A volume, and its root directory once it is open. It stays open between runs.
+#[derive(Debug, Default)]
+pub(super) struct MountedVolume(Mutex<Option<Dir>>);
+
+impl MountedVolume {
+    /// The root directory, if it is open.
+    pub(super) fn root_dir(&self) -> Result<Option<Dir>, StepError> {
+        let root = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        root.as_ref().map(Dir::try_clone).transpose().map_err(StepError::Mark)
+    }
+
+    /// Opens the volume, or creates it, for this enrolment. It blocks.
+    pub(super) fn open_or_create(
+        &self,
+        volume: &dyn DataVolume,
+        mode: StepMode,
+        enrolment: EnrolmentId,
+        erase: &ErasePolicy,
+    ) -> Result<(), StepError> {
+        let mut open_root = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(root) = open_root.as_ref() {
+            return match read_mark(root)?.as_deref() == Some(&*mark_content(enrolment)) {
+                true => Ok(()),
+                false => Err(foreign_volume(root)),
+            };
+        }
+        let root = match mode {
+            StepMode::FirstRun => create_volume(volume, enrolment, erase)?,
+            StepMode::Rerun => open_existing(volume, enrolment)?,
+        };
+        *open_root = Some(root);
+        Ok(())
+    }
+}
+
+/// Opens the volume that this enrolment has created and marked.
+fn open_existing(volume: &dyn DataVolume, enrolment: EnrolmentId) -> Result<Dir, StepError> {
+    let root = volume.mount_existing().map_err(StepError::Volume)?;
+    if read_mark(&root)?.as_deref() == Some(&*mark_content(enrolment)) {
+        return Ok(root);
+    }
+    let foreign = foreign_volume(&root);
+    drop(root);
+    volume.unmount().map_err(StepError::Volume)?;
+    Err(foreign)
+}
+
+/// Creates a volume for this enrolment. A volume that a killed run of it has created is adopted; anything
+/// else is destroyed only as far as `erase` allows.
+fn create_volume(
+    volume: &dyn DataVolume,
+    enrolment: EnrolmentId,
+    erase: &ErasePolicy,
+) -> Result<Dir, StepError> {
+    match volume.mount_existing() {
+        Ok(root) => {
+            if let Some(root) = adopt_unfinished(root, enrolment)? {
+                return Ok(root);
+            }
+            volume.unmount().map_err(StepError::Volume)?;
+        }
+        Err(
+            VolumeError::Absent { .. } | VolumeError::Unfinished { .. } | VolumeError::ForeignData { .. },
+        ) => {}
+        Err(error) => return Err(StepError::Volume(error)),
+    }
+    let root = volume.mount_new(erase.clone()).map_err(StepError::Volume)?;
+    write_mark(&root, enrolment)?;
+    Ok(root)
+}
+
+/// The volume, if it is this enrolment's, or was created and never used.
+fn adopt_unfinished(root: Dir, enrolment: EnrolmentId) -> Result<Option<Dir>, StepError> {
+    match read_mark(&root)? {
+        Some(mark) if mark == *mark_content(enrolment) => Ok(Some(root)),
+        None if is_unused(&root)? => {
+            write_mark(&root, enrolment)?;
+            Ok(Some(root))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether the volume holds only what its creation leaves: marks, whose names begin with a dot, and what
+/// `mkfs` creates.
+fn is_unused(root: &Dir) -> Result<bool, StepError> {
+    let entries = root.list().map_err(StepError::Mark)?;
+    let is_mark = |name: &[u8]| name.starts_with(b".") || name == b"lost+found";
+    Ok(entries.iter().all(|entry| is_mark(entry.name.as_os_str().as_encoded_bytes())))
+}
+
+fn mark_content(enrolment: EnrolmentId) -> Vec<u8> {
+    format!("{}\n", enrolment.to_hex()).into_bytes()
+}
+
+fn read_mark(root: &Dir) -> Result<Option<Vec<u8>>, StepError> {
+    match root.read_at_most(MARK_FILE, 4096) {
+        Ok(mark) => Ok(Some(mark)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(StepError::Mark(error)),
+    }
+}
+
+fn write_mark(root: &Dir, enrolment: EnrolmentId) -> Result<(), StepError> {
+    root.write(MARK_FILE, &mark_content(enrolment), FileMode::new(0o400)).map_err(StepError::Mark)
+}
+
+fn foreign_volume(root: &Dir) -> StepError {
+    StepError::ForeignVolume { path: root.path().to_owned() }
+}

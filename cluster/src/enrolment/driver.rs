@@ -1,0 +1,237 @@
+//! Drives the state machine: performs its actions, one at a time, and returns the result of each as an input.
+
+use std::net::IpAddr;
+use std::panic;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nodekeel_localstorage::pki::Certificate;
+use nodekeel_supervisor::{CanceledError, Context, Failure};
+use thiserror::Error;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::task::TaskTracker;
+
+use super::cluster_node::{PublishedState, SharedState};
+use super::failure::FailureReason;
+use super::fsm::{EnrolmentAction, EnrolmentFsm, EnrolmentInput};
+use super::journal::EnrolmentJournal;
+use super::state::{EnrolmentPhase, EnrolmentState};
+use crate::consensus::StatusWatch;
+
+/// One run, with everything that it has created so far.
+pub(super) struct EnrolmentDriver {
+    pub(super) shared: Arc<SharedState>,
+    pub(super) ctx: Context,
+    fsm: Mutex<EnrolmentFsm>,
+    run_state: Mutex<RunState>,
+    /// Blocking work on separate threads.
+    threads: TaskTracker,
+}
+
+/// What the steps of this run have created for later steps.
+#[derive(Debug, Default)]
+pub(super) struct RunState {
+    pub(super) journal: Option<EnrolmentJournal>,
+    pub(super) certificate: Option<Certificate>,
+    pub(super) member: Option<StatusWatch>,
+    /// The address at which the member is reached.
+    pub(super) member_address: Option<IpAddr>,
+    /// What the current step waits for.
+    condition: Option<Arc<str>>,
+}
+
+/// Runs the enrolment once.
+pub(super) async fn run_enrolment(shared: Arc<SharedState>, ctx: Context) -> Result<(), Failure> {
+    let drive = EnrolmentDriver {
+        shared,
+        ctx,
+        fsm: Mutex::new(EnrolmentFsm::new()),
+        run_state: Mutex::new(RunState::default()),
+        threads: TaskTracker::new(),
+    };
+    drive.publish();
+    let end = FailOnDrop(&drive);
+    drive.run_to_completion().await;
+    drop(end);
+    match drive.current_state() {
+        EnrolmentState::Running(_) => {
+            let _ended = ReportEndOnDrop(&drive);
+            drive.ctx.signal_ready()?;
+            tokio::select! {
+                biased;
+                cancelled = drive.ctx.canceled() => Err(cancelled.into()),
+                moved = drive.wait_address_change() => Err(moved.into()),
+            }
+        }
+        EnrolmentState::Failed(FailureReason::Stopped { .. }) => Err(CanceledError.into()),
+        EnrolmentState::Failed(reason) => Err(reason.into()),
+        other => Err(Failure::new(format!("the enrolment stopped in state {}", other.phase()))),
+    }
+}
+
+/// A running node has a new address: the next run starts its member there.
+#[derive(Debug, Error)]
+#[error("the node's address changed from {from} to {to}: restarting its member there")]
+pub(super) struct AddressChange {
+    pub(super) from: IpAddr,
+    pub(super) to: IpAddr,
+}
+
+/// Fails a run that is dropped before its end, or panics, so that waiters are notified.
+struct FailOnDrop<'a>(&'a EnrolmentDriver);
+
+impl Drop for FailOnDrop<'_> {
+    fn drop(&mut self) {
+        if !self.0.current_state().phase().is_final() {
+            self.0.apply_input(EnrolmentInput::Stop);
+        }
+    }
+}
+
+/// Publishes the end of a run that was in its cluster, whether it ended, was dropped or panicked. For the
+/// state machine, the run was over once it was in the cluster.
+struct ReportEndOnDrop<'a>(&'a EnrolmentDriver);
+
+impl Drop for ReportEndOnDrop<'_> {
+    fn drop(&mut self) {
+        let mut history = self.0.fsm().phase_history().to_vec();
+        history.push(EnrolmentPhase::Failed);
+        self.0.shared.publish(PublishedState {
+            state: EnrolmentState::Failed(FailureReason::RunEnded),
+            phase_history: history,
+            member: None,
+        });
+    }
+}
+
+impl EnrolmentDriver {
+    pub(super) fn current_state(&self) -> EnrolmentState {
+        self.fsm().current_state().clone()
+    }
+
+    /// A panic in another thread leaves the state machine consistent: each input is one step.
+    fn fsm(&self) -> MutexGuard<'_, EnrolmentFsm> {
+        self.fsm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn run_state(&self) -> MutexGuard<'_, RunState> {
+        self.run_state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets what currently holds up the run; `None` when nothing is known.
+    pub(super) fn set_condition(&self, condition: Option<String>) {
+        let mut run_state = self.run_state();
+        if run_state.condition.as_deref() == condition.as_deref() {
+            return;
+        }
+        if let Some(condition) = &condition {
+            tracing::warn!("enrolment is waiting: {condition}");
+        }
+        run_state.condition = condition.map(Into::into);
+    }
+
+    /// Runs blocking work on a separate thread, within the run's tracing span. A panic there becomes a panic
+    /// of the run.
+    pub(super) async fn run_blocking<T: Send + 'static>(
+        &self,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let span = tracing::Span::current();
+        match self.threads.spawn_blocking(move || span.in_scope(run)).await {
+            Ok(done) => done,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => panic::resume_unwind(panic),
+                // The runtime is shutting down, and this future with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    fn publish(&self) {
+        let fsm = self.fsm();
+        let (state, history) = (fsm.current_state().clone(), fsm.phase_history().to_vec());
+        drop(fsm);
+        let member = self.run_state().member.clone();
+        self.shared.publish(PublishedState { state, phase_history: history, member });
+    }
+
+    fn apply_input(&self, input: EnrolmentInput) -> Option<EnrolmentAction> {
+        let mut fsm = self.fsm();
+        let before = fsm.current_state().phase();
+        let action = fsm.apply_input(input);
+        let after = fsm.current_state().clone();
+        drop(fsm);
+        match &after {
+            now if now.phase() == before => {}
+            EnrolmentState::Failed(reason) => {
+                tracing::error!(from = %before, "enrolment failed: {}", Failure::new(reason.clone()));
+            }
+            EnrolmentState::Running(membership) => {
+                let (node, cluster) = (&membership.node_id, membership.cluster_id);
+                tracing::info!(%node, %cluster, "the node is in its cluster");
+            }
+            now => {
+                tracing::info!(from = %before, to = %now.phase(), "enrolment entered a new state")
+            }
+        }
+        self.publish();
+        action.unwrap_or_else(|rejected| {
+            // Inputs are created one at a time, as results of actions, so this would be a bug. The state is
+            // unchanged.
+            tracing::error!("{rejected}");
+            None
+        })
+    }
+
+    /// Performs actions until the state machine returns none.
+    async fn run_to_completion(&self) {
+        let deadline = Instant::now().checked_add(self.shared.settings.deadline);
+        let mut next = self.apply_input(EnrolmentInput::Start);
+        while let Some(action) = next {
+            let input = tokio::select! {
+                biased;
+                input = self.perform_action(action) => input,
+                CanceledError = self.ctx.canceled() => EnrolmentInput::Stop,
+                () = sleep_until_deadline(deadline) => {
+                    EnrolmentInput::DeadlineExceeded(self.run_state().condition.clone())
+                }
+            };
+            // All waiters are notified at once.
+            next = self.apply_input(input);
+        }
+        // Work on a thread can't be cancelled. It is safe to repeat, but it must end before the next run,
+        // which would otherwise find the journal in use.
+        self.threads.close();
+        self.threads.wait().await;
+    }
+
+    async fn perform_action(&self, action: EnrolmentAction) -> EnrolmentInput {
+        match action {
+            EnrolmentAction::Inspect(action_id) => match self.inspect_disk().await {
+                Ok(found) => EnrolmentInput::Inspected(action_id, found),
+                Err(error) => EnrolmentInput::ActionFailed(action_id, Arc::new(error)),
+            },
+            EnrolmentAction::Record(action_id, progress) => match self.record_progress(progress).await {
+                Ok(()) => EnrolmentInput::Recorded(action_id),
+                Err(error) => EnrolmentInput::ActionFailed(action_id, Arc::new(error)),
+            },
+            EnrolmentAction::RunStep(action_id, step, mode) => {
+                (self.shared.test_hook)(&format!("start {step}"));
+                let outcome = self.run_step(step, mode).await;
+                self.set_condition(None);
+                (self.shared.test_hook)(&format!("end {step}"));
+                match outcome {
+                    Ok(outcome) => EnrolmentInput::StepDone(action_id, outcome),
+                    Err(error) => EnrolmentInput::ActionFailed(action_id, Arc::new(error)),
+                }
+            }
+        }
+    }
+}
+
+/// Never returns if the deadline is beyond the range of the clock.
+async fn sleep_until_deadline(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

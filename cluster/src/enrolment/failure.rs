@@ -1,0 +1,198 @@
+//! Why a node is not in a cluster.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nodekeel_localstorage::pki::PkiError;
+use nodekeel_localstorage::step_journal;
+use nodekeel_localstorage::tree::LayoutError;
+use nodekeel_localstorage::volume::VolumeError;
+use thiserror::Error;
+
+use super::progress::{EnrolmentStep, InvalidProgress};
+use crate::node::{
+    ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, RecordError, TicketDigest, TicketError,
+};
+
+/// What a run was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum EnrolmentActivity {
+    /// Inspecting what is on the disk.
+    Inspecting,
+    /// Recording the decision.
+    Deciding,
+    /// Running this step.
+    RunningStep(EnrolmentStep),
+    /// Recording that this step is done.
+    Recording(EnrolmentStep),
+}
+
+impl fmt::Display for EnrolmentActivity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inspecting => f.write_str("inspecting the disk"),
+            Self::Deciding => f.write_str("recording the decision"),
+            Self::RunningStep(step) => write!(f, "step {step}"),
+            Self::Recording(step) => write!(f, "recording step {step}"),
+        }
+    }
+}
+
+/// Why a run has failed. What was recorded stays: the next run resumes with it.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum FailureReason {
+    /// An action failed. The source says what to do about it.
+    #[error("{during} failed")]
+    ActionFailed {
+        /// What was being done.
+        during: EnrolmentActivity,
+        /// Why it failed.
+        source: Arc<StepError>,
+    },
+    /// The deadline has passed: check what the run was waiting for, or extend the deadline.
+    #[error("timed out during {during}{}", condition_suffix(.condition))]
+    DeadlineExceeded {
+        /// What was being done.
+        during: EnrolmentActivity,
+        /// What the run was waiting for, if known.
+        condition: Option<Arc<str>>,
+    },
+    /// The run was stopped before its end.
+    #[error("stopped during {during}")]
+    Stopped {
+        /// What was being done.
+        during: EnrolmentActivity,
+    },
+    /// The node was in its cluster, and the run has ended: it was stopped, or the node's address changed.
+    /// Another run returns to the same cluster.
+    #[error("the node was in its cluster, and the run has ended")]
+    RunEnded,
+    /// A node that is bootstrapping a cluster has been given a ticket for another. Remove the ticket to
+    /// resume, or [reset](super::reset_enrolment) the node, and erase its data, to join by the ticket.
+    #[error(
+        "bootstrap is in progress, but a join ticket is present: remove the ticket to resume, or reset the node to \
+         join by it"
+    )]
+    TicketDuringBootstrap,
+    /// The ticket by which a node is joining is missing, and is still needed: restore it, or have it
+    /// reissued. Or [reset](super::reset_enrolment) the node, and erase its data.
+    #[error("join ticket {started_with} is missing: restore it, have it reissued, or reset the node")]
+    TicketMissing {
+        /// The ticket by which joining was started.
+        started_with: TicketDigest,
+    },
+    /// The ticket by which a node is joining was replaced by another node's: restore it, or have it reissued.
+    /// Or [reset](super::reset_enrolment) the node, and erase its data.
+    #[error(
+        "join ticket changed: joining was started with {started_with}, but {found} is another node's: restore the \
+         first one, or reset the node to join by the other"
+    )]
+    TicketChanged {
+        /// The ticket by which joining was started.
+        started_with: TicketDigest,
+        /// The ticket that is present now.
+        found: TicketDigest,
+    },
+    /// The data volume has the key of another node than the journal: one of the two belongs to another host.
+    #[error("the journal is of node {recorded}, but the data volume is of node {found}")]
+    NodeMismatch {
+        /// The node in the journal.
+        recorded: NodeId,
+        /// The node whose key is on the data volume.
+        found: NodeId,
+    },
+    /// The member serves in another cluster than the one that the node has joined or bootstrapped.
+    #[error("the node is in cluster {expected}, but its member serves in cluster {found}")]
+    ClusterMismatch {
+        /// The cluster in the journal.
+        expected: ClusterId,
+        /// The cluster in which the member serves.
+        found: ClusterId,
+    },
+}
+
+fn condition_suffix(condition: &Option<Arc<str>>) -> String {
+    condition.as_ref().map(|condition| format!(": {condition}")).unwrap_or_default()
+}
+
+/// Why a step failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The journal can't be opened.
+    #[error("open the enrolment journal")]
+    Journal(#[source] step_journal::JournalError),
+    /// The journal can't be resumed.
+    #[error("resume the enrolment journal")]
+    Steps(#[source] step_journal::StepsError),
+    /// The journal is complete, but its content is not an enrolment progress record.
+    #[error("read the progress record in journal {}", .path.display())]
+    Progress {
+        /// The journal's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: InvalidProgress,
+    },
+    /// The enrolment configuration can't be read, or is invalid. It is never treated as absent.
+    #[error("read the enrolment configuration")]
+    EnrolmentConfig(#[source] EnrolmentConfigError),
+    /// The kernel supplied no random numbers.
+    #[error("generate random numbers")]
+    Random(#[source] io::Error),
+    /// No address is known, and the network will report none any more.
+    #[error("address watch closed")]
+    AddressWatchClosed,
+    /// The data volume can't be created or opened. If it holds something, [`VolumeError::Occupied`] reports
+    /// what; to permit its erasure, set [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase).
+    #[error("open the data volume")]
+    Volume(#[source] VolumeError),
+    /// The data volume belongs to another attempt, or to another node.
+    #[error("the data volume at {} belongs to another enrolment than the journal", .path.display())]
+    ForeignVolume {
+        /// Its root directory.
+        path: PathBuf,
+    },
+    /// The mark that names the volume's enrolment could not be read or written.
+    #[error("read or write the enrolment mark of the data volume")]
+    Mark(#[source] nodekeel_localstorage::Error),
+    /// The node's directories could not be created on the data volume.
+    #[error("place directories on the data volume")]
+    Place(#[source] LayoutError),
+    /// The node's credentials can't be created, stored or loaded.
+    #[error("create or load the node's credentials")]
+    Credentials(#[source] PkiError),
+    /// The data volume has other credentials than the ticket. They stay unchanged.
+    #[error("the credentials in {} differ from those of the ticket", .path.display())]
+    CredentialsMismatch {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The configured prefix makes an invalid node name.
+    #[error("derive the node's name")]
+    Name(#[source] InvalidNodeId),
+    /// A child of that name could not be added to the supervision tree.
+    #[error("run the member in the supervision tree")]
+    Tree(#[source] nodekeel_supervisor::AddChildError),
+    /// The node has an identity, but its credentials are missing from this directory: restore them.
+    #[error("the credentials in {} are missing: restore them", .path.display())]
+    CredentialsMissing {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The ticket is inconsistent, or is for another address.
+    #[error("install credentials from the ticket")]
+    Ticket(#[source] TicketError),
+    /// The member of the cluster's store can't be started, or does not serve.
+    #[error("start the member of the cluster's store")]
+    Consensus(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The node's record can't be written into the cluster.
+    #[error("write the node's record into the cluster")]
+    Record(#[source] RecordError),
+    /// The local names could not be set.
+    #[error("set hostname, machine-id and hosts")]
+    LocalNames(#[source] crate::node::LocalNamesError),
+}

@@ -1,0 +1,145 @@
+//! The transition tables, row by row.
+
+use std::sync::Arc;
+
+use super::failure::{EnrolmentActivity, FailureReason, StepError};
+use super::fsm::{ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, RejectedInput, StepOutcome};
+use super::plan::OnDiskState;
+use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
+use super::state::{ClusterMembership, CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
+
+fn state(kind: EnrolmentPhase) -> EnrolmentState {
+    let node_id = || format!("n-{}", "0".repeat(32)).parse().expect("a valid name");
+    let enrolment_id = EnrolmentId([1; 16]);
+    let progress = EnrolmentProgress::new(enrolment_id, EnrolmentKind::Bootstrap);
+    match kind {
+        EnrolmentPhase::New => EnrolmentState::New,
+        EnrolmentPhase::CreatingCluster => {
+            EnrolmentState::CreatingCluster(EnrolmentRun::new(progress, CurrentActivity::Deciding))
+        }
+        EnrolmentPhase::Joining => EnrolmentState::Joining {
+            ticket: None,
+            run: EnrolmentRun::new(progress, CurrentActivity::Deciding),
+        },
+        EnrolmentPhase::Restarting => {
+            EnrolmentState::Restarting(EnrolmentRun::new(progress, CurrentActivity::Deciding))
+        }
+        EnrolmentPhase::Running => EnrolmentState::Running(ClusterMembership {
+            node_id: node_id(),
+            cluster_id: crate::node::ClusterId::from_bytes([1; 16]),
+            enrolment_kind: EnrolmentKind::Bootstrap,
+            enrolment_id,
+        }),
+        EnrolmentPhase::Failed => {
+            EnrolmentState::Failed(FailureReason::Stopped { during: EnrolmentActivity::Inspecting })
+        }
+    }
+}
+
+/// A state machine in that state.
+fn fsm(kind: EnrolmentPhase) -> EnrolmentFsm {
+    let mut fsm = EnrolmentFsm::new();
+    match kind {
+        EnrolmentPhase::New => {}
+        EnrolmentPhase::CreatingCluster
+        | EnrolmentPhase::Joining
+        | EnrolmentPhase::Restarting
+        | EnrolmentPhase::Failed => {
+            fsm.enter_state(state(kind)).expect("a transition from New");
+        }
+        EnrolmentPhase::Running => {
+            fsm.enter_state(state(EnrolmentPhase::CreatingCluster)).expect("a transition from New");
+            fsm.enter_state(state(kind)).expect("a transition to Running");
+        }
+    }
+    fsm
+}
+
+#[test]
+fn only_transitions_in_the_table_are_taken_and_a_rejected_one_changes_nothing() {
+    // The table of the reference, with `Restarting`, and with rejections where the original failed the node.
+    let allowed = [
+        (EnrolmentPhase::New, EnrolmentPhase::CreatingCluster),
+        (EnrolmentPhase::New, EnrolmentPhase::Joining),
+        (EnrolmentPhase::New, EnrolmentPhase::Restarting),
+        (EnrolmentPhase::New, EnrolmentPhase::Failed),
+        (EnrolmentPhase::CreatingCluster, EnrolmentPhase::Running),
+        (EnrolmentPhase::CreatingCluster, EnrolmentPhase::Failed),
+        (EnrolmentPhase::Joining, EnrolmentPhase::Running),
+        (EnrolmentPhase::Joining, EnrolmentPhase::Failed),
+        (EnrolmentPhase::Restarting, EnrolmentPhase::Running),
+        (EnrolmentPhase::Restarting, EnrolmentPhase::Failed),
+    ];
+    for from in EnrolmentPhase::ALL {
+        for to in EnrolmentPhase::ALL {
+            let mut fsm = fsm(from);
+            let history = fsm.phase_history().to_vec();
+            let entered = fsm.enter_state(state(to));
+            if allowed.contains(&(from, to)) {
+                assert_eq!((entered, fsm.current_state().phase()), (Ok(()), to), "{from} → {to}");
+            } else {
+                assert_eq!(entered, Err(RejectedInput::Transition { from, to }));
+                assert_eq!(fsm.current_state().phase(), from, "{from} → {to} was rejected and took place");
+                assert_eq!(fsm.phase_history(), history);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_state_handles_every_input_and_final_states_reject_all() {
+    let inputs = || {
+        let stale = ActionId(77);
+        [
+            EnrolmentInput::Start,
+            EnrolmentInput::Inspected(
+                stale,
+                OnDiskState::Fresh { ticket: None, enrolment_id: EnrolmentId([0; 16]) },
+            ),
+            EnrolmentInput::StepDone(stale, StepOutcome::Network),
+            EnrolmentInput::Recorded(stale),
+            EnrolmentInput::ActionFailed(stale, Arc::new(StepError::AddressWatchClosed)),
+            EnrolmentInput::DeadlineExceeded(None),
+            EnrolmentInput::Stop,
+        ]
+    };
+    for kind in EnrolmentPhase::ALL {
+        for input in inputs() {
+            let mut fsm = fsm(kind);
+            let ends = matches!(input, EnrolmentInput::DeadlineExceeded(_) | EnrolmentInput::Stop)
+                && !kind.is_final();
+            let begins = matches!(input, EnrolmentInput::Start) && kind == EnrolmentPhase::New;
+            let taken = fsm.apply_input(input.clone());
+            assert_eq!(taken.is_ok(), ends || begins, "{kind}: {input:?} gave {taken:?}");
+            let after = if ends { EnrolmentPhase::Failed } else { kind };
+            assert_eq!(fsm.current_state().phase(), after, "{kind}: {input:?}");
+            if kind.is_final() {
+                assert_eq!(taken, Err(RejectedInput::Final { state: kind }));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_action_fails_the_run_with_its_activity() {
+    let mut fsm = EnrolmentFsm::new();
+    let action = fsm.apply_input(EnrolmentInput::Start).expect("accepted").expect("an action");
+    let EnrolmentAction::Inspect(action_id) = action else { panic!("the first action is the inspection") };
+    let error = Arc::new(StepError::AddressWatchClosed);
+    assert_eq!(fsm.apply_input(EnrolmentInput::ActionFailed(action_id, error)), Ok(None));
+    let EnrolmentState::Failed(FailureReason::ActionFailed { during: EnrolmentActivity::Inspecting, .. }) =
+        fsm.current_state()
+    else {
+        panic!("{:?}", fsm.current_state())
+    };
+}
+
+#[test]
+fn a_second_start_is_rejected() {
+    let mut fsm = EnrolmentFsm::new();
+    fsm.apply_input(EnrolmentInput::Start).expect("the first start");
+    assert_eq!(
+        fsm.apply_input(EnrolmentInput::Start),
+        Err(RejectedInput::Unexpected { state: EnrolmentPhase::New })
+    );
+}

@@ -1,0 +1,367 @@
+//! The steps of an enrolment, and how far they are done.
+
+use std::fmt;
+
+use prost::Message as _;
+use thiserror::Error;
+
+use crate::node::{ClusterId, InvalidNodeId, NodeId, TicketDigest};
+
+/// One step of an enrolment. All steps run in this order at every start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature: a match must handle every step")]
+pub enum EnrolmentStep {
+    /// Wait for an address.
+    Network,
+    /// Create or open the data volume.
+    Storage,
+    /// Create the node's credentials, install them from the ticket, or load them.
+    Identity,
+    /// Start the member of the cluster's store, and wait until it serves.
+    Consensus,
+    /// Write the node's record into the cluster.
+    Record,
+    /// Set hostname, machine-id and hosts.
+    Local,
+}
+
+/// Whether a step runs for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum StepMode {
+    /// The journal does not record it as done: a killed run may have started or even completed it.
+    FirstRun,
+    /// The journal records it as done: what it created is opened and checked, and never replaced.
+    Rerun,
+}
+
+impl EnrolmentStep {
+    /// All steps, in order.
+    pub const ALL: [Self; 6] =
+        [Self::Network, Self::Storage, Self::Identity, Self::Consensus, Self::Record, Self::Local];
+
+    /// The steps that the journal records, in order. The others create nothing durable, and run at every
+    /// start.
+    pub const RECORDED: [Self; 4] = [Self::Storage, Self::Identity, Self::Consensus, Self::Record];
+
+    /// The name of the step, also in the journal.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Network => "network",
+            Self::Storage => "storage",
+            Self::Identity => "identity",
+            Self::Consensus => "consensus",
+            Self::Record => "record",
+            Self::Local => "local",
+        }
+    }
+
+    /// The recorded step of that name.
+    pub(super) fn from_recorded_name(name: &str) -> Option<Self> {
+        Self::RECORDED.into_iter().find(|step| step.name() == name)
+    }
+
+    pub(super) fn is_recorded(self) -> bool {
+        Self::RECORDED.contains(&self)
+    }
+
+    pub(super) fn next_step(self) -> Option<Self> {
+        Self::ALL.into_iter().find(|step| *step > self)
+    }
+
+    fn next_recorded_step(self) -> Option<Self> {
+        Self::RECORDED.into_iter().find(|step| *step > self)
+    }
+}
+
+impl fmt::Display for EnrolmentStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Identifies an attempt to enrol: 16 random bytes, generated with the decision. They are also written to the
+/// data volume, so that the journal of one node is never used with the disk of another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct EnrolmentId(pub(crate) [u8; 16]);
+
+impl EnrolmentId {
+    /// 32 hexadecimal digits, as written to the data volume.
+    pub fn to_hex(self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl fmt::Debug for EnrolmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EnrolmentId({})", self.to_hex())
+    }
+}
+
+/// How a node gets into a cluster. It is decided once, and recorded before anything is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum EnrolmentKind {
+    /// The node bootstraps a cluster.
+    Bootstrap,
+    /// The node joins the cluster of this ticket.
+    Join(TicketDigest),
+}
+
+/// What the journal records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnrolmentProgress {
+    pub(super) enrolment_id: EnrolmentId,
+    pub(super) enrolment_kind: EnrolmentKind,
+    /// The first recorded step that is not done; `None` when all are.
+    pub(super) next_step: Option<EnrolmentStep>,
+    /// Known once [`EnrolmentStep::Identity`] is done.
+    pub(super) node_id: Option<NodeId>,
+    /// Known once [`EnrolmentStep::Consensus`] is done.
+    pub(super) cluster_id: Option<ClusterId>,
+}
+
+/// Why the content of a journal is invalid. The file is complete: another program or another release has
+/// written it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidProgress {
+    /// The content is not an enrolment progress record.
+    #[error("not an enrolment progress record")]
+    Malformed,
+    /// A newer release has written it: run that release.
+    #[error("progress record has format {0}, written by a newer release: run that release")]
+    NewerFormat(u32),
+    /// A field has an invalid length.
+    #[error("invalid length of field {0}")]
+    Length(&'static str),
+    /// The node's name is invalid.
+    #[error("invalid node name")]
+    NodeName(#[source] InvalidNodeId),
+    /// The record does not match the steps that are done.
+    #[error("inconsistent progress record: {0} does not match the completed steps")]
+    Inconsistent(&'static str),
+}
+
+/// The format that this release writes.
+const FORMAT_VERSION: u32 = 1;
+
+/// A progress record on disk. It omits the next step, which the step journal itself records.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ProgressMessage {
+    #[prost(uint32, tag = "1")]
+    format: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    enrolment: Vec<u8>,
+    /// SHA-256 of the ticket; empty if the node bootstraps a cluster.
+    #[prost(bytes = "vec", tag = "3")]
+    ticket: Vec<u8>,
+    #[prost(string, tag = "4")]
+    node: String,
+    #[prost(bytes = "vec", tag = "5")]
+    cluster: Vec<u8>,
+}
+
+impl EnrolmentProgress {
+    /// No step is done yet.
+    pub(super) fn new(enrolment_id: EnrolmentId, enrolment_kind: EnrolmentKind) -> Self {
+        Self {
+            enrolment_id,
+            enrolment_kind,
+            next_step: Some(EnrolmentStep::RECORDED[0]),
+            node_id: None,
+            cluster_id: None,
+        }
+    }
+
+    /// The first recorded step that is not done; `None` when all are.
+    pub fn next_step(&self) -> Option<EnrolmentStep> {
+        self.next_step
+    }
+
+    /// How the node gets into a cluster.
+    pub fn enrolment_kind(&self) -> EnrolmentKind {
+        self.enrolment_kind
+    }
+
+    /// Identifies the attempt.
+    pub fn enrolment_id(&self) -> EnrolmentId {
+        self.enrolment_id
+    }
+
+    /// The node's name, once it has one.
+    pub fn node_id(&self) -> Option<&NodeId> {
+        self.node_id.as_ref()
+    }
+
+    /// The cluster, once the node's member has served in it.
+    pub fn cluster_id(&self) -> Option<ClusterId> {
+        self.cluster_id
+    }
+
+    /// The cluster that the node must be in: the recorded one, or the one that it bootstraps.
+    pub(super) fn expected_cluster(&self) -> Option<ClusterId> {
+        let founded = (self.enrolment_kind == EnrolmentKind::Bootstrap)
+            .then(|| ClusterId::from_bytes(self.enrolment_id.0));
+        self.cluster_id.or(founded)
+    }
+
+    pub(super) fn step_mode(&self, step: EnrolmentStep) -> StepMode {
+        let is_done = step.is_recorded() && self.next_step.is_none_or(|next| step < next);
+        if is_done { StepMode::Rerun } else { StepMode::FirstRun }
+    }
+
+    /// The same progress with one more step done.
+    pub(super) fn with_step_done(&self, step: EnrolmentStep) -> Self {
+        Self { next_step: step.next_recorded_step(), ..self.clone() }
+    }
+
+    /// Encoded as the state of a step journal.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let ticket = match &self.enrolment_kind {
+            EnrolmentKind::Bootstrap => Vec::new(),
+            EnrolmentKind::Join(ticket) => ticket.as_bytes().to_vec(),
+        };
+        let node = self.node_id.as_ref().map(ToString::to_string).unwrap_or_default();
+        let cluster = self.cluster_id.map(|id| id.as_bytes().to_vec()).unwrap_or_default();
+        ProgressMessage {
+            format: FORMAT_VERSION,
+            enrolment: self.enrolment_id.0.to_vec(),
+            ticket,
+            node,
+            cluster,
+        }
+        .encode_to_vec()
+    }
+
+    /// Reads the state of a journal whose next step is `next`.
+    ///
+    /// # Errors
+    /// [`InvalidProgress`].
+    pub(super) fn from_journal(state: &[u8], next: Option<EnrolmentStep>) -> Result<Self, InvalidProgress> {
+        let wire = ProgressMessage::decode(state).map_err(|_| InvalidProgress::Malformed)?;
+        match wire.format {
+            FORMAT_VERSION => {}
+            0 => return Err(InvalidProgress::Malformed),
+            newer => return Err(InvalidProgress::NewerFormat(newer)),
+        }
+        let length = InvalidProgress::Length;
+        let enrolment = wire.enrolment.try_into().map_err(|_| length("enrolment"))?;
+        let enrolment_kind = match wire.ticket.as_slice() {
+            [] => EnrolmentKind::Bootstrap,
+            digest => EnrolmentKind::Join(TicketDigest::from_bytes(
+                digest.try_into().map_err(|_| length("ticket"))?,
+            )),
+        };
+        let node = match wire.node.as_str() {
+            "" => None,
+            name => Some(name.parse().map_err(InvalidProgress::NodeName)?),
+        };
+        let cluster = match wire.cluster.as_slice() {
+            [] => None,
+            id => Some(ClusterId::from_bytes(id.try_into().map_err(|_| length("cluster"))?)),
+        };
+        let progress = Self {
+            enrolment_id: EnrolmentId(enrolment),
+            enrolment_kind,
+            next_step: next,
+            node_id: node,
+            cluster_id: cluster,
+        };
+        progress.check_consistency().map(|()| progress)
+    }
+
+    /// The node and the cluster are known exactly when the steps that determine them are done.
+    fn check_consistency(&self) -> Result<(), InvalidProgress> {
+        let is_done = |step| self.step_mode(step) == StepMode::Rerun;
+        if self.node_id.is_some() != is_done(EnrolmentStep::Identity) {
+            return Err(InvalidProgress::Inconsistent("node"));
+        }
+        if self.cluster_id.is_some() != is_done(EnrolmentStep::Consensus) {
+            return Err(InvalidProgress::Inconsistent("cluster"));
+        }
+        // A bootstrapping node determines the cluster's id.
+        let founded = (self.enrolment_kind == EnrolmentKind::Bootstrap)
+            .then_some(ClusterId::from_bytes(self.enrolment_id.0));
+        if self.cluster_id.is_some() && founded.is_some_and(|founded| self.cluster_id != Some(founded)) {
+            return Err(InvalidProgress::Inconsistent("cluster"));
+        }
+        Ok(())
+    }
+}
+
+/// Arbitrary content of a step journal: never panics, and a valid record survives a round trip.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn check_arbitrary_progress(bytes: &[u8]) {
+    for next in EnrolmentStep::RECORDED.into_iter().map(Some).chain([None]) {
+        if let Ok(progress) = EnrolmentProgress::from_journal(bytes, next) {
+            let again = EnrolmentProgress::from_journal(&progress.to_bytes(), next);
+            assert_eq!(again, Ok(progress), "a progress record survives a round trip");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A progress record with `done` recorded steps.
+    fn progress(done: usize, enrolment_kind: EnrolmentKind) -> EnrolmentProgress {
+        let is_done = |step: EnrolmentStep| EnrolmentStep::RECORDED[..done].contains(&step);
+        let node = || format!("node-{}", "0f".repeat(16)).parse().expect("a valid name");
+        EnrolmentProgress {
+            enrolment_id: EnrolmentId([7; 16]),
+            enrolment_kind,
+            next_step: EnrolmentStep::RECORDED.get(done).copied(),
+            node_id: is_done(EnrolmentStep::Identity).then(node),
+            cluster_id: is_done(EnrolmentStep::Consensus).then_some(ClusterId::from_bytes([7; 16])),
+        }
+    }
+
+    #[test]
+    fn progress_survives_a_round_trip() {
+        for done in 0..=EnrolmentStep::RECORDED.len() {
+            for enrolment_kind in
+                [EnrolmentKind::Bootstrap, EnrolmentKind::Join(TicketDigest::from_bytes([9; 32]))]
+            {
+                let one = progress(done, enrolment_kind);
+                assert_eq!(EnrolmentProgress::from_journal(&one.to_bytes(), one.next_step), Ok(one));
+            }
+        }
+    }
+
+    #[test]
+    fn progress_that_disagrees_with_its_journals_steps_is_rejected() {
+        for done in 0..=EnrolmentStep::RECORDED.len() {
+            for said in 0..=EnrolmentStep::RECORDED.len() {
+                let one = progress(done, EnrolmentKind::Bootstrap);
+                let next = EnrolmentStep::RECORDED.get(said).copied();
+                let knows_the_same =
+                    |step| one.step_mode(step) == progress(said, EnrolmentKind::Bootstrap).step_mode(step);
+                let fits =
+                    knows_the_same(EnrolmentStep::Identity) && knows_the_same(EnrolmentStep::Consensus);
+                assert_eq!(
+                    EnrolmentProgress::from_journal(&one.to_bytes(), next).is_ok(),
+                    fits,
+                    "{done} done, {said} said"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_newer_format_is_reported_as_such() {
+        let newer = ProgressMessage { format: 2, ..ProgressMessage::default() }.encode_to_vec();
+        assert_eq!(EnrolmentProgress::from_journal(&newer, None), Err(InvalidProgress::NewerFormat(2)));
+        assert_eq!(EnrolmentProgress::from_journal(b"", None), Err(InvalidProgress::Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_progress_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            check_arbitrary_progress(&bytes);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The states, and the transitions between them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::failure::{EnrolmentActivity, FailureReason};
+use super::fsm::StepOutcome;
+use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
+use crate::node::{ClusterId, GoldenTicket, NodeId};
+
+/// How far a node's enrolment is.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature: a match must handle every state")]
+pub enum EnrolmentState {
+    /// Nothing is decided.
+    New,
+    /// The node bootstraps a cluster.
+    CreatingCluster(EnrolmentRun),
+    /// The node joins a cluster.
+    Joining {
+        /// The ticket it joins by; `None` if an earlier run has stored everything from it.
+        ticket: Option<Arc<GoldenTicket>>,
+        /// How far the run is.
+        run: EnrolmentRun,
+    },
+    /// The node is in a cluster, and starts its member again.
+    Restarting(EnrolmentRun),
+    /// The node is in a cluster, and its member serves.
+    Running(ClusterMembership),
+    /// The run has failed and ended. What was recorded stays, and another run resumes with it.
+    Failed(FailureReason),
+}
+
+/// A run in progress.
+#[derive(Clone, Debug)]
+pub struct EnrolmentRun {
+    pub(super) progress: EnrolmentProgress,
+    pub(super) activity: CurrentActivity,
+    /// What this run has verified itself.
+    pub(super) node_id: Option<NodeId>,
+    pub(super) cluster_id: Option<ClusterId>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum CurrentActivity {
+    /// Records the decision.
+    Deciding,
+    RunningStep(EnrolmentStep),
+    /// The step is done; records that.
+    Recording(EnrolmentStep, EnrolmentProgress),
+}
+
+impl EnrolmentRun {
+    pub(super) fn new(progress: EnrolmentProgress, activity: CurrentActivity) -> Self {
+        Self { progress, activity, node_id: None, cluster_id: None }
+    }
+
+    /// What the journal records.
+    pub fn progress(&self) -> &EnrolmentProgress {
+        &self.progress
+    }
+
+    /// What is being done at the moment.
+    pub fn activity(&self) -> EnrolmentActivity {
+        match self.activity {
+            CurrentActivity::Deciding => EnrolmentActivity::Deciding,
+            CurrentActivity::RunningStep(step) => EnrolmentActivity::RunningStep(step),
+            CurrentActivity::Recording(step, _) => EnrolmentActivity::Recording(step),
+        }
+    }
+
+    /// The node's name, once it is known.
+    pub fn node_id(&self) -> Option<&NodeId> {
+        self.node_id.as_ref().or(self.progress.node_id.as_ref())
+    }
+}
+
+/// A node's membership in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterMembership {
+    /// The node.
+    pub node_id: NodeId,
+    /// The cluster.
+    pub cluster_id: ClusterId,
+    /// How the node was enrolled.
+    pub enrolment_kind: EnrolmentKind,
+    /// The attempt that enrolled it.
+    pub enrolment_id: EnrolmentId,
+}
+
+/// The names of the states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum EnrolmentPhase {
+    /// [`EnrolmentState::New`].
+    New,
+    /// [`EnrolmentState::CreatingCluster`].
+    CreatingCluster,
+    /// [`EnrolmentState::Joining`].
+    Joining,
+    /// [`EnrolmentState::Restarting`].
+    Restarting,
+    /// [`EnrolmentState::RunningMember`].
+    Running,
+    /// [`EnrolmentState::BoxError`].
+    Failed,
+}
+
+impl EnrolmentPhase {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::New, Self::CreatingCluster, Self::Joining, Self::Restarting, Self::Running, Self::Failed];
+
+    /// Whether that state may follow this one. This is the whole table: every other transition is rejected.
+    pub const fn can_lead_to(self, to: Self) -> bool {
+        match (self, to) {
+            (Self::New, Self::CreatingCluster | Self::Joining | Self::Restarting | Self::Failed) => true,
+            (Self::CreatingCluster | Self::Joining | Self::Restarting, Self::Running | Self::Failed) => true,
+            (Self::New, Self::New | Self::Running) => false,
+            (
+                Self::CreatingCluster | Self::Joining | Self::Restarting,
+                Self::New | Self::CreatingCluster | Self::Joining | Self::Restarting,
+            ) => false,
+            (
+                Self::Running | Self::Failed,
+                Self::New
+                | Self::CreatingCluster
+                | Self::Joining
+                | Self::Restarting
+                | Self::Running
+                | Self::Failed,
+            ) => false,
+        }
+    }
+
+    /// Whether this state ends the run.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Running | Self::Failed)
+    }
+}
+
+impl fmt::Display for EnrolmentPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::New => "New",
+            Self::CreatingCluster => "CreatingCluster",
+            Self::Joining => "Joining",
+            Self::Restarting => "Restarting",
+            Self::Running => "Running",
+            Self::Failed => "Failed",
+        })
+    }
+}
+
+impl EnrolmentState {
+    /// The name of the state.
+    pub fn phase(&self) -> EnrolmentPhase {
+        match self {
+            Self::New => EnrolmentPhase::New,
+            Self::CreatingCluster(_) => EnrolmentPhase::CreatingCluster,
+            Self::Joining { .. } => EnrolmentPhase::Joining,
+            Self::Restarting(_) => EnrolmentPhase::Restarting,
+            Self::Running(_) => EnrolmentPhase::Running,
+            Self::Failed(_) => EnrolmentPhase::Failed,
+        }
+    }
+
+    /// The run in progress, if any.
+    pub fn active_run(&self) -> Option<&EnrolmentRun> {
+        match self {
+            Self::CreatingCluster(run) | Self::Joining { run, .. } | Self::Restarting(run) => Some(run),
+            Self::New | Self::Running(_) | Self::Failed(_) => None,
+        }
+    }
+
+    pub(super) fn active_run_mut(&mut self) -> Option<&mut EnrolmentRun> {
+        match self {
+            Self::CreatingCluster(run) | Self::Joining { run, .. } | Self::Restarting(run) => Some(run),
+            Self::New | Self::Running(_) | Self::Failed(_) => None,
+        }
+    }
+}
+
+impl EnrolmentRun {
+    /// Applies a step's outcome, and compares it with what is recorded.
+    pub(super) fn apply_outcome(&mut self, outcome: StepOutcome) -> Result<(), FailureReason> {
+        match outcome {
+            StepOutcome::Identity(found) => {
+                if let Some(recorded) = self.progress.node_id.clone().filter(|node_id| *node_id != found) {
+                    return Err(FailureReason::NodeMismatch { recorded, found });
+                }
+                self.node_id = Some(found);
+            }
+            StepOutcome::Consensus(found) => {
+                if let Some(expected) =
+                    self.progress.expected_cluster().filter(|cluster_id| *cluster_id != found)
+                {
+                    return Err(FailureReason::ClusterMismatch { expected, found });
+                }
+                self.cluster_id = Some(found);
+            }
+            StepOutcome::Network | StepOutcome::Storage | StepOutcome::Record | StepOutcome::Local => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,366 @@
+//! What the steps do. Each step may be repeated after it was completed, or started.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_localstorage::pki::{CertificateTemplate, CommonName, Credentials};
+use nodekeel_localstorage::tree::{IdentityDir, LayoutTarget, PkiDir};
+use nodekeel_localstorage::{Dir, OsFileStore};
+
+use super::cluster_node::SharedState;
+use super::driver::{AddressChange, EnrolmentDriver};
+use super::failure::StepError;
+use super::fsm::StepOutcome;
+use super::journal::EnrolmentJournal;
+use super::plan::OnDiskState;
+use super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
+use super::state::EnrolmentState;
+use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOptions, StatusWatch};
+use crate::node::NODES_NAMESPACE;
+use crate::node::{
+    ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRoles, NodeStore, RecordError,
+};
+
+/// The pause before an unanswered call to the cluster is retried, unless the member's status changes first.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+nodekeel_localstorage::layout! {
+    /// The node's directory on its data volume, as in [`nodekeel_localstorage::tree::Data`].
+    struct NodeLayout {
+        /// The node's identity.
+        node: IdentityDir = "node", 0o700;
+    }
+}
+
+impl EnrolmentDriver {
+    pub(super) async fn inspect_disk(&self) -> Result<OnDiskState, StepError> {
+        let shared = Arc::clone(&self.shared);
+        let opened = self.run_blocking(move || {
+            let SharedState { deps, test_hook: hook, .. } = &*shared;
+            EnrolmentJournal::open(&deps.journal_dir, &deps.enrolment, hook)
+        });
+        let (journal, found) = opened.await?;
+        self.run_state().journal = Some(journal);
+        Ok(found)
+    }
+
+    pub(super) async fn record_progress(&self, progress: EnrolmentProgress) -> Result<(), StepError> {
+        let Some(journal) = self.run_state().journal.take() else { return Ok(()) };
+        let shared = Arc::clone(&self.shared);
+        let journal =
+            self.run_blocking(move || journal.record_progress(&progress, &shared.test_hook)).await?;
+        self.run_state().journal = Some(journal);
+        Ok(())
+    }
+
+    pub(super) async fn run_step(
+        &self,
+        step: EnrolmentStep,
+        mode: StepMode,
+    ) -> Result<StepOutcome, StepError> {
+        let now = StepInput::from_state(self.current_state())?;
+        match step {
+            EnrolmentStep::Network => self.wait_address().await.map(|_| StepOutcome::Network),
+            EnrolmentStep::Storage => self.open_storage(mode, now).await.map(|()| StepOutcome::Storage),
+            EnrolmentStep::Identity => self.establish_identity(mode, now).await.map(StepOutcome::Identity),
+            EnrolmentStep::Consensus => self.start_consensus(mode, now).await.map(StepOutcome::Consensus),
+            EnrolmentStep::Record => self.put_record(mode, now).await.map(|()| StepOutcome::Record),
+            EnrolmentStep::Local => self.apply_local_names(now).await.map(|()| StepOutcome::Local),
+        }
+    }
+
+    /// Waits for an address.
+    async fn wait_address(&self) -> Result<IpAddr, StepError> {
+        let network = &self.shared.deps.network;
+        let mut watch = network.watch_address();
+        loop {
+            if let Some(address) = *watch.borrow_and_update() {
+                return Ok(address.ip_addr());
+            }
+            let reason = network.no_address_reason().unwrap_or_else(|| "no address yet".to_owned());
+            self.set_condition(Some(reason));
+            watch.changed().await.map_err(|_| StepError::AddressWatchClosed)?;
+        }
+    }
+
+    /// The address that the member was started at: everything the node publishes about itself uses the same
+    /// one.
+    async fn member_address(&self) -> Result<IpAddr, StepError> {
+        let started = self.run_state().member_address;
+        match started {
+            Some(address) => Ok(address),
+            None => self.wait_address().await,
+        }
+    }
+
+    async fn open_storage(&self, mode: StepMode, now: StepInput) -> Result<(), StepError> {
+        let shared = Arc::clone(&self.shared);
+        let enrolment = now.progress.enrolment_id();
+        self.run_blocking(move || {
+            let SharedState { deps, settings, volume, .. } = &*shared;
+            volume.open_or_create(&*deps.volume, mode, enrolment, &settings.erase)
+        })
+        .await
+    }
+
+    async fn establish_identity(&self, mode: StepMode, now: StepInput) -> Result<NodeId, StepError> {
+        let shared = Arc::clone(&self.shared);
+        let ticket = now.ticket.clone();
+        let credentials = self
+            .run_blocking(move || {
+                let pki = place_credentials(&shared.volume_root()?)?;
+                match (mode, ticket) {
+                    (StepMode::Rerun, _) => load_credentials(&pki)?
+                        .ok_or_else(|| StepError::CredentialsMissing { path: pki.path().to_owned() }),
+                    (StepMode::FirstRun, None) => {
+                        let mut template = CertificateTemplate::default();
+                        template.common_name = CommonName::WithKeyId(shared.settings.node_prefix.clone());
+                        pki.ensure_self_signed(&template).map_err(StepError::Credentials)
+                    }
+                    (StepMode::FirstRun, Some(ticket)) => install_ticket_credentials(&pki, &ticket),
+                }
+            })
+            .await?;
+        let key = credentials.key.public_key();
+        self.run_state().certificate = Some(credentials.certificate);
+        let known = now.progress.node_id().or(now.ticket.as_deref().map(GoldenTicket::node_id));
+        match known.filter(|node| node.matches_key(&key)) {
+            Some(node) => Ok(node.clone()),
+            None => NodeId::from_key(&self.shared.settings.node_prefix, &key).map_err(StepError::Name),
+        }
+    }
+
+    async fn start_consensus(&self, mode: StepMode, now: StepInput) -> Result<ClusterId, StepError> {
+        let name = now.member_name()?;
+        let address = self.wait_address().await?;
+        self.run_state().member_address = Some(address);
+        let start = match (mode, now.progress.enrolment_kind(), now.ticket) {
+            (StepMode::Rerun, _, _) => StartOptions::restart_member(name, address),
+            (StepMode::FirstRun, EnrolmentKind::Bootstrap, _) => StartOptions::new_cluster(name, address),
+            (StepMode::FirstRun, EnrolmentKind::Join(_), Some(ticket)) => {
+                let port = self.shared.deps.consensus.peer_port;
+                ticket.check_address(address, port).map_err(StepError::Ticket)?;
+                let (peers, revoked) = (ticket.peers().to_vec(), ticket.revocation_list().clone());
+                StartOptions::join_cluster(name, address, peers, ticket.member_credentials(), revoked)
+            }
+            // Unreachable without a ticket: the plan requires one until this step is done.
+            (StepMode::FirstRun, EnrolmentKind::Join(_), None) => {
+                return Err(StepError::Ticket(crate::node::TicketError::NoTicket));
+            }
+        };
+        let shared = Arc::clone(&self.shared);
+        let opened = self.run_blocking(move || {
+            shared.deps.consensus.open(&shared.volume_root()?).map_err(StepError::Consensus)
+        });
+        let PreparedMember { service, status } = opened.await?.prepare_member(start);
+        self.ctx.run_child("consensus", service).map_err(StepError::Tree)?;
+        self.run_state().member = Some(status);
+        let founded = match (mode, now.progress.enrolment_kind()) {
+            (StepMode::FirstRun, EnrolmentKind::Bootstrap) => {
+                Some(ClusterId::from_bytes(now.progress.enrolment_id().0))
+            }
+            _ => None,
+        };
+        self.call_cluster(|nodes| async move {
+            match founded {
+                Some(founded) => nodes.init_cluster_id(founded).await,
+                None => nodes.cluster_id().await,
+            }
+        })
+        .await
+    }
+
+    async fn put_record(&self, mode: StepMode, now: StepInput) -> Result<(), StepError> {
+        let (node, name) = (now.node_id()?, now.member_name()?);
+        let address = self.member_address().await?;
+        let Some(certificate) = self.run_state().certificate.clone() else {
+            return Err(StepError::CredentialsMissing { path: self.shared.volume_root()?.path().to_owned() });
+        };
+        let mut roles = NodeRoles::empty();
+        // The roles are new, so neither was set before.
+        let _ = roles.set_consensus_member(name.clone());
+        if self.shared.settings.kubernetes_worker {
+            let _ = roles.set_kubernetes_worker(node.as_str());
+        }
+        let record = NodeRecord { certificate, unlock_key: None, address: Some(address), roles };
+        let this = (node, record);
+        self.call_cluster(|nodes| {
+            let (node, record) = this.clone();
+            async move {
+                if mode == StepMode::FirstRun {
+                    nodes.create_record(&node, &record).await?;
+                }
+                nodes.update_record(&node, |existing| existing.address = Some(address)).await.map(drop)
+            }
+        })
+        .await?;
+        self.delete_used_ticket().await;
+        Ok(())
+    }
+
+    /// Deletes the ticket that this node has joined by. A ticket that remains only takes up namespace, so a
+    /// failure here does not fail the step.
+    async fn delete_used_ticket(&self) {
+        let member = self
+            .run_state()
+            .member
+            .as_ref()
+            .and_then(|status| status.current_status().running_member().cloned());
+        let Some(running) = member else { return };
+        let url = running.this_member().peer_urls.first().and_then(|url| url.parse().ok());
+        let tickets = GoldenTicketIssuer::new(running, self.shared.settings.node_prefix.as_str());
+        if let (Some(url), Ok(tickets)) = (url, tickets)
+            && let Err(error) = tickets.delete_ticket(&url).await
+        {
+            tracing::warn!("delete the used ticket: {}", nodekeel_supervisor::Failure::new(error));
+        }
+    }
+
+    async fn apply_local_names(&self, now: StepInput) -> Result<(), StepError> {
+        let (node, address) = (now.node_id()?, self.member_address().await?);
+        let shared = Arc::clone(&self.shared);
+        self.run_blocking(move || shared.deps.local_names.apply_names(&node, address))
+            .await
+            .map_err(StepError::LocalNames)
+    }
+
+    /// Calls the cluster once the member serves, and retries while there is no answer: the supervisor may
+    /// restart the member at any time. Only the deadline ends the retries.
+    async fn call_cluster<T, Answer>(&self, question: impl Fn(NodeStore) -> Answer) -> Result<T, StepError>
+    where
+        Answer: Future<Output = Result<T, RecordError>>,
+    {
+        let Some(mut status) = self.run_state().member.clone() else {
+            return Err(StepError::Consensus("the member was not started".into()));
+        };
+        loop {
+            let running = self.wait_serving(&mut status).await?;
+            let (module, namespace) = NODES_NAMESPACE;
+            let kv = running
+                .namespaced_kv(module, namespace)
+                .map_err(|error| StepError::Consensus(error.into()))?;
+            match question(NodeStore::new(kv)).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if error.is_retryable() => {
+                    self.set_condition(Some(nodekeel_supervisor::Failure::new(error).to_string()));
+                    let _ = tokio::time::timeout(RETRY_PAUSE, status.next_status()).await;
+                }
+                Err(error) => return Err(StepError::Record(error)),
+            }
+        }
+    }
+
+    /// Waits until the member serves.
+    async fn wait_serving(&self, status: &mut StatusWatch) -> Result<consensus::RunningMember, StepError> {
+        let mut now = status.current_status();
+        loop {
+            match now {
+                MemberStatus::Running(running) => return Ok(running),
+                MemberStatus::Exited { failure: Some(failure) } => {
+                    self.set_condition(Some(format!("the member failed: {failure}")));
+                }
+                _ => {}
+            }
+            let Some(next) = status.next_status().await else {
+                return Err(StepError::Consensus("the member's service is gone".into()));
+            };
+            now = next;
+        }
+    }
+
+    /// Waits until the node has another address than its member was started at: other nodes no longer reach
+    /// the member there, so it has to be restarted. A lost address may come back.
+    pub(super) async fn wait_address_change(&self) -> AddressChange {
+        let mut watch = self.shared.deps.network.watch_address();
+        let from = self.run_state().member_address;
+        loop {
+            let now = *watch.borrow_and_update();
+            match (now, from) {
+                (None, _) => tracing::warn!("the node has lost its address"),
+                (Some(now), Some(from)) if now.ip_addr() != from => {
+                    return AddressChange { from, to: now.ip_addr() };
+                }
+                (Some(address), _) => tracing::debug!(%address, "the node has its address"),
+            }
+            if watch.changed().await.is_err() {
+                tracing::warn!("the address watch closed");
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+impl SharedState {
+    /// The root of the data volume, which is open from [`EnrolmentStep::Storage`] on.
+    fn volume_root(&self) -> Result<Dir, StepError> {
+        self.volume.root_dir()?.ok_or_else(|| {
+            let state = self.deps.volume.state();
+            StepError::Volume(nodekeel_localstorage::volume::VolumeError::InvalidState { state })
+        })
+    }
+}
+
+/// The input of a step.
+struct StepInput {
+    progress: EnrolmentProgress,
+    node_id: Option<NodeId>,
+    ticket: Option<Arc<GoldenTicket>>,
+}
+
+impl StepInput {
+    /// Only states with a run in progress perform steps.
+    fn from_state(state: EnrolmentState) -> Result<Self, StepError> {
+        let ticket = match &state {
+            EnrolmentState::Joining { ticket, .. } => ticket.clone(),
+            EnrolmentState::New
+            | EnrolmentState::CreatingCluster(_)
+            | EnrolmentState::Restarting(_)
+            | EnrolmentState::Running(_)
+            | EnrolmentState::Failed(_) => None,
+        };
+        let Some(run) = state.active_run() else {
+            return Err(StepError::Consensus(format!("no step to run in state {}", state.phase()).into()));
+        };
+        Ok(Self { progress: run.progress().clone(), node_id: run.node_id().cloned(), ticket })
+    }
+
+    fn node_id(&self) -> Result<NodeId, StepError> {
+        self.node_id.clone().ok_or_else(|| StepError::Consensus("the node has no name yet".into()))
+    }
+
+    fn member_name(&self) -> Result<MemberName, StepError> {
+        self.node_id()?
+            .as_str()
+            .parse()
+            .map_err(|error: consensus::InvalidName| StepError::Consensus(error.into()))
+    }
+}
+
+fn place_credentials(root: &Dir) -> Result<PkiDir, StepError> {
+    let root = root.try_clone().map_err(StepError::Mark)?;
+    let path = root.path().to_owned();
+    let placed: NodeLayout = LayoutTarget::new(Arc::new(OsFileStore::new(root)), path)
+        .create_layout()
+        .map_err(StepError::Place)?;
+    Ok(placed.node.credentials.clone())
+}
+
+fn load_credentials(pki: &PkiDir) -> Result<Option<Credentials>, StepError> {
+    pki.load_credentials().map_err(StepError::Credentials)
+}
+
+/// Stores the ticket's credentials unless they are already stored, and returns them.
+fn install_ticket_credentials(pki: &PkiDir, ticket: &GoldenTicket) -> Result<Credentials, StepError> {
+    let malformed =
+        |source| StepError::Ticket(crate::node::TicketError::Field { field: "node's key", source });
+    match load_credentials(pki)? {
+        Some(existing) if existing.key.public_key() == ticket.node_public_key() => Ok(existing),
+        Some(_) => Err(StepError::CredentialsMismatch { path: pki.path().to_owned() }),
+        None => {
+            let credentials = ticket.node_credentials().map_err(malformed)?;
+            pki.store_credentials(&credentials).map_err(StepError::Credentials)?;
+            Ok(credentials)
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Where a node finds its enrolment configuration.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nodekeel_localstorage::tree::{DecodeError, LayoutFile, LoadError};
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+use super::{GoldenTicket, TicketError};
+
+/// Where Linux shows a file that QEMU was given as `-fw_cfg name=opt/org.nodekeel/enrolment.pb,file=…`.
+///
+/// Names outside `opt/` are reserved for QEMU. *Source:* QEMU `docs/specs/fw_cfg.rst`; Linux
+/// `drivers/firmware/qemu_fw_cfg.c`.
+pub const FIRMWARE_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/org.nodekeel/enrolment.pb/raw";
+
+/// Largest configuration that is read: a ticket has a few certificates, and names of members.
+const MAX_CONFIG_SIZE: u64 = 1 << 20;
+
+nodekeel_localstorage::layout! {
+    /// In the node's directory on the EFI system partition:
+    /// [extend](nodekeel_localstorage::tree::Directory::extend) it.
+    pub struct EspEnrolment {
+        /// The enrolment configuration. It holds private keys.
+        pub enrolment: LayoutFile = "enrolment.pb", 0o600;
+    }
+}
+
+/// A place where a configuration may be.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum EnrolmentSource {
+    /// A file on the EFI system partition.
+    EspFile(LayoutFile),
+    /// A file that the kernel shows, such as [`FIRMWARE_PATH`]. Links to it are followed: the kernel creates
+    /// them. It is absent until the kernel's `qemu_fw_cfg` is loaded: if that is a module, load it before a
+    /// node looks, or a host with a ticket bootstraps a cluster.
+    Firmware(PathBuf),
+}
+
+/// Why the configuration could not be loaded. It is never treated as absent then: that would bootstrap a
+/// cluster.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EnrolmentConfigError {
+    /// It can't be read, and nothing is known of its content. A retry may help.
+    #[error("read {}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// It exists, but is not a valid ticket. It stays unchanged: have the ticket reissued, or remove the file
+    /// to bootstrap a cluster.
+    #[error("parse {}", .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: TicketError,
+    },
+}
+
+/// The places where a node looks for its configuration. The first that holds one wins: the others are not
+/// read.
+#[derive(Clone, Debug, Default)]
+pub struct EnrolmentSources {
+    sources: Vec<EnrolmentSource>,
+}
+
+impl EnrolmentSources {
+    /// These sources, in their order.
+    pub fn new(sources: impl IntoIterator<Item = EnrolmentSource>) -> Self {
+        Self { sources: sources.into_iter().collect() }
+    }
+
+    /// The file on the EFI system partition, then QEMU's.
+    pub fn default_sources(esp_file: LayoutFile) -> Self {
+        Self::new([EnrolmentSource::EspFile(esp_file), EnrolmentSource::Firmware(FIRMWARE_PATH.into())])
+    }
+
+    /// The ticket of the first source that holds a configuration; `None` if none does. It blocks.
+    ///
+    /// # Errors
+    /// [`EnrolmentConfigError`], of the first source that is not simply absent.
+    pub fn load_ticket(&self) -> Result<Option<Arc<GoldenTicket>>, EnrolmentConfigError> {
+        for source in &self.sources {
+            if let Some(ticket) = source.load_ticket()? {
+                return Ok(Some(Arc::new(ticket)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl EnrolmentSource {
+    fn load_ticket(&self) -> Result<Option<GoldenTicket>, EnrolmentConfigError> {
+        match self {
+            Self::EspFile(file) => load_esp_file(file),
+            Self::Firmware(path) => match read_limited(path).map_err(|source| read_error(path, source))? {
+                Some(content) => GoldenTicket::from_config(&content)
+                    .map(Some)
+                    .map_err(|source| EnrolmentConfigError::Malformed { path: path.clone(), source }),
+                None => Ok(None),
+            },
+        }
+    }
+}
+
+fn load_esp_file(file: &LayoutFile) -> Result<Option<GoldenTicket>, EnrolmentConfigError> {
+    let mut ticket_error = None;
+    let loaded = file.load_decoded(|content| {
+        if content.len() as u64 > MAX_CONFIG_SIZE {
+            return Err(DecodeError::corrupted(TooLarge));
+        }
+        GoldenTicket::from_config(content).map_err(|error| {
+            ticket_error = Some(error.clone());
+            DecodeError::corrupted(error)
+        })
+    });
+    match (LoadError::absent_as_none(loaded), ticket_error) {
+        (Ok(ticket), _) => Ok(ticket),
+        (Err(_), Some(source)) => {
+            Err(EnrolmentConfigError::Malformed { path: file.path().to_owned(), source })
+        }
+        (Err(error), None) => Err(read_error(file.path(), error)),
+    }
+}
+
+fn read_error(
+    path: &Path,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> EnrolmentConfigError {
+    EnrolmentConfigError::Read { path: path.to_owned(), source: source.into() }
+}
+
+/// The content; `None` if the file does not exist.
+fn read_limited(path: &Path) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
+    let file = match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut content = Zeroizing::new(Vec::new());
+    file.take(MAX_CONFIG_SIZE + 1).read_to_end(&mut content)?;
+    match content.len() as u64 > MAX_CONFIG_SIZE {
+        true => Err(io::Error::new(io::ErrorKind::FileTooLarge, TooLarge)),
+        false => Ok(Some(content)),
+    }
+}
+
+#[derive(Debug)]
+struct TooLarge;
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "larger than {MAX_CONFIG_SIZE} bytes")
+    }
+}
+
+impl std::error::Error for TooLarge {}

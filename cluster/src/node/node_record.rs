@@ -1,0 +1,165 @@
+//! The cluster's record of a node.
+
+use std::net::IpAddr;
+
+use nodekeel_localstorage::pki::{Certificate, FormatError};
+use prost::Message as _;
+use thiserror::Error;
+
+use super::{SecretBytes, wire};
+use crate::consensus::{InvalidName, MemberName};
+
+/// The cluster's record of a node.
+///
+/// *Source:* `NodeMessage` of Monogon's Smalltown of 2020, with its field numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a plain record without invariants")]
+pub struct NodeRecord {
+    /// The node's certificate: its key determines the node's name.
+    pub certificate: Certificate,
+    /// The cluster unlock key, the cluster's share of the node's disk encryption key; `None` if the disk is
+    /// not encrypted.
+    pub unlock_key: Option<SecretBytes>,
+    /// The node's address; `None` if it has not reported one.
+    pub address: Option<IpAddr>,
+    /// Its roles.
+    pub roles: NodeRoles,
+}
+
+/// The roles of a node. Each role is set once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeRoles {
+    consensus_member: Option<MemberName>,
+    kubernetes_worker: Option<String>,
+}
+
+/// The node already has that role.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the node is already a {role}, named {name}")]
+pub struct RoleConflict {
+    /// The role.
+    pub role: &'static str,
+    /// The name in that role.
+    pub name: String,
+}
+
+impl NodeRoles {
+    /// No roles.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Makes the node a consensus member of this name.
+    ///
+    /// # Errors
+    /// [`RoleConflict`], with nothing changed.
+    pub fn set_consensus_member(&mut self, name: MemberName) -> Result<(), RoleConflict> {
+        if let Some(has) = &self.consensus_member {
+            return Err(RoleConflict { role: "consensus member", name: has.to_string() });
+        }
+        self.consensus_member = Some(name);
+        Ok(())
+    }
+
+    /// Makes the node a Kubernetes worker of this name.
+    ///
+    /// # Errors
+    /// [`RoleConflict`], with nothing changed.
+    pub fn set_kubernetes_worker(&mut self, name: impl Into<String>) -> Result<(), RoleConflict> {
+        if let Some(has) = &self.kubernetes_worker {
+            return Err(RoleConflict { role: "Kubernetes worker", name: has.clone() });
+        }
+        self.kubernetes_worker = Some(name.into());
+        Ok(())
+    }
+
+    /// Its name as a consensus member, if it is one.
+    pub fn consensus_member(&self) -> Option<&MemberName> {
+        self.consensus_member.as_ref()
+    }
+
+    /// Its name as a Kubernetes worker, if it is one.
+    pub fn kubernetes_worker(&self) -> Option<&str> {
+        self.kubernetes_worker.as_deref()
+    }
+}
+
+/// Why a record is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum InvalidRecord {
+    /// The bytes are not a node record.
+    #[error("not a node record")]
+    Malformed,
+    /// The certificate is invalid.
+    #[error("malformed certificate")]
+    Certificate(#[source] FormatError),
+    /// The address is invalid.
+    #[error("invalid address {address:?}")]
+    Address {
+        /// The text in the record.
+        address: String,
+    },
+    /// The member's name is invalid.
+    #[error("invalid member name")]
+    Member(#[source] InvalidName),
+    /// The record belongs to another node's key.
+    #[error("the certificate belongs to another node's key")]
+    NodeMismatch,
+}
+
+impl NodeRecord {
+    /// The record as it is stored.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let member = self.roles.consensus_member.as_ref();
+        let worker = self.roles.kubernetes_worker.as_ref();
+        let roles = wire::NodeRoles {
+            consensus_member: member.map(|name| wire::ConsensusMember { etcd_member_name: name.to_string() }),
+            kubernetes_worker: worker.map(|name| wire::KubernetesWorker { node_name: name.clone() }),
+        };
+        wire::NodeMessage {
+            certificate: self.certificate.der_bytes().to_vec(),
+            cluster_unlock_key: self
+                .unlock_key
+                .as_ref()
+                .map_or_else(Vec::new, |key| key.expose_bytes().to_vec()),
+            address: self.address.map(|address| address.to_string()).unwrap_or_default(),
+            roles: Some(roles),
+        }
+        .encode_to_vec()
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`InvalidRecord`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidRecord> {
+        let mut wire = wire::NodeMessage::decode(bytes).map_err(|_| InvalidRecord::Malformed)?;
+        let certificate = Certificate::from_der(&wire.certificate).map_err(InvalidRecord::Certificate)?;
+        let address = match wire.address.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|_| InvalidRecord::Address { address: text.to_owned() })?),
+        };
+        let unlock_key = std::mem::take(&mut wire.cluster_unlock_key);
+        let roles = wire.roles.take().unwrap_or_default();
+        let member = roles.consensus_member.map(|member| member.etcd_member_name.parse());
+        Ok(Self {
+            certificate,
+            unlock_key: (!unlock_key.is_empty()).then(|| SecretBytes::new(unlock_key)),
+            address,
+            roles: NodeRoles {
+                consensus_member: member.transpose().map_err(InvalidRecord::Member)?,
+                kubernetes_worker: roles.kubernetes_worker.map(|worker| worker.node_name),
+            },
+        })
+    }
+}
+
+/// Arbitrary bytes as a record: never panics, and a valid record survives a round trip.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn check_arbitrary_record(bytes: &[u8]) {
+    if let Ok(record) = NodeRecord::from_bytes(bytes) {
+        let again = NodeRecord::from_bytes(&record.to_bytes());
+        assert_eq!(again.as_ref(), Ok(&record), "a record survives a round trip");
+    }
+}

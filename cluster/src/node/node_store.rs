@@ -1,0 +1,248 @@
+//! The nodes' records in the cluster.
+
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{ClusterId, InvalidRecord, NodeId, NodeRecord};
+use crate::consensus::kv::{Compare, KeyRange, KeyValue, KvError, KvStore, RangeRequest, Txn, TxnOp};
+
+/// How often an update is retried after concurrent changes.
+const UPDATE_ATTEMPTS: usize = 16;
+
+/// Prefix of the records' keys, in their namespace.
+const RECORD_PREFIX: &str = "/nodes/";
+
+/// Key of the cluster's id, in the same namespace.
+const CLUSTER_ID_KEY: &str = "/cluster";
+
+/// The nodes' records: `/nodes/ID` in the namespace `cluster:enrolment`.
+///
+/// A record is created once, and later changed only from the version that was read: an update never
+/// overwrites a concurrent change.
+///
+/// *Source:* the keys are those of Monogon's Smalltown of 2020, which had no updates.
+#[derive(Clone)]
+pub struct NodeStore {
+    kv: Arc<dyn KvStore>,
+}
+
+/// A record, and the version in which it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredNode {
+    /// The node.
+    pub id: NodeId,
+    /// The record.
+    pub record: NodeRecord,
+    kv: KeyValue,
+}
+
+/// Why a record can't be read or written.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// The cluster's store failed. If [retryable](KvError::is_retryable), a retry may help; whether a write
+    /// took effect is unknown, and it can be repeated.
+    #[error("access the record of {id}")]
+    Kv {
+        /// The node.
+        id: String,
+        /// Why.
+        source: KvError,
+    },
+    /// The node already has a record with another certificate. To readmit it, remove that record first.
+    #[error("node {id} is registered with another certificate")]
+    Conflict {
+        /// The node.
+        id: NodeId,
+    },
+    /// The node has no record.
+    #[error("node {id} has no record")]
+    NotFound {
+        /// The node.
+        id: NodeId,
+    },
+    /// A record is invalid. It stays unchanged.
+    #[error("read the record at {key}")]
+    Invalid {
+        /// Its key.
+        key: String,
+        /// What is wrong with it.
+        source: InvalidRecord,
+    },
+    /// Others changed the record each time between read and write. A retry may help.
+    #[error("update the record of {id}: too many concurrent changes")]
+    Contended {
+        /// The node.
+        id: NodeId,
+    },
+    /// The cluster has no id: its first node has not finished bootstrapping.
+    #[error("the cluster has no id yet")]
+    ClusterIdMissing,
+    /// The cluster's id could not be read or written. A retry may help.
+    #[error("read or write the cluster's id")]
+    ClusterId(#[source] KvError),
+}
+
+impl RecordError {
+    /// Whether the same call may succeed later without any other change; if this member was stopped, with
+    /// another handle of the keys.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Kv { source, .. } | Self::ClusterId(source) => {
+                source.is_retryable() || matches!(source, KvError::Stopped)
+            }
+            Self::Contended { .. } => true,
+            Self::Conflict { .. } | Self::NotFound { .. } | Self::Invalid { .. } | Self::ClusterIdMissing => {
+                false
+            }
+        }
+    }
+}
+
+impl NodeStore {
+    /// The records in this namespace.
+    pub fn new(kv: Arc<dyn KvStore>) -> Self {
+        Self { kv }
+    }
+
+    /// Writes the cluster's id unless it has one, and returns the id that it has then.
+    ///
+    /// # Errors
+    /// [`RecordError::ClusterId`].
+    pub async fn init_cluster_id(&self, cluster: ClusterId) -> Result<ClusterId, RecordError> {
+        let found = Txn::new()
+            .when(Compare::key_absent(CLUSTER_ID_KEY))
+            .then(TxnOp::put(CLUSTER_ID_KEY, cluster.as_bytes()))
+            .or_else(TxnOp::get(CLUSTER_ID_KEY));
+        let done = self.kv.txn(found).await.map_err(RecordError::ClusterId)?;
+        match done.succeeded {
+            true => Ok(cluster),
+            false => parse_cluster_id(done.into_key_values().next()),
+        }
+    }
+
+    /// The cluster's id.
+    ///
+    /// # Errors
+    /// [`RecordError::ClusterIdMissing`], [`RecordError::ClusterId`].
+    pub async fn cluster_id(&self) -> Result<ClusterId, RecordError> {
+        parse_cluster_id(self.kv.get(CLUSTER_ID_KEY.as_bytes()).await.map_err(RecordError::ClusterId)?)
+    }
+
+    /// Creates the record of a node, unless it has one with the same certificate. Returns the record that it
+    /// has then.
+    ///
+    /// # Errors
+    /// [`RecordError::Conflict`], with nothing changed; [`RecordError::Kv`], [`RecordError::Invalid`].
+    pub async fn create_record(&self, id: &NodeId, record: &NodeRecord) -> Result<StoredNode, RecordError> {
+        let key = record_key(id);
+        if !id.matches_key(&record.certificate.public_key()) {
+            return Err(RecordError::Invalid { key, source: InvalidRecord::NodeMismatch });
+        }
+        let create = Txn::new()
+            .when(Compare::key_absent(key.as_str()))
+            .then(TxnOp::put(key.as_str(), record.to_bytes()))
+            .then(TxnOp::get(key.as_str()))
+            .or_else(TxnOp::get(key.as_str()));
+        let done = self.kv.txn(create).await.map_err(|source| kv_error(id, source))?;
+        let Some(kv) = done.into_key_values().next() else {
+            return Err(RecordError::NotFound { id: id.clone() });
+        };
+        let current = parse_stored(kv)?;
+        match current.record.certificate == record.certificate {
+            true => Ok(current),
+            false => Err(RecordError::Conflict { id: id.clone() }),
+        }
+    }
+
+    /// The record of a node, if it has one.
+    ///
+    /// # Errors
+    /// [`RecordError::Kv`], [`RecordError::Invalid`].
+    pub async fn load_record(&self, id: &NodeId) -> Result<Option<StoredNode>, RecordError> {
+        let kv = self.kv.get(record_key(id).as_bytes()).await.map_err(|source| kv_error(id, source))?;
+        kv.map(parse_stored).transpose()
+    }
+
+    /// Changes a record from its present version; after a concurrent change, from the new version. An
+    /// unchanged record is not written.
+    ///
+    /// # Errors
+    /// [`RecordError::NotFound`], [`RecordError::Contended`], [`RecordError::Kv`], [`RecordError::Invalid`].
+    pub async fn update_record(
+        &self,
+        id: &NodeId,
+        mut change: impl FnMut(&mut NodeRecord) + Send,
+    ) -> Result<StoredNode, RecordError> {
+        let key = record_key(id);
+        let mut current = self.load_record(id).await?;
+        for _ in 0..UPDATE_ATTEMPTS {
+            let before = current.ok_or_else(|| RecordError::NotFound { id: id.clone() })?;
+            let mut record = before.record.clone();
+            change(&mut record);
+            if record == before.record {
+                return Ok(before);
+            }
+            if !id.matches_key(&record.certificate.public_key()) {
+                return Err(RecordError::Invalid { key, source: InvalidRecord::NodeMismatch });
+            }
+            let update = Txn::new()
+                .when(Compare::key_unchanged(&before.kv))
+                .then(TxnOp::put(key.as_str(), record.to_bytes()))
+                .then(TxnOp::get(key.as_str()))
+                .or_else(TxnOp::get(key.as_str()));
+            let done = self.kv.txn(update).await.map_err(|source| kv_error(id, source))?;
+            let succeeded = done.succeeded;
+            current = done.into_key_values().next().map(parse_stored).transpose()?;
+            if succeeded {
+                return current.ok_or_else(|| RecordError::NotFound { id: id.clone() });
+            }
+        }
+        Err(RecordError::Contended { id: id.clone() })
+    }
+
+    /// All records, in the order of the nodes' names.
+    ///
+    /// # Errors
+    /// [`RecordError::Kv`], [`RecordError::Invalid`].
+    pub async fn list_records(&self) -> Result<Vec<StoredNode>, RecordError> {
+        let range = RangeRequest::new(KeyRange::prefix(RECORD_PREFIX));
+        let all = self.kv.range(range).await;
+        let all = all.map_err(|source| RecordError::Kv { id: "all nodes".to_owned(), source })?;
+        all.kvs.into_iter().map(parse_stored).collect()
+    }
+}
+
+impl fmt::Debug for NodeStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeStore").finish_non_exhaustive()
+    }
+}
+
+fn parse_cluster_id(kv: Option<KeyValue>) -> Result<ClusterId, RecordError> {
+    let bytes = kv.and_then(|kv| kv.value.try_into().ok());
+    bytes.map(ClusterId::from_bytes).ok_or(RecordError::ClusterIdMissing)
+}
+
+fn record_key(id: &NodeId) -> String {
+    format!("{RECORD_PREFIX}{id}")
+}
+
+fn kv_error(id: &NodeId, source: KvError) -> RecordError {
+    RecordError::Kv { id: id.to_string(), source }
+}
+
+/// Parses a record, and checks that it belongs to the node of its key.
+fn parse_stored(kv: KeyValue) -> Result<StoredNode, RecordError> {
+    let invalid = |source| RecordError::Invalid { key: kv.key.escape_ascii().to_string(), source };
+    let record = NodeRecord::from_bytes(&kv.value).map_err(invalid)?;
+    let name =
+        std::str::from_utf8(&kv.key).ok().and_then(|key| key.strip_prefix(RECORD_PREFIX)?.parse().ok());
+    let id: NodeId = name.ok_or_else(|| invalid(InvalidRecord::NodeMismatch))?;
+    match id.matches_key(&record.certificate.public_key()) {
+        true => Ok(StoredNode { id, record, kv }),
+        false => Err(invalid(InvalidRecord::NodeMismatch)),
+    }
+}

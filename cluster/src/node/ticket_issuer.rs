@@ -1,0 +1,240 @@
+//! Issues golden tickets.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nodekeel_localstorage::pki::{CertificateTemplate, CommonName, PkiError, PrivateKey};
+use thiserror::Error;
+
+use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, RecordError, TicketError, TicketParts};
+use crate::consensus::kv::{Compare, KvError, KvStore, Txn, TxnOp};
+use crate::consensus::{
+    ClusterMembers, InvalidName, MembershipError, NewMember, Peer, PeerUrl, RunningMember,
+};
+use crate::pki::{CaError, CertificateSpec, ClusterCa};
+
+/// The namespace of unused tickets: module and namespace.
+const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
+
+/// Issues this cluster's golden tickets: one for each peer URL, however often it is requested.
+///
+/// An issued ticket is stored in the cluster, with its private keys, until its node has joined. A repeated
+/// request for the same URL, also after a call that was killed, returns a ticket of the same node, and the
+/// cluster has one learner for it. The CA's private key is stored beside it.
+///
+/// # Contract
+/// - [`issue_ticket`](Self::issue_ticket) for a peer URL returns a ticket of the same node until that node
+///   has joined.
+/// - One ticket at a time is unused: the cluster accepts one learner.
+#[derive(Clone)]
+pub struct GoldenTicketIssuer {
+    running: RunningMember,
+    tickets: Arc<dyn KvStore>,
+    nodes: NodeStore,
+    prefix: String,
+}
+
+/// Why a ticket could not be issued or revoked.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TicketIssueError {
+    /// The host of the URL is a name: tickets are for IP addresses.
+    #[error("peer URL {url} has a host name: use an IP address")]
+    NoAddress {
+        /// The URL given.
+        url: PeerUrl,
+    },
+    /// A voting member is already at this URL.
+    #[error("a voting member is already at {url}")]
+    MemberExists {
+        /// The URL given.
+        url: PeerUrl,
+    },
+    /// The configured prefix makes an invalid node name.
+    #[error("derive the node's name")]
+    NodeName(#[source] InvalidNodeId),
+    /// The name or URL of a member is invalid.
+    #[error("parse a member's name or URL")]
+    MemberName(#[source] InvalidName),
+    /// A key or certificate of the node could not be created.
+    #[error("create the node's credentials")]
+    Credentials(#[source] PkiError),
+    /// The cluster's CA could not be loaded, or could not issue a certificate. A retry may help.
+    #[error("issue the member's certificate")]
+    Ca(#[source] CaError),
+    /// The list of members could not be read or changed. If [retryable](MembershipError::is_retryable), for
+    /// example while the cluster has another learner, a later retry helps.
+    #[error("add the member")]
+    Membership(#[source] MembershipError),
+    /// The tickets in the cluster could not be read or written. A retry may help.
+    #[error("read or write the ticket in the cluster")]
+    Kv(#[source] KvError),
+    /// The stored ticket is invalid: [revoke](GoldenTicketIssuer::revoke_ticket) it.
+    #[error("read the ticket that was issued before")]
+    StoredTicket(#[source] TicketError),
+    /// The nodes' records could not be read.
+    #[error("read the node's record")]
+    Record(#[source] RecordError),
+}
+
+impl GoldenTicketIssuer {
+    /// Issues tickets of the cluster in which this member takes part. Nodes' names start with `prefix`.
+    ///
+    /// # Errors
+    /// [`TicketIssueError::MemberName`], which these namespaces never cause.
+    pub fn new(running: RunningMember, prefix: impl Into<String>) -> Result<Self, TicketIssueError> {
+        let kv = |(module, namespace)| {
+            running.namespaced_kv(module, namespace).map_err(TicketIssueError::MemberName)
+        };
+        let (tickets, nodes) = (kv(TICKETS_NAMESPACE)?, NodeStore::new(kv(super::NODES_NAMESPACE)?));
+        Ok(Self { running, tickets, nodes, prefix: prefix.into() })
+    }
+
+    /// Issues a ticket for a node that the others will reach at this URL, and adds its learner to the
+    /// cluster.
+    ///
+    /// # Errors
+    /// [`TicketIssueError`]. A failed call can be repeated: the next one finds everything that it left.
+    pub async fn issue_ticket(&self, url: &PeerUrl) -> Result<GoldenTicket, TicketIssueError> {
+        let address: IpAddr =
+            url.host().parse().map_err(|_| TicketIssueError::NoAddress { url: url.clone() })?;
+        let members = self.running.cluster_members();
+        let is_taken = |member: &crate::consensus::Member| !member.is_learner && has_peer_url(member, url);
+        if list_members(&*members).await?.iter().any(is_taken) {
+            return Err(TicketIssueError::MemberExists { url: url.clone() });
+        }
+        let ticket = match self.load_stored(url).await? {
+            Some(ticket) => ticket,
+            None => self.create_ticket(url, address).await?,
+        };
+        let this = NewMember::new(ticket.new_member().name.clone(), url.clone());
+        members.add_learner(&this).await.map_err(TicketIssueError::Membership)?;
+        // A joining etcd must know exactly the present members.
+        let peers = other_peers(&list_members(&*members).await?, url)?;
+        if peers == ticket.peers() {
+            return Ok(ticket);
+        }
+        let ticket = ticket.with_peers(peers).map_err(TicketIssueError::StoredTicket)?;
+        let config = ticket.to_config();
+        self.tickets.put(ticket_key(url).as_bytes(), &config).await.map_err(TicketIssueError::Kv)?;
+        Ok(ticket)
+    }
+
+    /// Revokes an unused ticket: removes its learner, and revokes its certificate. Returns whether a ticket
+    /// or learner existed.
+    ///
+    /// # Errors
+    /// [`TicketIssueError`]; the call can be repeated. [`TicketIssueError::MemberExists`] if the node takes
+    /// part already.
+    pub async fn revoke_ticket(&self, url: &PeerUrl) -> Result<bool, TicketIssueError> {
+        let members = self.running.cluster_members();
+        let listed = list_members(&*members).await?;
+        let at_url: Vec<_> = listed.into_iter().filter(|member| has_peer_url(member, url)).collect();
+        if at_url.iter().any(|member| !member.is_learner) {
+            return Err(TicketIssueError::MemberExists { url: url.clone() });
+        }
+        let has_learner = !at_url.is_empty();
+        for learner in at_url {
+            members.remove_member(learner.id).await.map_err(TicketIssueError::Membership)?;
+        }
+        let stored = self.load_stored(url).await;
+        // A damaged ticket does not say whose certificate it had.
+        let is_damaged = matches!(stored, Err(TicketIssueError::StoredTicket(_)));
+        let stored = if is_damaged { None } else { stored? };
+        if let Some(ticket) = &stored {
+            let cluster_ca =
+                ClusterCa::load_ca(self.running.root_kv()).await.map_err(TicketIssueError::Ca)?;
+            cluster_ca.revoke_name(ticket.new_member().name.as_str()).await.map_err(TicketIssueError::Ca)?;
+        }
+        self.delete_ticket(url).await?;
+        Ok(has_learner || is_damaged || stored.is_some())
+    }
+
+    /// Deletes the ticket of a node that takes part.
+    pub(crate) async fn delete_ticket(&self, url: &PeerUrl) -> Result<(), TicketIssueError> {
+        let keys = crate::consensus::kv::KeyRange::single_key(ticket_key(url));
+        self.tickets.delete(keys).await.map(drop).map_err(TicketIssueError::Kv)
+    }
+
+    /// The ticket issued for this URL before, unless its node has joined.
+    async fn load_stored(&self, url: &PeerUrl) -> Result<Option<GoldenTicket>, TicketIssueError> {
+        let stored = self.tickets.get(ticket_key(url).as_bytes()).await.map_err(TicketIssueError::Kv)?;
+        let Some(stored) = stored else { return Ok(None) };
+        let ticket = GoldenTicket::from_config(&stored.value).map_err(TicketIssueError::StoredTicket)?;
+        match self.nodes.load_record(ticket.node_id()).await.map_err(TicketIssueError::Record)? {
+            None => Ok(Some(ticket)),
+            Some(_) => {
+                self.delete_ticket(url).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Creates a ticket; if another call creates one at the same time, returns that one.
+    async fn create_ticket(&self, url: &PeerUrl, address: IpAddr) -> Result<GoldenTicket, TicketIssueError> {
+        let node_key = PrivateKey::generate().map_err(TicketIssueError::Credentials)?;
+        let node =
+            NodeId::from_key(&self.prefix, &node_key.public_key()).map_err(TicketIssueError::NodeName)?;
+        let mut template = CertificateTemplate::default();
+        template.common_name = CommonName::Exact(node.to_string());
+        let node_certificate = template.self_sign(&node_key).map_err(TicketIssueError::Credentials)?;
+        let name: crate::consensus::MemberName =
+            node.as_str().parse().map_err(TicketIssueError::MemberName)?;
+        let cluster_ca = ClusterCa::load_ca(self.running.root_kv()).await.map_err(TicketIssueError::Ca)?;
+        let spec = CertificateSpec::for_member(name.clone(), address);
+        let member = cluster_ca.issue_credentials(&spec).await.map_err(TicketIssueError::Ca)?;
+        let revoked = cluster_ca.revocation_list().await.map_err(TicketIssueError::Ca)?;
+        let this = Peer::new(name, url.clone());
+        let parts = TicketParts {
+            node_key,
+            node_certificate,
+            member_credentials: member,
+            revocation_list: revoked,
+            peers: Vec::new(),
+            new_member: this,
+        };
+        let ticket = GoldenTicket::from_parts(parts).map_err(TicketIssueError::StoredTicket)?;
+        let keep = Txn::new()
+            .when(Compare::key_absent(ticket_key(url)))
+            .then(TxnOp::put(ticket_key(url), ticket.to_config().to_vec()))
+            .or_else(TxnOp::get(ticket_key(url)));
+        let done = self.tickets.txn(keep).await.map_err(TicketIssueError::Kv)?;
+        match done.into_key_values().next() {
+            None => Ok(ticket),
+            Some(first) => GoldenTicket::from_config(&first.value).map_err(TicketIssueError::StoredTicket),
+        }
+    }
+}
+
+impl fmt::Debug for GoldenTicketIssuer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GoldenTicketIssuer").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+async fn list_members(
+    members: &dyn ClusterMembers,
+) -> Result<Vec<crate::consensus::Member>, TicketIssueError> {
+    members.list_members().await.map_err(TicketIssueError::Membership)
+}
+
+fn has_peer_url(member: &crate::consensus::Member, url: &PeerUrl) -> bool {
+    member.peer_urls.iter().any(|one| one == url.as_str())
+}
+
+/// All members but the one at this URL. Members that have never started have no name, and there is at most
+/// one learner.
+fn other_peers(members: &[crate::consensus::Member], but: &PeerUrl) -> Result<Vec<Peer>, TicketIssueError> {
+    let others = members.iter().filter(|member| !has_peer_url(member, but));
+    let named = others.flat_map(|member| {
+        let name = member.name.clone().unwrap_or_default();
+        member.peer_urls.iter().map(move |url| (name.clone(), url))
+    });
+    let peer = |(name, url): (String, &String)| Ok(Peer::new(name.parse()?, url.parse()?));
+    named.map(peer).collect::<Result<_, _>>().map_err(TicketIssueError::MemberName)
+}
+
+fn ticket_key(url: &PeerUrl) -> String {
+    format!("/golden/{}", url.as_str().trim_start_matches("https://"))
+}

@@ -1,0 +1,111 @@
+//! The CA of a running cluster.
+
+use std::sync::Arc;
+
+use nodekeel_localstorage::pki::{Certificate, Credentials, PrivateKey, PublicKey, RevocationList};
+
+use super::signer::CaSigner;
+use super::stored::{StoredValues, issued_path, parse_certificate, parse_revocation_list};
+use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ISSUED_PREFIX};
+use crate::consensus::kv::{Compare, KeyRange, KvStore, RangeRequest, Txn, TxnOp};
+
+/// The CA of a cluster, loaded from its keys and checked. It includes the private key: any holder can issue
+/// certificates.
+#[derive(Debug)]
+pub struct ClusterCa {
+    pub(super) root_kv: Arc<dyn KvStore>,
+    pub(super) signer: CaSigner,
+}
+
+impl ClusterCa {
+    /// Loads the CA from these root keys.
+    ///
+    /// # Errors
+    /// [`CaError::NotFound`] if none was ever saved; an error that names the invalid key; or
+    /// [`CaError::Store`].
+    pub async fn load_ca(root: Arc<dyn KvStore>) -> Result<ClusterCa, CaError> {
+        let read = Txn::new()
+            .then(TxnOp::get(CA_CERT_PATH))
+            .then(TxnOp::get(CA_KEY_PATH))
+            .then(TxnOp::get(CRL_PATH));
+        let done = root.txn(read).await.map_err(CaError::store_error("load the CA"))?;
+        let (signer, _) = StoredValues::from_key_values(done.into_key_values()).into_signer()?;
+        Ok(ClusterCa { root_kv: root, signer })
+    }
+
+    pub(super) fn from_signer(root_kv: Arc<dyn KvStore>, signer: CaSigner) -> ClusterCa {
+        ClusterCa { root_kv, signer }
+    }
+
+    /// The CA's certificate.
+    pub fn ca_certificate(&self) -> &Certificate {
+        self.signer.certificate()
+    }
+
+    /// Issues a new key and its certificate. The certificate is recorded before it is returned, so that it
+    /// can be revoked.
+    ///
+    /// # Errors
+    /// [`CaError::Create`], [`CaError::Store`]: nothing was returned; a certificate that was recorded anyway
+    /// belongs to a key that no longer exists.
+    pub async fn issue_credentials(&self, spec: &CertificateSpec) -> Result<Credentials, CaError> {
+        let key =
+            PrivateKey::generate().map_err(|error| CaError::create_error("a private key")(error.into()))?;
+        let certificate = self.certify_key(key.public_key(), spec).await?;
+        Ok(Credentials { key, certificate, ca: self.ca_certificate().clone() })
+    }
+
+    /// Issues a certificate for a key that stays with its owner. It is recorded before it is returned.
+    ///
+    /// # Errors
+    /// Those of [`issue_credentials`](Self::issue_credentials).
+    pub async fn certify_key(
+        &self,
+        public: PublicKey,
+        spec: &CertificateSpec,
+    ) -> Result<Certificate, CaError> {
+        let certificate = self.signer.sign_certificate(public, spec)?;
+        self.record_issued(&certificate).await?;
+        Ok(certificate)
+    }
+
+    /// All issued certificates, including revoked ones, in the order of their serial numbers.
+    ///
+    /// # Errors
+    /// [`CaError::Malformed`] and [`CaError::NotIssued`], naming the key; [`CaError::Store`].
+    pub async fn list_issued(&self) -> Result<Vec<Certificate>, CaError> {
+        let read = self.root_kv.range(RangeRequest::new(KeyRange::prefix(ISSUED_PREFIX))).await;
+        let read = read.map_err(CaError::store_error("list the certificates"))?;
+        read.kvs.iter().map(|kv| self.check_issued(&kv.key, &kv.value)).collect()
+    }
+
+    /// The present list of revoked certificates.
+    ///
+    /// # Errors
+    /// [`CaError::Incomplete`], [`CaError::Malformed`], [`CaError::Store`].
+    pub async fn revocation_list(&self) -> Result<RevocationList, CaError> {
+        let read = self.root_kv.get(CRL_PATH.as_bytes()).await;
+        let kv = read.map_err(CaError::store_error("read the list of revoked certificates"))?;
+        let kv = kv.ok_or(CaError::Incomplete { missing: CRL_PATH })?;
+        parse_revocation_list(&kv.value, self.ca_certificate())
+    }
+
+    /// Parses the certificate stored under this key, and checks that this CA has issued it.
+    pub(super) fn check_issued(&self, key: &[u8], der: &[u8]) -> Result<Certificate, CaError> {
+        let key = String::from_utf8_lossy(key);
+        let certificate = parse_certificate(&key, der)?;
+        match certificate.is_signed_by(self.ca_certificate()) && issued_path(&certificate) == key {
+            true => Ok(certificate),
+            false => Err(CaError::NotIssued { key: key.into_owned() }),
+        }
+    }
+
+    /// Records a certificate; one that is already recorded stays unchanged.
+    pub(super) async fn record_issued(&self, certificate: &Certificate) -> Result<(), CaError> {
+        let key = issued_path(certificate);
+        let txn =
+            Txn::new().when(Compare::key_absent(key.as_str())).then(TxnOp::put(key, certificate.der_bytes()));
+        let done = self.root_kv.txn(txn).await;
+        done.map(drop).map_err(CaError::store_error("record a certificate"))
+    }
+}

@@ -1,0 +1,134 @@
+//! A CA that is not stored yet.
+
+use std::sync::Arc;
+
+use nodekeel_localstorage::pki::{
+    Certificate, CertificateTemplate, CommonName, Credentials, PkiError, PrivateKey,
+};
+
+use super::signer::CaSigner;
+use super::stored::{StoredValues, issued_path, key_to_raw};
+use super::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, CertificateSpec, ClusterCa};
+use crate::consensus::kv::{Compare, KvStore, Txn, TxnOp};
+
+/// The CA of a cluster that is being bootstrapped: it exists in memory, and wherever the caller has written
+/// it.
+///
+/// It issues the first member's certificate, and is then [saved](Self::save_to) into the cluster.
+#[derive(Debug)]
+pub struct PendingCa {
+    signer: CaSigner,
+    issued: Vec<Certificate>,
+}
+
+impl PendingCa {
+    /// A new CA with a new key, named after the key.
+    ///
+    /// # Errors
+    /// [`CaError::Create`].
+    pub fn generate() -> Result<PendingCa, CaError> {
+        let failed = |error: PkiError| CaError::create_error("a CA")(error.into());
+        let mut template = CertificateTemplate::default();
+        (template.is_ca, template.server_auth, template.client_auth) = (true, false, false);
+        template.common_name = CommonName::WithKeyId("nodekeel-ca-".into());
+        let key = PrivateKey::generate().map_err(failed)?;
+        let certificate = template.self_sign(&key).map_err(failed)?;
+        Ok(PendingCa { signer: CaSigner::new(key, certificate)?, issued: Vec::new() })
+    }
+
+    /// Restores a CA that was written to a directory as credentials before it was saved.
+    ///
+    /// # Errors
+    /// [`CaError::NotACa`] and [`CaError::KeyMismatch`].
+    pub fn from_credentials(credentials: Credentials) -> Result<PendingCa, CaError> {
+        let Credentials { key, certificate, .. } = credentials;
+        Ok(PendingCa { signer: CaSigner::new(key, certificate)?, issued: Vec::new() })
+    }
+
+    /// The CA as credentials, to be written to a directory until it is saved. Its certificate is self-signed.
+    ///
+    /// # Errors
+    /// [`CaError::Create`].
+    pub fn to_credentials(&self) -> Result<Credentials, CaError> {
+        let key = PrivateKey::from_pkcs8(self.signer.private_key().expose_pkcs8())
+            .map_err(|error| CaError::create_error("a copy of the key")(error.into()))?;
+        let certificate = self.signer.certificate().clone();
+        Ok(Credentials { key, ca: certificate.clone(), certificate })
+    }
+
+    /// The CA's certificate.
+    pub fn ca_certificate(&self) -> &Certificate {
+        self.signer.certificate()
+    }
+
+    /// Issues a new key and its certificate, which will be saved with the CA.
+    ///
+    /// # Errors
+    /// [`CaError::Create`].
+    pub fn issue_credentials(&mut self, spec: &CertificateSpec) -> Result<Credentials, CaError> {
+        let key =
+            PrivateKey::generate().map_err(|error| CaError::create_error("a private key")(error.into()))?;
+        let certificate = self.signer.sign_certificate(key.public_key(), spec)?;
+        self.issued.push(certificate.clone());
+        Ok(Credentials { key, certificate, ca: self.ca_certificate().clone() })
+    }
+
+    /// Adds a certificate that was issued before the CA was restored: it will be saved with the CA.
+    ///
+    /// # Errors
+    /// [`CaError::NotIssued`].
+    pub fn add_issued(&mut self, certificate: Certificate) -> Result<(), CaError> {
+        if !certificate.is_signed_by(self.ca_certificate()) {
+            return Err(CaError::NotIssued { key: issued_path(&certificate) });
+        }
+        self.issued.push(certificate);
+        Ok(())
+    }
+
+    /// An empty list of revoked certificates.
+    ///
+    /// # Errors
+    /// [`CaError::Create`].
+    pub fn empty_revocation_list(&self) -> Result<nodekeel_localstorage::pki::RevocationList, CaError> {
+        self.signer.sign_revocation_list(1, &[])
+    }
+
+    /// Saves the CA with its issued certificates, in one transaction, if the cluster never had a CA. A
+    /// repeated call, also by a process that takes over from a killed one, finds the CA saved.
+    ///
+    /// # Errors
+    /// [`CaError::AnotherCa`] if the cluster has another CA; [`CaError::Store`], after which the call can be
+    /// repeated.
+    pub async fn save_to(&self, root: Arc<dyn KvStore>) -> Result<ClusterCa, CaError> {
+        let (ca, key, revoked) = (
+            self.ca_certificate().der_bytes(),
+            key_to_raw(self.signer.private_key())?,
+            self.empty_revocation_list()?,
+        );
+        let mut txn = Txn::new()
+            .when(Compare::key_absent(CA_KEY_PATH))
+            .when(Compare::key_absent(CA_CERT_PATH))
+            .then(TxnOp::put(CA_CERT_PATH, ca))
+            .then(TxnOp::put(CA_KEY_PATH, &**key))
+            .then(TxnOp::put(CRL_PATH, revoked.der_bytes()));
+        for certificate in &self.issued {
+            txn = txn.then(TxnOp::put(issued_path(certificate), certificate.der_bytes()));
+        }
+        for key in [CA_CERT_PATH, CA_KEY_PATH, CRL_PATH] {
+            txn = txn.or_else(TxnOp::get(key));
+        }
+        let done = root.txn(txn).await.map_err(CaError::store_error("save the CA"))?;
+        if done.succeeded {
+            return ClusterCa::load_ca(root).await;
+        }
+        let (found, _) = StoredValues::from_key_values(done.into_key_values()).into_signer()?;
+        if found.certificate() != self.ca_certificate() {
+            return Err(CaError::AnotherCa);
+        }
+        let cluster_ca = ClusterCa::from_signer(root, found);
+        for certificate in &self.issued {
+            cluster_ca.record_issued(certificate).await?;
+        }
+        Ok(cluster_ca)
+    }
+}

@@ -1,0 +1,325 @@
+//! Bootstrap, join and restart as a whole.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_cluster::consensus::memory::MemoryNetwork;
+use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
+use nodekeel_cluster::enrolment::{
+    ClusterNode, EnrolmentPhase, EnrolmentState, FailureReason, NodeUnavailable, StepError, TicketAccessError,
+};
+use nodekeel_cluster::network::StaticNetwork;
+use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, NodeId};
+
+use tokio::sync::watch;
+
+use super::node_fixture::{
+    NodeFixture, NodeRun, TIMEOUT, bootstrapped_node, error_chain, node_address, parse_ip,
+};
+
+#[tokio::test]
+async fn an_empty_node_bootstraps_a_cluster_and_is_listed_in_it() {
+    let network = MemoryNetwork::new();
+    let fixture = NodeFixture::on_network(&network, "192.0.2.1");
+    let (run, membership) = fixture.run_to_running().await;
+    assert_eq!(
+        run.node.phase_history(),
+        [EnrolmentPhase::New, EnrolmentPhase::CreatingCluster, EnrolmentPhase::Running]
+    );
+    let nodes = run.node.node_store().expect("a running node").list_records().await.expect("listed");
+    let [this] = &nodes[..] else { panic!("one node: {nodes:?}") };
+    assert_eq!(this.id, membership.node_id);
+    assert_eq!(this.record.address, Some(parse_ip("192.0.2.1")));
+    assert_eq!(
+        this.record.roles.consensus_member().map(|name| name.as_str()),
+        Some(membership.node_id.as_str())
+    );
+    assert_eq!(this.record.roles.kubernetes_worker(), Some(membership.node_id.as_str()));
+    assert!(membership.node_id.matches_key(&this.record.certificate.public_key()));
+    let members = run.node.cluster_members().expect("a running node").list_members().await.expect("listed");
+    assert_eq!(members.len(), 1);
+    assert_eq!(
+        run.node.node_store().expect("a running node").cluster_id().await.ok(),
+        Some(membership.cluster_id)
+    );
+    assert_eq!(network.cluster_count(), 1);
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn a_restarted_node_keeps_its_identity_its_cluster_and_its_keys() {
+    let network = MemoryNetwork::new();
+    let fixture = NodeFixture::on_network(&network, "192.0.2.1");
+    let (run, first) = fixture.run_to_running().await;
+    run.node.namespaced_kv("mine", "all").expect("a running node").put(b"/kept", b"yes").await.expect("put");
+    run.stop().await;
+    for _ in 0..3 {
+        let (run, again) = fixture.run_to_running().await;
+        assert_eq!(again, first);
+        assert_eq!(
+            run.node.phase_history(),
+            [EnrolmentPhase::New, EnrolmentPhase::Restarting, EnrolmentPhase::Running]
+        );
+        let kept =
+            run.node.namespaced_kv("mine", "all").expect("a running node").get(b"/kept").await.expect("read");
+        assert_eq!(kept.map(|kv| kv.value), Some(b"yes".to_vec()));
+        run.stop().await;
+    }
+    assert_eq!(network.cluster_count(), 1);
+}
+
+#[tokio::test]
+async fn a_node_with_a_ticket_joins_and_then_ignores_the_ticket() {
+    let network = MemoryNetwork::new();
+    let mut first = NodeFixture::on_network(&network, "192.0.2.1");
+    first.settings.golden_tickets = true;
+    let second = NodeFixture::on_network(&network, "192.0.2.2");
+    let (first_run, first_membership) = first.run_to_running().await;
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let ticket = issuer.issue_ticket(&url).await.expect("created");
+    second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+
+    let (run, joined) = second.run_to_running().await;
+    assert_eq!(
+        run.node.phase_history(),
+        [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
+    );
+    assert_eq!((joined.cluster_id, &joined.node_id), (first_membership.cluster_id, ticket.node_id()));
+    let members = run.node.cluster_members().expect("a running node").list_members().await.expect("listed");
+    assert_eq!(members.iter().filter(|member| !member.is_learner).count(), 2, "{members:?}");
+    let nodes = run.node.node_store().expect("a running node").list_records().await.expect("listed");
+    let mut ids: Vec<_> = nodes.into_iter().map(|node| node.id).collect();
+    ids.sort();
+    let mut expected = vec![first_membership.node_id.clone(), joined.node_id.clone()];
+    expected.sort();
+    assert_eq!(ids, expected);
+    let kept = first_run.node.namespaced_kv("cluster", "tickets").expect("a running node");
+    let all = nodekeel_cluster::consensus::kv::RangeRequest::new(
+        nodekeel_cluster::consensus::kv::KeyRange::prefix("/"),
+    );
+    assert_eq!(kept.range(all).await.expect("read").kvs, [], "the used ticket is still stored");
+    run.stop().await;
+
+    second.esp_enrolment().enrolment.write(b"no ticket at all").expect("written");
+    let (run, again) = second.run_to_running().await;
+    assert_eq!(again, joined, "a node in a cluster has read its configuration");
+    run.stop().await;
+    first_run.stop().await;
+    assert_eq!(network.cluster_count(), 1);
+}
+
+#[tokio::test]
+async fn a_node_without_an_esp_file_joins_by_the_firmware_ticket() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let ticket = issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT)).await.expect("created");
+    let second = NodeFixture::on_network(&network, "192.0.2.2");
+    let firmware_file = second.disks.path().join("fw_cfg");
+    std::fs::write(&firmware_file, &*ticket.to_config()).expect("written");
+    let mut deps = second.deps();
+    let esp_source = EnrolmentSource::EspFile(second.esp_enrolment().enrolment.clone());
+    deps.enrolment = EnrolmentSources::new([esp_source, EnrolmentSource::Firmware(firmware_file)]);
+    let run = NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()));
+    assert_eq!(&run.wait_finished().await.expect("the node is in its cluster").node_id, ticket.node_id());
+    assert_eq!(
+        run.node.phase_history(),
+        [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
+    );
+    run.stop().await;
+    first_run.stop().await;
+    assert_eq!(network.cluster_count(), 1);
+}
+
+#[tokio::test]
+async fn a_ticket_for_another_address_is_rejected_before_anything_is_started() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let ticket = issuer.issue_ticket(&url).await.expect("created");
+    let second = NodeFixture::on_network(&network, "192.0.2.3");
+    second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    let reason = error_chain(second.run_to_failure().await);
+    assert!(
+        reason.contains("the ticket was issued for 192.0.2.2, but this host is at 192.0.2.3"),
+        "{reason}"
+    );
+    second.network.set_address(Some(node_address("192.0.2.2")));
+    let mut deps = second.deps();
+    deps.consensus = deps.consensus.with_peer_port(7);
+    let run = NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()));
+    let reason = error_chain(run.wait_finished().await.expect_err("a ticket for another port was accepted"));
+    assert!(reason.contains("for a member at port 7834, but this host's member is at port 7"), "{reason}");
+    run.stop().await;
+    let (run, _) = second.run_to_running().await;
+    run.stop().await;
+    first_run.stop().await;
+}
+
+#[tokio::test]
+async fn waiters_are_notified_before_during_and_after_a_run() {
+    let fixture = NodeFixture::single_node();
+    fixture.network.set_address(None);
+    let run = fixture.start();
+    let early: Vec<_> = (0..3)
+        .map(|_| {
+            let cluster = run.node.clone();
+            tokio::spawn(async move { cluster.wait_finished().await })
+        })
+        .collect();
+    let working = run.node.wait_phase_change(EnrolmentPhase::New).await;
+    assert_eq!(working.phase(), EnrolmentPhase::CreatingCluster);
+    let abandoned = tokio::spawn({
+        let cluster = run.node.clone();
+        async move { cluster.wait_finished().await }
+    });
+    abandoned.abort();
+    fixture.network.set_address(Some(node_address("192.0.2.1")));
+    let membership = run.wait_finished().await.expect("a running node");
+    for waiter in early {
+        let result = waiter.await.expect("ended").expect("a running node");
+        assert_eq!(result, membership);
+    }
+    assert_eq!(run.wait_finished().await.ok(), Some(membership));
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn waiters_are_notified_when_a_run_is_stopped() {
+    let fixture = NodeFixture::single_node();
+    fixture.network.set_address(None);
+    let run = fixture.start();
+    run.node.wait_phase_change(EnrolmentPhase::New).await;
+    let cluster = run.node.clone();
+    run.stop().await;
+    let result = tokio::time::timeout(TIMEOUT, cluster.wait_finished()).await.expect("at once");
+    assert!(matches!(result, Err(FailureReason::Stopped { .. })), "{result:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_without_an_address_fails_at_its_deadline_and_reports_why() {
+    let mut fixture = NodeFixture::single_node();
+    fixture.network = Arc::new(StaticNetwork::without_address());
+    fixture.settings.deadline = Duration::from_secs(30);
+    let started_at = tokio::time::Instant::now();
+    let run = fixture.start();
+    let reason = run.node.wait_finished().await.expect_err("no address");
+    assert_eq!(started_at.elapsed().as_secs(), 30);
+    assert_eq!(error_chain(reason), "timed out during step network: the address is not set");
+    run.stop().await;
+    fixture.network.set_address(Some(node_address("192.0.2.1")));
+    let (run, _) = fixture.run_to_running().await;
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn only_a_running_node_has_a_membership_keys_and_members() {
+    let fixture = NodeFixture::single_node();
+    fixture.network.set_address(None);
+    let run = fixture.start();
+    let EnrolmentState::CreatingCluster(work) = run.node.wait_phase_change(EnrolmentPhase::New).await else {
+        panic!("it bootstraps")
+    };
+    assert!(work.node_id().is_none());
+    let refused = NodeUnavailable::NotRunning { state: EnrolmentPhase::CreatingCluster };
+    assert_eq!(run.node.membership().err(), Some(refused));
+    assert_eq!(run.node.root_kv().err(), Some(refused));
+    assert_eq!(run.node.cluster_members().err(), Some(refused));
+    assert!(run.node.namespaced_kv("a", "b").is_err() && run.node.node_store().is_err());
+    fixture.network.set_address(Some(node_address("192.0.2.1")));
+    run.wait_finished().await.expect("a running node");
+    run.node.root_kv().expect("a running node").put(b"/x", b"").await.expect("put");
+    assert!(run.node.namespaced_kv("no module", "b").is_err());
+    assert!(matches!(run.node.ticket_issuer(), Err(TicketAccessError::Disabled)));
+    let cluster = run.node.clone();
+    run.stop().await;
+    // A run that has ended has no membership, and waiters do not wait for it.
+    assert_eq!(
+        cluster.membership().err(),
+        Some(NodeUnavailable::NotRunning { state: EnrolmentPhase::Failed })
+    );
+    assert_eq!(cluster.root_kv().err(), Some(NodeUnavailable::NotRunning { state: EnrolmentPhase::Failed }));
+    assert!(matches!(cluster.wait_finished().await, Err(FailureReason::RunEnded)));
+    assert_eq!(cluster.phase_history().last(), Some(&EnrolmentPhase::Failed));
+}
+
+#[tokio::test]
+async fn a_deadline_beyond_the_range_of_the_clock_is_accepted() {
+    let mut fixture = NodeFixture::single_node();
+    fixture.settings.deadline = std::time::Duration::MAX;
+    let (run, _) = fixture.run_to_running().await;
+    run.stop().await;
+}
+
+/// The address in the node's record, and the addresses in the member list.
+async fn listed_addresses(cluster: &ClusterNode, node: &NodeId) -> (Option<IpAddr>, Vec<String>) {
+    let nodes = cluster.node_store().expect("a running node");
+    let existing = nodes.load_record(node).await.expect("read").expect("it exists");
+    let members = cluster.cluster_members().expect("a running node").list_members().await.expect("listed");
+    (existing.record.address, members.into_iter().flat_map(|member| member.peer_urls).collect())
+}
+
+fn expected_addresses(address: &str) -> (Option<IpAddr>, Vec<String>) {
+    (Some(parse_ip(address)), vec![PeerUrl::new(parse_ip(address), PEER_PORT).to_string()])
+}
+
+#[tokio::test]
+async fn a_running_node_restarts_its_member_at_a_new_address() {
+    let fixture = NodeFixture::single_node();
+    let ends = Arc::new(watch::Sender::new(0));
+    let seen = Arc::clone(&ends);
+    let hook = move |point: &str| {
+        if point == "end local" {
+            seen.send_modify(|ends| *ends += 1);
+        }
+    };
+    let run = NodeRun::start_with_restarts(ClusterNode::with_test_hook(
+        fixture.deps(),
+        fixture.settings.clone(),
+        hook,
+    ));
+    let membership = run.wait_finished().await.expect("a running node");
+    assert_eq!(listed_addresses(&run.node, &membership.node_id).await, expected_addresses("192.0.2.1"));
+    // A loss, and the same address again, do not end the run.
+    fixture.network.set_address(None);
+    fixture.network.set_address(Some(node_address("192.0.2.1")));
+    fixture.network.set_address(None);
+    fixture.network.set_address(Some(node_address("192.0.2.9")));
+    let mut ends = ends.subscribe();
+    let second = tokio::time::timeout(TIMEOUT, ends.wait_for(|ends| *ends == 2)).await;
+    second.expect("soon").expect("the sender exists");
+    assert_eq!(run.wait_finished().await.ok().as_ref(), Some(&membership), "another node or cluster");
+    assert_eq!(
+        run.node.phase_history(),
+        [EnrolmentPhase::New, EnrolmentPhase::Restarting, EnrolmentPhase::Running]
+    );
+    assert_eq!(listed_addresses(&run.node, &membership.node_id).await, expected_addresses("192.0.2.9"));
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_restarted_at_another_address_is_listed_there() {
+    let fixture = NodeFixture::single_node();
+    let (run, membership) = fixture.run_to_running().await;
+    run.stop().await;
+    fixture.network.set_address(Some(node_address("192.0.2.10")));
+    let (run, again) = fixture.run_to_running().await;
+    assert_eq!(again, membership);
+    assert_eq!(listed_addresses(&run.node, &membership.node_id).await, expected_addresses("192.0.2.10"));
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn a_run_after_a_failed_run_resumes() {
+    let fixture = NodeFixture::single_node();
+    fixture.esp_enrolment().enrolment.write(b"\xff").expect("written");
+    let reason = fixture.run_to_failure().await;
+    let FailureReason::ActionFailed { source, .. } = &reason else { panic!("{reason:?}") };
+    assert!(matches!(**source, StepError::EnrolmentConfig(_)), "{source:?}");
+    fixture.esp_enrolment().enrolment.remove().expect("removed");
+    let (run, _) = fixture.run_to_running().await;
+    run.stop().await;
+}

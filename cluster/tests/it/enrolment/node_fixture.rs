@@ -1,0 +1,169 @@
+//! A node that can be started repeatedly: its disks, its address, its network.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_cluster::consensus::Consensus;
+use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryNetwork};
+use nodekeel_cluster::enrolment::{
+    ClusterMembership, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason,
+};
+use nodekeel_cluster::network::{NodeAddress, StaticNetwork};
+use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
+use nodekeel_localstorage::tree::LayoutTarget;
+use nodekeel_localstorage::volume::DirectoryVolume;
+use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
+use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, RestartPolicy, Supervisor};
+use tempfile::TempDir;
+
+/// Longest wait for something that is expected at once.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A node with its disks.
+pub(crate) struct NodeFixture {
+    pub(crate) disks: TempDir,
+    pub(crate) network: Arc<StaticNetwork>,
+    pub(crate) consensus: Arc<dyn Consensus>,
+    pub(crate) settings: EnrolmentSettings,
+}
+
+impl NodeFixture {
+    /// A node alone on its network.
+    pub(crate) fn single_node() -> Self {
+        Self::on_network(&MemoryNetwork::new(), "192.0.2.1")
+    }
+
+    /// A node at this address of a network.
+    pub(crate) fn on_network(network: &MemoryNetwork, address: &str) -> Self {
+        Self::with_consensus(Arc::new(MemoryConsensus::on_network(network)), address)
+    }
+
+    /// A node with this consensus.
+    pub(crate) fn with_consensus(consensus: Arc<dyn Consensus>, address: &str) -> Self {
+        let disks = temp_disks();
+        let top = Dir::open(disks.path()).expect("opened");
+        for name in ["esp", "data", "run"] {
+            top.ensure_dir(name, FileMode::PRIVATE_DIR).expect("created");
+        }
+        let network = Arc::new(StaticNetwork::new(node_address(address)));
+        Self { disks, network, consensus, settings: EnrolmentSettings::default() }
+    }
+
+    pub(crate) fn dir(&self, name: &str) -> Dir {
+        Dir::open(self.disks.path().join(name)).expect("opened")
+    }
+
+    pub(crate) fn esp_enrolment(&self) -> EspEnrolment {
+        let esp = self.dir("esp");
+        let path = esp.path().to_owned();
+        LayoutTarget::new(Arc::new(OsFileStore::new(esp)), path).create_layout().expect("placed")
+    }
+
+    /// The dependencies of the node at its start.
+    pub(crate) fn deps(&self) -> Deps {
+        Deps {
+            journal_dir: self.dir("esp"),
+            enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(
+                self.esp_enrolment().enrolment.clone(),
+            )]),
+            network: self.network.clone(),
+            volume: Arc::new(DirectoryVolume::new(self.dir("data"))),
+            consensus: ConsensusFactory::without_volume(Arc::clone(&self.consensus)),
+            local_names: LocalNames::default(),
+        }
+    }
+
+    /// Starts the node.
+    pub(crate) fn start(&self) -> NodeRun {
+        NodeRun::start_once(ClusterNode::new(self.deps(), self.settings.clone()))
+    }
+
+    /// A run that has to succeed.
+    pub(crate) async fn run_to_running(&self) -> (NodeRun, ClusterMembership) {
+        let run = self.start();
+        let membership = run.wait_finished().await.expect("the node is in its cluster");
+        (run, membership)
+    }
+
+    /// A run that has to fail.
+    pub(crate) async fn run_to_failure(&self) -> FailureReason {
+        let run = self.start();
+        let reason = run.wait_finished().await.expect_err("the run fails");
+        run.stop().await;
+        reason
+    }
+}
+
+/// A started node.
+pub(crate) struct NodeRun {
+    pub(crate) node: ClusterNode,
+    supervisor: Supervisor,
+}
+
+impl NodeRun {
+    /// One run without restarts.
+    pub(crate) fn start_once(cluster: ClusterNode) -> Self {
+        Self::start_with_policy(
+            cluster,
+            ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() },
+        )
+    }
+
+    /// Runs that follow each other.
+    pub(crate) fn start_with_restarts(cluster: ClusterNode) -> Self {
+        let backoff = Backoff { initial: Duration::from_millis(1), ..Backoff::default() };
+        Self::start_with_policy(cluster, ChildPolicy { backoff, ..ChildPolicy::default() })
+    }
+
+    fn start_with_policy(node: ClusterNode, policy: ChildPolicy) -> Self {
+        let child = node.clone();
+        let supervisor = Supervisor::builder().start(move |ctx: Context| {
+            let child = child.clone();
+            async move {
+                ctx.run_group([ChildSpec::new("cluster", child).policy(policy)])?;
+                ctx.signal_ready()?;
+                Err::<(), Failure>(ctx.canceled().await.into())
+            }
+        });
+        Self { node, supervisor }
+    }
+
+    /// The result of the run, which has to end soon.
+    pub(crate) async fn wait_finished(&self) -> Result<ClusterMembership, FailureReason> {
+        // The run starts once the tree has started it: a handle that nothing runs would wait for ever.
+        tokio::time::timeout(TIMEOUT, self.node.wait_finished()).await.expect("the run ends soon")
+    }
+
+    /// Stops the node.
+    pub(crate) async fn stop(self) {
+        let report = self.supervisor.shutdown().await;
+        assert!(report.stragglers.is_empty(), "{:?}", report.stragglers);
+    }
+}
+
+/// In memory, if the host has `/dev/shm`: these tests kill only the process, and each step syncs.
+fn temp_disks() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
+}
+
+pub(crate) fn node_address(address: &str) -> NodeAddress {
+    NodeAddress::try_new(parse_ip(address)).expect("a unicast address")
+}
+
+pub(crate) fn parse_ip(address: &str) -> IpAddr {
+    address.parse().expect("an address")
+}
+
+/// The whole chain of an error.
+pub(crate) fn error_chain(error: impl Into<Failure>) -> String {
+    error.into().to_string()
+}
+
+/// A cluster of one that issues tickets.
+pub(crate) async fn bootstrapped_node(network: &MemoryNetwork) -> (NodeFixture, NodeRun) {
+    let mut fixture = NodeFixture::on_network(network, "192.0.2.1");
+    fixture.settings.golden_tickets = true;
+    let (run, _) = fixture.run_to_running().await;
+    (fixture, run)
+}

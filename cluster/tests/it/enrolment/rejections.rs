@@ -1,0 +1,206 @@
+//! What a node rejects: creating data over existing data, another node's disk, a switch between bootstrap and
+//! join.
+
+use std::fs;
+
+use nodekeel_cluster::consensus::memory::MemoryNetwork;
+use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
+use nodekeel_cluster::enrolment::{FailureReason, StepError, reset_enrolment};
+use nodekeel_localstorage::volume::{ErasePolicy, VolumeContents, VolumeError};
+
+use super::node_fixture::{NodeFixture, bootstrapped_node, error_chain, parse_ip};
+
+/// Why a step failed.
+fn step_error(reason: &FailureReason) -> &StepError {
+    let FailureReason::ActionFailed { source, .. } = reason else { panic!("{reason:?}") };
+    source
+}
+
+#[tokio::test]
+async fn a_data_volume_without_a_journal_is_rejected_until_its_erasure_is_configured() {
+    let network = MemoryNetwork::new();
+    let mut fixture = NodeFixture::on_network(&network, "192.0.2.1");
+    let (run, first) = fixture.run_to_running().await;
+    run.stop().await;
+    let key = fixture.disks.path().join("data/node/credentials/cert-key.pem");
+    let before = fs::read(&key).expect("it exists");
+    assert!(reset_enrolment(&fixture.dir("esp")).expect("reset"));
+
+    let reason = fixture.run_to_failure().await;
+    let StepError::Volume(VolumeError::Occupied { found, .. }) = step_error(&reason) else {
+        panic!("{reason:?}")
+    };
+    let found = found.clone();
+    assert_eq!(fs::read(&key).expect("it exists"), before, "nothing was touched");
+    assert_eq!(network.cluster_count(), 1);
+
+    fixture.settings.erase = ErasePolicy::Exactly(VolumeContents::Files { entries: 77 });
+    fixture.run_to_failure().await;
+    assert_eq!(fs::read(&key).expect("the file exists"), before, "data was erased that was not named");
+
+    fixture.settings.erase = ErasePolicy::Exactly(found);
+    fixture.consensus =
+        std::sync::Arc::new(nodekeel_cluster::consensus::memory::MemoryConsensus::on_network(&network));
+    let (run, second) = fixture.run_to_running().await;
+    assert_ne!(second.node_id, first.node_id);
+    run.stop().await;
+    // The erasure was permitted once, not for ever.
+    let (run, again) = fixture.run_to_running().await;
+    assert_eq!(again, second);
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn a_volume_with_foreign_files_is_rejected() {
+    let fixture = NodeFixture::single_node();
+    fs::write(fixture.disks.path().join("data/photos"), "mine").expect("written");
+    let reason = fixture.run_to_failure().await;
+    assert!(matches!(step_error(&reason), StepError::Volume(VolumeError::Occupied { .. })), "{reason:?}");
+    assert_eq!(fs::read(fixture.disks.path().join("data/photos")).expect("it exists"), b"mine");
+}
+
+#[tokio::test]
+async fn the_data_volume_of_another_node_is_rejected() {
+    let (one, other) = (NodeFixture::single_node(), NodeFixture::single_node());
+    for fixture in [&one, &other] {
+        let (run, _) = fixture.run_to_running().await;
+        run.stop().await;
+    }
+    fs::rename(one.disks.path().join("data"), one.disks.path().join("mine")).expect("renamed");
+    fs::rename(other.disks.path().join("data"), one.disks.path().join("data")).expect("renamed");
+    let reason = one.run_to_failure().await;
+    assert!(matches!(step_error(&reason), StepError::ForeignVolume { .. }), "{reason:?}");
+    fs::rename(one.disks.path().join("data"), other.disks.path().join("data")).expect("renamed");
+    fs::rename(one.disks.path().join("mine"), one.disks.path().join("data")).expect("renamed");
+    for fixture in [&one, &other] {
+        let (run, _) = fixture.run_to_running().await;
+        run.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_lost_data_volume_is_reported_and_not_recreated() {
+    let network = MemoryNetwork::new();
+    let fixture = NodeFixture::on_network(&network, "192.0.2.1");
+    let (run, _) = fixture.run_to_running().await;
+    run.stop().await;
+    fs::remove_dir_all(fixture.disks.path().join("data")).expect("removed");
+    fs::create_dir(fixture.disks.path().join("data")).expect("created");
+    let reason = fixture.run_to_failure().await;
+    assert!(matches!(step_error(&reason), StepError::Volume(VolumeError::Absent { .. })), "{reason:?}");
+    assert_eq!(fs::read_dir(fixture.disks.path().join("data")).expect("it exists").count(), 0);
+    assert_eq!(network.cluster_count(), 1);
+}
+
+#[tokio::test]
+async fn missing_or_foreign_credentials_are_reported_and_not_recreated() {
+    let (fixture, other) = (NodeFixture::single_node(), NodeFixture::single_node());
+    for one in [&fixture, &other] {
+        let (run, _) = one.run_to_running().await;
+        run.stop().await;
+    }
+    let (here, existing) =
+        [&fixture, &other].map(|one| one.disks.path().join("data/node/credentials")).into();
+    let parked = fixture.disks.path().join("parked");
+    fs::rename(&here, &parked).expect("renamed");
+    let reason = fixture.run_to_failure().await;
+    assert!(matches!(step_error(&reason), StepError::CredentialsMissing { .. }), "{reason:?}");
+    fs::remove_dir_all(&here).expect("an empty directory");
+    fs::rename(&existing, &here).expect("renamed");
+    let reason = fixture.run_to_failure().await;
+    assert!(matches!(reason, FailureReason::NodeMismatch { .. }), "{reason:?}");
+    fs::rename(&here, &existing).expect("renamed");
+    fs::rename(&parked, &here).expect("renamed");
+    let (run, _) = fixture.run_to_running().await;
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_never_switches_between_bootstrap_and_join() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let ticket = issuer.issue_ticket(&url).await.expect("created");
+
+    // Bootstrap is in progress, and a ticket appears.
+    let creating = NodeFixture::on_network(&network, "192.0.2.2");
+    fs::write(creating.disks.path().join("data/conflict"), "").expect("written");
+    creating.run_to_failure().await;
+    fs::remove_file(creating.disks.path().join("data/conflict")).expect("removed");
+    creating.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    assert!(matches!(creating.run_to_failure().await, FailureReason::TicketDuringBootstrap));
+    assert_eq!(network.cluster_count(), 1, "a cluster was bootstrapped");
+
+    // A join is in progress, and the ticket is missing, or another.
+    let joining = NodeFixture::on_network(&network, "192.0.2.2");
+    fs::write(joining.disks.path().join("data/conflict"), "").expect("written");
+    joining.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    joining.run_to_failure().await;
+    fs::remove_file(joining.disks.path().join("data/conflict")).expect("removed");
+    joining.esp_enrolment().enrolment.remove().expect("removed");
+    assert!(matches!(joining.run_to_failure().await, FailureReason::TicketMissing { .. }));
+    issuer.revoke_ticket(&url).await.expect("revoked");
+    let another = issuer.issue_ticket(&url).await.expect("created");
+    assert_ne!(another.node_id(), ticket.node_id());
+    joining.esp_enrolment().enrolment.write(&another.to_config()).expect("written");
+    assert!(matches!(joining.run_to_failure().await, FailureReason::TicketChanged { .. }));
+    assert_eq!(network.cluster_count(), 1);
+    assert!(reset_enrolment(&joining.dir("esp")).expect("reset"));
+    let (run, joined) = joining.run_to_running().await;
+    assert_eq!(&joined.node_id, another.node_id());
+    run.stop().await;
+    first_run.stop().await;
+}
+
+#[tokio::test]
+async fn a_joining_node_resumes_with_its_ticket_reissued_for_other_members() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let join = async |address: &str| {
+        let fixture = NodeFixture::on_network(&network, address);
+        let ticket = issuer.issue_ticket(&PeerUrl::new(parse_ip(address), PEER_PORT)).await.expect("created");
+        fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+        (fixture, ticket)
+    };
+    let (second, _) = join("192.0.2.2").await;
+    let (leaving, _) = second.run_to_running().await;
+    let (joining, first_ticket) = join("192.0.2.3").await;
+    fs::write(joining.disks.path().join("data/conflict"), "").expect("written");
+    joining.run_to_failure().await;
+    fs::remove_file(joining.disks.path().join("data/conflict")).expect("removed");
+
+    let this = leaving.node.running_member().expect("a running node").this_member().id;
+    first_run.node.cluster_members().expect("a running node").remove_member(this).await.expect("removed");
+    leaving.stop().await;
+    let again = issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.3"), PEER_PORT)).await.expect("created");
+    assert_ne!(again.peers(), first_ticket.peers());
+    joining.esp_enrolment().enrolment.write(&again.to_config()).expect("written");
+    let (run, joined) = joining.run_to_running().await;
+    assert_eq!(&joined.node_id, first_ticket.node_id());
+    run.stop().await;
+    first_run.stop().await;
+    assert_eq!(network.cluster_count(), 1);
+}
+
+#[tokio::test]
+async fn the_journal_of_another_program_is_an_error_that_names_it_and_is_left_unchanged() {
+    let fixture = NodeFixture::single_node();
+    fs::write(fixture.disks.path().join("esp/enrolment.0"), [7; 100]).expect("written");
+    let reason = fixture.run_to_failure().await;
+    assert!(matches!(step_error(&reason), StepError::Journal(_)), "{reason:?}");
+    assert!(error_chain(reason).contains("enrolment.0"));
+    assert_eq!(fs::read(fixture.disks.path().join("esp/enrolment.0")).expect("it exists"), [7; 100]);
+    assert_eq!(fs::read_dir(fixture.disks.path().join("data")).expect("it exists").count(), 0);
+}
+
+#[tokio::test]
+async fn a_second_process_is_rejected_while_the_first_runs() {
+    let fixture = NodeFixture::single_node();
+    let (run, _) = fixture.run_to_running().await;
+    let reason = fixture.run_to_failure().await;
+    let StepError::Journal(error) = step_error(&reason) else { panic!("{reason:?}") };
+    assert!(error.is_in_use());
+    run.stop().await;
+}

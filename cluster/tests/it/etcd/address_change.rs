@@ -1,0 +1,144 @@
+//! Members that restart at another address.
+//!
+//! A connection from this host to one of its own addresses comes from 127.0.0.1, so a member at another
+//! address connects from an address that its certificate doesn't name: to itself, and to the others.
+
+use std::net::IpAddr;
+
+use nodekeel_cluster::consensus::kv::{KeyRange, KvStore, RangeRequest};
+use nodekeel_cluster::consensus::{Member, NewMember, RunningMember};
+use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, SubjectNames};
+
+use super::cluster::three_members;
+use super::etcd_fixture::{EtcdFixture, EtcdVersion};
+use super::rejections::etcd_get;
+use crate::member_run::MemberRun;
+
+fn loopback_address(number: u8) -> IpAddr {
+    [127, 0, 0, number].into()
+}
+
+/// What does not depend on a member's address: its id and name, its key, the cluster's CA.
+pub(super) async fn member_identity(
+    fixture: &EtcdFixture,
+    running: &RunningMember,
+) -> (u64, Option<String>, String, Vec<u8>) {
+    let this = running.this_member();
+    let key = fixture.data.etcd.peer_pki.load_credentials().unwrap().unwrap().key.public_key().short_id();
+    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    (this.id.0, this.name.clone(), key, cluster_ca.ca_certificate().der_bytes().to_vec())
+}
+
+/// Checks that the member is served, listed and certified at its present address, and at no other.
+pub(super) async fn assert_listed_and_certified(fixture: &EtcdFixture, running: &RunningMember) {
+    let urls = |member: &Member| member.peer_urls.clone();
+    assert_eq!(urls(running.this_member()), [fixture.peer_url().to_string()]);
+    let listed = running.cluster_members().list_members().await.unwrap();
+    let this = listed.iter().find(|member| member.id == running.this_member().id).unwrap();
+    assert_eq!(this, running.this_member());
+    let existing = fixture.data.etcd.peer_pki.load_credentials().unwrap().unwrap();
+    assert_eq!(SubjectNames::from_certificate(&existing.certificate).ip_addresses, [fixture.address()]);
+    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    assert!(
+        cluster_ca.list_issued().await.unwrap().contains(&existing.certificate),
+        "a certificate that can't be revoked"
+    );
+    // A client that doesn't know the member's name checks the address.
+    let client =
+        cluster_ca.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).await.unwrap();
+    etcd_get(fixture, cluster_ca.ca_certificate(), Some(&client)).await.unwrap();
+}
+
+async fn restart_at(fixture: &mut EtcdFixture, address: IpAddr) -> (MemberRun, RunningMember) {
+    fixture.move_to(address);
+    let mut node = fixture.run(fixture.restart_options());
+    let running = node.wait_running().await;
+    (node, running)
+}
+
+pub(super) async fn a_single_member_restarts_at_another_address(version: EtcdVersion) {
+    let mut fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    running.root_kv().put(b"/k", b"v").await.unwrap();
+    let before = member_identity(&fixture, &running).await;
+    node.stop().await;
+    for address in [loopback_address(2), loopback_address(3), loopback_address(3), loopback_address(1)] {
+        let (node, running) = restart_at(&mut fixture, address).await;
+        assert_listed_and_certified(&fixture, &running).await;
+        assert_eq!(member_identity(&fixture, &running).await, before);
+        assert_eq!(running.root_kv().get(b"/k").await.unwrap().unwrap().value, b"v");
+        assert_eq!(running.cluster_members().list_members().await.unwrap().len(), 1);
+        node.stop().await;
+    }
+}
+
+pub(super) async fn each_of_two_members_restarts_at_another_address(version: EtcdVersion) {
+    let (mut first, mut second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
+    let mut node = first.run(first.bootstrap_options());
+    let one = node.wait_running().await;
+    one.cluster_members().add_learner(&NewMember::new(second.name.clone(), second.peer_url())).await.unwrap();
+    let mut joined = second.run(second.join_options(&[&first], &one).await);
+    let two = joined.wait_running().await;
+    let (was_one, was_two) = (member_identity(&first, &one).await, member_identity(&second, &two).await);
+
+    // Without the member that moves, the other has no quorum.
+    node.stop().await;
+    let (node, one) = restart_at(&mut first, loopback_address(2)).await;
+    assert_eq!(member_identity(&first, &one).await, was_one);
+    assert_listed_and_certified(&first, &one).await;
+    one.root_kv().put(b"/k", b"from the first").await.unwrap();
+    assert_eq!(two.root_kv().get(b"/k").await.unwrap().unwrap().value, b"from the first");
+    assert_eq!(
+        two.cluster_members().list_members().await.unwrap(),
+        one.cluster_members().list_members().await.unwrap()
+    );
+
+    joined.stop().await;
+    let (joined, two) = restart_at(&mut second, loopback_address(3)).await;
+    assert_eq!(member_identity(&second, &two).await, was_two);
+    assert_listed_and_certified(&second, &two).await;
+    two.root_kv().put(b"/k", b"from the second").await.unwrap();
+    assert_eq!(one.root_kv().get(b"/k").await.unwrap().unwrap().value, b"from the second");
+
+    // They find each other at their present addresses.
+    joined.stop().await;
+    node.stop().await;
+    let (mut node, mut joined) = (first.run(first.restart_options()), second.run(second.restart_options()));
+    let (one, two) = (node.wait_running().await, joined.wait_running().await);
+    assert_eq!(
+        one.cluster_members().list_members().await.unwrap(),
+        two.cluster_members().list_members().await.unwrap()
+    );
+    let all = RangeRequest::new(KeyRange::single_key("/k"));
+    assert_eq!(one.root_kv().range(all).await.unwrap().kvs[0].value, b"from the second");
+    joined.stop().await;
+    node.stop().await;
+}
+
+pub(super) async fn one_of_three_members_restarts_at_another_address(version: EtcdVersion) {
+    let mut fixtures = ["one", "two", "three"].map(|name| EtcdFixture::new(version, name));
+    let [(first, one), (second, _), (third, _)] = three_members(&fixtures).await;
+    third.stop().await;
+    // The others continue meanwhile.
+    retried_put(&*one.root_kv(), b"without it").await;
+    let (moved, three) = restart_at(&mut fixtures[2], loopback_address(4)).await;
+    assert_listed_and_certified(&fixtures[2], &three).await;
+    assert_eq!(three.root_kv().get(b"/k").await.unwrap().unwrap().value, b"without it");
+    // Its vote counts: with it, one of the others can stop.
+    second.stop().await;
+    retried_put(&*one.root_kv(), b"with it").await;
+    assert_eq!(three.root_kv().get(b"/k").await.unwrap().unwrap().value, b"with it");
+    moved.stop().await;
+    first.stop().await;
+}
+
+/// The stopped member may have been the leader.
+async fn retried_put(root: &dyn KvStore, value: &[u8]) {
+    let putting = async {
+        while let Err(error) = root.put(b"/k", value).await {
+            assert!(error.is_retryable(), "{error:?}");
+        }
+    };
+    tokio::time::timeout(crate::member_run::HANG, putting).await.expect("a quorum in time");
+}

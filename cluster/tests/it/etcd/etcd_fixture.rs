@@ -1,0 +1,177 @@
+//! Members on this host, each with a private directory and dedicated ports.
+
+use std::fs::OpenOptions;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
+use nodekeel_cluster::consensus::{MemberName, Peer, PeerUrl, RunningMember, StartOptions};
+use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_localstorage::pki::Certificate;
+use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
+use nodekeel_localstorage::{Dir, OsFileStore};
+use nodekeel_supervisor::{Backoff, ChildPolicy, OutputOrigin, Supervisor};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::process::Pid;
+use testbed::{Port, Scratch, free_port, gotool, leftovers, tools};
+use tokio::task::block_in_place;
+
+use crate::member_run::MemberRun;
+
+/// The initial address of all members.
+pub(crate) const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum EtcdVersion {
+    Debian,
+    Newest,
+}
+
+impl EtcdVersion {
+    pub(crate) fn binary(self) -> PathBuf {
+        match self {
+            EtcdVersion::Debian => tools::find(tools::ETCD).unwrap(),
+            EtcdVersion::Newest => gotool::ETCD.program("etcd").unwrap(),
+        }
+    }
+}
+
+/// Places a member's directories.
+pub(crate) fn place_data(directory: &Path) -> DataPartition {
+    let placement = OsFileStore::new(Dir::open(directory).unwrap());
+    LayoutTarget::new(Arc::new(placement), directory).create_layout().unwrap()
+}
+
+/// A member with this data.
+pub(crate) fn etcd_member(
+    binary: PathBuf,
+    ports: [u16; 2],
+    extra_args: &[&str],
+    data: &DataPartition,
+) -> EtcdConsensus {
+    let mut config = EtcdConfig::new(binary);
+    [config.peer_port, config.client_port] = ports;
+    config.extra_args = extra_args.iter().map(|arg| (*arg).to_owned()).collect();
+    EtcdConsensus::new(config, data.etcd.clone())
+}
+
+/// A member's directory, ports and name.
+pub(crate) struct EtcdFixture {
+    version: EtcdVersion,
+    pub(crate) name: MemberName,
+    address: IpAddr,
+    peer: Port,
+    client: Port,
+    pub(crate) data: DataPartition,
+    /// Dropped last: removes what is left.
+    pub(crate) scratch: Scratch,
+}
+
+impl EtcdFixture {
+    pub(crate) fn new(version: EtcdVersion, name: &str) -> EtcdFixture {
+        EtcdFixture::new_at(version, name, ADDRESS)
+    }
+
+    pub(crate) fn new_at(version: EtcdVersion, name: &str, address: IpAddr) -> EtcdFixture {
+        let scratch = Scratch::new().unwrap();
+        let data = place_data(scratch.path());
+        let (peer, client) = (free_port().unwrap(), free_port().unwrap());
+        EtcdFixture { version, name: name.parse().unwrap(), address, peer, client, data, scratch }
+    }
+
+    /// The ports for members and for clients.
+    pub(crate) fn ports(&self) -> [u16; 2] {
+        [self.peer.number(), self.client.number()]
+    }
+
+    pub(crate) fn consensus(&self, extra_args: &[&str]) -> EtcdConsensus {
+        etcd_member(self.version.binary(), self.ports(), extra_args, &self.data)
+    }
+
+    pub(crate) fn bootstrap_options(&self) -> StartOptions {
+        StartOptions::new_cluster(self.name.clone(), self.address)
+    }
+
+    pub(crate) fn restart_options(&self) -> StartOptions {
+        StartOptions::restart_member(self.name.clone(), self.address)
+    }
+
+    /// Changes the member's address.
+    pub(crate) fn move_to(&mut self, address: IpAddr) {
+        self.address = address;
+    }
+
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    pub(crate) fn peer_url(&self) -> PeerUrl {
+        PeerUrl::new(self.address, self.peer.number())
+    }
+
+    pub(crate) fn client_url(&self) -> String {
+        format!("https://{}", SocketAddr::new(self.address, self.client.number()))
+    }
+
+    /// What a running member gives to this one, with the members that are present already.
+    pub(crate) async fn join_options(
+        &self,
+        existing: &[&EtcdFixture],
+        running: &RunningMember,
+    ) -> StartOptions {
+        let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+        let credentials = cluster_ca
+            .issue_credentials(&CertificateSpec::for_member(self.name.clone(), self.address))
+            .await
+            .unwrap();
+        let revoked = cluster_ca.revocation_list().await.unwrap();
+        let peers =
+            existing.iter().map(|fixture| Peer::new(fixture.name.clone(), fixture.peer_url())).collect();
+        StartOptions::join_cluster(self.name.clone(), self.address, peers, Arc::new(credentials), revoked)
+    }
+
+    /// Waits until its list on the disk has all of these certificates, for at most five seconds.
+    pub(crate) fn wait_revoked(&self, ca: &Certificate, revoked: &[Certificate]) {
+        let (files, until) = (&self.data.etcd, Instant::now() + Duration::from_secs(5));
+        let changes = inotify::init(CreateFlags::empty()).unwrap();
+        // A new list replaces the previous file.
+        inotify::add_watch(&changes, files.path(), WatchFlags::MOVED_TO).unwrap();
+        let list = || files.load_revocation_list(ca).unwrap().unwrap();
+        block_in_place(|| {
+            while !revoked.iter().all(|certificate| list().is_revoked(certificate)) {
+                let left = until.checked_duration_since(Instant::now());
+                let left = left.expect("the list reaches the disk within five seconds").try_into().unwrap();
+                if poll(&mut [PollFd::new(&changes, PollFlags::IN)], Some(&left)).unwrap() > 0 {
+                    rustix::io::read(&changes, &mut [0; 4096]).unwrap();
+                }
+            }
+        });
+    }
+
+    /// The running process.
+    pub(crate) fn pid(&self) -> Pid {
+        let processes = leftovers::processes(self.scratch.path()).unwrap();
+        let etcd = processes.iter().find(|process| process.command.contains("--data-dir")).unwrap();
+        Pid::from_raw(etcd.pid).unwrap()
+    }
+
+    /// Runs the member. Its output is in the file `output.log`.
+    pub(crate) fn run(&self, start: StartOptions) -> MemberRun {
+        self.run_with(start, &[])
+    }
+
+    pub(crate) fn run_with(&self, start: StartOptions, extra_args: &[&str]) -> MemberRun {
+        let log = self.scratch.path().join("output.log");
+        let file = OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        let output = move |_: OutputOrigin<'_>| file.try_clone().unwrap();
+        let backoff = Backoff { initial: Duration::from_millis(50), ..Backoff::default() };
+        let builder = Supervisor::builder()
+            .output_sink(output)
+            .default_policy(ChildPolicy { backoff, ..ChildPolicy::default() });
+        let node = MemberRun::start_with(&self.consensus(extra_args), start, builder);
+        MemberRun { log: Some(log), ..node }
+    }
+}

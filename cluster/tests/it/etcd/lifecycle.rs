@@ -1,0 +1,118 @@
+//! One member: created, restarted, killed.
+
+use std::time::{Duration, Instant};
+
+use nodekeel_cluster::consensus::kv::{KeyRange, ListWatchUpdate, ListWatcher};
+use nodekeel_cluster::pki::ClusterCa;
+use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
+use rustix::process::{Signal, kill_process};
+use testbed::leftovers;
+use tokio::time::timeout;
+
+use super::etcd_fixture::{EtcdFixture, EtcdVersion};
+use crate::member_run::HANG;
+
+pub(super) async fn etcd_keys_meet_the_store_contract(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    kv_conformance(running.root_kv()).await;
+    kv_conformance(running.namespaced_kv("module", "space").unwrap()).await;
+    node.stop().await;
+}
+
+pub(super) async fn a_single_member_meets_the_consensus_contract(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let started_at = Instant::now();
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    println!("{version:?}: a new cluster runs after {:?}", started_at.elapsed());
+    let this = running.this_member();
+    assert_eq!(this.name.as_deref(), Some("one"));
+    assert_eq!(this.peer_urls, [fixture.peer_url().to_string()]);
+    consensus_conformance(&running).await;
+    node.stop().await;
+    assert_eq!(leftovers::processes(fixture.scratch.path()).unwrap(), []);
+}
+
+pub(super) async fn a_restarted_member_has_the_same_ca_and_data(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut first = fixture.run(fixture.bootstrap_options());
+    let old = first.wait_running().await;
+    old.root_kv().put(b"/k", b"v").await.unwrap();
+    let ca = ClusterCa::load_ca(old.root_kv()).await.unwrap().ca_certificate().clone();
+    let key = || fixture.data.etcd.peer_pki.load_credentials().unwrap().unwrap().key.public_key();
+    let had = key();
+    first.stop().await;
+    // The original mode also works: the disk decides.
+    for start in [fixture.restart_options(), fixture.bootstrap_options()] {
+        let mut again = fixture.run(start);
+        let running = again.wait_running().await;
+        assert_eq!(running.root_kv().get(b"/k").await.unwrap().unwrap().value, b"v");
+        assert_eq!(
+            ClusterCa::load_ca(running.root_kv()).await.unwrap().ca_certificate().der_bytes(),
+            ca.der_bytes()
+        );
+        assert_eq!((running.this_member(), key()), (old.this_member(), had));
+        again.stop().await;
+    }
+    let unsaved: Vec<_> =
+        std::fs::read_dir(fixture.data.etcd.path().join("new_authority")).unwrap().collect();
+    assert!(unsaved.is_empty(), "the CA's key is stored in the cluster's keys alone: {unsaved:?}");
+}
+
+pub(super) async fn a_killed_etcd_restarts_and_its_watches_resume(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    let root = running.root_kv();
+    let mut follow = ListWatcher::new(running.root_kv(), KeyRange::prefix("/k/"));
+    assert!(
+        matches!(follow.next_update().await.unwrap(), ListWatchUpdate::Snapshot { kvs, .. } if kvs.is_empty())
+    );
+    for round in 0..3 {
+        kill_process(fixture.pid(), Signal::KILL).unwrap();
+        let key = format!("/k/{round}");
+        let put = async {
+            while root.put(key.as_bytes(), b"").await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(HANG, put).await.expect("etcd restarts in time");
+        let ListWatchUpdate::Events(changes) = timeout(HANG, follow.next_update()).await.unwrap().unwrap()
+        else {
+            panic!("a snapshot without a compaction");
+        };
+        assert_eq!(changes[0].key(), key.as_bytes());
+    }
+    node.stop().await;
+}
+
+pub(super) async fn the_holder_of_a_lease_is_notified_when_it_expires(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    let lease = running.root_kv().grant_lease(Duration::from_secs(2)).await.unwrap();
+    kill_process(fixture.pid(), Signal::STOP).unwrap();
+    timeout(Duration::from_secs(10), lease.wait_ended()).await.expect("the holder is notified");
+    kill_process(fixture.pid(), Signal::CONT).unwrap();
+    node.stop().await;
+}
+
+pub(super) async fn an_etcd_that_cannot_start_fails_the_member_with_its_exit_code(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run_with(fixture.bootstrap_options(), &["--no-such-flag"]);
+    let failure = node.wait_failure().await;
+    assert!(failure.contains("root.consensus.etcd") && failure.contains("exited with code"), "{failure}");
+    node.stop().await;
+    let mut node = fixture.run(fixture.bootstrap_options());
+    node.wait_running().await;
+    node.stop().await;
+}
+
+pub(super) async fn a_member_serves_at_an_ipv6_address(version: EtcdVersion) {
+    let fixture = EtcdFixture::new_at(version, "one", std::net::Ipv6Addr::LOCALHOST.into());
+    let mut node = fixture.run(fixture.bootstrap_options());
+    node.wait_running().await.root_kv().put(b"/k", b"v").await.unwrap();
+    node.stop().await;
+}

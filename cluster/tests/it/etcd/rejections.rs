@@ -1,0 +1,113 @@
+//! Rejected clients, and rejected starts.
+
+use std::time::Duration;
+
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use nodekeel_cluster::consensus::NewMember;
+use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, PendingCa};
+use nodekeel_localstorage::pki::Credentials;
+use tokio::time::timeout;
+
+use super::etcd_fixture::{ADDRESS, EtcdFixture, EtcdVersion};
+use crate::member_run::HANG;
+
+pub(super) async fn etcd_get(
+    fixture: &EtcdFixture,
+    ca: &nodekeel_localstorage::pki::Certificate,
+    with: Option<&Credentials>,
+) -> Result<(), String> {
+    let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(ca.to_pem()));
+    if let Some(with) = with {
+        tls = tls.identity(Identity::from_pem(with.certificate.to_pem(), with.key.to_pem().as_bytes()));
+    }
+    let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
+    let mut client =
+        Client::connect([fixture.client_url()], Some(options)).await.map_err(|error| error.to_string())?;
+    client.get("/k", None).await.map(drop).map_err(|error| format!("{error:?}"))
+}
+
+pub(super) async fn a_revoked_client_is_rejected_once_the_crl_is_on_the_disk(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let ca = cluster_ca.ca_certificate();
+    let client = cluster_ca
+        .issue_credentials(&CertificateSpec::for_client("revoketest".parse().unwrap()))
+        .await
+        .unwrap();
+    let other =
+        cluster_ca.issue_credentials(&CertificateSpec::for_client("stays".parse().unwrap())).await.unwrap();
+    etcd_get(&fixture, ca, Some(&client)).await.unwrap();
+    cluster_ca.revoke_name("revoketest").await.unwrap();
+    fixture.wait_revoked(ca, std::slice::from_ref(&client.certificate));
+    let refused = etcd_get(&fixture, ca, Some(&client)).await;
+    assert!(refused.is_err(), "a revoked client was served");
+    etcd_get(&fixture, ca, Some(&other)).await.expect("another client is served");
+    node.stop().await;
+}
+
+pub(super) async fn only_client_certificates_of_the_ca_are_served(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
+    let ca = cluster_ca.ca_certificate();
+    assert!(etcd_get(&fixture, ca, None).await.is_err(), "a client without a certificate was served");
+    let mut foreign = PendingCa::generate().unwrap();
+    let client = foreign.issue_credentials(&CertificateSpec::for_client("client".parse().unwrap())).unwrap();
+    assert!(etcd_get(&fixture, ca, Some(&client)).await.is_err(), "a client of another CA was served");
+    let server = cluster_ca
+        .issue_credentials(&CertificateSpec::for_node("server".parse().unwrap(), vec![ADDRESS]))
+        .await
+        .unwrap();
+    assert!(
+        etcd_get(&fixture, ca, Some(&server)).await.is_err(),
+        "a server certificate was accepted from a client"
+    );
+    node.stop().await;
+}
+
+pub(super) async fn a_start_that_does_not_match_the_disk_is_rejected(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.restart_options());
+    assert!(node.wait_failure().await.contains("holds no member's data"));
+    node.stop().await;
+    let mut node = fixture.run(fixture.bootstrap_options());
+    node.wait_running().await;
+    node.stop().await;
+    let mut node = fixture.run(fixture.restart_options());
+    node.wait_running().await;
+    let other = EtcdFixture::new(version, "two");
+    let mut other_node = other.run(other.bootstrap_options());
+    let foreign = fixture.join_options(&[&other], &other_node.wait_running().await).await;
+    other_node.stop().await;
+    node.stop().await;
+    let mut node = fixture.run(foreign);
+    assert!(node.wait_failure().await.contains("another member or cluster"));
+    node.stop().await;
+    let mut node = fixture.run(fixture.restart_options());
+    timeout(HANG, node.wait_running()).await.expect("the member still runs");
+    node.stop().await;
+}
+
+pub(super) async fn a_revoked_member_does_not_start_again(version: EtcdVersion) {
+    let (first, second) = (EtcdFixture::new(version, "one"), EtcdFixture::new(version, "two"));
+    let mut node = first.run(first.bootstrap_options());
+    let one = node.wait_running().await;
+    one.cluster_members().add_learner(&NewMember::new(second.name.clone(), second.peer_url())).await.unwrap();
+    let mut joined = second.run(second.join_options(&[&first], &one).await);
+    joined.wait_running().await;
+    let cluster_ca = ClusterCa::load_ca(one.root_kv()).await.unwrap();
+    let revoked = cluster_ca.revoke_name("two").await.unwrap();
+    let ca = cluster_ca.ca_certificate();
+    for fixture in [&first, &second] {
+        fixture.wait_revoked(ca, &revoked);
+    }
+    joined.stop().await;
+    let mut expelled = second.run(second.restart_options());
+    let failure = expelled.wait_failure().await;
+    assert!(failure.contains("cert.pem is revoked"), "neither the member nor its client: {failure}");
+    expelled.stop().await;
+    node.stop().await;
+}

@@ -1,0 +1,248 @@
+//! Files and values written by release 0.1.0 are read by this one; `testdata/golden/README.md` lists them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nodekeel_cluster::consensus::kv::{KeyRange, KvStore};
+use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryKv, MemoryNetwork};
+use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl, StartOptions};
+use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
+use nodekeel_cluster::node::{GoldenTicket, LocalNames, NodeId};
+use nodekeel_cluster::pki::ClusterCa;
+use nodekeel_localstorage::OsFileStore;
+use nodekeel_localstorage::tree::{LayoutFile, LayoutTarget};
+
+use crate::enrolment::{NodeFixture, NodeRun, parse_ip};
+use crate::member_run::MemberRun;
+
+nodekeel_localstorage::layout! {
+    /// The names of the host, as the first release wrote them.
+    struct NameFiles {
+        hosts: LayoutFile = "hosts", 0o644;
+        machine_id: LayoutFile = "machine-id", 0o444;
+    }
+}
+
+fn golden_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(name)
+}
+
+/// Names and identifiers that the first release reported while it wrote the files.
+fn expected(name: &str) -> String {
+    let table = fs::read_to_string(golden_path("expected.tsv")).unwrap();
+    let rows: BTreeMap<_, _> = table.lines().filter_map(|line| line.split_once('\t')).collect();
+    rows[name].to_owned()
+}
+
+/// The keys of a cluster of the first release, with their values.
+fn golden_keys(name: &str) -> Vec<(String, Vec<u8>)> {
+    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
+    let table = fs::read_to_string(golden_path(name)).unwrap();
+    let rows = table.lines().map(|line| line.split_once('\t').unwrap());
+    rows.map(|(key, hex)| (key.to_owned(), hex.as_bytes().chunks(2).map(byte).collect())).collect()
+}
+
+async fn store_with(keys: &str) -> Arc<dyn KvStore> {
+    let store = MemoryKv::new();
+    for (key, value) in golden_keys(keys) {
+        store.put(key.as_bytes(), &value).await.unwrap();
+    }
+    Arc::new(store)
+}
+
+/// A node with the disks of the first release.
+fn node_with_disks(consensus: Arc<MemoryConsensus>, address: &str, disks: &str) -> NodeFixture {
+    let fixture = NodeFixture::with_consensus(consensus, address);
+    copy_tree(&golden_path(disks), fixture.disks.path());
+    fixture
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => {
+                fs::create_dir_all(&target).unwrap();
+                copy_tree(&entry.path(), &target);
+            }
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+/// A member in memory whose store contains the keys of a cluster of the first release, as if it had run in it.
+async fn member_with_keys(network: &MemoryNetwork, node: &str, keys: &str) -> Arc<MemoryConsensus> {
+    let consensus = Arc::new(MemoryConsensus::on_network(network));
+    let start = StartOptions::new_cluster(node.parse().unwrap(), parse_ip("192.0.2.1"));
+    let mut member = MemberRun::start(&*consensus, start);
+    let root = member.wait_running().await.root_kv();
+    root.delete(KeyRange::all_keys()).await.unwrap();
+    for (key, value) in golden_keys(keys) {
+        root.put(key.as_bytes(), &value).await.unwrap();
+    }
+    member.supervisor.shutdown().await;
+    consensus
+}
+
+/// The node that bootstrapped the cluster of the first release, restarted by this one.
+async fn first_node(network: &MemoryNetwork, keys: &str) -> (NodeFixture, NodeRun) {
+    let consensus = member_with_keys(network, &expected("node"), keys).await;
+    let mut fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    fixture.settings.golden_tickets = true;
+    let run = fixture.start();
+    (fixture, run)
+}
+
+#[tokio::test]
+async fn an_enrolment_journal_and_the_keys_of_the_first_release_are_read() {
+    let network = MemoryNetwork::new();
+    let (_fixture, run) = first_node(&network, "keys.tsv").await;
+    let membership = run.wait_finished().await.expect("the node is in its cluster");
+    assert_eq!(membership.node_id.to_string(), expected("node"));
+    assert_eq!(membership.cluster_id.to_string(), expected("cluster"));
+    assert_eq!(
+        run.node.phase_history(),
+        [EnrolmentPhase::New, EnrolmentPhase::Restarting, EnrolmentPhase::Running]
+    );
+    assert_eq!(network.cluster_count(), 1);
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn node_records_of_the_first_release_are_read() {
+    let network = MemoryNetwork::new();
+    let (_fixture, run) = first_node(&network, "keys.tsv").await;
+    run.wait_finished().await.expect("the node is in its cluster");
+    let nodes = run.node.node_store().unwrap();
+    let load = async |name: &str| {
+        let id: NodeId = expected(name).parse().unwrap();
+        let stored = nodes.load_record(&id).await.unwrap().expect("a record");
+        assert!(id.matches_key(&stored.record.certificate.public_key()));
+        stored.record
+    };
+    let own = load("node").await;
+    assert_eq!(own.address, Some(parse_ip("192.0.2.1")));
+    assert_eq!(own.roles.consensus_member().map(|name| name.to_string()), Some(expected("node")));
+    assert_eq!(own.roles.kubernetes_worker(), Some(&*expected("node")));
+    let full = load("full-record").await;
+    assert_eq!(full.unlock_key.unwrap().expose_bytes(), b"a share of a key");
+    assert_eq!(full.address, Some(parse_ip("2001:db8::7")));
+    assert_eq!(full.roles.consensus_member().map(|name| name.as_str()), Some("other-name"));
+    assert_eq!(full.roles.kubernetes_worker(), Some("worker-1"));
+    let empty = load("empty-record").await;
+    assert!(empty.unlock_key.is_none() && empty.address.is_none());
+    assert!(empty.roles.consensus_member().is_none() && empty.roles.kubernetes_worker().is_none());
+    assert_eq!(nodes.list_records().await.unwrap().len(), 3);
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn the_ca_of_the_first_release_is_loaded_with_its_certificates_and_revocations() {
+    let ca = ClusterCa::load(store_with("keys.tsv").await).await.unwrap();
+    let (issued, revoked) = (ca.list_issued().await.unwrap(), ca.revocation_list().await.unwrap());
+    assert_eq!(issued.len(), 3);
+    let revoked: Vec<_> = issued.iter().filter(|certificate| revoked.is_revoked(certificate)).collect();
+    let [revoked] = &revoked[..] else { panic!("{} revoked certificates", revoked.len()) };
+    let names = nodekeel_cluster::pki::SubjectNames::from_certificate(revoked);
+    assert!(names.is_named(&expected("revoked-member")), "{names:?}");
+    assert_eq!(ca.revoke_name(&expected("joining-node")).await.unwrap().len(), 1);
+    assert_eq!(ca.list_issued().await.unwrap(), issued);
+}
+
+#[test]
+fn a_golden_ticket_of_the_first_release_is_read_with_the_same_digest() {
+    let config = fs::read(golden_path("join-interrupted/esp/enrolment.pb")).unwrap();
+    let ticket = GoldenTicket::from_config(&config).unwrap();
+    let digest: String = ticket.digest().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(digest, expected("ticket-digest"));
+    assert_eq!(ticket.node_id().to_string(), expected("joining-node"));
+    assert_eq!(ticket.to_config()[..], config[..], "the ticket is written differently");
+    assert_eq!(ticket.peers()[0].name.to_string(), expected("node"));
+    assert_eq!(ticket.new_member().url, PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT));
+}
+
+#[tokio::test]
+async fn a_join_that_the_first_release_started_is_completed_by_the_ticket_it_has_stored() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = first_node(&network, "keys.tsv").await;
+    first_run.wait_finished().await.expect("the first node is in its cluster");
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let ticket = first_run.node.ticket_issuer().unwrap().issue_ticket(&url).await.unwrap();
+    assert_eq!(ticket.node_id().to_string(), expected("joining-node"), "the stored ticket was not found");
+    let second =
+        node_with_disks(Arc::new(MemoryConsensus::on_network(&network)), "192.0.2.2", "join-interrupted");
+    let (run, membership) = second.run_to_running().await;
+    assert_eq!(membership.node_id.to_string(), expected("joining-node"));
+    assert_eq!(membership.cluster_id.to_string(), expected("cluster"));
+    assert_eq!(
+        run.node.phase_history(),
+        [EnrolmentPhase::New, EnrolmentPhase::Joining, EnrolmentPhase::Running]
+    );
+    run.stop().await;
+    first_run.stop().await;
+    assert_eq!(network.cluster_count(), 1);
+}
+
+#[tokio::test]
+async fn a_node_that_joined_with_the_first_release_restarts_as_the_same_node() {
+    let network = MemoryNetwork::new();
+    let consensus = member_with_keys(&network, &expected("joining-node"), "keys-joined.tsv").await;
+    let fixture = node_with_disks(consensus, "192.0.2.2", "joined");
+    let (run, membership) = fixture.run_to_running().await;
+    assert_eq!(membership.node_id.to_string(), expected("joining-node"));
+    assert_eq!(membership.cluster_id.to_string(), expected("cluster"));
+    assert_eq!(run.node.phase_history()[1], EnrolmentPhase::Restarting);
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn a_bootstrap_that_the_first_release_started_is_completed() {
+    for (disks, has_mark, has_node) in [
+        ("bootstrap-decided", false, false),
+        ("bootstrap-storage", true, false),
+        ("bootstrap-identity", true, true),
+    ] {
+        let network = MemoryNetwork::new();
+        let consensus = Arc::new(MemoryConsensus::on_network(&network));
+        let fixture = node_with_disks(consensus, "192.0.2.1", disks);
+        let (run, membership) = fixture.run_to_running().await;
+        let mark = fs::read_to_string(fixture.disks.path().join("data/.enrolment")).unwrap();
+        assert_eq!(membership.cluster_id.to_string(), mark.trim_end(), "{disks}");
+        if has_mark {
+            assert_eq!(mark.trim_end(), expected(&format!("{disks}-enrolment")));
+        }
+        if has_node {
+            assert_eq!(membership.node_id.to_string(), expected(&format!("{disks}-node")));
+        }
+        run.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_names_of_the_host_are_those_of_the_first_release() {
+    let network = MemoryNetwork::new();
+    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
+    let fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    let golden = |name: &str| fs::read_to_string(golden_path("bootstrapped/run").join(name)).unwrap();
+    for name in ["hosts", "machine-id"] {
+        fs::remove_file(fixture.disks.path().join("run").join(name)).unwrap();
+    }
+    let run_dir = fixture.dir("run");
+    let path = run_dir.path().to_owned();
+    let files: NameFiles =
+        LayoutTarget::new(Arc::new(OsFileStore::new(run_dir)), path).create_layout().unwrap();
+    let mut deps = fixture.deps();
+    deps.local_names = LocalNames {
+        hosts: Some(files.hosts.clone()),
+        machine_id: Some(files.machine_id.clone()),
+        set_hostname: false,
+    };
+    let run = NodeRun::start_once(ClusterNode::new(deps, fixture.settings.clone()));
+    run.wait_finished().await.expect("the node is in its cluster");
+    assert_eq!(files.hosts.read().unwrap(), golden("hosts").as_bytes());
+    assert_eq!(files.machine_id.read().unwrap(), golden("machine-id").as_bytes());
+    run.stop().await;
+}

@@ -1,0 +1,78 @@
+//! A supervision tree with one member in it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nodekeel_cluster::consensus::{Consensus, MemberStatus, RunningMember, StartOptions, StatusWatch};
+use nodekeel_supervisor::{Context, Failure, Supervisor};
+use tokio::time::timeout;
+
+/// Longer than anything here takes, unless it hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(30);
+
+pub(crate) struct MemberRun {
+    pub(crate) supervisor: Supervisor,
+    pub(crate) status: StatusWatch,
+    /// The file with its output.
+    pub(crate) log: Option<PathBuf>,
+}
+
+impl MemberRun {
+    /// Runs a member as `root.consensus`.
+    pub(crate) fn start(consensus: &dyn Consensus, start: StartOptions) -> MemberRun {
+        MemberRun::start_with(consensus, start, Supervisor::builder())
+    }
+
+    pub(crate) fn start_with(
+        consensus: &dyn Consensus,
+        start: StartOptions,
+        builder: nodekeel_supervisor::SupervisorBuilder,
+    ) -> MemberRun {
+        let started = consensus.prepare_member(start);
+        let supervisor = builder.start(move |ctx: Context| {
+            let service = started.service.clone();
+            async move {
+                ctx.run_child("consensus", service)?;
+                ctx.signal_ready()?;
+                Err::<(), Failure>(ctx.canceled().await.into())
+            }
+        });
+        MemberRun { supervisor, status: started.status, log: None }
+    }
+
+    pub(crate) async fn wait_running(&mut self) -> RunningMember {
+        let running = timeout(HANG, self.status.wait_running()).await;
+        running
+            .unwrap_or_else(|_| {
+                panic!("it does not run: {:?}\n{}", self.status.current_status(), self.last_log_lines())
+            })
+            .unwrap()
+    }
+
+    /// The last lines of its output.
+    fn last_log_lines(&self) -> String {
+        let log = self.log.as_ref().and_then(|log| std::fs::read_to_string(log).ok()).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    /// Why the first run failed.
+    pub(crate) async fn wait_failure(&mut self) -> String {
+        let failed = async {
+            loop {
+                if let MemberStatus::Exited { failure: Some(failure) } =
+                    self.status.next_status().await.unwrap()
+                {
+                    return failure.to_string();
+                }
+            }
+        };
+        timeout(HANG, failed).await.expect("a failure in time")
+    }
+
+    pub(crate) async fn stop(self) -> StatusWatch {
+        let report = self.supervisor.shutdown().await;
+        assert!(report.stragglers.is_empty(), "{report:?}");
+        self.status
+    }
+}

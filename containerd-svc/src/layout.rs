@@ -1,0 +1,183 @@
+//! The directory layout of a containerd.
+
+use std::path::{Path, PathBuf};
+
+use nodekeel_localstorage::{Dir, Error, FileMode};
+
+/// Maximum length of the path of a Unix socket.
+///
+/// *Source:* unix(7): `sun_path` has 108 bytes, the last one NUL.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// The suffix of containerd's second socket.
+const TTRPC_SUFFIX: &str = ".ttrpc";
+
+/// The directories of a containerd: persistent data, and runtime state until the next boot.
+///
+/// ```text
+/// DATA/config.toml      0600   generated at each start
+/// DATA/root/            0700   images and snapshots
+/// DATA/opt/             0711
+/// RUN/containerd.sock          API socket, and .ttrpc next to it
+/// RUN/state/            0711   running containers
+/// RUN/tmp/              0700   TMPDIR
+/// RUN/runsc/            0700   gVisor's state, config.toml and log.fifo
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectoryLayout {
+    data_dir: PathBuf,
+    run_dir: PathBuf,
+}
+
+/// An invalid directory layout.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// A path is relative or not UTF-8, the encoding of containerd's configuration.
+    #[error("invalid path {path}: use an absolute path in UTF-8")]
+    InvalidPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The socket path is too long: choose a shorter directory.
+    #[error(
+        "socket path {path} exceeds {MAX_SOCKET_PATH_BYTES} bytes with its suffix: choose a shorter directory"
+    )]
+    SocketTooLong {
+        /// The socket.
+        path: PathBuf,
+    },
+}
+
+impl DirectoryLayout {
+    /// Below these two directories, whose parents must exist.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn new(data: impl Into<PathBuf>, run: impl Into<PathBuf>) -> Result<Self, LayoutError> {
+        let layout = Self { data_dir: data.into(), run_dir: run.into() };
+        for path in [&layout.data_dir, &layout.run_dir] {
+            if !path.is_absolute() || path.to_str().is_none() {
+                return Err(LayoutError::InvalidPath { path: path.clone() });
+            }
+        }
+        let socket = layout.socket_path();
+        match socket.as_os_str().len() + TTRPC_SUFFIX.len() > MAX_SOCKET_PATH_BYTES {
+            true => Err(LayoutError::SocketTooLong { path: socket }),
+            false => Ok(layout),
+        }
+    }
+
+    /// The directory of persistent data.
+    pub fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+
+    /// The directory of runtime state, which does not survive a reboot.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// The socket of the API, and of the CRI if that is enabled.
+    pub fn socket_path(&self) -> PathBuf {
+        self.run_dir.join("containerd.sock")
+    }
+
+    /// The socket for shims.
+    pub(crate) fn ttrpc_path(&self) -> PathBuf {
+        self.run_dir.join(format!("containerd.sock{TTRPC_SUFFIX}"))
+    }
+
+    /// The configuration file.
+    pub fn config_path(&self) -> PathBuf {
+        self.data_dir.join("config.toml")
+    }
+
+    /// Images and snapshots.
+    pub fn root_dir(&self) -> PathBuf {
+        self.data_dir.join("root")
+    }
+
+    pub(crate) fn opt_dir(&self) -> PathBuf {
+        self.data_dir.join("opt")
+    }
+
+    /// The state of running containers.
+    pub fn state_dir(&self) -> PathBuf {
+        self.run_dir.join("state")
+    }
+
+    /// The `TMPDIR` of the daemon.
+    pub fn temp_dir(&self) -> PathBuf {
+        self.run_dir.join("tmp")
+    }
+
+    /// gVisor's state.
+    pub fn runsc_dir(&self) -> PathBuf {
+        self.run_dir.join("runsc")
+    }
+
+    /// The configuration of gVisor's shim.
+    pub fn runsc_config_path(&self) -> PathBuf {
+        self.runsc_dir().join("config.toml")
+    }
+
+    /// The FIFO into which gVisor writes its log.
+    pub fn runsc_log_path(&self) -> PathBuf {
+        self.runsc_dir().join("log.fifo")
+    }
+
+    /// Creates the directories and sets the modes of existing ones.
+    pub(crate) fn create_dirs(&self) -> Result<(), Error> {
+        let data = open_or_create_dir(&self.data_dir)?;
+        for (name, mode) in [("root", 0o700), ("opt", 0o711)] {
+            data.ensure_dir(name, FileMode::new(mode))?;
+        }
+        let run = open_or_create_dir(&self.run_dir)?;
+        for (name, mode) in [("state", 0o711), ("tmp", 0o700), ("runsc", 0o700)] {
+            run.ensure_dir(name, FileMode::new(mode))?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens the operator's directory without changing its mode; creates a missing one with mode 0700.
+fn open_or_create_dir(path: &Path) -> Result<Dir, Error> {
+    match (Dir::open(path), path.parent(), path.file_name()) {
+        (Err(error), Some(parent), Some(name)) if error.is_not_found() => {
+            Dir::open(parent)?.ensure_dir(name, FileMode::PRIVATE_DIR)
+        }
+        (opened, ..) => opened,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn directories_are_created_and_their_modes_repaired() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let layout =
+            DirectoryLayout::new(scratch.path().join("data"), scratch.path().join("run")).expect("short");
+        layout.create_dirs().expect("created");
+        fs::set_permissions(layout.state_dir(), fs::Permissions::from_mode(0o777)).expect("set");
+        layout.create_dirs().expect("created again");
+        let mode = |path: PathBuf| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
+        let modes =
+            [layout.root_dir(), layout.opt_dir(), layout.state_dir(), layout.temp_dir(), layout.runsc_dir()]
+                .map(mode);
+        assert_eq!(modes, [0o700, 0o711, 0o711, 0o700, 0o700]);
+        assert_eq!(mode(layout.data_dir().to_owned()), 0o700);
+    }
+
+    #[test]
+    fn invalid_paths_are_rejected() {
+        assert!(matches!(DirectoryLayout::new("relative", "/run/x"), Err(LayoutError::InvalidPath { .. })));
+        let long = format!("/{}", "x".repeat(100));
+        assert!(matches!(DirectoryLayout::new("/data", long), Err(LayoutError::SocketTooLong { .. })));
+    }
+}

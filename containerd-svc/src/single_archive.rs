@@ -1,0 +1,43 @@
+//! Imports one archive, for an operator.
+
+use std::fs::File;
+use std::path::Path;
+
+use crate::error::ImportError;
+use crate::image::{Image, Labels};
+use crate::image_walk::ImageScope;
+use crate::import::{self, ImportJob};
+use crate::scan::repository_name;
+use crate::{Descriptor, ImageName, ImageStore, ImportLimits, Namespace, Platform};
+
+/// Imports the images of one archive, for this machine's platform. Unlike [`Preseed`](crate::Preseed), it
+/// always reads the archive, neither pins nor labels the images, and replaces the image of an existing name.
+///
+/// The file is read once, from its current position; `path` names it in errors, and its last component
+/// is the repository of images with only a tag.
+///
+/// # Errors
+/// [`ImportError`]. None of its images is listed then.
+///
+/// # Cancel safety
+/// If it is dropped before its end, it has listed none or some of the images, and each of these is complete.
+pub async fn import_archive(
+    store: &dyn ImageStore,
+    namespace: &Namespace,
+    (path, file): (&Path, File),
+) -> Result<Vec<Image>, ImportError> {
+    let (platform, limits) = (Platform::of_this_machine(), ImportLimits::default());
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let job = ImportJob {
+        scope: ImageScope { store, namespace, platform: &platform, limits: &limits },
+        repository: repository_name(&name).unwrap_or(&name),
+        unpack: false,
+    };
+    let image = |(name, target): &(ImageName, Descriptor)| Image {
+        name: name.to_string(),
+        target: target.clone(),
+        labels: Labels::new(),
+    };
+    let images = import::import_bundle(job, file, &mut |targets| targets.iter().map(image).collect()).await;
+    images.map_err(|error| error.with_path(path.to_owned()))
+}

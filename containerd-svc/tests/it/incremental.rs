@@ -1,0 +1,107 @@
+//! What a second pass does.
+
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, StoreCall};
+use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
+
+use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
+
+fn archive_with_layer(layer: &[u8]) -> Vec<u8> {
+    ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast)
+        .with_image(&["localhost/a:1", "localhost/a:2"], layer)
+        .to_tar()
+}
+
+#[tokio::test]
+async fn an_unchanged_bundle_that_is_present_is_not_read_again() {
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", &archive_with_layer(b"1")).run_preseed().await;
+    let sessions = bundles.store.call_count(StoreCall::BeginImport);
+    for _ in 0..3 {
+        assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 1, 0]);
+    }
+    assert_eq!(bundles.store.call_count(StoreCall::BeginImport), sessions);
+}
+
+#[tokio::test]
+async fn a_changed_bundle_is_imported_again() {
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", &archive_with_layer(b"1")).run_preseed().await;
+    let first = bundles.store.list_images(&k8s_namespace()).await.unwrap();
+    assert_eq!(
+        count_outcomes(&bundles.put_bundle("a.tar", &archive_with_layer(b"2")).run_preseed().await),
+        [1, 0, 0]
+    );
+    assert_ne!(bundles.store.list_images(&k8s_namespace()).await.unwrap()[0].target, first[0].target);
+}
+
+#[tokio::test]
+async fn removed_images_and_content_are_restored() {
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", &archive_with_layer(b"1")).run_preseed().await;
+    bundles.store.remove_image(&k8s_namespace(), "localhost/a:2");
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [1, 0, 0], "one of its images");
+    for digest in bundles.store.content_digests(&k8s_namespace()) {
+        bundles.store.lose_content(&k8s_namespace(), &digest);
+        assert_eq!(
+            count_outcomes(&bundles.run_preseed().await),
+            [1, 0, 0],
+            "content removed without updating its image"
+        );
+        assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 1, 0]);
+    }
+    assert_eq!(bundles.image_names().await, ["localhost/a:1", "localhost/a:2"]);
+}
+
+/// Reference 13, `preseed: tar truncated`: it is known to be invalid, and the others are imported.
+#[tokio::test]
+async fn an_invalid_bundle_is_read_once_until_it_changes() {
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", b"scribble").put_bundle("b.tar", &archive_with_layer(b"1"));
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [1, 0, 1]);
+    let report = bundles.run_preseed().await;
+    assert!(
+        matches!(&report.outcomes[0], BundleOutcome::KnownInvalid { bundle } if bundle.file == "a.tar"),
+        "{report:?}"
+    );
+    assert_eq!(
+        count_outcomes(&bundles.put_bundle("a.tar", &archive_with_layer(b"2")).run_preseed().await)[2],
+        0
+    );
+}
+
+#[tokio::test]
+async fn content_that_two_bundles_share_is_written_once() {
+    let layer = vec![1; 530_000];
+    let bundles = BundleFixture::new();
+    for name in ["a", "b"] {
+        bundles.put_bundle(
+            &format!("{name}.tar"),
+            &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[name], &layer).to_tar(),
+        );
+    }
+    bundles.run_preseed().await;
+    assert!(bundles.store.written_bytes() < 600_000, "{}", bundles.store.written_bytes());
+    assert_eq!(bundles.image_names().await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_bundle_missing_content_is_imported_after_the_one_that_brings_it() {
+    let layer = vec![7; 5_000];
+    let archive = |name: &str| ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[name], &layer);
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", &archive("a").without_content(&layer).to_tar());
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 0, 1]);
+    let sessions = bundles.store.call_count(StoreCall::BeginImport);
+    assert!(matches!(bundles.run_preseed().await.outcomes[..], [BundleOutcome::KnownInvalid { .. }]));
+    assert_eq!(
+        bundles.store.call_count(StoreCall::BeginImport),
+        sessions,
+        "the invalid bundle is not read again"
+    );
+    assert_eq!(
+        count_outcomes(&bundles.put_bundle("b.tar", &archive("b").to_tar()).run_preseed().await),
+        [2, 0, 0]
+    );
+    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 2, 0]);
+    assert_eq!(bundles.image_names().await, ["docker.io/library/a:a", "docker.io/library/b:b"]);
+}

@@ -1,0 +1,59 @@
+//! Single kernel calls, to measure the parts of the larger operations.
+
+use std::os::fd::BorrowedFd;
+
+use crate::kernel::{ProjectTag, QuotaKernel as _};
+use crate::limits::KernelLimitChange;
+use crate::{Error, ProjectId, ProjectQuota, ProjectRange, error::KernelCall};
+
+/// The single calls of a [`ProjectQuota`], without its safeguards: two callers can use the same number.
+#[derive(Clone, Copy, Debug)]
+pub struct RawQuotaCalls<'a>(pub &'a ProjectQuota);
+
+impl RawQuotaCalls<'_> {
+    /// Sets the limits of a project, whether or not it has inodes.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn write_limits(self, project: ProjectId, kib: u64, inodes: u64) -> Result<(), Error> {
+        let change = KernelLimitChange { kib: Some(kib), inodes: Some(inodes) };
+        self.0.engine().kernel.set_limits(project.get(), change).map_err(KernelCall::WriteLimits.into_error())
+    }
+
+    /// Queries the kernel once whether a project is allocated.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn is_allocated(self, project: ProjectId) -> Result<bool, Error> {
+        let record = self
+            .0
+            .engine()
+            .kernel
+            .quota_record(project.get())
+            .map_err(KernelCall::ReadLimits.into_error())?;
+        Ok(record != crate::kernel::QuotaRecord::default())
+    }
+
+    /// Assigns a directory to a project.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn tag_directory(self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<(), Error> {
+        let tag = ProjectTag { project: project.get(), inherit: true };
+        self.0.engine().kernel.set_project_tag(dir, tag).map_err(KernelCall::WriteProject.into_error())
+    }
+
+    /// Finds a free number as [`set_limits`](crate::QuotaSetter::set_limits) does, including the lock,
+    /// without using it.
+    ///
+    /// # Errors
+    /// As [`set_limits`](crate::QuotaSetter::set_limits).
+    pub fn find_free_project(self) -> Result<ProjectId, Error> {
+        self.0.engine().find_free_project()
+    }
+
+    /// The range that numbers are allocated from.
+    pub fn project_range(self) -> ProjectRange {
+        self.0.engine().project_range()
+    }
+}

@@ -1,0 +1,126 @@
+//! `OpenError` names what is missing and how to fix it.
+
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+
+use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaWarning};
+use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
+use rustix::thread::CapabilitySet;
+use testbed::guest::inside::{Disk, FileSystem};
+
+use super::{QuotaFixture, on_xfs_and_ext4, without_capability};
+
+fn open_error(path: &Path) -> OpenError {
+    ProjectQuota::open(path).expect_err("a requirement is missing")
+}
+
+fn open_error_with_options(kind: FileSystem, options: &str) -> (OpenError, String) {
+    let mounted = Disk::take().unwrap().mount(kind, options).unwrap();
+    let error = open_error(mounted.path());
+    let text = error.to_string();
+    assert!(text.contains("mount") || text.contains("tune2fs"), "the error names the fix: {text}");
+    (error, text)
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_mount_without_project_quotas_is_rejected() {
+    let (error, text) = open_error_with_options(FileSystem::Xfs, "");
+    assert!(matches!(error, OpenError::AccountingOff { .. }) && text.contains("-o prjquota"), "{text}");
+    let (error, text) = open_error_with_options(FileSystem::Xfs, "uquota");
+    assert!(matches!(error, OpenError::AccountingOff { .. }), "{text}");
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_mount_without_enforcement_is_rejected() {
+    let (error, text) = open_error_with_options(FileSystem::Xfs, "pqnoenforce");
+    assert!(matches!(error, OpenError::EnforcementOff { .. }), "{text}");
+    let (error, text) = open_error_with_options(FileSystem::Ext4, "");
+    assert!(matches!(error, OpenError::EnforcementOff { .. }), "{text}");
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn an_ext4_without_the_project_feature_is_rejected() {
+    let (error, text) = open_error_with_options(FileSystem::PlainExt4, "");
+    assert!(matches!(error, OpenError::NoProjectFeature { .. }), "{text}");
+    assert!(text.contains("tune2fs -O project,quota -Q prjquota /dev/"), "{text}");
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_read_only_mount_is_rejected() {
+    on_xfs_and_ext4(|fixture| {
+        let path = fixture.mounted.path().to_owned();
+        drop(fixture.quota);
+        mount_remount(&path, MountFlags::RDONLY, "").unwrap();
+        let error = open_error(&path);
+        assert!(matches!(error, OpenError::ReadOnly { .. }), "{error}");
+        assert!(error.to_string().contains("remount,rw"));
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn an_unsupported_file_system_is_rejected() {
+    let error = open_error(Path::new("/proc"));
+    assert!(matches!(&error, OpenError::UnsupportedFileSystem { found, .. } if found == "proc"), "{error}");
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_process_without_sys_admin_is_rejected() {
+    on_xfs_and_ext4(|fixture| {
+        let error = without_capability(CapabilitySet::SYS_ADMIN, || open_error(fixture.mounted.path()));
+        assert!(matches!(error, OpenError::Permission { .. }), "{error}");
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_bind_mounted_subdirectory_opens_with_a_warning() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_dir("part");
+        fixture.create_dir("there");
+        let there = fixture.path("there");
+        mount_bind(fixture.path("part"), &there).unwrap();
+        let quota = ProjectQuota::open(&there).unwrap();
+        assert!(
+            quota.quota_warnings().contains(&QuotaWarning::PartOfFileSystem),
+            "{:?}",
+            quota.file_system()
+        );
+        assert!(!fixture.quota.quota_warnings().contains(&QuotaWarning::PartOfFileSystem));
+        assert!(
+            fixture.quota.quota_warnings().contains(&QuotaWarning::OthersCanLock),
+            "mkfs makes it readable for all users"
+        );
+        rustix::fs::fchmod(fixture.quota.mount_dir(), rustix::fs::Mode::RWXU).unwrap();
+        assert!(!fixture.quota.quota_warnings().contains(&QuotaWarning::OthersCanLock));
+        drop(quota);
+        unmount(&there, UnmountFlags::empty()).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn any_directory_identifies_its_file_system() {
+    let fixture = QuotaFixture::new(FileSystem::Xfs);
+    std::fs::create_dir_all(fixture.path("a/b")).unwrap();
+    let quota = ProjectQuota::open(&fixture.path("a/b")).unwrap();
+    assert_eq!(quota.file_system(), fixture.quota.file_system());
+    assert_eq!(quota.file_system().mount_point, fixture.mounted.path());
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_covered_mount_is_rejected() {
+    let fixture = QuotaFixture::new(FileSystem::Xfs);
+    std::fs::create_dir(fixture.path("covering")).unwrap();
+    let below = fixture.create_dir("below");
+    mount_bind(fixture.path("covering"), fixture.mounted.path()).unwrap();
+    let error = open_error(Path::new(&format!("/proc/self/fd/{}", below.as_raw_fd())));
+    assert!(matches!(error, OpenError::Covered { .. }), "{error}");
+    unmount(fixture.mounted.path(), UnmountFlags::empty()).unwrap();
+}

@@ -1,0 +1,141 @@
+//! Writers that store the output of programs line by line.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use crate::line::{LineSplitter, OutputLine};
+use crate::log_store::SharedLogStore;
+use crate::parse::LineParser;
+use crate::record::{RecordBuffer, now_nanos, time_from_nanos};
+use crate::state::RingAddress;
+use crate::text::sanitize_text;
+use crate::{Dn, LogOrigin};
+
+/// The origin of the lines of a [`LineWriter`], and their parser.
+#[derive(Clone, Debug)]
+pub struct WriterOptions {
+    origin: LogOrigin,
+    line_parser: Option<LineParser>,
+}
+
+impl WriterOptions {
+    /// Lines of the stream with this name, stored raw.
+    pub fn new(stream: impl Into<String>) -> WriterOptions {
+        WriterOptions { origin: LogOrigin { stream: stream.into(), generation: 0 }, line_parser: None }
+    }
+
+    /// Sets the number of the program's start.
+    pub fn generation(mut self, generation: u64) -> WriterOptions {
+        self.origin.generation = generation;
+        self
+    }
+
+    /// Stores the lines that the parser accepts as leveled entries. The others stay raw: no line is lost.
+    pub fn line_parser(mut self, parser: LineParser) -> WriterOptions {
+        self.line_parser = Some(parser);
+        self
+    }
+}
+
+/// Stores written bytes line by line. Create it with [`LogStore::line_writer`](crate::LogStore::line_writer),
+/// one for each stream and each start of a program, so that lines of two writers never mix.
+///
+/// A write never fails and never waits for a reader. The time of an entry is that of the write that ended the
+/// line. `flush` does nothing; a line without its end is stored when the writer is dropped or
+/// [closed](LineWriter::close).
+pub struct LineWriter {
+    splitter: LineSplitter,
+    sink: LineSink,
+}
+
+/// Stores complete lines.
+struct LineSink {
+    shared: Arc<SharedLogStore>,
+    address: RingAddress,
+    options: WriterOptions,
+    /// Buffers for raw lines and for parsed ones.
+    raw: RecordBuffer,
+    leveled: RecordBuffer,
+}
+
+impl LineWriter {
+    pub(crate) fn new(shared: Arc<SharedLogStore>, dn: Dn, options: WriterOptions) -> LineWriter {
+        let limits = &shared.limits;
+        // A line for a parser may be as long as a message: half a JSON object can't be parsed.
+        let limit =
+            limits.line_bytes.max(if options.line_parser.is_some() { limits.message_bytes } else { 0 });
+        let raw = RecordBuffer::for_raw_lines(&options.origin);
+        let sink = LineSink {
+            address: RingAddress::new(dn),
+            options,
+            raw,
+            leveled: RecordBuffer::default(),
+            shared,
+        };
+        LineWriter { splitter: LineSplitter::new(limit), sink }
+    }
+
+    /// Stores a partial line without its end. Dropping the writer does the same.
+    pub fn close(self) {}
+}
+
+impl LineSink {
+    fn store_line(&mut self, line: OutputLine<'_>, now: i64) {
+        let parsed = self.options.line_parser.is_some_and(|parse| self.store_parsed(parse, line, now));
+        if !parsed {
+            self.store_raw(line, now);
+        }
+    }
+
+    fn store_parsed(&mut self, parse: LineParser, line: OutputLine<'_>, now: i64) -> bool {
+        let text = sanitize_text(line.bytes, line.is_cut()).text;
+        let Some(message) = parse(&text, time_from_nanos(now)) else { return false };
+        let original_bytes = line.is_cut().then_some(line.length);
+        let (origin, limit) = (Some(&self.options.origin), self.shared.limits.message_bytes);
+        self.leveled.write_message(&message, now, origin, limit, original_bytes);
+        self.shared.append_record(&self.address, &mut self.leveled);
+        true
+    }
+
+    fn store_raw(&mut self, line: OutputLine<'_>, now: i64) {
+        let bytes = &line.bytes[..line.bytes.len().min(self.shared.limits.line_bytes)];
+        let cut = line.length > bytes.len() as u64;
+        let original_bytes = cut.then_some(line.length);
+        if bytes.is_ascii() {
+            // Most lines are ASCII, and this check takes half the time.
+            self.raw.write_raw_line(now, bytes, original_bytes, false);
+        } else {
+            let safe = sanitize_text(bytes, cut);
+            self.raw.write_raw_line(now, safe.text.as_bytes(), original_bytes, safe.lossy);
+        }
+        self.shared.append_record(&self.address, &mut self.raw);
+    }
+}
+
+impl io::Write for LineWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let now = now_nanos();
+        self.splitter.push(bytes, |line| self.sink.store_line(line, now));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for LineWriter {
+    fn drop(&mut self) {
+        self.splitter.flush(|line| self.sink.store_line(line, now_nanos()));
+    }
+}
+
+impl fmt::Debug for LineWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LineWriter")
+            .field("to", &self.sink.address.dn)
+            .field("options", &self.sink.options)
+            .finish()
+    }
+}

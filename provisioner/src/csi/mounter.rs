@@ -1,0 +1,181 @@
+//! The operations on mounts that the plugin needs.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use super::target_path::TargetPath;
+
+/// Identifies a directory: its device and inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// The device number, as in `stat`.
+    pub device: u64,
+    /// The inode number.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// The directory that a descriptor refers to.
+    ///
+    /// # Errors
+    /// `fstat` failed.
+    pub fn from_fd(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Self { device: stat.st_dev, inode: stat.st_ino })
+    }
+}
+
+/// Restrictions of a mount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct MountFlags {
+    /// No writes.
+    pub read_only: bool,
+    /// No set-user-ID programs.
+    pub no_suid: bool,
+    /// No device nodes.
+    pub no_dev: bool,
+    /// No programs at all.
+    pub no_exec: bool,
+}
+
+impl From<nodekeel_localstorage::mount::MountFlags> for MountFlags {
+    fn from(flags: nodekeel_localstorage::mount::MountFlags) -> Self {
+        use nodekeel_localstorage::mount::MountFlags as Kernel;
+        Self {
+            read_only: flags.contains(Kernel::READ_ONLY),
+            no_suid: flags.contains(Kernel::NOSUID),
+            no_dev: flags.contains(Kernel::NODEV),
+            no_exec: flags.contains(Kernel::NOEXEC),
+        }
+    }
+}
+
+/// The topmost mount at a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetMount {
+    /// The directory that is visible there.
+    pub directory: FileId,
+    /// The restrictions of this mount, without those of its file system.
+    pub flags: MountFlags,
+}
+
+/// Mounts volumes at targets.
+///
+/// # Contract
+/// - A target is opened beneath the kubelet's directory without following symbolic links.
+/// - [`mount`](Self::mount) either mounts the volume with exactly these flags, or mounts nothing and leaves
+///   no directory that it created. At no time is the volume visible there with other flags.
+/// - Calls for different targets may be concurrent. The caller serializes calls for one target.
+/// - Calls block for as long as the kernel takes.
+///
+/// `testing::conformance` (feature `testing`) checks any implementation against it.
+pub trait VolumeMounter: Send + Sync + fmt::Debug {
+    /// The topmost mount at a target; `None` if the target is not a mount point or does not exist.
+    ///
+    /// # Errors
+    /// [`MountError::NotDirectory`] or [`MountError::Inspect`].
+    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, MountError>;
+
+    /// Mounts a volume at a target. Creates the target's directory if it is missing; its parent must exist.
+    ///
+    /// # Errors
+    /// [`MountError::NoParent`], [`MountError::NotDirectory`], [`MountError::Occupied`] or
+    /// [`MountError::Mount`].
+    fn mount(&self, volume: BorrowedFd<'_>, target: &TargetPath, flags: MountFlags)
+    -> Result<(), MountError>;
+
+    /// Unmounts all mounts at a target, and removes its directory. Succeeds if the target does not exist.
+    ///
+    /// # Errors
+    /// [`MountError::NotDirectory`], [`MountError::Occupied`], [`MountError::Busy`] or
+    /// [`MountError::Unmount`].
+    fn unmount(&self, target: &TargetPath) -> Result<(), MountError>;
+
+    /// All targets at which a volume is visible. The deletion of the volume depends on it, so anything that
+    /// cannot be determined is an error.
+    ///
+    /// # Errors
+    /// [`MountError::List`] or [`MountError::Inspect`].
+    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, MountError>;
+}
+
+/// Why an operation on a mount failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The parent directory of the target does not exist; the kubelet should have created it.
+    #[error("parent {} of the target does not exist below the kubelet's directory", parent.display())]
+    NoParent {
+        /// The missing directory, relative to the kubelet's.
+        parent: PathBuf,
+    },
+    /// A component of the target path is a symbolic link, or not a directory. Find out what created it.
+    #[error("{} below the kubelet's directory is not a directory, or lies behind a symbolic link", path.display())]
+    NotDirectory {
+        /// The path, relative to the kubelet's directory.
+        path: PathBuf,
+    },
+    /// The target conflicts with an existing mount or directory.
+    #[error("target {target} below the kubelet's directory is occupied")]
+    Occupied {
+        /// The target.
+        target: TargetPath,
+        /// The conflict.
+        #[source]
+        source: TargetConflict,
+    },
+    /// A process still uses the mount at the target. A retry helps once the process has exited.
+    #[error("target {target} is still in use by a process on this node")]
+    Busy {
+        /// The target.
+        target: TargetPath,
+    },
+    /// Finding out what is mounted at the target failed.
+    #[error("inspect target {target}")]
+    Inspect {
+        /// The target.
+        target: TargetPath,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// Mounting the volume failed.
+    #[error("mount a volume at target {target}")]
+    Mount {
+        /// The target.
+        target: TargetPath,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// Unmounting the target, or removing its directory, failed.
+    #[error("unmount target {target}")]
+    Unmount {
+        /// The target.
+        target: TargetPath,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// Listing the mounts of this node failed.
+    #[error("list the mounts of this node")]
+    List {
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What occupies a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TargetConflict {
+    /// A mount.
+    #[error("another mount is there")]
+    Mount,
+    /// A directory that is not empty. It is not changed.
+    #[error("the directory there is not empty: move its content away")]
+    NotEmpty,
+}

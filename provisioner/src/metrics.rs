@@ -1,0 +1,36 @@
+//! Metrics of provisioning and deletion.
+
+use std::fmt;
+use std::time::Duration;
+
+#[cfg(feature = "metrics")]
+mod prometheus;
+
+#[cfg(feature = "metrics")]
+pub use prometheus::PrometheusMetrics;
+
+/// Records provisioned and deleted volumes and how long it took. `()` records nothing.
+///
+/// # Contract
+/// Methods are called once per completed attempt, and after each search for orphans, from any thread. They
+/// must not block.
+pub trait VolumeMetrics: Send + Sync + fmt::Debug {
+    /// An attempt to create a volume of this class succeeded or failed after this time.
+    fn record_provision(&self, class: &str, took: Duration, succeeded: bool);
+
+    /// An attempt to delete a volume of this class succeeded or failed after this time.
+    fn record_delete(&self, class: &str, took: Duration, succeeded: bool);
+
+    /// The number of volumes that may hold data and have no PersistentVolume, and of PersistentVolumes that
+    /// have no volume. The search runs at start, after a watch has listed again, and after a claim or a
+    /// PersistentVolume was deleted; the log names each orphan.
+    fn set_orphans(&self, volumes: usize, objects: usize) {
+        let _ = (volumes, objects);
+    }
+}
+
+impl VolumeMetrics for () {
+    fn record_provision(&self, _class: &str, _took: Duration, _succeeded: bool) {}
+
+    fn record_delete(&self, _class: &str, _took: Duration, _succeeded: bool) {}
+}

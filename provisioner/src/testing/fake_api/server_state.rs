@@ -1,0 +1,264 @@
+//! The state of the fake API server.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::testing::objects::merge_patch;
+
+/// A kind of object that the server supports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ObjectKind {
+    /// A PersistentVolumeClaim.
+    Claim,
+    /// A PersistentVolume.
+    Volume,
+    /// A StorageClass.
+    Class,
+    /// An Event.
+    Event,
+}
+
+/// The verb of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RequestVerb {
+    /// Read one object.
+    Get,
+    /// List all objects.
+    List,
+    /// Watch changes.
+    Watch,
+    /// Create an object.
+    Create,
+    /// Change an object.
+    Patch,
+    /// Delete an object.
+    Delete,
+}
+
+/// How a request fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RequestFault {
+    /// The server rejects it with this HTTP status.
+    Status(u16),
+    /// It does not reach the server.
+    Unreachable,
+    /// The server carries it out, and the response is lost.
+    ResponseLost,
+    /// The server neither carries it out nor answers.
+    NoResponse,
+}
+
+impl ObjectKind {
+    pub(super) fn from_plural(plural: &str) -> Option<Self> {
+        Some(match plural {
+            "persistentvolumeclaims" => Self::Claim,
+            "persistentvolumes" => Self::Volume,
+            "storageclasses" => Self::Class,
+            "events" => Self::Event,
+            _ => return None,
+        })
+    }
+
+    fn api_names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Claim => ("v1", "PersistentVolumeClaim"),
+            Self::Volume => ("v1", "PersistentVolume"),
+            Self::Class => ("storage.k8s.io/v1", "StorageClass"),
+            Self::Event => ("events.k8s.io/v1", "Event"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ObjectKey {
+    pub(super) kind: ObjectKind,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+pub(super) struct PlannedFault {
+    pub(super) verb: RequestVerb,
+    pub(super) kind: ObjectKind,
+    pub(super) fault: RequestFault,
+}
+
+struct ObjectChange {
+    version: u64,
+    kind: ObjectKind,
+    event: Value,
+}
+
+pub(super) enum NextEvent {
+    Event(u64, Value),
+    Nothing,
+    End,
+}
+
+#[derive(Default)]
+pub(super) struct ServerState {
+    pub(super) objects: BTreeMap<ObjectKey, Value>,
+    pub(super) faults: Vec<PlannedFault>,
+    pub(super) paused: BTreeSet<ObjectKind>,
+    pub(super) requests: Vec<(RequestVerb, ObjectKind)>,
+    pub(super) epoch: u64,
+    version: u64,
+    compacted: u64,
+    log: Vec<ObjectChange>,
+}
+
+type ObjectResult = Result<Value, StatusCode>;
+
+/// An error as the API server writes it.
+pub(super) fn error_status(code: StatusCode) -> Value {
+    let reason = match code {
+        StatusCode::CONFLICT => "Conflict",
+        StatusCode::NOT_FOUND => "NotFound",
+        StatusCode::FORBIDDEN => "Forbidden",
+        StatusCode::GONE => "Expired",
+        _ => "",
+    };
+    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code.as_u16(), "reason": reason, "message": reason })
+}
+
+impl ServerState {
+    /// Counts a request, and returns its fault, if any.
+    pub(super) fn record_request(&mut self, verb: RequestVerb, kind: ObjectKind) -> Option<RequestFault> {
+        self.requests.push((verb, kind));
+        let place = self.faults.iter().position(|failure| (failure.verb, failure.kind) == (verb, kind))?;
+        Some(self.faults.remove(place).fault)
+    }
+
+    /// The key of the object with this name, in any namespace.
+    pub(super) fn find_key(&self, kind: ObjectKind, name: &str) -> ObjectKey {
+        let found = self.objects.keys().find(|key| key.kind == kind && key.name == name).cloned();
+        found.unwrap_or_else(|| ObjectKey { kind, namespace: String::new(), name: name.to_owned() })
+    }
+
+    pub(super) fn list_objects(&self, kind: ObjectKind) -> Vec<Value> {
+        self.objects.iter().filter(|(key, _)| key.kind == kind).map(|(_, object)| object.clone()).collect()
+    }
+
+    pub(super) fn list_response(&self, kind: ObjectKind) -> Value {
+        let (api_version, name) = kind.api_names();
+        json!({
+            "kind": format!("{name}List"),
+            "apiVersion": api_version,
+            "metadata": { "resourceVersion": self.version.to_string() },
+            "items": self.list_objects(kind),
+        })
+    }
+
+    pub(super) fn create_object(&mut self, kind: ObjectKind, mut object: Value) -> ObjectResult {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (name, namespace) = (text(&object["metadata"]["name"]), text(&object["metadata"]["namespace"]));
+        let key = ObjectKey { kind, namespace, name };
+        if key.name.is_empty() {
+            return Err(StatusCode::UNPROCESSABLE_ENTITY);
+        }
+        if self.objects.contains_key(&key) {
+            return Err(StatusCode::CONFLICT);
+        }
+        let (api_version, kind_name) = kind.api_names();
+        merge_patch(&mut object, json!({ "apiVersion": api_version, "kind": kind_name }));
+        if !object["metadata"]["uid"].is_string() {
+            object["metadata"]["uid"] = json!(format!("aaaaaaaa-0000-4000-8000-{:012x}", self.version));
+        }
+        Ok(self.store_object(key, object, "ADDED"))
+    }
+
+    pub(super) fn patch_object(&mut self, key: &ObjectKey, mut patch: Value) -> ObjectResult {
+        let mut object = self.objects.get(key).cloned().ok_or(StatusCode::NOT_FOUND)?;
+        for field in ["uid", "resourceVersion"] {
+            let wanted = patch
+                .get_mut("metadata")
+                .and_then(Value::as_object_mut)
+                .and_then(|metadata| metadata.remove(field));
+            if wanted.is_some_and(|wanted| wanted != object["metadata"][field]) {
+                return Err(StatusCode::CONFLICT);
+            }
+        }
+        let before = object.clone();
+        merge_patch(&mut object, patch);
+        if object == before {
+            return Ok(object);
+        }
+        Ok(match can_be_removed(&object) {
+            true => self.remove_object(key, object),
+            false => self.store_object(key.clone(), object, "MODIFIED"),
+        })
+    }
+
+    pub(super) fn delete_object(&mut self, key: &ObjectKey, options: &Value) -> ObjectResult {
+        let mut object = self.objects.get(key).cloned().ok_or(StatusCode::NOT_FOUND)?;
+        let wanted = &options["preconditions"]["uid"];
+        if wanted.is_string() && *wanted != object["metadata"]["uid"] {
+            return Err(StatusCode::CONFLICT);
+        }
+        if object["metadata"]["deletionTimestamp"].is_string() {
+            return Ok(object);
+        }
+        object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        Ok(match can_be_removed(&object) {
+            true => {
+                self.remove_object(key, object);
+                json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })
+            }
+            false => self.store_object(key.clone(), object, "MODIFIED"),
+        })
+    }
+
+    /// Ends the watches, and compacts the event log.
+    pub(super) fn compact_log(&mut self) {
+        self.epoch += 1;
+        self.version += 1;
+        self.compacted = self.version;
+        self.log.clear();
+    }
+
+    /// The next event of a watch.
+    pub(super) fn next_event(&self, kind: ObjectKind, epoch: u64, after: u64) -> NextEvent {
+        if epoch != self.epoch {
+            return NextEvent::End;
+        }
+        if after < self.compacted {
+            let gone = json!({ "type": "ERROR", "object": error_status(StatusCode::GONE) });
+            return NextEvent::Event(u64::MAX, gone);
+        }
+        if self.paused.contains(&kind) {
+            return NextEvent::Nothing;
+        }
+        let new = &self.log[self.log.partition_point(|change| change.version <= after)..];
+        let next = new.iter().find(|change| change.kind == kind);
+        next.map_or(NextEvent::Nothing, |change| NextEvent::Event(change.version, change.event.clone()))
+    }
+
+    fn store_object(&mut self, key: ObjectKey, mut object: Value, event: &str) -> Value {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.log.push(ObjectChange {
+            version: self.version,
+            kind: key.kind,
+            event: json!({ "type": event, "object": object }),
+        });
+        self.objects.insert(key, object.clone());
+        object
+    }
+
+    fn remove_object(&mut self, key: &ObjectKey, object: Value) -> Value {
+        let gone = self.store_object(key.clone(), object, "DELETED");
+        self.objects.remove(key);
+        gone
+    }
+}
+
+/// Whether an object is being deleted and has no finalizers.
+fn can_be_removed(object: &Value) -> bool {
+    let metadata = &object["metadata"];
+    let is_kept = metadata["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+    metadata["deletionTimestamp"].is_string() && !is_kept
+}

@@ -1,0 +1,130 @@
+//! Start, stop, and recovery between two runs.
+
+use std::time::Duration;
+
+use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
+use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_identity};
+use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestFault, RequestVerb};
+use nodekeel_provisioner::{Provisioner, ProvisionerConfig, RunError, VolumeStore as _};
+use nodekeel_supervisor::{ChildSpec, Context, Failure, Supervisor};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::harness::{TestNode, advance_time, id, test_api, test_deps, wait_bound, wait_until};
+
+const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_provisioner_ends_as_canceled() {
+    let node = TestNode::start(&test_api(), NODE).await;
+    assert!(matches!(node.stop().await, Some(RunError::Canceled)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provisioner_that_cannot_list_ends_as_canceled() {
+    let api = test_api();
+    for _ in 0..1000 {
+        api.fail_next(RequestVerb::List, ObjectKind::Volume, RequestFault::Status(403));
+    }
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    let provisioner = Provisioner::new(
+        ProvisionerConfig::new(sample_identity(NODE)),
+        test_deps(&api, &MemStore::default()),
+    );
+    let token = CancellationToken::new();
+    let run = tokio::spawn({
+        let token = token.clone();
+        async move { provisioner.run_until(token, || panic!("ready without a complete list")).await }
+    });
+    advance_time(60).await;
+    token.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(1), run).await.expect("ends within a second");
+    assert!(matches!(ended.expect("no panic"), Err(RunError::Canceled)));
+}
+
+#[tokio::test]
+async fn a_provisioner_is_a_runnable_that_becomes_ready_and_stops() {
+    let provisioner = Provisioner::new(
+        ProvisionerConfig::new(sample_identity(NODE)),
+        test_deps(&test_api(), &MemStore::default()),
+    );
+    let (is_ready, mut ready) = watch::channel(false);
+    let supervisor = Supervisor::builder().start(move |ctx: Context| {
+        let (provisioner, is_ready) = (provisioner.clone(), is_ready.clone());
+        async move {
+            ctx.run_group([ChildSpec::new("provisioner", provisioner)])?;
+            ctx.wait_ready("root.provisioner").await?;
+            ctx.signal_ready()?;
+            is_ready.send_replace(true);
+            Err::<(), Failure>(ctx.canceled().await.into())
+        }
+    });
+    ready.wait_for(|&ready| ready).await.expect("ready");
+    assert!(supervisor.shutdown().await.stragglers.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provisioner_is_ready_once_its_lists_are_complete_and_the_driver_is_registered() {
+    let api = test_api();
+    api.fail_next(RequestVerb::List, ObjectKind::Volume, RequestFault::Unreachable);
+    let (register, registered) = watch::channel(false);
+    let mut deps = test_deps(&api, &MemStore::default());
+    deps.registered = Some(registered);
+    let starting = TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, None);
+    tokio::pin!(starting);
+    assert!(tokio::time::timeout(Duration::from_secs(60), &mut starting).await.is_err());
+    register.send_replace(true);
+    let node = starting.await;
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_resume_after_an_api_server_restart() {
+    let api = test_api();
+    let node = TestNode::start(&api, NODE).await;
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    wait_bound(&api, "claim-1").await;
+    for verb in [RequestVerb::Watch, RequestVerb::List] {
+        for kind in [ObjectKind::Claim, ObjectKind::Volume, ObjectKind::Class] {
+            api.fail_next(verb, kind, RequestFault::Unreachable);
+        }
+    }
+    api.reset_watches();
+    api.create_object(ObjectKind::Claim, sample_claim(2, json!({})));
+    api.delete_object(ObjectKind::Claim, "claim-1");
+    wait_bound(&api, "claim-2").await;
+    wait_until(&api, |api| api.list_objects(ObjectKind::Volume).len() == 1).await;
+    assert_eq!((node.store.create_count(&id(2)), node.store.remove_count(&id(1))), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn volumes_left_by_a_crash_without_a_claim_are_swept_unless_they_hold_data() {
+    let (api, store) = (test_api(), MemStore::default());
+    for number in [1, 2, 3] {
+        store.create(&id(number), LIMITS).await.expect("create");
+    }
+    store.set_usage(&id(2), QuotaUsage { bytes: Bytes(1 << 20), inodes: Inodes(7) });
+    api.create_object(ObjectKind::Claim, sample_claim(3, json!({})));
+    let _node = TestNode::start_with_store(&api, &store).await;
+    wait_bound(&api, "claim-3").await;
+    advance_time(60).await;
+    assert_eq!(store.list().await.expect("list"), [id(2), id(3)]);
+    assert_eq!((store.remove_count(&id(1)), store.create_count(&id(3))), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_deleted_before_its_volume_is_created_leaves_nothing() {
+    let api = test_api();
+    let node = TestNode::start(&api, NODE).await;
+    for _ in 0..4 {
+        api.fail_next(RequestVerb::Create, ObjectKind::Volume, RequestFault::Unreachable);
+    }
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({})));
+    wait_until(&api, |api| api.request_count(RequestVerb::Create, ObjectKind::Volume) == 1).await;
+    assert_eq!(node.store.create_count(&id(1)), 1);
+    api.delete_object(ObjectKind::Claim, "claim-1");
+    advance_time(60).await;
+    assert_eq!(node.store.remove_count(&id(1)), 1);
+    assert_eq!(api.list_objects(ObjectKind::Volume).len(), 0);
+}

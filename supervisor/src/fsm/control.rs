@@ -1,0 +1,124 @@
+//! The operator's requests: stop, start, restart.
+
+use thiserror::Error;
+
+use super::{ROOT_SLOT, TreeFsm, TreeTime};
+use crate::event::CancelCause;
+use crate::name::ROOT;
+use crate::state::RunnableState;
+
+use super::entry::NameOwner;
+
+/// Why an operator's request was rejected.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// No runnable has this DN.
+    #[error("unknown runnable {dn:?}")]
+    UnknownDn {
+        /// The DN as it was given.
+        dn: String,
+    },
+    /// The root can't be stopped separately: shut the supervisor down instead.
+    #[error("can't stop root: shut the supervisor down instead")]
+    RootNotControllable,
+    /// The parent has ended or is restarting. It may add the child again.
+    #[error("can't start {dn}: its parent is not running")]
+    ParentNotRunning {
+        /// The DN of the runnable.
+        dn: String,
+    },
+    /// The supervisor is shutting down.
+    #[error("the supervisor is shutting down")]
+    ShuttingDown,
+}
+
+impl TreeFsm {
+    /// Stops a subtree, and keeps it stopped across restarts of its parent, until
+    /// [`start_runnable`](Self::start_runnable). Does nothing to a stopped one.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub(crate) fn stop_runnable(&mut self, now: TreeTime, dn: &str) -> Result<(), ControlError> {
+        let slot = self.controllable_slot(dn)?;
+        if slot == ROOT_SLOT {
+            return Err(ControlError::RootNotControllable);
+        }
+        let entry = self.entry_mut(slot);
+        entry.held_by_operator = true;
+        entry.restart_requested = false;
+        match entry.state {
+            RunnableState::Stopped => {}
+            RunnableState::Waiting => self.mark_stopped(slot, now),
+            _ => {
+                self.cancel_subtree(slot, &CancelCause::Operator, now);
+                self.restart_if_settled(slot, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a runnable that is stopped, in backoff, or has ended. Does nothing to a running one.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub(crate) fn start_runnable(&mut self, now: TreeTime, dn: &str) -> Result<(), ControlError> {
+        let slot = self.startable_slot(dn)?;
+        let entry = self.entry_mut(slot);
+        let was_held = std::mem::take(&mut entry.held_by_operator);
+        match entry.state {
+            RunnableState::New | RunnableState::Ready if was_held => entry.restart_requested = true,
+            RunnableState::New | RunnableState::Ready => {}
+            // Its work is done and its children are running: nothing to start.
+            RunnableState::Done if entry.live_tasks > 0 && !entry.canceled => {}
+            _ => self.start_or_restart(slot, now),
+        }
+        Ok(())
+    }
+
+    /// Stops a subtree and restarts it at once, regardless of its policy and its backoff.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub(crate) fn restart_runnable(&mut self, now: TreeTime, dn: &str) -> Result<(), ControlError> {
+        let slot = self.startable_slot(dn)?;
+        self.entry_mut(slot).held_by_operator = false;
+        self.start_or_restart(slot, now);
+        Ok(())
+    }
+
+    fn start_or_restart(&mut self, slot: u32, now: TreeTime) {
+        if matches!(self.entry(slot).state, RunnableState::Waiting | RunnableState::Stopped) {
+            self.start_run(slot, now);
+        } else {
+            self.entry_mut(slot).restart_requested = true;
+            self.cancel_subtree(slot, &CancelCause::Operator, now);
+            self.restart_if_settled(slot, now);
+        }
+    }
+
+    /// The slot of the entry with this DN.
+    pub(super) fn find_slot(&self, dn: &str) -> Option<u32> {
+        let mut names = dn.split('.');
+        let root = names.next().filter(|name| *name == ROOT).map(|_| ROOT_SLOT)?;
+        names.try_fold(root, |slot, name| match self.entry(slot).names.get(name) {
+            Some(NameOwner::Child(child)) => Some(*child),
+            _ => None,
+        })
+    }
+
+    fn startable_slot(&self, dn: &str) -> Result<u32, ControlError> {
+        let slot = self.controllable_slot(dn)?;
+        match self.parent_is_canceled(slot) {
+            true => Err(ControlError::ParentNotRunning { dn: dn.to_owned() }),
+            false => Ok(slot),
+        }
+    }
+
+    fn controllable_slot(&self, dn: &str) -> Result<u32, ControlError> {
+        if self.is_shutting_down() {
+            return Err(ControlError::ShuttingDown);
+        }
+        self.find_slot(dn).ok_or_else(|| ControlError::UnknownDn { dn: dn.to_owned() })
+    }
+}

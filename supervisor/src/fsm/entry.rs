@@ -1,0 +1,168 @@
+//! The record of one runnable in the tree.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::TreeTime;
+use super::shutdown::StopProgress;
+use crate::policy::ChildPolicy;
+use crate::process::ProcessExit;
+use crate::state::{ExitReason, MAX_EXITS, RunnableState};
+
+/// The settings of one runnable.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RunnableSettings {
+    pub(crate) policy: ChildPolicy,
+    pub(crate) stop_timeout: Duration,
+}
+
+/// One past exit, in the tree's time.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PastExit {
+    pub(crate) at: TreeTime,
+    pub(crate) generation: u64,
+    pub(crate) state: RunnableState,
+    pub(crate) exit: ExitReason,
+}
+
+/// What the tree keeps of a DN after its entry is removed, for the entry that replaces it after a restart of
+/// the parent.
+#[derive(Debug, Default)]
+pub(crate) struct RunnableHistory {
+    pub(super) generation: u64,
+    pub(super) failures: u32,
+    pub(super) exits: VecDeque<PastExit>,
+    pub(super) held_by_operator: bool,
+    pub(super) children: ChildHistories,
+}
+
+/// The histories of children by name. Few runnables have any, and an empty `BTreeMap` is small.
+pub(super) type ChildHistories = BTreeMap<Box<str>, RunnableHistory>;
+
+/// The owner of a name below an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NameOwner {
+    Child(u32),
+    SubSpan,
+}
+
+/// Children that were added together.
+#[derive(Debug)]
+pub(super) struct ChildGroup {
+    pub(super) members: Vec<u32>,
+    /// How many members have running tasks in their subtree.
+    pub(super) live_members: u32,
+}
+
+/// The entry of one runnable in the tree.
+#[derive(Debug)]
+pub(super) struct TreeEntry {
+    pub(super) dn: Arc<str>,
+    pub(super) parent: Option<u32>,
+    /// Its index in the parent's groups.
+    pub(super) group: u32,
+    pub(super) settings: RunnableSettings,
+    pub(super) incarnation: u64,
+    /// How often this DN has been started.
+    pub(super) generation: u64,
+    pub(super) state: RunnableState,
+    pub(super) since: TreeTime,
+    /// Since when it no longer works: it was canceled, or has started to end by itself.
+    pub(super) ending_since: Option<TreeTime>,
+    /// Its context is canceled, and so are its descendants'.
+    pub(super) canceled: bool,
+    pub(super) signaled_done: bool,
+    /// The exit to record, whatever its runnable returns.
+    pub(super) forced_exit: Option<Box<ExitReason>>,
+    /// How this run's child process exited. It is reported if the run ends without an error.
+    pub(super) process_exit: Option<Arc<ProcessExit>>,
+    /// An operator has stopped it.
+    pub(super) held_by_operator: bool,
+    /// An operator canceled its run: its group keeps running, however the run ends.
+    pub(super) canceled_by_operator: bool,
+    /// An operator requested a restart, at once and regardless of its policy.
+    pub(super) restart_requested: bool,
+    /// The DN for which its runnable waits by `wait_ready`.
+    pub(super) dependency: Option<Arc<str>>,
+    pub(super) names: HashMap<Box<str>, NameOwner>,
+    pub(super) groups: Vec<ChildGroup>,
+    /// How many entries of its subtree, including itself, have a task.
+    pub(super) live_tasks: u32,
+    pub(super) failures: u32,
+    pub(super) exits: VecDeque<PastExit>,
+    /// The histories of the children of earlier incarnations.
+    pub(super) former_children: ChildHistories,
+    pub(super) timer: Option<TreeTime>,
+    /// Set once the shutdown has started to stop it.
+    pub(super) stop_progress: Option<StopProgress>,
+}
+
+impl TreeEntry {
+    pub(super) fn new(
+        dn: Arc<str>,
+        parent: Option<u32>,
+        group: u32,
+        settings: RunnableSettings,
+        now: TreeTime,
+        history: RunnableHistory,
+    ) -> Self {
+        Self {
+            dn,
+            parent,
+            group,
+            settings,
+            incarnation: 0,
+            generation: history.generation,
+            state: RunnableState::Waiting,
+            since: now,
+            ending_since: None,
+            canceled: false,
+            signaled_done: false,
+            forced_exit: None,
+            process_exit: None,
+            held_by_operator: history.held_by_operator,
+            canceled_by_operator: false,
+            restart_requested: false,
+            dependency: None,
+            names: HashMap::new(),
+            groups: Vec::new(),
+            live_tasks: 0,
+            failures: history.failures,
+            exits: history.exits,
+            former_children: history.children,
+            timer: None,
+            stop_progress: None,
+        }
+    }
+
+    /// The last component of the DN.
+    pub(super) fn local_name(&self) -> &str {
+        self.dn.rsplit('.').next().unwrap_or(&self.dn)
+    }
+
+    pub(super) fn enter_state(&mut self, state: RunnableState, now: TreeTime) {
+        self.state = state;
+        self.since = now;
+    }
+
+    /// The exit of a run that returned `Ok` although it should keep running.
+    pub(super) fn exit_after_return(&mut self) -> ExitReason {
+        match self.process_exit.take() {
+            Some(exit) => ExitReason::Failed { error: format!("{exit} by itself"), process: Some(exit) },
+            None => ExitReason::ReturnedWithoutDone,
+        }
+    }
+
+    pub(super) fn record_exit(&mut self, past_exit: PastExit) {
+        if self.exits.len() == MAX_EXITS {
+            self.exits.pop_front();
+        }
+        self.exits.push_back(past_exit);
+    }
+
+    /// The slots of its children, in the order of their addition.
+    pub(super) fn child_slots(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        self.groups.iter().flat_map(|group| group.members.iter().copied())
+    }
+}

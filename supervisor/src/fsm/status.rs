@@ -1,0 +1,89 @@
+//! The status of the tree.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::entry::PastExit;
+use super::{ROOT_SLOT, TreeFsm, TreeTime};
+use crate::state::{RunnableState, WaitReason};
+
+/// How many running descendants a status names.
+const MAX_NAMED_DESCENDANTS: usize = 5;
+
+/// The status of one entry, in the tree's time.
+#[derive(Debug)]
+pub(crate) struct EntryStatus<'a> {
+    pub(crate) dn: &'a Arc<str>,
+    pub(crate) state: RunnableState,
+    pub(crate) since: TreeTime,
+    pub(crate) generation: u64,
+    pub(crate) failures: u32,
+    pub(crate) exits: &'a VecDeque<PastExit>,
+    pub(crate) waiting_for: WaitReason<TreeTime>,
+}
+
+impl TreeFsm {
+    /// All entries, each parent before its children, children in the order of their addition.
+    pub(crate) fn entry_statuses(&self) -> Vec<EntryStatus<'_>> {
+        let mut statuses = Vec::with_capacity(self.slots.len() - self.free_slots.len());
+        let mut open = vec![ROOT_SLOT];
+        while let Some(slot) = open.pop() {
+            statuses.push(self.entry_status(slot));
+            open.extend(self.entry(slot).child_slots().rev());
+        }
+        statuses
+    }
+
+    /// The state of the entry with this DN.
+    pub(crate) fn state_of(&self, dn: &str) -> Option<RunnableState> {
+        self.find_slot(dn).map(|slot| self.entry(slot).state)
+    }
+
+    fn entry_status(&self, slot: u32) -> EntryStatus<'_> {
+        let entry = self.entry(slot);
+        EntryStatus {
+            dn: &entry.dn,
+            state: entry.state,
+            since: entry.since,
+            generation: entry.generation,
+            failures: entry.failures,
+            exits: &entry.exits,
+            waiting_for: self.wait_reason(slot),
+        }
+    }
+
+    fn wait_reason(&self, slot: u32) -> WaitReason<TreeTime> {
+        let entry = self.entry(slot);
+        match entry.state {
+            RunnableState::Waiting => WaitReason::Backoff(entry.timer.unwrap_or(entry.since)),
+            RunnableState::Stopped => WaitReason::OperatorStart,
+            RunnableState::New | RunnableState::Ready if entry.canceled => WaitReason::RunnableReturn,
+            RunnableState::New => {
+                entry.dependency.clone().map_or(WaitReason::ReadySignal, WaitReason::Dependency)
+            }
+            RunnableState::Ready => WaitReason::Nothing,
+            _ if !entry.canceled => WaitReason::Nothing,
+            _ if entry.live_tasks > 0 => WaitReason::Descendants(self.running_descendants(slot)),
+            _ if entry.parent.is_some_and(|parent| self.entry(parent).canceled) => WaitReason::ParentRestart,
+            _ => WaitReason::Nothing,
+        }
+    }
+
+    /// The first few running entries below `slot`. It skips subtrees without running tasks.
+    fn running_descendants(&self, slot: u32) -> Vec<Arc<str>> {
+        let mut running = Vec::new();
+        let mut open: Vec<u32> = self.entry(slot).child_slots().collect();
+        while let Some(slot) = open.pop()
+            && running.len() < MAX_NAMED_DESCENDANTS
+        {
+            let entry = self.entry(slot);
+            if entry.live_tasks > 0 {
+                if entry.state.is_running() {
+                    running.push(entry.dn.clone());
+                }
+                open.extend(entry.child_slots());
+            }
+        }
+        running
+    }
+}

@@ -1,0 +1,46 @@
+//! A program that probes the readiness of another one.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Process;
+use super::error::ProcessError;
+use super::host::ProcessHost;
+use super::output::StreamSink;
+use super::running_process::RunningProcess;
+use super::status::Signal;
+use crate::runnable::Failure;
+
+/// Runs the command once, with everything that it forks. When it has exited, or when this future is dropped,
+/// the remaining descendants are killed.
+///
+/// It runs in a separate task, which continues until all of them have exited even if this future is dropped,
+/// also during the start. A shutdown waits for that task.
+pub(super) async fn run_probe(host: Arc<ProcessHost>, command: Arc<Process>) -> Result<(), Failure> {
+    let given_up = CancellationToken::new();
+    let _guard = given_up.clone().drop_guard();
+    host.reap_tasks.spawn(run_command(Arc::clone(&host), command, given_up)).await?
+}
+
+async fn run_command(
+    host: Arc<ProcessHost>,
+    command: Arc<Process>,
+    given_up: CancellationToken,
+) -> Result<(), Failure> {
+    let nowhere: [StreamSink; 2] = [Box::new(io::sink()), Box::new(io::sink())];
+    let mut running = RunningProcess::start(host, &command, nowhere).await?;
+    tokio::select! {
+        ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
+        () = given_up.cancelled() => {}
+    }
+    running.stop(Signal::KILL, Instant::now()).await.map_err(ProcessError::Watch)?;
+    let exit = running.into_exit().await;
+    match exit.tail.last() {
+        _ if exit.is_success() => Ok(()),
+        Some(line) => Err(Failure::new(format!("{exit}: {line}"))),
+        None => Err(ProcessError::Exited(exit).into()),
+    }
+}

@@ -1,0 +1,101 @@
+//! How an exit is reported.
+
+use nodekeel_supervisor::process::{MAX_TAIL_LINE, MAX_TAIL_LINES, Readiness, Signal};
+use nodekeel_supervisor::{ExitReason, RunnableState};
+
+use super::{ProcessFixture, perl, sh};
+
+#[tokio::test]
+async fn an_exit_code_is_reported_with_the_last_lines() {
+    let fixture = ProcessFixture::run_once(sh(
+        "for n in $(seq 20); do echo line $n; done; echo last words >&2; exit 3",
+    ));
+    let (error, exit) = fixture.wait_failure().await;
+    assert_eq!((error.as_str(), exit.code, exit.signal), ("exited with code 3", Some(3), None));
+    assert_eq!(exit.tail.len(), MAX_TAIL_LINES);
+    assert!(
+        exit.tail.contains(&"last words".to_owned()) && exit.tail.contains(&"line 20".to_owned()),
+        "{exit:?}"
+    );
+    assert!(!exit.is_success() && exit.pid > 0);
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_signal_is_reported_by_its_name() {
+    let fixture = ProcessFixture::run_once(sh("kill -SEGV $$"));
+    let (error, exit) = fixture.wait_failure().await;
+    assert!(error.starts_with("killed by SIGSEGV"), "{error}");
+    assert_eq!((exit.code, exit.signal.map(Signal::as_number)), (None, Some(11)));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_realtime_signal_is_reported_by_its_number() {
+    let fixture = ProcessFixture::run_once(sh("kill -37 $$"));
+    assert_eq!(fixture.wait_failure().await.0, "killed by signal 37");
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_exits_with_code_0_has_failed_and_is_reported_with_its_last_lines() {
+    let fixture = ProcessFixture::restart_always(sh("echo last words; exit 0"));
+    let (error, exit) = fixture.wait_failure().await;
+    assert_eq!((error.as_str(), exit.code, exit.signal), ("exited with code 0 by itself", Some(0), None));
+    assert_eq!(exit.tail, ["last words"]);
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn code_0_means_done_where_the_policy_says_so() {
+    let fixture = ProcessFixture::run_once(sh("echo last words; exit 0"));
+    assert_eq!(fixture.wait_exit().await, (RunnableState::Done, ExitReason::Done));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_task_that_exits_with_code_0_is_done() {
+    let fixture = ProcessFixture::restart_always(sh("exit 0").ready_when(Readiness::on_exit()));
+    assert_eq!(fixture.wait_exit().await, (RunnableState::Done, ExitReason::Done));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_task_that_exits_with_another_code_has_failed() {
+    let fixture = ProcessFixture::run_once(sh("exit 1").ready_when(Readiness::on_exit()));
+    assert_eq!(fixture.wait_failure().await.0, "exited with code 1");
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_canceled_process_has_not_failed_however_it_exits() {
+    let fixture = ProcessFixture::run_once(sh("trap 'exit 9' TERM; echo pid $$; sleep 100 & wait"));
+    fixture.output.wait_pid().await;
+    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
+    assert_eq!(fixture.wait_exit().await, (RunnableState::Canceled, ExitReason::Canceled));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_killed_process_is_restarted() {
+    let fixture = ProcessFixture::restart_always(sh("echo pid $$; exec sleep 100"));
+    let first = fixture.output.wait_pid().await;
+    fixture.wait_for_state(RunnableState::Ready).await;
+    std::process::Command::new("/bin/kill").args(["-KILL", &first.to_string()]).status().expect("kill runs");
+    let again = fixture.wait_for_state(RunnableState::Ready).await;
+    assert_eq!(again.generation, 2);
+    let status = fixture.supervisor.snapshot();
+    let killed = status.iter().find(|node| &*node.dn == "root.p").and_then(|node| node.exits.last());
+    assert_eq!(killed.map(|record| record.exit.to_string()).as_deref(), Some("killed by SIGKILL"));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_last_lines_are_bounded_and_safe_to_print() {
+    let script = r#"print "\e[31m", "x" x 100000, "\n", "\xff" x 3000, "\n", "\n" x 3, "end"; exit 1"#;
+    let fixture = ProcessFixture::run_once(perl(script));
+    let (_, exit) = fixture.wait_failure().await;
+    assert!(exit.tail.iter().all(|line| line.len() <= MAX_TAIL_LINE && !line.contains('\u{1b}')), "{exit:?}");
+    assert_eq!(exit.tail.last().map(String::as_str), Some("end"));
+    fixture.shutdown().await;
+}

@@ -1,0 +1,73 @@
+//! Children that the program starts by other means keep their status, also when it is PID 1.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, Supervisor};
+use tokio::process::Command as AsyncCommand;
+
+use super::{EXCLUSIVE, ProcessFixture, sh, wait_gone};
+
+/// Runs hundreds of supervised processes that leave orphans behind, in ten runnables.
+fn start_busy_supervisor() -> Supervisor {
+    Supervisor::builder().start(|ctx: Context| async move {
+        for place in 0..10 {
+            let process = sh("(exec sleep 0.01 &) ; exec true");
+            let delay = Duration::from_millis(1);
+            let policy = ChildPolicy {
+                backoff: Backoff { initial: delay, max: delay, ..Backoff::default() },
+                ..ChildPolicy::default()
+            };
+            ctx.run_group([ChildSpec::new(format!("p{place}"), process).policy(policy)])?;
+        }
+        ctx.signal_ready()?;
+        Err::<(), Failure>(ctx.canceled().await.into())
+    })
+}
+
+fn count_starts(supervisor: &Supervisor) -> u64 {
+    supervisor.snapshot().iter().filter(|node| &*node.dn != "root").map(|node| node.generation).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_status_of_tokios_and_stds_children_is_stolen() {
+    let _alone = EXCLUSIVE.lock().await;
+    let supervisor = start_busy_supervisor();
+    let mut changes = supervisor.watch_changes();
+    let mut rounds = 0;
+    while count_starts(&supervisor) < 300 || rounds < 100 {
+        rounds += 1;
+        let code = rounds % 100;
+        let script = format!("exit {code}");
+        let status =
+            AsyncCommand::new("/bin/sh").args(["-c", &script]).status().await.expect("tokio gets its status");
+        assert_eq!(status.code(), Some(code));
+        // It runs in a new session, and exits before its parent waits for it.
+        let mut child = Command::new("setsid")
+            .args(["/bin/sh", "-c", &script])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        changes.changed().await.expect("the supervisor is running");
+        assert_eq!(child.wait().expect("std gets its status").code(), Some(code));
+    }
+    let report = supervisor.shutdown().await;
+    assert!(report.stragglers.is_empty(), "{report:?}");
+    println!("{rounds} rounds beside supervised starts");
+}
+
+// A process that joins by nsenter has no mark and a separate session; the child here imitates that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pid_1_reaps_orphans_that_entered_its_namespace() {
+    if std::process::id() != 1 {
+        println!("for PID 1 only");
+        return;
+    }
+    let fixture = ProcessFixture::run_once(sh("echo pid $$; exec sleep 100"));
+    fixture.output.wait_pid().await;
+    let script = "ulimit -S -x unlimited; setsid sh -c 'sleep 0.05 & echo $!'; true";
+    let output = AsyncCommand::new("/bin/bash").args(["-c", script]).output().await.expect("it runs");
+    let orphan = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a pid");
+    wait_gone(orphan);
+    fixture.shutdown().await;
+}
