@@ -10,7 +10,8 @@ use crate::table::Table;
 
 /// One measured thing.
 ///
-/// As JSON: `{id, work, unit, ours, peer, limit, goal, goal_met, command}`, with `null` for what is not there.
+/// As JSON: `{id, work, unit, ours, peer, limit, goal, goal_met, command}`, with `null` for absent values, and
+/// `measured: {machine, date, commit}` once `cargo xtask bench` has added it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
     /// A short stable name within its bench, such as `restart`.
@@ -31,6 +32,20 @@ pub struct BenchRow {
     pub goal_met: Option<bool>,
     /// The command that measures it again; [`write()`] fills in an empty one.
     pub command: String,
+    /// Where and when it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measurement>,
+}
+
+/// The circumstances of a figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// Processors, memory and kernel.
+    pub machine: String,
+    /// The day, as `2026-01-31`.
+    pub date: String,
+    /// The commit, with `+` where files differed from it.
+    pub commit: String,
 }
 
 /// Somebody else's program doing the same work.
@@ -57,6 +72,7 @@ impl BenchRow {
             goal: None,
             goal_met: None,
             command: String::new(),
+            measured: None,
         }
     }
 
@@ -103,7 +119,7 @@ impl BenchRow {
 /// # Errors
 /// When the file can't be written.
 pub fn write(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
-    let path = write_in(&directory(), name, rows)?;
+    let path = write_to(&directory(), name, rows)?;
     println!("{}", table(rows));
     println!("{}", path.display());
     Ok(path)
@@ -130,7 +146,7 @@ impl Rows {
         let before = self.rows.len();
         self.rows.extend(rows);
         println!("{}", table(&self.rows[before..]));
-        write_in(&directory(), &self.name, &self.rows).map(drop)
+        write_to(&directory(), &self.name, &self.rows).map(drop)
     }
 
     /// Prints all of them as one table, as [`write()`] does.
@@ -168,7 +184,11 @@ pub fn directory() -> PathBuf {
     root.join(target).join("bench")
 }
 
-fn write_in(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
+/// Writes rows to `NAME.json` in a directory that isn't the usual one.
+///
+/// # Errors
+/// The file can't be written.
+pub fn write_to(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
     let rows: Vec<BenchRow> = rows.iter().cloned().map(|row| with_command(row, name)).collect();
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let path = directory.join(format!("{name}.json"));
@@ -191,17 +211,19 @@ fn with_command(mut row: BenchRow, name: &str) -> BenchRow {
 pub fn table(rows: &[BenchRow]) -> Table {
     let mut table = Table::new(["id", "ours", "peer", "limit", "goal", "unit", "work"]);
     for row in rows {
-        let peer =
-            row.peer.as_ref().map(|peer| format!("{} ({} {})", figure(peer.value), peer.name, peer.version));
+        let peer = row
+            .peer
+            .as_ref()
+            .map(|peer| format!("{} ({} {})", format_figure(peer.value), peer.name, peer.version));
         let goal = row.goal.map(|goal| match row.goal_met {
-            Some(true) => format!("{} met", figure(goal)),
-            _ => format!("{} MISSED", figure(goal)),
+            Some(true) => format!("{} met", format_figure(goal)),
+            _ => format!("{} MISSED", format_figure(goal)),
         });
         table.row([
             row.id.clone(),
-            figure(row.ours),
+            format_figure(row.ours),
             peer.unwrap_or_else(|| "-".into()),
-            row.limit.map_or_else(|| "-".into(), figure),
+            row.limit.map_or_else(|| "-".into(), format_figure),
             goal.unwrap_or_else(|| "-".into()),
             row.unit.clone(),
             row.work.clone(),
@@ -210,8 +232,8 @@ pub fn table(rows: &[BenchRow]) -> Table {
     table
 }
 
-/// A figure with as many decimals as it deserves: three significant ones below a thousand, whole above.
-fn figure(value: f64) -> String {
+/// A figure with three significant digits below a thousand, and whole above.
+pub fn format_figure(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,
         v if v >= 10.0 => 1,
@@ -299,7 +321,7 @@ mod tests {
     #[test]
     fn written_rows_are_an_array_that_says_how_to_measure_again() {
         let directory = tempfile::tempdir().unwrap();
-        let path = write_in(directory.path(), "x", &[BenchRow::new("a", "w", "ms", 1.0)]).unwrap();
+        let path = write_to(directory.path(), "x", &[BenchRow::new("a", "w", "ms", 1.0)]).unwrap();
         let rows: Vec<BenchRow> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         assert_eq!(rows[0].command, "cargo xtask bench x");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);

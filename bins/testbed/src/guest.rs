@@ -53,7 +53,6 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{Daemon, Scratch, tools};
 
-mod cpio;
 pub mod inside;
 mod kernel;
 mod kvm;
@@ -99,28 +98,13 @@ const PROGRAMS: [tools::Tool; 11] = [
 pub struct Builder {
     memory: u64,
     cpus: u32,
-    disks: Vec<Disk>,
+    /// Their sizes in bytes.
+    disks: Vec<u64>,
     network: bool,
     forwards: Vec<Forward>,
     modules: Vec<String>,
     launcher: Vec<OsString>,
-    boot_within: Duration,
     tree: Tree,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Disk {
-    Fresh(u64),
-    At(PathBuf),
-}
-
-impl Disk {
-    fn path(&self, directory: &Path, number: usize) -> PathBuf {
-        match self {
-            Self::Fresh(_) => directory.join(format!("disk{number}")),
-            Self::At(path) => path.clone(),
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,14 +131,7 @@ impl Builder {
     /// Adds an empty disk of that many bytes. Only what the guest writes takes room.
     #[must_use]
     pub fn disk(mut self, bytes: u64) -> Self {
-        self.disks.push(Disk::Fresh(bytes));
-        self
-    }
-
-    /// Adds a disk that is a file of this machine, which stays when the guest is gone: another boot finds what it left.
-    #[must_use]
-    pub fn disk_at(mut self, file: impl Into<PathBuf>) -> Self {
-        self.disks.push(Disk::At(file.into()));
+        self.disks.push(bytes);
         self
     }
 
@@ -224,13 +201,6 @@ impl Builder {
         self
     }
 
-    /// How long it may take until commands can run in it; two minutes without.
-    #[must_use]
-    pub fn boot_within(mut self, deadline: Duration) -> Self {
-        self.boot_within = deadline;
-        self
-    }
-
     /// Boots it and waits until commands can run in it.
     ///
     /// # Errors
@@ -241,10 +211,8 @@ impl Builder {
         let scratch = Scratch::new()?;
         self.furnish()?;
         self.tree.write_image(&scratch.path().join("root"))?;
-        for (number, disk) in self.disks.iter().enumerate() {
-            if let Disk::Fresh(bytes) = disk {
-                make_disk(&disk.path(scratch.path(), number), *bytes)?;
-            }
+        for (number, bytes) in self.disks.iter().enumerate() {
+            make_disk(&disk_path(scratch.path(), number), *bytes)?;
         }
         let command = qemu::command(&self, &kernel, kvm::accelerator(&kernel)?, scratch.path())?;
         let socket = scratch.path().join("control");
@@ -255,7 +223,7 @@ impl Builder {
         })?;
         let (control, up) = Control::new(port.context("QEMU ended before the guest was there")?)?;
         let guest = Guest { daemon, control };
-        up.wait(self.boot_within).with_context(|| guest.last_words())?;
+        up.wait(BOOT_WITHIN).with_context(|| guest.last_words())?;
         Ok(guest)
     }
 
@@ -292,6 +260,10 @@ impl Builder {
     }
 }
 
+fn disk_path(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("disk{number}"))
+}
+
 fn make_disk(path: &Path, bytes: u64) -> Result<()> {
     ensure!(bytes > 0, "a disk has a size");
     let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
@@ -316,7 +288,6 @@ impl Guest {
             forwards: Vec::new(),
             modules: Vec::new(),
             launcher: Vec::new(),
-            boot_within: BOOT_WITHIN,
             tree: Tree::skeleton(),
         }
     }
@@ -374,17 +345,6 @@ impl Guest {
     /// The daemon below: QEMU.
     pub fn daemon(&self) -> &Daemon {
         &self.daemon
-    }
-
-    /// Writes everything to the disks and powers off.
-    ///
-    /// # Errors
-    /// When it still runs at the deadline.
-    pub fn power_off(mut self, deadline: Duration) -> Result<()> {
-        self.control.ask("off")?;
-        let ended = self.daemon.wait(deadline)?;
-        ensure!(ended.is_some(), "the guest still ran {deadline:?} after it was to power off");
-        Ok(())
     }
 
     fn last_words(&self) -> String {

@@ -80,11 +80,6 @@ impl Kube {
         self.ports.apiserver.number()
     }
 
-    /// The URL of etcd.
-    pub fn etcd_endpoint(&self) -> String {
-        format!("http://{}", self.ports.etcd.address())
-    }
-
     /// One of the daemons; `None` while it doesn't run.
     pub fn daemon(&self, part: Part) -> Option<&Daemon> {
         self.daemons.get(&part)

@@ -101,14 +101,6 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: kube-system}]
     assert!(may(&node, &["create", "nodes"]) && !may(&node, &["delete", "namespaces"]));
     assert!(kube.kubeconfig("somebody else").is_err());
 
-    // A token that the server has issued itself is the same account.
-    kube.create(r#"{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "reader", "namespace": "kube-system"}}"#)
-        .unwrap();
-    let config = kube.service_account_kubeconfig("kube-system", "reader").unwrap();
-    let mut kubectl = kube.bare_kubectl();
-    kubectl.arg("--kubeconfig").arg(config).args(["auth", "can-i", "list", "persistentvolumes"]);
-    assert_eq!(crate::output(&mut kubectl).unwrap().trim(), "yes");
-
     // A guest finds this machine at another address.
     let config = kube.kubeconfig_for_guest(&node.name).unwrap();
     assert!(config.contains(&format!("https://10.0.2.2:{}", kube.port())));

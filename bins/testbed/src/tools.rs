@@ -75,8 +75,15 @@ pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 /// Makes network namespaces, and links between them.
 pub const IP: Tool = Tool { name: "ip", package: "iproute2" };
 
-/// Everything that the workspace's tests, benches and demo run.
-pub const ALL: [Tool; 30] = [
+/// The linker of Rust's programs, and the compiler of the C in some crates.
+pub const CC: Tool = Tool { name: "cc", package: "gcc" };
+/// Names the commit of a bench, and the files that a change touches.
+pub const GIT: Tool = Tool { name: "git", package: "git" };
+
+/// Every program that the workspace's builds, tests, benches and demo run.
+pub const ALL: [Tool; 32] = [
+    CC,
+    GIT,
     IP,
     ETCD,
     ETCDCTL,
@@ -118,10 +125,13 @@ pub struct SharedFile {
     pub package: &'static str,
 }
 
-/// What those programs read or run and no package of theirs needs: protoc's standard types, and the network of pods.
-pub const FILES: [SharedFile; 2] = [
+/// Files that those programs need and their packages don't bring: protoc's standard types, the network of pods, C's
+/// headers, and the certificates of the registries from which Go and cargo download.
+pub const FILES: [SharedFile; 4] = [
     SharedFile { path: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" },
     SharedFile { path: "/usr/lib/cni/bridge", package: "containernetworking-plugins" },
+    SharedFile { path: "/usr/include/stdlib.h", package: "libc6-dev" },
+    SharedFile { path: "/etc/ssl/certs/ca-certificates.crt", package: "ca-certificates" },
 ];
 
 /// A program that is nowhere it was searched.
@@ -150,29 +160,12 @@ impl std::error::Error for Missing {}
 /// # Errors
 /// [`Missing`], which says what to install.
 pub fn find(tool: Tool) -> Result<PathBuf, Missing> {
-    find_in(tool, None, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
-}
-
-/// Finds a program where the caller says that it is, or else as [`find`] does.
-///
-/// # Errors
-/// [`Missing`] where `explicit` is given and isn't a program: a wrong path is not papered over by a search.
-pub fn find_or(tool: Tool, explicit: Option<&Path>) -> Result<PathBuf, Missing> {
-    find_in(tool, explicit, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
+    find_in(tool, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
 }
 
 const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-fn find_in(
-    tool: Tool,
-    explicit: Option<&Path>,
-    preferred: Option<OsString>,
-    path: Option<OsString>,
-) -> Result<PathBuf, Missing> {
-    if let Some(explicit) = explicit {
-        let missing = || Missing { tool, searched: vec![explicit.into()] };
-        return if is_program(explicit) { Ok(explicit.into()) } else { Err(missing()) };
-    }
+fn find_in(tool: Tool, preferred: Option<OsString>, path: Option<OsString>) -> Result<PathBuf, Missing> {
     let mut searched = Vec::new();
     let lists = [preferred.as_deref(), path.as_deref(), Some(OsStr::new(USUAL))];
     for directory in lists.into_iter().flatten().flat_map(std::env::split_paths) {
@@ -209,7 +202,7 @@ mod tests {
     fn nodekeel_bin_comes_before_path() {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (preferred, _other) = (place(first.path(), 0o755), place(second.path(), 0o755));
-        let found = find_in(ETCD, None, Some(first.path().into()), Some(second.path().into()));
+        let found = find_in(ETCD, Some(first.path().into()), Some(second.path().into()));
         assert_eq!(found, Ok(preferred));
     }
 
@@ -218,22 +211,13 @@ mod tests {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         place(first.path(), 0o644);
         let program = place(second.path(), 0o755);
-        assert_eq!(find_in(ETCD, None, Some(first.path().into()), Some(second.path().into())), Ok(program));
-    }
-
-    #[test]
-    fn a_wrong_explicit_path_is_not_papered_over() {
-        let directory = tempfile::tempdir().unwrap();
-        place(directory.path(), 0o755);
-        let wrong = directory.path().join("no-such");
-        let missing = find_in(ETCD, Some(&wrong), Some(directory.path().into()), None).unwrap_err();
-        assert_eq!(missing.searched, [wrong]);
+        assert_eq!(find_in(ETCD, Some(first.path().into()), Some(second.path().into())), Ok(program));
     }
 
     #[test]
     fn missing_names_the_package() {
         let absent = Tool { name: "no-such-program", package: "no-such-package" };
-        let missing = find_in(absent, None, None, Some("/nowhere::".into())).unwrap_err();
+        let missing = find_in(absent, None, Some("/nowhere::".into())).unwrap_err();
         assert!(missing.to_string().contains("apt-get install no-such-package"), "{missing}");
         assert!(missing.searched.iter().all(|place| !place.as_os_str().is_empty()));
     }

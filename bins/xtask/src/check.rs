@@ -1,129 +1,140 @@
 //! `cargo xtask check`: what must hold besides the tests.
 
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use serde_json::Value;
+use anyhow::Result;
+
+pub(crate) mod words;
 
 use crate::report::Report;
-use crate::run::{self, Echo};
+use crate::run::Log;
 use crate::setup;
+use crate::workspace::{self, Package, cargo, root};
 
 const STEP_WITHIN: Duration = Duration::from_secs(30 * 60);
 /// The newest that is known to build with this workspace's toolchain. Without its default features it leaves out
 /// what fetches advisories, which aren't asked for.
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
+/// Lints of libraries beside the workspace's: only programs print, exit, and read the environment.
+const LIBRARY_LINTS: [&str; 5] = [
+    "clippy::print_stdout",
+    "clippy::print_stderr",
+    "clippy::dbg_macro",
+    "clippy::exit",
+    "clippy::disallowed_methods",
+];
+/// The directory of the clippy.toml that names the disallowed methods of libraries.
+const LIBRARY_CLIPPY: &str = "bins/xtask/library-clippy";
+
+/// A check that runs alone.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Only {
+    /// Names and phrases
+    Words,
+}
+
 /// Runs every check, also after one has failed.
 pub(crate) fn run() -> Result<ExitCode> {
     setup::install()?;
-    let packages = packages(&run::metadata()?);
-    let mut report = Report::default();
-    step("format", cargo("fmt --all --check"), &mut report);
-    step(
-        "clippy",
-        cargo("clippy --workspace --all-targets --all-features --keep-going -- -D warnings"),
-        &mut report,
-    );
-    let mut docs = cargo("doc --workspace --no-deps --all-features --keep-going");
+    let packages = workspace::read_metadata()?.packages;
+    let mut report = Report::new(Log::default());
+    words::check(&mut report);
+    let mut step = |name: &str, command: Command| report.run_check(name, command, STEP_WITHIN);
+    step("format", cargo_line("fmt --all --check"));
+    step("clippy", cargo_line("clippy --workspace --all-targets --all-features --keep-going -- -D warnings"));
+    let mut docs = cargo_line("doc --workspace --no-deps --all-features --keep-going");
     docs.env("RUSTDOCFLAGS", "-D warnings");
-    step("docs", docs, &mut report);
+    step("docs", docs);
+    let mut package = cargo_line("package --no-verify --allow-dirty");
+    let published = packages.iter().filter(|package| package.is_published());
+    package.args(published.flat_map(|package| ["-p", &package.name]));
+    step("package", package);
     for package in &packages {
-        for features in package.feature_sets() {
+        for features in feature_sets(package) {
             let name = format!("{} alone {}", package.name, features.join(" "));
-            step(name.trim_end(), package.check(&features), &mut report);
+            step(name.trim_end(), check_alone(package, &features));
         }
     }
-    match install_cargo_deny() {
-        Ok(()) => step("cargo-deny", cargo("deny --all-features check bans licenses sources"), &mut report),
+    match setup::install_cargo_tool("deny", CARGO_DENY, &["--no-default-features"]) {
+        Ok(()) => step("cargo-deny", cargo_line("deny --all-features check bans licenses sources")),
         Err(error) => report.could_not_run("cargo-deny", &format!("{error:#}")),
     }
     Ok(report.finish())
 }
 
-fn cargo(line: &str) -> Command {
-    run::cargo(&line.split(' ').collect::<Vec<_>>())
+fn cargo_line(line: &str) -> Command {
+    cargo(&line.split(' ').collect::<Vec<_>>())
 }
 
-fn step(name: &str, command: Command, report: &mut Report) {
-    run::headline(name);
-    match run::stream(command, Echo::Shown, STEP_WITHIN) {
-        Ok(ran) => report.checked(name, ran.took, ran.problem),
-        Err(error) => report.could_not_run(name, &format!("{error:#}")),
+/// As a dependent gets it: by default, without defaults, and with each feature alone. A build of the workspace unites the
+/// features of all members and so hides a missing one.
+fn feature_sets(package: &Package) -> Vec<Vec<&str>> {
+    let mut sets = vec![vec![]];
+    if !package.features.is_empty() {
+        sets.push(vec!["--no-default-features"]);
     }
+    let features = package.features.keys().filter(|feature| *feature != "default");
+    sets.extend(features.map(|feature| vec!["--no-default-features", "--features", feature]));
+    sets
 }
 
-fn install_cargo_deny() -> Result<()> {
-    let mut version = cargo("deny --version");
-    let known = version.stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if known.is_ok_and(|status| status.success()) {
-        return Ok(());
+fn check_alone(package: &Package, features: &[&str]) -> Command {
+    let mut command = cargo(&["clippy", "-p", &package.name]);
+    command.args(features).args(["--", "-D", "warnings"]);
+    if is_library(package) {
+        command.args(LIBRARY_LINTS.iter().flat_map(|lint| ["-D", lint]));
+        command.env("CLIPPY_CONF_DIR", root().join(LIBRARY_CLIPPY));
     }
-    run::headline("install cargo-deny");
-    // It runs for a second: what counts is how long its own build takes.
-    let quick = "--config profile.release.opt-level=1 --config profile.release.lto=false";
-    let install = cargo(&format!("install --locked --no-default-features {quick} {CARGO_DENY}"));
-    let ran = run::stream(install, Echo::Shown, STEP_WITHIN)?;
-    ensure!(ran.problem.is_none(), "cargo install: {}", ran.problem.unwrap_or_default());
-    Ok(())
+    command
 }
 
-/// A member and the features that it can be built with.
-#[derive(Debug, PartialEq, Eq)]
-struct Package {
-    name: String,
-    features: Vec<String>,
-}
-
-impl Package {
-    /// As a dependant gets it: by default, without defaults, and with each feature alone. A build of the workspace
-    /// unites the features of all members and so hides one that is missing.
-    fn feature_sets(&self) -> Vec<Vec<&str>> {
-        let mut sets = vec![vec![]];
-        if !self.features.is_empty() {
-            sets.push(vec!["--no-default-features"]);
-        }
-        let features = self.features.iter().filter(|feature| *feature != "default");
-        sets.extend(features.map(|feature| vec!["--no-default-features", "--features", feature]));
-        sets
-    }
-
-    fn check(&self, features: &[&str]) -> Command {
-        let mut command = run::cargo(&["clippy", "-p", &self.name]);
-        command.args(features).args(["--", "-D", "warnings"]);
-        command
-    }
-}
-
-fn packages(metadata: &Value) -> Vec<Package> {
-    let list = metadata["packages"].as_array().into_iter().flatten();
-    list.filter_map(|package| {
-        let features = package["features"].as_object()?.keys().cloned().collect();
-        Some(Package { name: package["name"].as_str()?.to_owned(), features })
-    })
-    .collect()
+/// A member outside of `bins` and `examples`.
+fn is_library(package: &Package) -> bool {
+    let directory = package.directory().strip_prefix(root()).unwrap_or(package.directory());
+    directory.components().count() == 1 && !directory.ends_with("examples")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn package(name: &str, features: &[&str]) -> Package {
+        let features: serde_json::Map<_, _> =
+            features.iter().map(|feature| ((*feature).to_owned(), serde_json::json!([]))).collect();
+        let manifest = root().join(name).join("Cargo.toml");
+        let package = serde_json::json!({"name": name, "manifest_path": manifest, "features": features});
+        serde_json::from_value(package).unwrap()
+    }
+
     #[test]
     fn each_feature_is_checked_alone() {
-        let package = Package { name: "a".into(), features: vec!["default".into(), "tonic".into()] };
-        let sets: Vec<String> = package.feature_sets().iter().map(|set| set.join(" ")).collect();
+        let package = package("a", &["default", "tonic"]);
+        let sets: Vec<String> = feature_sets(&package).iter().map(|set| set.join(" ")).collect();
         assert_eq!(sets, ["", "--no-default-features", "--no-default-features --features tonic"]);
     }
 
     #[test]
     fn a_package_without_features_is_checked_once() {
-        assert_eq!(Package { name: "a".into(), features: vec![] }.feature_sets().len(), 1);
+        assert_eq!(feature_sets(&package("a", &[])).len(), 1);
     }
 
     #[test]
-    fn members_are_read_from_the_metadata() {
-        let text = serde_json::json!({"packages": [{"name": "a", "features": {"x": []}}]});
-        assert_eq!(packages(&text), [Package { name: "a".into(), features: vec!["x".into()] }]);
+    fn libraries_neither_print_nor_read_the_environment() {
+        let lints = |name: &str| {
+            let command = check_alone(&package(name, &[]), &[]);
+            let arguments: Vec<_> =
+                command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+            LIBRARY_LINTS.iter().all(|lint| arguments.iter().any(|word| word == lint))
+        };
+        for library in ["supervisor", "logtree", "localstorage", "fsquota", "provisioner", "cluster"] {
+            assert!(lints(library), "{library}");
+        }
+        assert!(lints("containerd-svc") && !lints("bins/noded") && !lints("examples"));
+        let forbidden = std::fs::read_to_string(root().join(LIBRARY_CLIPPY).join("clippy.toml")).unwrap();
+        for call in ["env::var", "env::args", "env::current_dir", "env::temp_dir", "thread::sleep"] {
+            assert!(forbidden.contains(&format!("std::{call}\"")), "{call}");
+        }
     }
 }

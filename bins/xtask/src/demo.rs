@@ -11,8 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testbed::{BUSYBOX_IMAGE, Daemon, Image, Programs, Scratch, free_port, leftovers, output, wait_until};
 
-use crate::traces::Traces;
-use crate::{run, setup};
+use crate::host_leftovers::HostLeftovers;
+use crate::{run, setup, workspace};
 
 mod node;
 mod volumes;
@@ -35,7 +35,7 @@ pub(crate) fn run() -> Result<()> {
     Programs::locate()?;
     let programs = build()?;
     let clock = Clock(Instant::now());
-    let before = Traces::look()?;
+    let before = HostLeftovers::find()?;
     let mut kubernetes = Kubernetes::start(&clock)?;
     let scratch = Scratch::new()?;
     let directory = scratch.path().to_owned();
@@ -82,12 +82,10 @@ impl Clock {
 /// Builds noded and nodectl; gives the directory where they are.
 fn build() -> Result<PathBuf> {
     println!("build noded and nodectl (some minutes the first time)");
-    let mut cargo = run::cargo(&["build", "--package", "nodekeel-node", "--package", "nodectl"]);
+    let mut cargo = workspace::cargo(&["build", "--package", "nodekeel-node", "--package", "nodectl"]);
     let status = cargo.status().context("execute cargo")?;
     ensure!(status.success(), "the build failed ({status})");
-    let metadata = run::metadata()?;
-    let target = metadata["target_directory"].as_str().context("metadata names the target directory")?;
-    Ok(Path::new(target).join("debug"))
+    Ok(workspace::read_metadata()?.target_directory.join("debug"))
 }
 
 /// A node that is to found a cluster, with an image to begin with.

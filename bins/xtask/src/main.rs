@@ -1,5 +1,6 @@
 //! The workspace's tasks: `cargo xtask COMMAND`; alone it lists them.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -8,9 +9,12 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 mod bench;
 mod check;
 mod demo;
+mod docs;
 mod fuzz;
+mod host_leftovers;
 mod kernel_test;
 mod kube;
+mod newcomer;
 mod oci;
 mod planted;
 mod report;
@@ -18,56 +22,66 @@ mod run;
 mod setup;
 mod soak;
 mod test;
-mod traces;
+mod workspace;
 
 /// Tasks of the workspace.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
-struct Arguments {
+struct CommandLine {
     #[command(subcommand)]
     task: Option<Task>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Install what tests, benches and the demo run, and build what Debian has not; a second run costs nothing
+    /// Install what tests, benches and the demo need
+    ///
+    /// Installs Debian packages, and builds what Debian lacks from pinned Go modules; a second run costs nothing.
     Setup {
-        /// Only say what is missing
+        /// Report what is missing, and install nothing
         #[arg(long)]
         check: bool,
     },
-    /// Show a whole node: in its cluster, with a container and a volume, etcd and then itself killed and back
+    /// Run a whole node and show what it does
+    ///
+    /// It bootstraps a cluster, runs a container, makes a volume of a claim, loses etcd, and is killed and restarted.
     Demo,
-    /// Run every test on the real things, and fail if one could not run
-    Test,
-    /// Run the tests that need a kernel of their own, in a guest
+    /// Run every test; a test that can't run fails
+    Test(test::Arguments),
+    /// Run the tests that need a private kernel, in a guest
     KernelTest {
-        /// Only those with this in `PACKAGE BINARY TEST`
+        /// Only tests with this text in PACKAGE BINARY TEST
         filter: Option<String>,
     },
-    /// A Kubernetes control plane for people, in the background
+    /// Run a Kubernetes control plane in the background
     Kube {
         #[command(subcommand)]
         task: kube::Task,
     },
-    /// Make an image of a program, as an OCI layout in a tar
+    /// Build a program's image as an OCI layout
     Oci(oci::Arguments),
-    /// Format, lints, docs, each crate and each feature alone, dependencies
-    Check,
-    /// Run the long random tests at their full counts
+    /// Check format, lints, docs, words, packages and dependencies
+    Check {
+        /// Run this check alone
+        #[arg(value_enum)]
+        only: Option<check::Only>,
+        /// Checkout to read instead of this one
+        #[arg(long, requires = "only", value_name = "DIR")]
+        tree: Option<PathBuf>,
+    },
+    /// Generate man pages and shell completions into target/docs
+    Docs,
+    /// Run the longest tests at their full counts
     Soak {
-        /// One of them; all without
+        /// The stress run; all without
         name: Option<String>,
     },
-    /// Measure, each with its peers, into target/bench/NAME.json
-    Bench {
-        /// One of them; all without
-        name: Option<String>,
-    },
+    /// Measure beside peers into target/bench/NAME.json
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
-    match start(Arguments::parse()) {
+    match start(CommandLine::parse()) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -76,10 +90,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn start(arguments: Arguments) -> Result<ExitCode> {
+fn start(arguments: CommandLine) -> Result<ExitCode> {
     match arguments.task {
         None => {
-            Arguments::command().print_help()?;
+            CommandLine::command().print_help()?;
             Ok(ExitCode::SUCCESS)
         }
         Some(Task::Setup { check: true }) => setup::check(),
@@ -87,13 +101,17 @@ fn start(arguments: Arguments) -> Result<ExitCode> {
             setup::install().and_then(|()| kube::tools::build()).map(|()| ExitCode::SUCCESS)
         }
         Some(Task::Demo) => demo::run().map(|()| ExitCode::SUCCESS),
-        Some(Task::Test) => test::run(),
+        Some(Task::Test(arguments)) => test::run(&arguments),
         Some(Task::KernelTest { filter }) => kernel_test::run(filter.as_deref()),
         Some(Task::Kube { task }) => kube::run(&task).map(|()| ExitCode::SUCCESS),
-        Some(Task::Oci(arguments)) => oci::run(&arguments).map(|_| ExitCode::SUCCESS),
-        Some(Task::Check) => check::run(),
+        Some(Task::Oci(arguments)) => oci::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Some(Task::Check { only: Some(check::Only::Words), tree }) => {
+            check::words::run(&tree.unwrap_or_else(workspace::root))
+        }
+        Some(Task::Check { only: None, .. }) => check::run(),
+        Some(Task::Docs) => docs::run().map(|()| ExitCode::SUCCESS),
         Some(Task::Soak { name }) => soak::run(name.as_deref()),
-        Some(Task::Bench { name }) => bench::run(name.as_deref()),
+        Some(Task::Bench(arguments)) => bench::run(&arguments),
     }
 }
 
@@ -103,6 +121,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Arguments::command().debug_assert();
+        CommandLine::command().debug_assert();
     }
 }

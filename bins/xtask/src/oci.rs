@@ -1,30 +1,34 @@
 //! `cargo xtask oci`: a program of the workspace as an image, without a container engine.
 
-mod image;
-
 use std::env;
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use serde_json::Value;
+use testbed::Image;
 
-use image::Image;
+use crate::run::{self, Log};
+use crate::workspace::{cargo, target_directory};
 
-/// The one program that is made for containers.
-const PROGRAMS: [&str; 1] = ["provisionerd"];
+/// The one program that is made for containers, and its package.
+pub(crate) const PACKAGE: &str = "provisionerd";
 
 /// The need of a test that runs provisionerd from its image, and the variable that names the image's file to it.
 pub(crate) const IMAGE_NEED: &str = "provisionerd's image";
 pub(crate) const IMAGE_FILE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 
+/// What the program may look up: it runs as root, and the image has nothing else.
+const FILES: [(&str, &str); 2] = [("etc/group", "root:x:0:\n"), ("etc/passwd", "root:x:0:0:root:/:/\n")];
+const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
+
 /// What is to be made.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The program: provisionerd
-    #[arg(value_parser = PROGRAMS)]
+    #[arg(value_parser = [PACKAGE])]
     program: String,
     /// Where to; without it, oci/PROGRAM.tar in the target directory
     #[arg(long, value_name = "FILE")]
@@ -37,57 +41,54 @@ pub(crate) struct Arguments {
     tag: Option<String>,
 }
 
-/// Makes the image that tests run, and gives its file.
-pub(crate) fn for_tests() -> Result<PathBuf> {
-    let program = PROGRAMS[0].to_owned();
-    run(&Arguments { program, output: None, features: String::new(), tag: None })
+/// Builds the image that tests run, and gives its file.
+pub(crate) fn build_for_tests(log: &Log) -> Result<(PathBuf, Duration)> {
+    let (start, program) = (Instant::now(), PACKAGE.to_owned());
+    let file = build_image(&Arguments { program, output: None, features: String::new(), tag: None }, log)?;
+    Ok((file, start.elapsed()))
 }
 
-/// Builds the program as one static file, and an OCI layout around it; gives the layout's file.
-pub(crate) fn run(arguments: &Arguments) -> Result<PathBuf> {
-    let built = build(&arguments.program, &arguments.features)?;
-    let bytes =
-        fs::read(&built.executable).with_context(|| format!("read {}", built.executable.display()))?;
-    ensure!(!has_interpreter(&bytes)?, "{} is not static", built.executable.display());
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let file = build_image(arguments, &Log::default())?;
+    println!("import it: ctr --namespace k8s.io images import {}", file.display());
+    Ok(())
+}
+
+/// Builds the program as one static file, and an OCI layout around it.
+fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
+    let executable = build(arguments, log)?;
+    let bytes = fs::read(&executable).with_context(|| format!("read {}", executable.display()))?;
+    ensure!(!has_interpreter(&bytes)?, "{} is not static", executable.display());
     let tag = arguments.tag.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
-    let name = format!("docker.io/nodekeel/{}:{tag}", arguments.program);
-    let image = Image::new(&arguments.program, &bytes, &name)?;
-    let default = || built.target.join("oci").join(format!("{}.tar", arguments.program));
+    let (program, name) = (&arguments.program, format!("docker.io/nodekeel/{}:{tag}", arguments.program));
+    let image = Image::new(&name).file(program, executable).entrypoint([format!("/{program}")]);
+    let image = FILES.into_iter().fold(image, |image, (at, text)| image.text(at, text));
+    let default = || target_directory().join("oci").join(format!("{program}.tar"));
     let output = arguments.output.clone().unwrap_or_else(default);
     if let Some(parent) = output.parent() {
         fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
-    fs::write(&output, image.tar()?).with_context(|| format!("write {}", output.display()))?;
-    println!("{name}\n{}  {}", image.digest(), output.display());
-    println!("import it: ctr --namespace k8s.io images import {}", output.display());
+    log.line(&format!("{name}\n{}  {}", image.write(&output)?, output.display()));
     Ok(output)
 }
 
-struct Built {
-    executable: PathBuf,
-    target: PathBuf,
-}
-
-fn build(program: &str, features: &str) -> Result<Built> {
+fn build(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
+    let program = &arguments.program;
     let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--release", "--package", program, "--features", features]);
-    // With a target of its own, what runs while building (macros) isn't static, which it couldn't be.
-    cargo.args(["--target", &triple, "--message-format", "json-render-diagnostics"]);
-    cargo.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
-    let output = cargo.stderr(Stdio::inherit()).output().context("execute cargo")?;
-    ensure!(output.status.success(), "building {program} failed ({})", output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let executable =
-        executable(&text, program).with_context(|| format!("cargo named no executable {program}"))?;
-    // TARGET/TRIPLE/release/PROGRAM
-    let target = executable.ancestors().nth(3).context("an executable is below the target directory")?;
-    Ok(Built { target: target.to_owned(), executable })
+    let mut command = cargo(&["build", "--release", "--package", program, "--features", &arguments.features]);
+    // With an explicit target, what runs while building (macros) isn't static, which it couldn't be.
+    command.args(["--target", &triple, "--message-format", "json-render-diagnostics"]);
+    command.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
+    let outcome = run::run_command(command, log, run::hide_line, BUILD_WITHIN)?;
+    if let Some(problem) = outcome.problem {
+        bail!("building {program} failed ({problem})");
+    }
+    find_executable(&outcome.lines, program).with_context(|| format!("cargo named no executable {program}"))
 }
 
 /// The path of the program among cargo's messages.
-fn executable(messages: &str, program: &str) -> Option<PathBuf> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+fn find_executable(messages: &[String], program: &str) -> Option<PathBuf> {
+    let messages = messages.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let ours = messages
         .filter(|message| message["reason"] == "compiler-artifact" && message["target"]["name"] == program);
     ours.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back()
@@ -98,7 +99,7 @@ fn executable(messages: &str, program: &str) -> Option<PathBuf> {
 /// *Source:* elf(5): `e_phoff` at 32, `e_phentsize` at 54, `e_phnum` at 56; `PT_INTERP` is 3.
 fn has_interpreter(elf: &[u8]) -> Result<bool> {
     if elf.get(..5) != Some(b"\x7fELF\x02") {
-        bail!("no 64-bit ELF file");
+        bail!("not a 64-bit ELF file");
     }
     let number = |at: usize, length: usize| {
         let bytes = elf.get(at..at + length).context("the ELF file is cut off")?;
@@ -124,12 +125,13 @@ mod tests {
         let messages = "{\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"a\"},\"executable\":\"/x/a\"}\nnoise\n\
             {\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"b\"},\"executable\":\"/x/b\"}\n\
             {\"reason\":\"build-finished\",\"success\":true}\n";
-        assert_eq!(executable(messages, "b").as_deref(), Some(Path::new("/x/b")));
-        assert_eq!(executable(messages, "c"), None);
+        let messages: Vec<_> = messages.lines().map(String::from).collect();
+        assert_eq!(find_executable(&messages, "b").as_deref(), Some(Path::new("/x/b")));
+        assert_eq!(find_executable(&messages, "c"), None);
     }
 
     #[test]
-    fn a_dynamic_program_is_told_from_others() {
+    fn a_dynamic_program_is_recognised() {
         // Tests are linked dynamically.
         let this = fs::read(env::current_exe().unwrap()).unwrap();
         assert!(has_interpreter(&this).unwrap());

@@ -1,4 +1,4 @@
-//! Plants known bugs into a copy of a crate, one by one, and looks whether its tests find them.
+//! Plants known bugs into a copy of a crate, one by one, and checks that its tests find them.
 //!
 //! A test of invariants that never fails proves nothing: each invariant has a bug here that breaks it.
 
@@ -10,38 +10,40 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 use crate::report::Report;
-use crate::run::{self, Echo};
+use crate::run::{self, run_command};
+use crate::workspace::{cargo, root, target_directory};
 
-/// A crate whose machine gets the bugs of its `testdata/planted.toml`.
-struct Crate {
-    /// Its directory.
-    dir: &'static str,
+/// A crate whose state machine gets the bugs of its `testdata/planted.toml`.
+struct TestedCrate {
+    directory: &'static str,
     package: &'static str,
     features: &'static [&'static str],
     /// The test that has to find them.
     test: &'static str,
-    /// It, and what else of the workspace its tests are built of.
+    /// The crate, and the members that its tests are built of.
     members: &'static [&'static str],
 }
 
-const CRATES: [Crate; 2] = [
-    Crate {
-        dir: "supervisor",
+const CRATES: [TestedCrate; 2] = [
+    TestedCrate {
+        directory: "supervisor",
         package: "nodekeel-supervisor",
         features: &["--all-features"],
         test: "random_operations_keep_the_invariants",
         members: &["supervisor", "bins/testbed"],
     },
-    Crate {
-        dir: "cluster",
+    TestedCrate {
+        directory: "cluster",
         package: "nodekeel-cluster",
-        // The machine needs no etcd, and so the bugs need no protoc.
+        // The state machine needs no etcd, and so the bugs need no protoc.
         features: &["--features", "testing"],
-        test: "random_lives_keep_the_invariants",
+        test: "random_runs_keep_the_invariants",
         members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
     },
 ];
 const WITHIN: Duration = Duration::from_secs(600);
+/// Each bug is a compilation, so a test run takes one of so many, and other ones with the next commit.
+const SAMPLE: usize = 4;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -49,11 +51,11 @@ struct Planted {
     bug: Vec<Bug>,
 }
 
-/// One bug: a text of a file, and what stands there instead.
+/// One bug: a text of a file, and its replacement.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Bug {
-    /// What it breaks.
+    /// The invariant that it breaks.
     invariant: String,
     /// The file, from the crate's directory.
     file: PathBuf,
@@ -61,57 +63,81 @@ struct Bug {
     new: String,
 }
 
-/// Plants all of them; one that is not found is a failure.
-pub(crate) fn run(report: &mut Report) -> Result<()> {
-    CRATES.iter().try_for_each(|one| plant_all(one, report))
+/// Plants all bugs; one that the tests don't find is a failure.
+pub(crate) fn run_all(report: &mut Report) -> Result<()> {
+    CRATES.iter().try_for_each(|tested| plant_bugs(tested, (0, 1), report))
 }
 
-fn plant_all(one: &Crate, report: &mut Report) -> Result<()> {
-    run::headline(&format!("planted bugs: {}", one.dir));
-    let list = run::root().join(one.dir).join("testdata/planted.toml");
+/// Whether a chosen package has bugs to plant.
+pub(crate) fn has_bugs(is_chosen: impl Fn(&str) -> bool) -> bool {
+    CRATES.iter().any(|tested| is_chosen(tested.package))
+}
+
+/// Plants a sample of the bugs of the chosen packages.
+pub(crate) fn run_sample(is_chosen: impl Fn(&str) -> bool, report: &mut Report) {
+    let first = commit_number() % SAMPLE;
+    for tested in CRATES.iter().filter(|tested| is_chosen(tested.package)) {
+        if let Err(error) = plant_bugs(tested, (first, SAMPLE), report) {
+            report.could_not_run(&format!("planted bugs of {}", tested.directory), &format!("{error:#}"));
+        }
+    }
+}
+
+/// A number that changes with the commit; 0 without git.
+fn commit_number() -> usize {
+    let head =
+        testbed::output(std::process::Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()));
+    head.ok().and_then(|commit| usize::from_str_radix(commit.get(..4)?, 16).ok()).unwrap_or_default()
+}
+
+/// Plants each `every`th bug, from the number `first` on.
+fn plant_bugs(tested: &TestedCrate, (first, every): (usize, usize), report: &mut Report) -> Result<()> {
+    report.log.headline(&format!("planted bugs of {}", tested.directory));
+    let list = root().join(tested.directory).join("testdata/planted.toml");
     let text = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
     let planted: Planted = toml::from_str(&text).with_context(|| format!("parse {}", list.display()))?;
-    let copy = copy_workspace(one)?;
-    for bug in &planted.bug {
-        plant(one, &copy, bug, report).with_context(|| format!("plant a bug against {:?}", bug.invariant))?;
+    let copy = copy_workspace(tested)?;
+    for bug in planted.bug.iter().skip(first).step_by(every) {
+        plant(tested, &copy, bug, report)
+            .with_context(|| format!("plant a bug against {:?}", bug.invariant))?;
     }
     Ok(())
 }
 
-fn plant(one: &Crate, copy: &Path, bug: &Bug, report: &mut Report) -> Result<()> {
-    let file = copy.join(one.dir).join(&bug.file);
+fn plant(tested: &TestedCrate, copy: &Path, bug: &Bug, report: &mut Report) -> Result<()> {
+    let file = copy.join(tested.directory).join(&bug.file);
     let sound = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
     ensure!(
         sound.matches(&bug.old).count() == 1,
-        "{} does not hold exactly once: {}",
+        "{} does not contain exactly once: {}",
         bug.file.display(),
         bug.old
     );
     fs::write(&file, sound.replacen(&bug.old, &bug.new, 1))?;
-    let mut command = run::cargo(&["test", "-p", one.package, "--lib"]);
-    command.args(one.features).args(["--", one.test]);
-    command.current_dir(copy).env("CARGO_TARGET_DIR", target()).env("RUST_BACKTRACE", "0");
-    let ran = run::stream(command, Echo::Hidden, WITHIN);
+    let mut command = cargo(&["test", "-p", tested.package, "--lib"]);
+    command.args(tested.features).args(["--", tested.test]);
+    command.current_dir(copy).env("CARGO_TARGET_DIR", target_directory()).env("RUST_BACKTRACE", "0");
+    let outcome = run_command(command, &report.log, run::hide_line, WITHIN);
     fs::write(&file, sound)?;
-    let ran = ran?;
-    let found = ran.lines.iter().any(|line| line.starts_with("test result: FAILED"));
+    let outcome = outcome?;
+    let found = outcome.lines.iter().any(|line| line.starts_with("test result: FAILED"));
     let problem = match found {
         true => None,
-        false if ran.problem.is_none() => Some("the tests do not find it".to_owned()),
+        false if outcome.problem.is_none() => Some("the tests do not find it".to_owned()),
         false => Some("it does not compile".to_owned()),
     };
-    println!("{}  {}", if found { "found " } else { "MISSED" }, bug.invariant);
-    report.checked(&format!("planted bug: {}", bug.invariant), ran.took, problem);
+    report.log.line(&format!("{}  {}", if found { "found " } else { "MISSED" }, bug.invariant));
+    report.add_check(&format!("planted bug: {}", bug.invariant), outcome.elapsed, problem);
     Ok(())
 }
 
-/// A workspace of its own that holds the crate and what it is tested with, beside the build that it shares.
-fn copy_workspace(one: &Crate) -> Result<PathBuf> {
-    let (root, copy) = (run::root(), target().join("planted"));
+/// A separate workspace with the crate and the members that it is tested with, which shares the target directory.
+fn copy_workspace(tested: &TestedCrate) -> Result<PathBuf> {
+    let (root, copy) = (root(), target_directory().join("planted"));
     if copy.exists() {
         fs::remove_dir_all(&copy).with_context(|| format!("remove {}", copy.display()))?;
     }
-    for member in one.members {
+    for member in tested.members {
         copy_tree(&root.join(member), &copy.join(member))?;
     }
     fs::copy(root.join("Cargo.lock"), copy.join("Cargo.lock"))?;
@@ -119,7 +145,7 @@ fn copy_workspace(one: &Crate) -> Result<PathBuf> {
     let workspace =
         manifest.get_mut("workspace").and_then(toml::Value::as_table_mut).context("it is a workspace")?;
     workspace.remove("default-members");
-    let members: Vec<_> = one.members.iter().map(|member| toml::Value::from(*member)).collect();
+    let members: Vec<_> = tested.members.iter().map(|member| toml::Value::from(*member)).collect();
     workspace.insert("members".into(), members.into());
     fs::write(copy.join("Cargo.toml"), toml::to_string(&manifest)?)?;
     Ok(copy)
@@ -136,8 +162,4 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn target() -> PathBuf {
-    run::root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }

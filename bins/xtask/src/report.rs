@@ -1,59 +1,121 @@
-//! What a task has done, part by part, and its closing line.
+//! The results of a task, part by part.
 
-use std::process::ExitCode;
-use std::time::Duration;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
+use serde::Serialize;
 use testbed::Table;
 
-/// One part of a task.
-#[derive(Debug)]
-pub(crate) struct Part {
-    /// What ran, and how.
+use crate::run::{Log, run_command, show_line};
+
+mod junit;
+
+/// How many tests the list of the slowest shows.
+const SLOWEST: usize = 20;
+
+/// A test's time and outcome.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct TestResult {
     pub(crate) name: String,
-    /// How many tests or checks passed.
-    pub(crate) passed: usize,
-    /// How many failed.
-    pub(crate) failed: usize,
-    /// How long it took.
-    pub(crate) took: Duration,
+    pub(crate) seconds: f64,
+    /// What it wrote, where it failed.
+    pub(crate) failure: Option<String>,
 }
 
-/// Everything that a task has done so far.
-#[derive(Debug, Default)]
+/// One part of a task: the tests of a binary that ran together, or one check.
+#[derive(Debug, Serialize)]
+pub(crate) struct Part {
+    pub(crate) name: String,
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    pub(crate) seconds: f64,
+    pub(crate) tests: Vec<TestResult>,
+}
+
+/// The results so far, and the log of the commands behind them.
+#[derive(Debug)]
 pub(crate) struct Report {
+    pub(crate) log: Log,
+    start: Instant,
     parts: Vec<Part>,
     problems: Vec<String>,
 }
 
 impl Report {
+    /// An empty report.
+    pub(crate) fn new(log: Log) -> Self {
+        Self { log, start: Instant::now(), parts: Vec::new(), problems: Vec::new() }
+    }
+
     /// Adds a part that ran.
-    pub(crate) fn ran(&mut self, part: Part) {
+    pub(crate) fn add_part(&mut self, part: Part) {
         self.parts.push(part);
     }
 
     /// Adds a part that is one check.
-    pub(crate) fn checked(&mut self, name: &str, took: Duration, problem: Option<String>) {
+    pub(crate) fn add_check(&mut self, name: &str, elapsed: Duration, problem: Option<String>) {
         let failed = usize::from(problem.is_some());
-        self.parts.push(Part { name: name.into(), passed: 1 - failed, failed, took });
+        let seconds = elapsed.as_secs_f64();
+        self.parts.push(Part { name: name.into(), passed: 1 - failed, failed, seconds, tests: Vec::new() });
         self.problems.extend(problem.map(|problem| format!("{name}: {problem}")));
     }
 
     /// Notes why something failed whose failure is counted in its part.
-    pub(crate) fn note(&mut self, problem: impl Into<String>) {
+    pub(crate) fn add_problem(&mut self, problem: impl Into<String>) {
         self.problems.push(problem.into());
     }
 
-    /// Counts something that could not run at all as a failure.
+    /// Counts what could not run at all as a failure.
     pub(crate) fn could_not_run(&mut self, what: &str, why: &str) {
-        let part = Part { name: what.into(), passed: 0, failed: 1, took: Duration::ZERO };
-        self.parts.push(part);
-        self.problems.push(format!("{what}: could not run: {why}"));
+        self.add_check(what, Duration::ZERO, Some(format!("could not run: {why}")));
+    }
+
+    /// Runs a command that is one check.
+    pub(crate) fn run_check(&mut self, name: &str, command: Command, deadline: Duration) {
+        self.log.headline(name);
+        match run_command(command, &self.log, show_line, deadline) {
+            Ok(outcome) => self.add_check(name, outcome.elapsed, outcome.problem),
+            Err(error) => self.could_not_run(name, &format!("{error:#}")),
+        }
+    }
+
+    /// Takes over the parts and problems of another report.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.parts.extend(other.parts);
+        self.problems.extend(other.problems);
+    }
+
+    /// How long the task has been running.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.start.elapsed()
     }
 
     /// Prints the summary, with the counts alone on its last line, and gives the exit code.
     pub(crate) fn finish(&self) -> ExitCode {
         println!("\n{self}");
         if self.failed() == 0 && self.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// Writes `junit.xml` and `tests.json`.
+    ///
+    /// # Errors
+    /// A file can't be written.
+    pub(crate) fn write(&self, directory: &Path) -> Result<()> {
+        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+        let json = serde_json::to_string_pretty(&self.parts).context("serialise the results")?;
+        for (name, text) in [("junit.xml", junit::to_xml(&self.parts)), ("tests.json", json)] {
+            let path = directory.join(name);
+            fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// `N passed, N failed`.
+    pub(crate) fn counts(&self) -> String {
+        format!("{} passed, {} failed", self.passed(), self.failed())
     }
 
     fn passed(&self) -> usize {
@@ -63,62 +125,116 @@ impl Report {
     fn failed(&self) -> usize {
         self.parts.iter().map(|part| part.failed).sum()
     }
+
+    fn parts_table(&self) -> Table {
+        let mut table = Table::new(["passed", "failed", "minutes", "part"]);
+        let mut row = |passed: usize, failed: usize, seconds: f64, name: &str| {
+            table.row([passed.to_string(), failed.to_string(), minutes(seconds), name.to_owned()]);
+        };
+        for part in &self.parts {
+            row(part.passed, part.failed, part.seconds, &part.name);
+        }
+        let seconds = self.parts.iter().map(|part| part.seconds).sum();
+        row(self.passed(), self.failed(), seconds, "sum of all parts");
+        table
+    }
+
+    /// The slowest tests; `None` where no test ran.
+    fn slowest_table(&self) -> Option<Table> {
+        let tests = self.parts.iter().flat_map(|part| part.tests.iter().map(move |test| (part, test)));
+        let mut tests: Vec<_> = tests.collect();
+        tests.sort_by(|(_, one), (_, other)| other.seconds.total_cmp(&one.seconds));
+        let mut table = Table::new(["seconds", "slowest tests", "part"]);
+        for (part, test) in tests.iter().take(SLOWEST) {
+            table.row([format!("{:.1}", test.seconds), test.name.clone(), part.name.clone()]);
+        }
+        (!tests.is_empty()).then_some(table)
+    }
 }
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut table = Table::new(["passed", "failed", "minutes", "part"]);
-        let total: Duration = self.parts.iter().map(|part| part.took).sum();
-        for part in &self.parts {
-            table.row([
-                part.passed.to_string(),
-                part.failed.to_string(),
-                minutes(part.took),
-                part.name.clone(),
-            ]);
+        if let Some(table) = self.slowest_table() {
+            writeln!(f, "{table}\n")?;
         }
-        table.row([
-            self.passed().to_string(),
-            self.failed().to_string(),
-            minutes(total),
-            "together".to_owned(),
-        ]);
-        writeln!(f, "{table}\n")?;
+        writeln!(f, "{}\n", self.parts_table())?;
         for problem in &self.problems {
             writeln!(f, "problem: {problem}")?;
         }
-        write!(f, "{} passed, {} failed", self.passed(), self.failed())
+        let (wall, processors) = (minutes(self.elapsed().as_secs_f64()), minutes(processor_seconds()));
+        writeln!(f, "{wall} minutes, {processors} of all processors")?;
+        f.write_str(&self.counts())
     }
 }
 
-fn minutes(took: Duration) -> String {
-    format!("{:.2}", took.as_secs_f64() / 60.0)
+fn minutes(seconds: f64) -> String {
+    format!("{:.2}", seconds / 60.0)
+}
+
+/// The processor time of all children that have ended; 0 where the kernel does not say.
+///
+/// *Source:* proc_pid_stat(5): fields 16 and 17, in ticks of a hundredth of a second.
+fn processor_seconds() -> f64 {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    fields.skip(13).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn part(name: &str, times: &[f64]) -> Part {
+        let test =
+            |seconds: &f64| TestResult { name: format!("t{seconds}"), seconds: *seconds, failure: None };
+        let tests: Vec<_> = times.iter().map(test).collect();
+        Part { name: name.into(), passed: 3, failed: 1, seconds: 90.0, tests }
+    }
+
     #[test]
     fn the_last_line_is_the_counts_alone() {
-        let mut report = Report::default();
-        report.ran(Part { name: "logtree it".into(), passed: 3, failed: 1, took: Duration::from_secs(90) });
-        report.note("logtree it: a test failed");
-        report.checked("docs", Duration::from_secs(30), None);
+        let mut report = Report::new(Log::default());
+        report.add_part(part("logtree it", &[]));
+        report.add_problem("logtree it: a test failed");
+        report.add_check("docs", Duration::from_secs(30), None);
         report.could_not_run("noded it", "not root");
         let text = report.to_string();
         assert_eq!(text.lines().last(), Some("4 passed, 2 failed"));
         assert!(
-            text.contains("2.00     together") && text.contains("noded it: could not run: not root"),
+            text.contains("2.00     sum of all parts") && text.contains("noded it: could not run: not root"),
             "{text}"
         );
         assert_eq!(report.finish(), ExitCode::FAILURE);
     }
 
     #[test]
-    fn nothing_wrong_is_success() {
-        let mut report = Report::default();
-        report.checked("docs", Duration::ZERO, None);
+    fn a_report_without_problems_is_a_success() {
+        let mut report = Report::new(Log::default());
+        report.add_check("docs", Duration::ZERO, None);
         assert_eq!(report.finish(), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn the_slowest_tests_come_first_with_their_parts() {
+        let mut report = Report::new(Log::default());
+        report.add_part(part("a", &[1.0, 30.0]));
+        let mut other = Report::new(Log::buffered());
+        other.add_part(part("b", &[2.0; 30]));
+        report.merge(other);
+        let table = report.slowest_table().unwrap().to_string();
+        let lines: Vec<_> = table.lines().collect();
+        assert!(lines.len() == SLOWEST + 1 && lines[1].starts_with("30.0") && lines[2].ends_with('b'));
+    }
+
+    #[test]
+    fn a_run_leaves_its_results_as_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut report = Report::new(Log::default());
+        report.add_part(part("a", &[1.0]));
+        report.write(&directory.path().join("test")).unwrap();
+        let json = fs::read_to_string(directory.path().join("test/tests.json")).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json[0]["tests"][0]["seconds"], 1.0);
+        assert!(directory.path().join("test/junit.xml").is_file());
     }
 }

@@ -3,70 +3,129 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use testbed::{Table, tools, tools::SharedFile};
 
 use crate::run;
+use crate::workspace::cargo;
 
+/// Subcommands that `cargo xtask check` runs, which not every toolchain has.
+const COMPONENTS: [&str; 2] = ["clippy", "fmt"];
 /// Asked by Debian's packages before they start a daemon; 101 forbids it.
 ///
 /// *Source:* /usr/share/doc/init-system-helpers/README.policy-rc.d.gz.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 const POLICY_TEXT: &str = "#!/bin/sh\n# Made by nodekeel's set-up; gone when it ends.\nexit 101\n";
 
-/// Says what is there and what is missing; the exit code is 1 when something is.
+/// Prints which programs exist; the exit code is 1 where one is missing.
 pub(crate) fn check() -> Result<ExitCode> {
-    let mut table = Table::new(["program or file", "Debian package", "found at"]);
+    let mut table = Table::new(["program or file", "from", "found at"]);
     for tool in tools::ALL {
-        let place = tools::find(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
-        table.row([tool.name, tool.package, &place]);
+        let path = tools::find(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
+        table.row([tool.name, tool.package, &path]);
     }
     for SharedFile { path, package } in tools::FILES {
         let name = path.rsplit('/').next().unwrap_or(path);
         table.row([name, package, if Path::new(path).exists() { path } else { "MISSING" }]);
     }
-    println!("{table}");
-    let packages = missing_packages();
-    if packages.is_empty() {
-        return Ok(ExitCode::SUCCESS);
+    for component in COMPONENTS {
+        let found = if has_cargo_tool(component) { "cargo" } else { "MISSING" };
+        table.row([format!("cargo {component}"), "rustup".to_owned(), found.to_owned()]);
     }
-    println!("\nmissing; to install it: {}", install_command(&packages));
-    Ok(ExitCode::FAILURE)
+    println!("{table}");
+    let (packages, components) = (missing_packages(), missing_components());
+    if !packages.is_empty() {
+        println!("\nto install the Debian packages: {}", install_command(&packages));
+    }
+    if !components.is_empty() {
+        println!(
+            "\nto install the components for cargo xtask check: rustup component add {}",
+            components.join(" ")
+        );
+    }
+    let is_complete = packages.is_empty() && components.is_empty();
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Installs what is missing, and nothing where nothing is.
+/// Installs the missing Debian packages.
 ///
 /// # Errors
-/// Where it may not (no root, no apt-get): with the command to give instead.
+/// It may not (no root), or there is no apt-get: with the command to run instead.
 pub(crate) fn install() -> Result<()> {
     let packages = missing_packages();
     if packages.is_empty() {
-        println!("set-up: everything is there");
+        println!("setup: nothing is missing");
         return Ok(());
     }
+    install_packages(&packages)?;
+    let missing = missing_packages();
+    ensure!(missing.is_empty(), "still missing after the installation: {}", missing.join(" "));
+    Ok(())
+}
+
+/// Installs Debian packages.
+///
+/// # Errors
+/// It may not (no root), or there is no apt-get: with the command to run instead.
+pub(crate) fn install_packages(packages: &[&str]) -> Result<()> {
     let apt = tools::Tool { name: "apt-get", package: "apt" };
-    let by_hand = install_command(&packages);
+    let by_hand = install_command(packages);
     let Ok(apt) = tools::find(apt) else {
-        bail!("{} missing and there is no apt-get here; on Debian: {by_hand}", list(&packages));
+        bail!("{} missing, and this machine has no apt-get; on Debian, run: {by_hand}", list(packages));
     };
-    ensure!(run::is_root(), "{} missing and only root may install it; run: {by_hand}", list(&packages));
-    println!("set-up: installing {}", packages.join(" "));
+    ensure!(
+        run::is_root(),
+        "{} missing, and only root may install packages; run as root: {by_hand}",
+        list(packages)
+    );
+    println!("setup: installing {}", packages.join(" "));
     let _policy = forbid_daemons()?;
     if are_lists_empty() {
         apt_get(&apt, &["update"])?;
     }
     let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
-    arguments.extend(&packages);
+    arguments.extend(packages);
     if apt_get(&apt, &arguments).is_err() {
         // The lists may be older than the archive.
         apt_get(&apt, &["update"])?;
         apt_get(&apt, &arguments).with_context(|| format!("install by hand: {by_hand}"))?;
     }
-    let missing = missing_packages();
-    ensure!(missing.is_empty(), "still missing after the installation: {}", missing.join(" "));
     Ok(())
+}
+
+/// Installs a subcommand of cargo where the machine lacks it.
+///
+/// # Errors
+/// It can't be built.
+pub(crate) fn install_cargo_tool(name: &str, version: &str, options: &[&str]) -> Result<()> {
+    if has_cargo_tool(name) {
+        return Ok(());
+    }
+    // These tools run for seconds: what counts is how long their own build takes.
+    let quick = ["--config", "profile.release.opt-level=1", "--config", "profile.release.lto=false"];
+    let mut install = cargo(&["install", "--locked", version]);
+    install.args(options).args(quick);
+    println!("setup: cargo install {version}");
+    let status = install.status().context("execute cargo")?;
+    ensure!(status.success(), "cargo install {version} failed ({status})");
+    Ok(())
+}
+
+fn has_cargo_tool(name: &str) -> bool {
+    let mut version = cargo(&[name, "--version"]);
+    version.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    version.status().is_ok_and(|status| status.success())
+}
+
+fn missing_components() -> Vec<&'static str> {
+    COMPONENTS.into_iter().filter(|component| !has_cargo_tool(component)).map(component_name).collect()
+}
+
+/// The component of rustup that has a subcommand of cargo.
+fn component_name(subcommand: &'static str) -> &'static str {
+    if subcommand == "fmt" { "rustfmt" } else { subcommand }
 }
 
 fn missing_packages() -> Vec<&'static str> {
@@ -109,7 +168,7 @@ struct Policy(PathBuf);
 impl Drop for Policy {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
-            eprintln!("set-up: remove {}: {error}", self.0.display());
+            eprintln!("setup: remove {}: {error}", self.0.display());
         }
     }
 }

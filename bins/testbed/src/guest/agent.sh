@@ -2,7 +2,6 @@
 # The guest's end of the control port. One request a line from the host:
 #   run ID SNIPPET    run a snippet of shell in a session of its own
 #   kill ID SIGNAL    send a signal to the process group of that session
-#   off               write everything to the disks and power off
 # and one answer a line:
 #   up                requests are read
 #   out ID LINE       the snippet wrote this line
@@ -47,11 +46,6 @@ while read -r verb id rest <&3; do
         ;;
     kill)
         kill -s "$rest" "-$(cat "$tasks/$id/pid")"
-        ;;
-    off)
-        sync
-        umount -a -r 2>/dev/null
-        poweroff -f
         ;;
     esac
 done

@@ -1,15 +1,13 @@
 //! The guest's kernel: where it comes from, and the two images made of it once.
 
-use std::fs::{self, File};
+use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::io::BufWriter;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::cpio::Archive;
 use super::tree::{Tree, libraries};
 use crate::{cache, output, tools};
 
@@ -188,7 +186,7 @@ fn index_modules(modules: &Path, work: &Path, release: &str) -> Result<PathBuf> 
     for name in ["kernel", "modules.order", "modules.builtin", "modules.builtin.modinfo"] {
         let from = modules.canonicalize().with_context(|| format!("find {}", modules.display()))?.join(name);
         if from.exists() {
-            std::os::unix::fs::symlink(&from, own.join(name)).with_context(|| format!("link to {name}"))?;
+            symlink(&from, own.join(name)).with_context(|| format!("link to {name}"))?;
         }
     }
     let depmod = tools::find(tools::DEPMOD)?;
@@ -196,25 +194,29 @@ fn index_modules(modules: &Path, work: &Path, release: &str) -> Result<PathBuf> 
     Ok(own)
 }
 
+/// The kernel's built-in initramfs has `/dev/console`, which only root could make here.
 fn write_initramfs(to: &Path, busybox: &Path, work: &Path, release: &str) -> Result<()> {
-    let file = File::create(to).with_context(|| format!("create {}", to.display()))?;
-    let mut archive = Archive::new(BufWriter::new(file));
-    let shell = fs::read(busybox).with_context(|| format!("read {}", busybox.display()))?;
-    let modules = early_modules(work, release)?;
-    let written = (|| {
+    let root = work.join("initramfs");
+    let place = |path: &str, content: &[u8]| {
+        let path = root.join(path);
+        fs::write(&path, content).and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+    };
+    let placed = (|| {
         for directory in ["bin", "dev", "proc", "sys", "modules", "state", "image", "root"] {
-            archive.directory(directory)?;
+            fs::create_dir_all(root.join(directory))?;
         }
-        archive.console()?;
-        archive.program("bin/busybox", &shell)?;
-        archive.link("bin/sh", "busybox")?;
-        archive.program("init", INIT.as_bytes())?;
-        for (place, module) in modules.iter().enumerate() {
-            archive.program(&format!("modules/{place:02}.ko"), module)?;
-        }
-        archive.finish()
+        place("bin/busybox", &fs::read(busybox)?)?;
+        symlink("busybox", root.join("bin/sh"))?;
+        place("init", INIT.as_bytes())
     })();
-    written.with_context(|| format!("write {}", to.display()))
+    placed.with_context(|| format!("write {}", root.display()))?;
+    for (number, module) in early_modules(work, release)?.iter().enumerate() {
+        place(&format!("modules/{number:02}.ko"), module).context("write a kernel module")?;
+    }
+    let archive = r#""$0" find . | "$0" cpio -o -H newc -R 0:0 -F "$1""#;
+    let mut shell = Command::new(busybox);
+    shell.args(["sh", "-c", archive]).arg(busybox).arg(to).current_dir(root);
+    output(&mut shell).map(drop)
 }
 
 /// The modules of [`EARLY`] and those that they stand on, in the order in which they load.

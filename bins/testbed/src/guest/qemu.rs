@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::kernel::Kernel;
-use super::{Builder, Forward};
+use super::{Builder, Forward, disk_path};
 use crate::tools;
 
 /// What helped a guest under emulation: no mitigations, no self-tests; a panic is an end at once.
@@ -51,8 +51,8 @@ pub(super) fn command(
     command.args(["-append", &kernel_line(builder)]);
     drive(&mut command, "root", &directory.join("root"), true);
     drive(&mut command, "modules", &kernel.modules, true);
-    for (number, disk) in builder.disks.iter().enumerate() {
-        drive(&mut command, &format!("disk{number}"), &disk.path(directory, number), false);
+    for number in 0..builder.disks.len() {
+        drive(&mut command, &format!("disk{number}"), &disk_path(directory, number), false);
     }
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);
     command

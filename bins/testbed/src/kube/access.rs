@@ -43,19 +43,6 @@ impl Kube {
         Ok(config.to_string())
     }
 
-    /// A kubeconfig with a real token of an existing service account, issued by the API server for an hour.
-    ///
-    /// # Errors
-    /// When there is no such account.
-    pub fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf> {
-        let mut kubectl = self.kubectl();
-        let token = output(kubectl.args(["create", "token", "--namespace", namespace, name]))?;
-        let user = format!("token:{namespace}:{name}");
-        let path = kubeconfig_path(self.home.path(), &user);
-        self.write_kubeconfig(&user, token.trim())?;
-        Ok(path)
-    }
-
     /// Writes the token file and the kubeconfigs; before any daemon runs.
     pub(super) fn write_access(&self) -> Result<()> {
         let mut tokens = String::new();

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,32 +17,44 @@ use crate::{output, tools};
 /// sleeps where it isn't told what to do.
 pub const BUSYBOX_IMAGE: &str = "localhost/busybox:1";
 
-/// An image of one layer.
+/// An image of one layer. The same files always give the same bytes: times and owners are left out.
 #[derive(Clone, Debug)]
 pub struct Image {
     name: String,
-    files: Vec<(PathBuf, PathBuf)>,
-    links: Vec<(PathBuf, PathBuf)>,
+    entries: Vec<(PathBuf, Entry)>,
     entrypoint: Vec<String>,
-    /// What stands behind the entrypoint unless the pod gives arguments.
+    /// Stands behind the entrypoint unless the pod gives arguments.
     command: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+enum Entry {
+    File(PathBuf),
+    Text(&'static str),
+    Link(PathBuf),
 }
 
 impl Image {
     /// An empty image. A node finds it by its whole name, such as `localhost/tool:1`.
     pub fn new(name: impl Into<String>) -> Self {
-        let (files, links) = (Vec::new(), Vec::new());
-        Self { name: name.into(), files, links, entrypoint: Vec::new(), command: Vec::new() }
+        Self { name: name.into(), entries: Vec::new(), entrypoint: Vec::new(), command: Vec::new() }
     }
 
-    /// Adds a file of this machine, with its mode. A program should be static: nothing else is in there.
+    /// Adds a file of this machine. A program should be static: the image has no libraries.
     #[must_use]
     pub fn file(mut self, at: impl Into<PathBuf>, source: impl Into<PathBuf>) -> Self {
-        self.files.push((at.into(), source.into()));
+        self.entries.push((at.into(), Entry::File(source.into())));
         self
     }
 
-    /// Says what runs where the pod doesn't.
+    /// Adds a file with this text.
+    #[must_use]
+    pub fn text(mut self, at: impl Into<PathBuf>, text: &'static str) -> Self {
+        self.entries.push((at.into(), Entry::Text(text)));
+        self
+    }
+
+    /// Sets the program that runs where the pod names none.
     #[must_use]
     pub fn entrypoint(mut self, words: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.entrypoint = words.into_iter().map(Into::into).collect();
@@ -57,30 +70,22 @@ impl Image {
         let applets = output(Command::new(&busybox).arg("--list"))?;
         let mut image = Self::new(BUSYBOX_IMAGE).file("bin/busybox", busybox);
         for applet in applets.lines().filter(|applet| *applet != "busybox") {
-            image.links.push((Path::new("bin").join(applet), "busybox".into()));
+            image.entries.push((Path::new("bin").join(applet), Entry::Link("busybox".into())));
         }
         image.command = ["/bin/busybox", "tail", "-f", "/dev/null"].map(String::from).to_vec();
         Ok(image)
     }
 
-    /// Writes it as a tar of an OCI layout, which `ctr images import` reads.
+    /// Writes it as a tar of an OCI layout, which `ctr images import` reads, and gives the manifest's digest.
     ///
     /// # Errors
-    /// When a file can't be read, or the archive not be written.
+    /// A file can't be read, or the archive can't be written.
     ///
-    /// *Source:* the OCI image specification 1.1, image layout, manifest and configuration; the annotation is
-    /// containerd's.
-    pub fn write(&self, archive: &Path) -> Result<()> {
+    /// *Source:* the OCI image specification 1.1, image layout, manifest and configuration; the annotation with the
+    /// whole name is containerd's.
+    pub fn write(&self, archive: &Path) -> Result<String> {
         let layer = self.layer().with_context(|| format!("make the layer of {}", self.name))?;
-        let config = json!({
-            "architecture": architecture(), "os": "linux",
-            "config": {
-                "Entrypoint": self.entrypoint, "Cmd": self.command,
-                "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
-            },
-            "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
-        });
-        let config = config.to_string().into_bytes();
+        let config = self.config(&layer).to_string().into_bytes();
         let manifest = json!({
             "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
@@ -88,32 +93,54 @@ impl Image {
         });
         let manifest = manifest.to_string().into_bytes();
         let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
-        entry["annotations"] = json!({"io.containerd.image.name": self.name});
-        let index = json!({"schemaVersion": 2, "manifests": [entry]}).to_string();
+        entry["platform"] = json!({"architecture": architecture(), "os": "linux"});
+        entry["annotations"] = json!({
+            "io.containerd.image.name": self.name,
+            "org.opencontainers.image.ref.name": self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
+        });
+        let index = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry],
+        });
         let file = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
         let mut tar = tar::Builder::new(file);
-        add(&mut tar, Path::new("oci-layout"), 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        add(&mut tar, Path::new("index.json"), 0o644, index.as_bytes())?;
+        add_file(&mut tar, Path::new("oci-layout"), 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        add_file(&mut tar, Path::new("index.json"), 0o644, index.to_string().as_bytes())?;
         for blob in [&layer, &config, &manifest] {
-            add(&mut tar, &Path::new("blobs/sha256").join(hex(blob)), 0o644, blob)?;
+            add_file(&mut tar, &Path::new("blobs/sha256").join(hex_digest(blob)), 0o644, blob)?;
         }
-        tar.finish().with_context(|| format!("write {}", archive.display()))
+        tar.finish().with_context(|| format!("write {}", archive.display()))?;
+        Ok(digest(&manifest))
+    }
+
+    fn config(&self, layer: &[u8]) -> Value {
+        json!({
+            "architecture": architecture(), "os": "linux",
+            "config": {
+                "Entrypoint": self.entrypoint, "Cmd": self.command, "WorkingDir": "/", "User": "0:0",
+                "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+            },
+            "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+        })
     }
 
     fn layer(&self) -> Result<Vec<u8>> {
-        use std::os::unix::fs::PermissionsExt as _;
         let mut tar = tar::Builder::new(Vec::new());
-        for (at, source) in &self.files {
-            let content = fs::read(source).with_context(|| format!("read {}", source.display()))?;
-            let mode = source.metadata().with_context(|| format!("stat {}", source.display()))?.permissions();
-            add(&mut tar, at.strip_prefix("/").unwrap_or(at), mode.mode() & 0o7777, &content)?;
-        }
-        for (at, target) in &self.links {
-            let mut header = tar::Header::new_gnu();
-            header.set_entry_type(tar::EntryType::Symlink);
-            header.set_mode(0o777);
-            header.set_size(0);
-            tar.append_link(&mut header, at, target).with_context(|| format!("add {}", at.display()))?;
+        for (at, entry) in &self.entries {
+            let at = at.strip_prefix("/").unwrap_or(at);
+            match entry {
+                Entry::Text(text) => add_file(&mut tar, at, 0o644, text.as_bytes())?,
+                Entry::File(source) => {
+                    let content = fs::read(source).with_context(|| format!("read {}", source.display()))?;
+                    let stat = source.metadata().with_context(|| format!("stat {}", source.display()))?;
+                    let is_program = stat.permissions().mode() & 0o111 != 0;
+                    add_file(&mut tar, at, if is_program { 0o755 } else { 0o644 }, &content)?;
+                }
+                Entry::Link(target) => {
+                    let mut header = header(tar::EntryType::Symlink, 0o777, 0);
+                    tar.append_link(&mut header, at, target)
+                        .with_context(|| format!("add {}", at.display()))?;
+                }
+            }
         }
         tar.into_inner().context("finish the layer")
     }
@@ -127,11 +154,20 @@ pub(super) fn archive(layout: &Path, archive: &Path) -> Result<()> {
     tar.finish().with_context(|| format!("write {}", archive.display()))
 }
 
-fn add(tar: &mut tar::Builder<impl Write>, at: &Path, mode: u32, content: &[u8]) -> Result<()> {
-    let mut header = tar::Header::new_gnu();
-    header.set_mode(mode);
-    header.set_size(content.len() as u64);
+fn add_file(tar: &mut tar::Builder<impl Write>, at: &Path, mode: u32, content: &[u8]) -> Result<()> {
+    let mut header = header(tar::EntryType::Regular, mode, content.len() as u64);
     tar.append_data(&mut header, at, content).with_context(|| format!("add {}", at.display()))
+}
+
+fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
 }
 
 fn descriptor(media_type: &str, content: &[u8]) -> Value {
@@ -139,10 +175,10 @@ fn descriptor(media_type: &str, content: &[u8]) -> Value {
 }
 
 fn digest(content: &[u8]) -> String {
-    format!("sha256:{}", hex(content))
+    format!("sha256:{}", hex_digest(content))
 }
 
-fn hex(content: &[u8]) -> String {
+fn hex_digest(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -162,25 +198,55 @@ mod tests {
         tar.entries().unwrap().map(|entry| read(entry.unwrap())).collect()
     }
 
-    #[test]
-    fn every_descriptor_leads_to_a_blob_with_its_digest_and_size() {
+    /// The archive of an image with a program, and the digest of its manifest.
+    fn write(content: &str) -> (BTreeMap<String, Vec<u8>>, String) {
         let directory = tempfile::tempdir().unwrap();
         let (program, archive) = (directory.path().join("tool"), directory.path().join("tool.tar"));
-        fs::write(&program, "#!").unwrap();
-        Image::new("localhost/tool:1").file("/bin/tool", &program).write(&archive).unwrap();
-        let layout = entries(&fs::read(archive).unwrap());
+        fs::write(&program, content).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        let image =
+            Image::new("localhost/tool:1").text("etc/group", "root:x:0:\n").file("/bin/tool", program);
+        let digest = image.entrypoint(["/bin/tool"]).write(&archive).unwrap();
+        (entries(&fs::read(archive).unwrap()), digest)
+    }
+
+    #[test]
+    fn every_descriptor_leads_to_a_blob_with_its_digest_and_size() {
+        let (layout, manifest_digest) = write("#!");
         let follow = |descriptor: &Value| {
             let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
             let content = layout[&format!("blobs/sha256/{digest}")].clone();
             assert_eq!(content.len() as u64, descriptor["size"].as_u64().unwrap());
+            assert_eq!(hex_digest(&content), digest);
             content
         };
         let index: Value = serde_json::from_slice(&layout["index.json"]).unwrap();
         assert_eq!(index["manifests"][0]["annotations"]["io.containerd.image.name"], "localhost/tool:1");
+        assert_eq!(index["manifests"][0]["digest"], manifest_digest);
         let manifest: Value = serde_json::from_slice(&follow(&index["manifests"][0])).unwrap();
         let config: Value = serde_json::from_slice(&follow(&manifest["config"])).unwrap();
         let layer = follow(&manifest["layers"][0]);
-        assert_eq!(config["rootfs"]["diff_ids"][0], digest(&layer));
-        assert_eq!(entries(&layer)["bin/tool"], b"#!");
+        assert_eq!(
+            (&config["rootfs"]["diff_ids"][0], &config["config"]["Entrypoint"][0]),
+            (&json!(digest(&layer)), &json!("/bin/tool"))
+        );
+        let inside = entries(&layer);
+        assert_eq!((&*inside["bin/tool"], &*inside["etc/group"]), (&b"#!"[..], &b"root:x:0:\n"[..]));
+        let mut archive = tar::Archive::new(&*layer);
+        let modes: Vec<u32> =
+            archive.entries().unwrap().map(|entry| entry.unwrap().header().mode().unwrap()).collect();
+        assert_eq!(modes, [0o644, 0o755]);
+    }
+
+    #[test]
+    fn the_same_program_gives_the_same_image() {
+        assert_eq!(write("#!"), write("#!"));
+        assert_ne!(write("#!").1, write("other").1);
+    }
+
+    #[test]
+    fn digests_are_sha256() {
+        let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(digest(b""), empty);
     }
 }

@@ -104,7 +104,7 @@ impl Kube {
         fs::create_dir_all(&pki).with_context(|| format!("create {}", pki.display()))?;
         // The key that it makes for its certificate also signs the tokens of service accounts.
         let key = pki.join("apiserver.key");
-        command.arg(format!("--etcd-servers={}", self.etcd_endpoint()));
+        command.arg(format!("--etcd-servers=http://{}", self.ports.etcd.address()));
         command.args([
             "--bind-address=127.0.0.1",
             "--authorization-mode=Node,RBAC",

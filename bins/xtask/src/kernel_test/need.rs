@@ -1,8 +1,8 @@
-//! What a test asks of its guest: the rest of `#[ignore = "needs kernel with …"]`.
+//! What a test needs of its guest: the rest of `#[ignore = "needs kernel with …"]`.
 
-/// What a guest has to have. Of two tests that ask for different things, both are content with the larger one.
+/// The devices and programs of a guest. Of two tests with different needs, the larger one serves both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct GuestNeed {
     /// How many empty disks.
     pub(crate) disks: u32,
     /// Bytes of each of them.
@@ -11,13 +11,13 @@ pub(crate) struct Need {
     pub(crate) memory: u64,
     pub(crate) cpus: u32,
     pub(crate) network: bool,
-    /// The conformance tests of the CSI.
+    /// The conformance tests of CSI drivers.
     pub(crate) csi_sanity: bool,
     /// gVisor, and a containerd that runs it.
     pub(crate) gvisor: bool,
 }
 
-impl Default for Need {
+impl Default for GuestNeed {
     fn default() -> Self {
         Self {
             disks: 0,
@@ -31,10 +31,10 @@ impl Default for Need {
     }
 }
 
-impl Need {
-    /// Reads `kernel`, or `kernel with` and what it must have, separated by commas or `and`: `2 disks of 1 GiB`,
-    /// `a disk of 512 MiB`, `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`, `gvisor`. Who runs there is root anyway:
-    /// `root` says nothing more.
+impl GuestNeed {
+    /// Reads `kernel`, or `kernel with` and a list separated by commas or `and`: `2 disks of 1 GiB`, `a disk of 512 MiB`,
+    /// `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`, `gvisor`. A guest's tests are root, so `root` adds
+    /// nothing.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let unknown = || format!("needs {text:?}, which this command doesn't know");
         let rest = text.trim().strip_prefix("kernel").ok_or_else(unknown)?;
@@ -72,7 +72,7 @@ impl Need {
         Ok(self)
     }
 
-    /// What contents both.
+    /// A guest that serves both.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             disks: self.disks.max(other.disks),
@@ -92,7 +92,7 @@ fn size(number: u32, unit: &str) -> Option<u64> {
         "GiB" => 30,
         _ => return None,
     };
-    // A number of nothing is a slip.
+    // Zero is a mistake.
     (number > 0).then(|| u64::from(number) << shift)
 }
 
@@ -101,21 +101,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_read() {
-        let need = Need::parse("kernel with 2 disks of 1 GiB, network and 1536 MiB of memory").unwrap();
-        let expected =
-            Need { disks: 2, disk_size: 1 << 30, memory: 1536 << 20, network: true, ..Need::default() };
+    fn needs_are_parsed() {
+        let need = GuestNeed::parse("kernel with 2 disks of 1 GiB, network and 1536 MiB of memory").unwrap();
+        let expected = GuestNeed {
+            disks: 2,
+            disk_size: 1 << 30,
+            memory: 1536 << 20,
+            network: true,
+            ..GuestNeed::default()
+        };
         assert_eq!(need, expected);
-        assert_eq!(Need::parse("kernel"), Ok(Need::default()));
-        assert_eq!(Need::parse("kernel and root"), Ok(Need::default()));
-        let need = Need::parse("kernel with a disk of 512 MiB and 4 processors").unwrap();
+        assert_eq!(GuestNeed::parse("kernel"), Ok(GuestNeed::default()));
+        assert_eq!(GuestNeed::parse("kernel and root"), Ok(GuestNeed::default()));
+        let need = GuestNeed::parse("kernel with a disk of 512 MiB and 4 processors").unwrap();
         assert_eq!((need.disks, need.disk_size, need.cpus), (1, 512 << 20, 4));
-        assert!(Need::parse("kernel with csi-sanity").unwrap().csi_sanity);
-        assert!(Need::parse("kernel with gvisor and 2 GiB of memory").unwrap().gvisor);
+        assert!(GuestNeed::parse("kernel with csi-sanity").unwrap().csi_sanity);
+        assert!(GuestNeed::parse("kernel with gvisor and 2 GiB of memory").unwrap().gvisor);
     }
 
     #[test]
-    fn what_is_not_known_is_no_need() {
+    fn an_unknown_need_is_an_error() {
         for text in [
             "",
             "kernels",
@@ -128,14 +133,14 @@ mod tests {
             "kernel with a moon rocket",
             "kernel, etcd",
         ] {
-            assert!(Need::parse(text).is_err(), "{text}");
+            assert!(GuestNeed::parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn one_guest_can_content_two_tests() {
+    fn one_guest_serves_two_tests() {
         let [one, two] = ["kernel with 2 disks of 1 GiB", "kernel with a disk of 4 GiB and network"]
-            .map(|text| Need::parse(text).unwrap());
+            .map(|text| GuestNeed::parse(text).unwrap());
         let both = one.and(two);
         assert_eq!((both.disks, both.disk_size, both.network), (2, 4 << 30, true));
         assert_eq!(both, two.and(one));

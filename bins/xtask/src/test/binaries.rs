@@ -7,23 +7,21 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use crate::run::{self, Echo};
+use crate::run::{self, Log};
+use crate::workspace::cargo;
 
-/// One executable.
+/// A test binary, a program or an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Binary {
+pub(crate) struct Executable {
     /// The package, as `nodekeel-supervisor`.
     pub(crate) package: String,
     /// The target's name, as `it`.
     pub(crate) target: String,
-    /// Where it is.
     pub(crate) path: PathBuf,
     /// The package's directory, in which cargo runs it.
     pub(crate) directory: PathBuf,
     /// The programs of the package, which a test knows by their paths.
     pub(crate) programs: Vec<PathBuf>,
-    /// Files that its tests know by variables.
-    pub(crate) files: Vec<(&'static str, PathBuf)>,
     kind: Kind,
 }
 
@@ -34,86 +32,83 @@ enum Kind {
     Example,
 }
 
-/// What the build has made.
+/// The executables of a build.
 #[derive(Debug, Default)]
-pub(crate) struct Built {
-    /// The test binaries.
-    pub(crate) binaries: Vec<Binary>,
+pub(crate) struct Build {
+    pub(crate) tests: Vec<Executable>,
     /// The examples of the package `examples`; those of the libraries are parts of their benches.
-    pub(crate) examples: Vec<Binary>,
-    pub(crate) took: Duration,
+    pub(crate) examples: Vec<Executable>,
+    pub(crate) elapsed: Duration,
     pub(crate) problem: Option<String>,
 }
 
-impl Binary {
-    /// What people call it.
+impl Executable {
+    /// Its name in reports: `PACKAGE TARGET`.
     pub(crate) fn name(&self) -> String {
         format!("{} {}", self.package, self.target)
     }
 
     /// Runs it as cargo does: in its package's directory.
     pub(crate) fn command(&self) -> Command {
-        self.prepared(Command::new(&self.path))
+        self.prepare(Command::new(&self.path))
     }
 
-    /// The command in the directory and with the variables that cargo gives, and those of its files.
-    pub(crate) fn prepared(&self, mut command: Command) -> Command {
-        command.current_dir(&self.directory).envs(self.files.iter().cloned());
+    /// Adds the directory and the variables that cargo gives.
+    pub(crate) fn prepare(&self, mut command: Command) -> Command {
+        command.current_dir(&self.directory);
         command.env("CARGO_MANIFEST_DIR", &self.directory).env("CARGO_PKG_NAME", &self.package);
         command
     }
 }
 
-/// Builds every program, test and example of these packages once, with all features; of the workspace, where none is
-/// given.
-pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Built> {
+/// Builds all programs, tests and examples of these packages with all features; of the workspace where none is given.
+pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Build> {
     let chosen: Vec<&str> = match packages {
         [] => vec!["--workspace"],
         packages => packages.iter().flat_map(|package| ["--package", package]).collect(),
     };
     let start = |arguments: &[&str]| {
-        let mut command = run::cargo(arguments);
+        let mut command = cargo(arguments);
         command.args(&chosen).args(["--all-features", "--message-format=json-render-diagnostics"]);
-        run::stream(command, Echo::Hidden, deadline)
+        run::run_command(command, &Log::default(), run::hide_line, deadline)
     };
     // A test may run the program of another package, which building the tests alone doesn't make.
-    let first = start(&["build", "--bins"])?;
-    let ran = start(&["test", "--no-run", "--no-fail-fast"])?;
-    let all = first.lines.iter().chain(&ran.lines).filter_map(|line| parse(line));
-    let mut built =
-        Built { took: first.took + ran.took, problem: first.problem.or(ran.problem), ..Built::default() };
-    let mut programs = Vec::new();
-    for binary in all {
-        match binary.kind {
-            Kind::Test => built.binaries.push(binary),
-            Kind::Program => programs.push(binary),
-            Kind::Example if binary.package == "examples" => built.examples.push(binary),
-            Kind::Example => {}
+    let programs = start(&["build", "--bins"])?;
+    let tests = start(&["test", "--no-run", "--no-fail-fast"])?;
+    let elapsed = programs.elapsed + tests.elapsed;
+    let mut build = Build { elapsed, problem: programs.problem.or(tests.problem), ..Build::default() };
+    let lines = programs.lines.iter().chain(&tests.lines);
+    let (programs, others) = lines
+        .filter_map(|line| parse_artifact(line))
+        .partition::<Vec<_>, _>(|made| made.kind == Kind::Program);
+    for mut executable in others {
+        let siblings = programs.iter().filter(|program| program.package == executable.package);
+        executable.programs = siblings.map(|program| program.path.clone()).collect();
+        executable.programs.dedup();
+        match executable.kind {
+            Kind::Test => build.tests.push(executable),
+            _ if executable.package == "examples" => build.examples.push(executable),
+            _ => {}
         }
     }
-    for binary in &mut built.binaries {
-        let own = programs.iter().filter(|program| program.package == binary.package);
-        binary.programs = own.map(|program| program.path.clone()).collect();
-        binary.programs.dedup();
-    }
-    Ok(built)
+    Ok(build)
 }
 
-/// Builds the one test or bench that these arguments of cargo mean.
-pub(crate) fn build_one(arguments: &[&str], deadline: Duration) -> Result<Binary> {
-    let mut command = run::cargo(arguments);
+/// Builds the test or bench that these arguments of cargo select.
+pub(crate) fn build_one(arguments: &[&str], deadline: Duration) -> Result<Executable> {
+    let mut command = cargo(arguments);
     command.args(["--no-run", "--message-format=json-render-diagnostics"]);
-    let ran = run::stream(command, Echo::Hidden, deadline)?;
-    if let Some(problem) = ran.problem {
+    let outcome = run::run_command(command, &Log::default(), run::hide_line, deadline)?;
+    if let Some(problem) = outcome.problem {
         bail!("cargo {}: {problem}", arguments.join(" "));
     }
-    let mut built = ran.lines.iter().filter_map(|line| parse(line));
-    let binary = built.find(|binary| binary.kind == Kind::Test);
-    binary.with_context(|| format!("cargo {} built no executable", arguments.join(" ")))
+    let mut built = outcome.lines.iter().filter_map(|line| parse_artifact(line));
+    let test = built.find(|executable| executable.kind == Kind::Test);
+    test.with_context(|| format!("cargo {} built no executable", arguments.join(" ")))
 }
 
 /// *Source:* the cargo book, external tools: the message `compiler-artifact`.
-fn parse(line: &str) -> Option<Binary> {
+fn parse_artifact(line: &str) -> Option<Executable> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" {
         return None;
@@ -129,7 +124,7 @@ fn parse(line: &str) -> Option<Binary> {
     let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
     let package = package_name(message["package_id"].as_str()?)?;
     let target = target["name"].as_str()?.to_owned();
-    Some(Binary { package, target, path, directory, programs: Vec::new(), files: Vec::new(), kind })
+    Some(Executable { package, target, path, directory, programs: Vec::new(), kind })
 }
 
 /// *Source:* the cargo book, package id specifications: `URL#NAME@VERSION`, or `URL#VERSION` where the URL ends with
@@ -153,23 +148,26 @@ mod tests {
     }
 
     #[test]
-    fn test_binaries_programs_and_examples_are_picked_out() {
-        let test = parse(&artifact(true, "test", r#""/w/target/it-1""#)).unwrap();
+    fn test_binaries_programs_and_examples_are_recognised() {
+        let test = parse_artifact(&artifact(true, "test", r#""/w/target/it-1""#)).unwrap();
         assert_eq!((test.name(), test.kind), ("nodekeel-supervisor it".to_owned(), Kind::Test));
         assert_eq!(test.directory, Path::new("/w/supervisor"));
-        let example = parse(&artifact(false, "example", r#""/w/target/x""#)).unwrap();
+        let example = parse_artifact(&artifact(false, "example", r#""/w/target/x""#)).unwrap();
         assert_eq!(example.kind, Kind::Example);
-        assert_eq!(parse(&artifact(false, "bin", r#""/w/target/noded""#)).unwrap().kind, Kind::Program);
+        assert_eq!(
+            parse_artifact(&artifact(false, "bin", r#""/w/target/noded""#)).unwrap().kind,
+            Kind::Program
+        );
     }
 
     #[test]
-    fn libraries_and_other_messages_are_not() {
-        assert_eq!(parse(&artifact(true, "lib", "null")), None);
-        assert_eq!(parse(r#"{"reason":"build-finished","success":true}"#), None);
+    fn libraries_and_other_messages_are_skipped() {
+        assert_eq!(parse_artifact(&artifact(true, "lib", "null")), None);
+        assert_eq!(parse_artifact(r#"{"reason":"build-finished","success":true}"#), None);
     }
 
     #[test]
-    fn a_package_named_as_its_directory_is_known_by_it() {
+    fn a_package_named_as_its_directory_has_that_name() {
         assert_eq!(package_name("path+file:///w/bins/testbed#0.1.0").as_deref(), Some("testbed"));
     }
 }

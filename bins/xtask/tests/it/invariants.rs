@@ -36,7 +36,7 @@ fn exists(name: &str, tests: &HashSet<String>) -> bool {
 
 /// The names of the functions below a `#[test]` or `#[tokio::test]` attribute, and of those that `on_both!` makes a test
 /// of for each release of a daemon.
-fn tests_of(source: &str) -> Vec<String> {
+pub(crate) fn tests_of(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;
     let mut is_list = false;
@@ -65,17 +65,38 @@ fn every_stated_invariant_names_a_test_that_exists() {
     assert_eq!(violations(&text, &tests), Vec::<String>::new());
 }
 
-/// The paths of source files that a text names.
-fn files(text: &str) -> impl Iterator<Item = &str> {
+/// What a text names as `path/to/file.rs::symbol`, in backticks.
+fn symbols(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let quoted = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
-    quoted.filter(|quoted| quoted.contains('/') && quoted.ends_with(".rs"))
+    quoted.filter_map(|quoted| quoted.split_once(".rs::"))
+}
+
+/// Whether a source defines a function or a type of that name.
+fn defines(source: &str, symbol: &str) -> bool {
+    ["fn", "struct", "enum", "trait"].iter().any(|keyword| {
+        let definition = format!("{keyword} {symbol}");
+        source.match_indices(&definition).any(|(at, _)| {
+            let next = source[at + definition.len()..].chars().next();
+            !next.is_some_and(|next| next.is_alphanumeric() || next == '_')
+        })
+    })
 }
 
 #[test]
-fn every_file_that_the_architecture_names_is_there() {
+fn every_symbol_that_the_architecture_names_is_defined_in_its_file() {
     let text = fs::read_to_string(sources::root().join("ARCHITECTURE.md")).unwrap();
-    let gone: Vec<&str> = files(&text).filter(|file| !sources::root().join(file).is_file()).collect();
-    assert!(files(&text).count() > 10 && gone.is_empty(), "{gone:?} of ARCHITECTURE.md");
+    let is_gone = |(file, symbol): &(&str, &str)| {
+        let source = fs::read_to_string(sources::root().join(format!("{file}.rs"))).unwrap_or_default();
+        !defines(&source, symbol)
+    };
+    let gone: Vec<_> = symbols(&text).filter(is_gone).collect();
+    assert!(symbols(&text).count() > 10 && gone.is_empty(), "{gone:?} of ARCHITECTURE.md");
+}
+
+#[test]
+fn only_a_definition_with_the_whole_name_counts() {
+    assert!(defines("pub fn run(self) {}", "run") && defines("struct Plan;", "Plan"));
+    assert!(!defines("fn run_once() {} // run", "run") && !defines("struct Plan;", "Pla"));
 }
 
 #[test]

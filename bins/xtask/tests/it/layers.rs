@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The directories of the libraries: the leaves, then the services.
-pub(crate) const LIBRARIES: [&str; 7] =
+const LIBRARIES: [&str; 7] =
     ["supervisor", "logtree", "localstorage", "fsquota", "provisioner", "containerd-svc", "cluster"];
 const LEAVES: usize = 4;
 

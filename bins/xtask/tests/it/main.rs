@@ -1,6 +1,7 @@
 //! Rules of the workspace that the compiler doesn't check.
 
+mod guarantees;
 mod invariants;
 mod layers;
-mod libraries;
 mod sources;
+mod unsafe_code;

@@ -11,15 +11,6 @@ pub(crate) struct Source {
     pub(crate) text: String,
 }
 
-impl Source {
-    /// Its lines of code, numbered from 1: without comments, and without the tests at the end of the file.
-    pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        let lines = self.text.lines().take_while(|line| !line.starts_with("mod tests {"));
-        let code = lines.enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
-        code.map(|(index, line)| (index + 1, line))
-    }
-}
-
 /// The workspace's root.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -1,4 +1,4 @@
-//! What daemons leave outside of the directories that they are given: at their defaults, or where a place is built into them.
+//! What daemons leave outside the directories that they are given: at their default paths, or at built-in ones.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,23 +8,23 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use testbed::tools;
 
-/// Where containerd's shims and its client keep what is theirs, wherever containerd keeps its own.
+/// Where containerd's shims and its client keep their state, wherever containerd keeps its own.
 const SHIMS: &str = "/run/containerd";
-/// Where network namespaces have their names (ip-netns(8)).
+/// The names of network namespaces (ip-netns(8)).
 const NETWORKS: &str = "/run/netns";
-/// The namespaces of containers that this workspace runs. Their cgroups are called so.
+/// The namespaces of containers that this workspace runs, by which their cgroups are named.
 const NAMESPACES: [&str; 3] = ["demo", "k8s.io", "default"];
 
-/// What was there at some time.
+/// The paths of daemons that existed at some time.
 #[derive(Debug)]
-pub(crate) struct Traces(BTreeSet<PathBuf>);
+pub(crate) struct HostLeftovers(BTreeSet<PathBuf>);
 
-impl Traces {
-    /// Looks what is there now.
+impl HostLeftovers {
+    /// Finds those that exist now.
     ///
     /// # Errors
-    /// When a directory can't be read.
-    pub(crate) fn look() -> Result<Self> {
+    /// A directory can't be read.
+    pub(crate) fn find() -> Result<Self> {
         let mut found = BTreeSet::new();
         for parent in ["/run", "/opt", "/var/lib", "/etc"] {
             found.extend(entries(Path::new(parent))?.into_iter().filter(|path| is_of_daemons(path)));
@@ -38,16 +38,16 @@ impl Traces {
         Ok(Self(found))
     }
 
-    /// Removes what has come since and nobody else removes: empty directories of shims, of their client and of runc, and
-    /// empty cgroups. Gives what is left of all that has come.
+    /// Removes the new ones that no daemon removes: empty directories of shims, of their client and of runc, and empty
+    /// cgroups. Gives the new ones that are left.
     ///
     /// # Errors
-    /// As [`look`](Self::look).
+    /// As [`find`](Self::find).
     pub(crate) fn sweep(&self) -> Result<Vec<PathBuf>> {
         // The innermost first.
         for path in self.since()?.into_iter().rev() {
             if path.starts_with(SHIMS) || is_of_containers(&path) {
-                // What is not empty stays, and is told.
+                // A directory that is not empty stays, and is reported.
                 let _ = fs::remove_dir(path);
             }
         }
@@ -55,11 +55,11 @@ impl Traces {
     }
 
     fn since(&self) -> Result<Vec<PathBuf>> {
-        Ok(Self::look()?.0.difference(&self.0).cloned().collect())
+        Ok(Self::find()?.0.difference(&self.0).cloned().collect())
     }
 }
 
-/// What a directory holds; nothing where there is none.
+/// The entries of a directory; none where it doesn't exist.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     match fs::read_dir(directory) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
@@ -68,16 +68,16 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Where cgroups are mounted.
+/// The mount points of cgroups.
 ///
-/// *Source:* proc_pid_mountinfo(5): the fifth field is the place, the first after a lone dash the type.
+/// *Source:* proc_pid_mountinfo(5): the fifth field is the mount point, the first after a lone dash the type.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
-    let place = |line: &str| {
+    let mount_point = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
         file_system.starts_with("cgroup").then(|| mount.split(' ').nth(4).map(PathBuf::from))?
     };
-    Ok(table.lines().filter_map(place).collect())
+    Ok(table.lines().filter_map(mount_point).collect())
 }
 
 fn is_of_daemons(path: &Path) -> bool {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn traces_are_known_by_their_names() {
+    fn leftovers_are_recognised_by_their_names() {
         assert!(is_of_daemons(Path::new("/run/containerd")) && is_of_daemons(Path::new("/var/lib/etcd")));
         assert!(!is_of_daemons(Path::new("/run/lock")));
         assert!(is_of_containers(Path::new("/sys/fs/cgroup/pids/k8s.io")));

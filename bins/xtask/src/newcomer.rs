@@ -1,0 +1,21 @@
+//! `cargo xtask soak newcomer`: the README, as its reader follows it.
+//!
+//! The examples of the crates' documentation run from packages outside the workspace. The README's commands run in a bare
+//! Debian chroot that has what the README names and nothing else, each with its time.
+
+use anyhow::Result;
+
+use crate::report::Report;
+
+mod chroot;
+mod examples;
+mod markdown;
+
+/// Runs both.
+///
+/// # Errors
+/// The packages or the chroot can't be made.
+pub(crate) fn run(report: &mut Report) -> Result<()> {
+    examples::run(report)?;
+    chroot::run(report)
+}
