@@ -110,9 +110,8 @@ pub use special::{LayoutFifo, LayoutSocket};
 
 /// Declares directories and their entries; see [`tree`](crate::tree) for how and why.
 ///
-/// Each field is a [`LayoutEntry`](crate::tree::LayoutEntry): a handle of this crate, another layout, or your
-/// type. Its name and its mode follow. The generated struct derefs to a
-/// [`LayoutDir`](crate::tree::LayoutDir).
+/// Each field is a [`LayoutEntry`]: a handle of this crate, another layout, or your type. Its name and its mode
+/// follow. The generated struct derefs to a [`LayoutDir`].
 #[macro_export]
 macro_rules! layout {
     ($(

@@ -124,7 +124,7 @@ pub enum VolumeError {
         /// The contents.
         found: VolumeContents,
     },
-    /// There is no volume yet: create one.
+    /// The volume does not exist yet: create one.
     #[error("{} is blank", .path.display())]
     Absent {
         /// The device, or the directory.

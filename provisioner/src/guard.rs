@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::id::VolumeId;
-use crate::store::BoxError;
+use crate::store::ErrorSource;
 
 /// Prevents the deletion of a volume in use, and the use of a volume being deleted.
 ///
@@ -60,6 +60,6 @@ pub enum GuardError {
         id: VolumeId,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
 }

@@ -10,7 +10,7 @@ use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 use crate::id::VolumeId;
 
 /// The source of an error, of any type.
-pub type BoxError = Box<dyn Error + Send + Sync>;
+pub type ErrorSource = Box<dyn Error + Send + Sync>;
 
 /// The limits of a volume and what it uses of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub enum StoreError {
         id: VolumeId,
         /// The failed call.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Creating the volume failed; nothing of it is visible.
     #[error("create volume {id}")]
@@ -131,7 +131,7 @@ pub enum StoreError {
         id: VolumeId,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Setting the limits failed; the old ones stay in force.
     #[error("set the limits of volume {id}")]
@@ -140,7 +140,7 @@ pub enum StoreError {
         id: VolumeId,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Reading the limits or the usage failed.
     #[error("read the usage of volume {id}")]
@@ -149,7 +149,7 @@ pub enum StoreError {
         id: VolumeId,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Removing the volume failed, or making the removal durable did.
     #[error("remove volume {id}")]
@@ -158,14 +158,14 @@ pub enum StoreError {
         id: VolumeId,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Listing the volumes failed.
     #[error("list the volumes")]
     List {
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Opening the volume's directory failed.
     #[error("open volume {id}")]
@@ -174,7 +174,7 @@ pub enum StoreError {
         id: VolumeId,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
 }
 

@@ -60,7 +60,7 @@ pub struct NodeConfig {
     /// The directory of all its data.
     pub data: PathBuf,
     /// Grace period: how long each service may take to stop before its processes are killed.
-    #[serde(deserialize_with = "value::duration")]
+    #[serde(deserialize_with = "value::deserialize_duration")]
     pub grace: Duration,
 }
 
@@ -179,7 +179,7 @@ pub struct UserService {
     #[serde(default)]
     pub backoff: BackoffConfig,
     /// Grace period; `None` is `node.grace`.
-    #[serde(default, deserialize_with = "value::some_duration")]
+    #[serde(default, deserialize_with = "value::deserialize_optional_duration")]
     pub grace: Option<Duration>,
 }
 
@@ -216,16 +216,16 @@ impl NodedConfig {
     /// Reads and parses a file.
     ///
     /// # Errors
-    /// The file can't be read, or see [`parse`](Self::parse).
+    /// The file can't be read, or see [`parse_toml`](Self::parse_toml).
     pub fn read_file(file: &Path) -> Result<Self, ConfigError> {
-        let refuse = |at, message| ConfigError { file: file.to_owned(), at, field: String::new(), message };
+        let error_at = |at, message| ConfigError { file: file.to_owned(), at, field: String::new(), message };
         let bytes = std::fs::read(file).map_err(|error| {
-            refuse(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
+            error_at(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
         })?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
             let at = locate::line_and_column(&valid, Some(valid.len()..valid.len()));
-            refuse(at, "is not UTF-8 here; save the file as UTF-8".to_owned())
+            error_at(at, "is not UTF-8 here; save the file as UTF-8".to_owned())
         })?;
         Self::parse_toml(file, &text)
     }
@@ -235,27 +235,31 @@ impl NodedConfig {
     /// # Errors
     /// The text is not TOML, a key is unknown, a value is invalid, or the dependencies of services are.
     pub fn parse_toml(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        let refuse = |at, field, message| ConfigError { file: file.to_owned(), at, field, message };
+        let error_at = |at, field, message| ConfigError { file: file.to_owned(), at, field, message };
         let document = TomlDocument::parse(text).map_err(|error| {
-            refuse(
+            error_at(
                 locate::line_and_column(text, error.span()),
                 String::new(),
                 locate::one_line_message(text, &error),
             )
         })?;
         if let Some((span, field, message)) = document.find_misshapen_table() {
-            return Err(refuse(locate::line_and_column(text, Some(span)), field, message));
+            return Err(error_at(locate::line_and_column(text, Some(span)), field, message));
         }
         let config: Self = toml::from_str(text).map_err(|error| {
             let field = error.span().map(|span| document.field_path_at(span)).unwrap_or_default();
-            refuse(locate::line_and_column(text, error.span()), field, locate::one_line_message(text, &error))
+            error_at(
+                locate::line_and_column(text, error.span()),
+                field,
+                locate::one_line_message(text, &error),
+            )
         })?;
         match graph::check_config(&config) {
             Ok(()) => Ok(config),
-            Err(wrong) => Err(refuse(
-                locate::line_and_column(text, document.span_of_field(&wrong.field)),
-                wrong.field,
-                wrong.message,
+            Err(violation) => Err(error_at(
+                locate::line_and_column(text, document.span_of_field(&violation.field)),
+                violation.field,
+                violation.message,
             )),
         }
     }

@@ -347,5 +347,5 @@ fn an_invalid_provisioner_section_is_rejected_at_its_line_and_field() {
         .expect("the provisioner is configured");
     let provisioner = config.provisioner.expect("given");
     assert_eq!(provisioner.quota, QuotaMode::Require, "quotas are required by default");
-    assert_eq!(provisioner.node_name_or("node").expect("the node's own").as_str(), "node");
+    assert_eq!(provisioner.node_name_or("node").expect("the name of the node").as_str(), "node");
 }

@@ -12,7 +12,7 @@
 //! ├─ cluster          with [cluster]: ready when the node is a member; its etcd runs below it
 //! ├─ etcd             without [cluster]: one member; ready after sd_notify and a linearizable read
 //! ├─ containerd       ready when it reports its version; below it, the import of preseeded images
-//! ├─ provisioner      with [provisioner]: ready when it has listed all claims and the kubelet has registered its driver
+//! ├─ provisioner      with [provisioner]: ready when it has listed the claims and is registered at the kubelet
 //! └─ service
 //!    └─ <name>        a [[service]] of the configuration; starts after its dependencies
 //! ```

@@ -8,6 +8,8 @@ mod config;
 mod deploy_test;
 #[cfg(feature = "kill-points")]
 mod file_quota;
+#[cfg(test)]
+mod golden_test;
 mod http;
 #[cfg(feature = "kill-points")]
 mod kill_points;

@@ -14,7 +14,7 @@ use crate::{Daemon, Scratch, output, tools};
 pub struct Containerd {
     daemon: Daemon,
     socket: PathBuf,
-    ctr: PathBuf,
+    ctr_path: PathBuf,
 }
 
 impl Containerd {
@@ -34,7 +34,7 @@ impl Containerd {
         command.arg("--config").arg(file).current_dir(scratch.path());
         let daemon =
             Daemon::start(command, scratch, || output(client(&ctr, &socket).arg("version")).map(drop))?;
-        Ok(Self { daemon, socket, ctr })
+        Ok(Self { daemon, socket, ctr_path: ctr })
     }
 
     /// The socket of its API.
@@ -49,7 +49,7 @@ impl Containerd {
 
     /// A `ctr` that speaks with this daemon.
     pub fn ctr(&self) -> Command {
-        client(&self.ctr, &self.socket)
+        client(&self.ctr_path, &self.socket)
     }
 }
 

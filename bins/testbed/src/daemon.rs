@@ -27,7 +27,7 @@ pub struct Daemon {
     /// How it ended, once that is known; its process group's number may be given away then.
     ended: Option<ExitStatus>,
     keeper: Child,
-    log: PathBuf,
+    log_file: PathBuf,
     /// Dropped last: it removes what the group's end has left.
     scratch: Scratch,
 }
@@ -43,8 +43,8 @@ impl Daemon {
         mut ready: impl FnMut() -> Result<()>,
     ) -> Result<Self> {
         let name = Path::new(command.get_program()).display().to_string();
-        let log = scratch.path().join("output.log");
-        let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+        let log_file = scratch.path().join("output.log");
+        let file = File::create(&log_file).with_context(|| format!("create {}", log_file.display()))?;
         let errors = file.try_clone().context("share the log file")?;
         command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0);
         command.env(leftovers::MARK, scratch.path());
@@ -56,7 +56,7 @@ impl Daemon {
                 return Err(error).with_context(|| format!("execute {name}"));
             }
         };
-        let mut daemon = Self { child, ended: None, keeper, log, scratch };
+        let mut daemon = Self { child, ended: None, keeper, log_file, scratch };
         daemon.tell_keeper()?;
         daemon.wait_ready(&name, &mut ready).with_context(|| daemon.last_output(LINES_SHOWN))?;
         Ok(daemon)
@@ -77,7 +77,7 @@ impl Daemon {
     /// # Errors
     /// When the file can't be read.
     pub fn log(&self) -> Result<String> {
-        let bytes = fs::read(&self.log).with_context(|| format!("read {}", self.log.display()))?;
+        let bytes = fs::read(&self.log_file).with_context(|| format!("read {}", self.log_file.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 

@@ -20,7 +20,7 @@ pub struct Etcd {
     daemon: Daemon,
     client: Port,
     _peer: Port,
-    etcdctl: PathBuf,
+    etcdctl_path: PathBuf,
 }
 
 impl Etcd {
@@ -68,7 +68,7 @@ impl Etcd {
 
     /// An etcdctl that speaks the v3 protocol with this server.
     pub fn etcdctl(&self) -> Command {
-        let mut command = Command::new(&self.etcdctl);
+        let mut command = Command::new(&self.etcdctl_path);
         command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", self.endpoint()));
         command
     }
@@ -87,7 +87,7 @@ impl Etcd {
         command.args(["--initial-cluster", &format!("testbed={peer_url}")]);
         command.args(["--logger", "zap", "--log-outputs", "stderr"]);
         let daemon = Daemon::start(command, scratch, || is_healthy(&client))?;
-        Ok(Self { daemon, client, _peer: peer, etcdctl: etcdctl.to_path_buf() })
+        Ok(Self { daemon, client, _peer: peer, etcdctl_path: etcdctl.to_path_buf() })
     }
 }
 

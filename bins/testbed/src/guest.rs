@@ -96,14 +96,14 @@ const PROGRAMS: [tools::Tool; 11] = [
 /// What a guest is made of; ends with [`Builder::boot`].
 #[derive(Clone, Debug)]
 pub struct Builder {
-    memory: u64,
-    cpus: u32,
+    memory_bytes: u64,
+    cpu_count: u32,
     /// Their sizes in bytes.
     disks: Vec<u64>,
-    network: bool,
+    has_network: bool,
     forwards: Vec<Forward>,
     modules: Vec<String>,
-    launcher: Vec<OsString>,
+    launcher_words: Vec<OsString>,
     tree: Tree,
 }
 
@@ -117,14 +117,14 @@ impl Builder {
     /// Bytes of memory, in whole MiB; 1 GiB without. The machine gives only what the guest touches.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
-        self.memory = bytes;
+        self.memory_bytes = bytes;
         self
     }
 
     /// Processors; 2 without.
     #[must_use]
     pub fn cpus(mut self, count: u32) -> Self {
-        self.cpus = count;
+        self.cpu_count = count;
         self
     }
 
@@ -138,7 +138,7 @@ impl Builder {
     /// Gives it a network: 10.0.2.15, with this machine's loopback at 10.0.2.2 and its outside world behind.
     #[must_use]
     pub fn network(mut self) -> Self {
-        self.network = true;
+        self.has_network = true;
         self
     }
 
@@ -197,7 +197,7 @@ impl Builder {
     /// The words that stand before QEMU, such as `nsenter --net=…`.
     #[must_use]
     pub fn launcher(mut self, words: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
-        self.launcher = words.into_iter().map(Into::into).collect();
+        self.launcher_words = words.into_iter().map(Into::into).collect();
         self
     }
 
@@ -281,13 +281,13 @@ impl Guest {
     /// A guest with 1 GiB of memory, two processors, no disk and no network.
     pub fn builder() -> Builder {
         Builder {
-            memory: 1 << 30,
-            cpus: 2,
+            memory_bytes: 1 << 30,
+            cpu_count: 2,
             disks: Vec::new(),
-            network: false,
+            has_network: false,
             forwards: Vec::new(),
             modules: Vec::new(),
-            launcher: Vec::new(),
+            launcher_words: Vec::new(),
             tree: Tree::skeleton(),
         }
     }

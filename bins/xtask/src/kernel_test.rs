@@ -233,7 +233,7 @@ pub(crate) fn run_bench(binary: &Executable, need: GuestNeed, deadline: Duration
 fn find_job(binary: Executable, filter: Option<&str>, report: &mut Report) -> Result<Option<GuestJob>> {
     let is_selected =
         |test: &str| filter.is_none_or(|filter| format!("{} {test}", binary.name()).contains(filter));
-    let groups = requirement::group_tests(list_ignored(&binary)?, run::is_root());
+    let groups = requirement::group_tests(list_ignored(&binary)?, run::is_root(), |_| false);
     let unmet = groups.unmet.into_iter().filter(|(test, why)| is_selected(test) && why.contains("kernel"));
     for (test, why) in unmet {
         report.could_not_run(&format!("{} {test}", binary.name()), &why);

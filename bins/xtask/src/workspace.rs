@@ -65,6 +65,10 @@ impl Package {
         self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
     }
 
+    pub(crate) fn is_library(&self) -> bool {
+        self.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "lib"))
+    }
+
     /// Whether a source marks a test as ignored for one of these needs.
     pub(crate) fn has_test_that_needs(&self, needs: &[&str]) -> bool {
         ["src", "tests"].iter().any(|part| has_marked_test(&self.directory().join(part), needs))

@@ -67,7 +67,7 @@ impl ConsensusFactory {
         Self { open: Arc::new(move |top| open(top).map_err(Into::into)), peer_port: None }
     }
 
-    /// etcd, with its data and credentials on the data volume, as in [`nodekeel_localstorage::tree::Data`].
+    /// etcd, with its data and credentials on the data volume, as in [`nodekeel_localstorage::tree::DataPartition`].
     #[cfg(feature = "etcd")]
     pub fn etcd_on_volume(config: crate::consensus::etcd::EtcdConfig) -> Self {
         let port = config.peer_port;
@@ -352,7 +352,7 @@ impl ClusterNode {
     /// The records of the cluster's nodes.
     ///
     /// # Errors
-    /// [`KvAccessError::NodeUnavailable`].
+    /// [`KvAccessError::Unavailable`].
     pub fn node_store(&self) -> Result<NodeStore, KvAccessError> {
         let (module, namespace) = NODES_NAMESPACE;
         Ok(NodeStore::new(self.namespaced_kv(module, namespace)?))

@@ -100,9 +100,9 @@ pub enum EnrolmentPhase {
     Joining,
     /// [`EnrolmentState::Restarting`].
     Restarting,
-    /// [`EnrolmentState::RunningMember`].
+    /// [`EnrolmentState::Running`].
     Running,
-    /// [`EnrolmentState::BoxError`].
+    /// [`EnrolmentState::Failed`].
     Failed,
 }
 

@@ -26,7 +26,7 @@ use crate::node::{
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 nodekeel_localstorage::layout! {
-    /// The node's directory on its data volume, as in [`nodekeel_localstorage::tree::Data`].
+    /// The node's directory on its data volume, as in [`nodekeel_localstorage::tree::DataPartition`].
     struct NodeLayout {
         /// The node's identity.
         node: IdentityDir = "node", 0o700;

@@ -7,14 +7,16 @@ use super::{Network, NodeAddress};
 /// An address that the caller sets, and may change.
 ///
 /// ```
-/// use nodekeel_cluster::network::{Address, Network as _, StaticNetwork};
+/// use nodekeel_cluster::network::{Network as _, NodeAddress, StaticNetwork};
 ///
-/// let network = StaticNetwork::new(Address::try_new("192.0.2.7".parse()?)?);
-/// let watch = network.address();
-/// assert!(watch.borrow().is_some());
-/// network.set(None);
-/// assert!(watch.borrow().is_none() && network.no_address_reason().is_some());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let network = StaticNetwork::new(NodeAddress::try_new("192.0.2.7".parse()?)?);
+///     let watch = network.watch_address();
+///     assert!(watch.borrow().is_some());
+///     network.set_address(None);
+///     assert!(watch.borrow().is_none() && network.no_address_reason().is_some());
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug)]
 pub struct StaticNetwork(watch::Sender<Option<NodeAddress>>);

@@ -23,7 +23,7 @@ const MAX_CONFIG_SIZE: u64 = 1 << 20;
 
 nodekeel_localstorage::layout! {
     /// In the node's directory on the EFI system partition:
-    /// [extend](nodekeel_localstorage::tree::Directory::extend) it.
+    /// [extend](nodekeel_localstorage::tree::LayoutDir::add_layout) it.
     pub struct EspEnrolment {
         /// The enrolment configuration. It holds private keys.
         pub enrolment: LayoutFile = "enrolment.pb", 0o600;

@@ -10,7 +10,7 @@ use super::NodeId;
 
 nodekeel_localstorage::layout! {
     /// Added to the directory of files that last until the next boot:
-    /// [extend](nodekeel_localstorage::tree::Directory::extend) it. The system's image has a link from
+    /// [extend](nodekeel_localstorage::tree::LayoutDir::add_layout) it. The system's image has a link from
     /// `/etc/hosts` to it, as it has for the machine id.
     pub struct EphemeralHosts {
         /// `/etc/hosts`.

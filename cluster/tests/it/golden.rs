@@ -141,7 +141,7 @@ async fn node_records_of_the_first_release_are_read() {
 
 #[tokio::test]
 async fn the_ca_of_the_first_release_is_loaded_with_its_certificates_and_revocations() {
-    let ca = ClusterCa::load(store_with("keys.tsv").await).await.unwrap();
+    let ca = ClusterCa::load_ca(store_with("keys.tsv").await).await.unwrap();
     let (issued, revoked) = (ca.list_issued().await.unwrap(), ca.revocation_list().await.unwrap());
     assert_eq!(issued.len(), 3);
     let revoked: Vec<_> = issued.iter().filter(|certificate| revoked.is_revoked(certificate)).collect();

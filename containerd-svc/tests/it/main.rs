@@ -5,6 +5,7 @@ mod bundles;
 mod conformance;
 mod directory;
 mod faults;
+mod golden;
 mod hostile;
 mod incremental;
 mod runsc;

@@ -189,10 +189,15 @@ nonsense
 
     #[test]
     fn every_mount_of_this_host_is_read() {
-        let text = std::fs::read(super::MOUNTINFO_PATH).unwrap();
-        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
-        assert_eq!(parse_mountinfo(&text).len(), lines);
-        assert!(mount_table().unwrap().iter().any(|entry| entry.target.as_os_str() == "/"));
+        // In a chroot the root is not a mount, and without /proc nothing can be read.
+        match std::fs::read(super::MOUNTINFO_PATH) {
+            Ok(text) => {
+                let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+                assert_eq!(parse_mountinfo(&text).len(), lines);
+                assert!(mount_table().is_ok());
+            }
+            Err(_) => assert!(mount_table().is_err()),
+        }
     }
 
     fn flags() -> impl Strategy<Value = MountFlags> {

@@ -18,7 +18,7 @@ crate::layout! {
     /// The configuration available before the data partition is open. The caller knows the format of each
     /// file and [decodes](super::LayoutFile::load_decoded) it.
     pub struct EspNodeDir {
-        /// The key to the data partition, sealed to the TPM if the host has one.
+        /// How to open the data partition, sealed to the TPM if the host has one.
         pub sealed_configuration: LayoutFile = "sealed_configuration.pb", 0o644;
         /// The parameters to bootstrap a cluster or to join one.
         pub parameters: LayoutFile = "parameters.pb", 0o644;

@@ -85,8 +85,7 @@ impl Disk {
         };
         format.run_mkfs(&self.path, uuid)?;
         let sector = self.read_claim_sector()?;
-        // The claim lies in a sector that mkfs.xfs does not write. Should that change, there is no claim to
-        // remove.
+        // mkfs.xfs does not write to the sector of the claim. Should that change, no claim is left to remove.
         if is_claim(&sector) {
             self.write_claim_sector(&[0; SECTOR_BYTES]).map_err(device_error("release", &self.path))?;
         }

@@ -53,8 +53,8 @@ fn a_step_journal_of_the_first_release_is_read_and_continued() {
     journal.commit(b"fourth state").unwrap();
     drop(journal);
     let after = ["example.0", "example.1"].map(|slot| fs::read(temporary.path().join(slot)).unwrap());
-    assert_eq!(before[0], after[0], "the newest record was overwritten");
-    assert_ne!(before[1], after[1]);
+    assert_eq!(before[1], after[1], "the newest record was overwritten");
+    assert_ne!(before[0], after[0]);
     assert_eq!(StepJournal::open(&dir, "example").unwrap().committed_state(), Some(&b"fourth state"[..]));
 }
 
@@ -136,8 +136,8 @@ fn volumes_marked_by_the_first_release_are_recognized() {
 #[test]
 fn a_disk_claimed_by_the_first_release_is_formatted_again() {
     const DISK_BYTES: u64 = 16 << 20;
-    /// Distance of the claim from the end of the disk.
-    const CLAIM_FROM_END: u64 = include!("../../testdata/golden/disk/claim-offset");
+    let from_end = fs::read_to_string(golden_path("disk/claim-offset")).unwrap();
+    let claim_offset = DISK_BYTES - from_end.trim_end().parse::<u64>().unwrap();
     for (claim, former) in [("claim-blank", None), ("claim-swap", Some("swap-page"))] {
         let (temporary, _dir) = scratch_dir();
         let image = temporary.path().join("image");
@@ -152,7 +152,7 @@ fn a_disk_claimed_by_the_first_release_is_formatted_again() {
             let contents = probe_disk(&mut &disk).unwrap();
             assert!(matches!(contents, VolumeContents::Occupied { .. }), "{contents:?}");
         }
-        write(claim, DISK_BYTES - CLAIM_FROM_END);
+        write(claim, claim_offset);
         assert_eq!(probe_disk(&mut &disk).unwrap(), VolumeContents::Interrupted, "{claim}");
         drop(disk);
         let volume = DiskVolume::new(&image, temporary.path(), Arc::new(OsMounter)).with_mkfs("/bin/false");

@@ -67,7 +67,7 @@ impl ActionApplier {
     pub(super) async fn remove_if_empty(&self, id: &VolumeId) -> Result<SweepOutcome, ApplyError> {
         let _reservation = self.reserve_volume(id).await?;
         let claim_uid = id.claim_uid();
-        tracing::info!(handle = %id, claim_uid, "deleting volume if it is empty: no PersistentVolume on this node");
+        tracing::info!(handle = %id, claim_uid, "deleting volume if empty: no PersistentVolume on this node");
         match self.store.remove_empty(id).await.map_err(ApplyError::Store)? {
             true => Ok(SweepOutcome::Removed),
             false => Ok(SweepOutcome::Orphan),

@@ -28,7 +28,7 @@ impl Identity for IdentityService {
         }))
     }
 
-    /// None: there is no controller service, and the PersistentVolume's node affinity replaces topology.
+    /// None: without a controller service, the PersistentVolume's node affinity replaces topology.
     async fn get_plugin_capabilities(
         &self,
         _: Request<GetPluginCapabilitiesRequest>,

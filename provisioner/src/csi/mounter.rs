@@ -112,7 +112,7 @@ pub enum MountError {
         parent: PathBuf,
     },
     /// A component of the target path is a symbolic link, or not a directory. Find out what created it.
-    #[error("{} below the kubelet's directory is not a directory, or lies behind a symbolic link", path.display())]
+    #[error("{} below the kubelet's directory is not a directory, or behind a symbolic link", path.display())]
     NotDirectory {
         /// The path, relative to the kubelet's directory.
         path: PathBuf,

@@ -63,9 +63,9 @@ impl Registration for RegistrationService {
         self.registered.send_replace(plugin_registered);
         if plugin_registered {
             tracing::info!(driver = self.info.name, "the kubelet has registered the driver");
-        } else if let Some(refused) = self.rejection.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        } else if let Some(sender) = self.rejection.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // The server may be shut down already.
-            let _ = refused.send(RegistrationRejection { reason: error });
+            let _ = sender.send(RegistrationRejection { reason: error });
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

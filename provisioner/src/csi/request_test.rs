@@ -28,7 +28,7 @@ fn parse_publish(request: &csi::NodePublishVolumeRequest) -> Result<PublishReque
 fn rejection_message(change: impl FnOnce(&mut csi::NodePublishVolumeRequest)) -> String {
     let mut request = publish_message(Mode::SingleNodeWriter, &[]);
     change(&mut request);
-    let status = parse_publish(&request).expect_err("refused");
+    let status = parse_publish(&request).expect_err("rejected");
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     status.message().to_owned()
 }

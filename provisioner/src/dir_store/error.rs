@@ -7,7 +7,7 @@ use nodekeel_fsquota::Error as QuotaError;
 use nodekeel_localstorage::Error as DirError;
 
 use crate::id::VolumeId;
-use crate::store::{BoxError, StoreError};
+use crate::store::{ErrorSource, StoreError};
 
 /// Why an operation on the directories or the quota failed.
 #[derive(Debug, thiserror::Error)]
@@ -80,10 +80,10 @@ impl DirStoreError {
 }
 
 /// The [`StoreError`] variant of a failed call, unless the disk is full.
-pub(super) type ErrorConstructor = fn(VolumeId, BoxError) -> StoreError;
+pub(super) type ErrorConstructor = fn(VolumeId, ErrorSource) -> StoreError;
 
 pub(super) fn store_error(id: &VolumeId, error: DirStoreError, name: ErrorConstructor) -> StoreError {
     let (id, is_full) = (id.clone(), error.is_full());
-    let source: BoxError = Box::new(error);
+    let source: ErrorSource = Box::new(error);
     if is_full { StoreError::Exhausted { id, source } } else { name(id, source) }
 }

@@ -36,7 +36,7 @@ fn expect_provision(action: ClaimAction) -> VolumeSpec {
 fn expect_rejection(action: ClaimAction) -> String {
     match action {
         ClaimAction::Reject(rejection) => rejection.to_string(),
-        other => panic!("not refused: {other:?}"),
+        other => panic!("not rejected: {other:?}"),
     }
 }
 
@@ -186,7 +186,11 @@ fn access_modes_of_one_node_are_copied_and_others_rejected() {
         );
     }
     let both = expect_provision(plan_claim_spec(json!({ "accessModes": ["ReadOnlyMany", "ReadWriteOnce"] })));
-    assert_eq!(both.access_modes, ["ReadWriteOnce", "ReadOnlyMany"], "the one that may write comes first");
+    assert_eq!(
+        both.access_modes,
+        ["ReadWriteOnce", "ReadOnlyMany"],
+        "the mode that permits writing comes first"
+    );
     for modes in
         [json!(["ReadWriteMany"]), json!(["ReadWriteOnce", "ReadWriteMany"]), json!([]), json!(["x"])]
     {

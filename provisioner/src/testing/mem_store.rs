@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
-use crate::store::{BoxError, StoreError, VolumeStore, VolumeUsage, larger_limit};
+use crate::store::{ErrorSource, StoreError, VolumeStore, VolumeUsage, larger_limit};
 
 /// Keeps volumes in memory; writes nothing to disk. Clones share their volumes.
 #[derive(Clone, Default)]
@@ -18,7 +18,7 @@ pub struct MemStore(Arc<Mutex<MemStoreState>>);
 struct MemStoreState {
     volumes: BTreeMap<VolumeId, VolumeUsage>,
     capacity: Option<Bytes>,
-    failures: Vec<BoxError>,
+    failures: Vec<ErrorSource>,
     creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
 }
@@ -32,7 +32,7 @@ impl MemStore {
     }
 
     /// Makes the next call that changes a volume fail with this source. Several failures occur in turn.
-    pub fn fail_next(&self, cause: impl Into<BoxError>) {
+    pub fn fail_next(&self, cause: impl Into<ErrorSource>) {
         self.lock_state().failures.insert(0, cause.into());
     }
 

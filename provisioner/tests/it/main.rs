@@ -2,6 +2,7 @@
 
 mod audit_log;
 mod csi;
+mod golden;
 mod kills;
 mod kube;
 mod manifests;

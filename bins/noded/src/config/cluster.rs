@@ -20,7 +20,7 @@ pub struct ClusterConfig {
     #[serde(default)]
     pub interface: Option<String>,
     /// Timeout until the node is in its cluster.
-    #[serde(default = "default_deadline", deserialize_with = "value::duration")]
+    #[serde(default = "default_deadline", deserialize_with = "value::deserialize_duration")]
     pub deadline: Duration,
     /// Whether this node creates golden tickets.
     #[serde(default)]

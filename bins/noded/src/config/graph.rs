@@ -196,12 +196,12 @@ fn check_dependencies(
             }
         };
         if !enabled {
-            let remedy = match dependency.as_str() {
+            let hint = match dependency.as_str() {
                 "provisioner" => "set provisioner.kubeconfig".to_owned(),
                 "cluster" => "set cluster.address".to_owned(),
                 _ => format!("set services.{dependency}.enable = true"),
             };
-            let message = format!("{} depends on {dependency}, which is disabled; {remedy}", service.name);
+            let message = format!("{} depends on {dependency}, which is disabled; {hint}", service.name);
             return reject_field(field, message);
         }
     }

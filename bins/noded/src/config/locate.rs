@@ -175,10 +175,10 @@ pub(super) fn one_line_message(text: &str, error: &toml::de::Error) -> String {
     }
 }
 
-/// Translates serde's message about a value of the wrong type from Rust types to TOML.
+/// Translates serde's message about a value of the mismatch type from Rust types to TOML.
 fn describe_type_error(message: &str) -> String {
-    let wrong = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
-    let Some((given, expected)) = wrong.and_then(|wrong| wrong.split_once(", expected ")) else {
+    let mismatch = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
+    let Some((given, expected)) = mismatch.and_then(|mismatch| mismatch.split_once(", expected ")) else {
         return message.to_owned();
     };
     let expected = match expected {

@@ -18,10 +18,10 @@ pub struct ProvisionerConfig {
     /// Address and credentials of the API server.
     pub kubeconfig: PathBuf,
     /// Name of this node in the API; `None` is `node.name`.
-    #[serde(default, deserialize_with = "some_name")]
+    #[serde(default, deserialize_with = "deserialize_optional_name")]
     pub node: Option<NodeName>,
     /// Name of the CSI driver in storage classes and at the kubelet.
-    #[serde(default = "default_driver", deserialize_with = "name")]
+    #[serde(default = "default_driver", deserialize_with = "deserialize_name")]
     pub driver: DriverName,
     /// Directory of volumes; `None` is `volumes` below the data directory.
     #[serde(default)]
@@ -69,7 +69,9 @@ fn default_kubelet() -> PathBuf {
     "/var/lib/kubelet".into()
 }
 
-fn name<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
+fn deserialize_name<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     struct Text<T>(std::marker::PhantomData<T>);
     impl<T: FromStr<Err: Display>> de::Visitor<'_> for Text<T> {
         type Value = T;
@@ -85,8 +87,10 @@ fn name<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) ->
     deserializer.deserialize_str(Text(std::marker::PhantomData))
 }
 
-fn some_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NodeName>, D::Error> {
-    name(deserializer).map(Some)
+fn deserialize_optional_name<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<NodeName>, D::Error> {
+    deserialize_name(deserializer).map(Some)
 }
 
 /// Checks the rules between fields.

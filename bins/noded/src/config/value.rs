@@ -45,12 +45,12 @@ pub enum RestartPolicy {
 #[serde(default, deny_unknown_fields)]
 pub struct BackoffConfig {
     /// The first delay.
-    #[serde(deserialize_with = "duration")]
+    #[serde(deserialize_with = "deserialize_duration")]
     pub initial: Duration,
     /// Factor of each further failure.
     pub factor: f64,
     /// The longest delay.
-    #[serde(deserialize_with = "duration")]
+    #[serde(deserialize_with = "deserialize_duration")]
     pub max: Duration,
     /// Random share that is added or subtracted.
     pub jitter: f64,
@@ -92,7 +92,7 @@ impl<'de> Visitor<'de> for ReadinessVisitor {
         #[serde(deny_unknown_fields)]
         struct Table {
             probe: Vec<String>,
-            #[serde(default = "probe_timeout", deserialize_with = "duration")]
+            #[serde(default = "probe_timeout", deserialize_with = "deserialize_duration")]
             timeout: Duration,
         }
         let table = Table::deserialize(MapAccessDeserializer::new(map))?;
@@ -105,15 +105,15 @@ fn probe_timeout() -> Duration {
 }
 
 /// A duration: a number and its unit, `"500ms"`, `"1.5s"`, `"2m"`, `"1h"`.
-pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+pub(super) fn deserialize_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     deserializer.deserialize_str(DurationVisitor)
 }
 
 /// The same for an optional key.
-pub(super) fn some_duration<'de, D: Deserializer<'de>>(
+pub(super) fn deserialize_optional_duration<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Duration>, D::Error> {
-    duration(deserializer).map(Some)
+    deserialize_duration(deserializer).map(Some)
 }
 
 struct DurationVisitor;

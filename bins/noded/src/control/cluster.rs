@@ -25,11 +25,11 @@ pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
     let state = cluster.current_state();
     let (detail, node, id) = match &state {
         EnrolmentState::New => (String::new(), None, None),
-        EnrolmentState::CreatingCluster(work)
-        | EnrolmentState::Joining { run: work, .. }
-        | EnrolmentState::Restarting(work) => (work.activity().to_string(), node_name(work), None),
-        EnrolmentState::Running(place) => {
-            (String::new(), Some(place.node_id.to_string()), Some(place.cluster_id.to_string()))
+        EnrolmentState::CreatingCluster(run)
+        | EnrolmentState::Joining { run, .. }
+        | EnrolmentState::Restarting(run) => (run.activity().to_string(), node_name(run), None),
+        EnrolmentState::Running(membership) => {
+            (String::new(), Some(membership.node_id.to_string()), Some(membership.cluster_id.to_string()))
         }
         EnrolmentState::Failed(reason) => (plan::error_chain(reason), None, None),
     };
@@ -42,8 +42,8 @@ pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
     })
 }
 
-fn node_name(work: &EnrolmentRun) -> Option<String> {
-    work.node_id().map(ToString::to_string)
+fn node_name(run: &EnrolmentRun) -> Option<String> {
+    run.node_id().map(ToString::to_string)
 }
 
 pub(super) async fn list_members(shared: &NodeState) -> Result<v1::MembersResponse, Status> {
@@ -100,30 +100,31 @@ pub(super) async fn revoke_ticket(
 
 fn ticket_issuer(shared: &NodeState) -> Result<GoldenTicketIssuer, Status> {
     require_cluster(shared)?.ticket_issuer().map_err(|error| {
-        let remedy = match error {
+        let hint = match error {
             TicketAccessError::Disabled => {
                 "; set cluster.golden_tickets = true on the node that creates them"
             }
             _ => "",
         };
-        Status::failed_precondition(plan::error_chain(&error) + remedy)
+        Status::failed_precondition(plan::error_chain(&error) + hint)
     })
 }
 
 /// URL at which the other members reach the node of a ticket; port 0 is this node's peer port.
 fn peer_url(shared: &NodeState, address: &str, port: u32) -> Result<PeerUrl, Status> {
-    let wrong = |what: &str| Status::invalid_argument(format!("invalid address or port of a node: {what:?}"));
-    let address: IpAddr = address.parse().map_err(|_| wrong(address))?;
-    let port = match u16::try_from(port).map_err(|_| wrong(&port.to_string()))? {
+    let invalid =
+        |what: &str| Status::invalid_argument(format!("invalid address or port of a node: {what:?}"));
+    let address: IpAddr = address.parse().map_err(|_| invalid(address))?;
+    let port = match u16::try_from(port).map_err(|_| invalid(&port.to_string()))? {
         0 => shared.plan.config.services.etcd.peer_port.get(),
         port => port,
     };
     Ok(PeerUrl::new(address, port))
 }
 
-fn ticket_error_status(error: &TicketIssueError, remedy: Option<String>) -> Status {
-    let remedy = remedy.map(|remedy| format!("; {remedy}")).unwrap_or_default();
-    Status::new(ticket_error_code(error), plan::error_chain(error) + &remedy)
+fn ticket_error_status(error: &TicketIssueError, hint: Option<String>) -> Status {
+    let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+    Status::new(ticket_error_code(error), plan::error_chain(error) + &hint)
 }
 
 /// The hint for the operator, if another ticket conflicts.
@@ -136,8 +137,8 @@ async fn ticket_hint(cluster: &ClusterNode, error: &TicketIssueError, url: &Peer
             let members = cluster.cluster_members().ok()?.list_members().await.ok()?;
             let learner = members.into_iter().find(|member| member.is_learner)?;
             let url = learner.peer_urls.into_iter().next()?;
-            let free = revoke_command(&url).map(|command| format!(", or {command}")).unwrap_or_default();
-            Some(format!("the learner is at {url}: wait until its node has joined{free}"))
+            let revoke = revoke_command(&url).map(|command| format!(", or {command}")).unwrap_or_default();
+            Some(format!("the learner is at {url}: wait until its node has joined{revoke}"))
         }
         _ => None,
     }
@@ -145,8 +146,8 @@ async fn ticket_hint(cluster: &ClusterNode, error: &TicketIssueError, url: &Peer
 
 /// The command that revokes the ticket for this URL.
 fn revoke_command(url: &str) -> Option<String> {
-    let place: SocketAddr = url.strip_prefix("https://")?.parse().ok()?;
-    let (address, port) = (place.ip(), place.port());
+    let socket: SocketAddr = url.strip_prefix("https://")?.parse().ok()?;
+    let (address, port) = (socket.ip(), socket.port());
     Some(format!(
         "revoke its ticket with `nodectl cluster ticket withdraw --address {address} --port {port}`"
     ))

@@ -49,11 +49,11 @@ fn parse_namespace(text: &str) -> Result<Namespace, Status> {
 
 /// Opens the archive without following a symbolic link at its name.
 fn open_archive(path: &Path) -> Result<File, Status> {
-    let wrong = |why: &str| Status::invalid_argument(format!("{}: {why}", path.display()));
+    let invalid = |reason: &str| Status::invalid_argument(format!("{}: {reason}", path.display()));
     let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute()) else {
-        return Err(wrong("use the absolute path of a file"));
+        return Err(invalid("use the absolute path of a file"));
     };
-    Dir::open(parent).and_then(|dir| dir.open_file(name)).map_err(|error| wrong(&plan::error_chain(&error)))
+    Dir::open(parent).and_then(|dir| dir.open_file(name)).map_err(|error| invalid(&plan::error_chain(&error)))
 }
 
 async fn connect_store(shared: &NodeState) -> Result<ContainerdImages, Status> {

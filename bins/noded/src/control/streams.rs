@@ -69,14 +69,14 @@ pub(super) fn event_stream(
     follow: bool,
 ) -> impl Stream<Item = v1::EventsResponse> + Send {
     stream::unfold(reader, move |mut reader| async move {
-        let mut taken = reader.next_batch(MAX_ENTRIES);
-        while taken.is_empty() {
+        let mut batch = reader.next_batch(MAX_ENTRIES);
+        while batch.is_empty() {
             if !follow {
                 return None;
             }
             reader.wait_for_events().await;
-            taken = reader.next_batch(MAX_ENTRIES);
+            batch = reader.next_batch(MAX_ENTRIES);
         }
-        Some((v1::EventsResponse { events: taken.iter().map(wire::event_to_wire).collect() }, reader))
+        Some((v1::EventsResponse { events: batch.iter().map(wire::event_to_wire).collect() }, reader))
     })
 }

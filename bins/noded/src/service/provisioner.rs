@@ -137,18 +137,18 @@ async fn run_controller(provisioner: Provisioner, ctx: Context) -> Result<(), Fa
         let _ = ctx.signal_ready();
     };
     let stopped = async {
-        let cancelled = ctx.canceled().await;
+        let canceled = ctx.canceled().await;
         if is_ready.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
-        cancelled
+        canceled
     };
     tokio::select! {
         Err(error) = provisioner.run_until(ctx.cancellation_token(), ready) => match error {
             RunError::Canceled => Err(ctx.canceled().await.into()),
             error => Err(Failure::new(error)),
         },
-        cancelled = stopped => Err(cancelled.into()),
+        canceled = stopped => Err(canceled.into()),
     }
 }
 

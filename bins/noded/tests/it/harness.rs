@@ -37,9 +37,12 @@ pub(crate) fn noded_command(args: &[&str]) -> Command {
     command
 }
 
-/// The path of nodectl. Builds it at the first use, since it is in another package.
+/// The path of nodectl: `NODEKEEL_NODECTL`, or built at the first use, since it is in another package.
 pub(crate) fn nodectl_path() -> &'static Path {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+        if let Some(path) = std::env::var_os("NODEKEEL_NODECTL") {
+            return path.into();
+        }
         let noded = Path::new(env!("CARGO_BIN_EXE_noded"));
         let profile = noded.parent().unwrap();
         let target = profile.parent().unwrap();

@@ -6,6 +6,7 @@ mod cluster;
 mod daemons;
 mod data;
 mod errors;
+mod golden;
 mod harness;
 mod lifecycle;
 mod logs;

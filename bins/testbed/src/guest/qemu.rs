@@ -42,12 +42,12 @@ pub(super) fn command(
     accelerator: Accelerator,
     directory: &Path,
 ) -> Result<Command> {
-    let mut line: Vec<OsString> = builder.launcher.clone();
+    let mut line: Vec<OsString> = builder.launcher_words.clone();
     line.push(tools::find(tools::QEMU)?.into());
     let mut command = Command::new(&line[0]);
     command.args(&line[1..]);
     machine(&mut command, kernel, accelerator);
-    command.args(["-smp", &builder.cpus.to_string(), "-m", &format!("{}M", builder.memory >> 20)]);
+    command.args(["-smp", &builder.cpu_count.to_string(), "-m", &format!("{}M", builder.memory_bytes >> 20)]);
     command.args(["-append", &kernel_line(builder)]);
     drive(&mut command, "root", &directory.join("root"), true);
     drive(&mut command, "modules", &kernel.modules, true);
@@ -59,7 +59,7 @@ pub(super) fn command(
         .arg("-chardev")
         .arg(option("socket,id=control,server=on,wait=off,path=", &directory.join("control")));
     command.args(["-device", "virtserialport,chardev=control,nr=1,name=control"]);
-    if builder.network {
+    if builder.has_network {
         command.args(["-netdev", &network(&builder.forwards)]);
         command.args(["-device", "virtio-net-pci,netdev=network,romfile="]);
     }
@@ -86,7 +86,7 @@ fn machine(command: &mut Command, kernel: &Kernel, accelerator: Accelerator) {
 }
 
 fn kernel_line(builder: &Builder) -> String {
-    let network = builder.network.then_some("virtio_net").into_iter();
+    let network = builder.has_network.then_some("virtio_net").into_iter();
     let modules: Vec<&str> = network.chain(builder.modules.iter().map(String::as_str)).collect();
     format!("{KERNEL_LINE} NODEKEEL_MODULES={}", modules.join(","))
 }

@@ -22,7 +22,7 @@ pub const BUSYBOX_IMAGE: &str = "localhost/busybox:1";
 pub struct Image {
     name: String,
     entries: Vec<(PathBuf, Entry)>,
-    entrypoint: Vec<String>,
+    entrypoint_words: Vec<String>,
     /// Stands behind the entrypoint unless the pod gives arguments.
     command: Vec<String>,
 }
@@ -37,7 +37,7 @@ enum Entry {
 impl Image {
     /// An empty image. A node finds it by its whole name, such as `localhost/tool:1`.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), entries: Vec::new(), entrypoint: Vec::new(), command: Vec::new() }
+        Self { name: name.into(), entries: Vec::new(), entrypoint_words: Vec::new(), command: Vec::new() }
     }
 
     /// Adds a file of this machine. A program should be static: the image has no libraries.
@@ -57,7 +57,7 @@ impl Image {
     /// Sets the program that runs where the pod names none.
     #[must_use]
     pub fn entrypoint(mut self, words: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.entrypoint = words.into_iter().map(Into::into).collect();
+        self.entrypoint_words = words.into_iter().map(Into::into).collect();
         self
     }
 
@@ -116,7 +116,7 @@ impl Image {
         json!({
             "architecture": architecture(), "os": "linux",
             "config": {
-                "Entrypoint": self.entrypoint, "Cmd": self.command, "WorkingDir": "/", "User": "0:0",
+                "Entrypoint": self.entrypoint_words, "Cmd": self.command, "WorkingDir": "/", "User": "0:0",
                 "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
             },
             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},

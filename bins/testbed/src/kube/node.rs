@@ -33,11 +33,11 @@ const NETWORK: &str = include_str!("node/network.json");
 #[derive(Clone, Debug)]
 #[must_use = "there is no node before it has joined"]
 pub struct GuestNodeBuilder {
-    name: String,
-    disk: u64,
+    node_name: String,
+    disk_bytes: u64,
     images: Vec<PathBuf>,
     settings: Value,
-    guest: guest::Builder,
+    guest_builder: guest::Builder,
 }
 
 /// A node whose kubelet and containerd run in a guest with a kernel of its own.
@@ -60,11 +60,11 @@ impl GuestNode {
     /// A node named [`GUEST_NODE`] with 1.5 GiB of memory and a disk of 8 GiB.
     pub fn builder() -> GuestNodeBuilder {
         GuestNodeBuilder {
-            name: GUEST_NODE.into(),
-            disk: 8 << 30,
+            node_name: GUEST_NODE.into(),
+            disk_bytes: 8 << 30,
             images: Vec::new(),
             settings: json!({}),
-            guest: Guest::builder().memory(1536 << 20),
+            guest_builder: Guest::builder().memory(1536 << 20),
         }
     }
 
@@ -143,7 +143,7 @@ impl GuestNode {
 impl GuestNodeBuilder {
     /// Another name; the control plane must have its [`User::node`].
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
+        self.node_name = name.into();
         self
     }
 
@@ -155,7 +155,7 @@ impl GuestNodeBuilder {
 
     /// The size in bytes of the disk that holds `/var/lib`.
     pub fn disk(mut self, bytes: u64) -> Self {
-        self.disk = bytes;
+        self.disk_bytes = bytes;
         self
     }
 
@@ -167,7 +167,7 @@ impl GuestNodeBuilder {
 
     /// Changes the guest: memory, files, modules.
     pub fn guest(mut self, change: impl FnOnce(guest::Builder) -> guest::Builder) -> Self {
-        self.guest = change(self.guest);
+        self.guest_builder = change(self.guest_builder);
         self
     }
 
@@ -176,7 +176,7 @@ impl GuestNodeBuilder {
     /// # Errors
     /// What is missing on this machine; which step failed in the guest, with the last lines of what it said.
     pub fn join(self, kube: &Kube) -> Result<GuestNode> {
-        let (port, images, name) = (free_port()?, Scratch::new()?, self.name.clone());
+        let (port, images, name) = (free_port()?, Scratch::new()?, self.node_name.clone());
         let guest = self.furnish(kube, &port, &images)?.boot().context("boot the node")?;
         let mut node = GuestNode { name, kubelet: None, containerd: None, guest, port, _images: images };
         node.shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.port())).context("prepare the node")?;
@@ -193,7 +193,7 @@ impl GuestNodeBuilder {
 
     fn furnish(&self, kube: &Kube, port: &Port, images: &Scratch) -> Result<guest::Builder> {
         let runtime = gotool::CONTAINERD.directory()?;
-        let mut guest = self.guest.clone().disk(self.disk);
+        let mut guest = self.guest_builder.clone().disk(self.disk_bytes);
         let loopback = port.address();
         guest = guest.forward(loopback.into(), loopback.port());
         for program in ["containerd", "containerd-shim-runc-v2", "ctr"] {
@@ -214,7 +214,7 @@ impl GuestNodeBuilder {
         for (number, archive) in self.archives(images)?.into_iter().enumerate() {
             guest = guest.file(Path::new(IMAGES).join(format!("{number}.tar")), archive);
         }
-        let kubeconfig = kube.kubeconfig_for_guest(&User::node(&self.name).name)?;
+        let kubeconfig = kube.kubeconfig_for_guest(&User::node(&self.node_name).name)?;
         Ok(guest
             .text(PREPARE_AT, 0o755, PREPARE)
             .text(IMPORT_AT, 0o755, IMPORT)

@@ -36,6 +36,7 @@ enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Build {
     pub(crate) tests: Vec<Executable>,
+    pub(crate) programs: Vec<Executable>,
     /// The examples of the package `examples`; those of the libraries are parts of their benches.
     pub(crate) examples: Vec<Executable>,
     pub(crate) elapsed: Duration,
@@ -91,6 +92,7 @@ pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Build> {
             _ => {}
         }
     }
+    build.programs = programs;
     Ok(build)
 }
 

@@ -20,12 +20,12 @@ pub(crate) enum Lane {
 }
 
 impl Lane {
-    /// What the ignored tests of a lane need, for the names of parts.
-    pub(crate) fn needs(self) -> &'static str {
+    /// Where the ignored tests of a lane run, for the names of parts.
+    pub(crate) fn label(self) -> &'static str {
         match self {
-            Self::Computing | Self::Alone => "a user",
-            Self::Waiting => "daemons",
-            Self::Guest => "a guest",
+            Self::Computing | Self::Alone => "",
+            Self::Waiting => ", with daemons",
+            Self::Guest => ", with guests",
         }
     }
 }

@@ -20,12 +20,19 @@ pub(crate) struct TestGroups {
     pub(crate) unmet: Vec<(String, String)>,
 }
 
-/// Groups tests by what they need. Those of `cargo xtask soak` are left out.
-pub(crate) fn group_tests(ignored: Vec<IgnoredTest>, is_root: bool) -> TestGroups {
+/// Groups tests by what they need; those that measure time run alone. Those of `cargo xtask soak` are left out.
+pub(crate) fn group_tests(
+    ignored: Vec<IgnoredTest>,
+    is_root: bool,
+    measures: impl Fn(&str) -> bool,
+) -> TestGroups {
     let mut groups = TestGroups::default();
     for IgnoredTest { name, reason } in ignored {
         match parse_reason(&reason, is_root) {
-            Ok(Location::Host(run_as, lane)) => groups.host.entry((run_as, lane)).or_default().push(name),
+            Ok(Location::Host(run_as, lane)) => {
+                let lane = if measures(&name) { Lane::Alone } else { lane };
+                groups.host.entry((run_as, lane)).or_default().push(name);
+            }
             Ok(Location::Guest(need)) => groups.guest.push((need, name)),
             Ok(Location::Soak) => {}
             Err(why) => groups.unmet.push((name, why)),

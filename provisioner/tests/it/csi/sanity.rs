@@ -96,8 +96,8 @@ impl Controller for TestController {
         if asked.volume_id.is_empty() || asked.volume_capabilities.is_empty() {
             return Err(missing_field("volume_id or volume_capabilities"));
         }
-        let made = self.created.lock().expect("not poisoned");
-        if !made.values().any(|(id, _)| id.as_str() == asked.volume_id) {
+        let created = self.created.lock().expect("not poisoned");
+        if !created.values().any(|(id, _)| id.as_str() == asked.volume_id) {
             return Err(Status::not_found("no such volume"));
         }
         let confirmed = Confirmed { volume_capabilities: asked.volume_capabilities, ..Default::default() };

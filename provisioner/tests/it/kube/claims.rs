@@ -7,7 +7,7 @@ use nodekeel_provisioner::{SELECTED_NODE, VolumeStore as _};
 use serde_json::{Value, json};
 use testbed::FakeNode;
 
-use super::harness::{TestCluster, id, run_scenario, shared_control_plane, test_runtime};
+use super::harness::{TestCluster, id, run_test, shared_control_plane, test_runtime};
 
 fn storage_request(size: &str) -> Value {
     json!({ "spec": { "resources": { "requests": { "storage": size } } } })
@@ -17,11 +17,11 @@ fn capacity(volume: &PersistentVolume) -> &str {
     &volume.spec.as_ref().expect("a spec").capacity.as_ref().expect("a capacity")["storage"].0
 }
 
-fn pod(scene: &TestCluster, claim: &str) -> Value {
+fn pod(cluster: &TestCluster, claim: &str) -> Value {
     json!({
         "metadata": { "name": "consumer" },
         "spec": {
-            "nodeSelector": { "kubernetes.io/hostname": scene.node_name("a") },
+            "nodeSelector": { "kubernetes.io/hostname": cluster.node_name("a") },
             "containers": [{ "name": "c", "image": "none", "volumeMounts": [{ "name": "data", "mountPath": "/data" }] }],
             "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": claim } }],
         },
@@ -32,25 +32,25 @@ fn pod(scene: &TestCluster, claim: &str) -> Value {
 #[ignore = "needs kube"]
 fn a_claim_waits_for_its_pod_and_is_bound_on_the_node_that_the_scheduler_selects() {
     let (kube, runtime) = (shared_control_plane(), test_runtime());
-    let scene = runtime.block_on(TestCluster::new(&kube, "consumer"));
-    kube.fake_node(&FakeNode::new(scene.node_name("a")).driver(scene.driver.as_str())).expect("a node");
+    let cluster = runtime.block_on(TestCluster::new(&kube, "consumer"));
+    kube.fake_node(&FakeNode::new(cluster.node_name("a")).driver(cluster.driver.as_str())).expect("a node");
     runtime.block_on(async {
-        let (a, b) = (scene.start_provisioner("a").await, scene.start_provisioner("b").await);
-        let claim = scene.create_claim("data", json!({ "metadata": { "annotations": null } })).await;
-        let other = scene.create_claim("selected", json!({})).await;
-        scene.wait_bound("selected").await;
-        assert_eq!(a.volumes(), scene.volume_ids(&[&other]), "the claim without a pod waits");
+        let (a, b) = (cluster.start_provisioner("a").await, cluster.start_provisioner("b").await);
+        let claim = cluster.create_claim("data", json!({ "metadata": { "annotations": null } })).await;
+        let other = cluster.create_claim("selected", json!({})).await;
+        cluster.wait_bound("selected").await;
+        assert_eq!(a.volumes(), cluster.volume_ids(&[&other]), "the claim without a pod waits");
 
-        let pods: Api<Pod> = Api::namespaced(scene.admin.clone(), scene.name);
-        scene.create_object(pods, pod(&scene, "data")).await;
-        let volume = scene.wait_bound("data").await;
+        let pods: Api<Pod> = Api::namespaced(cluster.admin.clone(), cluster.name);
+        cluster.create_object(pods, pod(&cluster, "data")).await;
+        let volume = cluster.wait_bound("data").await;
         assert_eq!(volume.metadata.name.as_deref(), Some(id(&claim).as_str()));
-        let (kind, note) = scene.wait_for_event("data", "ProvisioningSucceeded").await;
+        let (kind, note) = cluster.wait_for_event("data", "ProvisioningSucceeded").await;
         assert_eq!(
             (kind.as_str(), note),
             ("Normal", format!("Successfully provisioned volume {}", id(&claim)))
         );
-        assert_eq!(a.volumes(), scene.volume_ids(&[&claim, &other]));
+        assert_eq!(a.volumes(), cluster.volume_ids(&[&claim, &other]));
         assert_eq!(b.volumes(), Vec::<String>::new());
         a.stop().await;
         b.stop().await;
@@ -60,9 +60,9 @@ fn a_claim_waits_for_its_pod_and_is_bound_on_the_node_that_the_scheduler_selects
 #[test]
 #[ignore = "needs kube"]
 fn a_volume_has_the_limits_that_its_claim_and_its_class_say() {
-    run_scenario("limits", async |scene| {
-        let node = scene.start_provisioner("a").await;
-        scene.create_class("limits-inodes", json!({ "parameters": { "inodes": "7k" } })).await;
+    run_test("limits", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        cluster.create_class("limits-inodes", json!({ "parameters": { "inodes": "7k" } })).await;
         let of_class = json!({ "spec": { "storageClassName": "limits-inodes" } });
         // The request, the reported capacity, the limits in force.
         let cases = [
@@ -77,8 +77,8 @@ fn a_volume_has_the_limits_that_its_claim_and_its_class_say() {
             ("large", storage_request("7Ei"), "7Ei", 7 << 60, 7 << 49),
         ];
         for (name, patch, _, bytes, inodes) in cases {
-            let claim = scene.create_claim(name, patch).await;
-            let volume = scene.wait_bound(name).await;
+            let claim = cluster.create_claim(name, patch).await;
+            let volume = cluster.wait_bound(name).await;
             let reported: Bytes = capacity(&volume).parse().expect("a quantity");
             assert_eq!(reported, Bytes(bytes), "{name}");
             let limits = node.store.usage(&id(&claim)).await.expect("usage").limits;
@@ -94,8 +94,8 @@ fn a_volume_has_the_limits_that_its_claim_and_its_class_say() {
 #[test]
 #[ignore = "needs kube"]
 fn access_modes_of_one_node_are_copied_and_a_missing_volume_mode_is_a_directory() {
-    run_scenario("modes", async |scene| {
-        let node = scene.start_provisioner("a").await;
+    run_test("modes", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
         // The mode that permits writing comes first: the kubelet passes only that one to the plugin.
         let cases = [
             ("rox", json!(["ReadOnlyMany"]), json!(["ReadOnlyMany"])),
@@ -105,17 +105,17 @@ fn access_modes_of_one_node_are_copied_and_a_missing_volume_mode_is_a_directory(
         let mut claims = Vec::new();
         for (name, asked, given) in cases {
             claims.push(
-                scene
+                cluster
                     .create_claim(name, json!({ "spec": { "accessModes": asked, "volumeMode": null } }))
                     .await,
             );
-            let spec = scene.wait_bound(name).await.spec.expect("a spec");
+            let spec = cluster.wait_bound(name).await.spec.expect("a spec");
             assert_eq!(json!(spec.access_modes), given);
             assert_eq!(spec.volume_mode.as_deref(), Some("Filesystem"));
-            scene.wait_for_event(name, "ProvisioningSucceeded").await;
-            assert_eq!(scene.event_reasons(name).await, ["ProvisioningSucceeded"]);
+            cluster.wait_for_event(name, "ProvisioningSucceeded").await;
+            assert_eq!(cluster.event_reasons(name).await, ["ProvisioningSucceeded"]);
         }
-        assert_eq!(node.volumes(), scene.volume_ids(&claims.iter().collect::<Vec<_>>()));
+        assert_eq!(node.volumes(), cluster.volume_ids(&claims.iter().collect::<Vec<_>>()));
         node.stop().await;
     });
 }
@@ -123,33 +123,33 @@ fn access_modes_of_one_node_are_copied_and_a_missing_volume_mode_is_a_directory(
 #[test]
 #[ignore = "needs kube"]
 fn a_claim_whose_class_is_deleted_early_gets_an_event_and_waits() {
-    run_scenario("classless", async |scene| {
-        scene.create_class("classless-going", json!({})).await;
+    run_test("classless", async |cluster| {
+        cluster.create_class("classless-going", json!({})).await;
         let claim =
-            scene.create_claim("data", json!({ "spec": { "storageClassName": "classless-going" } })).await;
+            cluster.create_claim("data", json!({ "spec": { "storageClassName": "classless-going" } })).await;
         // No provisioner runs yet, but the claim already names this driver.
         let is_asked = |claim: Option<&PersistentVolumeClaim>| {
             let annotations = claim.and_then(|claim| claim.metadata.annotations.as_ref());
             annotations.is_some_and(|all| all.contains_key("volume.kubernetes.io/storage-provisioner"))
         };
-        super::harness::wait_for_object(&scene.claims(), "data", is_asked).await;
-        scene.delete_object(&scene.classes(), "classless-going").await;
+        super::harness::wait_for_object(&cluster.claims(), "data", is_asked).await;
+        cluster.delete_object(&cluster.classes(), "classless-going").await;
 
-        let node = scene.start_provisioner("a").await;
-        let (kind, note) = scene.wait_for_event("data", "ProvisioningFailed").await;
+        let node = cluster.start_provisioner("a").await;
+        let (kind, note) = cluster.wait_for_event("data", "ProvisioningFailed").await;
         assert_eq!(kind, "Warning");
         assert!(note.contains(r#""classless-going" does not exist"#), "{note}");
         assert_eq!(node.volumes(), Vec::<String>::new());
-        assert!(scene.driver_volumes().await.is_empty());
+        assert!(cluster.driver_volumes().await.is_empty());
 
-        scene.create_class("classless-going", json!({})).await;
-        scene.wait_bound("data").await;
-        assert_eq!(node.volumes(), scene.volume_ids(&[&claim]));
-        scene.wait_for_event("data", "ProvisioningSucceeded").await;
+        cluster.create_class("classless-going", json!({})).await;
+        cluster.wait_bound("data").await;
+        assert_eq!(node.volumes(), cluster.volume_ids(&[&claim]));
+        cluster.wait_for_event("data", "ProvisioningSucceeded").await;
         // Once the claim is bound, the class may be deleted for good.
-        scene.delete_object(&scene.classes(), "classless-going").await;
-        scene.delete_object(&scene.claims(), "data").await;
-        scene.wait_deleted(&scene.volumes(), id(&claim).as_str()).await;
+        cluster.delete_object(&cluster.classes(), "classless-going").await;
+        cluster.delete_object(&cluster.claims(), "data").await;
+        cluster.wait_deleted(&cluster.volumes(), id(&claim).as_str()).await;
         node.assert_empty().await;
         node.stop().await;
     });
@@ -158,23 +158,23 @@ fn a_claim_whose_class_is_deleted_early_gets_an_event_and_waits() {
 #[test]
 #[ignore = "needs kube"]
 fn a_claim_without_a_class_is_skipped_until_it_names_our_driver() {
-    run_scenario("none", async |scene| {
-        let node = scene.start_provisioner("a").await;
-        scene.create_claim("untouched", json!({ "spec": { "storageClassName": null } })).await;
-        scene.create_claim("empty", json!({ "spec": { "storageClassName": "" } })).await;
+    run_test("none", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        cluster.create_claim("untouched", json!({ "spec": { "storageClassName": null } })).await;
+        cluster.create_claim("empty", json!({ "spec": { "storageClassName": "" } })).await;
         let said = json!({
-            "metadata": { "annotations": { "volume.kubernetes.io/storage-provisioner": scene.driver.as_str() } },
+            "metadata": { "annotations": { "volume.kubernetes.io/storage-provisioner": cluster.driver.as_str() } },
             "spec": { "storageClassName": null },
         });
-        scene.create_claim("said", said).await;
-        let (kind, note) = scene.wait_for_event("said", "ProvisioningFailed").await;
+        cluster.create_claim("said", said).await;
+        let (kind, note) = cluster.wait_for_event("said", "ProvisioningFailed").await;
         assert_eq!((kind.as_str(), note.contains("has no storage class")), ("Warning", true), "{note}");
         // It continues, and by then it would have emitted events about the others.
-        scene.create_claim("good", json!({})).await;
-        scene.wait_bound("good").await;
+        cluster.create_claim("good", json!({})).await;
+        cluster.wait_bound("good").await;
         for name in ["untouched", "empty"] {
-            assert_eq!(scene.event_reasons(name).await, Vec::<String>::new(), "{name}");
-            let claim = scene.claims().get(name).await.expect("still exists");
+            assert_eq!(cluster.event_reasons(name).await, Vec::<String>::new(), "{name}");
+            let claim = cluster.claims().get(name).await.expect("still exists");
             assert_eq!(super::harness::phase(&claim), "Pending");
             assert_eq!(claim.metadata.annotations.map(|all| all.contains_key(SELECTED_NODE)), Some(true));
         }

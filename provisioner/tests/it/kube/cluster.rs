@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::harness::{
-    TestCluster, TestNode, id, names, run_scenario, shared_control_plane, start_control_plane, test_runtime,
+    TestCluster, TestNode, id, names, run_test, shared_control_plane, start_control_plane, test_runtime,
     user_client,
 };
 
@@ -30,28 +30,28 @@ fn volume_node(volume: &PersistentVolume) -> String {
 #[ignore = "needs kube"]
 fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer() {
     const CLAIMS: usize = 24;
-    run_scenario("immediate", async |scene| {
-        scene.create_class("immediate-now", json!({ "volumeBindingMode": "Immediate" })).await;
+    run_test("immediate", async |cluster| {
+        cluster.create_class("immediate-now", json!({ "volumeBindingMode": "Immediate" })).await;
         let nodes = [
-            scene.start_provisioner("a").await,
-            scene.start_provisioner("b").await,
-            scene.start_provisioner("c").await,
+            cluster.start_provisioner("a").await,
+            cluster.start_provisioner("b").await,
+            cluster.start_provisioner("c").await,
         ];
         let patch =
             json!({ "metadata": { "annotations": null }, "spec": { "storageClassName": "immediate-now" } });
         let mut claims = Vec::new();
         for number in 0..CLAIMS {
-            claims.push(scene.create_claim(&format!("claim-{number}"), patch.clone()).await);
+            claims.push(cluster.create_claim(&format!("claim-{number}"), patch.clone()).await);
         }
         let mut placed: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (number, claim) in claims.iter().enumerate() {
             let name = format!("claim-{number}");
             placed
-                .entry(volume_node(&scene.wait_bound(&name).await))
+                .entry(volume_node(&cluster.wait_bound(&name).await))
                 .or_default()
                 .push(id(claim).to_string());
-            scene.wait_for_event(&name, "ProvisioningSucceeded").await;
-            assert_eq!(scene.event_reasons(&name).await, ["ProvisioningSucceeded"], "{name}");
+            cluster.wait_for_event(&name, "ProvisioningSucceeded").await;
+            assert_eq!(cluster.event_reasons(&name).await, ["ProvisioningSucceeded"], "{name}");
         }
         for node in &nodes {
             let mut volumes = placed.remove(&node.name).unwrap_or_default();
@@ -66,7 +66,7 @@ fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer()
             println!("{}: {} of {CLAIMS}", node.name, volumes.len());
         }
         assert!(placed.is_empty(), "{placed:?}");
-        assert_eq!(scene.driver_volumes().await.len(), CLAIMS);
+        assert_eq!(cluster.driver_volumes().await.len(), CLAIMS);
         for node in nodes {
             node.stop().await;
         }
@@ -78,39 +78,42 @@ fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer()
 fn an_api_server_killed_during_provisioning_loses_nothing() {
     const CLAIMS: usize = 30;
     let (mut kube, runtime) = (start_control_plane(), test_runtime());
-    let scene = runtime.block_on(TestCluster::new(&kube, "restart"));
+    let cluster = runtime.block_on(TestCluster::new(&kube, "restart"));
     let (node, claims) = runtime.block_on(async {
-        let node = scene.start_provisioner("a").await;
+        let node = cluster.start_provisioner("a").await;
         let mut claims = Vec::new();
         for number in 0..CLAIMS {
-            claims.push(scene.create_claim(&format!("claim-{number}"), json!({})).await);
+            claims.push(cluster.create_claim(&format!("claim-{number}"), json!({})).await);
         }
         (node, claims)
     });
     kube.restart_apiserver().expect("restart");
     runtime.block_on(async {
         for number in 0..CLAIMS {
-            scene.wait_bound(&format!("claim-{number}")).await;
+            cluster.wait_bound(&format!("claim-{number}")).await;
         }
         let claims: Vec<_> = claims.iter().collect();
-        assert_eq!(node.volumes(), scene.volume_ids(&claims), "one directory for each claim");
-        assert_eq!((scene.driver_volumes().await.len(), node.quota.list_projects().len()), (CLAIMS, CLAIMS));
+        assert_eq!(node.volumes(), cluster.volume_ids(&claims), "one directory for each claim");
+        assert_eq!(
+            (cluster.driver_volumes().await.len(), node.quota.list_projects().len()),
+            (CLAIMS, CLAIMS)
+        );
         for number in 0..CLAIMS {
             // An event is emitted once; it is lost if the server restarts at that moment.
-            let reasons = scene.event_reasons(&format!("claim-{number}")).await;
+            let reasons = cluster.event_reasons(&format!("claim-{number}")).await;
             assert!(
                 reasons.is_empty() || reasons == ["ProvisioningSucceeded"],
                 "claim-{number}: {reasons:?}"
             );
-            scene.delete_object(&scene.claims(), &format!("claim-{number}")).await;
+            cluster.delete_object(&cluster.claims(), &format!("claim-{number}")).await;
         }
     });
     kube.restart_apiserver().expect("restart");
     runtime.block_on(async {
         for claim in &claims {
-            scene.wait_deleted(&scene.volumes(), id(claim).as_str()).await;
+            cluster.wait_deleted(&cluster.volumes(), id(claim).as_str()).await;
             assert_eq!(
-                scene.event_reasons(id(claim).as_str()).await,
+                cluster.event_reasons(id(claim).as_str()).await,
                 Vec::<String>::new(),
                 "no failure event"
             );
@@ -125,14 +128,14 @@ fn an_api_server_killed_during_provisioning_loses_nothing() {
 fn a_provisioner_without_rights_never_becomes_ready_and_changes_nothing() {
     let (kube, runtime) = (shared_control_plane(), test_runtime());
     runtime.block_on(async {
-        let scene = TestCluster::new(&kube, "forbidden").await;
-        let claim = scene.create_claim("data", json!({})).await;
+        let cluster = TestCluster::new(&kube, "forbidden").await;
+        let claim = cluster.create_claim("data", json!({})).await;
         let base = tempfile::tempdir().expect("a directory");
         let dir = Dir::open(base.path()).expect("the base");
         let store = Arc::new(DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store"));
         let identity = ProvisionerIdentity {
-            driver: scene.driver.clone(),
-            node: NodeName::try_new(scene.node_name("a")).expect("a node name"),
+            driver: cluster.driver.clone(),
+            node: NodeName::try_new(cluster.node_name("a")).expect("a node name"),
             finalizer: Some(FINALIZER.to_owned()),
         };
         let deps = Deps {
@@ -152,12 +155,12 @@ fn a_provisioner_without_rights_never_becomes_ready_and_changes_nothing() {
         token.cancel();
         assert!(matches!(run.await, Err(RunError::Canceled)));
         assert_eq!(names(&base.path().join("volumes")), Vec::<String>::new());
-        assert_eq!(scene.event_reasons("data").await, Vec::<String>::new());
+        assert_eq!(cluster.event_reasons("data").await, Vec::<String>::new());
 
         // The right account provisions the same claim.
-        let node: TestNode = scene.start_provisioner("a").await;
-        scene.wait_bound("data").await;
-        assert_eq!(node.volumes(), scene.volume_ids(&[&claim]));
+        let node: TestNode = cluster.start_provisioner("a").await;
+        cluster.wait_bound("data").await;
+        assert_eq!(node.volumes(), cluster.volume_ids(&[&claim]));
         node.stop().await;
     });
 }

@@ -54,7 +54,7 @@ pub(crate) fn shared_control_plane() -> Arc<Kube> {
 }
 
 /// Runs a test in the shared control plane.
-pub(crate) fn run_scenario(name: &'static str, test: impl AsyncFnOnce(TestCluster)) {
+pub(crate) fn run_test(name: &'static str, test: impl AsyncFnOnce(TestCluster)) {
     let (kube, runtime) = (shared_control_plane(), test_runtime());
     runtime.block_on(async { test(TestCluster::new(&kube, name).await).await });
 }
@@ -82,23 +82,23 @@ impl TestCluster {
     /// A namespace and a class that wait for the first consumer, both named after the test.
     pub(crate) async fn new(kube: &Kube, name: &'static str) -> Self {
         let driver = DriverName::try_new(format!("{name}.nodekeel.example")).expect("a driver name");
-        let scene = Self::with_driver(kube, name, driver).await;
-        scene.create_class(name, json!({})).await;
-        scene
+        let cluster = Self::with_driver(kube, name, driver).await;
+        cluster.create_class(name, json!({})).await;
+        cluster
     }
 
     /// The same with another driver, and without the class.
     pub(crate) async fn with_driver(kube: &Kube, name: &'static str, driver: DriverName) -> Self {
         let admin = user_client(kube, "admin").await;
         let account = user_client(kube, "system:serviceaccount:nodekeel:provisionerd").await;
-        let scene = Self { name, driver, admin, account };
-        scene
+        let cluster = Self { name, driver, admin, account };
+        cluster
             .create_object::<Namespace>(
-                Api::all(scene.admin.clone()),
+                Api::all(cluster.admin.clone()),
                 json!({ "metadata": { "name": name } }),
             )
             .await;
-        scene
+        cluster
     }
 
     pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
@@ -245,7 +245,7 @@ pub(crate) struct TestNode {
 
 impl TestNode {
     async fn start(
-        scene: &TestCluster,
+        cluster: &TestCluster,
         name: &str,
         finalizer: Option<String>,
         base: tempfile::TempDir,
@@ -255,9 +255,9 @@ impl TestNode {
         let store = Arc::new(DirStore::new(dir, Arc::clone(&quota) as _).expect("a store"));
         let node = NodeName::try_new(name).expect("a node name");
         let config =
-            ProvisionerConfig::new(ProvisionerIdentity { driver: scene.driver.clone(), node, finalizer });
+            ProvisionerConfig::new(ProvisionerIdentity { driver: cluster.driver.clone(), node, finalizer });
         let deps = Deps {
-            client: scene.account.clone(),
+            client: cluster.account.clone(),
             store: Arc::clone(&store) as _,
             metrics: Arc::new(()),
             registered: None,

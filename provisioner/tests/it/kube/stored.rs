@@ -26,25 +26,25 @@ fn normalize_volume(volume: &PersistentVolume, claim_uid: &str) -> String {
     text.replace(claim_uid, &sample_uid(1))
 }
 
-async fn store_variant(scene: &TestCluster, variant: &ClaimVariant) -> String {
+async fn store_variant(cluster: &TestCluster, variant: &ClaimVariant) -> String {
     let class_name = format!("{NAME}-{}", variant.name);
     let mut class = sample_class(variant.class.clone());
     class.metadata.name = Some(class_name.clone());
     let class = serde_json::to_value(class).expect("JSON");
-    scene.create_object(scene.classes(), class).await;
+    cluster.create_object(cluster.classes(), class).await;
 
     let mut claim = serde_json::to_value(sample_claim(1, variant.claim.clone())).expect("JSON");
     claim["metadata"] = json!({ "name": variant.name, "annotations": { SELECTED_NODE: NODE } });
     claim["spec"]["storageClassName"] = json!(class_name);
     claim["status"] = Value::Null;
-    let claim = scene.create_object(scene.claims(), claim).await;
-    let volume = scene.wait_bound(variant.name).await;
+    let claim = cluster.create_object(cluster.claims(), claim).await;
+    let volume = cluster.wait_bound(variant.name).await;
     // The volume's phase changes shortly before or after its claim's.
     let is_bound = |volume: Option<&PersistentVolume>| {
         volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Bound")
     };
     let name = volume.metadata.name.expect("a name");
-    let volume = super::harness::wait_for_object(&scene.volumes(), &name, is_bound).await.expect("bound");
+    let volume = super::harness::wait_for_object(&cluster.volumes(), &name, is_bound).await.expect("bound");
     normalize_volume(&volume, claim.metadata.uid.as_deref().expect("a UID"))
 }
 
@@ -55,12 +55,12 @@ fn each_claim_variant_gets_the_volume_of_its_golden_file() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/stored");
     runtime.block_on(async {
         let driver = DriverName::try_new(DRIVER).expect("a driver name");
-        let scene = TestCluster::with_driver(&kube, NAME, driver).await;
+        let cluster = TestCluster::with_driver(&kube, NAME, driver).await;
         for finalizer in [true, false] {
-            let node = scene.start_provisioner_with(NODE, finalizer.then(|| FINALIZER.to_owned())).await;
+            let node = cluster.start_provisioner_with(NODE, finalizer.then(|| FINALIZER.to_owned())).await;
             for variant in variants().iter().filter(|variant| variant.finalizer == finalizer) {
                 let (path, stored) =
-                    (dir.join(variant.name).with_extension("json"), store_variant(&scene, variant).await);
+                    (dir.join(variant.name).with_extension("json"), store_variant(&cluster, variant).await);
                 if std::env::var_os("UPDATE").is_some() {
                     fs::create_dir_all(&dir).expect("a directory");
                     fs::write(&path, &stored).expect("write");

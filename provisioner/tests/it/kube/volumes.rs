@@ -8,19 +8,19 @@ use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::{FINALIZER, PROVISIONED_BY, VolumeId, VolumeStore as _};
 use serde_json::{Value, json};
 
-use super::harness::{TestCluster, TestNode, id, merge, names, run_scenario, wait_for_object};
+use super::harness::{TestCluster, TestNode, id, merge, names, run_test, wait_for_object};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
 /// A bound claim whose volume holds a file.
 async fn create_used_volume(
-    scene: &TestCluster,
+    cluster: &TestCluster,
     node: &TestNode,
     name: &str,
     patch: Value,
 ) -> (PersistentVolumeClaim, VolumeId) {
-    let claim = scene.create_claim(name, patch).await;
-    scene.wait_bound(name).await;
+    let claim = cluster.create_claim(name, patch).await;
+    cluster.wait_bound(name).await;
     let id = id(&claim);
     fs::write(node.base.path().join("volumes").join(id.as_str()).join("file"), "data").expect("a file");
     (claim, id)
@@ -33,15 +33,15 @@ fn read_data(node: &TestNode, id: &VolumeId) -> Option<String> {
 #[test]
 #[ignore = "needs kube"]
 fn a_deleted_claim_removes_its_volume_its_directory_and_its_project() {
-    run_scenario("deleted", async |scene| {
-        let node = scene.start_provisioner("a").await;
-        let (_, id) = create_used_volume(&scene, &node, "data", json!({})).await;
-        let volume = scene.volumes().get(id.as_str()).await.expect("a volume");
+    run_test("deleted", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
+        let volume = cluster.volumes().get(id.as_str()).await.expect("a volume");
         assert!(volume.metadata.finalizers.expect("finalizers").contains(&FINALIZER.to_owned()));
-        scene.delete_object(&scene.claims(), "data").await;
-        scene.wait_deleted(&scene.volumes(), id.as_str()).await;
+        cluster.delete_object(&cluster.claims(), "data").await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
         node.assert_empty().await;
-        assert_eq!(scene.event_reasons(id.as_str()).await, Vec::<String>::new(), "no failure event");
+        assert_eq!(cluster.event_reasons(id.as_str()).await, Vec::<String>::new(), "no failure event");
         node.stop().await;
     });
 }
@@ -49,23 +49,27 @@ fn a_deleted_claim_removes_its_volume_its_directory_and_its_project() {
 #[test]
 #[ignore = "needs kube"]
 fn a_volume_deleted_while_bound_stays_until_its_claim_goes() {
-    run_scenario("early", async |scene| {
-        let node = scene.start_provisioner("a").await;
-        let (_, id) = create_used_volume(&scene, &node, "data", json!({})).await;
-        scene.delete_object(&scene.volumes(), id.as_str()).await;
+    run_test("early", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
+        cluster.delete_object(&cluster.volumes(), id.as_str()).await;
         // Meanwhile, another claim is provisioned and deleted.
-        let (_, other) = create_used_volume(&scene, &node, "other", json!({})).await;
-        scene.delete_object(&scene.claims(), "other").await;
-        scene.wait_deleted(&scene.volumes(), other.as_str()).await;
-        let volume = scene.volumes().get(id.as_str()).await.expect("exists");
+        let (_, other) = create_used_volume(&cluster, &node, "other", json!({})).await;
+        cluster.delete_object(&cluster.claims(), "other").await;
+        cluster.wait_deleted(&cluster.volumes(), other.as_str()).await;
+        let volume = cluster.volumes().get(id.as_str()).await.expect("exists");
         assert!(volume.metadata.deletion_timestamp.is_some());
         assert_eq!(read_data(&node, &id).as_deref(), Some("data"), "its claim still uses it");
         let nothing = Vec::<String>::new();
-        assert_eq!(scene.event_reasons(id.as_str()).await, nothing, "waiting for its claim is not a failure");
+        assert_eq!(
+            cluster.event_reasons(id.as_str()).await,
+            nothing,
+            "waiting for its claim is not a failure"
+        );
 
-        scene.delete_object(&scene.claims(), "data").await;
-        scene.wait_deleted(&scene.volumes(), id.as_str()).await;
-        assert_eq!(scene.event_reasons(id.as_str()).await, nothing);
+        cluster.delete_object(&cluster.claims(), "data").await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
+        assert_eq!(cluster.event_reasons(id.as_str()).await, nothing);
         node.assert_empty().await;
         node.stop().await;
     });
@@ -74,21 +78,21 @@ fn a_volume_deleted_while_bound_stays_until_its_claim_goes() {
 #[test]
 #[ignore = "needs kube"]
 fn without_a_finalizer_a_deleted_claim_leaves_nothing_and_a_deleted_volume_leaves_its_data() {
-    run_scenario("bare", async |scene| {
-        let node = scene.start_provisioner_with(&scene.node_name("a"), None).await;
-        let (_, id) = create_used_volume(&scene, &node, "data", json!({})).await;
-        let finalizers = scene.volumes().get(id.as_str()).await.expect("a volume").metadata.finalizers;
+    run_test("bare", async |cluster| {
+        let node = cluster.start_provisioner_with(&cluster.node_name("a"), None).await;
+        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
+        let finalizers = cluster.volumes().get(id.as_str()).await.expect("a volume").metadata.finalizers;
         assert!(!finalizers.unwrap_or_default().contains(&FINALIZER.to_owned()));
-        scene.delete_object(&scene.claims(), "data").await;
-        scene.wait_deleted(&scene.volumes(), id.as_str()).await;
+        cluster.delete_object(&cluster.claims(), "data").await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
         node.assert_empty().await;
 
         // Nothing keeps the object once its claim is deleted: its data then need an administrator.
-        let (_, id) = create_used_volume(&scene, &node, "by-hand", json!({})).await;
-        scene.delete_object(&scene.volumes(), id.as_str()).await;
-        scene.delete_object(&scene.claims(), "by-hand").await;
-        scene.wait_deleted(&scene.volumes(), id.as_str()).await;
-        let (_, other) = create_used_volume(&scene, &node, "other", json!({})).await;
+        let (_, id) = create_used_volume(&cluster, &node, "by-hand", json!({})).await;
+        cluster.delete_object(&cluster.volumes(), id.as_str()).await;
+        cluster.delete_object(&cluster.claims(), "by-hand").await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
+        let (_, other) = create_used_volume(&cluster, &node, "other", json!({})).await;
         assert!(read_data(&node, &other).is_some());
         node.stop().await;
     });
@@ -97,17 +101,17 @@ fn without_a_finalizer_a_deleted_claim_leaves_nothing_and_a_deleted_volume_leave
 #[test]
 #[ignore = "needs kube"]
 fn a_removed_finalizer_is_added_again() {
-    run_scenario("stripped", async |scene| {
-        let node = scene.start_provisioner("a").await;
-        let (_, id) = create_used_volume(&scene, &node, "data", json!({})).await;
+    run_test("stripped", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
         let strip = kube::api::Patch::Merge(json!({ "metadata": { "finalizers": [] } }));
-        scene.volumes().patch(id.as_str(), &Default::default(), &strip).await.expect("a patch");
+        cluster.volumes().patch(id.as_str(), &Default::default(), &strip).await.expect("a patch");
         let has_it = |volume: Option<&PersistentVolume>| {
             volume.is_some_and(|volume| volume.metadata.finalizers.iter().flatten().any(|it| it == FINALIZER))
         };
-        wait_for_object(&scene.volumes(), id.as_str(), has_it).await;
-        scene.delete_object(&scene.claims(), "data").await;
-        scene.wait_deleted(&scene.volumes(), id.as_str()).await;
+        wait_for_object(&cluster.volumes(), id.as_str(), has_it).await;
+        cluster.delete_object(&cluster.claims(), "data").await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
         node.assert_empty().await;
         node.stop().await;
     });
@@ -116,21 +120,21 @@ fn a_removed_finalizer_is_added_again() {
 #[test]
 #[ignore = "needs kube"]
 fn a_volume_of_a_retain_class_is_kept_and_its_object_can_be_deleted() {
-    run_scenario("retained", async |scene| {
-        let node = scene.start_provisioner("a").await;
-        scene.create_class("retained-kept", json!({ "reclaimPolicy": "Retain" })).await;
+    run_test("retained", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        cluster.create_class("retained-kept", json!({ "reclaimPolicy": "Retain" })).await;
         let of_class = json!({ "spec": { "storageClassName": "retained-kept" } });
-        let (_, id) = create_used_volume(&scene, &node, "data", of_class).await;
-        scene.delete_object(&scene.claims(), "data").await;
-        scene.wait_released(id.as_str()).await;
-        let (_, other) = create_used_volume(&scene, &node, "other", json!({})).await;
-        scene.delete_object(&scene.claims(), "other").await;
-        scene.wait_deleted(&scene.volumes(), other.as_str()).await;
+        let (_, id) = create_used_volume(&cluster, &node, "data", of_class).await;
+        cluster.delete_object(&cluster.claims(), "data").await;
+        cluster.wait_released(id.as_str()).await;
+        let (_, other) = create_used_volume(&cluster, &node, "other", json!({})).await;
+        cluster.delete_object(&cluster.claims(), "other").await;
+        cluster.wait_deleted(&cluster.volumes(), other.as_str()).await;
         assert_eq!(read_data(&node, &id).as_deref(), Some("data"));
 
-        scene.delete_object(&scene.volumes(), id.as_str()).await;
-        scene.wait_deleted(&scene.volumes(), id.as_str()).await;
-        let (_, last) = create_used_volume(&scene, &node, "last", json!({})).await;
+        cluster.delete_object(&cluster.volumes(), id.as_str()).await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
+        let (_, last) = create_used_volume(&cluster, &node, "last", json!({})).await;
         assert_eq!(read_data(&node, &id).as_deref(), Some("data"), "the data stay without the object");
         assert_eq!(node.volumes().len(), 2, "with {last}");
         node.stop().await;
@@ -138,16 +142,16 @@ fn a_volume_of_a_retain_class_is_kept_and_its_object_can_be_deleted() {
 }
 
 /// A forged volume that claims to be ours, changed by a patch.
-fn forged_volume(scene: &TestCluster, name: &str, patch: Value) -> Value {
+fn forged_volume(cluster: &TestCluster, name: &str, patch: Value) -> Value {
     let hostname =
-        json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": [scene.node_name("a")] });
+        json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": [cluster.node_name("a")] });
     let mut volume = json!({
-        "metadata": { "name": name, "annotations": { PROVISIONED_BY: scene.driver.as_str() } },
+        "metadata": { "name": name, "annotations": { PROVISIONED_BY: cluster.driver.as_str() } },
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "capacity": { "storage": "1Mi" },
-            "claimRef": { "namespace": scene.name, "name": "gone", "uid": sample_uid(99) },
-            "csi": { "driver": scene.driver.as_str(), "volumeHandle": name },
+            "claimRef": { "namespace": cluster.name, "name": "gone", "uid": sample_uid(99) },
+            "csi": { "driver": cluster.driver.as_str(), "volumeHandle": name },
             "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [hostname] }] } },
             "persistentVolumeReclaimPolicy": "Delete",
         },
@@ -159,15 +163,15 @@ fn forged_volume(scene: &TestCluster, name: &str, patch: Value) -> Value {
 #[test]
 #[ignore = "needs kube"]
 fn a_volume_that_names_another_claim_than_its_original_is_not_deleted() {
-    run_scenario("swapped", async |scene| {
-        let node = scene.start_provisioner("a").await;
+    run_test("swapped", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
         let id = VolumeId::from_uid(&sample_uid(1)).expect("a UUID");
         node.store.create(&id, LIMITS).await.expect("create");
-        scene.create_object(scene.volumes(), forged_volume(&scene, id.as_str(), json!({}))).await;
-        let (kind, note) = scene.wait_for_event(id.as_str(), "VolumeFailedDelete").await;
+        cluster.create_object(cluster.volumes(), forged_volume(&cluster, id.as_str(), json!({}))).await;
+        let (kind, note) = cluster.wait_for_event(id.as_str(), "VolumeFailedDelete").await;
         assert_eq!(kind, "Warning");
         assert!(note.contains("another claim") && note.contains("nothing was deleted"), "{note}");
-        scene.wait_released(id.as_str()).await;
+        cluster.wait_released(id.as_str()).await;
         assert_eq!(node.volumes(), [id.to_string()]);
         node.stop().await;
     });
@@ -176,13 +180,14 @@ fn a_volume_that_names_another_claim_than_its_original_is_not_deleted() {
 #[test]
 #[ignore = "needs kube"]
 fn no_handle_reaches_anything_but_its_own_volume() {
-    run_scenario("hostile", async |scene| {
-        let (node, outside) = (scene.start_provisioner("a").await, tempfile::tempdir().expect("a directory"));
+    run_test("hostile", async |cluster| {
+        let (node, outside) =
+            (cluster.start_provisioner("a").await, tempfile::tempdir().expect("a directory"));
         let canary = outside.path().join("canary");
         fs::write(&canary, "alive").expect("a file");
         fs::create_dir(node.base.path().join("x")).expect("a directory");
         fs::write(node.base.path().join("x/canary"), "alive").expect("a file");
-        let (_, neighbour) = create_used_volume(&scene, &node, "neighbour", json!({})).await;
+        let (_, neighbour) = create_used_volume(&cluster, &node, "neighbour", json!({})).await;
         let elsewhere = VolumeId::from_uid(&sample_uid(7)).expect("a UUID");
         let absolute = outside.path().display().to_string();
         let long = "x".repeat(4096);
@@ -208,26 +213,29 @@ fn no_handle_reaches_anything_but_its_own_volume() {
         ];
         for (number, handle) in handles.iter().enumerate() {
             let handle = json!({ "spec": { "csi": { "volumeHandle": handle } } });
-            scene
-                .create_object(scene.volumes(), forged_volume(&scene, &format!("hostile-{number}"), handle))
+            cluster
+                .create_object(
+                    cluster.volumes(),
+                    forged_volume(&cluster, &format!("hostile-{number}"), handle),
+                )
                 .await;
         }
         // A volume with a valid name, whose handle does not match it.
         let named = format!("pvc-{}", sample_uid(99));
         let handle = json!({ "spec": { "csi": { "volumeHandle": ".." } } });
-        scene.create_object(scene.volumes(), forged_volume(&scene, &named, handle)).await;
+        cluster.create_object(cluster.volumes(), forged_volume(&cluster, &named, handle)).await;
 
         let all = (0..handles.len()).map(|number| format!("hostile-{number}")).chain([named]);
         for name in all {
-            let (kind, note) = scene.wait_for_event(&name, "VolumeFailedDelete").await;
+            let (kind, note) = cluster.wait_for_event(&name, "VolumeFailedDelete").await;
             assert_eq!(kind, "Warning", "{name}");
             assert!(note.contains("nothing was deleted") && note.len() < 400, "{name}: {note}");
-            scene.wait_released(&name).await;
+            cluster.wait_released(&name).await;
         }
         assert_eq!(fs::read_to_string(&canary).expect("exists"), "alive");
         assert_eq!(names(&node.base.path().join("x")), ["canary"]);
         assert_eq!(read_data(&node, &neighbour).as_deref(), Some("data"));
-        let (_, next) = create_used_volume(&scene, &node, "next", json!({})).await;
+        let (_, next) = create_used_volume(&cluster, &node, "next", json!({})).await;
         assert_eq!(node.volumes().len(), 2, "it continues, with {next}");
         node.stop().await;
     });
@@ -236,8 +244,8 @@ fn no_handle_reaches_anything_but_its_own_volume() {
 #[test]
 #[ignore = "needs kube"]
 fn volumes_that_differ_from_ours_in_one_field_are_skipped() {
-    run_scenario("foreign", async |scene| {
-        let node = scene.start_provisioner("a").await;
+    run_test("foreign", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
         let hostname = |operator: &str, values: Value| {
             let expression =
                 json!({ "key": "kubernetes.io/hostname", "operator": operator, "values": values });
@@ -245,9 +253,9 @@ fn volumes_that_differ_from_ours_in_one_field_are_skipped() {
         };
         let cases = [
             ("nowhere", json!({ "spec": { "nodeAffinity": null } })),
-            ("elsewhere", hostname("In", json!([scene.node_name("b")]))),
-            ("both", hostname("In", json!([scene.node_name("a"), scene.node_name("b")]))),
-            ("not-here", hostname("NotIn", json!([scene.node_name("a")]))),
+            ("elsewhere", hostname("In", json!([cluster.node_name("b")]))),
+            ("both", hostname("In", json!([cluster.node_name("a"), cluster.node_name("b")]))),
+            ("not-here", hostname("NotIn", json!([cluster.node_name("a")]))),
             ("driver", json!({ "spec": { "csi": { "driver": "other.example.com" } } })),
             ("kept", json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } })),
         ];
@@ -258,21 +266,21 @@ fn volumes_that_differ_from_ours_in_one_field_are_skipped() {
             fs::write(node.base.path().join("volumes").join(id.as_str()).join("file"), *name)
                 .expect("a file");
             let mut volume = forged_volume(
-                &scene,
+                &cluster,
                 id.as_str(),
                 json!({ "spec": { "claimRef": { "uid": id.claim_uid() } } }),
             );
             merge(&mut volume, patch.clone());
-            scene.create_object(scene.volumes(), volume).await;
-            scene.wait_released(id.as_str()).await;
+            cluster.create_object(cluster.volumes(), volume).await;
+            cluster.wait_released(id.as_str()).await;
             volumes.push((name, id));
         }
-        let (_, id) = create_used_volume(&scene, &node, "data", json!({})).await;
-        scene.delete_object(&scene.claims(), "data").await;
-        scene.wait_deleted(&scene.volumes(), id.as_str()).await;
+        let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
+        cluster.delete_object(&cluster.claims(), "data").await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
         for (name, id) in volumes {
             assert_eq!(read_data(&node, &id).as_deref(), Some(*name));
-            assert_eq!(scene.event_reasons(id.as_str()).await, Vec::<String>::new(), "{name}");
+            assert_eq!(cluster.event_reasons(id.as_str()).await, Vec::<String>::new(), "{name}");
         }
         node.stop().await;
     });

@@ -55,7 +55,7 @@ async fn a_burst_of_claims_takes_one_post_and_one_event_each() {
 async fn a_rejected_claim_gets_one_event_and_no_retry() {
     let api = test_api();
     let node = TestNode::start(&api, NODE).await;
-    let refused = [
+    let rejected = [
         json!({ "accessModes": ["ReadWriteMany"] }),
         json!({ "volumeMode": "Block" }),
         json!({ "dataSource": { "kind": "VolumeSnapshot", "name": "backup" } }),
@@ -64,12 +64,12 @@ async fn a_rejected_claim_gets_one_event_and_no_retry() {
         json!({ "resources": { "requests": { "storage": "9223372036854775808" } } }),
         json!({ "resources": { "requests": { "storage": "0" } } }),
     ];
-    for (number, spec) in (1..).zip(&refused) {
+    for (number, spec) in (1..).zip(&rejected) {
         api.create_object(ObjectKind::Claim, sample_claim(number, json!({ "spec": spec })));
         wait_for_event(&api, &format!("claim-{number}"), "ProvisioningFailed").await;
     }
     advance_time(3600).await;
-    for number in 1..=refused.len() {
+    for number in 1..=rejected.len() {
         let name = format!("claim-{number}");
         assert_eq!(
             api.event_counts(&name),
@@ -195,8 +195,8 @@ async fn an_immediate_claim_is_provisioned_once_among_several_nodes() {
     wait_until(&api, |api| api.list_objects(ObjectKind::Event).len() == 50).await;
     advance_time(60).await;
     for number in 0..50 {
-        let births: u32 = nodes.iter().map(|node| node.store.create_count(&id(number))).sum();
-        assert_eq!(births, 1, "claim {number}");
+        let created: u32 = nodes.iter().map(|node| node.store.create_count(&id(number))).sum();
+        assert_eq!(created, 1, "claim {number}");
     }
     assert_eq!(api.request_count(RequestVerb::Create, ObjectKind::Volume), 50);
     let used =

@@ -50,8 +50,8 @@ async fn without_a_finalizer_a_deleted_claim_costs_one_delete() {
     let config = ProvisionerConfig::new(ProvisionerIdentity { finalizer: None, ..sample_identity(NODE) });
     let node = TestNode::start_with(config, test_deps(&api, &MemStore::default()), None).await;
     provision(&api, 1).await;
-    let made = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("a volume");
-    assert!(made["metadata"]["finalizers"].is_null());
+    let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("a volume");
+    assert!(volume["metadata"]["finalizers"].is_null());
     api.delete_object(ObjectKind::Claim, "claim-1");
     wait_no_volumes(&api).await;
     assert_eq!(node.store.remove_count(&id(1)), 1);

@@ -10,14 +10,9 @@ use syn::visit_mut::{self, VisitMut};
 
 use super::names::is_test;
 
-/// A phrase, and what to write instead.
-const PHRASES: [(&str, &str); 4] = [
-    ("whoever", "name the actor: the caller, the process, the operator"),
-    ("is no", "write `is not a` or `invalid`, or say what is absent in a verb"),
-    ("told", "use `reported`, `logged`, `configured`, `passed`"),
-    ("of its own", "use `dedicated`, `private`, `separate`"),
-];
-/// What may follow `is no`.
+/// A phrase and what to write instead, a line each, separated by a tab.
+const PHRASES: &str = include_str!("phrases.tsv");
+/// The second phrase, continued like this, is allowed.
 const FREE: &str = "is no longer";
 
 /// A phrase where it stands.
@@ -37,10 +32,14 @@ impl fmt::Display for Phrase {
     }
 }
 
+fn phrases() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PHRASES.lines().filter_map(|line| line.split_once('\t'))
+}
+
 /// How often each phrase was found, those that were not as well.
 pub(crate) fn counts(found: &[Phrase]) -> BTreeMap<&'static str, usize> {
     let count = |phrase| found.iter().filter(|at| at.phrase == phrase).count();
-    PHRASES.iter().map(|(phrase, _)| (*phrase, count(*phrase))).collect()
+    phrases().map(|(phrase, _)| (phrase, count(phrase))).collect()
 }
 
 /// The phrases of a document, outside its blocks of code.
@@ -116,7 +115,7 @@ fn in_lines(path: &Path, lines: impl Iterator<Item = (usize, String)>) -> Vec<Ph
     let mut found = Vec::new();
     for (line, text) in lines {
         let lower = text.to_lowercase().replace(FREE, "");
-        for (phrase, advice) in PHRASES {
+        for (phrase, advice) in phrases() {
             if contains_words(&lower, phrase) {
                 found.push(Phrase { path: path.to_owned(), line, phrase, advice, text: text.clone() });
             }

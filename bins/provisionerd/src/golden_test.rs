@@ -1,0 +1,86 @@
+//! The configuration and the metrics of release 0.1.0 are those of this release.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_fsquota::{Error, ProjectId, QuotaChange, QuotaSetter, QuotaStatus};
+use nodekeel_localstorage::{Dir, FileMode};
+use nodekeel_provisioner::{DirStore, VolumeMetrics as _};
+
+use crate::config::{DaemonConfig, LogConfig, LogFormat};
+use crate::metrics::DaemonMetrics;
+
+const DEFAULT_CONFIG: &str = include_str!("../testdata/golden/provisionerd.toml");
+const OTHER_VALUES: &str = include_str!("../testdata/golden/provisionerd-other-values.toml");
+const METRICS: &str = include_str!("../testdata/golden/metrics.txt");
+
+#[test]
+fn configurations_of_the_first_release_are_read() {
+    assert_eq!(toml::from_str::<DaemonConfig>(DEFAULT_CONFIG), Ok(DaemonConfig::default()));
+    let config: DaemonConfig = toml::from_str(OTHER_VALUES).expect("a configuration");
+    let expected = DaemonConfig {
+        driver: "volumes.example".parse().expect("a driver name"),
+        node: Some("node-a".parse().expect("a node name")),
+        directory: "/srv/nodekeel".into(),
+        kubelet: "/srv/kubelet".into(),
+        csi: false,
+        listen: "[::1]:9811".parse().expect("an address"),
+        kubeconfig: Some("/etc/kubernetes/provisionerd.conf".into()),
+        concurrency: 3.try_into().expect("not 0"),
+        volume_mode: FileMode::new(0o750),
+        log: LogConfig { format: LogFormat::Json, level: "info,nodekeel_provisioner=debug".into() },
+    };
+    assert_eq!(config, expected);
+}
+
+/// A quota that limits no directory.
+#[derive(Debug)]
+struct Unlimited;
+
+impl QuotaSetter for Unlimited {
+    fn set_limits(&self, _: BorrowedFd<'_>, _: QuotaChange) -> Result<QuotaStatus, Error> {
+        unreachable!("no volume is created")
+    }
+
+    fn read_status(&self, _: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        Ok(None)
+    }
+
+    fn clear_limits(&self, _: BorrowedFd<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn release_project(&self, _: ProjectId) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The types of the metrics, and their samples with labels and without values, except the release's number.
+fn list_samples(text: &str) -> Vec<String> {
+    let samples = text.lines().filter(|line| !line.starts_with("# HELP"));
+    let release = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
+    samples
+        .map(|line| match line.starts_with('#') {
+            true => line.to_owned(),
+            false => line.rsplit_once(' ').expect("a value").0.replace(release, "version=\"0.1.0\""),
+        })
+        .collect()
+}
+
+#[test]
+fn every_metric_of_the_first_release_has_its_name_type_and_labels() {
+    let base = tempfile::tempdir().expect("a directory");
+    let base = Dir::open(Path::new(base.path())).expect("the base");
+    let store = Arc::new(DirStore::new(base, Arc::new(Unlimited)).expect("a store"));
+    let metrics = DaemonMetrics::new();
+    for succeeded in [true, false] {
+        metrics.meter.record_provision("local", Duration::from_millis(3), succeeded);
+        metrics.meter.record_delete("local", Duration::from_millis(3), succeeded);
+    }
+    metrics.meter.set_orphans(2, 1);
+    let samples = list_samples(&metrics.encode_text(&store, None));
+    let missing: Vec<_> = list_samples(METRICS).into_iter().filter(|line| !samples.contains(line)).collect();
+    assert!(missing.is_empty(), "no longer exported: {missing:#?}");
+}

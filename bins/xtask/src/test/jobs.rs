@@ -1,0 +1,192 @@
+//! The parts of a test run: which tests of which binary run together, as whom, and in which lane.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::binaries::{Build, Executable};
+use super::lanes::{Job, Lane};
+use super::launch::{RunAs, TestCommand, TestSelection, test_command};
+use super::since::{TestPlan, Tier};
+use super::{PART_WITHIN, WHOLE_COUNTS, add_tests, doctests, events, list_ignored, requirement};
+use crate::kernel_test::{self, GuestJob};
+use crate::report::Report;
+use crate::run::{self, run_command};
+use crate::workspace::Package;
+use crate::{oci, planted};
+
+const EXAMPLE_WITHIN: Duration = Duration::from_secs(120);
+
+/// The tests of child processes: package, target and module. They run as every user, and measure time.
+const PROCESS_TESTS: (&str, &str, &str) = ("nodekeel-supervisor", "it", "process::");
+/// The variable that names the program nodectl to the tests of noded, which would build it.
+const NODECTL: &str = "NODEKEEL_NODECTL";
+
+/// Tests of one binary that run together.
+struct TestJob<'a> {
+    binary: &'a Executable,
+    run_as: RunAs,
+    selection: TestSelection,
+    lane: Lane,
+    variables: Vec<(&'static str, String)>,
+}
+
+/// All jobs of a run.
+pub(super) fn plan_jobs<'a>(
+    build: &'a Build,
+    plan: &'a TestPlan,
+    packages: &'a [Package],
+    report: &mut Report,
+) -> Vec<Job<'a>> {
+    let (mut jobs, mut guest_jobs) = (Vec::new(), Vec::new());
+    let nodectl = build.programs.iter().find(|program| program.target == "nodectl");
+    let nodectl: Vec<_> =
+        nodectl.map(|program| (NODECTL, program.path.display().to_string())).into_iter().collect();
+    for binary in &build.tests {
+        let tests = match plan.get(&binary.package) {
+            Some(Tier::Whole) => plan_all_tests(binary, &mut guest_jobs, report),
+            Some(Tier::Quick) => plan_plain_tests(binary),
+            None => Vec::new(),
+        };
+        for mut job in tests {
+            job.variables.extend(nodectl.clone());
+            jobs.push(Job::new(job.name(), job.lane, move |report| job.run(report)));
+        }
+    }
+    if !guest_jobs.is_empty() {
+        let run = |report: &mut Report| kernel_test::run_jobs(guest_jobs, report);
+        jobs.push(Job::new("tests in a guest", Lane::Guest, run));
+    }
+    if plan.contains_key("examples") {
+        jobs.push(Job::new("examples", Lane::Computing, |report| run_examples(&build.examples, report)));
+    }
+    let is_whole = |name: &str| plan.get(name) == Some(&Tier::Whole);
+    let libraries = packages.iter().filter(|package| package.is_library() && is_whole(&package.name));
+    let libraries: Vec<&str> = libraries.map(|package| &*package.name).collect();
+    if !libraries.is_empty() {
+        jobs.push(Job::new("doctests", Lane::Computing, move |report| doctests::run(&libraries, report)));
+    }
+    if planted::has_bugs(is_whole) {
+        let run = move |report: &mut Report| planted::run_sample(is_whole, report);
+        jobs.push(Job::new("planted bugs", Lane::Computing, run));
+    }
+    jobs
+}
+
+/// All tests of a binary; those that need a guest are added to the guest's.
+fn plan_all_tests<'a>(
+    binary: &'a Executable,
+    guest_jobs: &mut Vec<GuestJob>,
+    report: &mut Report,
+) -> Vec<TestJob<'a>> {
+    let ignored = list_ignored(binary).unwrap_or_else(|error| {
+        report.could_not_run(&format!("the list of {}", binary.name()), &format!("{error:#}"));
+        Vec::new()
+    });
+    let measures = |test: &str| has_process_tests(binary) && test.starts_with(PROCESS_TESTS.2);
+    let groups = requirement::group_tests(ignored, run::is_root(), measures);
+    for (test, why) in groups.unmet {
+        report.could_not_run(&format!("{} {test}", binary.name()), &why);
+    }
+    guest_jobs.extend(GuestJob::new(binary.clone(), groups.guest));
+    let mut jobs = plan_plain_tests(binary);
+    let host = groups.host.into_iter();
+    jobs.extend(
+        host.map(|((run_as, lane), tests)| TestJob::new(binary, run_as, TestSelection::Exactly(tests), lane)),
+    );
+    let counts = WHOLE_COUNTS.map(|(name, count)| (name, count.to_owned()));
+    jobs.iter_mut().for_each(|job| job.variables.extend(counts.clone()));
+    if has_process_tests(binary) {
+        let selection = TestSelection::Inside(PROCESS_TESTS.2);
+        let others = RunAs::others(run::is_root()).into_iter();
+        jobs.extend(others.map(|run_as| TestJob::new(binary, run_as, selection.clone(), Lane::Alone)));
+    }
+    jobs
+}
+
+/// The tests of a binary that need nothing.
+fn plan_plain_tests(binary: &Executable) -> Vec<TestJob<'_>> {
+    let job = |selection, lane| TestJob::new(binary, RunAs::Caller, selection, lane);
+    if !has_process_tests(binary) {
+        return vec![job(TestSelection::Unignored, Lane::Computing)];
+    }
+    let (outside, inside) = (TestSelection::Outside(PROCESS_TESTS.2), TestSelection::Inside(PROCESS_TESTS.2));
+    vec![job(outside, Lane::Computing), job(inside, Lane::Alone)]
+}
+
+fn has_process_tests(binary: &Executable) -> bool {
+    (&*binary.package, &*binary.target) == (PROCESS_TESTS.0, PROCESS_TESTS.1)
+}
+
+impl<'a> TestJob<'a> {
+    fn new(binary: &'a Executable, run_as: RunAs, selection: TestSelection, lane: Lane) -> Self {
+        Self { binary, run_as, selection, lane, variables: Vec::new() }
+    }
+
+    fn name(&self) -> String {
+        let lane = match self.selection {
+            TestSelection::Exactly(_) => self.lane.label(),
+            _ => "",
+        };
+        format!("{} {}{lane}{}", self.binary.name(), self.selection, self.run_as.label())
+    }
+
+    fn run(mut self, report: &mut Report) {
+        let name = self.name();
+        if self.lane == Lane::Guest && self.binary.package == oci::PACKAGE {
+            match build_image(report) {
+                Some(image) => self.variables.push((oci::IMAGE_FILE, image.display().to_string())),
+                None => return,
+            }
+        }
+        report.log.headline(&name);
+        let command = test_command(self.binary, self.run_as, &self.selection);
+        let outcome = command.and_then(|TestCommand { mut command, home: _home }| {
+            command.envs(self.variables);
+            run_command(command, &report.log, events::show_event, PART_WITHIN)
+        });
+        match outcome {
+            Ok(outcome) => add_tests(&name, &outcome, &self.selection, report),
+            Err(error) => report.could_not_run(&name, &format!("{error:#}")),
+        }
+    }
+}
+
+/// Builds the image of provisionerd that its tests run.
+fn build_image(report: &mut Report) -> Option<PathBuf> {
+    const NAME: &str = "image of provisionerd";
+    report.log.headline(NAME);
+    let image = oci::build_for_tests(&report.log);
+    match image {
+        Ok((_, elapsed)) => report.add_check(NAME, elapsed, None),
+        Err(ref error) => report.could_not_run(NAME, &format!("{error:#}")),
+    }
+    image.ok().map(|(image, _)| image)
+}
+
+fn run_examples(examples: &[Executable], report: &mut Report) {
+    for example in examples {
+        report.run_check(&format!("example {}", example.target), example.command(), EXAMPLE_WITHIN);
+    }
+}
+
+/// Runs the rounds of child processes as often as `count` says, as every user.
+///
+/// # Errors
+/// The tests can't be built or started.
+pub(crate) fn run_process_rounds(count: (&str, &str), within: Duration, report: &mut Report) -> Result<()> {
+    let built = super::binaries::build(&[PROCESS_TESTS.0.to_owned()], PART_WITHIN)?;
+    let binary = built.tests.iter().find(|binary| has_process_tests(binary));
+    let binary = binary.context("cargo built no tests of child processes")?;
+    let selection = TestSelection::Inside("process::rounds::");
+    for run_as in [RunAs::Caller].into_iter().chain(RunAs::others(run::is_root())) {
+        let name = format!("{} {selection}{} ({}={})", binary.name(), run_as.label(), count.0, count.1);
+        report.log.headline(&name);
+        let TestCommand { mut command, home: _home } = test_command(binary, run_as, &selection)?;
+        command.env(count.0, count.1).arg("--nocapture");
+        let outcome = run_command(command, &report.log, events::show_event, within)?;
+        add_tests(&name, &outcome, &selection, report);
+    }
+    Ok(())
+}
