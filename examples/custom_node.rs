@@ -62,7 +62,7 @@ impl LeasedNetwork {
 async fn count_boots(cluster: ClusterNode, ctx: Context) -> Result<(), Failure> {
     let kv = cluster.namespaced_kv("example", "boots")?;
     let boots = kv.get(b"/count").await?.map_or(0, |kv| kv.version) + 1;
-    kv.put(b"/count", cluster.membership()?.node_id.as_str().as_bytes()).await?;
+    kv.put(b"/count", cluster.cluster_identity()?.node_id.as_str().as_bytes()).await?;
     println!("  service: boot {boots}");
     ctx.signal_ready()?;
     Err(ctx.canceled().await.into())

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 use nodekeel_provisioner::testing::conformance;
-use nodekeel_provisioner::{StoreError, VolumeId, VolumeStore, VolumeUsage};
+use nodekeel_provisioner::{VolumeId, VolumeStore, VolumeStoreError, VolumeUsage};
 
 /// Volumes whose total size is limited to the capacity of the node.
 #[derive(Debug)]
@@ -30,20 +30,23 @@ impl BookingStore {
     }
 
     /// Books a volume, or returns `Exhausted`: another node should provision it.
-    fn book_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    fn book_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let mut volumes = self.volumes();
         let bytes = |limits: &QuotaLimits| limits.bytes.map_or(0, |bytes| u128::from(bytes.0));
         let others: u128 =
             volumes.iter().filter(|(other, _)| *other != id).map(|(_, limits)| bytes(limits)).sum();
         if others + bytes(&limits) > u128::from(self.capacity.0) {
-            return Err(StoreError::Exhausted { id: id.clone(), source: "the node is fully booked".into() });
+            return Err(VolumeStoreError::Exhausted {
+                id: id.clone(),
+                source: "the node is fully booked".into(),
+            });
         }
         volumes.insert(id.clone(), limits);
         Ok(())
     }
 
-    fn find_limits(&self, id: &VolumeId) -> Result<QuotaLimits, StoreError> {
-        self.volumes().get(id).copied().ok_or_else(|| StoreError::NotFound { id: id.clone() })
+    fn find_limits(&self, id: &VolumeId) -> Result<QuotaLimits, VolumeStoreError> {
+        self.volumes().get(id).copied().ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 }
 
@@ -54,7 +57,7 @@ fn higher_limit<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
 
 #[async_trait]
 impl VolumeStore for BookingStore {
-    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         // An existing volume keeps a higher limit.
         let limits = match self.find_limits(id) {
             Ok(old) => QuotaLimits {
@@ -66,22 +69,22 @@ impl VolumeStore for BookingStore {
         self.book_volume(id, limits)
     }
 
-    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         self.find_limits(id)?;
         self.book_volume(id, limits)
     }
 
-    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError> {
+    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
         let usage = QuotaUsage { bytes: Bytes(0), inodes: Inodes(1) };
         Ok(VolumeUsage { limits: self.find_limits(id)?, usage })
     }
 
-    async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
+    async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
         self.volumes().remove(id);
         Ok(())
     }
 
-    async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {
+    async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
         Ok(self.volumes().keys().cloned().collect())
     }
 }

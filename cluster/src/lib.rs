@@ -41,8 +41,8 @@
 //!     };
 //!     let node = ClusterNode::new(deps, EnrolmentSettings::default());
 //!     let supervisor = Supervisor::builder().start(node.clone());
-//!     let membership = node.wait_finished().await?;
-//!     println!("node {} is in cluster {}", membership.node_id, membership.cluster_id);
+//!     let identity = node.wait_finished().await?;
+//!     println!("node {} is in cluster {}", identity.node_id, identity.cluster_id);
 //!     node.namespaced_kv("example", "greetings")?.put(b"/hello", b"world").await?;
 //!     supervisor.shutdown().await;
 //!     Ok(())
@@ -72,3 +72,6 @@ pub mod pki;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+
+/// The cause of an error from an implementation of a trait.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;

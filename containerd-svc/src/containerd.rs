@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::image::{Descriptor, Image};
-use crate::store::{BoxError, ImageStore, ImportSession, StoreError};
+use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
 use crate::{Digest, Namespace};
 
 use import::ContainerdImport;
@@ -41,7 +41,7 @@ pub struct ContainerdImages {
 pub struct ConnectError {
     socket: PathBuf,
     #[source]
-    source: BoxError,
+    source: ErrorSource,
 }
 
 impl ContainerdImages {
@@ -71,7 +71,7 @@ impl ContainerdImages {
 /// # Errors
 /// [`ConnectError`]; a retry helps once containerd runs.
 pub async fn daemon_version(socket: &Path) -> Result<String, ConnectError> {
-    let failed = |source: BoxError| ConnectError { socket: socket.to_owned(), source };
+    let failed = |source: ErrorSource| ConnectError { socket: socket.to_owned(), source };
     let channel = containerd_client::connect(socket).await.map_err(|error| failed(error.into()))?;
     let answer = VersionClient::new(channel).version(()).await.map_err(|error| failed(error.into()))?;
     Ok(answer.into_inner().version)
@@ -93,10 +93,14 @@ fn has_code(status: &Status, code: Code) -> bool {
 }
 
 /// Converts a status to a store error; a full disk has a separate variant.
-fn store_error(status: Status, what: &str, other: impl FnOnce(BoxError) -> StoreError) -> StoreError {
+fn store_error(
+    status: Status,
+    what: &str,
+    other: impl FnOnce(ErrorSource) -> ImageStoreError,
+) -> ImageStoreError {
     // containerd passes on the kernel's message without a separate status code.
     if status.message().contains("no space left on device") || has_code(&status, Code::ResourceExhausted) {
-        return StoreError::NoSpace { what: what.to_owned(), source: status.into() };
+        return ImageStoreError::NoSpace { what: what.to_owned(), source: status.into() };
     }
     other(status.into())
 }
@@ -126,8 +130,12 @@ impl ContainerdImages {
         ContentClient::new(self.channel.clone())
     }
 
-    async fn stat_content(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
-        let to_error = |source: BoxError| StoreError::ReadContent { digest: *digest, source };
+    async fn stat_content(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+    ) -> Result<Option<u64>, ImageStoreError> {
+        let to_error = |source: ErrorSource| ImageStoreError::ReadContent { digest: *digest, source };
         let request = namespaced_request(InfoRequest { digest: digest.to_string() }, namespace, None);
         match self.content_client().info(request).await {
             Ok(answer) => {
@@ -142,15 +150,21 @@ impl ContainerdImages {
 
 #[async_trait]
 impl ImageStore for ContainerdImages {
-    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError> {
+    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError> {
         let request = namespaced_request(ListImagesRequest::default(), namespace, None);
         let answer = ImagesClient::new(self.channel.clone()).list(request).await;
-        let to_error =
-            |status: Status| StoreError::ListImages { namespace: namespace.clone(), source: status.into() };
+        let to_error = |status: Status| ImageStoreError::ListImages {
+            namespace: namespace.clone(),
+            source: status.into(),
+        };
         Ok(answer.map_err(to_error)?.into_inner().images.into_iter().filter_map(image_from_proto).collect())
     }
 
-    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
+    async fn content_size(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+    ) -> Result<Option<u64>, ImageStoreError> {
         self.stat_content(namespace, digest).await
     }
 
@@ -159,8 +173,8 @@ impl ImageStore for ContainerdImages {
         namespace: &Namespace,
         digest: &Digest,
         limit: u64,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        let to_error = |source: BoxError| StoreError::ReadContent { digest: *digest, source };
+    ) -> Result<Option<Vec<u8>>, ImageStoreError> {
+        let to_error = |source: ErrorSource| ImageStoreError::ReadContent { digest: *digest, source };
         let Some(size) = self.stat_content(namespace, digest).await? else { return Ok(None) };
         if size > limit {
             return Err(to_error(format!("{size} bytes exceed the limit of {limit}").into()));
@@ -185,7 +199,7 @@ impl ImageStore for ContainerdImages {
         }
     }
 
-    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, StoreError> {
+    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {
         Ok(Box::new(ContainerdImport::begin(self.clone(), namespace.clone()).await?))
     }
 }

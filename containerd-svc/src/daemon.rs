@@ -18,7 +18,7 @@ use crate::containerd::{ContainerdImages, daemon_version};
 use crate::layout::DirectoryLayout;
 use crate::prepare::prepare_layout;
 use crate::preseed::{BundleOutcome, Preseed};
-use crate::{ImportError, StoreError, runsc};
+use crate::{ImageStoreError, ImportError, runsc};
 
 /// Additional time for a stop beyond the grace period: its children stop first.
 const STOP_MARGIN: Duration = Duration::from_secs(10);
@@ -272,7 +272,7 @@ async fn import_bundles(layout: &DirectoryLayout, preseed: &Preseed) -> Result<(
     let is_full = |outcome: &BundleOutcome| {
         matches!(
             outcome,
-            BundleOutcome::Failed(ImportError::Store { source: StoreError::NoSpace { .. }, .. })
+            BundleOutcome::Failed(ImportError::Store { source: ImageStoreError::NoSpace { .. }, .. })
         )
     };
     if report.outcomes.iter().any(is_full) {

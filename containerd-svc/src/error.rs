@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::archive::ArchiveError;
 use crate::name::NameError;
-use crate::store::StoreError;
+use crate::store::ImageStoreError;
 use crate::{Digest, ImageName, Platform};
 
 /// An error in the images of a readable archive.
@@ -118,7 +118,7 @@ pub enum ImportError {
         source: ArchiveError,
     },
     /// The images are invalid.
-    #[error("import bundle {path}")]
+    #[error("invalid images in bundle {path}")]
     Image {
         /// The file.
         path: PathBuf,
@@ -133,7 +133,7 @@ pub enum ImportError {
         path: PathBuf,
         /// The cause.
         #[source]
-        source: StoreError,
+        source: ImageStoreError,
     },
 }
 
@@ -153,7 +153,7 @@ impl ImportError {
 pub(crate) enum BundleError {
     Archive(ArchiveError),
     Image(ImageError),
-    Store(StoreError),
+    Store(ImageStoreError),
 }
 
 impl BundleError {
@@ -166,8 +166,8 @@ impl BundleError {
     }
 }
 
-impl From<StoreError> for BundleError {
-    fn from(error: StoreError) -> Self {
+impl From<ImageStoreError> for BundleError {
+    fn from(error: ImageStoreError) -> Self {
         Self::Store(error)
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{BundleError, ImageError};
 use crate::image::{Descriptor, Image};
 use crate::image_walk::{ImageScope, ImageWalk};
 use crate::store::{ImportSession, IncomingBlob};
-use crate::{ImageName, StoreError};
+use crate::{ImageName, ImageStoreError};
 
 use names::ImageCandidates;
 
@@ -39,7 +39,7 @@ pub(crate) async fn import_bundle(
     let done = match (&mut import, read) {
         (Some(import), Ok(contents)) => finish_import(job, &contents, &mut **import, listing).await,
         (_, Err(wrong)) => Err(wrong),
-        (None, Ok(_)) => Err(StoreError::BeginImport("import session lost".into()).into()),
+        (None, Ok(_)) => Err(ImageStoreError::BeginImport("import session lost".into()).into()),
     };
     // Also after a failure, so that unneeded content is collected immediately.
     let finished = match import {

@@ -112,4 +112,4 @@ pub use preseed::{BundleOutcome, Preseed, PreseedError, PreseedReport};
 pub use runsc::runsc_log_reader;
 pub use scan::SkippedEntry;
 pub use single_archive::import_archive;
-pub use store::{BlobWriter, BoxError, ImageStore, ImportSession, IncomingBlob, StoreError};
+pub use store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};

@@ -13,7 +13,7 @@ use crate::image_walk::{ImageScope, is_complete};
 use crate::import::{self, ImportJob, error_chain};
 use crate::plan::{Bundle, BundleAction, plan_imports};
 use crate::scan::{self, ScanResult, SkippedEntry, repository_name};
-use crate::store::{ImageStore, StoreError};
+use crate::store::{ImageStore, ImageStoreError};
 use crate::{Digest, ImportLimits, Namespace, Platform};
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
@@ -50,7 +50,7 @@ pub enum PreseedError {
     ListBundles(#[source] nodekeel_localstorage::Error),
     /// Listing the images of the store failed; a retry can help.
     #[error("list the images in the store")]
-    ListImages(#[source] StoreError),
+    ListImages(#[source] ImageStoreError),
 }
 
 /// The outcome for one bundle.
@@ -308,7 +308,7 @@ impl Preseed {
 async fn list_images(
     store: &dyn ImageStore,
     bundles: &[Bundle],
-) -> Result<BTreeMap<Namespace, Vec<Image>>, StoreError> {
+) -> Result<BTreeMap<Namespace, Vec<Image>>, ImageStoreError> {
     let mut listed = BTreeMap::new();
     for Bundle { namespace, .. } in bundles {
         if !listed.contains_key(namespace) {

@@ -10,7 +10,7 @@ use crate::image::{Image, ImageLayer, Labels};
 use crate::{Digest, Namespace};
 
 /// The cause of a store error.
-pub type BoxError = Box<dyn Error + Send + Sync>;
+pub type ErrorSource = Box<dyn Error + Send + Sync>;
 
 /// Stores images and their content, by namespace.
 ///
@@ -32,31 +32,35 @@ pub trait ImageStore: Send + Sync + fmt::Debug {
     /// Lists the images of a namespace, in any order; an unused namespace has none.
     ///
     /// # Errors
-    /// [`StoreError::ListImages`]; a retry can help.
-    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError>;
+    /// [`ImageStoreError::ListImages`]; a retry can help.
+    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError>;
 
     /// The size of some content in bytes; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::ReadContent`]; a retry can help.
-    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError>;
+    /// [`ImageStoreError::ReadContent`]; a retry can help.
+    async fn content_size(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+    ) -> Result<Option<u64>, ImageStoreError>;
 
     /// Reads some content of at most `limit` bytes; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::ReadContent`], also for larger content; a retry can help if it is not larger.
+    /// [`ImageStoreError::ReadContent`], also for larger content; a retry can help if it is not larger.
     async fn read_content(
         &self,
         namespace: &Namespace,
         digest: &Digest,
         limit: u64,
-    ) -> Result<Option<Vec<u8>>, StoreError>;
+    ) -> Result<Option<Vec<u8>>, ImageStoreError>;
 
     /// Begins an import session.
     ///
     /// # Errors
-    /// [`StoreError::BeginImport`]; a retry can help.
-    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, StoreError>;
+    /// [`ImageStoreError::BeginImport`]; a retry can help.
+    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError>;
 }
 
 /// A blob to be written.
@@ -78,34 +82,37 @@ pub trait ImportSession: Send + Sync + fmt::Debug {
     /// written.
     ///
     /// # Errors
-    /// [`StoreError::WriteContent`] or [`StoreError::NoSpace`]; a retry can help.
-    async fn open_writer(&mut self, blob: &IncomingBlob) -> Result<Option<Box<dyn BlobWriter>>, StoreError>;
+    /// [`ImageStoreError::WriteContent`] or [`ImageStoreError::NoSpace`]; a retry can help.
+    async fn open_writer(
+        &mut self,
+        blob: &IncomingBlob,
+    ) -> Result<Option<Box<dyn BlobWriter>>, ImageStoreError>;
 
     /// Adds labels to content.
     ///
     /// # Errors
-    /// [`StoreError::LabelContent`]; a retry can help.
-    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError>;
+    /// [`ImageStoreError::LabelContent`]; a retry can help.
+    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), ImageStoreError>;
 
     /// Unpacks an image's layers, lowest first, so that its first container starts without that delay. The
     /// returned labels belong on the image's configuration; without them, the snapshots may be removed. A
     /// store may do nothing and return no labels.
     ///
     /// # Errors
-    /// [`StoreError::UnpackLayer`] or [`StoreError::NoSpace`]; a retry can help.
-    async fn unpack_layers(&mut self, layers: &[ImageLayer]) -> Result<Labels, StoreError>;
+    /// [`ImageStoreError::UnpackLayer`] or [`ImageStoreError::NoSpace`]; a retry can help.
+    async fn unpack_layers(&mut self, layers: &[ImageLayer]) -> Result<Labels, ImageStoreError>;
 
     /// Lists an image; it replaces an image with the same name.
     ///
     /// # Errors
-    /// [`StoreError::PutImage`]; a retry can help.
-    async fn put_image(&mut self, image: &Image) -> Result<(), StoreError>;
+    /// [`ImageStoreError::PutImage`]; a retry can help.
+    async fn put_image(&mut self, image: &Image) -> Result<(), ImageStoreError>;
 
     /// Finishes the session: from now on, only listed images keep content.
     ///
     /// # Errors
-    /// [`StoreError::FinishImport`]: listed images stay listed; unneeded content may stay for a day.
-    async fn finish(self: Box<Self>) -> Result<(), StoreError>;
+    /// [`ImageStoreError::FinishImport`]: listed images stay listed; unneeded content may stay for a day.
+    async fn finish(self: Box<Self>) -> Result<(), ImageStoreError>;
 }
 
 /// Writes one blob. Dropping it before the commit discards what was written.
@@ -114,21 +121,21 @@ pub trait BlobWriter: Send + fmt::Debug {
     /// Appends bytes.
     ///
     /// # Errors
-    /// [`StoreError::WriteContent`] or [`StoreError::NoSpace`].
-    async fn write(&mut self, chunk: Bytes) -> Result<(), StoreError>;
+    /// [`ImageStoreError::WriteContent`] or [`ImageStoreError::NoSpace`].
+    async fn write(&mut self, chunk: Bytes) -> Result<(), ImageStoreError>;
 
     /// Commits the content, which is complete and durable when this returns.
     ///
     /// # Errors
-    /// [`StoreError::WriteContent`] or [`StoreError::NoSpace`]; also where the content has another digest or
+    /// [`ImageStoreError::WriteContent`] or [`ImageStoreError::NoSpace`]; also where the content has another digest or
     /// size.
-    async fn commit(self: Box<Self>, digest: &Digest) -> Result<(), StoreError>;
+    async fn commit(self: Box<Self>, digest: &Digest) -> Result<(), ImageStoreError>;
 }
 
 /// An error of an image store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StoreError {
+pub enum ImageStoreError {
     /// Listing the images of a namespace failed.
     #[error("list the images of namespace {namespace}")]
     ListImages {
@@ -136,7 +143,7 @@ pub enum StoreError {
         namespace: Namespace,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Reading content failed.
     #[error("read content {digest}")]
@@ -145,11 +152,11 @@ pub enum StoreError {
         digest: Digest,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Beginning an import session failed.
     #[error("begin an import")]
-    BeginImport(#[source] BoxError),
+    BeginImport(#[source] ErrorSource),
     /// The store's disk is full: free space on it.
     #[error("no space left in the image store for {what}: free space on its disk")]
     NoSpace {
@@ -157,7 +164,7 @@ pub enum StoreError {
         what: String,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Writing content failed.
     #[error("write {file}")]
@@ -166,7 +173,7 @@ pub enum StoreError {
         file: String,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Setting labels of content failed.
     #[error("label content {digest}")]
@@ -175,7 +182,7 @@ pub enum StoreError {
         digest: Digest,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Unpacking a layer failed.
     #[error("unpack layer {digest}")]
@@ -184,7 +191,7 @@ pub enum StoreError {
         digest: Digest,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Listing an image failed.
     #[error("list image {name}")]
@@ -193,9 +200,9 @@ pub enum StoreError {
         name: String,
         /// The cause.
         #[source]
-        source: BoxError,
+        source: ErrorSource,
     },
     /// Finishing an import session failed.
     #[error("finish an import")]
-    FinishImport(#[source] BoxError),
+    FinishImport(#[source] ErrorSource),
 }

@@ -7,6 +7,6 @@ mod conformance;
 mod memory;
 
 pub use archive_builder::{ArchiveBuilder, ArchiveFormat};
-pub use checks::{check_archive, check_documents};
+pub use checks::{fuzz_archive, fuzz_documents};
 pub use conformance::conformance;
 pub use memory::{MemStore, StoreCall};

@@ -9,7 +9,7 @@ mod raw_calls;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-pub use checks::{check_fdinfo, check_mountinfo, check_quantity};
+pub use checks::{fuzz_fdinfo, fuzz_mountinfo, fuzz_quantity};
 pub use conformance::conformance;
 pub use raw_calls::RawQuotaCalls;
 
@@ -48,7 +48,7 @@ impl MemQuota {
     }
 
     /// Makes the next call of this kind fail. Repeated calls queue several failures.
-    pub fn fail_next_call(&self, call: KernelCall, error: io::ErrorKind) {
+    pub fn fail_next_kernel_call(&self, call: KernelCall, error: io::ErrorKind) {
         self.0.kernel.fail_next_call(call, error);
     }
 }

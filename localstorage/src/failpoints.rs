@@ -4,7 +4,7 @@
 use rustix::io::Result;
 
 #[cfg(any(test, feature = "testing"))]
-pub use hook::{FailpointAction, with_failpoint_hook};
+pub use hook::{SyscallAction, with_failpoint_hook};
 
 #[cfg(not(any(test, feature = "testing")))]
 pub(crate) fn check_failpoint(_call: &'static str) -> Result<()> {
@@ -14,7 +14,7 @@ pub(crate) fn check_failpoint(_call: &'static str) -> Result<()> {
 /// The number of bytes to write at once.
 pub(crate) fn check_write_failpoint(length: usize) -> Result<usize> {
     #[cfg(any(test, feature = "testing"))]
-    if let FailpointAction::ShortWrite(most) = hook::consult_hook("pwrite")? {
+    if let SyscallAction::ShortWrite(most) = hook::consult_hook("pwrite")? {
         return Ok(length.min(most.max(1)));
     }
     Ok(length)
@@ -31,7 +31,7 @@ mod hook {
 
     use rustix::io::{Errno, Result};
 
-    type Hook = Box<dyn FnMut(&'static str) -> FailpointAction>;
+    type Hook = Box<dyn FnMut(&'static str) -> SyscallAction>;
 
     thread_local! {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
@@ -40,7 +40,7 @@ mod hook {
     /// What happens to a system call.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
-    pub enum FailpointAction {
+    pub enum SyscallAction {
         /// The call is made.
         Proceed,
         /// The call is not made, and fails with this error number.
@@ -52,7 +52,7 @@ mod hook {
     /// Runs `work` with a hook. The hook receives the name of each system call that the crate makes on this
     /// thread, and decides about it.
     pub fn with_failpoint_hook<R>(
-        hook: impl FnMut(&'static str) -> FailpointAction + 'static,
+        hook: impl FnMut(&'static str) -> SyscallAction + 'static,
         work: impl FnOnce() -> R,
     ) -> R {
         /// Restores the previous hook, also on panic.
@@ -66,13 +66,13 @@ mod hook {
         work()
     }
 
-    pub(super) fn consult_hook(call: &'static str) -> Result<FailpointAction> {
+    pub(super) fn consult_hook(call: &'static str) -> Result<SyscallAction> {
         // The hook is removed while it runs, since it may use the crate itself.
-        let Some(mut hook) = HOOK.take() else { return Ok(FailpointAction::Proceed) };
+        let Some(mut hook) = HOOK.take() else { return Ok(SyscallAction::Proceed) };
         let verdict = hook(call);
         HOOK.set(Some(hook));
         match verdict {
-            FailpointAction::Fail(number) => Err(Errno::from_raw_os_error(number)),
+            SyscallAction::Fail(number) => Err(Errno::from_raw_os_error(number)),
             verdict => Ok(verdict),
         }
     }

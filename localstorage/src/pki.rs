@@ -130,7 +130,7 @@ impl PkiError {
 /// # Panics
 /// If the check fails.
 #[cfg(any(test, feature = "testing"))]
-pub fn check_credentials_file(bytes: &[u8]) {
+pub fn fuzz_credentials_file(bytes: &[u8]) {
     if let Ok(key) = PrivateKey::from_pem(bytes) {
         let again = PrivateKey::from_pem(key.to_pem().as_bytes()).expect("a printed key is PEM");
         assert_eq!(again.public_key(), key.public_key(), "a printed key is parsed back");

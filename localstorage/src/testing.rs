@@ -4,13 +4,13 @@
 mod file_store;
 mod parsers;
 
-pub use crate::failpoints::{FailpointAction, with_failpoint_hook};
+pub use crate::failpoints::{SyscallAction, with_failpoint_hook};
 pub use crate::mount::recorder::{MountCall, RecordingMounter};
-pub use crate::mount::table::check_mountinfo;
+pub use crate::mount::table::fuzz_mountinfo;
 #[cfg(feature = "pki")]
-pub use crate::pki::check_credentials_file;
-pub use crate::tree::commit::check_commit_record;
+pub use crate::pki::fuzz_credentials_file;
+pub use crate::tree::commit::fuzz_commit_record;
 pub use crate::volume::conformance::volume_conformance;
-pub use crate::volume::probe::check_disk_image;
+pub use crate::volume::probe::fuzz_disk_image;
 pub use file_store::file_store_conformance;
-pub use parsers::check_journal_record;
+pub use parsers::fuzz_journal_record;

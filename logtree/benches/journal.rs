@@ -168,8 +168,11 @@ fn bench_tail_read() -> BenchRow {
             );
         }
     }
-    let query =
-        || LogQuery::new("bench.tail".parse().expect("a valid name")).include_children().last_entries(1000);
+    let query = || {
+        LogQuery::backlog_of("bench.tail".parse().expect("a valid name"))
+            .include_children()
+            .last_entries(1000)
+    };
     let read = || {
         let start = Instant::now();
         let entries = store.open_reader(query()).expect("a valid query").read_backlog();

@@ -2,7 +2,7 @@
 
 use crate::{Dn, Level};
 
-/// Which entries a reader returns. Start with [`LogQuery::new`]; the filters apply to backlog and live stream
+/// Which entries a reader returns. Start with [`LogQuery::backlog_of`]; the filters apply to backlog and live stream
 /// alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -61,7 +61,7 @@ pub enum QueryError {
 
 impl LogQuery {
     /// Queries all entries stored under exactly this name.
-    pub fn new(dn: Dn) -> LogQuery {
+    pub fn backlog_of(dn: Dn) -> LogQuery {
         LogQuery {
             dn,
             include_children: false,
@@ -187,17 +187,17 @@ mod tests {
 
     #[test]
     fn raw_lines_pass_a_minimum_level_only_on_request() {
-        let warn = LogQuery::new(Dn::root()).min_level(Level::Warn);
+        let warn = LogQuery::backlog_of(Dn::root()).min_level(Level::Warn);
         assert_eq!(admitted_classes(warn.clone()), [3, 4, 5]);
         assert_eq!(admitted_classes(warn.clone().raw_passes_min_level()), [3, 4, 5, 6]);
         assert_eq!(admitted_classes(warn.raw_passes_min_level().kind_filter(KindFilter::Leveled)), [3, 4, 5]);
-        assert_eq!(admitted_classes(LogQuery::new(Dn::root())), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(admitted_classes(LogQuery::new(Dn::root()).kind_filter(KindFilter::Raw)), [6]);
+        assert_eq!(admitted_classes(LogQuery::backlog_of(Dn::root())), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(admitted_classes(LogQuery::backlog_of(Dn::root()).kind_filter(KindFilter::Raw)), [6]);
     }
 
     #[test]
     fn raw_only_with_a_minimum_level_is_rejected() {
-        let query = LogQuery::new(Dn::root()).kind_filter(KindFilter::Raw).min_level(Level::Info);
+        let query = LogQuery::backlog_of(Dn::root()).kind_filter(KindFilter::Raw).min_level(Level::Info);
         assert_eq!(query.class_mask(), Err(QueryError::MinLevelOnRaw));
     }
 }

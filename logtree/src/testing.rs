@@ -13,28 +13,28 @@ use crate::{
 };
 
 /// [`parse::klog_line`] accepts or rejects any line.
-pub fn check_klog(line: &[u8]) {
+pub fn fuzz_klog(line: &[u8]) {
     // The year of a line depends on the current time, which differs between the two compared parses.
     check_parser(parse::klog_line, line, false);
 }
 
 /// [`parse::etcd_line`], which is zap or capnslog, accepts or rejects any line.
-pub fn check_etcd(line: &[u8]) {
+pub fn fuzz_etcd(line: &[u8]) {
     check_parser(parse::etcd_line, line, true);
 }
 
 /// [`parse::logfmt_line`] accepts or rejects any line.
-pub fn check_logfmt(line: &[u8]) {
+pub fn fuzz_logfmt(line: &[u8]) {
     check_parser(parse::logfmt_line, line, true);
 }
 
 /// [`parse::kmsg_record`] accepts or rejects any record.
-pub fn check_kmsg(record: &[u8]) {
+pub fn fuzz_kmsg(record: &[u8]) {
     let message = parse::kmsg_record(&String::from_utf8_lossy(record)).map(|record| record.message);
     let store = LogStore::default();
     store
         .append_message(&Dn::root(), message.unwrap_or_else(|| LogMessage::new(Level::Info, "not a record")));
-    read_all(&store).iter().for_each(check_rendering);
+    read_all(&store).iter().for_each(fuzz_rendering);
 }
 
 /// A line is stored once, as a message if the parser accepts it, otherwise raw; the entry can be rendered.
@@ -54,15 +54,18 @@ fn check_parser(parser: LineParser, line: &[u8], timeless: bool) {
     if timeless && line.len() < LogLimits::default().message_bytes {
         assert_eq!(is_leveled, parsed, "{text:?}");
     }
-    check_rendering(&entries[0]);
+    fuzz_rendering(&entries[0]);
 }
 
 fn read_all(store: &LogStore) -> Vec<LogEntry> {
-    store.open_reader(LogQuery::new(Dn::root()).include_children()).expect("a valid query").read_backlog()
+    store
+        .open_reader(LogQuery::backlog_of(Dn::root()).include_children())
+        .expect("a valid query")
+        .read_backlog()
 }
 
 /// Every rendering of an entry is safe to print, compact text fits the width, JSON is valid and on one line.
-pub fn check_rendering(entry: &LogEntry) {
+pub fn fuzz_rendering(entry: &LogEntry) {
     let safe = |text: &str| assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
     safe(&render::full_text(entry));
     let json = render::json_object(entry);
@@ -80,7 +83,7 @@ pub fn check_rendering(entry: &LogEntry) {
 }
 
 /// Any text parses as a name or is rejected, and a name displays as its text.
-pub fn check_dn(text: &[u8]) {
+pub fn fuzz_dn(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     let Ok(dn) = text.parse::<Dn>() else {
         let unprintable = text.chars().any(|c| c.escape_debug().len() > 1);
@@ -103,7 +106,7 @@ pub fn check_dn(text: &[u8]) {
 
 /// However bytes are split into writes, they are stored as the same lines, which equal those of a simple
 /// model. The first two bytes of the input are the limit of lines and the split of the rest.
-pub fn check_lines(input: &[u8]) {
+pub fn fuzz_lines(input: &[u8]) {
     let [limit, chunk, bytes @ ..] = input else { return };
     let limit = usize::from(*limit).max(1);
     let store =

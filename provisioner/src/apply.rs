@@ -22,7 +22,7 @@ use crate::plan::{
     has_finalizer, ownership_mismatch, plan_claim, plan_volume,
 };
 use crate::step::{StepRunner, VolumeStep};
-use crate::store::{StoreError, VolumeStore};
+use crate::store::{VolumeStore, VolumeStoreError};
 use crate::volume_locks::VolumeLocks;
 
 mod sweep;
@@ -35,7 +35,7 @@ pub(crate) use sweep::{ClaimState, SweepOutcome};
 pub(crate) enum ApplyError {
     /// The store failed.
     #[error(transparent)]
-    Store(StoreError),
+    Store(VolumeStoreError),
     /// The API server failed, or rejected the call.
     #[error("{call}{}", error_hint(source))]
     Api {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::step::{StepHook, StepRunner, VolumeStep};
-use crate::store::{OpenVolume, StoreError, VolumeStore, VolumeUsage, larger_limit};
+use crate::store::{OpenVolume, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 
 mod error;
 mod trash;
@@ -389,13 +389,13 @@ fn is_empty(dir: BorrowedFd<'_>) -> io::Result<bool> {
 
 #[async_trait]
 impl VolumeStore for DirStore {
-    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let owned = id.clone();
         let created = self.run_blocking(Some(id), move |inner| inner.create_volume(&owned, limits)).await;
-        created.map_err(|error| store_error(id, error, |id, source| StoreError::Create { id, source }))
+        created.map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Create { id, source }))
     }
 
-    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let owned = id.clone();
         let resize = move |inner: &StoreInner| match inner.find_volume(&owned)? {
             Some(dir) => inner.set_limits(&dir, limits).map(Some),
@@ -403,11 +403,11 @@ impl VolumeStore for DirStore {
         };
         let resized = self.run_blocking(Some(id), resize).await;
         let resized = resized
-            .map_err(|error| store_error(id, error, |id, source| StoreError::Resize { id, source }))?;
-        resized.ok_or_else(|| StoreError::NotFound { id: id.clone() })
+            .map_err(|error| store_error(id, error, |id, source| VolumeStoreError::Resize { id, source }))?;
+        resized.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 
-    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError> {
+    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
         let owned = id.clone();
         let read = move |inner: &StoreInner| match inner.find_volume(&owned)? {
             Some(dir) => inner.read_status(&dir).map(Some),
@@ -415,40 +415,40 @@ impl VolumeStore for DirStore {
         };
         let status = self.run_blocking(Some(id), read).await;
         let status =
-            status.map_err(|source| StoreError::Usage { id: id.clone(), source: Box::new(source) })?;
-        let status = status.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+            status.map_err(|source| VolumeStoreError::Usage { id: id.clone(), source: Box::new(source) })?;
+        let status = status.ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })?;
         Ok(VolumeUsage { limits: status.limits, usage: status.usage })
     }
 
-    async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
+    async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
         let owned = id.clone();
         let queue = self.eraser.queue();
         let moved = self.run_blocking(Some(id), move |inner| inner.move_to_trash(&owned, &queue)).await;
-        moved.map_err(|source| StoreError::Remove { id: id.clone(), source: Box::new(source) })
+        moved.map_err(|source| VolumeStoreError::Remove { id: id.clone(), source: Box::new(source) })
     }
 
-    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
+    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
         let owned = id.clone();
         let queue = self.eraser.queue();
         let removed = self.run_blocking(Some(id), move |inner| inner.remove_empty(&owned, &queue)).await;
-        removed.map_err(|source| StoreError::Remove { id: id.clone(), source: Box::new(source) })
+        removed.map_err(|source| VolumeStoreError::Remove { id: id.clone(), source: Box::new(source) })
     }
 
-    async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {
+    async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
         let listed = self.run_blocking(None, StoreInner::list_volumes).await;
-        listed.map_err(|source| StoreError::List { source: Box::new(source) })
+        listed.map_err(|source| VolumeStoreError::List { source: Box::new(source) })
     }
 }
 
 impl OpenVolume for DirStore {
-    fn open(&self, id: &VolumeId) -> Result<OwnedFd, StoreError> {
-        let failed = |source: DirError| StoreError::Open { id: id.clone(), source: Box::new(source) };
+    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
+        let failed = |source: DirError| VolumeStoreError::Open { id: id.clone(), source: Box::new(source) };
         match self.inner.volumes.open_dir(id.as_str()) {
             Ok(dir) => dir
                 .as_fd()
                 .try_clone_to_owned()
-                .map_err(|source| StoreError::Open { id: id.clone(), source: Box::new(source) }),
-            Err(error) if error.is_not_found() => Err(StoreError::NotFound { id: id.clone() }),
+                .map_err(|source| VolumeStoreError::Open { id: id.clone(), source: Box::new(source) }),
+            Err(error) if error.is_not_found() => Err(VolumeStoreError::NotFound { id: id.clone() }),
             Err(error) => Err(failed(error)),
         }
     }
@@ -470,7 +470,7 @@ impl fmt::Debug for DirStoreOptions {
 mod tests {
     use nodekeel_fsquota::testing::MemQuota;
     use nodekeel_fsquota::{Bytes, Inodes};
-    use nodekeel_localstorage::testing::{FailpointAction, with_failpoint_hook};
+    use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
 
     use super::*;
 
@@ -484,8 +484,8 @@ mod tests {
         let id = VolumeId::from_uid("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f").expect("a UUID");
         let limits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
         let no_sync = |call: &'static str| match call {
-            "fsync" => FailpointAction::Fail(Errno::IO.raw_os_error()),
-            _ => FailpointAction::Proceed,
+            "fsync" => SyscallAction::Fail(Errno::IO.raw_os_error()),
+            _ => SyscallAction::Proceed,
         };
         inner.create_volume(&id, limits).expect("create");
         with_failpoint_hook(no_sync, || inner.create_volume(&id, limits))

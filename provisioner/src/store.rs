@@ -46,28 +46,28 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// Creates a volume with these limits.
     ///
     /// # Errors
-    /// [`StoreError::Exhausted`]: this node has no free space for it; another node may.
-    /// [`StoreError::Create`]: anything else; a retry can help.
-    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError>;
+    /// [`VolumeStoreError::Exhausted`]: this node has no free space for it; another node may.
+    /// [`VolumeStoreError::Create`]: anything else; a retry can help.
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError>;
 
     /// Sets the limits of a volume, raising or lowering each; its data stay even if they exceed the new
     /// limits.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], [`StoreError::Exhausted`] or [`StoreError::Resize`].
-    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError>;
+    /// [`VolumeStoreError::NotFound`], [`VolumeStoreError::Exhausted`] or [`VolumeStoreError::Resize`].
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError>;
 
     /// The limits and the usage of a volume.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] or [`StoreError::Usage`].
-    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError>;
+    /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Usage`].
+    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError>;
 
     /// Removes a volume and all its data.
     ///
     /// # Errors
-    /// [`StoreError::Remove`]: the volume may still be there; a retry can help.
-    async fn remove(&self, id: &VolumeId) -> Result<(), StoreError>;
+    /// [`VolumeStoreError::Remove`]: the volume may still be there; a retry can help.
+    async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError>;
 
     /// Removes a volume if it is completely empty: sweeps volumes that were created and never published.
     /// `false`: the volume is unchanged, because it is not empty, or because this store cannot tell, which is
@@ -77,8 +77,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// the quota or of the file system.
     ///
     /// # Errors
-    /// [`StoreError::Remove`]: the volume may still be there; a retry can help.
-    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
+    /// [`VolumeStoreError::Remove`]: the volume may still be there; a retry can help.
+    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
         let _ = id;
         Ok(false)
     }
@@ -86,8 +86,8 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// All volumes, sorted by id.
     ///
     /// # Errors
-    /// [`StoreError::List`]: a retry can help.
-    async fn list(&self) -> Result<Vec<VolumeId>, StoreError>;
+    /// [`VolumeStoreError::List`]: a retry can help.
+    async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError>;
 }
 
 /// A store whose volumes are directories that can be bind-mounted into a pod.
@@ -100,14 +100,14 @@ pub trait OpenVolume: Send + Sync + fmt::Debug {
     /// Opens a volume's directory. Blocks for as long as the file system takes.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] or [`StoreError::Open`].
-    fn open(&self, id: &VolumeId) -> Result<OwnedFd, StoreError>;
+    /// [`VolumeStoreError::NotFound`] or [`VolumeStoreError::Open`].
+    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError>;
 }
 
 /// Why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StoreError {
+pub enum VolumeStoreError {
     /// The volume does not exist. A retry does not help.
     #[error("volume {id} does not exist")]
     NotFound {
@@ -178,7 +178,7 @@ pub enum StoreError {
     },
 }
 
-impl StoreError {
+impl VolumeStoreError {
     /// Whether another node may have the free space that this one lacks.
     pub fn is_exhausted(&self) -> bool {
         matches!(self, Self::Exhausted { .. })

@@ -7,7 +7,7 @@ mod fake_api;
 mod mem_store;
 pub mod objects;
 
-pub use checks::{check_handle, check_quantity, check_trash_entry};
+pub use checks::{fuzz_handle, fuzz_quantity, fuzz_trash_entry};
 pub use conformance::conformance;
 pub use fake_api::{FakeApi, ObjectKind, RequestFault, RequestVerb, ResponseBody};
 pub use mem_store::MemStore;

@@ -1,4 +1,4 @@
-//! See `nodekeel_cluster::testing::check_ca_values`.
+//! See `nodekeel_cluster::testing::fuzz_ca_values`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_cluster::testing::check_ca_values(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_cluster::testing::fuzz_ca_values(input));

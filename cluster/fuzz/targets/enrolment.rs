@@ -1,4 +1,4 @@
-//! See `nodekeel_cluster::testing::check_enrolment_files`.
+//! See `nodekeel_cluster::testing::fuzz_enrolment_files`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_cluster::testing::check_enrolment_files(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_cluster::testing::fuzz_enrolment_files(input));

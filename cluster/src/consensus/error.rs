@@ -9,9 +9,8 @@ use thiserror::Error;
 
 use super::kv::KvError;
 use super::{MemberId, MemberName};
+use crate::BoxError;
 use crate::pki::CaError;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a member could not start, or had to exit.
 #[derive(Debug, Error)]

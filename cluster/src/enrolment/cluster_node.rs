@@ -16,8 +16,9 @@ use super::data_volume::MountedVolume;
 use super::driver;
 use super::failure::FailureReason;
 use super::journal::TestHook;
-use super::state::{ClusterMembership, EnrolmentPhase, EnrolmentState};
+use super::state::{ClusterIdentity, EnrolmentPhase, EnrolmentState};
 #[cfg(feature = "etcd")]
+use crate::BoxError;
 use crate::consensus::etcd::EtcdConsensus;
 use crate::consensus::kv::KvStore;
 use crate::consensus::{self, Consensus, InvalidName, StatusWatch};
@@ -55,7 +56,6 @@ pub struct ConsensusFactory {
     pub(super) peer_port: Option<u16>,
 }
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type OpenFn = dyn Fn(&Dir) -> Result<Arc<dyn Consensus>, BoxError> + Send + Sync;
 
 impl ConsensusFactory {
@@ -283,7 +283,7 @@ impl ClusterNode {
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
-    pub async fn wait_finished(&self) -> Result<ClusterMembership, FailureReason> {
+    pub async fn wait_finished(&self) -> Result<ClusterIdentity, FailureReason> {
         let mut published = self.0.published.subscribe();
         loop {
             match &published.borrow_and_update().state {
@@ -305,7 +305,7 @@ impl ClusterNode {
     ///
     /// # Errors
     /// [`NodeUnavailable::NotRunning`].
-    pub fn membership(&self) -> Result<ClusterMembership, NodeUnavailable> {
+    pub fn cluster_identity(&self) -> Result<ClusterIdentity, NodeUnavailable> {
         match &self.0.published.borrow().state {
             EnrolmentState::Running(membership) => Ok(membership.clone()),
             other => Err(NodeUnavailable::NotRunning { state: other.phase() }),
@@ -317,7 +317,7 @@ impl ClusterNode {
     /// # Errors
     /// [`NodeUnavailable`].
     pub fn running_member(&self) -> Result<consensus::RunningMember, NodeUnavailable> {
-        self.membership()?;
+        self.cluster_identity()?;
         let member = self.0.published.borrow().member.clone();
         member
             .and_then(|status| status.current_status().running_member().cloned())

@@ -41,25 +41,25 @@ pub(super) struct RunState {
 
 /// Runs the enrolment once.
 pub(super) async fn run_enrolment(shared: Arc<SharedState>, ctx: Context) -> Result<(), Failure> {
-    let drive = EnrolmentDriver {
+    let driver = EnrolmentDriver {
         shared,
         ctx,
         fsm: Mutex::new(EnrolmentFsm::new()),
         run_state: Mutex::new(RunState::default()),
         threads: TaskTracker::new(),
     };
-    drive.publish();
-    let end = FailOnDrop(&drive);
-    drive.run_to_completion().await;
+    driver.publish();
+    let end = FailOnDrop(&driver);
+    driver.run_to_completion().await;
     drop(end);
-    match drive.current_state() {
+    match driver.current_state() {
         EnrolmentState::Running(_) => {
-            let _ended = ReportEndOnDrop(&drive);
-            drive.ctx.signal_ready()?;
+            let _ended = ReportEndOnDrop(&driver);
+            driver.ctx.signal_ready()?;
             tokio::select! {
                 biased;
-                cancelled = drive.ctx.canceled() => Err(cancelled.into()),
-                moved = drive.wait_address_change() => Err(moved.into()),
+                cancelled = driver.ctx.canceled() => Err(cancelled.into()),
+                changed = driver.wait_address_change() => Err(changed.into()),
             }
         }
         EnrolmentState::Failed(FailureReason::Stopped { .. }) => Err(CanceledError.into()),

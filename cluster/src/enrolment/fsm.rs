@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::failure::{EnrolmentActivity, FailureReason, StepError};
 use super::plan::{EnrolmentPlan, OnDiskState, decide_plan};
 use super::progress::{EnrolmentProgress, EnrolmentStep, StepMode};
-use super::state::{ClusterMembership, CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
+use super::state::{ClusterIdentity, CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
 use crate::node::{ClusterId, NodeId};
 
 /// Identifies an action, so that an input can name the one whose result it is. One action is pending at a
@@ -103,7 +103,7 @@ pub enum RejectedInput {
         state: EnrolmentPhase,
     },
     /// The transition is not allowed.
-    #[error("invalid transition from {from} to {to}")]
+    #[error("internal error: enrolment can't go from {from} to {to}; its state is unchanged")]
     Transition {
         /// The present state.
         from: EnrolmentPhase,
@@ -298,7 +298,7 @@ impl EnrolmentFsm {
         let EnrolmentProgress { enrolment_kind, enrolment_id, .. } = run.progress;
         match (run.node_id.clone(), run.cluster_id) {
             (Some(node_id), Some(cluster_id)) => {
-                self.enter_state(EnrolmentState::Running(ClusterMembership {
+                self.enter_state(EnrolmentState::Running(ClusterIdentity {
                     node_id,
                     cluster_id,
                     enrolment_kind,

@@ -6,7 +6,7 @@ use super::failure::{EnrolmentActivity, FailureReason, StepError};
 use super::fsm::{ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, RejectedInput, StepOutcome};
 use super::plan::OnDiskState;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
-use super::state::{ClusterMembership, CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
+use super::state::{ClusterIdentity, CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
 
 fn state(kind: EnrolmentPhase) -> EnrolmentState {
     let node_id = || format!("n-{}", "0".repeat(32)).parse().expect("a valid name");
@@ -24,7 +24,7 @@ fn state(kind: EnrolmentPhase) -> EnrolmentState {
         EnrolmentPhase::Restarting => {
             EnrolmentState::Restarting(EnrolmentRun::new(progress, CurrentActivity::Deciding))
         }
-        EnrolmentPhase::Running => EnrolmentState::Running(ClusterMembership {
+        EnrolmentPhase::Running => EnrolmentState::Running(ClusterIdentity {
             node_id: node_id(),
             cluster_id: crate::node::ClusterId::from_bytes([1; 16]),
             enrolment_kind: EnrolmentKind::Bootstrap,

@@ -55,4 +55,4 @@ pub use plan::OnDiskState;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use progress::check_arbitrary_progress;
 pub use progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, InvalidProgress, StepMode};
-pub use state::{ClusterMembership, EnrolmentPhase, EnrolmentRun, EnrolmentState};
+pub use state::{ClusterIdentity, EnrolmentPhase, EnrolmentRun, EnrolmentState};

@@ -26,7 +26,7 @@ pub enum EnrolmentState {
     /// The node is in a cluster, and starts its member again.
     Restarting(EnrolmentRun),
     /// The node is in a cluster, and its member serves.
-    Running(ClusterMembership),
+    Running(ClusterIdentity),
     /// The run has failed and ended. What was recorded stays, and another run resumes with it.
     Failed(FailureReason),
 }
@@ -77,7 +77,7 @@ impl EnrolmentRun {
 
 /// A node's membership in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterMembership {
+pub struct ClusterIdentity {
     /// The node.
     pub node_id: NodeId,
     /// The cluster.

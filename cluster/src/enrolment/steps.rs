@@ -59,14 +59,14 @@ impl EnrolmentDriver {
         step: EnrolmentStep,
         mode: StepMode,
     ) -> Result<StepOutcome, StepError> {
-        let now = StepInput::from_state(self.current_state())?;
+        let input = StepInput::from_state(self.current_state())?;
         match step {
             EnrolmentStep::Network => self.wait_address().await.map(|_| StepOutcome::Network),
-            EnrolmentStep::Storage => self.open_storage(mode, now).await.map(|()| StepOutcome::Storage),
-            EnrolmentStep::Identity => self.establish_identity(mode, now).await.map(StepOutcome::Identity),
-            EnrolmentStep::Consensus => self.start_consensus(mode, now).await.map(StepOutcome::Consensus),
-            EnrolmentStep::Record => self.put_record(mode, now).await.map(|()| StepOutcome::Record),
-            EnrolmentStep::Local => self.apply_local_names(now).await.map(|()| StepOutcome::Local),
+            EnrolmentStep::Storage => self.open_storage(mode, input).await.map(|()| StepOutcome::Storage),
+            EnrolmentStep::Identity => self.establish_identity(mode, input).await.map(StepOutcome::Identity),
+            EnrolmentStep::Consensus => self.start_consensus(mode, input).await.map(StepOutcome::Consensus),
+            EnrolmentStep::Record => self.put_record(mode, input).await.map(|()| StepOutcome::Record),
+            EnrolmentStep::Local => self.apply_local_names(input).await.map(|()| StepOutcome::Local),
         }
     }
 
@@ -94,9 +94,9 @@ impl EnrolmentDriver {
         }
     }
 
-    async fn open_storage(&self, mode: StepMode, now: StepInput) -> Result<(), StepError> {
+    async fn open_storage(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {
         let shared = Arc::clone(&self.shared);
-        let enrolment = now.progress.enrolment_id();
+        let enrolment = input.progress.enrolment_id();
         self.run_blocking(move || {
             let SharedState { deps, settings, volume, .. } = &*shared;
             volume.open_or_create(&*deps.volume, mode, enrolment, &settings.erase)
@@ -104,9 +104,9 @@ impl EnrolmentDriver {
         .await
     }
 
-    async fn establish_identity(&self, mode: StepMode, now: StepInput) -> Result<NodeId, StepError> {
+    async fn establish_identity(&self, mode: StepMode, input: StepInput) -> Result<NodeId, StepError> {
         let shared = Arc::clone(&self.shared);
-        let ticket = now.ticket.clone();
+        let ticket = input.ticket.clone();
         let credentials = self
             .run_blocking(move || {
                 let pki = place_credentials(&shared.volume_root()?)?;
@@ -124,18 +124,18 @@ impl EnrolmentDriver {
             .await?;
         let key = credentials.key.public_key();
         self.run_state().certificate = Some(credentials.certificate);
-        let known = now.progress.node_id().or(now.ticket.as_deref().map(GoldenTicket::node_id));
+        let known = input.progress.node_id().or(input.ticket.as_deref().map(GoldenTicket::node_id));
         match known.filter(|node| node.matches_key(&key)) {
             Some(node) => Ok(node.clone()),
             None => NodeId::from_key(&self.shared.settings.node_prefix, &key).map_err(StepError::Name),
         }
     }
 
-    async fn start_consensus(&self, mode: StepMode, now: StepInput) -> Result<ClusterId, StepError> {
-        let name = now.member_name()?;
+    async fn start_consensus(&self, mode: StepMode, input: StepInput) -> Result<ClusterId, StepError> {
+        let name = input.member_name()?;
         let address = self.wait_address().await?;
         self.run_state().member_address = Some(address);
-        let start = match (mode, now.progress.enrolment_kind(), now.ticket) {
+        let start = match (mode, input.progress.enrolment_kind(), input.ticket) {
             (StepMode::Rerun, _, _) => StartOptions::restart_member(name, address),
             (StepMode::FirstRun, EnrolmentKind::Bootstrap, _) => StartOptions::new_cluster(name, address),
             (StepMode::FirstRun, EnrolmentKind::Join(_), Some(ticket)) => {
@@ -156,9 +156,9 @@ impl EnrolmentDriver {
         let PreparedMember { service, status } = opened.await?.prepare_member(start);
         self.ctx.run_child("consensus", service).map_err(StepError::Tree)?;
         self.run_state().member = Some(status);
-        let founded = match (mode, now.progress.enrolment_kind()) {
+        let founded = match (mode, input.progress.enrolment_kind()) {
             (StepMode::FirstRun, EnrolmentKind::Bootstrap) => {
-                Some(ClusterId::from_bytes(now.progress.enrolment_id().0))
+                Some(ClusterId::from_bytes(input.progress.enrolment_id().0))
             }
             _ => None,
         };
@@ -171,8 +171,8 @@ impl EnrolmentDriver {
         .await
     }
 
-    async fn put_record(&self, mode: StepMode, now: StepInput) -> Result<(), StepError> {
-        let (node, name) = (now.node_id()?, now.member_name()?);
+    async fn put_record(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {
+        let (node, name) = (input.node_id()?, input.member_name()?);
         let address = self.member_address().await?;
         let Some(certificate) = self.run_state().certificate.clone() else {
             return Err(StepError::CredentialsMissing { path: self.shared.volume_root()?.path().to_owned() });
@@ -217,8 +217,8 @@ impl EnrolmentDriver {
         }
     }
 
-    async fn apply_local_names(&self, now: StepInput) -> Result<(), StepError> {
-        let (node, address) = (now.node_id()?, self.member_address().await?);
+    async fn apply_local_names(&self, input: StepInput) -> Result<(), StepError> {
+        let (node, address) = (input.node_id()?, self.member_address().await?);
         let shared = Arc::clone(&self.shared);
         self.run_blocking(move || shared.deps.local_names.apply_names(&node, address))
             .await

@@ -3,9 +3,8 @@
 use nodekeel_localstorage::pki::{FormatError, PkiError};
 use thiserror::Error;
 
+use crate::BoxError;
 use crate::consensus::kv::KvError;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a CA could not be created, loaded or used. Stored values stay unchanged.
 #[derive(Debug, Error)]

@@ -13,7 +13,7 @@ pub use kv::kv_conformance;
 ///
 /// # Panics
 /// If that does not hold.
-pub fn check_ca_values(bytes: &[u8]) {
+pub fn fuzz_ca_values(bytes: &[u8]) {
     pki::check_arbitrary_values(bytes);
 }
 
@@ -22,7 +22,7 @@ pub fn check_ca_values(bytes: &[u8]) {
 ///
 /// # Panics
 /// If that does not hold.
-pub fn check_enrolment_files(bytes: &[u8]) {
+pub fn fuzz_enrolment_files(bytes: &[u8]) {
     node::check_arbitrary_files(bytes);
     enrolment::check_arbitrary_progress(bytes);
 }

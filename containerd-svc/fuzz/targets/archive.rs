@@ -1,4 +1,4 @@
-//! See `nodekeel_containerd_svc::testing::check_archive`.
+//! See `nodekeel_containerd_svc::testing::fuzz_archive`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_containerd_svc::testing::check_archive(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_containerd_svc::testing::fuzz_archive(input));

@@ -16,7 +16,7 @@ use tonic::{Code, Request, Status};
 use super::writer::ContentWriter;
 use super::{ContainerdImages, descriptor_to_proto, has_code, namespaced_request, store_error};
 use crate::image::{Image, ImageLayer, Labels};
-use crate::store::{BlobWriter, ImportSession, IncomingBlob, StoreError};
+use crate::store::{BlobWriter, ImageStoreError, ImportSession, IncomingBlob};
 use crate::{Digest, Namespace};
 
 /// Time after which the lease of a killed import expires.
@@ -60,7 +60,10 @@ pub(super) struct ContainerdImport {
 }
 
 impl ContainerdImport {
-    pub(super) async fn begin(images: ContainerdImages, namespace: Namespace) -> Result<Self, StoreError> {
+    pub(super) async fn begin(
+        images: ContainerdImages,
+        namespace: Namespace,
+    ) -> Result<Self, ImageStoreError> {
         let now = SystemTime::now();
         let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let number = images.import_count.fetch_add(1, Ordering::Relaxed);
@@ -69,7 +72,7 @@ impl ContainerdImport {
         let labels = [("containerd.io/gc.expire".to_owned(), expires)].into();
         let request = namespaced_request(CreateRequest { id: id.clone(), labels }, &namespace, None);
         let created = LeasesClient::new(images.channel.clone()).create(request).await;
-        created.map_err(|status| store_error(status, "a lease", StoreError::BeginImport))?;
+        created.map_err(|status| store_error(status, "a lease", ImageStoreError::BeginImport))?;
         let lease = ImportLease { images, namespace, id, key_count: AtomicU64::new(0) };
         Ok(Self { lease: Arc::new(lease), finished: false })
     }
@@ -89,39 +92,42 @@ impl ContainerdImport {
 
 #[async_trait]
 impl ImportSession for ContainerdImport {
-    async fn open_writer(&mut self, blob: &IncomingBlob) -> Result<Option<Box<dyn BlobWriter>>, StoreError> {
+    async fn open_writer(
+        &mut self,
+        blob: &IncomingBlob,
+    ) -> Result<Option<Box<dyn BlobWriter>>, ImageStoreError> {
         let writer = ContentWriter::open(&self.lease, blob).await?;
         Ok(writer.map(|writer| Box::new(writer) as Box<dyn BlobWriter>))
     }
 
-    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError> {
+    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), ImageStoreError> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let labels = labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         let info = wire::Info { digest: digest.to_string(), labels, ..wire::Info::default() };
         let request = UpdateRequest { info: Some(info), update_mask: Some(FieldMask { paths }) };
         let done = self.lease.images.content_client().update(self.lease.leased_request(request)).await;
-        let to_error = |source| StoreError::LabelContent { digest: *digest, source };
+        let to_error = |source| ImageStoreError::LabelContent { digest: *digest, source };
         done.map(drop).map_err(|status| store_error(status, "labels", to_error))
     }
 
-    async fn unpack_layers(&mut self, layers: &[ImageLayer]) -> Result<Labels, StoreError> {
+    async fn unpack_layers(&mut self, layers: &[ImageLayer]) -> Result<Labels, ImageStoreError> {
         super::unpack::unpack_layers(&self.lease, layers).await
     }
 
-    async fn put_image(&mut self, image: &Image) -> Result<(), StoreError> {
+    async fn put_image(&mut self, image: &Image) -> Result<(), ImageStoreError> {
         let listed = wire::Image {
             name: image.name.clone(),
             labels: image.labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
             target: Some(descriptor_to_proto(&image.target)),
             ..wire::Image::default()
         };
-        let to_error = |source| StoreError::PutImage { name: image.name.clone(), source };
+        let to_error = |source| ImageStoreError::PutImage { name: image.name.clone(), source };
         self.create_or_update_image(listed).await.map_err(|status| store_error(status, &image.name, to_error))
     }
 
-    async fn finish(mut self: Box<Self>) -> Result<(), StoreError> {
+    async fn finish(mut self: Box<Self>) -> Result<(), ImageStoreError> {
         self.finished = true;
-        self.lease.delete_lease().await.map_err(|status| StoreError::FinishImport(status.into()))
+        self.lease.delete_lease().await.map_err(|status| ImageStoreError::FinishImport(status.into()))
     }
 }
 

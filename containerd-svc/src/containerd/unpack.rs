@@ -13,14 +13,17 @@ use super::import::ImportLease;
 use super::{descriptor_to_proto, has_code, store_error};
 use crate::Digest;
 use crate::image::{ImageLayer, Labels};
-use crate::store::StoreError;
+use crate::store::ImageStoreError;
 
 /// Unpacks the layers without a snapshot. The returned label keeps the last snapshot, and so its parents.
-pub(super) async fn unpack_layers(lease: &ImportLease, layers: &[ImageLayer]) -> Result<Labels, StoreError> {
+pub(super) async fn unpack_layers(
+    lease: &ImportLease,
+    layers: &[ImageLayer],
+) -> Result<Labels, ImageStoreError> {
     let mut chain: Option<Digest> = None;
     for layer in layers {
         let next = chain_id(chain, layer.diff_id);
-        let to_error = |source| StoreError::UnpackLayer { digest: layer.blob.digest, source };
+        let to_error = |source| ImageStoreError::UnpackLayer { digest: layer.blob.digest, source };
         let done = unpack_layer(lease, layer, chain, next).await;
         done.map_err(|status| store_error(status, &layer.blob.digest.to_string(), to_error))?;
         chain = Some(next);

@@ -12,7 +12,7 @@ use tonic::{Code, Status, Streaming};
 use super::import::ImportLease;
 use super::{has_code, store_error};
 use crate::Digest;
-use crate::store::{BlobWriter, IncomingBlob, StoreError};
+use crate::store::{BlobWriter, ImageStoreError, IncomingBlob};
 
 /// Maximum number of unanswered chunks: containerd answers each one, and blocks if its answers are not read.
 const MAX_UNANSWERED: usize = 4;
@@ -43,7 +43,7 @@ impl ContentWriter {
     pub(super) async fn open(
         lease: &Arc<ImportLease>,
         incoming: &IncomingBlob,
-    ) -> Result<Option<Self>, StoreError> {
+    ) -> Result<Option<Self>, ImageStoreError> {
         match Self::open_stream(lease, incoming).await {
             Ok(writer) => Ok(writer),
             Err(status) if has_code(&status, Code::AlreadyExists) => Ok(None),
@@ -115,14 +115,14 @@ fn content_request(action: WriteAction, reference: &str, incoming: &IncomingBlob
     }
 }
 
-fn write_error(incoming: &IncomingBlob, status: Status) -> StoreError {
-    let write = |source| StoreError::WriteContent { file: incoming.file.clone(), source };
+fn write_error(incoming: &IncomingBlob, status: Status) -> ImageStoreError {
+    let write = |source| ImageStoreError::WriteContent { file: incoming.file.clone(), source };
     store_error(status, &incoming.file, write)
 }
 
 #[async_trait]
 impl BlobWriter for ContentWriter {
-    async fn write(&mut self, chunk: Bytes) -> Result<(), StoreError> {
+    async fn write(&mut self, chunk: Bytes) -> Result<(), ImageStoreError> {
         let mut next = content_request(WriteAction::Write, &self.reference, &self.blob);
         next.offset = self.offset.cast_signed();
         self.offset += chunk.len() as u64;
@@ -130,7 +130,7 @@ impl BlobWriter for ContentWriter {
         self.send_request(next).await.map_err(|status| write_error(&self.blob, status))
     }
 
-    async fn commit(mut self: Box<Self>, digest: &Digest) -> Result<(), StoreError> {
+    async fn commit(mut self: Box<Self>, digest: &Digest) -> Result<(), ImageStoreError> {
         match self.commit_content(digest).await {
             Err(status) if !has_code(&status, Code::AlreadyExists) => Err(write_error(&self.blob, status)),
             _ => Ok(()),

@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use crate::archive::{self, ArchiveContents, BlobSink, ReadError};
 use crate::error::{BundleError, ImageError};
 use crate::store::{BlobWriter, ImportSession, IncomingBlob};
-use crate::{Digest, ImportLimits, StoreError};
+use crate::{Digest, ImageStoreError, ImportLimits};
 
 /// Reads an archive into an import session, on a dedicated thread. When this future is dropped, the thread
 /// stops at its next chunk and drops the session.
@@ -30,11 +30,11 @@ pub(super) async fn read_archive(
     });
     match reading.await {
         Ok((import, read)) => (Some(import), read.map_err(bundle_error)),
-        Err(panicked) => (None, Err(StoreError::BeginImport(panicked.into()).into())),
+        Err(panicked) => (None, Err(ImageStoreError::BeginImport(panicked.into()).into())),
     }
 }
 
-fn bundle_error(error: ReadError<StoreError>) -> BundleError {
+fn bundle_error(error: ReadError<ImageStoreError>) -> BundleError {
     match error {
         ReadError::Archive(error) => BundleError::Archive(error),
         ReadError::Digest { name: file, found } => ImageError::DigestMismatch { file, found }.into(),
@@ -54,32 +54,32 @@ struct StoreBridge {
 fn wait_for_store<T>(
     runtime: &Handle,
     stopped: &mut oneshot::Receiver<Infallible>,
-    work: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
+    work: impl Future<Output = Result<T, ImageStoreError>>,
+) -> Result<T, ImageStoreError> {
     runtime.block_on(async {
         tokio::select! {
             biased;
-            _ = stopped => Err(StoreError::BeginImport("the import was cancelled".into())),
+            _ = stopped => Err(ImageStoreError::BeginImport("the import was cancelled".into())),
             done = work => done,
         }
     })
 }
 
 impl BlobSink for StoreBridge {
-    type Error = StoreError;
+    type Error = ImageStoreError;
 
-    fn begin(&mut self, blob: IncomingBlob) -> Result<bool, StoreError> {
+    fn begin(&mut self, blob: IncomingBlob) -> Result<bool, ImageStoreError> {
         let writer = wait_for_store(&self.runtime, &mut self.cancelled, self.import.open_writer(&blob))?;
         self.writer = writer;
         Ok(self.writer.is_some())
     }
 
-    fn write(&mut self, chunk: Bytes) -> Result<(), StoreError> {
+    fn write(&mut self, chunk: Bytes) -> Result<(), ImageStoreError> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         wait_for_store(&self.runtime, &mut self.cancelled, writer.write(chunk))
     }
 
-    fn commit(&mut self, digest: Digest) -> Result<(), StoreError> {
+    fn commit(&mut self, digest: Digest) -> Result<(), ImageStoreError> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
         wait_for_store(&self.runtime, &mut self.cancelled, writer.commit(&digest))
     }

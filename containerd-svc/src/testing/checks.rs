@@ -51,14 +51,14 @@ impl BlobSink for CheckingSink {
 ///
 /// # Panics
 /// If a check fails.
-pub fn check_archive(bytes: &[u8]) {
+pub fn fuzz_archive(bytes: &[u8]) {
     let mut limits = ImportLimits::default();
     (limits.archive_bytes, limits.entries, limits.document_bytes) = (8 << 20, 1000, 64 << 10);
     let mut witness = CheckingSink::default();
     match archive::read_archive(bytes, &limits, &mut witness) {
         Ok(contents) => {
             assert!(witness.open.is_none(), "all announced blobs are committed");
-            contents.index.iter().chain(&contents.manifest).for_each(|document| check_documents(document));
+            contents.index.iter().chain(&contents.manifest).for_each(|document| fuzz_documents(document));
         }
         Err(ReadError::Archive(_) | ReadError::Digest { .. }) => {}
         Err(ReadError::Sink(never)) => match never {},
@@ -67,7 +67,7 @@ pub fn check_archive(bytes: &[u8]) {
 }
 
 /// Parses any bytes as each kind of document: never panics.
-pub fn check_documents(bytes: &[u8]) {
+pub fn fuzz_documents(bytes: &[u8]) {
     if let Ok(ImageIndex { manifests }) = serde_json::from_slice(bytes) {
         for listed in manifests {
             if let Some(reference) = listed.reference_name() {

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::image::{Image, ImageLayer, Labels};
-use crate::store::{BlobWriter, BoxError, ImageStore, ImportSession, IncomingBlob, StoreError};
+use crate::store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};
 use crate::{Digest, Namespace};
 
 /// An image store in memory. Content that no image refers to is removed when the last import session has
@@ -119,7 +119,7 @@ impl MemStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record_call(&self, call: StoreCall) -> Result<(), BoxError> {
+    fn record_call(&self, call: StoreCall) -> Result<(), ErrorSource> {
         let mut inner = self.lock_state();
         let number = inner.calls.entry(call).or_default();
         let this = (call, *number);
@@ -140,13 +140,17 @@ impl StoreState {
 
 #[async_trait]
 impl ImageStore for MemStore {
-    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError> {
-        let failed = |source| StoreError::ListImages { namespace: namespace.clone(), source };
+    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError> {
+        let failed = |source| ImageStoreError::ListImages { namespace: namespace.clone(), source };
         self.record_call(StoreCall::ListImages).map_err(failed)?;
         Ok(self.lock_state().namespace_mut(namespace).images.values().cloned().collect())
     }
 
-    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
+    async fn content_size(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+    ) -> Result<Option<u64>, ImageStoreError> {
         Ok(self
             .lock_state()
             .namespace_mut(namespace)
@@ -160,11 +164,11 @@ impl ImageStore for MemStore {
         namespace: &Namespace,
         digest: &Digest,
         limit: u64,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
+    ) -> Result<Option<Vec<u8>>, ImageStoreError> {
         let bytes =
             self.lock_state().namespace_mut(namespace).content.get(digest).map(|(bytes, _)| bytes.to_vec());
         if bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > limit) {
-            return Err(StoreError::ReadContent {
+            return Err(ImageStoreError::ReadContent {
                 digest: *digest,
                 source: format!("more than {limit} bytes").into(),
             });
@@ -172,8 +176,8 @@ impl ImageStore for MemStore {
         Ok(bytes)
     }
 
-    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, StoreError> {
-        self.record_call(StoreCall::BeginImport).map_err(StoreError::BeginImport)?;
+    async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {
+        self.record_call(StoreCall::BeginImport).map_err(ImageStoreError::BeginImport)?;
         Ok(Box::new(MemImport { store: self.clone(), namespace: namespace.clone(), leased: Arc::default() }))
     }
 }
@@ -201,8 +205,11 @@ fn lease_content(store: &MemStore, namespace: &Namespace, leased: &Mutex<Vec<Dig
 
 #[async_trait]
 impl ImportSession for MemImport {
-    async fn open_writer(&mut self, blob: &IncomingBlob) -> Result<Option<Box<dyn BlobWriter>>, StoreError> {
-        let failed = |source| StoreError::WriteContent { file: blob.file.clone(), source };
+    async fn open_writer(
+        &mut self,
+        blob: &IncomingBlob,
+    ) -> Result<Option<Box<dyn BlobWriter>>, ImageStoreError> {
+        let failed = |source| ImageStoreError::WriteContent { file: blob.file.clone(), source };
         self.store.record_call(StoreCall::OpenWriter).map_err(failed)?;
         if let Some(digest) = blob.digest
             && self.store.content_size(&self.namespace, &digest).await?.is_some()
@@ -219,8 +226,8 @@ impl ImportSession for MemImport {
         })))
     }
 
-    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), StoreError> {
-        let failed = |source| StoreError::LabelContent { digest: *digest, source };
+    async fn label_content(&mut self, digest: &Digest, labels: &Labels) -> Result<(), ImageStoreError> {
+        let failed = |source| ImageStoreError::LabelContent { digest: *digest, source };
         self.store.record_call(StoreCall::LabelContent).map_err(failed)?;
         let mut inner = self.store.lock_state();
         let content = inner.namespace_mut(&self.namespace).content.get_mut(digest);
@@ -229,12 +236,12 @@ impl ImportSession for MemImport {
         Ok(())
     }
 
-    async fn unpack_layers(&mut self, _: &[ImageLayer]) -> Result<Labels, StoreError> {
+    async fn unpack_layers(&mut self, _: &[ImageLayer]) -> Result<Labels, ImageStoreError> {
         Ok(Labels::new())
     }
 
-    async fn put_image(&mut self, image: &Image) -> Result<(), StoreError> {
-        let failed = |source| StoreError::PutImage { name: image.name.clone(), source };
+    async fn put_image(&mut self, image: &Image) -> Result<(), ImageStoreError> {
+        let failed = |source| ImageStoreError::PutImage { name: image.name.clone(), source };
         self.store.record_call(StoreCall::PutImage).map_err(failed)?;
         self.store
             .lock_state()
@@ -244,8 +251,8 @@ impl ImportSession for MemImport {
         Ok(())
     }
 
-    async fn finish(self: Box<Self>) -> Result<(), StoreError> {
-        self.store.record_call(StoreCall::Finish).map_err(StoreError::FinishImport)
+    async fn finish(self: Box<Self>) -> Result<(), ImageStoreError> {
+        self.store.record_call(StoreCall::Finish).map_err(ImageStoreError::FinishImport)
     }
 }
 
@@ -265,16 +272,16 @@ impl Drop for MemImport {
 
 #[async_trait]
 impl BlobWriter for MemWriter {
-    async fn write(&mut self, chunk: Bytes) -> Result<(), StoreError> {
-        let failed = |source| StoreError::WriteContent { file: self.blob.file.clone(), source };
+    async fn write(&mut self, chunk: Bytes) -> Result<(), ImageStoreError> {
+        let failed = |source| ImageStoreError::WriteContent { file: self.blob.file.clone(), source };
         self.store.record_call(StoreCall::Write).map_err(failed)?;
         self.store.lock_state().written += chunk.len() as u64;
         self.bytes.extend_from_slice(&chunk);
         Ok(())
     }
 
-    async fn commit(self: Box<Self>, digest: &Digest) -> Result<(), StoreError> {
-        let failed = |source| StoreError::WriteContent { file: self.blob.file.clone(), source };
+    async fn commit(self: Box<Self>, digest: &Digest) -> Result<(), ImageStoreError> {
+        let failed = |source| ImageStoreError::WriteContent { file: self.blob.file.clone(), source };
         self.store.record_call(StoreCall::Commit).map_err(failed)?;
         let is_right =
             Digest::of_content(&self.bytes) == *digest && self.bytes.len() as u64 == self.blob.size;

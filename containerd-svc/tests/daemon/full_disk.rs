@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
-use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, ImportError, Preseed, StoreError};
+use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, ImageStoreError, ImportError, Preseed};
 use nodekeel_supervisor::RunnableState;
 use testbed::{Scratch, output, tools};
 
@@ -39,7 +39,10 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(rele
         });
         let error = error.unwrap();
         assert!(error.to_string().contains("big.tar"), "{error}");
-        assert!(matches!(error, ImportError::Store { source: StoreError::NoSpace { .. }, .. }), "{error:?}");
+        assert!(
+            matches!(error, ImportError::Store { source: ImageStoreError::NoSpace { .. }, .. }),
+            "{error:?}"
+        );
         let names: Vec<_> =
             images.list_images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
         assert_eq!(names, ["localhost/a:1", "localhost/z:1"]);

@@ -1,6 +1,6 @@
 //! Archives that no tool creates.
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, check_archive, check_documents};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, fuzz_archive, fuzz_documents};
 use nodekeel_containerd_svc::{ArchiveError, ImageError, ImportError, ImportLimits, Platform, Preseed};
 use proptest::prelude::*;
 
@@ -159,11 +159,11 @@ fn generated_archives_pass_the_check_complete_cut_and_corrupted() {
     for shape in [ArchiveFormat::OciLayout, ArchiveFormat::OciLayoutIndexLast, ArchiveFormat::DockerArchive] {
         let archive = valid_archive(shape);
         for bytes in [archive.to_tar(), archive.to_gzip(), archive.to_zstd()] {
-            (0..bytes.len()).step_by(61).for_each(|length| check_archive(&bytes[..length]));
+            (0..bytes.len()).step_by(61).for_each(|length| fuzz_archive(&bytes[..length]));
             for at in (0..bytes.len()).step_by(53) {
                 let mut scribbled = bytes.clone();
                 scribbled[at] = scribbled[at].wrapping_add(1);
-                check_archive(&scribbled);
+                fuzz_archive(&scribbled);
             }
         }
     }
@@ -172,7 +172,7 @@ fn generated_archives_pass_the_check_complete_cut_and_corrupted() {
 proptest! {
     #[test]
     fn any_bytes_are_taken_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
-        check_archive(&bytes);
+        fuzz_archive(&bytes);
     }
 
     #[test]
@@ -182,14 +182,14 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = value;
         }
-        check_archive(&bytes);
+        fuzz_archive(&bytes);
     }
 
     #[test]
     fn any_text_is_a_document_or_none(text in "\\PC{0,200}", name in "[a-zA-Z0-9.:/@_-]{0,60}") {
-        check_documents(text.as_bytes());
+        fuzz_documents(text.as_bytes());
         let index = serde_json::json!({"manifests": [{"digest": nodekeel_containerd_svc::Digest::of_content(b"").to_string(), "size": 0,
             "annotations": {"org.opencontainers.image.ref.name": name}}]});
-        check_documents(index.to_string().as_bytes());
+        fuzz_documents(index.to_string().as_bytes());
     }
 }

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, MemStore};
 use nodekeel_containerd_svc::{
-    BlobWriter, Digest, Image, ImageLayer, ImageStore, ImportSession, IncomingBlob, Labels, Namespace,
-    Preseed, StoreError,
+    BlobWriter, Digest, Image, ImageLayer, ImageStore, ImageStoreError, ImportSession, IncomingBlob, Labels,
+    Namespace, Preseed,
 };
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -36,11 +36,15 @@ impl Drop for StalledImport {
 
 #[async_trait]
 impl ImageStore for StalledStore {
-    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, StoreError> {
+    async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError> {
         self.store.list_images(namespace).await
     }
 
-    async fn content_size(&self, namespace: &Namespace, digest: &Digest) -> Result<Option<u64>, StoreError> {
+    async fn content_size(
+        &self,
+        namespace: &Namespace,
+        digest: &Digest,
+    ) -> Result<Option<u64>, ImageStoreError> {
         self.store.content_size(namespace, digest).await
     }
 
@@ -49,46 +53,49 @@ impl ImageStore for StalledStore {
         namespace: &Namespace,
         digest: &Digest,
         limit: u64,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
+    ) -> Result<Option<Vec<u8>>, ImageStoreError> {
         self.store.read_content(namespace, digest, limit).await
     }
 
-    async fn begin_import(&self, _: &Namespace) -> Result<Box<dyn ImportSession>, StoreError> {
+    async fn begin_import(&self, _: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {
         Ok(Box::new(StalledImport(self.clone())))
     }
 }
 
 #[async_trait]
 impl ImportSession for StalledImport {
-    async fn open_writer(&mut self, _: &IncomingBlob) -> Result<Option<Box<dyn BlobWriter>>, StoreError> {
+    async fn open_writer(
+        &mut self,
+        _: &IncomingBlob,
+    ) -> Result<Option<Box<dyn BlobWriter>>, ImageStoreError> {
         Ok(Some(Box::new(self.0.clone())))
     }
 
-    async fn label_content(&mut self, _: &Digest, _: &Labels) -> Result<(), StoreError> {
+    async fn label_content(&mut self, _: &Digest, _: &Labels) -> Result<(), ImageStoreError> {
         unreachable!("no blob was committed")
     }
 
-    async fn unpack_layers(&mut self, _: &[ImageLayer]) -> Result<Labels, StoreError> {
+    async fn unpack_layers(&mut self, _: &[ImageLayer]) -> Result<Labels, ImageStoreError> {
         unreachable!("no blob was committed")
     }
 
-    async fn put_image(&mut self, _: &Image) -> Result<(), StoreError> {
+    async fn put_image(&mut self, _: &Image) -> Result<(), ImageStoreError> {
         unreachable!("no blob was committed")
     }
 
-    async fn finish(self: Box<Self>) -> Result<(), StoreError> {
+    async fn finish(self: Box<Self>) -> Result<(), ImageStoreError> {
         Ok(())
     }
 }
 
 #[async_trait]
 impl BlobWriter for StalledStore {
-    async fn write(&mut self, _: Bytes) -> Result<(), StoreError> {
+    async fn write(&mut self, _: Bytes) -> Result<(), ImageStoreError> {
         self.write_stalled.notify_one();
         std::future::pending().await
     }
 
-    async fn commit(self: Box<Self>, _: &Digest) -> Result<(), StoreError> {
+    async fn commit(self: Box<Self>, _: &Digest) -> Result<(), ImageStoreError> {
         unreachable!("no blob was committed")
     }
 }

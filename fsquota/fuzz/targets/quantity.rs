@@ -1,4 +1,4 @@
-//! See `nodekeel_fsquota::testing::check_quantity`.
+//! See `nodekeel_fsquota::testing::fuzz_quantity`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_fsquota::testing::check_quantity(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_fsquota::testing::fuzz_quantity(input));

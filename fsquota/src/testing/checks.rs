@@ -5,7 +5,7 @@ use crate::{Bytes, Inodes};
 
 /// Any text parses as a quantity or is rejected. A quantity parses back from its `Display`, and is not less
 /// than its digits.
-pub fn check_quantity(text: &[u8]) {
+pub fn fuzz_quantity(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     if let Ok(bytes) = text.parse::<Bytes>() {
         assert_eq!(bytes.to_string().parse(), Ok(bytes), "{text:?}");
@@ -20,7 +20,7 @@ pub fn check_quantity(text: &[u8]) {
 
 /// Any line parses as a mount or is skipped. A mount parses back from its `Display`, which is one line of
 /// ASCII.
-pub fn check_mountinfo(text: &[u8]) {
+pub fn fuzz_mountinfo(text: &[u8]) {
     for mount in mounts::parse_mountinfo(text) {
         let line = mount.to_string();
         assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line:?}");
@@ -31,7 +31,7 @@ pub fn check_mountinfo(text: &[u8]) {
 }
 
 /// The mount id of any fdinfo is a number or missing.
-pub fn check_fdinfo(text: &[u8]) {
+pub fn fuzz_fdinfo(text: &[u8]) {
     if let Some(id) = mounts::parse_mount_id(text) {
         assert_eq!(mounts::parse_mount_id(format!("pos:\t0\nmnt_id:\t{id}\n").as_bytes()), Some(id));
     }

@@ -82,7 +82,7 @@ fn failures_can_be_injected() {
     let scratch = tempfile::tempdir().unwrap();
     let quota = MemQuota::new();
     let dir = File::open(scratch.path()).unwrap();
-    quota.fail_next_call(KernelCall::WriteLimits, io::ErrorKind::StorageFull);
+    quota.fail_next_kernel_call(KernelCall::WriteLimits, io::ErrorKind::StorageFull);
     let error = quota.set_limits(dir.as_fd(), LIMITED).unwrap_err();
     assert!(matches!(error, Error::Kernel { call: KernelCall::WriteLimits, .. }), "{error:?}");
     quota.set_limits(dir.as_fd(), LIMITED).unwrap();

@@ -1,6 +1,6 @@
 //! Parsers of external input: quantities, and the kernel's lists.
 
-use nodekeel_fsquota::testing::{check_fdinfo, check_mountinfo, check_quantity};
+use nodekeel_fsquota::testing::{fuzz_fdinfo, fuzz_mountinfo, fuzz_quantity};
 use nodekeel_fsquota::{Bytes, Inodes, QuantityError};
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ proptest! {
     #[test]
     fn every_displayed_number_parses_back(number: u64, shift in 0u32..64) {
         for number in [number, number >> shift, number >> shift << shift, 10u64.pow(shift % 20)] {
-            check_quantity(Bytes(number).to_string().as_bytes());
+            fuzz_quantity(Bytes(number).to_string().as_bytes());
             prop_assert_eq!(Bytes(number).to_string().parse(), Ok(Bytes(number)));
             prop_assert_eq!(Inodes(number).to_string().parse(), Ok(Inodes(number)));
         }
@@ -58,7 +58,7 @@ proptest! {
 
     #[test]
     fn any_text_parses_as_a_quantity_or_is_rejected(text in "[0-9.]{0,25}[kKMGTPEiB]{0,4}|.*") {
-        check_quantity(text.as_bytes());
+        fuzz_quantity(text.as_bytes());
     }
 
     #[test]
@@ -66,13 +66,13 @@ proptest! {
         text in prop::collection::vec(any::<u8>(), 0..200),
         line in "[0-9]{1,3} 1 [0-9]{1,4}:[0-9]{1,4} (/|[a-z\\\\0-7#\u{fc}]){1,12} /[a-z\\\\0-7]{0,12} rw( [a-z:0-9]{1,9}){0,2} - (xfs|ext4|e\\\\040) /dev/[a-z\\\\04]{1,9} r[ow],[a-z=,]{0,9}",
     ) {
-        check_mountinfo(&text);
-        check_mountinfo(line.as_bytes());
-        check_mountinfo(&[line.as_bytes(), b"\n", &text, b"\n", line.as_bytes()].concat());
+        fuzz_mountinfo(&text);
+        fuzz_mountinfo(line.as_bytes());
+        fuzz_mountinfo(&[line.as_bytes(), b"\n", &text, b"\n", line.as_bytes()].concat());
     }
 
     #[test]
     fn any_fdinfo_gives_a_mount_id_or_none(text in "(pos:|mnt_id:|[a-z]{0,3})[\t 0-9a-z-]{0,20}\n?.*") {
-        check_fdinfo(text.as_bytes());
+        fuzz_fdinfo(text.as_bytes());
     }
 }

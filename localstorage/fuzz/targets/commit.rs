@@ -1,4 +1,4 @@
-//! See `nodekeel_localstorage::testing::check_commit_record`.
+//! See `nodekeel_localstorage::testing::fuzz_commit_record`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::check_commit_record(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::fuzz_commit_record(input));

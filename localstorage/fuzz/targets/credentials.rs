@@ -1,4 +1,4 @@
-//! See `nodekeel_localstorage::testing::check_credentials_file`.
+//! See `nodekeel_localstorage::testing::fuzz_credentials_file`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::check_credentials_file(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::fuzz_credentials_file(input));

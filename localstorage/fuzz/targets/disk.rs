@@ -1,4 +1,4 @@
-//! See `nodekeel_localstorage::testing::check_disk_image`.
+//! See `nodekeel_localstorage::testing::fuzz_disk_image`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::check_disk_image(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::fuzz_disk_image(input));

@@ -1,4 +1,4 @@
-//! See `nodekeel_localstorage::testing::check_mountinfo`.
+//! See `nodekeel_localstorage::testing::fuzz_mountinfo`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::check_mountinfo(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_localstorage::testing::fuzz_mountinfo(input));

@@ -135,7 +135,7 @@ fn escape(field: &[u8]) -> String {
 /// # Panics
 /// If the check fails.
 #[cfg(any(test, feature = "testing"))]
-pub fn check_mountinfo(bytes: &[u8]) {
+pub fn fuzz_mountinfo(bytes: &[u8]) {
     for entry in parse_mountinfo(bytes) {
         let again = parse_mountinfo(entry.to_string().as_bytes());
         assert_eq!(again.len(), 1, "one line is one entry");
@@ -207,7 +207,7 @@ nonsense
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
-            check_mountinfo(&bytes);
+            fuzz_mountinfo(&bytes);
         }
 
         #[test]

@@ -7,7 +7,7 @@ use crate::step_journal::parse_step_progress;
 ///
 /// # Panics
 /// If the check fails.
-pub fn check_journal_record(bytes: &[u8]) {
+pub fn fuzz_journal_record(bytes: &[u8]) {
     if let Ok(record) = JournalRecord::from_bytes(bytes) {
         let written = record.to_bytes().expect("a parsed record is not too long");
         assert!(bytes.starts_with(&written), "a record is written back unchanged");

@@ -165,7 +165,7 @@ fn take_bytes<'a>(rest: &mut &'a [u8], len: u32) -> Option<&'a [u8]> {
 /// # Panics
 /// If the check fails.
 #[cfg(any(test, feature = "testing"))]
-pub fn check_commit_record(bytes: &[u8]) {
+pub fn fuzz_commit_record(bytes: &[u8]) {
     let mut summed = [MAGIC, bytes].concat();
     summed.extend_from_slice(&crc32c::crc32c(&summed).to_le_bytes());
     for record in [bytes, &summed[..]] {

@@ -274,7 +274,7 @@ pub fn probe_disk(disk: &mut (impl Read + Seek)) -> io::Result<VolumeContents> {
 /// # Panics
 /// If the check fails.
 #[cfg(any(test, feature = "testing"))]
-pub fn check_disk_image(bytes: &[u8]) {
+pub fn fuzz_disk_image(bytes: &[u8]) {
     // Arbitrary bytes at the start, at the end and all over; short ones are padded.
     for (at, size) in [
         (0, 2 * WINDOW_BYTES),

@@ -180,7 +180,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_never_panic_and_are_never_blank(bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
-        check_disk_image(&bytes);
+        fuzz_disk_image(&bytes);
     }
 
     #[test]

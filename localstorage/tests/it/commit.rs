@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
-use nodekeel_localstorage::testing::check_commit_record;
+use nodekeel_localstorage::testing::fuzz_commit_record;
 use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
 use nodekeel_localstorage::{FileStore as _, READ_LIMIT};
 use proptest::prelude::*;
@@ -96,6 +96,6 @@ fn a_commit_over_the_read_limit_is_rejected_and_changes_nothing() {
 proptest! {
     #[test]
     fn arbitrary_records_never_panic(bytes: Vec<u8>) {
-        check_commit_record(&bytes);
+        fuzz_commit_record(&bytes);
     }
 }

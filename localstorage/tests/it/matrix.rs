@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use nodekeel_localstorage::step_journal::StepJournal;
-use nodekeel_localstorage::testing::{FailpointAction, with_failpoint_hook};
+use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
 use nodekeel_localstorage::{Dir, FileMode};
 use rustix::io::Errno;
 use rustix::process::{Signal, getpid, kill_process};
@@ -62,7 +62,7 @@ impl ScenarioFixture {
 /// Counts the calls, and applies an action to each. Writes are split into pieces.
 fn count_calls<R>(
     scenario: &Scenario,
-    mut verdict: impl FnMut(u32) -> FailpointAction + 'static,
+    mut verdict: impl FnMut(u32) -> SyscallAction + 'static,
     work: impl FnOnce() -> R,
 ) -> (R, u32) {
     let count = Rc::new(Cell::new(0));
@@ -70,7 +70,7 @@ fn count_calls<R>(
     let hook = move |_call: &'static str| {
         counter.set(counter.get() + 1);
         match verdict(counter.get()) {
-            FailpointAction::Proceed => FailpointAction::ShortWrite(piece),
+            SyscallAction::Proceed => SyscallAction::ShortWrite(piece),
             other => other,
         }
     };
@@ -94,7 +94,7 @@ fn the_worker_runs_until_it_is_killed() {
         if count == nth {
             kill_process(getpid(), Signal::KILL).expect("the process kills itself");
         }
-        FailpointAction::Proceed
+        SyscallAction::Proceed
     };
     count_calls(scenario, kill, || (scenario.work)(&dir)).0.expect("no call fails");
 }
@@ -125,7 +125,7 @@ impl CallSelection {
     fn select_calls(self, scenario: &Scenario, base: &Path) -> (Vec<u32>, u32) {
         let fixture = ScenarioFixture::new(scenario, base);
         let (done, total) =
-            count_calls(scenario, |_| FailpointAction::Proceed, || (scenario.work)(&fixture.dir));
+            count_calls(scenario, |_| SyscallAction::Proceed, || (scenario.work)(&fixture.dir));
         done.expect("no call fails");
         (scenario.is_done)(&fixture.dir);
         let mut points: Vec<u32> = (1..=total).collect();
@@ -169,9 +169,9 @@ pub(crate) fn fail_at_calls(scenario: &Scenario, base: &Path, points: CallSelect
                 let fixture = ScenarioFixture::new(scenario, base);
                 let fail = move |count| match count {
                     _ if count == nth || (is_lasting && count > nth) => {
-                        FailpointAction::Fail(errno.raw_os_error())
+                        SyscallAction::Fail(errno.raw_os_error())
                     }
-                    _ => FailpointAction::Proceed,
+                    _ => SyscallAction::Proceed,
                 };
                 let (result, _) = count_calls(scenario, fail, || (scenario.work)(&fixture.dir));
                 let what = format!("{}, {errno:?} at call {nth} (lasting: {is_lasting})", scenario.name);

@@ -9,7 +9,7 @@ use nodekeel_localstorage::pki::{
     Certificate, CertificateTemplate, CommonName, Credentials, FormatError, PkiError, PrivateKey,
     RevocationList,
 };
-use nodekeel_localstorage::testing::check_credentials_file;
+use nodekeel_localstorage::testing::fuzz_credentials_file;
 use nodekeel_localstorage::tree::{DataPartition, LayoutFile, LayoutTarget, PkiDir};
 use nodekeel_localstorage::{FileMode, FileStore};
 use proptest::prelude::*;
@@ -426,7 +426,7 @@ fn a_revocation_list_is_verified_against_the_ca() {
 proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
-        check_credentials_file(&bytes);
+        fuzz_credentials_file(&bytes);
     }
 
     #[test]
@@ -438,7 +438,7 @@ proptest! {
         let mut der = issued.certificate.der_bytes().to_vec();
         let at = at.index(der.len());
         der[at] ^= flip;
-        check_credentials_file(&der);
+        fuzz_credentials_file(&der);
         if let Ok(certificate) = Certificate::from_der(&der) {
             prop_assert!(!certificate.is_signed_by(&issued.ca));
         }

@@ -5,7 +5,7 @@ use std::fs;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nodekeel_localstorage::testing::{FailpointAction, with_failpoint_hook};
+use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
 use nodekeel_localstorage::{Dir, FileMode};
 
 use crate::fixture::{in_child_process, raw_names, scratch_dir};
@@ -53,7 +53,7 @@ fn remove_stale_before(call: &'static str) -> usize {
         if next == call && first.borrow().is_none() {
             *first.borrow_mut() = Some(cleaner.remove_stale_files().expect("stale files are removed"));
         }
-        FailpointAction::Proceed
+        SyscallAction::Proceed
     };
     with_failpoint_hook(hook, || dir.write("file", b"new", FileMode::PRIVATE_FILE))
         .expect("the write succeeds despite the removal of stale files");
@@ -78,7 +78,7 @@ fn content_is_durable_before_the_rename_and_the_rename_before_the_return() {
     let seen = Rc::clone(&calls);
     let hook = move |call| {
         seen.borrow_mut().push(call);
-        FailpointAction::Proceed
+        SyscallAction::Proceed
     };
     with_failpoint_hook(hook, || dir.write("file", b"new", FileMode::PRIVATE_FILE))
         .expect("the file is written");

@@ -8,7 +8,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::step_journal::{
     JournalError, MAX_CONTENT_BYTES, StepEvent, StepJournal, StepList, StepRun, StepsError,
 };
-use nodekeel_localstorage::testing::{FailpointAction, with_failpoint_hook};
+use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
 use proptest::prelude::*;
 
 use crate::fixture::{raw_names, scratch_dir};
@@ -198,14 +198,14 @@ fn journal_operations() -> impl Strategy<Value = Vec<JournalOperation>> {
 }
 
 /// Makes the nth call fail, and shortens writes so that failed ones are torn.
-fn fail_nth_call(nth: u32) -> impl FnMut(&'static str) -> FailpointAction {
+fn fail_nth_call(nth: u32) -> impl FnMut(&'static str) -> SyscallAction {
     let mut count = 0;
     move |_| {
         count += 1;
         if count == nth {
-            FailpointAction::Fail(rustix::io::Errno::IO.raw_os_error())
+            SyscallAction::Fail(rustix::io::Errno::IO.raw_os_error())
         } else {
-            FailpointAction::ShortWrite(20)
+            SyscallAction::ShortWrite(20)
         }
     }
 }

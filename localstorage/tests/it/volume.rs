@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _};
 use nodekeel_localstorage::testing::{
-    FailpointAction, MountCall, RecordingMounter, volume_conformance, with_failpoint_hook,
+    MountCall, RecordingMounter, SyscallAction, volume_conformance, with_failpoint_hook,
 };
 use nodekeel_localstorage::volume::{
     DataVolume, DirectoryVolume, DiskVolume, ErasePolicy, VolumeContents, VolumeError, VolumeState,
@@ -120,7 +120,7 @@ fn erasing_a_directory_resumes_after_a_failure_at_any_call() {
         let mut count = 0;
         let fail_from_nth = move |_call: &'static str| {
             count += 1;
-            if count < nth { FailpointAction::Proceed } else { FailpointAction::Fail(5) }
+            if count < nth { SyscallAction::Proceed } else { SyscallAction::Fail(5) }
         };
         let created = {
             let volume = volume();
@@ -149,7 +149,7 @@ fn a_half_erased_directory_is_not_a_volume() {
     let erase = ErasePolicy::Exactly(VolumeContents::Files { entries: 2 });
     let volume_that_fails = volume();
     let fail = |call: &'static str| {
-        if call == "unlinkat" { FailpointAction::Fail(5) } else { FailpointAction::Proceed }
+        if call == "unlinkat" { SyscallAction::Fail(5) } else { SyscallAction::Proceed }
     };
     with_failpoint_hook(fail, || volume_that_fails.mount_new(erase)).unwrap_err();
     let unfinished = volume().mount_existing().unwrap_err();

@@ -1,4 +1,4 @@
-//! See `nodekeel_logtree::testing::check_dn`.
+//! See `nodekeel_logtree::testing::fuzz_dn`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::check_dn(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::fuzz_dn(input));

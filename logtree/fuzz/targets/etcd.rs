@@ -1,4 +1,4 @@
-//! See `nodekeel_logtree::testing::check_etcd`.
+//! See `nodekeel_logtree::testing::fuzz_etcd`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::check_etcd(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::fuzz_etcd(input));

@@ -1,4 +1,4 @@
-//! See `nodekeel_logtree::testing::check_klog`.
+//! See `nodekeel_logtree::testing::fuzz_klog`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::check_klog(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::fuzz_klog(input));

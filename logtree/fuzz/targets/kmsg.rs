@@ -1,4 +1,4 @@
-//! See `nodekeel_logtree::testing::check_kmsg`.
+//! See `nodekeel_logtree::testing::fuzz_kmsg`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::check_kmsg(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::fuzz_kmsg(input));

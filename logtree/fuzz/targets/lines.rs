@@ -1,4 +1,4 @@
-//! See `nodekeel_logtree::testing::check_lines`.
+//! See `nodekeel_logtree::testing::fuzz_lines`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::check_lines(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::fuzz_lines(input));

@@ -1,4 +1,4 @@
-//! See `nodekeel_logtree::testing::check_logfmt`.
+//! See `nodekeel_logtree::testing::fuzz_logfmt`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::check_logfmt(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_logtree::testing::fuzz_logfmt(input));

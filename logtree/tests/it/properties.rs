@@ -15,32 +15,32 @@ proptest! {
     fn stored_lines_do_not_depend_on_write_boundaries(input in vec(prop_oneof![
         Just(b'\n'), Just(b'\r'), Just(b'a'), Just(0xff), Just(0xc3), Just(0xbc), Just(0xf0), Just(0x9f), any::<u8>(),
     ], 0..400)) {
-        testing::check_lines(&input);
+        testing::fuzz_lines(&input);
     }
 
     #[test]
     fn names_display_as_their_text(text in "[a.ü\\-]{0,12}|.*") {
-        testing::check_dn(text.as_bytes());
+        testing::fuzz_dn(text.as_bytes());
     }
 
     #[test]
     fn klog_accepts_or_rejects_any_line(line in "[IWEFD][0-9]{4} +[0-9:.]{0,15} +[0-9]{0,3} [a-z]{0,3}:[0-9]{0,3}\\] .*|.*") {
-        testing::check_klog(line.as_bytes());
+        testing::fuzz_klog(line.as_bytes());
     }
 
     #[test]
     fn etcd_accepts_or_rejects_any_line(line in r#"\{"level":"[a-z]{0,5}","ts":[0-9e.\-"]{1,9},"msg":".{0,9}"\}|(raft)?20[0-9/\- :.]{0,25} [IWE] \| .*|.*"#) {
-        testing::check_etcd(line.as_bytes());
+        testing::fuzz_etcd(line.as_bytes());
     }
 
     #[test]
     fn logfmt_accepts_or_rejects_any_line(line in r#"(level=(info|warn)|msg=("[a\\"xuU0-9]{0,12}"|[a-z]{0,3})|[a-z]{0,2}=[^ ]{0,3}| ){0,6}|.*"#) {
-        testing::check_logfmt(line.as_bytes());
+        testing::fuzz_logfmt(line.as_bytes());
     }
 
     #[test]
     fn kmsg_accepts_or_rejects_any_record(record in "[0-9]{0,4},[0-9]{0,20},[0-9]{0,20},-?;.{0,30}(\n [A-Z]{0,4}=?.{0,10}){0,3}|.*") {
-        testing::check_kmsg(record.as_bytes());
+        testing::fuzz_kmsg(record.as_bytes());
     }
 
     #[test]
@@ -127,7 +127,7 @@ impl StoreModel {
             }
             Operation::Open { root, children, min_level, kind, last } => {
                 let mut query =
-                    LogQuery::new(dn(NAMES.get(root).copied().unwrap_or_default())).kind_filter(kind);
+                    LogQuery::backlog_of(dn(NAMES.get(root).copied().unwrap_or_default())).kind_filter(kind);
                 query = query.min_level(Level::ALL[min_level]);
                 if children {
                     query = query.include_children();

@@ -1,4 +1,4 @@
-//! See `nodekeel_provisioner::testing::check_handle`.
+//! See `nodekeel_provisioner::testing::fuzz_handle`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::testing::check_handle(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::testing::fuzz_handle(input));

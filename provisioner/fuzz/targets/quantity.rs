@@ -1,4 +1,4 @@
-//! See `nodekeel_provisioner::testing::check_quantity`.
+//! See `nodekeel_provisioner::testing::fuzz_quantity`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::testing::check_quantity(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::testing::fuzz_quantity(input));

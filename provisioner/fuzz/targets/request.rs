@@ -1,4 +1,4 @@
-//! See `nodekeel_provisioner::csi::testing::check_request`.
+//! See `nodekeel_provisioner::csi::testing::fuzz_request`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::csi::testing::check_request(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::csi::testing::fuzz_request(input));

@@ -1,4 +1,4 @@
-//! See `nodekeel_provisioner::testing::check_trash_entry`.
+//! See `nodekeel_provisioner::testing::fuzz_trash_entry`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::testing::check_trash_entry(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_provisioner::testing::fuzz_trash_entry(input));

@@ -11,7 +11,7 @@ use crate::api_timeout::with_timeout;
 use crate::apply::{ActionApplier, ApiCall, ApplyError, is_on_node};
 use crate::id::VolumeId;
 use crate::plan::{ClaimIgnoreReason, claim_ignore_reason};
-use crate::store::StoreError;
+use crate::store::VolumeStoreError;
 
 /// Page size of claim lists.
 const PAGE_SIZE: u32 = 500;
@@ -41,7 +41,7 @@ pub(crate) enum ClaimState {
 impl ActionApplier {
     /// Whether the store has this volume, or cannot tell.
     pub(crate) async fn volume_exists(&self, id: &VolumeId) -> bool {
-        !matches!(self.store.usage(id).await, Err(StoreError::NotFound { .. }))
+        !matches!(self.store.usage(id).await, Err(VolumeStoreError::NotFound { .. }))
     }
 
     /// Removes a volume that was created and never published: a crash came between its directory and its

@@ -7,7 +7,7 @@ use super::in_flight::InFlightCalls;
 use super::mounter::VolumeMounter;
 use crate::guard::{GuardError, VolumeGuard, VolumeReservation};
 use crate::id::VolumeId;
-use crate::store::{OpenVolume, StoreError};
+use crate::store::{OpenVolume, VolumeStoreError};
 
 /// Checks the mounts of a volume, and prevents the node service from mounting it meanwhile.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl VolumeGuard for MountGuard {
         let inspect_error = |source| GuardError::Inspect { id: id.clone(), source };
         let volume = match self.volumes.open(id) {
             Ok(volume) => volume,
-            Err(StoreError::NotFound { .. }) => return Ok(VolumeReservation::new(in_flight)),
+            Err(VolumeStoreError::NotFound { .. }) => return Ok(VolumeReservation::new(in_flight)),
             Err(error) => return Err(inspect_error(error.into())),
         };
         let targets =

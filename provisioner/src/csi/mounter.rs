@@ -173,7 +173,7 @@ pub enum MountError {
 #[non_exhaustive]
 pub enum TargetConflict {
     /// A mount.
-    #[error("another mount is there")]
+    #[error("something is already mounted there; mounts are not stacked: retry")]
     Mount,
     /// A directory that is not empty. It is not changed.
     #[error("the directory there is not empty: move its content away")]

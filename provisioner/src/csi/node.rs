@@ -16,7 +16,7 @@ use super::request::{PublishRequest, StatsRequest, UnpublishRequest};
 use super::stats::{FilesystemSpace, usage_rows};
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::store::{OpenVolume, StoreError};
+use crate::store::{OpenVolume, VolumeStoreError};
 
 /// The node service.
 #[derive(Debug, Clone)]
@@ -117,9 +117,9 @@ fn already_exists(wanted: &PublishRequest, what: &str) -> Status {
     Status::already_exists(format!("target {} for volume {} is {what}", wanted.target, wanted.id))
 }
 
-fn store_status(error: &StoreError) -> Status {
+fn store_status(error: &VolumeStoreError) -> Status {
     match error {
-        StoreError::NotFound { .. } => Status::not_found(error.to_string()),
+        VolumeStoreError::NotFound { .. } => Status::not_found(error.to_string()),
         _ => Status::internal(format_chain(error)),
     }
 }

@@ -6,7 +6,7 @@ mod conformance;
 mod fake_kubelet;
 mod mem_mounter;
 
-pub use checks::check_request;
+pub use checks::fuzz_request;
 pub use conformance::{ConformanceSetup, conformance};
 pub use fake_kubelet::{FakeKubelet, KubeletError, connect_socket};
 pub use mem_mounter::MemMounter;

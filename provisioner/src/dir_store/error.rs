@@ -7,7 +7,7 @@ use nodekeel_fsquota::Error as QuotaError;
 use nodekeel_localstorage::Error as DirError;
 
 use crate::id::VolumeId;
-use crate::store::{ErrorSource, StoreError};
+use crate::store::{ErrorSource, VolumeStoreError};
 
 /// Why an operation on the directories or the quota failed.
 #[derive(Debug, thiserror::Error)]
@@ -79,11 +79,11 @@ impl DirStoreError {
     }
 }
 
-/// The [`StoreError`] variant of a failed call, unless the disk is full.
-pub(super) type ErrorConstructor = fn(VolumeId, ErrorSource) -> StoreError;
+/// The [`VolumeStoreError`] variant of a failed call, unless the disk is full.
+pub(super) type ErrorConstructor = fn(VolumeId, ErrorSource) -> VolumeStoreError;
 
-pub(super) fn store_error(id: &VolumeId, error: DirStoreError, name: ErrorConstructor) -> StoreError {
+pub(super) fn store_error(id: &VolumeId, error: DirStoreError, name: ErrorConstructor) -> VolumeStoreError {
     let (id, is_full) = (id.clone(), error.is_full());
     let source: ErrorSource = Box::new(error);
-    if is_full { StoreError::Exhausted { id, source } } else { name(id, source) }
+    if is_full { VolumeStoreError::Exhausted { id, source } } else { name(id, source) }
 }

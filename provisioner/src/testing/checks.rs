@@ -10,7 +10,7 @@ use crate::testing::objects::{NODE, sample_identity, sample_volume};
 use crate::{VolumeId, VolumeRejection};
 
 /// Checks that a quantity is parsed or rejected, and that the formatted amount parses to the same amount.
-pub fn check_quantity(text: &[u8]) {
+pub fn fuzz_quantity(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     if let Ok(amount) = quantity::parse_quantity(&text) {
         assert_eq!(quantity::parse_quantity(&quantity::format_quantity(amount).0), Ok(amount), "{text:?}");
@@ -18,7 +18,7 @@ pub fn check_quantity(text: &[u8]) {
 }
 
 /// Checks that a handle is an id that prints as the same text, or is rejected and deletes nothing.
-pub fn check_handle(handle: &[u8]) {
+pub fn fuzz_handle(handle: &[u8]) {
     let handle = String::from_utf8_lossy(handle);
     let id = handle.parse::<VolumeId>();
     assert!(id.as_ref().is_ok_and(|id| id.as_str() == handle) || id.is_err(), "{handle:?}");
@@ -35,7 +35,7 @@ pub fn check_handle(handle: &[u8]) {
 }
 
 /// Checks that a name in the trash is a trash entry that prints as the same name, or is rejected.
-pub fn check_trash_entry(name: &[u8]) {
+pub fn fuzz_trash_entry(name: &[u8]) {
     let name = String::from_utf8_lossy(name);
     if let Some(entry) = read_trash_name(&name) {
         assert_eq!(entry, name, "the parsed entry has the same name");

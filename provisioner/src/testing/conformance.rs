@@ -3,7 +3,7 @@
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 
 use crate::id::VolumeId;
-use crate::store::{StoreError, VolumeStore};
+use crate::store::{VolumeStore, VolumeStoreError};
 
 const MIB: u64 = 1 << 20;
 
@@ -82,7 +82,8 @@ async fn check_resize(store: &dyn VolumeStore, id: &VolumeId) {
 }
 
 async fn check_unknown_volume(store: &dyn VolumeStore, id: &VolumeId) {
-    let not_found = |result: Result<(), StoreError>| matches!(result, Err(StoreError::NotFound { .. }));
+    let not_found =
+        |result: Result<(), VolumeStoreError>| matches!(result, Err(VolumeStoreError::NotFound { .. }));
     assert!(
         not_found(store.resize(id, test_limits(4, 2048)).await),
         "resizing an unknown volume fails with NotFound"
@@ -100,7 +101,7 @@ async fn check_remove(store: &dyn VolumeStore, id: &VolumeId) {
     remove_volume(store, id).await;
     assert!(!list_ids(store).await.contains(id), "a removed volume is not listed");
     assert!(
-        matches!(store.usage(id).await, Err(StoreError::NotFound { .. })),
+        matches!(store.usage(id).await, Err(VolumeStoreError::NotFound { .. })),
         "the usage of a removed volume fails with NotFound"
     );
     remove_volume(store, id).await;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
-use crate::store::{ErrorSource, StoreError, VolumeStore, VolumeUsage, larger_limit};
+use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 
 /// Keeps volumes in memory; writes nothing to disk. Clones share their volumes.
 #[derive(Clone, Default)]
@@ -67,10 +67,10 @@ impl MemStoreState {
         taken.sum::<u128>() + u128::from(limits.bytes.map_or(0, |bytes| bytes.0)) <= u128::from(capacity.0)
     }
 
-    fn check_free_space(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    fn check_free_space(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         match self.has_free_space(id, limits) {
             true => Ok(()),
-            false => Err(StoreError::Exhausted {
+            false => Err(VolumeStoreError::Exhausted {
                 id: id.clone(),
                 source: "the store's capacity is used up".into(),
             }),
@@ -80,10 +80,10 @@ impl MemStoreState {
 
 #[async_trait]
 impl VolumeStore for MemStore {
-    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let mut state = self.lock_state();
         if let Some(source) = state.failures.pop() {
-            return Err(StoreError::Create { id: id.clone(), source });
+            return Err(VolumeStoreError::Create { id: id.clone(), source });
         }
         let old = state.volumes.get(id).copied();
         let limits = match old {
@@ -102,26 +102,27 @@ impl VolumeStore for MemStore {
         Ok(())
     }
 
-    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let mut state = self.lock_state();
         if let Some(source) = state.failures.pop() {
-            return Err(StoreError::Resize { id: id.clone(), source });
+            return Err(VolumeStoreError::Resize { id: id.clone(), source });
         }
         state.check_free_space(id, limits)?;
-        let volume = state.volumes.get_mut(id).ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+        let volume =
+            state.volumes.get_mut(id).ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })?;
         volume.limits = limits;
         Ok(())
     }
 
-    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError> {
+    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
         let state = self.lock_state();
-        state.volumes.get(id).copied().ok_or_else(|| StoreError::NotFound { id: id.clone() })
+        state.volumes.get(id).copied().ok_or_else(|| VolumeStoreError::NotFound { id: id.clone() })
     }
 
-    async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
+    async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
         let mut state = self.lock_state();
         if let Some(source) = state.failures.pop() {
-            return Err(StoreError::Remove { id: id.clone(), source });
+            return Err(VolumeStoreError::Remove { id: id.clone(), source });
         }
         if state.volumes.remove(id).is_some() {
             *state.removes.entry(id.clone()).or_default() += 1;
@@ -129,7 +130,7 @@ impl VolumeStore for MemStore {
         Ok(())
     }
 
-    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
+    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
         let is_empty = |volume: &VolumeUsage| volume.usage.inodes.0 <= 1;
         let is_empty = self.lock_state().volumes.get(id).is_none_or(is_empty);
         match is_empty {
@@ -138,7 +139,7 @@ impl VolumeStore for MemStore {
         }
     }
 
-    async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {
+    async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
         Ok(self.lock_state().volumes.keys().cloned().collect())
     }
 }

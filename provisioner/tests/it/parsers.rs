@@ -1,9 +1,9 @@
 //! Parsers of external input, with the same checks as the fuzz targets.
 
 use nodekeel_provisioner::csi::proto::csi;
-use nodekeel_provisioner::csi::testing::check_request;
+use nodekeel_provisioner::csi::testing::fuzz_request;
 use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::testing::{check_handle, check_quantity, check_trash_entry};
+use nodekeel_provisioner::testing::{fuzz_handle, fuzz_quantity, fuzz_trash_entry};
 use proptest::prelude::*;
 use prost::Message as _;
 
@@ -73,23 +73,23 @@ proptest! {
 
     #[test]
     fn no_edited_publish_message_parses_as_another_request(request in publish(), edits in edits()) {
-        check_request(&apply_edits(request.encode_to_vec(), edits));
+        fuzz_request(&apply_edits(request.encode_to_vec(), edits));
     }
 
     #[test]
     fn no_edited_unpublish_or_stats_message_parses_as_another_request(id in id(), path in path(), edits in edits()) {
         let unpublish = csi::NodeUnpublishVolumeRequest { volume_id: id.clone(), target_path: path.clone() };
-        check_request(&apply_edits(unpublish.encode_to_vec(), edits.clone()));
+        fuzz_request(&apply_edits(unpublish.encode_to_vec(), edits.clone()));
         let stats = csi::NodeGetVolumeStatsRequest { volume_id: id, volume_path: path, ..Default::default() };
-        check_request(&apply_edits(stats.encode_to_vec(), edits));
+        fuzz_request(&apply_edits(stats.encode_to_vec(), edits));
     }
 
     #[test]
     fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        check_request(&bytes);
-        check_trash_entry(&bytes);
-        check_handle(&bytes);
-        check_quantity(&bytes);
+        fuzz_request(&bytes);
+        fuzz_trash_entry(&bytes);
+        fuzz_handle(&bytes);
+        fuzz_quantity(&bytes);
     }
 
     #[test]
@@ -97,16 +97,16 @@ proptest! {
         is_bare: bool, number in 0u32..9, project in 0..=u32::MAX, place: u32, edits in edits(),
     ) {
         let bare = if is_bare { "bare-" } else { "" };
-        check_trash_entry(&apply_edits(format!("{bare}pvc-{}.{project}.{place}", sample_uid(number)).into_bytes(), edits));
+        fuzz_trash_entry(&apply_edits(format!("{bare}pvc-{}.{project}.{place}", sample_uid(number)).into_bytes(), edits));
     }
 
     #[test]
     fn no_edited_handle_parses_as_another_volume(number in 0u32..9, edits in edits()) {
-        check_handle(&apply_edits(format!("pvc-{}", sample_uid(number)).into_bytes(), edits));
+        fuzz_handle(&apply_edits(format!("pvc-{}", sample_uid(number)).into_bytes(), edits));
     }
 
     #[test]
     fn no_edited_quantity_parses_as_another(text in "[+-]?[0-9.]{0,25}([numkMGTPE]i?|[eE][+-]?[0-9]{1,3})?", edits in edits()) {
-        check_quantity(&apply_edits(text.into_bytes(), edits));
+        fuzz_quantity(&apply_edits(text.into_bytes(), edits));
     }
 }

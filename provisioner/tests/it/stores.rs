@@ -11,7 +11,7 @@ use nodekeel_fsquota::{Bytes, Error, Inodes, ProjectId, QuotaChange, QuotaLimits
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
-use nodekeel_provisioner::{DirStore, DirStoreError, OpenVolume, StoreError, VolumeId, VolumeStore};
+use nodekeel_provisioner::{DirStore, DirStoreError, OpenVolume, VolumeId, VolumeStore, VolumeStoreError};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
@@ -170,11 +170,11 @@ async fn entries_that_are_not_volumes_are_not_listed_and_not_touched() {
     std::os::unix::fs::symlink("/etc", volumes.join(id(2).as_str())).expect("a link");
     assert_eq!(store.list().await.expect("list"), Vec::new());
     for id in [id(1), id(2)] {
-        assert!(matches!(store.remove(&id).await, Err(StoreError::Remove { .. })));
-        assert!(matches!(store.create(&id, LIMITS).await, Err(StoreError::Create { .. })));
-        assert!(matches!(store.open(&id), Err(StoreError::Open { .. })));
+        assert!(matches!(store.remove(&id).await, Err(VolumeStoreError::Remove { .. })));
+        assert!(matches!(store.create(&id, LIMITS).await, Err(VolumeStoreError::Create { .. })));
+        assert!(matches!(store.open(&id), Err(VolumeStoreError::Open { .. })));
     }
-    assert!(matches!(store.open(&id(3)), Err(StoreError::NotFound { .. })));
+    assert!(matches!(store.open(&id(3)), Err(VolumeStoreError::NotFound { .. })));
     assert!(Path::new("/etc/passwd").exists());
     assert_eq!(names(&volumes).len(), 3);
 }
@@ -184,12 +184,12 @@ async fn a_limit_that_cannot_be_set_leaves_no_directory() {
     use nodekeel_fsquota::KernelCall;
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
     let store = open(base.path(), &quota);
-    quota.fail_next_call(KernelCall::WriteLimits, std::io::ErrorKind::StorageFull);
+    quota.fail_next_kernel_call(KernelCall::WriteLimits, std::io::ErrorKind::StorageFull);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
     assert!(error.is_exhausted(), "{error:?}");
-    quota.fail_next_call(KernelCall::WriteLimits, std::io::ErrorKind::PermissionDenied);
+    quota.fail_next_kernel_call(KernelCall::WriteLimits, std::io::ErrorKind::PermissionDenied);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
-    assert!(matches!(error, StoreError::Create { .. }), "{error:?}");
+    assert!(matches!(error, VolumeStoreError::Create { .. }), "{error:?}");
     assert_eq!(
         [names(&base.path().join("volumes")), names(&base.path().join(".new"))],
         [Vec::<String>::new(), vec![]]

@@ -3,8 +3,7 @@
 use thiserror::Error;
 
 use super::{LeaseId, Revision};
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::BoxError;
 
 /// Why a call to a store failed.
 #[derive(Debug, Error)]

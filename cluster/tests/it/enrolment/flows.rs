@@ -225,7 +225,7 @@ async fn only_a_running_node_has_a_membership_keys_and_members() {
     };
     assert!(work.node_id().is_none());
     let refused = NodeUnavailable::NotRunning { state: EnrolmentPhase::CreatingCluster };
-    assert_eq!(run.node.membership().err(), Some(refused));
+    assert_eq!(run.node.cluster_identity().err(), Some(refused));
     assert_eq!(run.node.root_kv().err(), Some(refused));
     assert_eq!(run.node.cluster_members().err(), Some(refused));
     assert!(run.node.namespaced_kv("a", "b").is_err() && run.node.node_store().is_err());
@@ -238,7 +238,7 @@ async fn only_a_running_node_has_a_membership_keys_and_members() {
     run.stop().await;
     // A run that has ended has no membership, and waiters do not wait for it.
     assert_eq!(
-        cluster.membership().err(),
+        cluster.cluster_identity().err(),
         Some(NodeUnavailable::NotRunning { state: EnrolmentPhase::Failed })
     );
     assert_eq!(cluster.root_kv().err(), Some(NodeUnavailable::NotRunning { state: EnrolmentPhase::Failed }));

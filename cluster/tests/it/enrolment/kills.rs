@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
 use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
-use nodekeel_cluster::enrolment::{ClusterMembership, ClusterNode};
+use nodekeel_cluster::enrolment::{ClusterIdentity, ClusterNode};
 
 use super::node_fixture::{NodeFixture, NodeRun, parse_ip};
 
@@ -26,7 +26,7 @@ struct KillScenario {
     /// The first node of the cluster, if the flow needs one.
     first_node: Option<(NodeFixture, NodeRun)>,
     /// The membership of the victim before the kill.
-    before: Option<ClusterMembership>,
+    before: Option<ClusterIdentity>,
 }
 
 impl KillScenario {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nodekeel_cluster::consensus::kv::{KeyRange, KvStore};
 use nodekeel_cluster::consensus::memory::MemoryKv;
 use nodekeel_cluster::pki::{CA_CERT_PATH, CA_KEY_PATH, CRL_PATH, CaError, ClusterCa, PendingCa};
-use nodekeel_cluster::testing::check_ca_values;
+use nodekeel_cluster::testing::fuzz_ca_values;
 use proptest::prelude::*;
 
 use super::{member_spec, saved_ca};
@@ -156,7 +156,7 @@ fn mutated_ca_values_never_panic() {
                 _ => drop(bytes.remove(at)),
             }
         }
-        check_ca_values(&bytes);
+        fuzz_ca_values(&bytes);
         Ok(())
     });
     mutated.unwrap();
@@ -165,11 +165,11 @@ fn mutated_ca_values_never_panic() {
 proptest! {
     #[test]
     fn arbitrary_values_never_panic(bytes: Vec<u8>) {
-        check_ca_values(&bytes);
+        fuzz_ca_values(&bytes);
     }
 
     #[test]
     fn sixty_four_bytes_are_a_ca_key_only_if_both_halves_match(bytes in proptest::collection::vec(any::<u8>(), 64)) {
-        check_ca_values(&bytes);
+        fuzz_ca_values(&bytes);
     }
 }

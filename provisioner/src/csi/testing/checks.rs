@@ -20,7 +20,7 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 ///
 /// # Panics
 /// If a check fails.
-pub fn check_request(message: &[u8]) {
+pub fn fuzz_request(message: &[u8]) {
     let kubelet = Path::new(KUBELET);
     if let Ok(request) = csi::NodePublishVolumeRequest::decode(message) {
         let parsed = PublishRequest::parse(&request, kubelet);

@@ -15,7 +15,7 @@ use nodekeel_provisioner::csi::proto::csi::*;
 use nodekeel_provisioner::csi::testing::{FakeKubelet, MemMounter, connect_socket};
 use nodekeel_provisioner::csi::{NodePlugin, PluginDeps, TargetPath, VolumeMounter};
 use nodekeel_provisioner::testing::MemStore;
-use nodekeel_provisioner::{DriverName, NodeName, OpenVolume, StoreError, VolumeId, VolumeStore};
+use nodekeel_provisioner::{DriverName, NodeName, OpenVolume, VolumeId, VolumeStore, VolumeStoreError};
 use nodekeel_supervisor::{Context, Failure, Supervisor};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -97,13 +97,13 @@ impl VolumeDirectories {
 }
 
 impl OpenVolume for VolumeDirectories {
-    fn open(&self, id: &VolumeId) -> Result<OwnedFd, StoreError> {
+    fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
         match File::open(self.path(id)) {
             Ok(file) => Ok(file.into()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Err(StoreError::NotFound { id: id.clone() })
+                Err(VolumeStoreError::NotFound { id: id.clone() })
             }
-            Err(error) => Err(StoreError::Open { id: id.clone(), source: error.into() }),
+            Err(error) => Err(VolumeStoreError::Open { id: id.clone(), source: error.into() }),
         }
     }
 }

@@ -17,7 +17,7 @@ use nodekeel_provisioner::testing::objects::{
 };
 use nodekeel_provisioner::testing::{MemStore, ObjectKind, RequestVerb};
 use nodekeel_provisioner::{
-    Deps, DirStore, Provisioner, ProvisionerConfig, StoreError, VolumeId, VolumeMetrics, VolumeStore,
+    Deps, DirStore, Provisioner, ProvisionerConfig, VolumeId, VolumeMetrics, VolumeStore, VolumeStoreError,
     VolumeUsage,
 };
 use serde_json::json;
@@ -94,33 +94,33 @@ struct UnreadableVolumeStore(MemStore, VolumeId);
 
 #[async_trait]
 impl VolumeStore for UnreadableVolumeStore {
-    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn create(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         self.0.create(id, limits).await
     }
 
-    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), StoreError> {
+    async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         self.0.resize(id, limits).await
     }
 
-    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, StoreError> {
+    async fn usage(&self, id: &VolumeId) -> Result<VolumeUsage, VolumeStoreError> {
         match *id == self.1 {
-            true => Err(StoreError::Usage { id: id.clone(), source: "it has no limits".into() }),
+            true => Err(VolumeStoreError::Usage { id: id.clone(), source: "it has no limits".into() }),
             false => self.0.usage(id).await,
         }
     }
 
-    async fn remove(&self, id: &VolumeId) -> Result<(), StoreError> {
+    async fn remove(&self, id: &VolumeId) -> Result<(), VolumeStoreError> {
         self.0.remove(id).await
     }
 
-    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, StoreError> {
+    async fn remove_empty(&self, id: &VolumeId) -> Result<bool, VolumeStoreError> {
         match *id == self.1 {
-            true => Err(StoreError::Remove { id: id.clone(), source: "it has no limits".into() }),
+            true => Err(VolumeStoreError::Remove { id: id.clone(), source: "it has no limits".into() }),
             false => self.0.remove_empty(id).await,
         }
     }
 
-    async fn list(&self) -> Result<Vec<VolumeId>, StoreError> {
+    async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
         self.0.list().await
     }
 }

@@ -76,7 +76,7 @@ impl<'a> KillScenario<'a> {
         assert!(ran.has_kept || !is_key_put, "{what}: a key is lost");
         let first_membership = match (&self.first_node, &disk.mark) {
             (Some((_, run)), _) => {
-                Some(run.node.membership().expect("a running node").cluster_id.to_string())
+                Some(run.node.cluster_identity().expect("a running node").cluster_id.to_string())
             }
             // A bootstrapped cluster's id is the enrolment id on the volume.
             (None, Some(mark)) => Some(String::from_utf8_lossy(mark).trim().to_owned()),
