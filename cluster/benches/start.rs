@@ -16,40 +16,40 @@ use nodekeel_localstorage::volume::DirectoryVolume;
 use nodekeel_localstorage::{Dir, FileMode};
 use nodekeel_supervisor::process::{Process, Readiness};
 use nodekeel_supervisor::{Context, Failure, Runnable, RunnableState, Supervisor};
-use testbed::bench::{BenchRow, Rows, interleave, median};
-use testbed::{Port, Scratch, free_port, output, tools};
+use testbed::bench::{BenchRow, RowWriter, measure_interleaved, median};
+use testbed::{ReservedPort, ScratchDir, command_output, reserve_port, tools};
 use tokio::runtime::Runtime;
 
 const ROUNDS: usize = 30;
 
 /// The disk and the ports of one round.
 struct BenchNode {
-    scratch: Scratch,
-    client: Port,
-    peer: Port,
+    scratch: ScratchDir,
+    client: ReservedPort,
+    peer: ReservedPort,
     etcd: PathBuf,
 }
 
 fn main() -> Result<()> {
-    let etcd = tools::find(tools::ETCD)?;
-    let output = output(Command::new(&etcd).arg("--version"))?;
+    let etcd = tools::find_tool(tools::ETCD)?;
+    let output = command_output(Command::new(&etcd).arg("--version"))?;
     let version = output.lines().next().and_then(|line| line.split(": ").nth(1)).unwrap_or("?").to_owned();
     let runtime = Runtime::new().context("start the runtime")?;
     let ours = |site: &BenchNode| time_to_ready(&runtime, || site.enrolled_node());
     let bare = |site: &BenchNode| time_to_ready(&runtime, || site.bare_etcd());
-    let mut rows = Rows::new("cluster-start");
+    let mut rows = RowWriter::new("cluster-start");
     let bootstrapped =
-        interleave(ROUNDS, || ours(&BenchNode::new(&etcd)?), || bare(&BenchNode::new(&etcd)?))?;
+        measure_interleaved(ROUNDS, || ours(&BenchNode::new(&etcd)?), || bare(&BenchNode::new(&etcd)?))?;
     let row =
         BenchRow::new("found", "New to Running: a cluster bootstrapped", "ms", median(&bootstrapped.ours));
-    rows.add([row.peer("etcd alone, to its first read", &version, median(&bootstrapped.peer))])?;
+    rows.add_rows([row.peer("etcd alone, to its first read", &version, median(&bootstrapped.peer))])?;
     let (node, alone) = (BenchNode::new(&etcd)?, BenchNode::new(&etcd)?);
     // The clusters that the restarts return to.
     ours(&node)?;
     bare(&alone)?;
-    let again = interleave(ROUNDS, || ours(&node), || bare(&alone))?;
+    let again = measure_interleaved(ROUNDS, || ours(&node), || bare(&alone))?;
     let row = BenchRow::new("restart", "New to Running: back to its cluster", "ms", median(&again.ours));
-    rows.add([row.peer("etcd alone, to its first read", &version, median(&again.peer))])?;
+    rows.add_rows([row.peer("etcd alone, to its first read", &version, median(&again.peer))])?;
     rows.finish().map(drop)
 }
 
@@ -83,7 +83,12 @@ fn time_to_ready<R: Runnable>(runtime: &Runtime, make: impl Fn() -> Result<R>) -
 
 impl BenchNode {
     fn new(etcd: &Path) -> Result<Self> {
-        Ok(Self { scratch: Scratch::new()?, client: free_port()?, peer: free_port()?, etcd: etcd.to_owned() })
+        Ok(Self {
+            scratch: ScratchDir::new()?,
+            client: reserve_port()?,
+            peer: reserve_port()?,
+            etcd: etcd.to_owned(),
+        })
     }
 
     fn enrolled_node(&self) -> Result<ClusterNode> {
@@ -102,7 +107,7 @@ impl BenchNode {
     }
 
     fn bare_etcd(&self) -> Result<Process> {
-        let url = |port: &Port| format!("http://127.0.0.1:{}", port.number());
+        let url = |port: &ReservedPort| format!("http://127.0.0.1:{}", port.number());
         let (client, peer) = (url(&self.client), url(&self.peer));
         let client_url = client.clone();
         let read = move || {

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
 use nodekeel_containerd_svc::{ContainerdImages, ImageStore, Namespace, Preseed};
-use testbed::bench::{BenchRow, interleave, median};
-use testbed::{Containerd, Scratch, output};
+use testbed::bench::{BenchRow, measure_interleaved, median};
+use testbed::{Containerd, ScratchDir, command_output};
 use tokio::runtime::Runtime;
 
 const ROUNDS: usize = 5;
@@ -28,19 +28,19 @@ struct ImportBench {
 fn main() -> Result<()> {
     let containerd = Containerd::start()?;
     let runtime = Runtime::new().context("start the runtime")?;
-    let images = runtime.block_on(ContainerdImages::connect(containerd.socket()))?;
-    let version = runtime.block_on(nodekeel_containerd_svc::daemon_version(containerd.socket()))?;
+    let images = runtime.block_on(ContainerdImages::connect(containerd.socket_path()))?;
+    let version = runtime.block_on(nodekeel_containerd_svc::daemon_version(containerd.socket_path()))?;
     let bench = ImportBench { containerd, runtime, images, namespace: "bench".parse()?, version };
     let mut rows = Vec::new();
     for (end, goal) in [("tar", Some(280.0)), ("tar.gz", None), ("tar.zst", None)] {
-        let scratch = Scratch::new()?;
+        let scratch = ScratchDir::new()?;
         create_bundles(scratch.path(), end)?;
         rows.push(bench.measure_cold(scratch.path(), end, goal)?);
         if end == "tar" {
             rows.push(bench.measure_warm(scratch.path())?);
         }
     }
-    testbed::bench::write("import", &rows)?;
+    testbed::bench::write_rows("import", &rows)?;
     Ok(())
 }
 
@@ -86,8 +86,8 @@ impl ImportBench {
             fs::read_dir(directory.join("bench"))?.flatten().map(|entry| entry.path()).collect();
         files.sort();
         for file in files {
-            let mut ctr = self.containerd.ctr();
-            output(ctr.args(["--namespace", "bench", "images", "import", "--no-unpack"]).arg(file))?;
+            let mut ctr = self.containerd.ctr_command();
+            command_output(ctr.args(["--namespace", "bench", "images", "import", "--no-unpack"]).arg(file))?;
         }
         Ok(start.elapsed().as_secs_f64())
     }
@@ -95,10 +95,10 @@ impl ImportBench {
     fn remove_images(&self) -> Result<()> {
         let listed = self.runtime.block_on(self.images.list_images(&self.namespace))?;
         if !listed.is_empty() {
-            let mut ctr = self.containerd.ctr();
+            let mut ctr = self.containerd.ctr_command();
             ctr.args(["--namespace", "bench", "images", "rm", "--sync"])
                 .args(listed.iter().map(|image| &image.name));
-            output(&mut ctr)?;
+            command_output(&mut ctr)?;
         }
         Ok(())
     }
@@ -114,13 +114,13 @@ impl ImportBench {
         // ctr 1.6 accepts no compressed archives.
         let row = match end {
             "tar" => {
-                let samples = interleave(ROUNDS, ours, ctr)?;
+                let samples = measure_interleaved(ROUNDS, ours, ctr)?;
                 row(&samples.ours).peer("ctr images import", &self.version, median(&samples.peer))
             }
             _ => row(&(0..ROUNDS).map(|_| ours()).collect::<Result<Vec<_>>>()?),
         };
         Ok(match goal {
-            Some(goal) => row.at_least(goal),
+            Some(goal) => row.goal_at_least(goal),
             None => row,
         })
     }
@@ -129,7 +129,7 @@ impl ImportBench {
         self.remove_images()?;
         self.import_bundles(directory)?;
         let milliseconds = |seconds: f64| seconds * 1e3;
-        let samples = interleave(
+        let samples = measure_interleaved(
             ROUNDS,
             || self.import_bundles(directory).map(milliseconds),
             || {
@@ -141,6 +141,6 @@ impl ImportBench {
         )?;
         let work = format!("the same {BUNDLES} bundles again, all of them there already");
         let row = BenchRow::new("warm", work, "ms", median(&samples.ours));
-        Ok(row.peer("ctr images import", &self.version, median(&samples.peer)).at_most(50.0))
+        Ok(row.peer("ctr images import", &self.version, median(&samples.peer)).goal_at_most(50.0))
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use nodekeel_containerd_svc::{ContainerdImages, ImageStore as _, Platform, Preseed};
-use testbed::{Containerd, Scratch, output};
+use testbed::{Containerd, ScratchDir, command_output};
 
 /// Size of the layer.
 const MEBIBYTES: usize = 320;
@@ -22,7 +22,7 @@ fn create_archive(scratch: &Path) {
     let layer = scratch.join("layer.tar");
     let mut file = File::create(&layer).unwrap();
     (0..MEBIBYTES).for_each(|_| file.write_all(&part).unwrap());
-    let digest = output(Command::new("sha256sum").arg(&layer)).unwrap();
+    let digest = command_output(Command::new("sha256sum").arg(&layer)).unwrap();
     let architecture = Platform::of_this_machine().architecture;
     let config = serde_json::json!({"os": "linux", "architecture": architecture,
         "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", &digest[..64])]}});
@@ -34,7 +34,7 @@ fn create_archive(scratch: &Path) {
     fs::create_dir_all(&directory).unwrap();
     let mut tar = Command::new("tar");
     tar.arg("-C").arg(scratch).arg("-cf").arg(directory.join("large.tar"));
-    output(tar.args(["layer.tar", "config.json", "manifest.json"])).unwrap();
+    command_output(tar.args(["layer.tar", "config.json", "manifest.json"])).unwrap();
     fs::remove_file(layer).unwrap();
 }
 
@@ -57,18 +57,18 @@ fn peak_growth(work: impl FnOnce()) -> u64 {
 #[test]
 #[ignore = "needs containerd and root"]
 fn an_import_of_any_size_uses_bounded_memory() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     create_archive(scratch.path());
     let containerd = Containerd::start().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let images = runtime.block_on(ContainerdImages::connect(containerd.socket())).unwrap();
+    let images = runtime.block_on(ContainerdImages::connect(containerd.socket_path())).unwrap();
     let directory = scratch.path().join("preseed");
     for (compression, end) in [("", ".tar"), ("gzip", ".tar.gz")] {
         if !compression.is_empty() {
             let file = directory.join("k8s.io/large.tar");
-            output(Command::new(compression).args(["-1"]).arg(file)).unwrap();
-            let mut ctr = containerd.ctr();
-            output(ctr.args([
+            command_output(Command::new(compression).args(["-1"]).arg(file)).unwrap();
+            let mut ctr = containerd.ctr_command();
+            command_output(ctr.args([
                 "--namespace",
                 "k8s.io",
                 "images",

@@ -18,8 +18,8 @@ use nodekeel_fsquota::testing::RawQuotaCalls;
 use nodekeel_fsquota::{
     Bytes, FileSystemKind, Inodes, LimitChange, ProjectId, ProjectQuota, QuotaChange, QuotaSetter as _,
 };
-use testbed::bench::{BenchRow, Rows};
-use testbed::guest::inside::{Disk, FileSystem};
+use testbed::bench::{BenchRow, RowWriter};
+use testbed::guest::disk::{FileSystem, GuestDisk};
 
 const PROJECTS: [u32; 4] = [0, 1_000, 10_000, 100_000];
 const ROUNDS: usize = 101;
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     // Cargo passes `--bench`.
     let arguments: Vec<String> =
         std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut rows = Rows::new("quota");
+    let mut rows = RowWriter::new("quota");
     match arguments.as_slice() {
         [] => measure_disks(&mut rows)?,
         [directory] => measure(Path::new(directory), u32::MAX, &mut rows)?,
@@ -46,17 +46,17 @@ fn main() -> Result<()> {
 }
 
 /// Measures on the guest's disk, XFS and then ext4.
-fn measure_disks(rows: &mut Rows) -> Result<()> {
+fn measure_disks(rows: &mut RowWriter) -> Result<()> {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
-        let mounted = Disk::take()?.mount(kind, "prjquota")?;
-        measure(mounted.path(), u32::MAX, rows)?;
+        let mounted = GuestDisk::acquire()?.format_and_mount(kind, "prjquota")?;
+        measure(mounted.mount_point(), u32::MAX, rows)?;
     }
     Ok(())
 }
 
-fn measure(directory: &Path, most: u32, rows: &mut Rows) -> Result<()> {
+fn measure(directory: &Path, most: u32, rows: &mut RowWriter) -> Result<()> {
     let (mut existing, end) = (0, Instant::now() + FILLED_WITHIN);
-    let version = testbed::output(Command::new("xfs_quota").arg("-V"))?;
+    let version = testbed::command_output(Command::new("xfs_quota").arg("-V"))?;
     let version = version.trim().rsplit(' ').next().unwrap_or("unknown");
     for projects in PROJECTS.into_iter().filter(|projects| *projects <= most) {
         let quota = ProjectQuota::open(directory)?;
@@ -70,7 +70,7 @@ fn measure(directory: &Path, most: u32, rows: &mut Rows) -> Result<()> {
             projects: existing,
             version: version.to_owned(),
         };
-        rows.add(bench.bench_rows()?)?;
+        rows.add_rows(bench.bench_rows()?)?;
         if existing < projects {
             println!("time limit reached: measured up to {existing} projects instead of {projects}");
             break;
@@ -185,7 +185,7 @@ impl QuotaBench {
             command.arg("-f");
         }
         command.args(commands.iter().flat_map(|one| ["-c", one]));
-        testbed::output(command.arg(&self.directory))
+        testbed::command_output(command.arg(&self.directory))
     }
 
     /// Measured in a process that has allocated numbers before.
@@ -200,7 +200,7 @@ impl QuotaBench {
         }
         let limit = median(limits);
         let row = self.bench_row("next_id", "find a free number", median(ours), peer, limit);
-        Ok(row.at_most(limit * 4.0))
+        Ok(row.goal_at_most(limit * 4.0))
     }
 
     /// Measured in a process that has just started.

@@ -20,8 +20,8 @@ impl LoopMount {
         let (image, point) = (scratch.path().join("image"), scratch.path().join("mounted"));
         File::create(&image).unwrap().set_len(320 << 20).unwrap();
         fs::create_dir(&point).unwrap();
-        testbed::output(Command::new("mkfs.xfs").arg("-q").arg(&image)).unwrap();
-        testbed::output(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point)).unwrap();
+        testbed::command_output(Command::new("mkfs.xfs").arg("-q").arg(&image)).unwrap();
+        testbed::command_output(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point)).unwrap();
         Self { point, _scratch: scratch }
     }
 
@@ -32,7 +32,7 @@ impl LoopMount {
 
 impl Drop for LoopMount {
     fn drop(&mut self) {
-        let unmounted = testbed::output(Command::new("umount").arg(&self.point));
+        let unmounted = testbed::command_output(Command::new("umount").arg(&self.point));
         // A panic in a panic would hide the first one.
         assert!(unmounted.is_ok() || std::thread::panicking(), "{unmounted:?}");
     }

@@ -11,15 +11,15 @@ use std::time::Instant;
 use anyhow::Result;
 use nodekeel_localstorage::step_journal::StepJournal;
 use nodekeel_localstorage::{Dir, FileMode};
-use testbed::Scratch;
+use testbed::ScratchDir;
 use testbed::bench::BenchRow;
 
 const ROUNDS: usize = 300;
 const CONTENT: [u8; 4096] = [b'x'; 4096];
 
 fn main() -> Result<()> {
-    let scratch = Scratch::new()?;
-    testbed::bench::write("replace", &[bench_replace(scratch.path())?, bench_commit(scratch.path())?])?;
+    let scratch = ScratchDir::new()?;
+    testbed::bench::write_rows("replace", &[bench_replace(scratch.path())?, bench_commit(scratch.path())?])?;
     Ok(())
 }
 

@@ -66,7 +66,7 @@ fn main() -> Result<()> {
     let mut rows = restart_rows(&ours, runit.as_ref(), s6.as_ref(), &bare);
     drop((ours, runit, s6));
     rows.push(stop_row()?);
-    testbed::bench::write("supervisor-process", &rows)?;
+    testbed::bench::write_rows("supervisor-process", &rows)?;
     Ok(())
 }
 
@@ -91,7 +91,7 @@ fn restart_rows(
                 percentile(&ours.samples, percent),
             )
             .limit(percentile(bare, percent))
-            .at_most(goal);
+            .goal_at_most(goal);
             rows.push(match peer {
                 Some(peer) => row.peer(peer.name, &peer.version, percentile(&peer.samples, percent)),
                 None => row,
@@ -291,7 +291,7 @@ async fn stop_row() -> Result<BenchRow> {
     let work = format!(
         "stop of a process with a descendant that has forked twice, runs in a new session and ignores TERM: time over its grace period of {GRACE:?}, p50"
     );
-    Ok(BenchRow::new("stop-over-grace", work, "ms", median(&samples)).at_most(50.0))
+    Ok(BenchRow::new("stop-over-grace", work, "ms", median(&samples)).goal_at_most(50.0))
 }
 
 /// Notifies that something was written.

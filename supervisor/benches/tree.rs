@@ -47,7 +47,7 @@ async fn main() -> anyhow::Result<()> {
             theirs[2].push(up[1]);
         }
     }
-    testbed::bench::write("supervisor-tree", &rows(&ours, &theirs))?;
+    testbed::bench::write_rows("supervisor-tree", &rows(&ours, &theirs))?;
     Ok(())
 }
 
@@ -64,10 +64,10 @@ fn rows(ours: &[Vec<f64>; 4], theirs: &[Vec<f64>; 3]) -> [BenchRow; 4] {
     let up = row("up-10000", "10,000 children of one parent added and running", "ms", 2, 1e6);
     let bytes = row("bytes-each", "resident memory of one of 10,000 idle runnables", "bytes", 3, 1.0);
     [
-        with_peer(restart, 0, 1e3).at_most(5.0),
-        row("restart-group-64", group, "µs", 1, 1e3).at_most(200.0),
-        with_peer(up, 1, 1e6).at_most(50.0),
-        with_peer(bytes, 2, 1.0).at_most(1536.0),
+        with_peer(restart, 0, 1e3).goal_at_most(5.0),
+        row("restart-group-64", group, "µs", 1, 1e3).goal_at_most(200.0),
+        with_peer(up, 1, 1e6).goal_at_most(50.0),
+        with_peer(bytes, 2, 1.0).goal_at_most(1536.0),
     ]
 }
 
@@ -199,7 +199,7 @@ fn resident_bytes() -> u64 {
 /// Builds the peer from its module, if Go is installed.
 fn build_suture() -> anyhow::Result<PathBuf> {
     let module = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../bins/testbed/peers/suture");
-    let binary = testbed::bench::directory().join("suture-peer");
+    let binary = testbed::bench::rows_directory().join("suture-peer");
     let built =
         Command::new("go").args(["build", "-o"]).arg(&binary).arg(".").current_dir(module).status()?;
     anyhow::ensure!(built.success(), "go build: {built}");

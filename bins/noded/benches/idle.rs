@@ -11,8 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use nodekeel_node::client;
 use nodekeel_node::v1::{State, TreeRequest};
-use testbed::bench::{BenchRow, Rows};
-use testbed::{Scratch, free_port, process};
+use testbed::bench::{BenchRow, RowWriter};
+use testbed::{ScratchDir, process_cost, reserve_port};
 
 /// How long wake-ups are counted.
 const MEASURE_TIME: Duration = Duration::from_secs(10);
@@ -25,9 +25,9 @@ const SETTLE_TIME: Duration = Duration::from_secs(15);
 const HEALTH_CHECK_TIME: Duration = Duration::from_secs(45);
 
 fn main() -> Result<()> {
-    let mut rows = Rows::new("idle");
+    let mut rows = RowWriter::new("idle");
     let bare = "services.etcd.enable = false\nservices.containerd.enable = false\n";
-    rows.add(measure("alone", "a node without services", bare, false)?)?;
+    rows.add_rows(measure("alone", "a node without services", bare, false)?)?;
     for (id, node, cluster) in [
         ("daemons", "a node with etcd and containerd, noded alone counted", ""),
         (
@@ -36,10 +36,10 @@ fn main() -> Result<()> {
             "cluster.address = \"127.0.0.1\"\n",
         ),
     ] {
-        let ports = [free_port()?, free_port()?];
+        let ports = [reserve_port()?, reserve_port()?];
         let [client, peer] = [ports[0].number(), ports[1].number()];
         let config = format!("{cluster}[services.etcd]\nclient_port = {client}\npeer_port = {peer}\n");
-        rows.add(measure(id, node, &config, true)?)?;
+        rows.add_rows(measure(id, node, &config, true)?)?;
     }
     rows.finish()?;
     Ok(())
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
 
 /// The rows of one configuration.
 fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<Vec<BenchRow>> {
-    let scratch = Scratch::new()?;
+    let scratch = ScratchDir::new()?;
     let noded = start_noded(scratch.path(), config)?;
     wait_until_ready(&scratch.path().join("data/run/control.sock"))?;
     sleep(SETTLE_TIME);
@@ -58,7 +58,7 @@ fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<V
         "wake-ups",
         noded.count_wake_ups(MEASURE_TIME)? as f64,
     );
-    let mut rows = vec![idle.limit(0.0).at_most(0.0)];
+    let mut rows = vec![idle.limit(0.0).goal_at_most(0.0)];
     if has_containerd {
         let work = format!("{node}, {} s with one health check of containerd", HEALTH_CHECK_TIME.as_secs());
         rows.push(BenchRow::new(
@@ -68,7 +68,7 @@ fn measure(id: &str, node: &str, config: &str, has_containerd: bool) -> Result<V
             noded.count_wake_ups(HEALTH_CHECK_TIME)? as f64,
         ));
     }
-    let memory = process::resident_kib(noded.0.id())?;
+    let memory = process_cost::resident_kib(noded.0.id())?;
     rows.push(BenchRow::new(
         format!("memory_{id}"),
         format!("{node}, resident after that"),
@@ -89,9 +89,9 @@ struct NodedProcess(Child);
 impl NodedProcess {
     /// Number of wake-ups during this time.
     fn count_wake_ups(&self, time: Duration) -> Result<u64> {
-        let before = process::wake_ups(self.0.id())?;
+        let before = process_cost::count_wake_ups(self.0.id())?;
         sleep(time);
-        Ok(process::wake_ups(self.0.id())?.since(&before))
+        Ok(process_cost::count_wake_ups(self.0.id())?.count_since(&before))
     }
 
     fn stop(mut self) -> Result<()> {

@@ -23,23 +23,23 @@ pub struct BenchRow {
     /// Our figure.
     pub ours: f64,
     /// The other program or library, measured in the same run.
-    pub peer: Option<Peer>,
+    pub peer: Option<PeerFigure>,
     /// What this machine could do at best, measured or known (a bare fork and exec, a memcpy).
     pub limit: Option<f64>,
     /// The figure that is aimed at.
     pub goal: Option<f64>,
     /// Whether `ours` reached `goal`; `None` where no goal is set.
     pub goal_met: Option<bool>,
-    /// The command that measures it again; [`write()`] fills in an empty one.
+    /// The command that measures it again; [`write_rows()`] fills in an empty one.
     pub command: String,
     /// Where and when it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<Measurement>,
+    pub measured: Option<MeasurementContext>,
 }
 
 /// The circumstances of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measurement {
+pub struct MeasurementContext {
     /// Processors, memory and kernel.
     pub machine: String,
     /// The day, as `2026-01-31`.
@@ -50,7 +50,7 @@ pub struct Measurement {
 
 /// Somebody else's program doing the same work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Peer {
+pub struct PeerFigure {
     /// Its name.
     pub name: String,
     /// Its version, as it says itself.
@@ -79,7 +79,7 @@ impl BenchRow {
     /// Adds the peer that was measured in the same run.
     #[must_use]
     pub fn peer(mut self, name: impl Into<String>, version: impl Into<String>, value: f64) -> Self {
-        self.peer = Some(Peer { name: name.into(), version: version.into(), value });
+        self.peer = Some(PeerFigure { name: name.into(), version: version.into(), value });
         self
     }
 
@@ -92,7 +92,7 @@ impl BenchRow {
 
     /// Sets a goal for a figure that is better when it is smaller.
     #[must_use]
-    pub fn at_most(mut self, goal: f64) -> Self {
+    pub fn goal_at_most(mut self, goal: f64) -> Self {
         self.goal = Some(goal);
         self.goal_met = Some(self.ours <= goal);
         self
@@ -100,7 +100,7 @@ impl BenchRow {
 
     /// Sets a goal for a figure that is better when it is larger.
     #[must_use]
-    pub fn at_least(mut self, goal: f64) -> Self {
+    pub fn goal_at_least(mut self, goal: f64) -> Self {
         self.goal = Some(goal);
         self.goal_met = Some(self.ours >= goal);
         self
@@ -118,21 +118,21 @@ impl BenchRow {
 ///
 /// # Errors
 /// When the file can't be written.
-pub fn write(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
-    let path = write_to(&directory(), name, rows)?;
-    println!("{}", table(rows));
+pub fn write_rows(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
+    let path = write_rows_to(&rows_directory(), name, rows)?;
+    println!("{}", format_table(rows));
     println!("{}", path.display());
     Ok(path)
 }
 
 /// Rows that are written as they are measured: where the rest is never measured, these are there.
 #[derive(Debug)]
-pub struct Rows {
+pub struct RowWriter {
     name: String,
     rows: Vec<BenchRow>,
 }
 
-impl Rows {
+impl RowWriter {
     /// None yet, for `target/bench/NAME.json`.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), rows: Vec::new() }
@@ -142,42 +142,42 @@ impl Rows {
     ///
     /// # Errors
     /// When the file can't be written.
-    pub fn add(&mut self, rows: impl IntoIterator<Item = BenchRow>) -> Result<()> {
+    pub fn add_rows(&mut self, rows: impl IntoIterator<Item = BenchRow>) -> Result<()> {
         let before = self.rows.len();
         self.rows.extend(rows);
-        println!("{}", table(&self.rows[before..]));
-        write_to(&directory(), &self.name, &self.rows).map(drop)
+        println!("{}", format_table(&self.rows[before..]));
+        write_rows_to(&rows_directory(), &self.name, &self.rows).map(drop)
     }
 
-    /// Prints all of them as one table, as [`write()`] does.
+    /// Prints all of them as one table, as [`write_rows()`] does.
     ///
     /// # Errors
     /// When the file can't be written.
     pub fn finish(self) -> Result<PathBuf> {
-        write(&self.name, &self.rows)
+        write_rows(&self.name, &self.rows)
     }
 }
 
-/// Reads the rows that [`write()`] left under this name.
+/// Reads the rows that [`write_rows()`] left under this name.
 ///
 /// # Errors
 /// When the file isn't there or isn't an array of rows.
-pub fn read(name: &str) -> Result<Vec<BenchRow>> {
-    read_from(&directory(), name)
+pub fn read_rows(name: &str) -> Result<Vec<BenchRow>> {
+    read_rows_from(&rows_directory(), name)
 }
 
 /// Reads the rows of this name from a directory that isn't the usual one.
 ///
 /// # Errors
-/// As [`read`].
-pub fn read_from(directory: &Path, name: &str) -> Result<Vec<BenchRow>> {
+/// As [`read_changes`].
+pub fn read_rows_from(directory: &Path, name: &str) -> Result<Vec<BenchRow>> {
     let path = directory.join(format!("{name}.json"));
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("parse {}", path.display()))
 }
 
 /// Where the rows are kept: `bench` in cargo's target directory.
-pub fn directory() -> PathBuf {
+pub fn rows_directory() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = package.ancestors().nth(2).unwrap_or(package);
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
@@ -188,7 +188,7 @@ pub fn directory() -> PathBuf {
 ///
 /// # Errors
 /// The file can't be written.
-pub fn write_to(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
+pub fn write_rows_to(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
     let rows: Vec<BenchRow> = rows.iter().cloned().map(|row| with_command(row, name)).collect();
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let path = directory.join(format!("{name}.json"));
@@ -208,7 +208,7 @@ fn with_command(mut row: BenchRow, name: &str) -> BenchRow {
 }
 
 /// The rows as a table for people.
-pub fn table(rows: &[BenchRow]) -> Table {
+pub fn format_table(rows: &[BenchRow]) -> Table {
     let mut table = Table::new(["id", "ours", "peer", "limit", "goal", "unit", "work"]);
     for row in rows {
         let peer = row
@@ -219,7 +219,7 @@ pub fn table(rows: &[BenchRow]) -> Table {
             Some(true) => format!("{} met", format_figure(goal)),
             _ => format!("{} MISSED", format_figure(goal)),
         });
-        table.row([
+        table.add_row([
             row.id.clone(),
             format_figure(row.ours),
             peer.unwrap_or_else(|| "-".into()),
@@ -267,7 +267,7 @@ pub fn percentile(samples: &[f64], percent: f64) -> f64 {
 
 /// Samples of ours and of a peer, taken in turns.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Interleaved {
+pub struct InterleavedSamples {
     /// What our side measured, in the order of the rounds.
     pub ours: Vec<f64>,
     /// What the peer's side measured.
@@ -279,12 +279,12 @@ pub struct Interleaved {
 ///
 /// # Errors
 /// The first error of either side.
-pub fn interleave(
+pub fn measure_interleaved(
     rounds: usize,
     mut ours: impl FnMut() -> Result<f64>,
     mut peer: impl FnMut() -> Result<f64>,
-) -> Result<Interleaved> {
-    let mut samples = Interleaved::default();
+) -> Result<InterleavedSamples> {
+    let mut samples = InterleavedSamples::default();
     for round in 0..rounds {
         if round % 2 == 0 {
             samples.ours.push(ours()?);
@@ -303,8 +303,9 @@ mod tests {
 
     #[test]
     fn json_has_every_field_and_null_for_what_is_absent() {
-        let row =
-            BenchRow::new("restart", "kill -9 to exec", "ms", 1.5).peer("runit", "2.1.2", 4.0).at_most(2.0);
+        let row = BenchRow::new("restart", "kill -9 to exec", "ms", 1.5)
+            .peer("runit", "2.1.2", 4.0)
+            .goal_at_most(2.0);
         let value = serde_json::to_value(&row).unwrap();
         let expected = serde_json::json!({
             "id": "restart", "work": "kill -9 to exec", "unit": "ms", "ours": 1.5,
@@ -319,19 +320,19 @@ mod tests {
     }
 
     #[test]
-    fn written_rows_are_an_array_that_says_how_to_measure_again() {
+    fn written_rows_carry_the_command_that_measures_them() {
         let directory = tempfile::tempdir().unwrap();
-        let path = write_to(directory.path(), "x", &[BenchRow::new("a", "w", "ms", 1.0)]).unwrap();
+        let path = write_rows_to(directory.path(), "x", &[BenchRow::new("a", "w", "ms", 1.0)]).unwrap();
         let rows: Vec<BenchRow> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         assert_eq!(rows[0].command, "cargo xtask bench x");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn goals_know_their_direction() {
+    fn goals_have_a_direction() {
         let row = BenchRow::new("a", "b", "ms", 3.0);
-        assert_eq!(row.clone().at_most(2.0).goal_met, Some(false));
-        assert_eq!(row.at_least(2.0).goal_met, Some(true));
+        assert_eq!(row.clone().goal_at_most(2.0).goal_met, Some(false));
+        assert_eq!(row.goal_at_least(2.0).goal_met, Some(true));
     }
 
     #[test]
@@ -343,19 +344,19 @@ mod tests {
     }
 
     #[test]
-    fn sides_take_turns_at_going_first() {
+    fn the_first_side_alternates() {
         let order = std::cell::RefCell::new(String::new());
         let side = |name: char| {
             order.borrow_mut().push(name);
             Ok(1.0)
         };
-        interleave(2, || side('o'), || side('p')).unwrap();
+        measure_interleaved(2, || side('o'), || side('p')).unwrap();
         assert_eq!(*order.borrow(), "oppo");
     }
 
     #[test]
     fn table_marks_a_missed_goal() {
-        let text = table(&[BenchRow::new("a", "b", "ms", 3.0).at_most(2.0)]).to_string();
+        let text = format_table(&[BenchRow::new("a", "b", "ms", 3.0).goal_at_most(2.0)]).to_string();
         assert!(text.contains("2.00 MISSED"), "{text}");
     }
 }

@@ -18,7 +18,7 @@ const LATELY: Duration = Duration::from_secs(24 * 3600);
 ///
 /// # Errors
 /// When none of the three is set.
-pub fn directory() -> Result<PathBuf> {
+pub fn cache_directory() -> Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("NODEKEEL_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("nodekeel")))
@@ -31,37 +31,41 @@ pub fn directory() -> Result<PathBuf> {
 ///
 /// # Errors
 /// When the cache can't be written, or `make` fails.
-pub fn entry(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    entry_in(&directory()?, name, make)
+pub fn make_entry(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    make_entry_in(&cache_directory()?, name, make)
 }
 
-/// As [`entry`], for one of a family: whose names begin with `FAMILY-`, of which a newer one is wanted as a rule. When it is
+/// As [`make_entry`], for one of a family: whose names begin with `FAMILY-`, of which a newer one is wanted as a rule. When it is
 /// made, others of the family are removed that nobody has used for a day, but for the two that were used last.
 ///
 /// # Errors
-/// As [`entry`].
-pub fn entry_of(family: &str, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    entry_of_in(&directory()?, family, name, make)
+/// As [`make_entry`].
+pub fn make_family_entry(
+    family: &str,
+    name: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    make_family_entry_in(&cache_directory()?, family, name, make)
 }
 
-pub(crate) fn entry_of_in(
+pub(crate) fn make_family_entry_in(
     cache: &Path,
     family: &str,
     name: &str,
     make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let was_there = cache.join(name).exists();
-    let entry = entry_in(cache, name, make)?;
+    let entry = make_entry_in(cache, name, make)?;
     // A directory's time says when it was used last. Where it can't be set, it is that of its birth.
     let _ = File::open(&entry).and_then(|directory| directory.set_modified(SystemTime::now()));
     if !was_there {
-        sweep(cache, &format!("{family}-"), name, SystemTime::now() - LATELY);
+        sweep_family(cache, &format!("{family}-"), name, SystemTime::now() - LATELY);
     }
     Ok(entry)
 }
 
 /// Removes entries that begin so and were not used since then, but for this one and those that were used last.
-fn sweep(cache: &Path, prefix: &str, new: &str, since: SystemTime) {
+fn sweep_family(cache: &Path, prefix: &str, new: &str, since: SystemTime) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     let mut others: Vec<(SystemTime, String)> = entries
         .flatten()
@@ -75,15 +79,15 @@ fn sweep(cache: &Path, prefix: &str, new: &str, since: SystemTime) {
     others.sort();
     others.truncate(others.len().saturating_sub(KEPT));
     for (_, name) in others.into_iter().filter(|(used, _)| *used < since) {
-        if let Err(error) = remove(cache, &name) {
+        if let Err(error) = remove_entry(cache, &name) {
             eprintln!("testbed: remove {name} from the cache: {error:#}");
         }
     }
 }
 
 /// Removes an entry, which at no time is there in part.
-fn remove(cache: &Path, name: &str) -> Result<()> {
-    let _lock = lock(cache, name, || {})?;
+fn remove_entry(cache: &Path, name: &str) -> Result<()> {
+    let _lock = acquire_lock(cache, name, || {})?;
     let partial = cache.join(format!(".{name}.partial"));
     fs::rename(cache.join(name), &partial).context("rename it away")?;
     fs::remove_dir_all(&partial).context("remove it")
@@ -92,7 +96,7 @@ fn remove(cache: &Path, name: &str) -> Result<()> {
 /// Holds a lock of the cache until it is dropped, or its process ends however that does.
 #[derive(Debug)]
 #[must_use]
-pub struct Lock {
+pub struct CacheLock {
     _file: File,
 }
 
@@ -101,7 +105,7 @@ pub struct Lock {
 ///
 /// # Errors
 /// When the directory can't be written.
-pub fn lock(directory: &Path, name: &str, waiting: impl FnOnce()) -> Result<Lock> {
+pub fn acquire_lock(directory: &Path, name: &str, waiting: impl FnOnce()) -> Result<CacheLock> {
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let path = directory.join(format!(".{name}.lock"));
     let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
@@ -113,16 +117,20 @@ pub fn lock(directory: &Path, name: &str, waiting: impl FnOnce()) -> Result<Lock
         done => done,
     };
     locked.with_context(|| format!("lock {}", path.display()))?;
-    Ok(Lock { _file: file })
+    Ok(CacheLock { _file: file })
 }
 
-pub(crate) fn entry_in(cache: &Path, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+pub(crate) fn make_entry_in(
+    cache: &Path,
+    name: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let entry = cache.join(name);
     if entry.exists() {
         return Ok(entry);
     }
     let waiting = || eprintln!("{name}: another process makes it; waiting for that");
-    let _lock = lock(cache, name, waiting)?;
+    let _lock = acquire_lock(cache, name, waiting)?;
     if entry.exists() {
         return Ok(entry);
     }
@@ -144,22 +152,22 @@ mod tests {
     #[test]
     fn an_entry_is_made_once_and_a_failed_one_is_not_there() {
         let cache = tempfile::tempdir().unwrap();
-        let failed = entry_in(cache.path(), "x", |partial| {
+        let failed = make_entry_in(cache.path(), "x", |partial| {
             fs::write(partial.join("half"), "")?;
             anyhow::bail!("no room")
         });
         assert!(format!("{:#}", failed.unwrap_err()).contains("no room"));
         assert!(!cache.path().join("x").exists());
-        let made = entry_in(cache.path(), "x", |partial| {
+        let made = make_entry_in(cache.path(), "x", |partial| {
             assert!(!partial.join("half").exists());
             fs::write(partial.join("whole"), "").context("write")
         });
         assert!(made.unwrap().join("whole").exists());
-        entry_in(cache.path(), "x", |_| panic!("it is there")).unwrap();
+        make_entry_in(cache.path(), "x", |_| panic!("it is there")).unwrap();
     }
 
     #[test]
-    fn a_new_entry_sweeps_what_of_its_family_nobody_has_used_lately_but_for_two() {
+    fn a_new_entry_sweeps_its_familys_unused_entries_but_for_two() {
         let cache = tempfile::tempdir().unwrap();
         let days_ago = |name: &str, days: u64| {
             let directory = cache.path().join(name);
@@ -180,12 +188,12 @@ mod tests {
             names
         };
         // It is used, so it is younger than the others.
-        entry_of_in(cache.path(), "etcd", "etcd-1", |_| panic!("it is there")).unwrap();
+        make_family_entry_in(cache.path(), "etcd", "etcd-1", |_| panic!("it is there")).unwrap();
         assert_eq!(names().len(), 6, "what was there sweeps nothing");
-        entry_of_in(cache.path(), "etcd", "etcd-5", |_| Ok(())).unwrap();
+        make_family_entry_in(cache.path(), "etcd", "etcd-5", |_| Ok(())).unwrap();
         assert_eq!(names(), ["etc-1", "etcd-1", "etcd-4", "etcd-5", "kube"]);
         for round in 6..10 {
-            entry_of_in(cache.path(), "etcd", &format!("etcd-{round}"), |_| Ok(())).unwrap();
+            make_family_entry_in(cache.path(), "etcd", &format!("etcd-{round}"), |_| Ok(())).unwrap();
         }
         assert!(names().contains(&"etcd-5".to_owned()), "what was used today stays");
     }

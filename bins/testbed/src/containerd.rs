@@ -6,14 +6,14 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Daemon, Scratch, output, tools};
+use crate::{Daemon, ScratchDir, command_output, tools};
 
 /// A containerd with its state, root and socket in a private directory, answering when [`Containerd::start`] returns.
 /// It has no CRI plugin: nothing of it reaches out of its directory.
 #[derive(Debug)]
 pub struct Containerd {
     daemon: Daemon,
-    socket: PathBuf,
+    socket_path: PathBuf,
     ctr_path: PathBuf,
 }
 
@@ -21,25 +21,26 @@ impl Containerd {
     /// Starts it and waits until it answers Version.
     ///
     /// # Errors
-    /// When the caller isn't root, which containerd must be; [`tools::Missing`] where it isn't installed; else why it
+    /// When the caller isn't root, which containerd must be; [`tools::MissingTool`] where it isn't installed; else why it
     /// did not come up, with its last output.
     pub fn start() -> Result<Self> {
         ensure!(rustix::process::geteuid().is_root(), "containerd needs root");
-        let (containerd, ctr) = (tools::find(tools::CONTAINERD)?, tools::find(tools::CTR)?);
-        let scratch = Scratch::new()?;
+        let (containerd, ctr) = (tools::find_tool(tools::CONTAINERD)?, tools::find_tool(tools::CTR)?);
+        let scratch = ScratchDir::new()?;
         let socket = scratch.path().join("containerd.sock");
         let file = scratch.path().join("config.toml");
-        fs::write(&file, config(scratch.path())).with_context(|| format!("write {}", file.display()))?;
+        fs::write(&file, config_text(scratch.path())).with_context(|| format!("write {}", file.display()))?;
         let mut command = Command::new(containerd);
         command.arg("--config").arg(file).current_dir(scratch.path());
-        let daemon =
-            Daemon::start(command, scratch, || output(client(&ctr, &socket).arg("version")).map(drop))?;
-        Ok(Self { daemon, socket, ctr_path: ctr })
+        let daemon = Daemon::start(command, scratch, || {
+            command_output(ctr_client(&ctr, &socket).arg("version")).map(drop)
+        })?;
+        Ok(Self { daemon, socket_path: socket, ctr_path: ctr })
     }
 
     /// The socket of its API.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    pub fn socket_path(&self) -> &Path {
+        &self.socket_path
     }
 
     /// The daemon below.
@@ -48,19 +49,19 @@ impl Containerd {
     }
 
     /// A `ctr` that speaks with this daemon.
-    pub fn ctr(&self) -> Command {
-        client(&self.ctr_path, &self.socket)
+    pub fn ctr_command(&self) -> Command {
+        ctr_client(&self.ctr_path, &self.socket_path)
     }
 }
 
-fn client(ctr: &Path, socket: &Path) -> Command {
+fn ctr_client(ctr: &Path, socket: &Path) -> Command {
     let mut command = Command::new(ctr);
     command.arg("--address").arg(socket);
     command
 }
 
 /// *Source:* containerd-config.toml(5), version 2, which 1.6 and 2.x read alike.
-fn config(directory: &Path) -> String {
+fn config_text(directory: &Path) -> String {
     let at = |name: &str| directory.join(name).display().to_string();
     format!(
         r#"version = 2
@@ -89,14 +90,14 @@ mod tests {
 
     #[test]
     #[ignore = "needs root and containerd"]
-    fn it_answers_version_and_leaves_nothing() {
+    fn containerd_answers_version_and_leaves_nothing() {
         let containerd = Containerd::start().unwrap();
-        let text = output(containerd.ctr().arg("version")).unwrap();
+        let text = command_output(containerd.ctr_command().arg("version")).unwrap();
         assert!(text.contains("Server:"), "{text}");
-        let directory = containerd.daemon().directory().to_owned();
+        let directory = containerd.daemon().directory_path().to_owned();
         drop(containerd);
-        assert_eq!(leftovers::processes(&directory).unwrap(), []);
-        assert_eq!(leftovers::mounts(&directory).unwrap(), Vec::<PathBuf>::new());
+        assert_eq!(leftovers::find_processes(&directory).unwrap(), []);
+        assert_eq!(leftovers::find_mounts(&directory).unwrap(), Vec::<PathBuf>::new());
         assert!(!directory.exists());
     }
 }

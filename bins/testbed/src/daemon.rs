@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Scratch, end_group, leftovers, wait_exit, wait_until};
+use crate::{ScratchDir, end_group, leftovers, wait_exit, wait_until};
 
 /// Ten times what the slowest of them takes on a machine that does nothing else.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -25,11 +25,11 @@ const LINES_SHOWN: usize = 20;
 pub struct Daemon {
     child: Child,
     /// How it ended, once that is known; its process group's number may be given away then.
-    ended: Option<ExitStatus>,
+    exit_status: Option<ExitStatus>,
     keeper: Child,
     log_file: PathBuf,
     /// Dropped last: it removes what the group's end has left.
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl Daemon {
@@ -39,7 +39,7 @@ impl Daemon {
     /// When it can't be executed, ends before it is ready, or isn't ready in time; with the last lines of its output.
     pub fn start(
         mut command: Command,
-        scratch: Scratch,
+        scratch: ScratchDir,
         mut ready: impl FnMut() -> Result<()>,
     ) -> Result<Self> {
         let name = Path::new(command.get_program()).display().to_string();
@@ -56,19 +56,19 @@ impl Daemon {
                 return Err(error).with_context(|| format!("execute {name}"));
             }
         };
-        let mut daemon = Self { child, ended: None, keeper, log_file, scratch };
-        daemon.tell_keeper()?;
+        let mut daemon = Self { child, exit_status: None, keeper, log_file, scratch };
+        daemon.send_group_to_keeper()?;
         daemon.wait_ready(&name, &mut ready).with_context(|| daemon.last_output(LINES_SHOWN))?;
         Ok(daemon)
     }
 
     /// The process id.
-    pub fn pid(&self) -> u32 {
+    pub fn process_id(&self) -> u32 {
         self.child.id()
     }
 
     /// Its private directory.
-    pub fn directory(&self) -> &Path {
+    pub fn directory_path(&self) -> &Path {
         self.scratch.path()
     }
 
@@ -76,7 +76,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When the file can't be read.
-    pub fn log(&self) -> Result<String> {
+    pub fn read_log(&self) -> Result<String> {
         let bytes = fs::read(&self.log_file).with_context(|| format!("read {}", self.log_file.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -87,24 +87,24 @@ impl Daemon {
     /// # Errors
     /// When the system refuses.
     pub fn terminate(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
-        if self.ended.is_none() {
+        if self.exit_status.is_none() {
             kill_process(Pid::from_child(&self.child), Signal::TERM).context("ask the daemon to end")?;
         }
-        self.wait(deadline)
+        self.wait_for_exit(deadline)
     }
 
     /// Waits for its end; `None` if it still runs at the deadline.
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn wait(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
-        if self.ended.is_none() {
-            self.ended = wait_exit(&mut self.child, deadline)?;
+    pub fn wait_for_exit(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
+        if self.exit_status.is_none() {
+            self.exit_status = wait_exit(&mut self.child, deadline)?;
         }
-        Ok(self.ended)
+        Ok(self.exit_status)
     }
 
-    fn tell_keeper(&mut self) -> Result<()> {
+    fn send_group_to_keeper(&mut self) -> Result<()> {
         let pipe = self.keeper.stdin.as_mut().context("the keeper has a pipe")?;
         writeln!(pipe, "{}", self.child.id()).context("tell the keeper whom to watch")
     }
@@ -113,10 +113,10 @@ impl Daemon {
         // Etcd and containerd notify only a service manager's socket, and being notified isn't being served:
         // readiness is a real call that is tried again.
         wait_until(READY_WITHIN, &format!("{name} to be ready"), || {
-            self.ended = self.child.try_wait().context("reap child")?;
-            if self.ended.is_some() { Ok(()) } else { ready() }
+            self.exit_status = self.child.try_wait().context("reap child")?;
+            if self.exit_status.is_some() { Ok(()) } else { ready() }
         })?;
-        match self.ended {
+        match self.exit_status {
             Some(status) => bail!("{name} ended before it was ready: {status}"),
             None => Ok(()),
         }
@@ -124,7 +124,7 @@ impl Daemon {
 
     /// The last lines of its output, for an error.
     pub(crate) fn last_output(&self, count: usize) -> String {
-        let log = self.log().unwrap_or_default();
+        let log = self.read_log().unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         format!("its last output:\n{}\n", lines[lines.len().saturating_sub(count)..].join("\n"))
     }
@@ -134,7 +134,7 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         // The daemon first: when the keeper ends, nobody watches any more. What a daemon left that has ended by
         // itself is killed with the scratch directory.
-        let daemon = self.ended.is_none().then_some(&mut self.child);
+        let daemon = self.exit_status.is_none().then_some(&mut self.child);
         for child in daemon.into_iter().chain([&mut self.keeper]) {
             if let Err(error) = end_group(child) {
                 eprintln!("testbed: {error:#}");
@@ -155,7 +155,7 @@ fn start_keeper() -> Result<Child> {
 ///
 /// # Errors
 /// When it can't be executed or fails; with what it wrote to standard error.
-pub fn output(command: &mut Command) -> Result<String> {
+pub fn command_output(command: &mut Command) -> Result<String> {
     let name = Path::new(command.get_program()).display().to_string();
     let done = command.stdin(Stdio::null()).output().with_context(|| format!("execute {name}"))?;
     let errors = String::from_utf8_lossy(&done.stderr);
@@ -175,41 +175,41 @@ mod tests {
 
     #[test]
     fn a_daemon_and_what_it_forked_are_gone_after_drop() {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let directory = scratch.path().to_owned();
         let marker = directory.join("up");
         let script = format!("setsid sh -c 'echo > {}; sleep 1000; :' & sleep 1000; :", marker.display());
         let is_up = || if marker.exists() { Ok(()) } else { bail!("not up") };
         let daemon = Daemon::start(shell(&script), scratch, is_up).unwrap();
-        assert!(leftovers::processes(&directory).unwrap().len() >= 3);
+        assert!(leftovers::find_processes(&directory).unwrap().len() >= 3);
         drop(daemon);
-        assert_eq!(leftovers::processes(&directory).unwrap(), []);
+        assert_eq!(leftovers::find_processes(&directory).unwrap(), []);
         assert!(!directory.exists());
     }
 
     #[test]
-    fn a_daemon_that_was_asked_to_end_tells_how_and_leaves_its_directory_until_drop() {
-        let scratch = Scratch::new().unwrap();
+    fn a_terminated_daemon_reports_its_status_and_keeps_its_directory_until_drop() {
+        let scratch = ScratchDir::new().unwrap();
         let directory = scratch.path().to_owned();
         let mut daemon =
             Daemon::start(shell("trap 'exit 7' TERM; echo up; sleep 1000 & wait"), scratch, || Ok(()))
                 .unwrap();
         wait_until(Duration::from_secs(10), "the trap to be set", || {
-            ensure!(daemon.log()?.contains("up"), "not up");
+            ensure!(daemon.read_log()?.contains("up"), "not up");
             Ok(())
         })
         .unwrap();
         let status = daemon.terminate(Duration::from_secs(10)).unwrap();
         assert_eq!(status.and_then(|status| status.code()), Some(7));
-        assert_eq!(leftovers::processes(&directory).unwrap().len(), 1, "its child was left");
+        assert_eq!(leftovers::find_processes(&directory).unwrap().len(), 1, "its child was left");
         drop(daemon);
-        assert_eq!(leftovers::processes(&directory).unwrap(), []);
+        assert_eq!(leftovers::find_processes(&directory).unwrap(), []);
         assert!(!directory.exists());
     }
 
     #[test]
     fn a_daemon_that_ends_early_is_reported_with_its_output() {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let error = Daemon::start(shell("echo cannot bind; exit 3"), scratch, || bail!("no")).unwrap_err();
         let text = format!("{error:#}");
         assert!(text.contains("cannot bind") && text.contains("exit status: 3"), "{text}");
@@ -229,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_command_tells_what_it_said() {
-        let error = output(&mut shell("echo no such key >&2; exit 1")).unwrap_err();
+    fn a_failed_command_is_reported_with_its_standard_error() {
+        let error = command_output(&mut shell("echo no such key >&2; exit 1")).unwrap_err();
         assert!(error.to_string().contains("no such key"), "{error}");
     }
 }

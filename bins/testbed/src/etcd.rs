@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Daemon, Port, Scratch, free_port, output, tools};
+use crate::{Daemon, ReservedPort, ScratchDir, command_output, reserve_port, tools};
 
 /// How often a start is tried when a foreign program has taken a port in between.
 const TRIES: usize = 5;
@@ -18,8 +18,8 @@ const CALL_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Etcd {
     daemon: Daemon,
-    client: Port,
-    _peer: Port,
+    client: ReservedPort,
+    _peer: ReservedPort,
     etcdctl_path: PathBuf,
 }
 
@@ -27,9 +27,9 @@ impl Etcd {
     /// Starts it and waits until its health is good.
     ///
     /// # Errors
-    /// [`tools::Missing`] where etcd or etcdctl isn't installed; else why it did not come up, with its last output.
+    /// [`tools::MissingTool`] where etcd or etcdctl isn't installed; else why it did not come up, with its last output.
     pub fn start() -> Result<Self> {
-        let (etcd, etcdctl) = (tools::find(tools::ETCD)?, tools::find(tools::ETCDCTL)?);
+        let (etcd, etcdctl) = (tools::find_tool(tools::ETCD)?, tools::find_tool(tools::ETCDCTL)?);
         let mut tries = 1;
         loop {
             match Self::try_start(&etcd, &etcdctl) {
@@ -40,8 +40,8 @@ impl Etcd {
     }
 
     /// The URL for clients.
-    pub fn endpoint(&self) -> String {
-        format!("http://{}", self.client.address())
+    pub fn client_url(&self) -> String {
+        format!("http://{}", self.client.socket_address())
     }
 
     /// The daemon below.
@@ -53,31 +53,31 @@ impl Etcd {
     ///
     /// # Errors
     /// When etcdctl says so.
-    pub fn put(&self, key: &str, value: &str) -> Result<()> {
-        output(self.etcdctl().args(["put", "--", key, value])).map(drop)
+    pub fn put_value(&self, key: &str, value: &str) -> Result<()> {
+        command_output(self.etcdctl_command().args(["put", "--", key, value])).map(drop)
     }
 
     /// Gets a value through etcdctl; `None` for a key that isn't there.
     ///
     /// # Errors
     /// When etcdctl says so.
-    pub fn get(&self, key: &str) -> Result<Option<String>> {
-        let text = output(self.etcdctl().args(["get", "--print-value-only", "--", key]))?;
+    pub fn get_value(&self, key: &str) -> Result<Option<String>> {
+        let text = command_output(self.etcdctl_command().args(["get", "--print-value-only", "--", key]))?;
         Ok(text.strip_suffix('\n').map(String::from))
     }
 
     /// An etcdctl that speaks the v3 protocol with this server.
-    pub fn etcdctl(&self) -> Command {
+    pub fn etcdctl_command(&self) -> Command {
         let mut command = Command::new(&self.etcdctl_path);
-        command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", self.endpoint()));
+        command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", self.client_url()));
         command
     }
 
     fn try_start(etcd: &Path, etcdctl: &Path) -> Result<Self> {
-        let scratch = Scratch::new()?;
-        let (client, peer) = (free_port()?, free_port()?);
+        let scratch = ScratchDir::new()?;
+        let (client, peer) = (reserve_port()?, reserve_port()?);
         let (client_url, peer_url) =
-            (format!("http://{}", client.address()), format!("http://{}", peer.address()));
+            (format!("http://{}", client.socket_address()), format!("http://{}", peer.socket_address()));
         let mut command = Command::new(etcd);
         // Whatever ETCD_* the caller's environment holds is not meant for this one.
         command.env_clear().current_dir(scratch.path());
@@ -92,10 +92,11 @@ impl Etcd {
 }
 
 /// *Source:* etcd's server/etcdserver/api/etcdhttp: `GET /health` answers `{"health":"true"}` once there is a leader.
-pub(crate) fn is_healthy(client: &Port) -> Result<()> {
-    let mut stream = TcpStream::connect_timeout(&client.address().into(), CALL_WITHIN).context("connect")?;
+pub(crate) fn is_healthy(client: &ReservedPort) -> Result<()> {
+    let mut stream =
+        TcpStream::connect_timeout(&client.socket_address().into(), CALL_WITHIN).context("connect")?;
     stream.set_read_timeout(Some(CALL_WITHIN)).context("limit the call")?;
-    let request = format!("GET /health HTTP/1.0\r\nHost: {}\r\n\r\n", client.address());
+    let request = format!("GET /health HTTP/1.0\r\nHost: {}\r\n\r\n", client.socket_address());
     stream.write_all(request.as_bytes()).context("ask for health")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).context("read health")?;
@@ -115,22 +116,22 @@ mod tests {
 
     #[test]
     #[ignore = "needs etcd"]
-    fn what_is_put_can_be_got_and_nothing_is_left() {
+    fn a_value_is_stored_and_nothing_is_left() {
         let etcd = Etcd::start().unwrap();
-        assert_eq!(etcd.get("k").unwrap(), None);
-        etcd.put("k", "v w").unwrap();
-        assert_eq!(etcd.get("k").unwrap().as_deref(), Some("v w"));
-        let directory = etcd.daemon().directory().to_owned();
+        assert_eq!(etcd.get_value("k").unwrap(), None);
+        etcd.put_value("k", "v w").unwrap();
+        assert_eq!(etcd.get_value("k").unwrap().as_deref(), Some("v w"));
+        let directory = etcd.daemon().directory_path().to_owned();
         drop(etcd);
-        assert_eq!(leftovers::processes(&directory).unwrap(), []);
+        assert_eq!(leftovers::find_processes(&directory).unwrap(), []);
         assert!(!directory.exists());
     }
 
     #[test]
     #[ignore = "needs etcd"]
-    fn two_at_once_do_not_meet() {
+    fn concurrent_etcds_are_separate() {
         let (one, two) = (Etcd::start().unwrap(), Etcd::start().unwrap());
-        one.put("k", "one").unwrap();
-        assert_eq!(two.get("k").unwrap(), None);
+        one.put_value("k", "one").unwrap();
+        assert_eq!(two.get_value("k").unwrap(), None);
     }
 }

@@ -17,7 +17,7 @@ pub fn wait_exit(child: &mut Child, deadline: Duration) -> Result<Option<ExitSta
         return Ok(Some(status));
     }
     // Not reaped yet, so the pid still is this child's.
-    let pidfd = pidfd_open(pid(child), PidfdFlags::empty()).context("open pidfd of child")?;
+    let pidfd = pidfd_open(process_id(child), PidfdFlags::empty()).context("open pidfd of child")?;
     let end = Instant::now() + deadline;
     loop {
         let left =
@@ -37,7 +37,7 @@ pub fn wait_exit(child: &mut Child, deadline: Duration) -> Result<Option<ExitSta
 /// # Errors
 /// When the system refuses.
 pub fn end_group(child: &mut Child) -> Result<()> {
-    let group = pid(child);
+    let group = process_id(child);
     // While the leader isn't reaped, even as a zombie, its group's number can't be given away.
     match kill_process_group(group, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => {}
@@ -46,7 +46,7 @@ pub fn end_group(child: &mut Child) -> Result<()> {
     child.wait().context("reap child").map(drop)
 }
 
-fn pid(child: &Child) -> Pid {
+fn process_id(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
@@ -57,14 +57,14 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn the_end_of_a_child_is_seen() {
+    fn the_exit_of_a_child_is_reported() {
         let mut child = Command::new("true").spawn().unwrap();
         let status = wait_exit(&mut child, Duration::from_secs(10)).unwrap();
         assert!(status.unwrap().success());
     }
 
     #[test]
-    fn a_child_that_runs_on_is_no_error() {
+    fn a_running_child_is_not_an_error() {
         let mut child = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
         assert!(wait_exit(&mut child, Duration::from_millis(5)).unwrap().is_none());
         end_group(&mut child).unwrap();

@@ -15,7 +15,7 @@ use crate::cache;
 mod build;
 mod go;
 
-pub use go::Unfit;
+pub use go::UnfitGo;
 
 /// Programs that are built together.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub struct GoTools {
     /// Their version, as upstream's tag has it without the `v`.
     pub version: &'static str,
     /// The programs.
-    pub programs: &'static [Program],
+    pub programs: &'static [GoProgram],
     /// How long the first build takes on two idle cores, for people who wait for it.
     pub first_build: &'static str,
     go_mod: &'static str,
@@ -37,15 +37,15 @@ pub struct GoTools {
 
 /// One program of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Program {
+pub struct GoProgram {
     /// The name of its file.
     pub file: &'static str,
     /// The Go package of its `main`.
     pub package: &'static str,
 }
 
-const fn program(file: &'static str, package: &'static str) -> Program {
-    Program { file, package }
+const fn go_program(file: &'static str, package: &'static str) -> GoProgram {
+    GoProgram { file, package }
 }
 
 /// The control plane, the kubelet and kubectl. Without the linker flags they call themselves v0.0.0.
@@ -53,11 +53,11 @@ pub const KUBERNETES: GoTools = GoTools {
     name: "kubernetes",
     version: "1.36.3",
     programs: &[
-        program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
-        program("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
-        program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
-        program("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
-        program("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+        go_program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        go_program("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+        go_program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+        go_program("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+        go_program("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
     first_build: "5 minutes",
     go_mod: include_str!("../tools/kubernetes/go.mod"),
@@ -73,8 +73,8 @@ pub const ETCD: GoTools = GoTools {
     name: "etcd",
     version: "3.7.3",
     programs: &[
-        program("etcd", "go.etcd.io/etcd/server/v3"),
-        program("etcdctl", "go.etcd.io/etcd/etcdctl/v3"),
+        go_program("etcd", "go.etcd.io/etcd/server/v3"),
+        go_program("etcdctl", "go.etcd.io/etcd/etcdctl/v3"),
     ],
     first_build: "a minute",
     go_mod: include_str!("../tools/etcd/go.mod"),
@@ -88,9 +88,12 @@ pub const CONTAINERD: GoTools = GoTools {
     name: "containerd",
     version: "2.4.2",
     programs: &[
-        program("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
-        program("containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"),
-        program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+        go_program("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+        go_program(
+            "containerd-shim-runc-v2",
+            "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        ),
+        go_program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
     ],
     first_build: "a minute",
     go_mod: include_str!("../tools/containerd/go.mod"),
@@ -104,8 +107,8 @@ pub const GVISOR: GoTools = GoTools {
     name: "gvisor",
     version: "0.0.0-20260905035102",
     programs: &[
-        program("runsc", "gvisor.dev/gvisor/runsc"),
-        program("containerd-shim-runsc-v1", "gvisor.dev/gvisor/shim"),
+        go_program("runsc", "gvisor.dev/gvisor/runsc"),
+        go_program("containerd-shim-runsc-v1", "gvisor.dev/gvisor/shim"),
     ],
     first_build: "two minutes",
     go_mod: include_str!("../tools/gvisor/go.mod"),
@@ -118,7 +121,7 @@ pub const GVISOR: GoTools = GoTools {
 pub const CSI_SANITY: GoTools = GoTools {
     name: "csi-sanity",
     version: "5.6.0",
-    programs: &[program("csi-sanity", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")],
+    programs: &[go_program("csi-sanity", "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")],
     first_build: "15 seconds",
     go_mod: include_str!("../tools/csi-sanity/go.mod"),
     go_sum: include_str!("../tools/csi-sanity/go.sum"),
@@ -134,40 +137,42 @@ impl GoTools {
     /// error; of two processes that come at once, one waits for the other.
     ///
     /// # Errors
-    /// [`Unfit`] where there is no Go that could build them; else why the build failed, with its last output.
-    pub fn directory(&self) -> Result<PathBuf> {
-        self.directory_in(&cache::directory()?)
+    /// [`UnfitGo`] where there is no Go that could build them; else why the build failed, with its last output.
+    pub fn program_directory(&self) -> Result<PathBuf> {
+        self.program_directory_in(&cache::cache_directory()?)
     }
 
     /// One of the programs, built first where it is not there yet.
     ///
     /// # Errors
-    /// As [`directory`](Self::directory).
+    /// As [`cache_directory`](Self::directory).
     ///
     /// # Panics
     /// When the module has no such program.
-    pub fn program(&self, file: &str) -> Result<PathBuf> {
+    pub fn program_path(&self, file: &str) -> Result<PathBuf> {
         assert!(self.programs.iter().any(|program| program.file == file), "{} has no {file}", self.name);
-        Ok(self.directory()?.join(file))
+        Ok(self.program_directory()?.join(file))
     }
 
     /// The directory with the programs, if they have been built.
-    pub fn built(&self) -> Option<PathBuf> {
-        let directory = cache::directory().ok()?.join(self.entry());
+    pub fn built_directory(&self) -> Option<PathBuf> {
+        let directory = cache::cache_directory().ok()?.join(self.entry_name());
         directory.is_dir().then_some(directory)
     }
 
-    fn directory_in(&self, cache: &Path) -> Result<PathBuf> {
-        cache::entry_of_in(cache, self.name, &self.entry(), |partial| build::build(self, partial))
+    fn program_directory_in(&self, cache: &Path) -> Result<PathBuf> {
+        cache::make_family_entry_in(cache, self.name, &self.entry_name(), |partial| {
+            build::build_tools(self, partial)
+        })
     }
 
     /// Its name in the cache.
-    fn entry(&self) -> String {
-        format!("{}-{}-{}", self.name, self.version, self.key())
+    fn entry_name(&self) -> String {
+        format!("{}-{}-{}", self.name, self.version, self.content_key())
     }
 
     /// Changes with whatever makes the programs other ones, but for the Go that builds them.
-    fn key(&self) -> String {
+    fn content_key(&self) -> String {
         let mut hash = Sha256::new();
         let programs: String = self.programs.iter().map(|p| format!("{} {}\n", p.file, p.package)).collect();
         for part in [
@@ -190,14 +195,15 @@ impl GoTools {
     }
 
     /// What the module's `go` line asks for.
-    fn go_version(&self) -> go::Version {
+    fn go_version(&self) -> go::GoVersion {
         let line = self.go_mod.lines().find_map(|line| line.strip_prefix("go "));
-        line.and_then(go::Version::parse).expect("go.mod has a go line: it was written by go mod tidy")
+        line.and_then(go::GoVersion::parse_version)
+            .expect("go.mod has a go line: it was written by go mod tidy")
     }
 }
 
 /// *Source:* the names of Go's `GOARCH`, which OCI uses, too.
-pub(crate) fn architecture() -> &'static str {
+pub(crate) fn go_architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -218,34 +224,36 @@ mod tests {
             for program in tools.programs {
                 assert!(tools.go_mod.contains(program.package), "{} is no tool", program.file);
             }
-            assert!(!tools.go_sum.is_empty() && tools.go_version().parts() >= (1, 26, 0));
+            assert!(!tools.go_sum.is_empty() && tools.go_version().version_parts() >= (1, 26, 0));
         }
     }
 
     #[test]
-    fn what_makes_other_programs_makes_another_directory() {
+    fn each_input_of_a_build_changes_its_directory() {
         let tagged = GoTools { tags: "x", ..ETCD };
         let renamed = GoTools { ldflags: "x", ..ETCD };
-        let entries = [ETCD, tagged, renamed].map(|tools| tools.entry());
+        let entries = [ETCD, tagged, renamed].map(|tools| tools.entry_name());
         assert!(entries[0] != entries[1] && entries[1] != entries[2] && entries[0] != entries[2]);
-        assert_eq!(entries[0], ETCD.entry());
+        assert_eq!(entries[0], ETCD.entry_name());
     }
 
     #[test]
-    fn what_is_built_is_not_built_again() {
+    fn built_tools_are_not_built_again() {
         let cache = tempfile::tempdir().unwrap();
-        let place = cache.path().join(ETCD.entry());
+        let place = cache.path().join(ETCD.entry_name());
         fs::create_dir_all(&place).unwrap();
-        assert_eq!(ETCD.directory_in(cache.path()).unwrap(), place);
+        assert_eq!(ETCD.program_directory_in(cache.path()).unwrap(), place);
     }
 
     #[test]
     #[ignore = "needs go"]
-    fn what_was_built_runs_and_knows_its_version() {
-        let csi = CSI_SANITY.program("csi-sanity").unwrap();
+    fn built_tools_run_and_know_their_versions() {
+        let csi = CSI_SANITY.program_path("csi-sanity").unwrap();
         let help = std::process::Command::new(csi).arg("--help").output().unwrap();
         assert!(String::from_utf8_lossy(&help.stderr).contains("csi.endpoint"));
-        let etcd = crate::output(std::process::Command::new(ETCD.program("etcd").unwrap()).arg("--version"));
+        let etcd = crate::command_output(
+            std::process::Command::new(ETCD.program_path("etcd").unwrap()).arg("--version"),
+        );
         assert!(etcd.unwrap().contains(ETCD.version));
     }
 }

@@ -51,20 +51,20 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Daemon, Scratch, tools};
+use crate::{Daemon, ScratchDir, tools};
 
-pub mod inside;
+mod control_port;
+pub mod disk;
 mod kernel;
 mod kvm;
 mod qemu;
-mod task;
-mod tree;
+mod root_tree;
 
-pub use task::Task;
+pub use control_port::GuestTask;
 
-use kernel::Kernel;
-use task::Control;
-use tree::Tree;
+use control_port::ControlPort;
+use kernel::GuestKernel;
+use root_tree::RootTree;
 
 const BOOT_WITHIN: Duration = Duration::from_secs(120);
 /// A kernel's panic takes that many.
@@ -93,94 +93,94 @@ const PROGRAMS: [tools::Tool; 11] = [
     tools::UNSHARE,
 ];
 
-/// What a guest is made of; ends with [`Builder::boot`].
+/// What a guest is made of; ends with [`GuestBuilder::boot`].
 #[derive(Clone, Debug)]
-pub struct Builder {
+pub struct GuestBuilder {
     memory_bytes: u64,
     cpu_count: u32,
     /// Their sizes in bytes.
     disks: Vec<u64>,
     has_network: bool,
-    forwards: Vec<Forward>,
+    forwards: Vec<PortForward>,
     modules: Vec<String>,
     launcher_words: Vec<OsString>,
-    tree: Tree,
+    tree: RootTree,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Forward {
+struct PortForward {
     host: SocketAddr,
     guest: u16,
 }
 
-impl Builder {
+impl GuestBuilder {
     /// Bytes of memory, in whole MiB; 1 GiB without. The machine gives only what the guest touches.
     #[must_use]
-    pub fn memory(mut self, bytes: u64) -> Self {
+    pub fn with_memory(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
         self
     }
 
     /// Processors; 2 without.
     #[must_use]
-    pub fn cpus(mut self, count: u32) -> Self {
+    pub fn with_cpus(mut self, count: u32) -> Self {
         self.cpu_count = count;
         self
     }
 
     /// Adds an empty disk of that many bytes. Only what the guest writes takes room.
     #[must_use]
-    pub fn disk(mut self, bytes: u64) -> Self {
+    pub fn with_disk(mut self, bytes: u64) -> Self {
         self.disks.push(bytes);
         self
     }
 
     /// Gives it a network: 10.0.2.15, with this machine's loopback at 10.0.2.2 and its outside world behind.
     #[must_use]
-    pub fn network(mut self) -> Self {
+    pub fn with_network(mut self) -> Self {
         self.has_network = true;
         self
     }
 
     /// Leads connections to an address of this machine to a TCP port of the guest; implies a network.
     #[must_use]
-    pub fn forward(mut self, host: SocketAddr, guest: u16) -> Self {
-        self.forwards.push(Forward { host, guest });
-        self.network()
+    pub fn forward_port(mut self, host: SocketAddr, guest: u16) -> Self {
+        self.forwards.push(PortForward { host, guest });
+        self.with_network()
     }
 
     /// Loads a kernel module at boot: one that nothing asks for by itself, such as `softdog`.
     #[must_use]
-    pub fn module(mut self, name: impl Into<String>) -> Self {
+    pub fn load_module(mut self, name: impl Into<String>) -> Self {
         self.modules.push(name.into());
         self
     }
 
     /// Puts a file of this machine into the guest's root, with its mode.
     #[must_use]
-    pub fn file(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Self {
-        self.tree.file(at, source.as_ref());
+    pub fn add_file(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Self {
+        self.tree.add_file(at, source.as_ref());
         self
     }
 
     /// Puts a text into the guest's root.
     #[must_use]
-    pub fn text(mut self, at: impl AsRef<Path>, mode: u32, content: impl Into<Vec<u8>>) -> Self {
-        self.tree.text(at, mode, content);
+    pub fn add_text(mut self, at: impl AsRef<Path>, mode: u32, content: impl Into<Vec<u8>>) -> Self {
+        self.tree.add_text(at, mode, content);
         self
     }
 
     /// Puts a link into the guest's root.
     #[must_use]
-    pub fn link(mut self, at: impl AsRef<Path>, target: impl Into<PathBuf>) -> Self {
-        self.tree.link(at, target);
+    pub fn add_link(mut self, at: impl AsRef<Path>, target: impl Into<PathBuf>) -> Self {
+        self.tree.add_link(at, target);
         self
     }
 
     /// Puts a program of this machine, with the libraries that it is linked to, into the guest's root.
     #[must_use]
-    pub fn program(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Self {
-        self.tree.program(at, source.as_ref());
+    pub fn add_program(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Self {
+        self.tree.add_program(at, source.as_ref());
         self
     }
 
@@ -188,15 +188,15 @@ impl Builder {
     ///
     /// # Errors
     /// When it can't be read.
-    pub fn directory(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Result<Self> {
+    pub fn add_directory(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Result<Self> {
         let keep = |name: &std::ffi::OsStr| name != "target" && !name.as_encoded_bytes().starts_with(b".");
-        self.tree.copy(at.as_ref(), source.as_ref(), &keep)?;
+        self.tree.copy_directory(at.as_ref(), source.as_ref(), &keep)?;
         Ok(self)
     }
 
     /// The words that stand before QEMU, such as `nsenter --net=…`.
     #[must_use]
-    pub fn launcher(mut self, words: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+    pub fn with_launcher(mut self, words: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.launcher_words = words.into_iter().map(Into::into).collect();
         self
     }
@@ -204,47 +204,47 @@ impl Builder {
     /// Boots it and waits until commands can run in it.
     ///
     /// # Errors
-    /// [`tools::Missing`] where a program isn't installed, the kernel that can't be had, or why the guest did not come
+    /// [`tools::MissingTool`] where a program isn't installed, the kernel that can't be had, or why the guest did not come
     /// up, with the last lines of its console.
     pub fn boot(mut self) -> Result<Guest> {
-        let kernel = Kernel::prepare()?;
-        let scratch = Scratch::new()?;
-        self.furnish()?;
+        let kernel = GuestKernel::find_or_build()?;
+        let scratch = ScratchDir::new()?;
+        self.add_base_files()?;
         self.tree.write_image(&scratch.path().join("root"))?;
         for (number, bytes) in self.disks.iter().enumerate() {
-            make_disk(&disk_path(scratch.path(), number), *bytes)?;
+            create_disk(&disk_path(scratch.path(), number), *bytes)?;
         }
-        let command = qemu::command(&self, &kernel, kvm::accelerator(&kernel)?, scratch.path())?;
+        let command = qemu::qemu_command(&self, &kernel, kvm::choose_accelerator(&kernel)?, scratch.path())?;
         let socket = scratch.path().join("control");
         let mut port = None;
         let daemon = Daemon::start(command, scratch, || {
             port = Some(UnixStream::connect(&socket).context("connect to the guest's control port")?);
             Ok(())
         })?;
-        let (control, up) = Control::new(port.context("QEMU ended before the guest was there")?)?;
+        let (control, up) = ControlPort::new(port.context("QEMU ended before the guest was there")?)?;
         let guest = Guest { daemon, control };
-        up.wait(BOOT_WITHIN).with_context(|| guest.last_words())?;
+        up.wait_until_up(BOOT_WITHIN).with_context(|| guest.last_words())?;
         Ok(guest)
     }
 
     /// Adds what every guest has.
-    fn furnish(&mut self) -> Result<()> {
-        let busybox = tools::find(tools::BUSYBOX)?;
-        self.tree.file("/usr/bin/busybox", &busybox);
+    fn add_base_files(&mut self) -> Result<()> {
+        let busybox = tools::find_tool(tools::BUSYBOX)?;
+        self.tree.add_file("/usr/bin/busybox", &busybox);
         for program in PROGRAMS {
-            let source = tools::find(program)?;
-            self.tree.program(Path::new("/usr/sbin").join(program.name), &source);
+            let source = tools::find_tool(program)?;
+            self.tree.add_program(Path::new("/usr/sbin").join(program.name), &source);
         }
         // Busybox's own shell takes its applets for programs that come earlier in PATH.
-        self.tree.program("/bin/sh", &tools::find(tools::SH)?);
+        self.tree.add_program("/bin/sh", &tools::find_tool(tools::SH)?);
         // Where the kernel looks for it.
-        self.tree.link("/sbin/modprobe", "/usr/bin/busybox");
-        let applets = crate::output(Command::new(&busybox).arg("--list"))?;
+        self.tree.add_link("/sbin/modprobe", "/usr/bin/busybox");
+        let applets = crate::command_output(Command::new(&busybox).arg("--list"))?;
         for applet in applets.lines().filter(|applet| *applet != "busybox") {
-            self.tree.link(Path::new("/usr/bin").join(applet), "/usr/bin/busybox");
+            self.tree.add_link(Path::new("/usr/bin").join(applet), "/usr/bin/busybox");
         }
-        self.tree.text("/usr/lib/nodekeel/start", 0o755, START);
-        self.tree.text("/usr/lib/nodekeel/agent", 0o755, AGENT);
+        self.tree.add_text("/usr/lib/nodekeel/start", 0o755, START);
+        self.tree.add_text("/usr/lib/nodekeel/agent", 0o755, AGENT);
         let files = [
             ("inittab", INITTAB),
             ("passwd", PASSWD),
@@ -254,7 +254,7 @@ impl Builder {
             ("machine-id", MACHINE_ID),
         ];
         for (name, content) in files {
-            self.tree.text(Path::new("/etc").join(name), 0o644, content);
+            self.tree.add_text(Path::new("/etc").join(name), 0o644, content);
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ fn disk_path(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("disk{number}"))
 }
 
-fn make_disk(path: &Path, bytes: u64) -> Result<()> {
+fn create_disk(path: &Path, bytes: u64) -> Result<()> {
     ensure!(bytes > 0, "a disk has a size");
     let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
     file.set_len(bytes).with_context(|| format!("size {}", path.display()))
@@ -273,14 +273,14 @@ fn make_disk(path: &Path, bytes: u64) -> Result<()> {
 /// A running guest; it is gone, as by a power cut, when this is dropped.
 #[derive(Debug)]
 pub struct Guest {
-    control: Arc<Control>,
+    control: Arc<ControlPort>,
     daemon: Daemon,
 }
 
 impl Guest {
     /// A guest with 1 GiB of memory, two processors, no disk and no network.
-    pub fn builder() -> Builder {
-        Builder {
+    pub fn builder() -> GuestBuilder {
+        GuestBuilder {
             memory_bytes: 1 << 30,
             cpu_count: 2,
             disks: Vec::new(),
@@ -288,7 +288,7 @@ impl Guest {
             forwards: Vec::new(),
             modules: Vec::new(),
             launcher_words: Vec::new(),
-            tree: Tree::skeleton(),
+            tree: RootTree::skeleton(),
         }
     }
 
@@ -299,13 +299,18 @@ impl Guest {
     /// # Errors
     /// At the deadline, when the command is killed, or when the guest ends before the command does; both with the last
     /// lines of the console.
-    pub fn run(&self, command: &Command, deadline: Duration, on_line: impl FnMut(&str)) -> Result<i32> {
+    pub fn run_command(
+        &self,
+        command: &Command,
+        deadline: Duration,
+        on_line: impl FnMut(&str),
+    ) -> Result<i32> {
         let name = command.get_program().display();
-        let task = self.start(command)?;
-        let ran = task.wait(deadline, on_line);
+        let task = self.start_command(command)?;
+        let ran = task.wait_for_exit(deadline, on_line);
         if ran.is_err() {
             // It may have ended with the guest; of two errors, the first one tells more.
-            let _ = task.signal("KILL");
+            let _ = task.send_signal("KILL");
         }
         ran.with_context(|| format!("run {name} in the guest; {}", self.last_words()))
     }
@@ -313,10 +318,10 @@ impl Guest {
     /// Runs a command in the guest to its end and gives what it wrote.
     ///
     /// # Errors
-    /// As [`Guest::run`], and when the command fails.
-    pub fn output(&self, command: &Command, deadline: Duration) -> Result<String> {
+    /// As [`Guest::run_command`], and when the command fails.
+    pub fn command_output(&self, command: &Command, deadline: Duration) -> Result<String> {
         let mut text = String::new();
-        let code = self.run(command, deadline, |line| text.extend([line, "\n"]))?;
+        let code = self.run_command(command, deadline, |line| text.extend([line, "\n"]))?;
         ensure!(
             code == 0,
             "{} failed in the guest ({code}): {}",
@@ -330,16 +335,16 @@ impl Guest {
     ///
     /// # Errors
     /// When the guest has ended.
-    pub fn start(&self, command: &Command) -> Result<Task> {
-        self.control.start(command).with_context(|| self.last_words())
+    pub fn start_command(&self, command: &Command) -> Result<GuestTask> {
+        self.control.start_task(command).with_context(|| self.last_words())
     }
 
     /// What the kernel and the guest's start have written so far.
     ///
     /// # Errors
     /// When the file can't be read.
-    pub fn console(&self) -> Result<String> {
-        self.daemon.log()
+    pub fn read_console(&self) -> Result<String> {
+        self.daemon.read_log()
     }
 
     /// The daemon below: QEMU.

@@ -6,31 +6,31 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::etcd::is_port_taken;
-use crate::{Daemon, Scratch};
+use crate::{Daemon, ScratchDir};
 
 mod access;
 mod egress;
 mod fake_node;
 mod image;
+mod kube_daemon;
 mod launch;
 mod node;
 mod objects;
 mod options;
-mod part;
 mod programs;
 mod watch;
 
 pub use fake_node::FakeNode;
-pub use image::{BUSYBOX_IMAGE, Image};
+pub use image::{BUSYBOX_IMAGE, ContainerImage};
+pub use kube_daemon::KubeDaemon;
 pub use node::{GUEST_NODE, GuestNode, GuestNodeBuilder};
-pub use options::{KubeBuilder, User};
-pub use part::Part;
-pub use programs::Programs;
-pub use watch::{Change, Watch};
+pub use options::{KubeBuilder, KubeUser};
+pub use programs::KubePrograms;
+pub use watch::{ObjectChange, ObjectWatch};
 
-use egress::Egress;
-use launch::Ports;
-use options::Options;
+use egress::EgressProxy;
+use launch::KubePorts;
+use options::KubeOptions;
 
 /// How often a start is tried when a foreign program has taken a port in between.
 const TRIES: usize = 5;
@@ -47,13 +47,13 @@ const STOPS_WITHIN: Duration = Duration::from_secs(75);
 /// All of it ends when this is dropped, by SIGKILL: nobody needs the state any more.
 #[derive(Debug)]
 pub struct Kube {
-    daemons: BTreeMap<Part, Daemon>,
-    ports: Ports,
-    options: Options,
-    programs: Programs,
-    egress: Egress,
+    daemons: BTreeMap<KubeDaemon, Daemon>,
+    ports: KubePorts,
+    options: KubeOptions,
+    programs: KubePrograms,
+    egress: EgressProxy,
     /// Dropped last: certificates, kubeconfigs, and etcd's data, which outlive a restart of their daemons.
-    home: Scratch,
+    home: ScratchDir,
 }
 
 impl Kube {
@@ -71,27 +71,27 @@ impl Kube {
     }
 
     /// Where the API server answers on this machine.
-    pub fn url(&self) -> String {
-        format!("https://{}", self.ports.apiserver.address())
+    pub fn api_url(&self) -> String {
+        format!("https://{}", self.ports.apiserver.socket_address())
     }
 
     /// The API server's port at 127.0.0.1.
-    pub fn port(&self) -> u16 {
+    pub fn api_port(&self) -> u16 {
         self.ports.apiserver.number()
     }
 
     /// One of the daemons; `None` while it doesn't run.
-    pub fn daemon(&self, part: Part) -> Option<&Daemon> {
+    pub fn daemon(&self, part: KubeDaemon) -> Option<&Daemon> {
         self.daemons.get(&part)
     }
 
     /// Where its programs are.
-    pub fn programs(&self) -> &Programs {
+    pub fn programs(&self) -> &KubePrograms {
         &self.programs
     }
 
     /// Kills a daemon (SIGKILL). Nothing happens when it doesn't run.
-    pub fn kill(&mut self, part: Part) {
+    pub fn kill_daemon(&mut self, part: KubeDaemon) {
         self.daemons.remove(&part);
     }
 
@@ -99,7 +99,7 @@ impl Kube {
     ///
     /// # Errors
     /// When it does not end in time; it is killed then.
-    pub fn stop(&mut self, part: Part) -> Result<()> {
+    pub fn stop_daemon(&mut self, part: KubeDaemon) -> Result<()> {
         let Some(mut daemon) = self.daemons.remove(&part) else { return Ok(()) };
         match daemon.terminate(STOPS_WITHIN)? {
             Some(_) => Ok(()),
@@ -112,7 +112,7 @@ impl Kube {
     ///
     /// # Errors
     /// When it already runs, or does not come up; with its last output.
-    pub fn launch(&mut self, part: Part) -> Result<()> {
+    pub fn launch_daemon(&mut self, part: KubeDaemon) -> Result<()> {
         if self.daemons.contains_key(&part) {
             bail!("{part} already runs");
         }
@@ -126,8 +126,8 @@ impl Kube {
     /// # Errors
     /// When it does not come up; with its last output.
     pub fn restart_apiserver(&mut self) -> Result<()> {
-        self.kill(Part::Apiserver);
-        self.launch(Part::Apiserver)
+        self.kill_daemon(KubeDaemon::Apiserver);
+        self.launch_daemon(KubeDaemon::Apiserver)
     }
 }
 
@@ -138,8 +138,8 @@ impl Drop for Kube {
     }
 }
 
-fn start(options: &Options) -> Result<Kube> {
-    let programs = Programs::locate()?;
+fn start_with_options(options: &KubeOptions) -> Result<Kube> {
+    let programs = KubePrograms::locate()?;
     let mut tries = 1;
     loop {
         match Kube::try_start(options.clone(), programs.clone()) {

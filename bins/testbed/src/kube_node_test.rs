@@ -1,5 +1,5 @@
 use super::*;
-use crate::{output, wait_until};
+use crate::{command_output, wait_until};
 
 const POD: &str = r#"
 apiVersion: v1
@@ -16,20 +16,20 @@ spec:
 
 #[test]
 #[ignore = "needs kube and a node"]
-fn a_pod_runs_in_the_guest_and_is_heard_and_entered_through_the_api() {
+fn a_pod_in_the_guest_is_reached_by_logs_and_exec() {
     let kube = Kube::start().unwrap();
     let start = std::time::Instant::now();
     let mut node = GuestNode::builder().join(&kube).unwrap();
     println!("the node is ready after {:?}", start.elapsed());
-    kube.apply(POD).unwrap();
-    runs(&kube, &node, "hello", |pod| pod["status"]["containerStatuses"][0]["ready"] == true);
-    let release = node.shell("uname -r").unwrap();
-    let said = output(kube.kubectl().args(["logs", "hello"])).unwrap();
+    kube.apply_manifests(POD).unwrap();
+    wait_for_pod(&kube, &node, "hello", |pod| pod["status"]["containerStatuses"][0]["ready"] == true);
+    let release = node.run_shell("uname -r").unwrap();
+    let said = command_output(kube.kubectl_command().args(["logs", "hello"])).unwrap();
     assert_eq!(said, format!("hello from {release}"));
-    let inside = output(kube.kubectl().args(["exec", "hello", "--", "hostname"])).unwrap();
+    let inside = command_output(kube.kubectl_command().args(["exec", "hello", "--", "hostname"])).unwrap();
     assert_eq!(inside.trim(), "hello");
     // Quotas are enforced where pods and volumes lie.
-    let mounts = node.shell("cat /proc/mounts").unwrap();
+    let mounts = node.run_shell("cat /proc/mounts").unwrap();
     assert!(
         mounts.lines().any(|line| line.contains(" /var/lib xfs ") && line.contains("prjquota")),
         "{mounts}"
@@ -39,16 +39,16 @@ fn a_pod_runs_in_the_guest_and_is_heard_and_entered_through_the_api() {
     node.start_kubelet().unwrap();
     // It learns of its pods a moment after it answers.
     let inside = wait_until(Duration::from_secs(60), "the kubelet to know its pod", || {
-        output(kube.kubectl().args(["exec", "hello", "--", "cat", "/proc/1/comm"]))
+        command_output(kube.kubectl_command().args(["exec", "hello", "--", "cat", "/proc/1/comm"]))
     })
     .unwrap();
     assert_eq!(inside.trim(), "sleep");
     assert_eq!(
-        kube.get("pod", "default/hello").unwrap()["status"]["containerStatuses"][0]["restartCount"],
+        kube.get_object("pod", "default/hello").unwrap()["status"]["containerStatuses"][0]["restartCount"],
         0
     );
-    kube.delete("pod", "default/hello").unwrap();
-    kube.until_gone("pod", "default/hello").unwrap();
+    kube.delete_object("pod", "default/hello").unwrap();
+    kube.wait_until_gone("pod", "default/hello").unwrap();
 }
 
 const WHO: &str = r#"
@@ -62,25 +62,26 @@ spec:
 
 #[test]
 #[ignore = "needs kube and a node"]
-fn a_pod_of_an_image_of_ones_own_reaches_the_api_as_its_account() {
-    let kube = Kube::builder().service_accounts().start().unwrap();
-    let directory = Scratch::new().unwrap();
+fn a_pod_of_a_given_image_reaches_the_api_as_its_account() {
+    let kube = Kube::builder().with_service_accounts().start().unwrap();
+    let directory = ScratchDir::new().unwrap();
     let archive = directory.path().join("kubectl.tar");
     let asks = ["/bin/kubectl", "auth", "whoami", "--output=jsonpath={.status.userInfo.username}"];
-    let image = Image::new("localhost/kubectl:1").file("bin/kubectl", kube.programs().path("kubectl"));
-    image.entrypoint(asks).write(&archive).unwrap();
-    let node = GuestNode::builder().image(archive).join(&kube).unwrap();
-    kube.apply(WHO).unwrap();
-    runs(&kube, &node, "who", |pod| pod["status"]["phase"] == "Succeeded");
-    let said = output(kube.kubectl().args(["logs", "who"])).unwrap();
+    let image = ContainerImage::new("localhost/kubectl:1")
+        .add_file("bin/kubectl", kube.programs().program_path("kubectl"));
+    image.with_entrypoint(asks).write_archive(&archive).unwrap();
+    let node = GuestNode::builder().with_image(archive).join(&kube).unwrap();
+    kube.apply_manifests(WHO).unwrap();
+    wait_for_pod(&kube, &node, "who", |pod| pod["status"]["phase"] == "Succeeded");
+    let said = command_output(kube.kubectl_command().args(["logs", "who"])).unwrap();
     assert_eq!(said, "system:serviceaccount:default:default");
 }
 
 /// Waits for a pod; where it doesn't come, what the kubelet said tells why.
-fn runs(kube: &Kube, node: &GuestNode, name: &str, is_so: impl FnMut(&serde_json::Value) -> bool) {
+fn wait_for_pod(kube: &Kube, node: &GuestNode, name: &str, is_so: impl FnMut(&serde_json::Value) -> bool) {
     let within = Duration::from_secs(180);
-    kube.until_within(within, "pod", &format!("default/{name}"), is_so).unwrap_or_else(|error| {
-        let pod = output(kube.kubectl().args(["describe", "pod", name])).unwrap_or_default();
-        panic!("{error:#}\n{pod}\n{}", node.log("kubelet").unwrap_or_default());
+    kube.wait_for_object_within(within, "pod", &format!("default/{name}"), is_so).unwrap_or_else(|error| {
+        let pod = command_output(kube.kubectl_command().args(["describe", "pod", name])).unwrap_or_default();
+        panic!("{error:#}\n{pod}\n{}", node.tail_log("kubelet").unwrap_or_default());
     });
 }

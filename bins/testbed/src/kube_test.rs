@@ -32,51 +32,58 @@ const SELECTED: &str = "volume.kubernetes.io/selected-node";
 
 #[test]
 #[ignore = "needs kube"]
-fn a_claim_waits_for_its_pod_gets_a_node_and_outlives_the_api_server() {
+fn a_claim_waits_for_its_pod_gets_a_node_and_survives_the_api_server() {
     let mut kube = Kube::start().unwrap();
-    kube.fake_node(&FakeNode::new("node-a").driver("nobody.example.com")).unwrap();
-    kube.apply(CLAIM).unwrap();
-    let claim =
-        kube.until("pvc", "default/data", |claim| claim["metadata"]["annotations"][SELECTED] == "node-a");
+    kube.create_fake_node(&FakeNode::new("node-a").with_driver("nobody.example.com")).unwrap();
+    kube.apply_manifests(CLAIM).unwrap();
+    let claim = kube.wait_for_object("pvc", "default/data", |claim| {
+        claim["metadata"]["annotations"][SELECTED] == "node-a"
+    });
     let uid = claim.unwrap()["metadata"]["uid"].clone();
-    assert!(kube.until_event("default/data", "ExternalProvisioning").is_ok());
+    assert!(kube.wait_for_event("default/data", "ExternalProvisioning").is_ok());
 
-    let mut watch = kube.watch("pvc").unwrap();
-    watch.next(Duration::from_secs(10)).unwrap();
+    let mut watch = kube.watch_objects("pvc").unwrap();
+    watch.next_change(Duration::from_secs(10)).unwrap();
     kube.restart_apiserver().unwrap();
-    assert!(watch.until(Duration::from_secs(30), |_| false).is_err(), "the watch outlived its server");
-    assert_eq!(kube.get("pvc", "default/data").unwrap()["metadata"]["uid"], uid);
+    assert!(
+        watch.wait_for_change(Duration::from_secs(30), |_| false).is_err(),
+        "the watch outlived its server"
+    );
+    assert_eq!(kube.get_object("pvc", "default/data").unwrap()["metadata"]["uid"], uid);
     // The others have found it again.
-    kube.patch("pvc", "default/data", &json!({"metadata": {"annotations": {SELECTED: null}}})).unwrap();
-    kube.until("pvc", "default/data", |claim| claim["metadata"]["annotations"][SELECTED] == "node-a")
+    kube.patch_object("pvc", "default/data", &json!({"metadata": {"annotations": {SELECTED: null}}}))
         .unwrap();
+    kube.wait_for_object("pvc", "default/data", |claim| {
+        claim["metadata"]["annotations"][SELECTED] == "node-a"
+    })
+    .unwrap();
 
     let mut directories = vec![kube.home.path().to_owned()];
-    directories.extend(kube.daemons.values().map(|daemon| daemon.directory().to_owned()));
+    directories.extend(kube.daemons.values().map(|daemon| daemon.directory_path().to_owned()));
     drop(kube);
     for directory in directories {
-        assert_eq!(leftovers::processes(&directory).unwrap(), []);
+        assert_eq!(leftovers::find_processes(&directory).unwrap(), []);
         assert!(!directory.exists());
     }
 }
 
 #[test]
 #[ignore = "needs kube"]
-fn users_may_do_what_roles_allow_and_no_more() {
-    let (account, node) = (User::service_account("kube-system", "reader"), User::node("node-a"));
+fn users_have_the_permissions_of_their_roles_alone() {
+    let (account, node) = (KubeUser::service_account("kube-system", "reader"), KubeUser::for_node("node-a"));
     let kube = Kube::builder()
-        .user(account.clone())
-        .user(node.clone())
-        .without(Part::Scheduler)
-        .without(Part::ControllerManager)
+        .with_user(account.clone())
+        .with_user(node.clone())
+        .without_daemon(KubeDaemon::Scheduler)
+        .without_daemon(KubeDaemon::ControllerManager)
         .start()
         .unwrap();
-    let may = |user: &User, what: &[&str]| {
+    let may = |user: &KubeUser, what: &[&str]| {
         let mut kubectl = kube.kubectl_as(&user.name).unwrap();
         kubectl.args(["auth", "can-i", "--quiet", "--all-namespaces"]).args(what).status().unwrap().success()
     };
     assert!(!may(&account, &["list", "persistentvolumes"]));
-    kube.apply(
+    kube.apply_manifests(
         r#"
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -99,50 +106,54 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: kube-system}]
     .unwrap();
     assert!(!may(&account, &["delete", "persistentvolumes"]));
     assert!(may(&node, &["create", "nodes"]) && !may(&node, &["delete", "namespaces"]));
-    assert!(kube.kubeconfig("somebody else").is_err());
+    assert!(kube.kubeconfig_file("somebody else").is_err());
 
     // A guest finds this machine at another address.
     let config = kube.kubeconfig_for_guest(&node.name).unwrap();
-    assert!(config.contains(&format!("https://10.0.2.2:{}", kube.port())));
+    assert!(config.contains(&format!("https://10.0.2.2:{}", kube.api_port())));
     assert!(config.contains("certificate-authority-data") && !config.contains("/pki/"), "{config}");
 }
 
 #[test]
 #[ignore = "needs kube"]
 fn every_daemon_can_be_killed_or_stopped_and_comes_back() {
-    let mut kube = Kube::builder().service_accounts().start().unwrap();
-    assert!(kube.find("serviceaccount", "default/default").unwrap().is_some());
-    kube.stop(Part::Scheduler).unwrap();
-    kube.launch(Part::Scheduler).unwrap();
-    for part in [Part::ControllerManager, Part::Etcd] {
-        kube.kill(part);
+    let mut kube = Kube::builder().with_service_accounts().start().unwrap();
+    assert!(kube.find_object("serviceaccount", "default/default").unwrap().is_some());
+    kube.stop_daemon(KubeDaemon::Scheduler).unwrap();
+    kube.launch_daemon(KubeDaemon::Scheduler).unwrap();
+    for part in [KubeDaemon::ControllerManager, KubeDaemon::Etcd] {
+        kube.kill_daemon(part);
         assert!(kube.daemon(part).is_none());
-        kube.launch(part).unwrap();
-        assert!(kube.launch(part).is_err(), "{part} was started twice");
+        kube.launch_daemon(part).unwrap();
+        assert!(kube.launch_daemon(part).is_err(), "{part} was started twice");
     }
-    kube.kill(Part::Apiserver);
-    assert!(kube.get("namespace", "default").is_err());
-    kube.launch(Part::Apiserver).unwrap();
-    kube.create(r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x"}}"#).unwrap();
-    kube.wait("serviceaccount", "x/default", "create").unwrap();
-    kube.delete("namespace", "x").unwrap();
-    kube.until_gone("namespace", "x").unwrap();
+    kube.kill_daemon(KubeDaemon::Apiserver);
+    assert!(kube.get_object("namespace", "default").is_err());
+    kube.launch_daemon(KubeDaemon::Apiserver).unwrap();
+    kube.create_objects(r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x"}}"#).unwrap();
+    kube.wait_for_condition("serviceaccount", "x/default", "create").unwrap();
+    kube.delete_object("namespace", "x").unwrap();
+    kube.wait_until_gone("namespace", "x").unwrap();
 }
 
 #[test]
 #[ignore = "needs kube"]
 fn a_streamed_list_ends_with_its_bookmark() {
-    let kube = Kube::builder().without(Part::Scheduler).without(Part::ControllerManager).start().unwrap();
+    let kube = Kube::builder()
+        .without_daemon(KubeDaemon::Scheduler)
+        .without_daemon(KubeDaemon::ControllerManager)
+        .start()
+        .unwrap();
     let query = "watch=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
     let path = format!("/api/v1/namespaces?{query}&timeoutSeconds=10");
-    let events = crate::output(kube.kubectl().args(["get", "--raw", &path])).unwrap();
+    let events = crate::command_output(kube.kubectl_command().args(["get", "--raw", &path])).unwrap();
     assert!(events.contains("k8s.io/initial-events-end") && !events.contains("ERROR"), "{events}");
 }
 
 #[test]
 #[ignore = "needs kube"]
-fn a_daemon_that_cannot_start_is_named_with_what_it_said() {
-    let error = Kube::builder().argument(Part::Apiserver, "--no-such-flag").start().unwrap_err();
+fn a_daemon_that_cannot_start_is_named_with_its_output() {
+    let error = Kube::builder().with_argument(KubeDaemon::Apiserver, "--no-such-flag").start().unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("kube-apiserver") && text.contains("no-such-flag"), "{text}");
 }

@@ -18,7 +18,7 @@ pub const MARK: &str = "NODEKEEL_TESTBED";
 
 /// A process that has to do with a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct LeftoverProcess {
     /// Its id.
     pub pid: i32,
     /// Its command line.
@@ -30,24 +30,27 @@ pub struct Process {
 ///
 /// # Errors
 /// When `/proc` can't be read.
-pub fn processes(directory: &Path) -> Result<Vec<Process>> {
+pub fn find_processes(directory: &Path) -> Result<Vec<LeftoverProcess>> {
     let all = all_processes()?;
     let parents: HashMap<i32, i32> = all.iter().map(|process| (process.pid, process.parent)).collect();
     let own: Vec<i32> = lineage(std::process::id() as i32, &parents).collect();
-    let named: Vec<i32> = all.iter().filter(|process| names(process.pid, directory)).map(|p| p.pid).collect();
+    let named: Vec<i32> =
+        all.iter().filter(|process| names_directory(process.pid, directory)).map(|p| p.pid).collect();
     let belongs = |pid: i32| {
         !own.contains(&pid)
             && lineage(pid, &parents).take_while(|pid| !own.contains(pid)).any(|pid| named.contains(&pid))
     };
     let found = all.iter().filter(|process| !process.is_zombie && belongs(process.pid));
-    Ok(found.map(|process| Process { pid: process.pid, command: command(process.pid) }).collect())
+    Ok(found
+        .map(|process| LeftoverProcess { pid: process.pid, command: command_line(process.pid) })
+        .collect())
 }
 
 /// The mount points at or below the directory, the innermost first.
 ///
 /// # Errors
 /// When the mount table can't be read.
-pub fn mounts(directory: &Path) -> Result<Vec<PathBuf>> {
+pub fn find_mounts(directory: &Path) -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
     let mut points: Vec<PathBuf> =
         mount_points(&table).into_iter().filter(|point| point.starts_with(directory)).collect();
@@ -61,9 +64,9 @@ pub fn mounts(directory: &Path) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// The first step that failed; the later ones were tried all the same.
-pub fn remove(directory: &Path) -> Result<()> {
-    let killed = kill(directory);
-    let unmounted = detach(directory);
+pub fn remove_directory(directory: &Path) -> Result<()> {
+    let killed = kill_processes(directory);
+    let unmounted = unmount_all(directory);
     let removed = match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("remove {}", directory.display()))
@@ -73,10 +76,10 @@ pub fn remove(directory: &Path) -> Result<()> {
     killed.and(unmounted).and(removed)
 }
 
-fn kill(directory: &Path) -> Result<()> {
+fn kill_processes(directory: &Path) -> Result<()> {
     // Foreign processes are no children of ours, so nothing tells of their end, and one may fork while it is killed.
     wait_until(Duration::from_secs(10), "killed processes to end", || {
-        let left = processes(directory)?;
+        let left = find_processes(directory)?;
         for process in &left {
             let pid = Pid::from_raw(process.pid).context("a process has a positive id")?;
             match kill_process(pid, Signal::KILL) {
@@ -91,20 +94,20 @@ fn kill(directory: &Path) -> Result<()> {
     })
 }
 
-fn detach(directory: &Path) -> Result<()> {
-    for point in mounts(directory)? {
+fn unmount_all(directory: &Path) -> Result<()> {
+    for point in find_mounts(directory)? {
         unmount(&point, UnmountFlags::DETACH).with_context(|| format!("unmount {}", point.display()))?;
     }
     Ok(())
 }
 
-struct Entry {
+struct ProcessEntry {
     pid: i32,
     parent: i32,
     is_zombie: bool,
 }
 
-fn all_processes() -> Result<Vec<Entry>> {
+fn all_processes() -> Result<Vec<ProcessEntry>> {
     let entries = fs::read_dir("/proc").context("read /proc")?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     // A process that ended since the directory was read is no process any more.
@@ -114,10 +117,10 @@ fn all_processes() -> Result<Vec<Entry>> {
 }
 
 /// *Source:* proc_pid_stat(5): `pid (comm) state ppid …`, where comm may hold blanks and parentheses.
-fn parse_stat(pid: i32, stat: &str) -> Option<Entry> {
+fn parse_stat(pid: i32, stat: &str) -> Option<ProcessEntry> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let is_zombie = matches!(fields.next()?, "Z" | "X");
-    Some(Entry { pid, parent: fields.next()?.parse().ok()?, is_zombie })
+    Some(ProcessEntry { pid, parent: fields.next()?.parse().ok()?, is_zombie })
 }
 
 /// The process, its parent, and so on.
@@ -125,24 +128,24 @@ fn lineage(pid: i32, parents: &HashMap<i32, i32>) -> impl Iterator<Item = i32> {
     std::iter::successors(Some(pid), |pid| parents.get(pid).copied().filter(|parent| *parent > 0))
 }
 
-fn names(pid: i32, directory: &Path) -> bool {
+fn names_directory(pid: i32, directory: &Path) -> bool {
     let needle = directory.as_os_str().as_bytes();
     let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let link =
         |name: &str| fs::read_link(format!("/proc/{pid}/{name}")).is_ok_and(|to| to.starts_with(directory));
     let mark = [MARK.as_bytes(), b"=", needle].concat();
-    contains(&file("cmdline"), needle)
+    contains_bytes(&file("cmdline"), needle)
         || file("environ").split(|byte| *byte == 0).any(|variable| variable == mark)
         || link("cwd")
         || link("root")
         || link("exe")
 }
 
-fn contains(text: &[u8], needle: &[u8]) -> bool {
+fn contains_bytes(text: &[u8], needle: &[u8]) -> bool {
     text.windows(needle.len()).any(|window| window == needle)
 }
 
-fn command(pid: i32) -> String {
+fn command_line(pid: i32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).replace('\0', " ").trim_end().to_owned()
 }
@@ -165,7 +168,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_stat_line_with_parentheses_in_the_name_is_understood() {
+    fn a_stat_line_with_parentheses_in_the_name_is_parsed() {
         let entry = parse_stat(7, "7 (a) b)) Z 3 7 7 0 -1").unwrap();
         assert_eq!((entry.parent, entry.is_zombie), (3, true));
     }
@@ -182,17 +185,17 @@ mod tests {
         let mut shell = Command::new("sh");
         let mut child = shell.args(["-c", "sleep 1000; :"]).env(MARK, &directory).spawn().unwrap();
         wait_until(Duration::from_secs(10), "the shell's child", || {
-            if processes(&directory)?.len() == 2 { Ok(()) } else { bail!("not yet") }
+            if find_processes(&directory)?.len() == 2 { Ok(()) } else { bail!("not yet") }
         })
         .unwrap();
-        remove(&directory).unwrap();
+        remove_directory(&directory).unwrap();
         assert!(!child.wait().unwrap().success());
         assert!(!directory.exists());
     }
 
     #[test]
-    fn the_caller_is_never_among_its_leftovers() {
-        let found = processes(Path::new("/")).unwrap();
+    fn the_caller_is_never_a_leftover() {
+        let found = find_processes(Path::new("/")).unwrap();
         assert!(found.iter().all(|process| process.pid != std::process::id() as i32));
     }
 }

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! What a test starts ends with it: by `Drop`, or, where the test itself was killed, by a keeper process that notices
-//! its end. Directories of killed owners are swept by the next [`Scratch::new`].
+//! its end. Directories of killed owners are swept by the next [`ScratchDir::new`].
 
 mod containerd;
 mod daemon;
@@ -29,20 +29,20 @@ pub mod cache;
 pub mod gotool;
 pub mod guest;
 pub mod leftovers;
-pub mod process;
+pub mod process_cost;
 pub mod tools;
 
 pub use containerd::Containerd;
-pub use daemon::{Daemon, output};
+pub use daemon::{Daemon, command_output};
 pub use etcd::Etcd;
 pub use exit::{end_group, wait_exit};
 pub use guest::Guest;
 pub use kube::{
-    BUSYBOX_IMAGE, Change, FakeNode, GUEST_NODE, GuestNode, GuestNodeBuilder, Image, Kube, KubeBuilder, Part,
-    Programs, User, Watch,
+    BUSYBOX_IMAGE, ContainerImage, FakeNode, GUEST_NODE, GuestNode, GuestNodeBuilder, Kube, KubeBuilder,
+    KubeDaemon, KubePrograms, KubeUser, ObjectChange, ObjectWatch,
 };
-pub use port::{Port, free_port};
+pub use port::{ReservedPort, reserve_port};
 pub use program::{copy_program, write_program};
-pub use scratch::Scratch;
+pub use scratch::ScratchDir;
 pub use table::Table;
 pub use wait::wait_until;

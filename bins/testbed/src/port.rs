@@ -13,21 +13,21 @@ const RANGE: std::ops::Range<u16> = 12_000..32_768;
 
 /// A port that was free, and that no other testbed of this machine is given while this value lives.
 #[derive(Debug)]
-pub struct Port {
+pub struct ReservedPort {
     number: u16,
     /// An abstract unix socket named after the port: exclusive in the network namespace, as the port is, and gone
     /// with its process however that ends.
     _reservation: UnixDatagram,
 }
 
-impl Port {
+impl ReservedPort {
     /// The port's number.
     pub fn number(&self) -> u16 {
         self.number
     }
 
     /// The port at the loopback interface.
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn socket_address(&self) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number)
     }
 }
@@ -39,22 +39,22 @@ impl Port {
 ///
 /// # Errors
 /// When every port of the range is taken.
-pub fn free_port() -> Result<Port> {
+pub fn reserve_port() -> Result<ReservedPort> {
     let ports = usize::from(RANGE.end - RANGE.start);
     let first = RandomState::new().build_hasher().finish() as usize % ports;
     for number in RANGE.cycle().skip(first).take(ports) {
-        if let Some(port) = reserve(number) {
+        if let Some(port) = try_reserve(number) {
             return Ok(port);
         }
     }
     bail!("no port of 127.0.0.1 in {RANGE:?} is free")
 }
 
-fn reserve(number: u16) -> Option<Port> {
+fn try_reserve(number: u16) -> Option<ReservedPort> {
     let name = SocketAddr::from_abstract_name(format!("nodekeel-testbed-port-{number}")).ok()?;
     let reservation = UnixDatagram::bind_addr(&name).ok()?;
     TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
-    Some(Port { number, _reservation: reservation })
+    Some(ReservedPort { number, _reservation: reservation })
 }
 
 #[cfg(test)]
@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn ports_lie_below_the_ephemeral_range_and_are_never_handed_out_twice() {
-        let ports: Vec<Port> = (0..50).map(|_| free_port().unwrap()).collect();
-        let mut numbers: Vec<u16> = ports.iter().map(Port::number).collect();
+        let ports: Vec<ReservedPort> = (0..50).map(|_| reserve_port().unwrap()).collect();
+        let mut numbers: Vec<u16> = ports.iter().map(ReservedPort::number).collect();
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), 50);
@@ -73,20 +73,20 @@ mod tests {
 
     #[test]
     fn a_reserved_port_can_be_listened_on_and_is_free_again_after_drop() {
-        let port = free_port().unwrap();
-        TcpListener::bind(port.address()).unwrap();
+        let port = reserve_port().unwrap();
+        TcpListener::bind(port.socket_address()).unwrap();
         let number = port.number();
-        assert!(reserve(number).is_none());
+        assert!(try_reserve(number).is_none());
         drop(port);
-        assert!(reserve(number).is_some());
+        assert!(try_reserve(number).is_some());
     }
 
     #[test]
-    fn a_port_that_is_listened_on_is_passed_over() {
-        let port = free_port().unwrap();
+    fn a_port_in_use_is_skipped() {
+        let port = reserve_port().unwrap();
         let number = port.number();
-        let _listener = TcpListener::bind(port.address()).unwrap();
+        let _listener = TcpListener::bind(port.socket_address()).unwrap();
         drop(port);
-        assert!(reserve(number).is_none());
+        assert!(try_reserve(number).is_none());
     }
 }

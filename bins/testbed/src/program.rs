@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 /// When it can't be written.
 pub fn write_program(path: &Path, text: &str) -> Result<()> {
     let place = || format!("make the program {}", path.display());
-    let mut child = writer(path).stdin(Stdio::piped()).spawn().with_context(place)?;
+    let mut child = writer_command(path).stdin(Stdio::piped()).spawn().with_context(place)?;
     // Taken, so that it is closed when all is written.
     let written =
         child.stdin.take().context("no pipe").and_then(|mut pipe| Ok(pipe.write_all(text.as_bytes())?));
@@ -33,13 +33,13 @@ pub fn write_program(path: &Path, text: &str) -> Result<()> {
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let place = || format!("copy the program {} to {}", from.display(), to.display());
     let from = File::open(from).with_context(place)?;
-    let status = writer(to).stdin(from).status().with_context(place)?;
+    let status = writer_command(to).stdin(from).status().with_context(place)?;
     ensure!(status.success(), "{}: it ended with {status}", place());
     Ok(())
 }
 
 /// Writes what it is given. A guest has a shell, and no install(1).
-fn writer(path: &Path) -> Command {
+fn writer_command(path: &Path) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"rm -f "$0" && cat >"$0" && chmod 755 "$0""#]).arg(path);
     shell
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_is_told_with_its_path() {
+    fn an_error_names_the_path_of_the_program() {
         let error = write_program(Path::new("/proc/none/program"), "").unwrap_err();
         assert!(error.to_string().contains("/proc/none/program"), "{error}");
     }

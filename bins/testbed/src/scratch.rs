@@ -15,16 +15,16 @@ const PREFIX: &str = "nodekeel-testbed-";
 /// A directory of the system's temporary one, private to this process (mode 0700).
 ///
 /// When it is dropped, the processes that name it are killed, mounts below it are undone, and it is removed. The
-/// directory is locked while its owner lives; one whose owner was killed is swept by the next [`Scratch::new`].
+/// directory is locked while its owner lives; one whose owner was killed is swept by the next [`ScratchDir::new`].
 #[derive(Debug)]
-pub struct Scratch {
+pub struct ScratchDir {
     path: PathBuf,
     /// Holds the lock, which the kernel drops with the process however that ends. A pid in a file would not do: tests
     /// run in PID namespaces, too.
     _lock: File,
 }
 
-impl Scratch {
+impl ScratchDir {
     /// Sweeps what killed owners left, then makes a new directory.
     ///
     /// # Errors
@@ -34,13 +34,13 @@ impl Scratch {
     }
 
     fn new_in(parent: &Path) -> Result<Self> {
-        sweep(parent);
+        sweep_directories(parent);
         loop {
             let only_mine = fs::Permissions::from_mode(0o700);
             let made = tempfile::Builder::new().prefix(PREFIX).permissions(only_mine).tempdir_in(parent);
             let path = made.with_context(|| format!("create a directory in {}", parent.display()))?.keep();
             // A sweep of another process may come between the directory's birth and its lock.
-            if let Some(lock) = lock(&path)? {
+            if let Some(lock) = try_lock(&path)? {
                 return Ok(Self { path, _lock: lock });
             }
         }
@@ -56,25 +56,25 @@ impl Scratch {
     /// # Errors
     /// What [`leftovers::remove`] could not do.
     pub fn close(self) -> Result<()> {
-        leftovers::remove(&self.path)
+        leftovers::remove_directory(&self.path)
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
-        if let Err(error) = leftovers::remove(&self.path) {
+        if let Err(error) = leftovers::remove_directory(&self.path) {
             eprintln!("testbed: {error:#}");
         }
     }
 }
 
 /// Removes the directories whose owners are gone. What can't be removed (another user's) is left.
-fn sweep(parent: &Path) {
+fn sweep_directories(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
     for path in ours.map(|entry| entry.path()) {
-        if let Ok(Some(_lock)) = lock(&path)
-            && let Err(error) = leftovers::remove(&path)
+        if let Ok(Some(_lock)) = try_lock(&path)
+            && let Err(error) = leftovers::remove_directory(&path)
         {
             eprintln!("testbed: {error:#}");
         }
@@ -82,7 +82,7 @@ fn sweep(parent: &Path) {
 }
 
 /// Takes the directory's lock; `None` when somebody else has it or the directory is gone.
-fn lock(path: &Path) -> Result<Option<File>> {
+fn try_lock(path: &Path) -> Result<Option<File>> {
     let directory = match File::open(path) {
         Ok(directory) => directory,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -104,9 +104,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scratch_is_private_and_gone_afterwards() {
+    fn a_scratch_directory_is_private_and_removed_on_drop() {
         let parent = tempfile::tempdir().unwrap();
-        let scratch = Scratch::new_in(parent.path()).unwrap();
+        let scratch = ScratchDir::new_in(parent.path()).unwrap();
         let path = scratch.path().to_owned();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         fs::create_dir_all(path.join("a/b")).unwrap();
@@ -115,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_a_dead_owner_is_swept_and_a_live_one_is_not() {
+    fn the_directory_of_a_dead_owner_is_removed_and_a_live_one_stays() {
         let parent = tempfile::tempdir().unwrap();
-        let live = Scratch::new_in(parent.path()).unwrap();
+        let live = ScratchDir::new_in(parent.path()).unwrap();
         let dead = parent.path().join("nodekeel-testbed-dead");
         let foreign = parent.path().join("somebody-elses");
         fs::create_dir_all(dead.join("inside")).unwrap();
         fs::create_dir(&foreign).unwrap();
-        let _new = Scratch::new_in(parent.path()).unwrap();
+        let _new = ScratchDir::new_in(parent.path()).unwrap();
         assert!(!dead.exists() && foreign.exists() && live.path().exists());
     }
 }

@@ -16,14 +16,14 @@ impl Table {
     }
 
     /// Adds a row; a missing cell is empty, a surplus one is cut.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
+    pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let mut cells: Vec<String> = cells.into_iter().map(Into::into).collect();
         cells.resize(self.rows[0].len(), String::new());
         self.rows.push(cells);
         self
     }
 
-    fn widths(&self) -> Vec<usize> {
+    fn column_widths(&self) -> Vec<usize> {
         let columns = self.rows[0].len();
         (0..columns).map(|c| self.rows.iter().map(|row| row[c].chars().count()).max().unwrap_or(0)).collect()
     }
@@ -31,7 +31,7 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let widths = self.widths();
+        let widths = self.column_widths();
         for (index, row) in self.rows.iter().enumerate() {
             let cells =
                 row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width));
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(["id", "work"]);
-        table.row(["restart", "kill"]).row(["a"]);
+        table.add_row(["restart", "kill"]).add_row(["a"]);
         assert_eq!(table.to_string(), "id       work\nrestart  kill\na");
     }
 }

@@ -136,14 +136,14 @@ pub const FILES: [SharedFile; 4] = [
 
 /// A program that is nowhere it was searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingTool {
     /// What was searched.
     pub tool: Tool,
     /// Where.
     pub searched: Vec<PathBuf>,
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for MissingTool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tool { name, package } = self.tool;
         let places: Vec<_> = self.searched.iter().map(|place| place.display().to_string()).collect();
@@ -152,20 +152,20 @@ impl fmt::Display for Missing {
     }
 }
 
-impl std::error::Error for Missing {}
+impl std::error::Error for MissingTool {}
 
 /// Finds a program: in the directories of `NODEKEEL_BIN`, then of `PATH`, then in the usual ones (a plain user's
 /// `PATH` leaves out `/usr/sbin`, where daemons lie).
 ///
 /// # Errors
-/// [`Missing`], which says what to install.
-pub fn find(tool: Tool) -> Result<PathBuf, Missing> {
+/// [`MissingTool`], which says what to install.
+pub fn find_tool(tool: Tool) -> Result<PathBuf, MissingTool> {
     find_in(tool, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
 }
 
 const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-fn find_in(tool: Tool, preferred: Option<OsString>, path: Option<OsString>) -> Result<PathBuf, Missing> {
+fn find_in(tool: Tool, preferred: Option<OsString>, path: Option<OsString>) -> Result<PathBuf, MissingTool> {
     let mut searched = Vec::new();
     let lists = [preferred.as_deref(), path.as_deref(), Some(OsStr::new(USUAL))];
     for directory in lists.into_iter().flatten().flat_map(std::env::split_paths) {
@@ -179,7 +179,7 @@ fn find_in(tool: Tool, preferred: Option<OsString>, path: Option<OsString>) -> R
         }
         searched.push(directory);
     }
-    Err(Missing { tool, searched })
+    Err(MissingTool { tool, searched })
 }
 
 fn is_program(path: &Path) -> bool {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_executed_is_passed_over() {
+    fn a_file_that_cannot_be_executed_is_skipped() {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         place(first.path(), 0o644);
         let program = place(second.path(), 0o755);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_names_the_package() {
+    fn the_error_names_the_package() {
         let absent = Tool { name: "no-such-program", package: "no-such-package" };
         let missing = find_in(absent, None, Some("/nowhere::".into())).unwrap_err();
         assert!(missing.to_string().contains("apt-get install no-such-package"), "{missing}");

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tries_again_until_it_succeeds() {
+    fn an_attempt_is_repeated_until_it_succeeds() {
         let mut tries = 0;
         let value = wait_until(Duration::from_secs(5), "the third try", || {
             tries += 1;
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_up_at_the_deadline_with_the_last_reason() {
+    fn a_timeout_reports_the_last_error() {
         let error = wait_until(Duration::from_millis(5), "a pig to fly", || -> Result<()> {
             anyhow::bail!("no wings")
         })

@@ -72,7 +72,7 @@ impl Bench {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.report {
         let page = workspace::root().join("docs/bench.md");
-        markdown::write_page(&bench::directory(), &page)?;
+        markdown::write_page(&bench::rows_directory(), &page)?;
         println!("{}", page.display());
         return Ok(ExitCode::SUCCESS);
     }
@@ -88,10 +88,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let (mut report, mut rows) = (Report::new(Log::default()), Vec::new());
     for bench in chosen {
         report.log.headline(&bench.name());
-        rows.extend(measure(bench, &bench::directory(), &mut report, Bench::run));
+        rows.extend(measure(bench, &bench::rows_directory(), &mut report, Bench::run));
     }
     report.log.headline("all rows");
-    println!("{}", bench::table(&rows));
+    println!("{}", bench::format_table(&rows));
     Ok(report.finish())
 }
 
@@ -143,9 +143,9 @@ fn take_rows_since(directory: &Path, start: SystemTime) -> Result<Vec<BenchRow>>
     for name in markdown::row_files(directory) {
         let file = fs::metadata(directory.join(format!("{name}.json")));
         if file.and_then(|file| file.modified()).is_ok_and(|time| time >= start) {
-            let mut new = bench::read_from(directory, &name).context("read what the bench wrote")?;
+            let mut new = bench::read_rows_from(directory, &name).context("read what the bench wrote")?;
             new.iter_mut().for_each(|row| row.measured = Some(measured.clone()));
-            bench::write_to(directory, &name, &new)?;
+            bench::write_rows_to(directory, &name, &new)?;
             rows.extend(new);
         }
     }

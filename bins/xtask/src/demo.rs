@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use testbed::{BUSYBOX_IMAGE, Daemon, Image, Programs, Scratch, free_port, leftovers, output, wait_until};
+use testbed::{
+    BUSYBOX_IMAGE, ContainerImage, Daemon, KubePrograms, ScratchDir, command_output, leftovers, reserve_port,
+    wait_until,
+};
 
 use crate::host_leftovers::HostLeftovers;
 use crate::{run, setup, workspace};
@@ -17,8 +20,8 @@ use crate::{run, setup, workspace};
 mod node;
 mod volumes;
 
-use node::{Node, Tree};
-use volumes::Kubernetes;
+use node::{DemoNode, TreeWatch};
+use volumes::ControlPlane;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOPPED_WITHIN: Duration = Duration::from_secs(30);
@@ -32,49 +35,49 @@ const VALUE: &str = "written before the kill";
 pub(crate) fn run() -> Result<()> {
     setup::install()?;
     // Where people see how far a first build is.
-    Programs::locate()?;
+    KubePrograms::locate()?;
     let programs = build()?;
-    let clock = Clock(Instant::now());
+    let clock = DemoClock(Instant::now());
     let before = HostLeftovers::find()?;
-    let mut kubernetes = Kubernetes::start(&clock)?;
-    let scratch = Scratch::new()?;
+    let mut kubernetes = ControlPlane::start(&clock)?;
+    let scratch = ScratchDir::new()?;
     let directory = scratch.path().to_owned();
     let node = configure(&programs, &scratch, (&mut kubernetes, &clock))?;
     let daemon = start(&node, &clock)?;
-    let said = |daemon: &Daemon| format!("what noded said:\n{}", daemon.log().unwrap_or_default());
+    let said = |daemon: &Daemon| format!("what noded said:\n{}", daemon.read_log().unwrap_or_default());
     show(&node, &kubernetes, &clock).with_context(|| said(&daemon))?;
     let mut daemon = kill_noded(&node, daemon, &clock)?;
     show_again(&node, &clock).with_context(|| said(&daemon))?;
 
-    clock.say("stop the node with SIGTERM");
+    clock.print_step("stop the node with SIGTERM");
     let status = daemon.terminate(STOPPED_WITHIN)?.context("noded still runs")?;
-    ensure!(status.success(), "noded ended with {status}:\n{}", daemon.log()?);
+    ensure!(status.success(), "noded ended with {status}:\n{}", daemon.read_log()?);
     let home = kubernetes.home().context("a control plane has a home")?.to_owned();
-    nothing_runs(&directory)?;
+    assert_nothing_left(&directory)?;
     drop((daemon, kubernetes, scratch));
-    nothing_runs(&home)?;
+    assert_nothing_left(&home)?;
     for directory in [&directory, &home] {
         ensure!(!directory.exists(), "{} is left behind", directory.display());
     }
     let new = before.sweep()?;
     ensure!(new.is_empty(), "left behind: {new:?}");
-    clock.say("noded ended with 0; no process, no mount, no cgroup and no file is left");
+    clock.print_step("noded ended with 0; no process, no mount, no cgroup and no file is left");
     Ok(())
 }
 
-fn nothing_runs(directory: &Path) -> Result<()> {
-    let left = leftovers::processes(directory)?;
+fn assert_nothing_left(directory: &Path) -> Result<()> {
+    let left = leftovers::find_processes(directory)?;
     ensure!(left.is_empty(), "processes are left behind: {left:?}");
-    let mounts = leftovers::mounts(directory)?;
+    let mounts = leftovers::find_mounts(directory)?;
     ensure!(mounts.is_empty(), "mounts are left behind: {mounts:?}");
     Ok(())
 }
 
 /// Tells how far the demo has come.
-struct Clock(Instant);
+struct DemoClock(Instant);
 
-impl Clock {
-    fn say(&self, what: &str) {
+impl DemoClock {
+    fn print_step(&self, what: &str) {
         println!("\n[{:5.1} s] {what}", self.0.elapsed().as_secs_f64());
     }
 }
@@ -91,14 +94,14 @@ fn build() -> Result<PathBuf> {
 /// A node that is to found a cluster, with an image to begin with.
 fn configure(
     programs: &Path,
-    scratch: &Scratch,
-    (kubernetes, clock): (&mut Kubernetes, &Clock),
-) -> Result<Node> {
+    scratch: &ScratchDir,
+    (kubernetes, clock): (&mut ControlPlane, &DemoClock),
+) -> Result<DemoNode> {
     let (data, config) = (scratch.path().join("data"), scratch.path().join("noded.toml"));
     let images = scratch.path().join("images").join(NAMESPACE);
     fs::create_dir_all(&images).with_context(|| format!("create {}", images.display()))?;
-    Image::busybox()?.write(&images.join("busybox.tar"))?;
-    let (client, peer) = (free_port()?, free_port()?);
+    ContainerImage::busybox()?.write_archive(&images.join("busybox.tar"))?;
+    let (client, peer) = (reserve_port()?, reserve_port()?);
     let text = format!(
         "[node]\nname = {:?}\n\n[services.etcd]\nclient_port = {}\npeer_port = {}\n\n\
          [services.containerd]\npreseed = {:?}\n\n[cluster]\naddress = \"127.0.0.1\"\n",
@@ -110,118 +113,121 @@ fn configure(
     let write = |text: &str| fs::write(&config, text).with_context(|| format!("write {}", config.display()));
     let text = kubernetes.configure(clock, &text, |text| {
         write(text)?;
-        volumes::check(&programs.join("noded"), &config, &data)
+        volumes::check_config(&programs.join("noded"), &config, &data)
     })?;
     write(&text)?;
-    Ok(Node { programs: programs.to_owned(), config, data, etcd: client, _etcd_peer: peer })
+    Ok(DemoNode { programs: programs.to_owned(), config, data, etcd: client, _etcd_peer: peer })
 }
 
-fn start(node: &Node, clock: &Clock) -> Result<Daemon> {
-    clock.say(&format!("start a node in {}", node.data.display()));
+fn start(node: &DemoNode, clock: &DemoClock) -> Result<Daemon> {
+    clock.print_step(&format!("start a node in {}", node.data.display()));
     let mut command = Command::new(node.programs.join("noded"));
     command.arg("run").arg("--config").arg(&node.config).arg("--data").arg(&node.data);
     if !run::is_root() {
         // Containerd needs root; noded then runs the rest and says so.
         command.arg("--dev");
     }
-    Daemon::start(command, Scratch::new()?, || output(node.nodectl().arg("version")).map(drop))
+    Daemon::start(command, ScratchDir::new()?, || {
+        command_output(node.nodectl_command().arg("version")).map(drop)
+    })
 }
 
 /// What the node has to have; the images are there once the last of these is done.
-fn services(clock: &Clock) -> Vec<&'static str> {
+fn services(clock: &DemoClock) -> Vec<&'static str> {
     if run::is_root() {
         return vec!["root.cluster", "root.containerd", "root.containerd.preseed"];
     }
-    clock.say("not root: containerd is skipped");
+    clock.print_step("not root: containerd is skipped");
     vec!["root.cluster"]
 }
 
-fn until_ready(tree: &mut Tree, services: &[&str], clock: &Clock) -> Result<()> {
-    clock.say(&format!("wait for {}", services.join(", ")));
+fn until_ready(tree: &mut TreeWatch, services: &[&str], clock: &DemoClock) -> Result<()> {
+    clock.print_step(&format!("wait for {}", services.join(", ")));
     for service in services {
-        tree.until(READY_WITHIN, &format!("{service} is ready"), |tree| tree.is_ready(service))?;
-        clock.say(&format!("{service} is ready"));
+        tree.wait_until(READY_WITHIN, &format!("{service} is ready"), |tree| tree.is_ready(service))?;
+        clock.print_step(&format!("{service} is ready"));
     }
     Ok(())
 }
 
-fn show(node: &Node, kubernetes: &Kubernetes, clock: &Clock) -> Result<()> {
-    let mut tree = Tree::watch(node)?;
+fn show(node: &DemoNode, kubernetes: &ControlPlane, clock: &DemoClock) -> Result<()> {
+    let mut tree = TreeWatch::watch(node)?;
     let services = services(clock);
     until_ready(&mut tree, &services, clock)?;
-    clock.say("the cluster that it has founded, and its members");
+    clock.print_step("the cluster that it has founded, and its members");
     for asked in ["status", "members"] {
-        print!("{}", indent(&output(node.nodectl().args(["cluster", asked]))?));
+        print!("{}", indent(&command_output(node.nodectl_command().args(["cluster", asked]))?));
     }
     put_and_get(node, clock)?;
     if run::is_root() {
         run_container(node, clock)?;
     }
-    clock.say("the tree, as nodectl shows it");
-    print!("{}", indent(&output(node.nodectl().arg("tree"))?));
+    clock.print_step("the tree, as nodectl shows it");
+    print!("{}", indent(&command_output(node.nodectl_command().arg("tree"))?));
     show_log(node, ETCD, clock)?;
     if run::is_root() {
         show_log(node, "root.containerd", clock)?;
     }
     kill_etcd(node, &mut tree, clock)?;
-    kubernetes.show(node, &mut tree, clock)
+    kubernetes.show_volume(node, &mut tree, clock)
 }
 
 /// Runs a container of the image that the node has brought along.
-fn run_container(node: &Node, clock: &Clock) -> Result<()> {
-    let version = output(node.ctr()?.arg("version"))?;
-    clock.say("containerd has answered Version");
+fn run_container(node: &DemoNode, clock: &DemoClock) -> Result<()> {
+    let version = command_output(node.ctr_command()?.arg("version"))?;
+    clock.print_step("containerd has answered Version");
     print!("{}", indent(&version));
     const SAYS: &str = "hello from a container";
     let arguments = ["run", "--rm", BUSYBOX_IMAGE, "demo", "/bin/busybox", "echo", SAYS];
-    let said = output(node.ctr()?.args(["--namespace", NAMESPACE]).args(arguments))?;
+    let said = command_output(node.ctr_command()?.args(["--namespace", NAMESPACE]).args(arguments))?;
     ensure!(said.trim_end() == SAYS, "the container said {said:?}");
-    clock.say(&format!("a container of the preseeded {BUSYBOX_IMAGE} has said {SAYS:?}"));
+    clock.print_step(&format!("a container of the preseeded {BUSYBOX_IMAGE} has said {SAYS:?}"));
     Ok(())
 }
 
 /// Kills noded like a power cut, and starts it again.
-fn kill_noded(node: &Node, mut daemon: Daemon, clock: &Clock) -> Result<Daemon> {
-    let before = node.identity()?;
-    clock.say(&format!("kill noded (pid {}) with SIGKILL", daemon.pid()));
-    let pid = i32::try_from(daemon.pid()).ok().and_then(Pid::from_raw).context("noded has a process id")?;
+fn kill_noded(node: &DemoNode, mut daemon: Daemon, clock: &DemoClock) -> Result<Daemon> {
+    let before = node.read_identity()?;
+    clock.print_step(&format!("kill noded (pid {}) with SIGKILL", daemon.process_id()));
+    let pid =
+        i32::try_from(daemon.process_id()).ok().and_then(Pid::from_raw).context("noded has a process id")?;
     kill_process(pid, Signal::KILL).context("kill noded")?;
-    daemon.wait(STOPPED_WITHIN)?.context("noded still runs")?;
+    daemon.wait_for_exit(STOPPED_WITHIN)?.context("noded still runs")?;
     drop(daemon);
     let daemon = start(node, clock)?;
-    let mut tree = Tree::watch(node)?;
+    let mut tree = TreeWatch::watch(node)?;
     until_ready(&mut tree, &services(clock), clock)?;
-    let after = node.identity()?;
+    let after = node.read_identity()?;
     ensure!(before == after, "it was {before:?}, and is {after:?}");
     let (name, cluster) = after;
-    clock.say(&format!("it is {name} of cluster {cluster}, as before"));
+    clock.print_step(&format!("it is {name} of cluster {cluster}, as before"));
     Ok(daemon)
 }
 
 /// What it had before it was killed.
-fn show_again(node: &Node, clock: &Clock) -> Result<()> {
-    let value = output(node.etcdctl()?.args(["get", "--print-value-only", KEY]))?;
+fn show_again(node: &DemoNode, clock: &DemoClock) -> Result<()> {
+    let value = command_output(node.etcdctl_command()?.args(["get", "--print-value-only", KEY]))?;
     ensure!(value.trim_end() == VALUE, "etcd lost its data: it gave {value:?} for {KEY}");
-    clock.say(&format!("the data is still there: {KEY} = {VALUE:?}"));
+    clock.print_step(&format!("the data is still there: {KEY} = {VALUE:?}"));
     if run::is_root() {
         run_container(node, clock)?;
     }
     Ok(())
 }
 
-fn put_and_get(node: &Node, clock: &Clock) -> Result<()> {
-    output(node.etcdctl()?.args(["put", KEY, VALUE]))?;
-    let got = output(node.etcdctl()?.args(["get", "--print-value-only", KEY]))?;
+fn put_and_get(node: &DemoNode, clock: &DemoClock) -> Result<()> {
+    command_output(node.etcdctl_command()?.args(["put", KEY, VALUE]))?;
+    let got = command_output(node.etcdctl_command()?.args(["get", "--print-value-only", KEY]))?;
     ensure!(got.trim_end() == VALUE, "etcd gave {got:?} for {KEY}");
-    clock.say(&format!("etcd has served a put and a get: {KEY} = {VALUE:?}"));
+    clock.print_step(&format!("etcd has served a put and a get: {KEY} = {VALUE:?}"));
     Ok(())
 }
 
 /// Shows the newest lines of a daemon, and makes sure that they are its own, with levels.
-fn show_log(node: &Node, dn: &str, clock: &Clock) -> Result<()> {
-    clock.say(&format!("what {dn} has logged itself"));
-    print!("{}", indent(&output(node.nodectl().args(["logs", dn, "-n", "5", "--leveled"]))?));
-    let entries = output(node.nodectl().args(["-o", "json", "logs", dn, "--leveled"]))?;
+fn show_log(node: &DemoNode, dn: &str, clock: &DemoClock) -> Result<()> {
+    clock.print_step(&format!("what {dn} has logged itself"));
+    print!("{}", indent(&command_output(node.nodectl_command().args(["logs", dn, "-n", "5", "--leveled"]))?));
+    let entries = command_output(node.nodectl_command().args(["-o", "json", "logs", dn, "--leveled"]))?;
     let leveled = entries.lines().filter(|line| has_level(line)).count();
     ensure!(leveled > 0, "{dn} has no line with a level");
     println!("    … {leveled} lines with a level in all");
@@ -233,26 +239,26 @@ fn has_level(line: &str) -> bool {
     entry["kind"] == "leveled" && entry["level"].is_string()
 }
 
-fn kill_etcd(node: &Node, tree: &mut Tree, clock: &Clock) -> Result<()> {
+fn kill_etcd(node: &DemoNode, tree: &mut TreeWatch, clock: &DemoClock) -> Result<()> {
     let pid = node.etcd_pid()?;
     let generation = tree.generation(ETCD).context("the tree has etcd")?;
-    clock.say(&format!("kill etcd (pid {pid}) with SIGKILL"));
+    clock.print_step(&format!("kill etcd (pid {pid}) with SIGKILL"));
     let killed = Instant::now();
     kill_process(Pid::from_raw(pid).context("a process has a positive id")?, Signal::KILL)
         .context("kill etcd")?;
-    tree.until(READY_WITHIN, "etcd is ready again", |tree| {
+    tree.wait_until(READY_WITHIN, "etcd is ready again", |tree| {
         tree.generation(ETCD).is_some_and(|now| now > generation) && tree.is_ready(ETCD)
     })?;
-    clock.say(&format!("etcd is back after {:.1} s; its record:", killed.elapsed().as_secs_f64()));
-    print!("{}", indent(&output(node.nodectl().args(["status", ETCD]))?));
+    clock.print_step(&format!("etcd is back after {:.1} s; its record:", killed.elapsed().as_secs_f64()));
+    print!("{}", indent(&command_output(node.nodectl_command().args(["status", ETCD]))?));
     let signal = tree.last_signal(ETCD);
     ensure!(signal == Some(9), "the record tells of signal {signal:?}, not of SIGKILL");
     // Its port may be open a moment before it has a leader again.
     let value = wait_until(READY_WITHIN, "etcd to answer", || {
-        output(node.etcdctl()?.args(["get", "--print-value-only", KEY]))
+        command_output(node.etcdctl_command()?.args(["get", "--print-value-only", KEY]))
     })?;
     ensure!(value.trim_end() == VALUE, "etcd lost its data: it gave {value:?} for {KEY}");
-    clock.say(&format!("the data is still there: {KEY} = {VALUE:?}"));
+    clock.print_step(&format!("the data is still there: {KEY} = {VALUE:?}"));
     Ok(())
 }
 
@@ -265,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_leveled_entries_have_a_level() {
+    fn leveled_entries_have_a_level() {
         assert!(has_level(r#"{"kind":"leveled","level":"info","lines":["x"]}"#));
         assert!(!has_level(r#"{"kind":"raw","level":null,"lines":["x"]}"#));
         assert!(!has_level("not json"));

@@ -32,11 +32,12 @@ pub(crate) fn run() -> Result<()> {
     create_dir(&man)?;
     for (program, _) in PROGRAMS {
         let path = target_directory().join("debug").join(program);
-        testbed::output(std::process::Command::new(&path).arg("man").arg(&man))?;
+        testbed::command_output(std::process::Command::new(&path).arg("man").arg(&man))?;
         for (shell, prefix, suffix) in SHELLS {
             let directory = docs.join("completions").join(shell);
             create_dir(&directory)?;
-            let script = testbed::output(std::process::Command::new(&path).args(["completion", shell]))?;
+            let script =
+                testbed::command_output(std::process::Command::new(&path).args(["completion", shell]))?;
             let file = directory.join(format!("{prefix}{program}{suffix}"));
             fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
         }

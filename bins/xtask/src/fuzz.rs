@@ -23,7 +23,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     setup::install_cargo_tool("fuzz", CARGO_FUZZ, &[])?;
     let seconds = std::env::var(SECONDS.0).ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS.1);
     for member in members()? {
-        let targets = testbed::output(&mut cargo_fuzz("list", &member))
+        let targets = testbed::command_output(&mut cargo_fuzz("list", &member))
             .context("list the fuzz targets (they need `rustup toolchain add nightly`)")?;
         for target in targets.lines() {
             fuzz(&member, target, seconds, report)?;

@@ -155,7 +155,7 @@ fn run_in_guest(
 ) -> (CommandOutcome, Option<anyhow::Error>) {
     let start = Instant::now();
     let mut lines = Vec::new();
-    let ended = guest.run(command, deadline, |line| {
+    let ended = guest.run_command(command, deadline, |line| {
         if let Some(text) = filter(line) {
             log.line(&text);
         }
@@ -179,34 +179,34 @@ fn boot(jobs: &[GuestJob]) -> Result<Guest> {
 }
 
 /// A guest with what is needed, without the test's own programs.
-fn guest_builder(need: GuestNeed) -> Result<guest::Builder> {
-    let mut builder = Guest::builder().memory(need.memory).cpus(need.cpus);
+fn guest_builder(need: GuestNeed) -> Result<guest::GuestBuilder> {
+    let mut builder = Guest::builder().with_memory(need.memory).with_cpus(need.cpus);
     for _ in 0..need.disks {
-        builder = builder.disk(need.disk_size);
+        builder = builder.with_disk(need.disk_size);
     }
     if need.csi_sanity {
-        builder = builder.file("/usr/bin/csi-sanity", gotool::CSI_SANITY.program("csi-sanity")?);
+        builder = builder.add_file("/usr/bin/csi-sanity", gotool::CSI_SANITY.program_path("csi-sanity")?);
     }
     if need.gvisor {
         for tools in [gotool::CONTAINERD, gotool::GVISOR] {
-            let directory = tools.directory()?;
+            let directory = tools.program_directory()?;
             for program in tools.programs {
                 builder =
-                    builder.file(Path::new("/usr/bin").join(program.file), directory.join(program.file));
+                    builder.add_file(Path::new("/usr/bin").join(program.file), directory.join(program.file));
             }
         }
     }
-    Ok(if need.network { builder.network() } else { builder })
+    Ok(if need.network { builder.with_network() } else { builder })
 }
 
 /// Adds the test binary, the programs of its package and the package's files, each at its path on this machine: a test
 /// knows them by paths of the build.
-fn add_binary(mut builder: guest::Builder, binary: &Executable) -> Result<guest::Builder> {
-    builder = builder.program(&binary.path, &binary.path);
+fn add_binary(mut builder: guest::GuestBuilder, binary: &Executable) -> Result<guest::GuestBuilder> {
+    builder = builder.add_program(&binary.path, &binary.path);
     for program in &binary.programs {
-        builder = builder.program(program, program);
+        builder = builder.add_program(program, program);
     }
-    builder.directory(&binary.directory, &binary.directory)
+    builder.add_directory(&binary.directory, &binary.directory)
 }
 
 /// Runs a bench in a guest, and copies the rows that it wrote there to those of other benches.
@@ -219,11 +219,11 @@ pub(crate) fn run_bench(binary: &Executable, need: GuestNeed, deadline: Duration
         return Err(error);
     }
     let rows = format!("{TARGET_IN_GUEST}/bench");
-    let names = guest.output(Command::new("find").args([&rows, "-name", "*.json"]), COPY_WITHIN)?;
-    fs::create_dir_all(bench::directory()).context("create the directory of rows")?;
+    let names = guest.command_output(Command::new("find").args([&rows, "-name", "*.json"]), COPY_WITHIN)?;
+    fs::create_dir_all(bench::rows_directory()).context("create the directory of rows")?;
     for path in names.lines().map(Path::new) {
-        let text = guest.output(Command::new("cat").arg(path), COPY_WITHIN)?;
-        let copy = bench::directory().join(path.file_name().unwrap_or_default());
+        let text = guest.command_output(Command::new("cat").arg(path), COPY_WITHIN)?;
+        let copy = bench::rows_directory().join(path.file_name().unwrap_or_default());
         fs::write(&copy, text).with_context(|| format!("write {}", copy.display()))?;
     }
     Ok(outcome)

@@ -15,12 +15,12 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Subcommand;
 use rustix::fs::{FlockOperation, flock};
-use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, Programs, Scratch, cache, gotool};
+use testbed::{BUSYBOX_IMAGE, GuestNode, Kube, KubePrograms, ScratchDir, cache, gotool};
 
 pub(crate) mod tools;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Task {
+pub(crate) enum KubeTask {
     /// Start etcd, API server, controller manager and scheduler on loopback, and leave them running
     Up {
         /// With a real node, in a guest
@@ -31,7 +31,7 @@ pub(crate) enum Task {
     Down,
     /// Print how to use it: eval "$(cargo xtask kube env)"
     Env,
-    /// Hold it until somebody asks for its end; what `up` starts
+    /// Hold it until somebody asks for its end; what `start_up` starts
     #[command(hide = true)]
     Hold {
         #[arg(long)]
@@ -42,21 +42,21 @@ pub(crate) enum Task {
 /// What the holder says when everything answers.
 const READY: &str = "ready";
 
-pub(crate) fn run(task: &Task) -> Result<()> {
-    let state = State(cache::directory()?.join("kube"));
+pub(crate) fn run(task: &KubeTask) -> Result<()> {
+    let state = HolderState(cache::cache_directory()?.join("kube"));
     match task {
-        Task::Up { node } => up(&state, *node),
-        Task::Down => down(&state),
-        Task::Env => env(&state),
-        Task::Hold { node } => hold(&state, *node),
+        KubeTask::Up { node } => start_up(&state, *node),
+        KubeTask::Down => shut_down(&state),
+        KubeTask::Env => print_env(&state),
+        KubeTask::Hold { node } => hold_control_plane(&state, *node),
     }
 }
 
 /// The directory where the running control plane is found again.
 #[derive(Debug)]
-struct State(PathBuf);
+struct HolderState(PathBuf);
 
-impl State {
+impl HolderState {
     fn socket(&self) -> PathBuf {
         self.0.join("socket")
     }
@@ -70,7 +70,7 @@ impl State {
     }
 
     /// Makes the directory; `None` when a holder has it.
-    fn claim(&self) -> Result<Option<File>> {
+    fn try_lock(&self) -> Result<Option<File>> {
         let directory = &self.0;
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.with_context(|| format!("create {}", directory.display()))?;
@@ -83,16 +83,16 @@ impl State {
     }
 }
 
-fn up(state: &State, node: bool) -> Result<()> {
-    let free = state.claim()?.is_some();
+fn start_up(state: &HolderState, node: bool) -> Result<()> {
+    let free = state.try_lock()?.is_some();
     ensure!(
         free,
         "it is up already: `cargo xtask kube env` tells how to use it, `cargo xtask kube down` ends it"
     );
     // In the foreground, where people see how far a first build is.
-    Programs::locate()?;
+    KubePrograms::locate()?;
     if node {
-        gotool::CONTAINERD.directory()?;
+        gotool::CONTAINERD.program_directory()?;
     }
     println!("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler");
     let mut holder = start_holder(state, node)?;
@@ -110,7 +110,7 @@ fn up(state: &State, node: bool) -> Result<()> {
     bail!("it did not come up ({status}):\n{log}")
 }
 
-fn start_holder(state: &State, node: bool) -> Result<Child> {
+fn start_holder(state: &HolderState, node: bool) -> Result<Child> {
     let log = File::create(state.log()).with_context(|| format!("create {}", state.log().display()))?;
     let own = std::env::current_exe().context("find this program")?;
     let mut holder = Command::new(own);
@@ -124,8 +124,8 @@ fn start_holder(state: &State, node: bool) -> Result<Child> {
     holder.process_group(0).spawn().context("start the holder")
 }
 
-fn hold(state: &State, with_node: bool) -> Result<()> {
-    let _claim = state.claim()?.context("somebody else holds it")?;
+fn hold_control_plane(state: &HolderState, with_node: bool) -> Result<()> {
+    let _claim = state.try_lock()?.context("somebody else holds it")?;
     for stale in [state.socket(), state.kubeconfig()] {
         match fs::remove_file(&stale) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -135,24 +135,24 @@ fn hold(state: &State, with_node: bool) -> Result<()> {
         }
     }
     let start = Instant::now();
-    let kube = if with_node { Kube::builder().service_accounts().start()? } else { Kube::start()? };
-    say(&format!("{} answers after {:.1} s", kube.url(), start.elapsed().as_secs_f64()));
-    let node = if with_node { Some(join(&kube)?) } else { None };
-    symlink(kube.kubeconfig("admin")?, state.kubeconfig()).context("link the kubeconfig")?;
+    let kube = if with_node { Kube::builder().with_service_accounts().start()? } else { Kube::start()? };
+    print_line(&format!("{} answers after {:.1} s", kube.api_url(), start.elapsed().as_secs_f64()));
+    let node = if with_node { Some(join_node(&kube)?) } else { None };
+    symlink(kube.kubeconfig_file("admin")?, state.kubeconfig()).context("link the kubeconfig")?;
     let listener = UnixListener::bind(state.socket()).context("listen for the end")?;
-    say(READY);
+    print_line(READY);
     let (_asks, _) = listener.accept().context("wait for the end")?;
     drop((node, kube));
     state.remove()
     // The connection closes with this process: whoever asked knows that nothing is left.
 }
 
-fn join(kube: &Kube) -> Result<GuestNode> {
-    say("booting a node in a guest");
+fn join_node(kube: &Kube) -> Result<GuestNode> {
+    print_line("booting a node in a guest");
     let start = Instant::now();
     let node = GuestNode::builder().join(kube)?;
     let seconds = start.elapsed().as_secs_f64();
-    say(&format!(
+    print_line(&format!(
         "the node {:?} is ready after {seconds:.1} s; it has the image {BUSYBOX_IMAGE}",
         node.name()
     ));
@@ -160,43 +160,43 @@ fn join(kube: &Kube) -> Result<GuestNode> {
 }
 
 /// Whoever waited for it may have gone.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut output = std::io::stdout();
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }
 
-fn down(state: &State) -> Result<()> {
+fn shut_down(state: &HolderState) -> Result<()> {
     match UnixStream::connect(state.socket()) {
         Ok(mut holder) => {
             holder.read_to_end(&mut Vec::new()).context("wait for the end")?;
-            ensure!(!state.0.exists(), "{} is left: {}", state.0.display(), last_words(state));
+            ensure!(!state.0.exists(), "{} is left: {}", state.0.display(), read_log(state));
             println!("it is down; nothing is left");
             Ok(())
         }
-        Err(_) if state.claim()?.is_none() => {
+        Err(_) if state.try_lock()?.is_none() => {
             bail!("it is just coming up or going down; try again")
         }
         Err(_) => {
             state.remove()?;
             // What a killed holder left is swept with any new scratch directory.
-            Scratch::new()?.close()?;
+            ScratchDir::new()?.close()?;
             println!("it is not up");
             Ok(())
         }
     }
 }
 
-fn last_words(state: &State) -> String {
+fn read_log(state: &HolderState) -> String {
     fs::read_to_string(state.log()).unwrap_or_default()
 }
 
-fn env(state: &State) -> Result<()> {
+fn print_env(state: &HolderState) -> Result<()> {
     let kubeconfig = state.kubeconfig();
-    let is_up = state.0.exists() && state.claim()?.is_none() && kubeconfig.exists();
+    let is_up = state.0.exists() && state.try_lock()?.is_none() && kubeconfig.exists();
     ensure!(is_up, "it is not up: `cargo xtask kube up` starts it");
     println!("export KUBECONFIG={}", kubeconfig.display());
-    let programs = Programs::locate()?;
-    if let Some(directory) = programs.path("kubectl").parent() {
+    let programs = KubePrograms::locate()?;
+    if let Some(directory) = programs.program_path("kubectl").parent() {
         println!("export PATH=\"$PATH:{}\"", directory.display());
     }
     Ok(())

@@ -56,7 +56,7 @@ enum Task {
     /// Run a Kubernetes control plane in the background
     Kube {
         #[command(subcommand)]
-        task: kube::Task,
+        task: kube::KubeTask,
     },
     /// Build a program's image as an OCI layout
     Oci(oci::Arguments),
@@ -98,7 +98,7 @@ fn start(arguments: CommandLine) -> Result<ExitCode> {
         }
         Some(Task::Setup { check: true }) => setup::check(),
         Some(Task::Setup { check: false }) => {
-            setup::install().and_then(|()| kube::tools::build()).map(|()| ExitCode::SUCCESS)
+            setup::install().and_then(|()| kube::tools::build_missing()).map(|()| ExitCode::SUCCESS)
         }
         Some(Task::Demo) => demo::run().map(|()| ExitCode::SUCCESS),
         Some(Task::Test(arguments)) => test::run(&arguments),

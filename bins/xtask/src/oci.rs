@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use serde_json::Value;
-use testbed::Image;
+use testbed::ContainerImage;
 
 use crate::run::{self, Log};
 use crate::workspace::{cargo, target_directory};
@@ -61,14 +61,15 @@ fn build_image(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
     ensure!(!has_interpreter(&bytes)?, "{} is not static", executable.display());
     let tag = arguments.tag.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
     let (program, name) = (&arguments.program, format!("docker.io/nodekeel/{}:{tag}", arguments.program));
-    let image = Image::new(&name).file(program, executable).entrypoint([format!("/{program}")]);
-    let image = FILES.into_iter().fold(image, |image, (at, text)| image.text(at, text));
+    let image =
+        ContainerImage::new(&name).add_file(program, executable).with_entrypoint([format!("/{program}")]);
+    let image = FILES.into_iter().fold(image, |image, (at, text)| image.add_text(at, text));
     let default = || target_directory().join("oci").join(format!("{program}.tar"));
     let output = arguments.output.clone().unwrap_or_else(default);
     if let Some(parent) = output.parent() {
         fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
-    log.line(&format!("{name}\n{}  {}", image.write(&output)?, output.display()));
+    log.line(&format!("{name}\n{}  {}", image.write_archive(&output)?, output.display()));
     Ok(output)
 }
 

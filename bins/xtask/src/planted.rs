@@ -47,14 +47,14 @@ const SAMPLE: usize = 4;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Planted {
-    bug: Vec<Bug>,
+struct PlantedBugs {
+    bug: Vec<PlantedBug>,
 }
 
 /// One bug: a text of a file, and its replacement.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Bug {
+struct PlantedBug {
     /// The invariant that it breaks.
     invariant: String,
     /// The file, from the crate's directory.
@@ -85,8 +85,9 @@ pub(crate) fn run_sample(is_chosen: impl Fn(&str) -> bool, report: &mut Report) 
 
 /// A number that changes with the commit; 0 without git.
 fn commit_number() -> usize {
-    let head =
-        testbed::output(std::process::Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()));
+    let head = testbed::command_output(
+        std::process::Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()),
+    );
     head.ok().and_then(|commit| usize::from_str_radix(commit.get(..4)?, 16).ok()).unwrap_or_default()
 }
 
@@ -95,7 +96,7 @@ fn plant_bugs(tested: &TestedCrate, (first, every): (usize, usize), report: &mut
     report.log.headline(&format!("planted bugs of {}", tested.directory));
     let list = root().join(tested.directory).join("testdata/planted.toml");
     let text = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
-    let planted: Planted = toml::from_str(&text).with_context(|| format!("parse {}", list.display()))?;
+    let planted: PlantedBugs = toml::from_str(&text).with_context(|| format!("parse {}", list.display()))?;
     let copy = copy_workspace(tested)?;
     for bug in planted.bug.iter().skip(first).step_by(every) {
         plant(tested, &copy, bug, report)
@@ -104,7 +105,7 @@ fn plant_bugs(tested: &TestedCrate, (first, every): (usize, usize), report: &mut
     Ok(())
 }
 
-fn plant(tested: &TestedCrate, copy: &Path, bug: &Bug, report: &mut Report) -> Result<()> {
+fn plant(tested: &TestedCrate, copy: &Path, bug: &PlantedBug, report: &mut Report) -> Result<()> {
     let file = copy.join(tested.directory).join(&bug.file);
     let sound = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
     ensure!(

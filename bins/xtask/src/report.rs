@@ -129,7 +129,7 @@ impl Report {
     fn parts_table(&self) -> Table {
         let mut table = Table::new(["passed", "failed", "minutes", "part"]);
         let mut row = |passed: usize, failed: usize, seconds: f64, name: &str| {
-            table.row([passed.to_string(), failed.to_string(), minutes(seconds), name.to_owned()]);
+            table.add_row([passed.to_string(), failed.to_string(), minutes(seconds), name.to_owned()]);
         };
         for part in &self.parts {
             row(part.passed, part.failed, part.seconds, &part.name);
@@ -146,7 +146,7 @@ impl Report {
         tests.sort_by(|(_, one), (_, other)| other.seconds.total_cmp(&one.seconds));
         let mut table = Table::new(["seconds", "slowest tests", "part"]);
         for (part, test) in tests.iter().take(SLOWEST) {
-            table.row([format!("{:.1}", test.seconds), test.name.clone(), part.name.clone()]);
+            table.add_row([format!("{:.1}", test.seconds), test.name.clone(), part.name.clone()]);
         }
         (!tests.is_empty()).then_some(table)
     }

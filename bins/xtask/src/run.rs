@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use testbed::{Scratch, leftovers, wait_exit};
+use testbed::{ScratchDir, leftovers, wait_exit};
 
 /// How long the output may stay open once the command has ended; a process that holds it longer was left behind.
 const OUTPUT_CLOSES_WITHIN: Duration = Duration::from_secs(5);
@@ -75,7 +75,7 @@ pub(crate) fn run_command(
 ) -> Result<CommandOutcome> {
     let start = Instant::now();
     // Its path marks the processes that the command starts, so that none of them can stay.
-    let scratch = Scratch::new()?;
+    let scratch = ScratchDir::new()?;
     command.env(leftovers::MARK, scratch.path()).stdin(Stdio::null()).stdout(Stdio::piped());
     if log.0.is_some() {
         command.stderr(Stdio::piped());
@@ -90,10 +90,10 @@ pub(crate) fn run_command(
     if status.is_none() {
         child.kill().with_context(|| format!("kill {name}"))?;
         child.wait().with_context(|| format!("reap {name}"))?;
-        leftovers::remove(scratch.path())?;
+        leftovers::remove_directory(scratch.path())?;
     }
     let is_held = closed.recv_timeout(OUTPUT_CLOSES_WITHIN) == Err(RecvTimeoutError::Timeout);
-    let left = leftovers::processes(scratch.path())?;
+    let left = leftovers::find_processes(scratch.path())?;
     let problem = find_problem(status, deadline, is_held, &left);
     scratch.close()?;
     let lines = lines.map(|lines| std::mem::take(&mut *lock(&lines))).unwrap_or_default();
@@ -131,7 +131,7 @@ fn find_problem(
     status: Option<ExitStatus>,
     deadline: Duration,
     is_held: bool,
-    left: &[leftovers::Process],
+    left: &[leftovers::LeftoverProcess],
 ) -> Option<String> {
     let commands: Vec<_> = left.iter().map(|process| process.command.as_str()).collect();
     match status {

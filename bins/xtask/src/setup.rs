@@ -23,16 +23,17 @@ const POLICY_TEXT: &str = "#!/bin/sh\n# Made by nodekeel's set-up; gone when it 
 pub(crate) fn check() -> Result<ExitCode> {
     let mut table = Table::new(["program or file", "from", "found at"]);
     for tool in tools::ALL {
-        let path = tools::find(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
-        table.row([tool.name, tool.package, &path]);
+        let path =
+            tools::find_tool(tool).map_or_else(|_| "MISSING".into(), |path| path.display().to_string());
+        table.add_row([tool.name, tool.package, &path]);
     }
     for SharedFile { path, package } in tools::FILES {
         let name = path.rsplit('/').next().unwrap_or(path);
-        table.row([name, package, if Path::new(path).exists() { path } else { "MISSING" }]);
+        table.add_row([name, package, if Path::new(path).exists() { path } else { "MISSING" }]);
     }
     for component in COMPONENTS {
         let found = if has_cargo_tool(component) { "cargo" } else { "MISSING" };
-        table.row([format!("cargo {component}"), "rustup".to_owned(), found.to_owned()]);
+        table.add_row([format!("cargo {component}"), "rustup".to_owned(), found.to_owned()]);
     }
     println!("{table}");
     let (packages, components) = (missing_packages(), missing_components());
@@ -72,13 +73,16 @@ pub(crate) fn install() -> Result<()> {
 pub(crate) fn install_packages(packages: &[&str]) -> Result<()> {
     let apt = tools::Tool { name: "apt-get", package: "apt" };
     let by_hand = install_command(packages);
-    let Ok(apt) = tools::find(apt) else {
-        bail!("{} missing, and this machine has no apt-get; on Debian, run: {by_hand}", list(packages));
+    let Ok(apt) = tools::find_tool(apt) else {
+        bail!(
+            "{} missing, and this machine has no apt-get; on Debian, run: {by_hand}",
+            format_list(packages)
+        );
     };
     ensure!(
         run::is_root(),
         "{} missing, and only root may install packages; run as root: {by_hand}",
-        list(packages)
+        format_list(packages)
     );
     println!("setup: installing {}", packages.join(" "));
     let _policy = forbid_daemons()?;
@@ -129,7 +133,7 @@ fn component_name(subcommand: &'static str) -> &'static str {
 }
 
 fn missing_packages() -> Vec<&'static str> {
-    let missing = tools::ALL.into_iter().filter(|tool| tools::find(*tool).is_err());
+    let missing = tools::ALL.into_iter().filter(|tool| tools::find_tool(*tool).is_err());
     let files = tools::FILES.into_iter().filter(|file| !Path::new(file.path).exists());
     let mut packages: Vec<_> =
         missing.map(|tool| tool.package).chain(files.map(|file| file.package)).collect();
@@ -138,7 +142,7 @@ fn missing_packages() -> Vec<&'static str> {
     packages
 }
 
-fn list(packages: &[&str]) -> String {
+fn format_list(packages: &[&str]) -> String {
     let verb = if packages.len() == 1 { "is" } else { "are" };
     format!("{} {verb}", packages.join(", "))
 }
@@ -163,9 +167,9 @@ fn apt_get(apt: &Path, arguments: &[&str]) -> Result<()> {
 
 /// Keeps Debian's packages from starting their daemons on this machine, until it is dropped.
 #[derive(Debug)]
-struct Policy(PathBuf);
+struct DaemonPolicy(PathBuf);
 
-impl Drop for Policy {
+impl Drop for DaemonPolicy {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
             eprintln!("setup: remove {}: {error}", self.0.display());
@@ -173,12 +177,12 @@ impl Drop for Policy {
     }
 }
 
-fn forbid_daemons() -> Result<Option<Policy>> {
+fn forbid_daemons() -> Result<Option<DaemonPolicy>> {
     forbid_daemons_by(Path::new(POLICY))
 }
 
 /// `None` where the machine has a policy of its own, which is left alone.
-fn forbid_daemons_by(path: &Path) -> Result<Option<Policy>> {
+fn forbid_daemons_by(path: &Path) -> Result<Option<DaemonPolicy>> {
     let is_ours = fs::read_to_string(path).is_ok_and(|text| text == POLICY_TEXT);
     if path.exists() && !is_ours {
         return Ok(None);
@@ -187,7 +191,7 @@ fn forbid_daemons_by(path: &Path) -> Result<Option<Policy>> {
     fs::write(path, POLICY_TEXT).with_context(|| format!("write {}", place()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("chmod {}", place()))?;
-    Ok(Some(Policy(path.to_owned())))
+    Ok(Some(DaemonPolicy(path.to_owned())))
 }
 
 #[cfg(test)]
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_of_a_killed_run_is_taken_over_and_a_foreign_one_is_left() {
+    fn a_killed_runs_policy_is_replaced_and_a_foreign_one_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("policy-rc.d");
         fs::write(&path, POLICY_TEXT).unwrap();

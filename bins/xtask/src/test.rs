@@ -94,7 +94,7 @@ fn prepare(plan: &TestPlan, packages: &[Package], report: &mut Report) -> Result
     let is_whole = |package: &&Package| plan.get(&package.name) == Some(&Tier::Whole);
     let needs_tools = packages.iter().filter(is_whole).any(|package| package.has_test_that_needs(&GO_TOOLS));
     let (tools, build) = thread::scope(|scope| {
-        let tools = scope.spawn(|| if needs_tools { kube::tools::build() } else { Ok(()) });
+        let tools = scope.spawn(|| if needs_tools { kube::tools::build_missing() } else { Ok(()) });
         report.log.headline("build");
         // With all members, as an earlier run built them: other features of dependencies would be another build.
         let build = binaries::build(&[], BUILD_WITHIN);
@@ -112,7 +112,7 @@ fn prepare(plan: &TestPlan, packages: &[Package], report: &mut Report) -> Result
 pub(crate) fn list_ignored(binary: &Executable) -> Result<Vec<IgnoredTest>> {
     let mut command = binary.command();
     command.args(["--list", "--ignored"]).args(events::ARGUMENTS).envs([events::UNSTABLE]);
-    events::parse_list(&testbed::output(&mut command)?)
+    events::parse_list(&testbed::command_output(&mut command)?)
 }
 
 /// Adds the tests of a run. One that reports fewer tests than were selected, or does not end well, is a failure.

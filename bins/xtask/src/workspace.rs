@@ -41,7 +41,7 @@ pub(crate) struct Package {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// `dev`, `build`, or nothing for a normal one.
+    /// `dev`, `build_missing`, or nothing for a normal one.
     #[serde(default)]
     pub(crate) kind: Option<String>,
 }
@@ -93,7 +93,7 @@ fn has_marked_test(path: &Path, needs: &[&str]) -> bool {
 /// # Errors
 /// A manifest is invalid.
 pub(crate) fn read_metadata() -> Result<Metadata> {
-    let text = testbed::output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
+    let text = testbed::command_output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
     serde_json::from_str(&text).context("parse cargo metadata")
 }
 

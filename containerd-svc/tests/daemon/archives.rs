@@ -5,7 +5,7 @@ use std::process::Command;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, Platform};
-use testbed::{output, tools};
+use testbed::{command_output, tools};
 
 use crate::harness::{Release, TestDaemon, bundle_dir, busybox_layer, namespace, noise_layer, put_bundle};
 
@@ -15,9 +15,9 @@ crate::on_both!(
 );
 
 fn copy_with_skopeo(from: &str, to: &str) {
-    let mut command = Command::new(tools::find(tools::SKOPEO).unwrap());
+    let mut command = Command::new(tools::find_tool(tools::SKOPEO).unwrap());
     command.args(["copy", "--insecure-policy", "--quiet", from, to]);
-    output(&mut command).unwrap();
+    command_output(&mut command).unwrap();
 }
 
 /// Creates an OCI layout with umoci, and its archive with tar.
@@ -25,14 +25,14 @@ fn build_with_umoci(scratch: &Path, archive: &Path) {
     let layout = scratch.join("layout");
     let image = format!("{}:1", layout.display());
     let umoci = |arguments: &[&str]| {
-        output(Command::new(tools::find(tools::UMOCI).unwrap()).args(arguments)).unwrap();
+        command_output(Command::new(tools::find_tool(tools::UMOCI).unwrap()).args(arguments)).unwrap();
     };
     umoci(&["init", "--layout", layout.to_str().unwrap()]);
     umoci(&["new", "--image", &image]);
-    let busybox = tools::find(tools::BUSYBOX).unwrap();
+    let busybox = tools::find_tool(tools::BUSYBOX).unwrap();
     umoci(&["insert", "--image", &image, busybox.to_str().unwrap(), "/bin/busybox"]);
     let mut tar = Command::new("/bin/tar");
-    output(tar.arg("-C").arg(&layout).arg("-cf").arg(archive).arg(".")).unwrap();
+    command_output(tar.arg("-C").arg(&layout).arg("-cf").arg(archive).arg(".")).unwrap();
 }
 
 async fn archives_of_every_tool_are_complete_and_run(release: Release) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
 use nodekeel_containerd_svc::{ImageStore as _, Preseed};
 use nodekeel_supervisor::RunnableState;
-use testbed::Scratch;
+use testbed::ScratchDir;
 
 use crate::harness::{Release, TestDaemon, bundle_dir, namespace, noise_layer, put_bundle};
 
@@ -18,7 +18,7 @@ const KILLS: u64 = 20;
 /// Reference 13, `preseed: daemon dies mid-import`. The import resumes after each restart of the
 /// daemon, which is killed a little later each time.
 async fn a_daemon_killed_while_importing_has_every_image_in_the_end(release: Release) {
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     for number in 0..BUNDLES {
         let layer = noise_layer(8_000_000 + number);
         let name = format!("localhost/killed-{number}:1");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, ImageStoreError, ImportError, Preseed};
 use nodekeel_supervisor::RunnableState;
-use testbed::{Scratch, output, tools};
+use testbed::{ScratchDir, command_output, tools};
 
 use crate::harness::{Release, TestDaemon, bundle_dir, namespace, noise_layer, put_bundle, wait_node};
 
@@ -15,12 +15,12 @@ crate::on_both!(a_bundle_without_free_space_affects_no_other_and_is_imported_lat
 
 /// Reference 13, `preseed: disk full on /data`.
 async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(release: Release) {
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
     let mount = |options: &str| {
-        let mut mount = Command::new(tools::find(tools::MOUNT).unwrap());
-        output(mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&data)).unwrap();
+        let mut mount = Command::new(tools::find_tool(tools::MOUNT).unwrap());
+        command_output(mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&data)).unwrap();
     };
     mount("size=16m");
     for (file, bytes) in [("a", 1_000_000), ("big", 20_000_000), ("z", 8_000_000)] {

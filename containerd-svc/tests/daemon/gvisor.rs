@@ -8,7 +8,7 @@ use nodekeel_containerd_svc::{
 };
 use nodekeel_logtree::{EntryBody, Level, LogEntry, LogQuery};
 use nodekeel_supervisor::RunnableState;
-use testbed::Scratch;
+use testbed::ScratchDir;
 
 use crate::cri::{CriClient, POD_IMAGE};
 use crate::harness::{Release, TestDaemon, pod_image, put_bundle, run_async};
@@ -17,7 +17,7 @@ use crate::harness::{Release, TestDaemon, pod_image, put_bundle, run_async};
 #[ignore = "needs kernel with gvisor and 2 GiB of memory"]
 fn runsc_logs_of_a_container_come_through_the_fifo() {
     run_async(async {
-        let scratch = Arc::new(Scratch::new().unwrap());
+        let scratch = Arc::new(ScratchDir::new().unwrap());
         let cri = CriSettings {
             cni_conf: scratch.path().join("cni"),
             runsc: Some(RunscSettings { debug: true, ..RunscSettings::default() }),

@@ -14,8 +14,8 @@ use nodekeel_supervisor::{
     Backoff, ChildPolicy, Context, Failure, OutputOrigin, RunFuture, Runnable, RunnableState, RunnableStatus,
     Supervisor,
 };
-use testbed::guest::inside;
-use testbed::{Scratch, gotool, tools};
+use testbed::guest::disk;
+use testbed::{ScratchDir, gotool, tools};
 
 /// A release of containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,18 +33,18 @@ impl Release {
     /// The directory of its executables.
     pub(crate) fn programs(self) -> PathBuf {
         match self {
-            Self::Debian => tools::find(tools::CONTAINERD).unwrap().parent().unwrap().to_owned(),
-            Self::Newest if inside::is_inside() => PathBuf::from("/usr/bin"),
-            Self::Newest => gotool::CONTAINERD.directory().unwrap(),
+            Self::Debian => tools::find_tool(tools::CONTAINERD).unwrap().parent().unwrap().to_owned(),
+            Self::Newest if disk::is_inside() => PathBuf::from("/usr/bin"),
+            Self::Newest => gotool::CONTAINERD.program_directory().unwrap(),
         }
     }
 
     /// The `PATH` with its shim and runc.
     pub(crate) fn path(self) -> String {
-        if inside::is_inside() {
+        if disk::is_inside() {
             return self.programs().display().to_string();
         }
-        let runc = tools::find(tools::RUNC).unwrap();
+        let runc = tools::find_tool(tools::RUNC).unwrap();
         format!("{}:{}", self.programs().display(), runc.parent().unwrap().display())
     }
 }
@@ -55,7 +55,7 @@ pub(crate) struct TestDaemon {
     pub(crate) layout: DirectoryLayout,
     pub(crate) journal: LogStore,
     pub(crate) supervisor: Supervisor,
-    pub(crate) scratch: Arc<Scratch>,
+    pub(crate) scratch: Arc<ScratchDir>,
 }
 
 pub(crate) fn namespace() -> Namespace {
@@ -63,18 +63,18 @@ pub(crate) fn namespace() -> Namespace {
 }
 
 /// The directory of bundles.
-pub(crate) fn bundle_dir(scratch: &Scratch) -> PathBuf {
+pub(crate) fn bundle_dir(scratch: &ScratchDir) -> PathBuf {
     scratch.path().join("preseed")
 }
 
 /// Writes a bundle.
-pub(crate) fn put_bundle(scratch: &Scratch, file: &str, bytes: &[u8]) {
+pub(crate) fn put_bundle(scratch: &ScratchDir, file: &str, bytes: &[u8]) {
     let directory = bundle_dir(scratch).join("k8s.io");
     fs::create_dir_all(&directory).unwrap();
     fs::write(directory.join(file), bytes).unwrap();
 }
 
-struct ScratchHolder(Containerd, Arc<Scratch>);
+struct ScratchHolder(Containerd, Arc<ScratchDir>);
 
 impl Runnable for ScratchHolder {
     fn run(&self, ctx: Context) -> RunFuture {
@@ -92,13 +92,13 @@ impl Runnable for ScratchHolder {
 impl TestDaemon {
     /// Starts a daemon without bundles, and waits until it is ready.
     pub(crate) async fn start(release: Release) -> Self {
-        Self::start_with(release, Arc::new(Scratch::new().unwrap()), |_| {}).await
+        Self::start_with(release, Arc::new(ScratchDir::new().unwrap()), |_| {}).await
     }
 
     /// Starts a daemon in a directory, with changes; waits until it is ready.
     pub(crate) async fn start_with(
         release: Release,
-        scratch: Arc<Scratch>,
+        scratch: Arc<ScratchDir>,
         change: impl FnOnce(&mut Containerd),
     ) -> Self {
         let daemon = Self::launch(release, scratch, change);
@@ -109,7 +109,7 @@ impl TestDaemon {
     /// Starts a daemon in a directory, with changes.
     pub(crate) fn launch(
         release: Release,
-        scratch: Arc<Scratch>,
+        scratch: Arc<ScratchDir>,
         change: impl FnOnce(&mut Containerd),
     ) -> Self {
         let layout = DirectoryLayout::new(scratch.path().join("data"), scratch.path().join("run")).unwrap();
@@ -147,7 +147,7 @@ impl TestDaemon {
     pub(crate) fn ctr(&self, arguments: &[&str]) -> String {
         let mut ctr = Command::new(self.release.programs().join("ctr"));
         ctr.arg("--address").arg(self.layout.socket_path()).args(["--namespace", "k8s.io"]).args(arguments);
-        testbed::output(&mut ctr).unwrap()
+        testbed::command_output(&mut ctr).unwrap()
     }
 
     /// Runs `echo` in a container of an image and returns its output.
@@ -182,7 +182,7 @@ impl TestDaemon {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
 
-    pub(crate) async fn stop(self) -> Arc<Scratch> {
+    pub(crate) async fn stop(self) -> Arc<ScratchDir> {
         let report = self.supervisor.shutdown().await;
         assert!(report.stragglers.is_empty(), "{report:?}");
         self.scratch
@@ -217,7 +217,7 @@ pub(crate) fn unique_name() -> String {
 
 /// A layer with a static busybox.
 pub(crate) fn busybox_layer() -> Vec<u8> {
-    create_layer(&[("bin/busybox", &fs::read(tools::find(tools::BUSYBOX).unwrap()).unwrap())])
+    create_layer(&[("bin/busybox", &fs::read(tools::find_tool(tools::BUSYBOX).unwrap()).unwrap())])
 }
 
 /// A layer with these executables.
@@ -234,7 +234,7 @@ fn create_layer(files: &[(&str, &[u8])]) -> Vec<u8> {
 
 /// The image [`POD_IMAGE`](crate::cri::IMAGE), whose entry point sleeps, so it can be a pod sandbox.
 pub(crate) fn pod_image() -> ArchiveBuilder {
-    let busybox = fs::read(tools::find(tools::BUSYBOX).unwrap()).unwrap();
+    let busybox = fs::read(tools::find_tool(tools::BUSYBOX).unwrap()).unwrap();
     let entry = b"#!/bin/busybox sh\nexec /bin/busybox sleep 100000\n";
     let layer = create_layer(&[("bin/busybox", &busybox), ("entry", entry)]);
     ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[crate::cri::POD_IMAGE], &layer)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nodekeel_containerd_svc::{
     ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, OomScorePolicy,
 };
-use testbed::{Scratch, tools, write_program};
+use testbed::{ScratchDir, tools, write_program};
 
 use crate::cri::{CriClient, POD_IMAGE};
 use crate::harness::{Release, TestDaemon, pod_image, put_bundle};
@@ -22,7 +22,7 @@ fn has_sys_resource() -> bool {
 
 /// Starts a containerd without the capability, also if this process has it.
 async fn start_without_capability(release: Release, oom_score: OomScorePolicy) -> TestDaemon {
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     let cri = CriSettings {
         cni_conf: scratch.path().join("cni"),
         sandbox_image: Some(POD_IMAGE.into()),
@@ -31,7 +31,7 @@ async fn start_without_capability(release: Release, oom_score: OomScorePolicy) -
     };
     let version = if release == Release::Debian { ConfigVersion::V2 } else { ConfigVersion::V3 };
     let without = scratch.path().join("without");
-    let (setpriv, real) = (tools::find(tools::SETPRIV).unwrap(), release.programs().join("containerd"));
+    let (setpriv, real) = (tools::find_tool(tools::SETPRIV).unwrap(), release.programs().join("containerd"));
     let script = format!("exec {} --bounding-set=-sys_resource {} \"$@\"", setpriv.display(), real.display());
     write_program(Path::new(&without), &format!("#!/bin/sh\n{script}\n")).unwrap();
     let daemon = TestDaemon::start_with(release, scratch, |containerd| {

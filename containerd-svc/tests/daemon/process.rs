@@ -12,7 +12,7 @@ use nodekeel_containerd_svc::{
     Preseed, RunscSettings, daemon_version,
 };
 use nodekeel_supervisor::RunnableState;
-use testbed::{Scratch, write_program};
+use testbed::{ScratchDir, write_program};
 
 use crate::harness::{Release, TestDaemon, bundle_dir, busybox_layer, put_bundle, unique_name, wait_node};
 
@@ -50,7 +50,7 @@ async fn the_daemon_is_ready_when_it_answers_and_has_two_environment_variables(r
 
 /// Reference 13, `stale socket file`.
 async fn a_stale_socket_does_not_prevent_a_start(release: Release) {
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     let layout = DirectoryLayout::new(scratch.path().join("data"), scratch.path().join("run")).unwrap();
     fs::create_dir(layout.run_dir()).unwrap();
     drop(UnixListener::bind(layout.socket_path()).unwrap());
@@ -84,7 +84,7 @@ async fn a_restart_leaves_containers_running(release: Release) {
 
 /// Reference 10: once more after the daemon's restart.
 async fn images_are_listed_when_preseed_is_done(release: Release) {
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     put_bundle(
         &scratch,
         "pause.tar.gz",
@@ -112,7 +112,7 @@ async fn every_config_version_is_accepted(release: Release) {
         Release::Newest => &[ConfigVersion::V2, ConfigVersion::V3],
     };
     for version in versions {
-        let scratch = Arc::new(Scratch::new().unwrap());
+        let scratch = Arc::new(ScratchDir::new().unwrap());
         let conf = scratch.path().join("cni");
         let cri =
             CriSettings { cni_conf: conf, runsc: Some(RunscSettings::default()), ..CriSettings::default() };
@@ -137,7 +137,7 @@ async fn an_unresponsive_daemon_is_killed_and_restarted(release: Release) {
         timeout: Duration::from_secs(2),
         tolerated_failures: 2,
     };
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     let daemon =
         TestDaemon::start_with(release, scratch, |containerd| containerd.liveness = Some(liveness)).await;
     let pid = daemon.pid();
@@ -150,7 +150,7 @@ async fn an_unresponsive_daemon_is_killed_and_restarted(release: Release) {
 
 async fn runsc_lines_are_in_the_journal(release: Release) {
     use std::io::Write as _;
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     let cri = CriSettings {
         cni_conf: scratch.path().join("cni"),
         runsc: Some(RunscSettings::default()),
@@ -177,7 +177,7 @@ async fn runsc_lines_are_in_the_journal(release: Release) {
 
 async fn a_verbatim_configuration_is_used_unchanged(release: Release) {
     for runsc in [true, false] {
-        let scratch = Arc::new(Scratch::new().unwrap());
+        let scratch = Arc::new(ScratchDir::new().unwrap());
         let mut config_text = String::new();
         let daemon = TestDaemon::start_with(release, scratch, |containerd| {
             config_text = ContainerdSettings::default().render_toml(&containerd.layout)
@@ -201,7 +201,7 @@ async fn a_verbatim_configuration_is_used_unchanged(release: Release) {
 
 /// Reference 13, `config rejected`: consecutive failures increase the backoff.
 async fn a_rejected_configuration_never_becomes_ready(release: Release) {
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     let daemon = TestDaemon::launch(release, scratch, |containerd| {
         containerd.config = ContainerdConfig::Verbatim { text: "version = [".into(), runsc: false };
     });
@@ -214,7 +214,7 @@ async fn a_rejected_configuration_never_becomes_ready(release: Release) {
 
 /// Reference 10: the socket appears late.
 async fn the_daemon_is_not_ready_before_its_socket_exists(release: Release) {
-    let scratch = Arc::new(Scratch::new().unwrap());
+    let scratch = Arc::new(ScratchDir::new().unwrap());
     let [gate, late] = ["gate", "late"].map(|name| scratch.path().join(name));
     rustix::fs::mkfifoat(rustix::fs::CWD, &gate, rustix::fs::Mode::RWXU).unwrap();
     let real = release.programs().join("containerd");

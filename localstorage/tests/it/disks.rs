@@ -14,7 +14,7 @@ use nodekeel_localstorage::volume::{
 };
 use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use tempfile::TempDir;
-use testbed::guest::inside::{Disk, FileSystem};
+use testbed::guest::disk::{FileSystem, GuestDisk};
 
 use crate::fixture::block_forks;
 
@@ -23,14 +23,14 @@ const MIB: usize = 1 << 20;
 /// A disk of the guest, and its mount point.
 struct DiskFixture {
     temporary: TempDir,
-    disk: Disk,
+    disk: GuestDisk,
     _no_forks: RwLockWriteGuard<'static, ()>,
 }
 
 impl DiskFixture {
     /// Wipes the disk: earlier tests have left data on it.
     fn new() -> DiskFixture {
-        let (temporary, disk) = (tempfile::tempdir().unwrap(), Disk::take().unwrap());
+        let (temporary, disk) = (tempfile::tempdir().unwrap(), GuestDisk::acquire().unwrap());
         let fixture = DiskFixture { temporary, disk, _no_forks: block_forks() };
         fs::create_dir(fixture.target()).unwrap();
         fixture.wipe();
@@ -42,11 +42,11 @@ impl DiskFixture {
     }
 
     fn volume(&self) -> DiskVolume {
-        DiskVolume::new(self.disk.path(), self.target(), Arc::new(OsMounter))
+        DiskVolume::new(self.disk.device_path(), self.target(), Arc::new(OsMounter))
     }
 
     fn wipe(&self) {
-        let disk = File::options().write(true).open(self.disk.path()).unwrap();
+        let disk = File::options().write(true).open(self.disk.device_path()).unwrap();
         let size = std::io::Seek::seek(&mut &disk, std::io::SeekFrom::End(0)).unwrap();
         for at in [0, size - MIB as u64] {
             disk.write_all_at(&vec![0; MIB], at).unwrap();
@@ -56,7 +56,7 @@ impl DiskFixture {
 
     /// The first and the last MiB.
     fn ends(&self) -> Vec<u8> {
-        let disk = File::open(self.disk.path()).unwrap();
+        let disk = File::open(self.disk.device_path()).unwrap();
         let size = std::io::Seek::seek(&mut &disk, std::io::SeekFrom::End(0)).unwrap();
         let mut ends = vec![0; 2 * MIB];
         disk.read_exact_at(&mut ends[..MIB], 0).unwrap();
@@ -65,7 +65,7 @@ impl DiskFixture {
     }
 
     fn contents(&self) -> VolumeContents {
-        probe_disk(&mut File::open(self.disk.path()).unwrap()).unwrap()
+        probe_disk(&mut File::open(self.disk.device_path()).unwrap()).unwrap()
     }
 
     /// A replacement for mkfs.xfs.
@@ -128,7 +128,7 @@ fn foreign_file_systems_are_rejected_and_left_unchanged() {
         (FileSystem::Vfat, "vfat at byte"),
     ] {
         fixture.wipe();
-        kind.make(fixture.disk.path()).unwrap();
+        kind.format_device(fixture.disk.device_path()).unwrap();
         let before = fixture.ends();
         let rejected = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
         assert!(matches!(rejected, VolumeError::Occupied { .. }), "{rejected:?}");
@@ -181,16 +181,16 @@ fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
     let fixture = DiskFixture::new();
     let elsewhere = fixture.temporary.path().canonicalize().unwrap().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
-    FileSystem::Xfs.make(fixture.disk.path()).unwrap();
+    FileSystem::Xfs.format_device(fixture.disk.device_path()).unwrap();
     let plain = MountSpec { options: &[], ..MountSpec::DATA };
-    OsMounter.mount(&plain, Some(fixture.disk.path()), &elsewhere).unwrap();
+    OsMounter.mount(&plain, Some(fixture.disk.device_path()), &elsewhere).unwrap();
     let in_use = fixture.volume().mount_new(ErasePolicy::Exactly(fixture.contents())).unwrap_err();
     assert!(matches!(in_use, VolumeError::Device { step: "open exclusively", .. }), "{in_use:?}");
     OsMounter.unmount(&elsewhere).unwrap();
 
     fixture.volume().mount_new(ErasePolicy::Exactly(fixture.contents())).map(drop).unwrap();
     OsMounter.unmount(&fixture.target()).unwrap();
-    OsMounter.mount(&plain, Some(fixture.disk.path()), &fixture.target()).unwrap();
+    OsMounter.mount(&plain, Some(fixture.disk.device_path()), &fixture.target()).unwrap();
     let conflict = fixture.volume().mount_existing().unwrap_err();
     let VolumeError::Mount(MountError::Conflict { existing: is, .. }) = conflict else {
         panic!("{conflict:?}")
@@ -210,15 +210,15 @@ fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
 #[ignore = "needs kernel with a disk of 1 GiB"]
 fn the_esp_is_mounted_synchronously_and_holds_its_layout() {
     let fixture = DiskFixture::new();
-    FileSystem::Vfat.make(fixture.disk.path()).unwrap();
+    FileSystem::Vfat.format_device(fixture.disk.device_path()).unwrap();
     let root: NodeRoot =
         LayoutTarget::new(Arc::new(OsFileStore::new(Dir::open(fixture.temporary.path()).unwrap())), "/")
             .create_layout()
             .unwrap();
     let target = fixture.temporary.path().canonicalize().unwrap().join("esp");
     for round in 0..2 {
-        OsMounter.mount(&MountSpec::ESP, Some(fixture.disk.path()), &target).unwrap();
-        OsMounter.mount(&MountSpec::ESP, Some(fixture.disk.path()), &target).unwrap();
+        OsMounter.mount(&MountSpec::ESP, Some(fixture.disk.device_path()), &target).unwrap();
+        OsMounter.mount(&MountSpec::ESP, Some(fixture.disk.device_path()), &target).unwrap();
         let mounted = OsMounter.mount_info(&target).unwrap().unwrap();
         assert_eq!(mounted.flags.to_string(), "nosuid,nodev,noexec,sync");
         let esp = root.esp.create_layout_in(Dir::open(&target).unwrap()).unwrap();

@@ -1,7 +1,7 @@
 //! The same guarantees on the file systems of a node, in a guest kernel that supports them.
 
 use nodekeel_localstorage::{Dir, FileMode, OsFileStore, testing};
-use testbed::guest::inside::{Disk, FileSystem};
+use testbed::guest::disk::{FileSystem, GuestDisk};
 
 use crate::fixture::{block_forks, raw_names};
 use crate::matrix::{self, CallSelection};
@@ -12,9 +12,11 @@ const FAILURES: usize = 2;
 
 /// Checks all guarantees on a file system.
 fn check_guarantees_on(kind: FileSystem) {
-    let mut mounted =
-        Disk::take().expect("the guest has a disk").mount(kind, "").expect("the file system is mounted");
-    let dir = Dir::open(mounted.path())
+    let mut mounted = GuestDisk::acquire()
+        .expect("the guest has a disk")
+        .format_and_mount(kind, "")
+        .expect("the file system is mounted");
+    let dir = Dir::open(mounted.mount_point())
         .and_then(|dir| dir.ensure_dir("top", FileMode::PRIVATE_DIR))
         .expect("the entry is created");
     testing::file_store_conformance(&OsFileStore::new(
@@ -33,7 +35,7 @@ fn check_guarantees_on(kind: FileSystem) {
     let no_forks = block_forks();
     mounted.remount("").expect("the file system is remounted");
     drop(no_forks);
-    let top = Dir::open(mounted.path()).expect("the open succeeds");
+    let top = Dir::open(mounted.mount_point()).expect("the open succeeds");
     assert_eq!(top.read("top/kept").expect("the entry exists"), b"kept");
 }
 

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use testbed::guest::inside::{Disk, FileSystem, Mounted};
+use testbed::guest::disk::{FileSystem, GuestDisk, MountedDisk};
 
 use crate::{path_text, run_dirquota, run_failing};
 
-fn mount_disk(kind: FileSystem) -> Mounted {
-    Disk::take().unwrap().mount(kind, "prjquota").unwrap()
+fn mount_disk(kind: FileSystem) -> MountedDisk {
+    GuestDisk::acquire().unwrap().format_and_mount(kind, "prjquota").unwrap()
 }
 
 fn run_json(args: &[&str]) -> Value {
@@ -21,8 +21,8 @@ fn run_json(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn create_dir(mounted: &Mounted, name: &str) -> String {
-    let path = mounted.path().join(name);
+fn create_dir(mounted: &MountedDisk, name: &str) -> String {
+    let path = mounted.mount_point().join(name);
     fs::create_dir(&path).unwrap();
     path_text(&path).to_owned()
 }
@@ -32,7 +32,7 @@ fn create_dir(mounted: &Mounted, name: &str) -> String {
 fn limits_are_set_shown_listed_and_cleared() {
     for kind in [FileSystem::Xfs, FileSystem::Ext4] {
         let mounted = mount_disk(kind);
-        let (mount, dir) = (path_text(mounted.path()), create_dir(&mounted, "dir"));
+        let (mount, dir) = (path_text(mounted.mount_point()), create_dir(&mounted, "dir"));
         let set = run_json(&["set", &dir, "--bytes", "10Mi", "--inodes", "1k"]);
         assert_eq!((&set["bytes"]["limit"], &set["inodes"]["limit"]), (&(10 << 20).into(), &1000.into()));
         assert_eq!((&set["inodes"]["used"], &set["inodes"]["available"]), (&1.into(), &999.into()));
@@ -80,12 +80,13 @@ fn set_prints_a_table_and_a_warning() {
 fn a_recursive_set_includes_existing_content() {
     let mounted = mount_disk(FileSystem::Ext4);
     let dir = create_dir(&mounted, "dir");
-    fs::create_dir_all(mounted.path().join("dir/a/b")).unwrap();
+    fs::create_dir_all(mounted.mount_point().join("dir/a/b")).unwrap();
     let (said, code) = run_failing(&["set", &dir, "--inodes", "100"]);
     assert!(code == Some(1) && said.contains("is not empty") && said.contains("--recursive"), "{said}");
     let set = run_json(&["set", &dir, "--inodes", "100", "--recursive"]);
     assert_eq!((&set["inodes"]["used"], &set["tree"]["changed"]), (&3.into(), &2.into()));
-    let (said, code) = run_failing(&["set", path_text(&mounted.path().join("dir/a")), "--inodes", "5"]);
+    let (said, code) =
+        run_failing(&["set", path_text(&mounted.mount_point().join("dir/a")), "--inodes", "5"]);
     assert!(code == Some(1) && said.contains("belongs to project"), "{said}");
 }
 
@@ -113,8 +114,8 @@ fn processes_at_once_never_give_the_same_number() {
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_mount_without_quotas_is_reported_with_its_mount_option() {
-    let mounted = Disk::take().unwrap().mount(FileSystem::Xfs, "").unwrap();
-    let (said, code) = run_failing(&["check", path_text(mounted.path())]);
+    let mounted = GuestDisk::acquire().unwrap().format_and_mount(FileSystem::Xfs, "").unwrap();
+    let (said, code) = run_failing(&["check", path_text(mounted.mount_point())]);
     assert!(code == Some(3) && said.contains("mount it with `-o prjquota`"), "{said}");
     assert_eq!(said.lines().count(), 1);
 }
@@ -126,7 +127,7 @@ fn limits_of_removed_directories_are_released() {
     let dir = create_dir(&mounted, "dir");
     let project = run_json(&["set", &dir, "--bytes", "1Mi"])["project"].clone();
     fs::remove_dir(&dir).unwrap();
-    let mount = path_text(mounted.path());
+    let mount = path_text(mounted.mount_point());
     assert_eq!(run_json(&["release", mount])["projects"], Value::Array(vec![project]));
     assert_eq!(run_json(&["list", mount]), Value::Array(Vec::new()));
 }

@@ -13,7 +13,7 @@ use nodekeel_node::v1::{
     VersionRequest,
 };
 use nodekeel_supervisor::Context;
-use testbed::Scratch;
+use testbed::ScratchDir;
 use tokio::time::timeout;
 use tonic::Code;
 
@@ -46,7 +46,7 @@ async fn the_tree_contains_built_in_and_extra_runnables() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_extra_runnable_cannot_take_a_reserved_name() {
     for names in [&["etcd"][..], &["service"], &["a", "a"], &["A.b"]] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();
         config.node.data = scratch.path().join("data");
         let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false).unwrap();
@@ -65,7 +65,7 @@ async fn an_extra_runnable_cannot_take_a_reserved_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_control_socket_bound_meanwhile_keeps_the_node_from_starting() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.path().join("s");
     let started = Arc::new(AtomicBool::new(false));
     let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();

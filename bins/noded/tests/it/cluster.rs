@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use nodekeel_cluster::node::GoldenTicket;
 use nodekeel_localstorage::pki::RevocationList;
 use serde_json::Value;
-use testbed::{Port, Scratch, free_port, gotool};
+use testbed::{ReservedPort, ScratchDir, gotool, reserve_port};
 
 use crate::harness::{NodedProcess, TEST_TIMEOUT, noded_command, stderr_and_code};
 use crate::network_namespace::{TestNetwork, in_namespace};
@@ -16,7 +16,7 @@ use crate::network_namespace::{TestNetwork, in_namespace};
 /// The configuration of a member, which keeps its ports across restarts.
 struct MemberFixture {
     config: String,
-    ports: [Port; 2],
+    ports: [ReservedPort; 2],
     /// The network namespace that it runs in, if not in this one.
     network: Option<String>,
 }
@@ -27,7 +27,7 @@ impl MemberFixture {
     }
 
     fn reachable_by(how: &str, network: Option<&TestNetwork>) -> Self {
-        let ports = [free_port().unwrap(), free_port().unwrap()];
+        let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
         let config = format!(
             "services.containerd.enable = false\n[services.etcd]\nclient_port = {}\npeer_port = {}\n\
              [cluster]\n{how}\ndeadline = \"60s\"\ngolden_tickets = true\n",
@@ -39,13 +39,13 @@ impl MemberFixture {
 
     /// With the newest release of etcd instead of Debian's.
     fn on_newest_etcd(mut self) -> Self {
-        let binary = gotool::ETCD.program("etcd").unwrap();
+        let binary = gotool::ETCD.program_path("etcd").unwrap();
         let table = "[services.etcd]\n";
         self.config = self.config.replace(table, &format!("{table}binary = {binary:?}\n"));
         self
     }
 
-    fn start(&self, scratch: Scratch) -> NodedProcess {
+    fn start(&self, scratch: ScratchDir) -> NodedProcess {
         let mut noded = NodedProcess::spawn(scratch, &self.config, &[], |command| {
             if let Some(network) = &self.network {
                 *command = in_namespace(network, command);
@@ -58,10 +58,10 @@ impl MemberFixture {
 }
 
 /// Kills noded as a power cut would, and returns its directory.
-fn kill_node(mut noded: NodedProcess) -> Scratch {
+fn kill_node(mut noded: NodedProcess) -> ScratchDir {
     noded.signal(Signal::SIGKILL);
     noded.wait();
-    std::mem::replace(&mut noded.scratch, Scratch::new().unwrap())
+    std::mem::replace(&mut noded.scratch, ScratchDir::new().unwrap())
 }
 
 fn cluster_identity(noded: &NodedProcess) -> (Value, Value) {
@@ -74,7 +74,7 @@ fn cluster_identity(noded: &NodedProcess) -> (Value, Value) {
 #[ignore = "needs etcd"]
 fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
     let member = MemberFixture::new();
-    let noded = member.start(Scratch::new().unwrap());
+    let noded = member.start(ScratchDir::new().unwrap());
     let (node, cluster) = cluster_identity(&noded);
     let members = noded.ask_json(&["cluster", "members"]);
     assert_eq!((members[0]["name"].clone(), members[0]["this"].clone()), (node.clone(), true.into()));
@@ -82,7 +82,7 @@ fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
     let log = noded.ask(&["-o", "json", "logs", "root.cluster.consensus.etcd", "--leveled"]);
     assert!(log.lines().count() > 10, "etcd's lines are parsed: {log}");
 
-    let etcd = testbed::leftovers::processes(noded.scratch.path()).unwrap();
+    let etcd = testbed::leftovers::find_processes(noded.scratch.path()).unwrap();
     let etcd = etcd.iter().find(|process| process.command.contains("--data-dir")).expect("etcd runs");
     kill(Pid::from_raw(etcd.pid), Signal::SIGKILL).unwrap();
     noded.wait_for_event("root.cluster.consensus.etcd", 2, "ready");
@@ -108,8 +108,8 @@ fn a_second_node_joins_by_a_golden_ticket() {
 #[test]
 #[ignore = "needs etcd"]
 fn a_revoked_ticket_is_useless_and_its_address_is_free() {
-    let bootstrapped = MemberFixture::new().start(Scratch::new().unwrap());
-    let scratch = Scratch::new().unwrap();
+    let bootstrapped = MemberFixture::new().start(ScratchDir::new().unwrap());
+    let scratch = ScratchDir::new().unwrap();
     let file = |name| scratch.path().join(name).to_str().unwrap().to_owned();
     let (mistyped, wanted) = (file("mistyped.pb"), file("wanted.pb"));
     let ticket = bootstrapped.ask_json(&create_ticket_args("127.0.0.8", "7001", &mistyped));
@@ -145,8 +145,8 @@ fn a_revoked_ticket_is_useless_and_its_address_is_free() {
 #[ignore = "needs etcd"]
 fn a_ticket_that_comes_after_the_bootstrap_is_logged_and_joins_once_the_node_is_reset() {
     let (first, second) = (MemberFixture::new(), MemberFixture::new());
-    let bootstrapped = first.start(Scratch::new().unwrap());
-    let early = second.start(Scratch::new().unwrap());
+    let bootstrapped = first.start(ScratchDir::new().unwrap());
+    let early = second.start(ScratchDir::new().unwrap());
     let alone = cluster_identity(&early);
     let (port, state) = (second.ports[1].number().to_string(), early.data().join("cluster/state"));
     let (late, kept) = (state.join("enrolment.pb"), early.scratch.path().join("kept.pb"));
@@ -256,8 +256,8 @@ fn join_cluster(
     second: &MemberFixture,
     address: &str,
 ) -> (NodedProcess, NodedProcess) {
-    let bootstrapped = first.start(Scratch::new().unwrap());
-    let scratch = Scratch::new().unwrap();
+    let bootstrapped = first.start(ScratchDir::new().unwrap());
+    let scratch = ScratchDir::new().unwrap();
     let state = scratch.path().join("data/cluster/state");
     fs::create_dir_all(&state).unwrap();
     let ticket_file = state.join("enrolment.pb");
@@ -291,7 +291,7 @@ fn join_cluster(
 fn a_development_node_without_etcd_keeps_its_cluster_in_memory() {
     let config = "services.containerd.enable = false\nservices.etcd.binary = \"/nowhere/etcd\"\n\
                   cluster.address = \"127.0.0.1\"\n";
-    let noded = NodedProcess::start_in(Scratch::new().unwrap(), config, &["--dev"]);
+    let noded = NodedProcess::start_in(ScratchDir::new().unwrap(), config, &["--dev"]);
     noded.ask(&["start", "--wait", "root.cluster"]);
     let first = cluster_identity(&noded);
     assert_eq!(noded.ask_json(&["cluster", "members"]).as_array().map(Vec::len), Some(1));
@@ -320,7 +320,7 @@ fn a_development_node_without_etcd_keeps_its_cluster_in_memory() {
 
 #[test]
 fn a_port_conflict_is_reported_only_at_the_address_of_the_member() {
-    let (ports, scratch) = ([free_port().unwrap(), free_port().unwrap()], Scratch::new().unwrap());
+    let (ports, scratch) = ([reserve_port().unwrap(), reserve_port().unwrap()], ScratchDir::new().unwrap());
     let [client, peer] = [ports[0].number(), ports[1].number()];
     let config = format!(
         "services.containerd.enable = false\ncluster.address = \"127.0.0.2\"\n\
@@ -353,7 +353,7 @@ fn a_node_without_a_cluster_section_reports_that() {
 
 #[test]
 fn an_impossible_cluster_is_rejected_before_anything_is_done() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.path().join("noded.toml");
     let data = scratch.path().join("data");
     let cases = [

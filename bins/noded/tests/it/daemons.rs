@@ -5,13 +5,13 @@ use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use testbed::{Port, Scratch, free_port, tools};
+use testbed::{ReservedPort, ScratchDir, reserve_port, tools};
 
 use crate::harness::{NodedProcess, stderr_and_code};
 
 /// A configuration with an etcd on free ports, which stay reserved while the result exists.
-fn etcd_config() -> (String, [Port; 2]) {
-    let ports = [free_port().unwrap(), free_port().unwrap()];
+fn etcd_config() -> (String, [ReservedPort; 2]) {
+    let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
     let config = format!(
         "services.containerd.enable = false\n[services.etcd]\nclient_port = {}\npeer_port = {}\n",
         ports[0].number(),
@@ -20,9 +20,9 @@ fn etcd_config() -> (String, [Port; 2]) {
     (config, ports)
 }
 
-fn etcdctl(port: &Port, args: &[&str]) -> String {
-    let mut command = Command::new(tools::find(tools::ETCDCTL).unwrap());
-    command.env("ETCDCTL_API", "3").arg("--endpoints").arg(port.address().to_string()).args(args);
+fn etcdctl(port: &ReservedPort, args: &[&str]) -> String {
+    let mut command = Command::new(tools::find_tool(tools::ETCDCTL).unwrap());
+    command.env("ETCDCTL_API", "3").arg("--endpoints").arg(port.socket_address().to_string()).args(args);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -72,7 +72,7 @@ fn etcd_keeps_its_data_across_a_restart_of_the_node() {
     let noded = NodedProcess::start(&config);
     noded.ask(&["start", "--wait", "root.etcd"]);
     etcdctl(&ports[0], &["put", "greeting", "hello"]);
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let data = noded.data();
     let kept = scratch.path().join("data");
     let first = noded.scratch.path().to_owned();
@@ -97,7 +97,7 @@ fn containerd_answers_when_it_is_ready_and_stays_in_its_directory() {
     noded.ask(&["start", "--wait", "root.containerd"]);
     let socket = noded.data().join("run/containerd/containerd.sock");
     let ctr = || {
-        let output = Command::new(tools::find(tools::CTR).unwrap())
+        let output = Command::new(tools::find_tool(tools::CTR).unwrap())
             .arg("-a")
             .arg(&socket)
             .arg("version")
@@ -119,9 +119,9 @@ fn containerd_answers_when_it_is_ready_and_stays_in_its_directory() {
 
 /// The status of a plugin of the node's containerd: `ok`, `skip`, `error`.
 fn plugin_status(noded: &NodedProcess, kind: &str, name: &str) -> Option<String> {
-    let mut ctr = Command::new(tools::find(tools::CTR).unwrap());
+    let mut ctr = Command::new(tools::find_tool(tools::CTR).unwrap());
     ctr.arg("-a").arg(noded.data().join("run/containerd/containerd.sock"));
-    let listed = testbed::output(ctr.args(["plugins", "ls"])).unwrap();
+    let listed = testbed::command_output(ctr.args(["plugins", "ls"])).unwrap();
     let mut lines = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let line = lines.find(|line| line.starts_with(&[kind, name]))?;
     line.last().map(|status| (*status).to_owned())
@@ -140,7 +140,7 @@ fn containerd_serves_the_cri_only_where_it_is_configured() {
     assert_eq!(plugin_status(&without, CRI.0, CRI.1), None);
     without.stop();
     // containerd creates the directory of the CNI configuration if it does not exist.
-    let networks = Scratch::new().unwrap();
+    let networks = ScratchDir::new().unwrap();
     let with = started(&format!(
         "[services.containerd.cri]\ndefault_runtime = \"runsc\"\ncni_conf = {:?}\n\
          [services.containerd.cri.runsc]\ndebug = true\n",
@@ -154,7 +154,7 @@ fn containerd_serves_the_cri_only_where_it_is_configured() {
 #[test]
 #[ignore = "needs containerd and root"]
 fn a_custom_containerd_configuration_keeps_root_state_and_socket_of_the_node() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.path().join("containerd.toml");
     let elsewhere = scratch.path().join("elsewhere");
     let text = format!(
@@ -177,9 +177,12 @@ fn a_custom_containerd_configuration_keeps_root_state_and_socket_of_the_node() {
 #[test]
 #[ignore = "needs containerd, busybox and root"]
 fn images_from_files_are_present_when_their_import_is_done() {
-    let images = Scratch::new().unwrap();
+    let images = ScratchDir::new().unwrap();
     std::fs::create_dir(images.path().join("k8s.io")).unwrap();
-    testbed::Image::busybox().unwrap().write(&images.path().join("k8s.io/busybox.tar")).unwrap();
+    testbed::ContainerImage::busybox()
+        .unwrap()
+        .write_archive(&images.path().join("k8s.io/busybox.tar"))
+        .unwrap();
     std::fs::write(images.path().join("k8s.io/bad.tar"), "no archive").unwrap();
     let preseed = images.path().display();
     let noded = NodedProcess::start(&format!(
@@ -188,8 +191,8 @@ fn images_from_files_are_present_when_their_import_is_done() {
     noded.wait_for_event("root.containerd.preseed", 1, "ready");
     let socket = noded.data().join("run/containerd/containerd.sock");
     let ctr = |arguments: &[&str]| {
-        let mut ctr = Command::new(tools::find(tools::CTR).unwrap());
-        testbed::output(ctr.arg("-a").arg(&socket).args(["-n", "k8s.io"]).args(arguments)).unwrap()
+        let mut ctr = Command::new(tools::find_tool(tools::CTR).unwrap());
+        testbed::command_output(ctr.arg("-a").arg(&socket).args(["-n", "k8s.io"]).args(arguments)).unwrap()
     };
     assert_eq!(ctr(&["images", "ls", "-q"]).trim(), testbed::BUSYBOX_IMAGE);
     assert!(ctr(&["snapshots", "ls"]).contains("Committed"), "its layer is unpacked");

@@ -4,18 +4,18 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use testbed::{Scratch, free_port};
+use testbed::{ScratchDir, reserve_port};
 
 use crate::harness::{NO_DAEMONS, as_plain_user, noded_command, stderr_and_code};
 
 #[test]
 fn a_file_in_place_of_a_data_subdirectory_is_rejected() {
     for name in ["run", "etcd"] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let data = scratch.path().join("data");
         fs::create_dir(&data).unwrap();
         fs::write(data.join(name), "").unwrap();
-        let (client, peer) = (free_port().unwrap(), free_port().unwrap());
+        let (client, peer) = (reserve_port().unwrap(), reserve_port().unwrap());
         let config = format!(
             "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\nclient_port = {}\npeer_port = {}\n",
             client.number(),
@@ -33,7 +33,7 @@ fn a_file_in_place_of_a_data_subdirectory_is_rejected() {
 
 #[test]
 fn a_conflict_with_the_layout_is_one_line_and_nothing_is_touched() {
-    let (client, peer) = (free_port().unwrap(), free_port().unwrap());
+    let (client, peer) = (reserve_port().unwrap(), reserve_port().unwrap());
     let config = format!(
         "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\nclient_port = {}\npeer_port = {}\n",
         client.number(),
@@ -53,7 +53,7 @@ fn a_conflict_with_the_layout_is_one_line_and_nothing_is_touched() {
         (&former, "/data/etcd/member is etcd's data in the layout of an earlier noded: move it"),
     ];
     for (make, says) in cases {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let data = scratch.path().join("data");
         fs::create_dir(&data).unwrap();
         make(&data);
@@ -73,12 +73,12 @@ fn a_conflict_with_the_layout_is_one_line_and_nothing_is_touched() {
 #[test]
 #[ignore = "needs root: it mounts a small file system"]
 fn an_etcd_with_data_needs_no_free_space_for_its_first_segments() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.path().join("disk");
     fs::create_dir(&disk).unwrap();
     nix::mount::mount(Some("tmpfs"), &disk, Some("tmpfs"), nix::mount::MsFlags::empty(), Some("size=4m"))
         .unwrap();
-    let (client, peer) = (free_port().unwrap(), free_port().unwrap());
+    let (client, peer) = (reserve_port().unwrap(), reserve_port().unwrap());
     let file = scratch.path().join("noded.toml");
     let config = format!(
         "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\nclient_port = {}\npeer_port = {}\n",
@@ -102,7 +102,7 @@ fn an_etcd_with_data_needs_no_free_space_for_its_first_segments() {
 #[test]
 #[ignore = "needs root: it mounts a small file system"]
 fn a_full_disk_is_rejected_before_anything_is_written() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.path().join("disk");
     fs::create_dir(&disk).unwrap();
     nix::mount::mount(Some("tmpfs"), &disk, Some("tmpfs"), nix::mount::MsFlags::empty(), Some("size=64k"))
@@ -126,7 +126,7 @@ fn a_full_disk_is_rejected_before_anything_is_written() {
 
 #[test]
 fn a_directory_without_permission_is_rejected() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o555)).unwrap();
     let data = scratch.path().join("data");
     let mut command = noded_command(&["run", "--dev", "--data", data.to_str().unwrap()]);

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
-use testbed::{Scratch, free_port};
+use testbed::{ScratchDir, reserve_port};
 
 use crate::harness::{NO_DAEMONS, NodedProcess, PLAIN_UID, nodectl_path, noded_command, stderr_and_code};
 
 /// Runs `noded run` with a configuration, and asserts that it fails without a data directory.
 fn run_rejected(config: &str, args: &[&str]) -> (String, Option<i32>) {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.path().join("noded.toml");
     fs::write(&file, config).unwrap();
     let data = scratch.path().join("data");
@@ -90,7 +90,7 @@ fn a_log_larger_than_memory_is_rejected() {
 #[test]
 fn a_port_in_use_is_named_with_its_holder_and_its_key() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let (port, free) = (taken.local_addr().unwrap().port(), free_port().unwrap());
+    let (port, free) = (taken.local_addr().unwrap().port(), reserve_port().unwrap());
     let config = format!(
         "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\nclient_port = {port}\npeer_port = {}\n",
         free.number()
@@ -120,7 +120,7 @@ fn a_socket_path_that_is_too_long_is_rejected() {
 
 #[test]
 fn a_file_that_is_not_a_socket_is_not_replaced() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.path().join("precious");
     fs::write(&file, "data").unwrap();
     let (text, code) = run_rejected(&format!("{NO_DAEMONS}control.socket = {file:?}\n"), &[]);
@@ -137,7 +137,7 @@ fn a_file_that_is_not_a_socket_is_not_replaced() {
 
 #[test]
 fn a_socket_that_cannot_be_created_is_rejected_with_the_reason() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     fs::write(scratch.path().join("file"), "").unwrap();
     let below = |name: &str| scratch.path().join(name).display().to_string();
     for (socket, code, says) in [
@@ -154,7 +154,7 @@ fn a_socket_that_cannot_be_created_is_rejected_with_the_reason() {
 
 #[test]
 fn a_relative_socket_path_is_reported_as_absolute() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let directory = scratch.path().to_owned();
     let mut node =
         NodedProcess::spawn(scratch, &format!("{NO_DAEMONS}control.socket = \"s\"\n"), &[], |command| {
@@ -196,7 +196,7 @@ fn a_stale_socket_is_distinguished_from_a_missing_one_and_replaced_by_the_next_n
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("the socket is stale; start noded again"), "{text}");
 
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     fs::rename(node.data(), scratch.path().join("data")).unwrap();
     let again = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
     again.ask(&["tree"]);
@@ -239,7 +239,7 @@ fn wrong_usage_has_a_dedicated_exit_code() {
 #[test]
 #[ignore = "needs root: it acts as another user"]
 fn another_user_is_rejected_by_the_mode_of_the_socket_and_by_its_credentials() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let socket = scratch.path().join("control.sock");
     let node = NodedProcess::start_in(scratch, &format!("{NO_DAEMONS}control.socket = {socket:?}\n"), &[]);
@@ -280,7 +280,7 @@ fn a_closed_pipe_is_not_a_failure() {
 
 #[test]
 fn check_touches_nothing_and_shows_the_order() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.path().join("noded.toml");
     let service = |name: &str, keys: &str| {
         format!("[[service]]\nname = \"{name}\"\ncommand = [\"/bin/true\"]\n{keys}\n")

@@ -9,7 +9,7 @@ use nodekeel_node::config::{DEFAULT_CONFIG, NodedConfig};
 use prost::Message as _;
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet};
 use serde_json::Value;
-use testbed::{Port, Scratch, free_port, wait_until};
+use testbed::{ReservedPort, ScratchDir, reserve_port, wait_until};
 
 use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config};
 
@@ -28,17 +28,17 @@ fn golden_text(name: &str) -> String {
 }
 
 /// Unpacks the data directory of the first release as `data` below a new scratch directory.
-fn unpack_data(archive: &str) -> Scratch {
-    let scratch = Scratch::new().unwrap();
+fn unpack_data(archive: &str) -> ScratchDir {
+    let scratch = ScratchDir::new().unwrap();
     let mut tar = Command::new("tar");
     tar.arg("-xzf").arg(golden_path(archive)).arg("--no-same-owner").arg("-C").arg(scratch.path());
-    testbed::output(&mut tar).unwrap();
+    testbed::command_output(&mut tar).unwrap();
     scratch
 }
 
 /// Starts a member, and waits until it is in its cluster. Its client port is reserved while the second value exists.
-fn start_member(scratch: Scratch, peer_port: u16) -> (NodedProcess, Port) {
-    let client_port = free_port().unwrap();
+fn start_member(scratch: ScratchDir, peer_port: u16) -> (NodedProcess, ReservedPort) {
+    let client_port = reserve_port().unwrap();
     let config = format!(
         "services.containerd.enable = false\n[services.etcd]\nclient_port = {}\npeer_port = {peer_port}\n\
          [cluster]\naddress = \"127.0.0.1\"\ndeadline = \"60s\"\ngolden_tickets = true\n",
@@ -73,7 +73,7 @@ fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_sa
 
     // A node with a ticket of the first release joins, and gets its vote by the learner that the first release has
     // recorded: the ticket is not requested again.
-    let second = Scratch::new().unwrap();
+    let second = ScratchDir::new().unwrap();
     let state = second.path().join("data/cluster/state");
     fs::create_dir_all(&state).unwrap();
     fs::copy(golden_path("enrolment.pb"), state.join("enrolment.pb")).unwrap();
@@ -99,7 +99,7 @@ fn a_bootstrap_that_the_first_release_started_is_completed_with_its_ca() {
     let scratch = unpack_data("bootstrap-in-progress.tar.gz");
     let etcd = scratch.path().join("data/cluster/volume/etcd");
     let pending_ca = fs::read_to_string(etcd.join("new_authority/ca.pem")).unwrap();
-    let peer_port = free_port().unwrap();
+    let peer_port = reserve_port().unwrap();
     let (noded, _client_port) = start_member(scratch, peer_port.number());
     let status = noded.ask_json(&["cluster", "status"]);
     assert_eq!(status["node"], expected["bootstrap-in-progress-node"].as_str(), "{status}");

@@ -17,7 +17,7 @@ use nodekeel_node::config::NodedConfig;
 use nodekeel_node::node::{Deps, NodeHandle};
 use nodekeel_node::plan::NodePlan;
 use nodekeel_node::search_path::SearchPath;
-use testbed::Scratch;
+use testbed::ScratchDir;
 
 /// Timeout of every wait: longer than anything takes that does not hang.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -79,24 +79,24 @@ pub(crate) fn stderr_and_code(output: &Output) -> (String, Option<i32>) {
 pub(crate) struct NodedProcess {
     child: Child,
     pub(crate) stderr: Receiver<String>,
-    pub(crate) scratch: Scratch,
+    pub(crate) scratch: ScratchDir,
 }
 
 impl NodedProcess {
     /// Starts noded, and waits until its control API answers.
     pub(crate) fn start(config: &str) -> Self {
-        Self::start_in(Scratch::new().unwrap(), config, &[])
+        Self::start_in(ScratchDir::new().unwrap(), config, &[])
     }
 
     /// The same in a given directory, with more arguments.
-    pub(crate) fn start_in(scratch: Scratch, config: &str, args: &[&str]) -> Self {
+    pub(crate) fn start_in(scratch: ScratchDir, config: &str, args: &[&str]) -> Self {
         let mut this = Self::spawn(scratch, config, args, |_| {});
         this.wait_for_line("control socket at");
         this
     }
 
     pub(crate) fn spawn(
-        scratch: Scratch,
+        scratch: ScratchDir,
         config: &str,
         args: &[&str],
         change: impl FnOnce(&mut Command),
@@ -212,7 +212,8 @@ impl Drop for NodedProcess {
     /// A failed test leaves services behind, whose child processes must be killed too.
     fn drop(&mut self) {
         let running = matches!(self.child.try_wait(), Ok(None));
-        let below = if running { testbed::leftovers::processes(self.scratch.path()) } else { Ok(Vec::new()) };
+        let below =
+            if running { testbed::leftovers::find_processes(self.scratch.path()) } else { Ok(Vec::new()) };
         let _ = self.child.kill();
         let _ = self.child.wait();
         for process in below.unwrap_or_default() {
@@ -270,7 +271,7 @@ pub(crate) struct LocalNode {
     pub(crate) node: NodeHandle,
     pub(crate) log_store: LogStore,
     pub(crate) client: NodeClient,
-    _scratch: Scratch,
+    _scratch: ScratchDir,
 }
 
 impl LocalNode {
@@ -279,7 +280,7 @@ impl LocalNode {
     }
 
     pub(crate) async fn start_with(config: &str, change: impl FnOnce(&mut Deps)) -> Self {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut config = NodedConfig::parse_toml(Path::new("test.toml"), config).unwrap();
         config.node.data = scratch.path().join("data");
         let journal = LogStore::default();

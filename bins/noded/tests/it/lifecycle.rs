@@ -4,7 +4,7 @@ use std::io::{PipeReader, PipeWriter, Write as _};
 use std::os::unix::net::UnixDatagram;
 
 use nix::sys::signal::Signal;
-use testbed::Scratch;
+use testbed::ScratchDir;
 
 use crate::harness::{
     NO_DAEMONS, NodedProcess, TEST_TIMEOUT, as_plain_user, noded_command, plain_user, service_config,
@@ -16,7 +16,7 @@ const PATH: &str = "environment = { PATH = \"/usr/bin:/bin\" }";
 
 #[test]
 fn noded_notifies_its_service_manager_of_readiness_and_of_the_stop() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
@@ -38,7 +38,7 @@ fn noded_notifies_its_service_manager_of_readiness_and_of_the_stop() {
 
 #[test]
 fn sigterm_stops_services_in_reverse_order_and_exits_with_0() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let order = scratch.path().join("order");
     let script = |name: &str| {
         let said = format!("echo {name} >> {}", order.display());
@@ -100,12 +100,12 @@ fn a_second_signal_forces_the_exit_and_leaves_no_process_behind() {
 #[test]
 #[ignore = "needs root: it makes cgroups"]
 fn processes_forked_by_services_of_a_killed_node_end_at_the_next_start() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let lock = scratch.path().join("lock");
     std::fs::write(&lock, "").unwrap();
     let script = format!("setsid flock {} sh -c 'echo locked; exec sleep 1000' & wait", lock.display());
     let config = format!("{NO_DAEMONS}{}", service_config("forks", &script, PATH));
-    let mut node = NodedProcess::start_in(Scratch::new().unwrap(), &config, &[]);
+    let mut node = NodedProcess::start_in(ScratchDir::new().unwrap(), &config, &[]);
     node.follow(&["logs", "-f", "--raw", "root.service.forks"]).find_value(|entry| entry["text"] == "locked");
     node.signal(Signal::SIGKILL);
     node.wait();
@@ -164,7 +164,7 @@ fn noded_exits_on_a_failure_though_nobody_reads_stderr() {
 fn sigterm_stops_noded_though_nobody_reads_stderr() {
     let (_reader, writer) = full_pipe();
     let mut node =
-        NodedProcess::spawn(Scratch::new().unwrap(), NO_DAEMONS, &["--log-level", "info"], |command| {
+        NodedProcess::spawn(ScratchDir::new().unwrap(), NO_DAEMONS, &["--log-level", "info"], |command| {
             command.stderr(writer);
         });
     let ready = || match node.nodectl(&["tree"]).status.success() {
@@ -181,7 +181,7 @@ fn sigterm_stops_noded_though_nobody_reads_stderr() {
 #[test]
 fn debug_entries_of_noded_are_shown_on_request() {
     for (level, shown) in [("debug", true), ("info", false)] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut node = NodedProcess::start_in(scratch, NO_DAEMONS, &["--log-level", level]);
         let log = node.ask(&["-o", "json", "logs"]);
         assert_eq!(log.contains(r#""level":"debug""#), shown, "{log}");
@@ -201,7 +201,7 @@ fn dev_mode_skips_missing_services_with_the_reason_and_runs_the_rest() {
         service_config("needs-etcd", "exec sleep 1000", "depends_on = [\"etcd\"]"),
         "[[service]]\nname = \"absent\"\ncommand = [\"/nowhere/program\"]\n",
     );
-    let mut node = NodedProcess::spawn(Scratch::new().unwrap(), &config, &["--dev"], |_| {});
+    let mut node = NodedProcess::spawn(ScratchDir::new().unwrap(), &config, &["--dev"], |_| {});
     let lines = node.wait_for_line("control socket at");
     assert!(
         lines.iter().any(|line| line.contains("root.etcd") && line.contains("skipped: /nowhere/etcd")),
@@ -242,7 +242,7 @@ fn dev_mode_skips_missing_services_with_the_reason_and_runs_the_rest() {
 
 #[test]
 fn containerd_without_root_is_skipped_in_dev_mode_and_otherwise_rejected() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     // Any executable will do: it does not run.
     let config = "services.etcd.enable = false\nservices.containerd.binary = \"/bin/true\"\n";
     std::fs::write(scratch.path().join("noded.toml"), config).unwrap();

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use testbed::{output, tools};
+use testbed::{command_output, tools};
 
 /// A private network namespace with a link to this one. Dropping the value deletes it.
 pub(crate) struct TestNetwork {
@@ -51,12 +51,12 @@ impl Drop for TestNetwork {
 }
 
 fn run_ip(arguments: &[&str]) {
-    output(Command::new(tools::find(tools::IP).unwrap()).args(arguments)).unwrap();
+    command_output(Command::new(tools::find_tool(tools::IP).unwrap()).args(arguments)).unwrap();
 }
 
 /// Runs the command in a network namespace, with the same pid.
 pub(crate) fn in_namespace(network: &str, command: &Command) -> Command {
-    let mut within = Command::new(tools::find(tools::IP).unwrap());
+    let mut within = Command::new(tools::find_tool(tools::IP).unwrap());
     within.args(["netns", "exec", network]).arg(command.get_program()).args(command.get_args());
     within.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).stderr(Stdio::piped());
     within

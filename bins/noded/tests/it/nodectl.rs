@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::Signal;
-use testbed::{Scratch, wait_until};
+use testbed::{ScratchDir, wait_until};
 
 use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config, stderr_and_code};
 
@@ -104,7 +104,7 @@ fn a_removed_socket_file_is_created_again_by_a_restart() {
 fn a_stopping_node_answers_reads_and_rejects_actions() {
     let script = "trap '' TERM; echo set; while :; do sleep 1000; done";
     let config = format!("{NO_DAEMONS}{}", service_config("a", script, &format!("grace = \"1h\"\n{PATH}")));
-    let mut node = NodedProcess::start_in(Scratch::new().unwrap(), &config, &[]);
+    let mut node = NodedProcess::start_in(ScratchDir::new().unwrap(), &config, &[]);
     node.follow(&["logs", "-f", "--raw", "root.service.a"]).find_value(|entry| entry["text"] == "set");
     let watch = node.follow(&["tree", "--watch"]);
     watch.find_value(|_| true);

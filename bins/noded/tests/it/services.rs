@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use testbed::Scratch;
+use testbed::ScratchDir;
 
 use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config};
 
@@ -28,7 +28,7 @@ fn the_output_of_a_service_is_its_log() {
 
 #[test]
 fn a_service_starts_when_its_dependencies_are_ready_and_outlives_their_restart() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let gate = scratch.path().join("gate");
     nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
     let config = format!(
@@ -103,7 +103,7 @@ fn a_service_that_is_never_restarted_stays_dead() {
 
 #[test]
 fn a_service_has_the_configured_environment_and_directory() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let result = scratch.path().join("result");
     let script = format!(
         "{{ pwd; echo $GREETING; /usr/bin/env | /usr/bin/grep -c ^NODEKEEL; }} > {}",
@@ -141,7 +141,7 @@ fn a_service_runs_as_the_configured_user() {
 
 #[test]
 fn a_probe_decides_when_a_service_is_ready() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let (gate, asked) = (scratch.path().join("gate"), scratch.path().join("asked"));
     nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
     let probe = format!("touch {}; read line < {}", asked.display(), gate.display());
@@ -162,7 +162,7 @@ fn a_probe_decides_when_a_service_is_ready() {
 
 #[test]
 fn a_probe_that_hangs_ends_with_its_service_and_so_do_its_children() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let asked = scratch.path().join("asked");
     nix::unistd::mkfifo(&asked, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
     let probe = format!("sleep 1000 & echo asked > {}; wait", asked.display());
@@ -195,7 +195,7 @@ fn child_processes(of: u32) -> Vec<String> {
 
 #[test]
 fn a_nested_noded_reports_its_readiness_by_sd_notify() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let inner = scratch.path().join("inner.toml");
     fs::write(&inner, NO_DAEMONS).unwrap();
     let data = scratch.path().join("inner");

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use testbed::guest::inside::{Disk, FileSystem};
-use testbed::{FakeNode, Kube, Scratch, User, wait_until};
+use testbed::guest::disk::{FileSystem, GuestDisk};
+use testbed::{FakeNode, Kube, KubeUser, ScratchDir, wait_until};
 
 use crate::harness::{NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, stderr_and_code};
 
@@ -21,8 +21,8 @@ fn provisioner_config(kubeconfig: &Path, keys: &str) -> String {
 }
 
 /// A scratch directory with a kubeconfig in it, and the configuration of a provisioner with it.
-fn unreachable_api_config(keys: &str) -> (Scratch, String) {
-    let scratch = Scratch::new().unwrap();
+fn unreachable_api_config(keys: &str) -> (ScratchDir, String) {
+    let scratch = ScratchDir::new().unwrap();
     let kubeconfig = scratch.path().join("kubeconfig");
     fs::write(&kubeconfig, UNREACHABLE_KUBECONFIG).unwrap();
     let config = provisioner_config(&kubeconfig, keys);
@@ -44,7 +44,7 @@ fn run_check(scratch: &Path, config: &str, data: &Path, dev: bool) -> Result<Str
 
 #[test]
 fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let absent = scratch.path().join("absent");
     let keys = format!("directory = {WITHOUT_QUOTAS:?}\nkubelet = {absent:?}");
     let data = scratch.path().join("data");
@@ -82,7 +82,7 @@ fn dev_mode_skips_a_provisioner_without_quotas_or_api_with_the_reason() {
         "{text}"
     );
 
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let config = provisioner_config(&scratch.path().join("absent"), "csi = false\nquota = \"none\"");
     let mut node = NodedProcess::spawn(scratch, &config, &["--dev"], |_| {});
     node.wait_for_line("control socket at");
@@ -135,7 +135,7 @@ fn volumes_in_use_by_another_program_are_rejected() {
     fs::create_dir(&volumes).unwrap();
     let config = config + &format!("directory = {volumes:?}\n");
     let first = NodedProcess::start_in(scratch, &config, &[]);
-    let other = Scratch::new().unwrap();
+    let other = ScratchDir::new().unwrap();
     let mut second = NodedProcess::spawn(other, &config, &[], |_| {});
     let (status, lines) = second.wait();
     assert_eq!(status.code(), Some(4), "{lines:#?}");
@@ -147,22 +147,23 @@ fn volumes_in_use_by_another_program_are_rejected() {
 #[test]
 #[ignore = "needs kernel with a disk of 512 MiB"]
 fn a_kernel_that_enforces_limits_is_detected_and_missing_mount_options_are_reported() {
-    let mounted = Disk::take().unwrap().mount(FileSystem::Xfs, "prjquota").unwrap();
+    let mounted = GuestDisk::acquire().unwrap().format_and_mount(FileSystem::Xfs, "prjquota").unwrap();
     let (scratch, config) = unreachable_api_config("csi = false");
-    let data = mounted.path().join("data");
+    let data = mounted.mount_point().join("data");
     let text = run_check(scratch.path(), &config, &data, false).unwrap();
     assert!(
-        text.contains(&format!("limited by project quotas of xfs at {}", mounted.path().display())),
+        text.contains(&format!("limited by project quotas of xfs at {}", mounted.mount_point().display())),
         "{text}"
     );
-    let node = NodedProcess::spawn(Scratch::new().unwrap(), &config, &[], |command| {
+    let node = NodedProcess::spawn(ScratchDir::new().unwrap(), &config, &[], |command| {
         command.arg("--data").arg(&data);
     });
     drop(node);
 
     let disk = mounted.unmount().unwrap();
     let mounted = disk.mount_existing(FileSystem::Xfs, "noquota").unwrap();
-    let (text, code) = run_check(scratch.path(), &config, &mounted.path().join("data"), false).unwrap_err();
+    let (text, code) =
+        run_check(scratch.path(), &config, &mounted.mount_point().join("data"), false).unwrap_err();
     assert_eq!(code, Some(4), "{text}");
     assert!(text.contains("is mounted without project quotas: ") && text.contains("prjquota"), "{text}");
 }
@@ -192,19 +193,20 @@ spec:
 #[test]
 #[ignore = "needs kube"]
 fn a_claim_becomes_a_volume_and_its_deletion_removes_everything_created_for_it() {
-    let account = User::service_account("nodekeel", "provisionerd");
-    let kube = Kube::builder().user(account.clone()).start().unwrap();
-    MANIFESTS.iter().for_each(|manifests| kube.apply(manifests).unwrap());
-    kube.fake_node(&FakeNode::new("node").driver("volumes.nodekeel")).unwrap();
-    let kubeconfig = kube.kubeconfig(&account.name).unwrap();
+    let account = KubeUser::service_account("nodekeel", "provisionerd");
+    let kube = Kube::builder().with_user(account.clone()).start().unwrap();
+    MANIFESTS.iter().for_each(|manifests| kube.apply_manifests(manifests).unwrap());
+    kube.create_fake_node(&FakeNode::new("node").with_driver("volumes.nodekeel")).unwrap();
+    let kubeconfig = kube.kubeconfig_file(&account.name).unwrap();
     let node = NodedProcess::start(&provisioner_config(&kubeconfig, "csi = false\nquota = \"none\""));
     node.wait_for_event("root.provisioner", 1, "ready");
     assert!(node.ask(&["tree"]).contains("└─ controller"));
 
-    kube.apply(CLASS_AND_CLAIM).unwrap();
-    let claim = kube.until("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
+    kube.apply_manifests(CLASS_AND_CLAIM).unwrap();
+    let claim =
+        kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
     let volume = claim["spec"]["volumeName"].as_str().unwrap();
-    let made = kube.get("pv", volume).unwrap();
+    let made = kube.get_object("pv", volume).unwrap();
     assert_eq!(volume, format!("pvc-{}", claim["metadata"]["uid"].as_str().unwrap()));
     assert_eq!(
         (&made["spec"]["capacity"]["storage"], &made["spec"]["csi"]["driver"]),
@@ -219,8 +221,8 @@ fn a_claim_becomes_a_volume_and_its_deletion_removes_everything_created_for_it()
     // After a restart the runnable lists again and continues.
     node.ask(&["restart", "root.provisioner"]);
     node.wait_for_event("root.provisioner", 2, "ready");
-    kube.delete("pvc", "default/data").unwrap();
-    kube.until_gone("pv", volume).unwrap();
+    kube.delete_object("pvc", "default/data").unwrap();
+    kube.wait_until_gone("pv", volume).unwrap();
     let left = || {
         let all = ["volumes", ".new", ".trash"].map(|name| fs::read_dir(base.join(name)).unwrap().count());
         all.iter().sum::<usize>()

@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
 use nodekeel_provisioner::SELECTED_NODE;
 use serde_json::{Value, json};
-use testbed::{Kube, Part, User};
+use testbed::{Kube, KubeDaemon, KubeUser};
 
 use crate::contender::{Contender, api_client};
 use crate::watches::ObjectWatches;
@@ -48,24 +48,27 @@ pub(crate) struct ClaimBatch {
 
 impl BenchCluster {
     pub(crate) async fn start() -> Result<Self> {
-        let account = User::service_account("nodekeel", "provisionerd");
+        let account = KubeUser::service_account("nodekeel", "provisionerd");
         // etcd usually has another disk than volumes; on a shared disk, each would wait for the other.
-        let etcd = (Part::Etcd, "--unsafe-no-fsync");
-        let builder = Kube::builder().user(account).without(Part::Scheduler).argument(etcd.0, etcd.1);
-        let kube = builder.controller_requests_per_second(2000).start()?;
-        kube.apply(include_str!("../../../../deploy/namespace.yaml"))?;
-        kube.apply(include_str!("../../../../deploy/rbac.yaml"))?;
+        let etcd = (KubeDaemon::Etcd, "--unsafe-no-fsync");
+        let builder = Kube::builder()
+            .with_user(account)
+            .without_daemon(KubeDaemon::Scheduler)
+            .with_argument(etcd.0, etcd.1);
+        let kube = builder.with_controller_requests_per_second(2000).start()?;
+        kube.apply_manifests(include_str!("../../../../deploy/namespace.yaml"))?;
+        kube.apply_manifests(include_str!("../../../../deploy/rbac.yaml"))?;
         for contender in Contender::ALL {
-            kube.apply(&storage_class(contender).to_string())?;
+            kube.apply_manifests(&storage_class(contender).to_string())?;
         }
-        let client = api_client(&kube.kubeconfig("admin")?).await?;
+        let client = api_client(&kube.kubeconfig_file("admin")?).await?;
         let watches = ObjectWatches::start(&client);
         Ok(Self { kube, client, watches })
     }
 
     /// The kubeconfig of the account that deploy/rbac.yaml is for.
     pub(crate) fn account_kubeconfig(&self) -> Result<PathBuf> {
-        self.kube.kubeconfig("system:serviceaccount:nodekeel:provisionerd")
+        self.kube.kubeconfig_file("system:serviceaccount:nodekeel:provisionerd")
     }
 
     fn claims(&self) -> Api<PersistentVolumeClaim> {

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use nodekeel_provisioner::{DriverName, NodeName, ProvisionerIdentity};
-use testbed::{Daemon, Scratch};
+use testbed::{Daemon, ScratchDir};
 
 use crate::bench_cluster::BenchCluster;
 
@@ -49,7 +49,7 @@ impl Contender {
 
     /// Starts a child of this program as this contender.
     pub(crate) fn start(self, cluster: &BenchCluster) -> Result<Daemon> {
-        let scratch = Scratch::new()?;
+        let scratch = ScratchDir::new()?;
         let mut command =
             Command::new(std::env::current_exe().context("find the executable of this program")?);
         command.env_clear().arg(self.name()).arg(cluster.account_kubeconfig()?);

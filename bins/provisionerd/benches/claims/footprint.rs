@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use testbed::bench::BenchRow;
-use testbed::{Daemon, Scratch, process};
+use testbed::{Daemon, ScratchDir, process_cost};
 
 use crate::bench_cluster::BenchCluster;
 use crate::contender::Contender;
@@ -30,7 +30,7 @@ pub(crate) async fn measure(cluster: &mut BenchCluster) -> Result<Vec<BenchRow>>
 }
 
 fn start_daemon(cluster: &BenchCluster) -> Result<Daemon> {
-    let scratch = Scratch::new()?;
+    let scratch = ScratchDir::new()?;
     let [volumes, quota_dir] = ["base", "books"].map(|name| scratch.path().join(name));
     fs::create_dir(&volumes)?;
     fs::create_dir(&quota_dir)?;
@@ -51,15 +51,15 @@ fn start_daemon(cluster: &BenchCluster) -> Result<Daemon> {
 /// The rows of an idle process.
 async fn measure_idle(program: &Daemon, volumes: usize) -> Result<Vec<BenchRow>> {
     tokio::time::sleep(SETTLE_TIME).await;
-    let before = process::wake_ups(program.pid())?;
+    let before = process_cost::count_wake_ups(program.process_id())?;
     tokio::time::sleep(IDLE_TIME).await;
-    let woken = process::wake_ups(program.pid())?.since(&before);
-    let memory = process::resident_kib(program.pid())? as f64;
+    let woken = process_cost::count_wake_ups(program.process_id())?.count_since(&before);
+    let memory = process_cost::resident_kib(program.process_id())? as f64;
     let seconds = IDLE_TIME.as_secs();
     let idle = format!("provisionerd with {volumes} volumes, idle for {seconds} s");
     let resident = format!("provisionerd with {volumes} volumes, resident");
     Ok(vec![
-        BenchRow::new(format!("rss_{volumes}"), resident, "KiB", memory).at_most(GOAL_KIB),
+        BenchRow::new(format!("rss_{volumes}"), resident, "KiB", memory).goal_at_most(GOAL_KIB),
         BenchRow::new(format!("wake_ups_{volumes}"), idle, "wake-ups", woken as f64),
     ])
 }

@@ -24,7 +24,7 @@ mod watches;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use testbed::bench::Rows;
+use testbed::bench::RowWriter;
 
 use crate::bench_cluster::BenchCluster;
 use crate::contender::Contender;
@@ -47,12 +47,12 @@ fn main() -> Result<()> {
 /// Writes each part as soon as it is measured.
 async fn measure_all() -> Result<()> {
     let mut cluster = BenchCluster::start().await?;
-    let mut rows = Rows::new("claims");
+    let mut rows = RowWriter::new("claims");
     {
         let _contenders = [Contender::Ours.start(&cluster)?, Contender::Null.start(&cluster)?];
-        rows.add(singles::measure(&mut cluster).await?)?;
-        rows.add(bursts::measure(&mut cluster).await?)?;
+        rows.add_rows(singles::measure(&mut cluster).await?)?;
+        rows.add_rows(bursts::measure(&mut cluster).await?)?;
     }
-    rows.add(footprint::measure(&mut cluster).await?)?;
+    rows.add_rows(footprint::measure(&mut cluster).await?)?;
     rows.finish().map(drop)
 }

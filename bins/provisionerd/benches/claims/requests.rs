@@ -23,7 +23,7 @@ const EVENTS: &str = "events.k8s.io";
 
 impl RequestCounts {
     pub(crate) fn read(kube: &Kube) -> Result<Self> {
-        let text = testbed::output(kube.kubectl().args(["get", "--raw", "/metrics"]))?;
+        let text = testbed::command_output(kube.kubectl_command().args(["get", "--raw", "/metrics"]))?;
         let mut counts = BTreeMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix(COUNTER)) {
             let (labels, count) = line.rsplit_once("} ").context("read the API server's metrics")?;

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::time::Instant;
 
 use anyhow::Result;
-use testbed::Scratch;
-use testbed::bench::{BenchRow, Interleaved, median, percentile};
+use testbed::ScratchDir;
+use testbed::bench::{BenchRow, InterleavedSamples, median, percentile};
 
 use crate::bench_cluster::BenchCluster;
 use crate::contender::Contender;
@@ -18,7 +18,7 @@ const WARM_UP: usize = 10;
 const ADDED_MS: f64 = 3.0;
 
 pub(crate) async fn measure(cluster: &mut BenchCluster) -> Result<Vec<BenchRow>> {
-    let mut figures = Interleaved::default();
+    let mut figures = InterleavedSamples::default();
     for run_number in 0..WARM_UP + ROUNDS {
         let turns = if run_number % 2 == 0 {
             [Contender::Ours, Contender::Null]
@@ -48,12 +48,12 @@ pub(crate) async fn measure(cluster: &mut BenchCluster) -> Result<Vec<BenchRow>>
     let bare = BenchRow::new("bare_disk", work, "ms", disk);
     let p50 = row(50.0);
     let goal = p50.limit.unwrap_or_default() + ADDED_MS;
-    Ok(vec![p50.at_most(goal), row(99.0), bare])
+    Ok(vec![p50.goal_at_most(goal), row(99.0), bare])
 }
 
 /// Milliseconds of the system calls needed to create a volume.
 fn measure_disk() -> Result<Vec<f64>> {
-    let scratch = Scratch::new()?;
+    let scratch = ScratchDir::new()?;
     let [new, volumes] = ["new", "volumes"].map(|name| scratch.path().join(name));
     fs::create_dir(&new)?;
     fs::create_dir(&volumes)?;

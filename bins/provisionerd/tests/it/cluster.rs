@@ -16,7 +16,7 @@ use kube::runtime::watcher::watch_object;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use testbed::{Kube, User};
+use testbed::{Kube, KubeUser};
 use tokio::process::{Child, Command};
 
 /// Timeout for expected events, on a busy machine.
@@ -26,22 +26,25 @@ pub(crate) const DRIVER: &str = "volumes.nodekeel";
 
 /// Starts a control plane with the objects of deploy/.
 pub(crate) fn start_control_plane() -> Kube {
-    let account = User::service_account("nodekeel", "provisionerd");
-    let builder = Kube::builder().user(account).user(User::new("nobody")).controller_requests_per_second(500);
+    let account = KubeUser::service_account("nodekeel", "provisionerd");
+    let builder = Kube::builder()
+        .with_user(account)
+        .with_user(KubeUser::new("nobody"))
+        .with_controller_requests_per_second(500);
     let kube = builder.start().expect("a control plane");
-    kube.apply(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
-    kube.apply(include_str!("../../../../deploy/rbac.yaml")).expect("the permissions");
-    kube.apply(include_str!("../../../../deploy/storageclass.yaml")).expect("the classes");
+    kube.apply_manifests(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
+    kube.apply_manifests(include_str!("../../../../deploy/rbac.yaml")).expect("the permissions");
+    kube.apply_manifests(include_str!("../../../../deploy/storageclass.yaml")).expect("the classes");
     kube
 }
 
 /// The kubeconfig of the account that deploy/rbac.yaml is for.
 pub(crate) fn account_kubeconfig(kube: &Kube) -> PathBuf {
-    kube.kubeconfig("system:serviceaccount:nodekeel:provisionerd").expect("an account")
+    kube.kubeconfig_file("system:serviceaccount:nodekeel:provisionerd").expect("an account")
 }
 
 pub(crate) async fn admin_client(kube: &Kube) -> Client {
-    let file = Kubeconfig::read_from(kube.kubeconfig("admin").expect("a user")).expect("a kubeconfig");
+    let file = Kubeconfig::read_from(kube.kubeconfig_file("admin").expect("a user")).expect("a kubeconfig");
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     Client::try_from(config.expect("a configuration")).expect("a client")
 }

@@ -249,7 +249,7 @@ impl CrashRun {
             kills: self.kills,
             directories: directories.iter().map(|name| self.program.list_names(name).len()).sum(),
             projects: self.program.project_names().len(),
-            mounts: leftovers::mounts(self.program.base.path()).expect("the mounts").len(),
+            mounts: leftovers::find_mounts(self.program.base.path()).expect("the mounts").len(),
             volumes: self.count_volumes().await,
             doubles,
         };
@@ -271,7 +271,7 @@ fn kill_at_each_moment(rounds: usize) -> LeakCounts {
     let class = format!(
         "{{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {{name: {IMMEDIATE_CLASS}}}, provisioner: {DRIVER}}}"
     );
-    kube.apply(&class).expect("a class");
+    kube.apply_manifests(&class).expect("a class");
     let kubeconfig = cluster::account_kubeconfig(&kube);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use testbed::Scratch;
+use testbed::ScratchDir;
 
 use crate::cluster::{self, TIMEOUT};
 
@@ -99,7 +99,7 @@ fn a_directory_in_use_is_reported_and_left_unchanged() {
 }
 
 /// Mounts a tmpfs below a scratch directory, which unmounts it.
-fn mount_tmpfs(scratch: &Scratch, options: &str) -> PathBuf {
+fn mount_tmpfs(scratch: &ScratchDir, options: &str) -> PathBuf {
     let directory = scratch.path().join("volumes");
     fs::create_dir(&directory).expect("a directory");
     let mut command = Command::new("mount");
@@ -128,7 +128,7 @@ fn a_conflicting_file_is_reported() {
 #[test]
 #[ignore = "needs root: it mounts"]
 fn a_read_only_file_system_is_reported() {
-    let scratch = Scratch::new().expect("a directory");
+    let scratch = ScratchDir::new().expect("a directory");
     let directory = mount_tmpfs(&scratch, "ro");
     assert_reported(&run_to_end(&directory, &[]), &directory, "mount its file system read-write");
 }
@@ -136,7 +136,7 @@ fn a_read_only_file_system_is_reported() {
 #[test]
 #[ignore = "needs root: it mounts"]
 fn a_full_file_system_is_reported() {
-    let scratch = Scratch::new().expect("a directory");
+    let scratch = ScratchDir::new().expect("a directory");
     let directory = mount_tmpfs(&scratch, "size=64k,nr_inodes=1");
     assert_reported(&run_to_end(&directory, &[]), &directory, "free space on its file system");
 }
@@ -178,7 +178,7 @@ fn an_unreachable_api_server_is_logged_once_for_all_watches() {
 #[ignore = "needs kube"]
 fn missing_permissions_of_an_account_are_named() {
     let kube = cluster::start_control_plane();
-    let kubeconfig = kube.kubeconfig("nobody").expect("an account");
+    let kubeconfig = kube.kubeconfig_file("nobody").expect("an account");
     let running = RunningDaemon::start(&kubeconfig);
     let error = running.wait_for_line("missing permissions", TIMEOUT).expect("an error");
     assert!(error.contains("ERROR"), "{error}");

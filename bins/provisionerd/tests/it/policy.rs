@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use testbed::{Kube, Scratch, output, wait_until};
+use testbed::{Kube, ScratchDir, command_output, wait_until};
 
 use crate::cluster::{self, DRIVER, TIMEOUT};
 
@@ -15,14 +15,14 @@ const VOLUME: &str = include_str!("../../../../provisioner/testdata/manifests/pl
 
 struct PolicyFixture {
     kube: Kube,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl PolicyFixture {
     fn start() -> Self {
         let kube = cluster::start_control_plane();
-        kube.apply(include_str!("../../../../deploy/policy/own-node.yaml")).expect("the policy");
-        let site = Self { kube, scratch: Scratch::new().expect("a directory") };
+        kube.apply_manifests(include_str!("../../../../deploy/policy/own-node.yaml")).expect("the policy");
+        let site = Self { kube, scratch: ScratchDir::new().expect("a directory") };
         // The policy applies once the API server has observed it.
         let is_in_force = || {
             let foreign =
@@ -37,7 +37,7 @@ impl PolicyFixture {
 
     /// kubectl as provisionerd's account, with the token of a pod on this node; "" is a token without a node.
     fn kubectl_as_node(&self, node: &str) -> Command {
-        let mut kubectl = self.kube.kubectl();
+        let mut kubectl = self.kube.kubectl_command();
         kubectl.args([
             "--as",
             ACCOUNT,
@@ -53,11 +53,13 @@ impl PolicyFixture {
     fn create_as(&self, node: &str, object: &Value, how: &str) -> Result<String> {
         let file = self.scratch.path().join("object.json");
         fs::write(&file, object.to_string())?;
-        output(self.kubectl_as_node(node).args(["create", "--validate=false", how, "--filename"]).arg(file))
+        command_output(
+            self.kubectl_as_node(node).args(["create", "--validate=false", how, "--filename"]).arg(file),
+        )
     }
 
     fn patch_as(&self, node: &str, kind: &str, name: &str, patch: &Value) -> Result<String> {
-        output(self.kubectl_as_node(node).args([
+        command_output(self.kubectl_as_node(node).args([
             "patch",
             kind,
             name,
@@ -68,7 +70,7 @@ impl PolicyFixture {
     }
 
     fn delete_as(&self, node: &str, name: &str) -> Result<String> {
-        output(self.kubectl_as_node(node).args(["delete", "persistentvolume", name, "--wait=false"]))
+        command_output(self.kubectl_as_node(node).args(["delete", "persistentvolume", name, "--wait=false"]))
     }
 }
 
@@ -116,8 +118,8 @@ fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
     site.patch_as("node-a", "persistentvolume", "of-node-a", &finalizers(&[])).expect("of its node");
     site.delete_as("node-a", "of-node-a").expect("of its node");
     // The policy does not apply to other accounts.
-    site.kube.create(&other.to_string()).expect("the admin's");
-    site.kube.delete("persistentvolume", "of-node-b").expect("the admin's");
+    site.kube.create_objects(&other.to_string()).expect("the admin's");
+    site.kube.delete_object("persistentvolume", "of-node-b").expect("the admin's");
 }
 
 #[test]
@@ -130,7 +132,7 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
         "metadata": { "name": "claim", "namespace": "default" },
         "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } },
     });
-    site.kube.create(&claim.to_string()).expect("a claim");
+    site.kube.create_objects(&claim.to_string()).expect("a claim");
     let select = |by: &str, node: Option<&str>| {
         let patch = json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": node } } });
         site.patch_as(by, "persistentvolumeclaim", "claim", &patch)
@@ -150,7 +152,7 @@ fn an_account_changes_only_its_own_nodes_selection_of_a_claim() {
 fn the_policys_expressions_pass_type_checking() {
     let site = PolicyFixture::start();
     let is_checked = |policy: &Value| !policy["status"]["observedGeneration"].is_null();
-    let policy = site.kube.until("validatingadmissionpolicy", POLICY, is_checked);
+    let policy = site.kube.wait_for_object("validatingadmissionpolicy", POLICY, is_checked);
     let policy = policy.expect("the controller manager has checked the policy");
     let warnings = &policy["status"]["typeChecking"]["expressionWarnings"];
     assert!(warnings.is_null(), "{warnings}");

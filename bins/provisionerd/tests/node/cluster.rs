@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use testbed::{GuestNode, Kube, KubeBuilder, guest, output, wait_until};
+use testbed::{GuestNode, Kube, KubeBuilder, command_output, guest, wait_until};
 
 use crate::disk::VolumeFileSystem;
 use crate::timings::StepTimer;
@@ -37,7 +37,7 @@ pub(crate) struct TestCluster {
 /// Runs a test on a cluster where provisionerd is ready; a failure prints the last logs of all parts.
 pub(crate) fn with_cluster(file_system: VolumeFileSystem, test: impl FnOnce(&mut TestCluster) -> Result<()>) {
     let furnish = |_: &Kube| image_file().map(|image| vec![(IMAGE_AT, FileContent::File(image))]);
-    let kube = Kube::builder().service_accounts();
+    let kube = Kube::builder().with_service_accounts();
     with_node(file_system, kube, furnish, |cluster| cluster.deploy().and_then(|()| test(cluster)));
 }
 
@@ -86,17 +86,17 @@ impl TestCluster {
         let kube = kube.start().context("start a control plane")?;
         times.log_step("control plane");
         let files = furnish(&kube)?;
-        let put = |guest: guest::Builder| {
-            files.into_iter().fold(guest.disk(8 << 30), |guest, (at, content)| match content {
-                FileContent::File(source) => guest.file(at, source),
-                FileContent::Program(source) => guest.program(at, source),
-                FileContent::Text(text) => guest.text(at, 0o600, text),
+        let put = |guest: guest::GuestBuilder| {
+            files.into_iter().fold(guest.with_disk(8 << 30), |guest, (at, content)| match content {
+                FileContent::File(source) => guest.add_file(at, source),
+                FileContent::Program(source) => guest.add_program(at, source),
+                FileContent::Text(text) => guest.add_text(at, 0o600, text),
             })
         };
         let node = GuestNode::builder()
             // The kubelet collects volume statistics frequently, not every minute.
-            .kubelet_setting("volumeStatsAggPeriod", "2s")
-            .guest(put)
+            .with_kubelet_setting("volumeStatsAggPeriod", "2s")
+            .configure_guest(put)
             .join(&kube)
             .context("join a node")?;
         times.log_step("node ready");
@@ -108,13 +108,13 @@ impl TestCluster {
     /// Follows the README of `deploy/`.
     fn deploy(&mut self) -> Result<()> {
         let import = ["--namespace", "k8s.io", "images", "import", IMAGE_AT];
-        self.node.guest().output(Command::new("ctr").args(import), TIMEOUT)?;
+        self.node.guest().command_output(Command::new("ctr").args(import), TIMEOUT)?;
         self.times.log_step("image imported");
         let policy = format!("{DEPLOY}/policy/own-node.yaml");
-        output(self.kube.kubectl().args(["apply", "--filename", &policy]))?;
-        output(self.kube.kubectl().args(["apply", "--kustomize", DEPLOY]))?;
+        command_output(self.kube.kubectl_command().args(["apply", "--filename", &policy]))?;
+        command_output(self.kube.kubectl_command().args(["apply", "--kustomize", DEPLOY]))?;
         let is_ready = |set: &Value| set["status"]["numberReady"] == 1;
-        self.kube.until_within(TIMEOUT, "daemonset", "nodekeel/provisionerd", is_ready)?;
+        self.kube.wait_for_object_within(TIMEOUT, "daemonset", "nodekeel/provisionerd", is_ready)?;
         self.wait_driver_registered()?;
         self.times.log_step("provisionerd ready");
         Ok(())
@@ -126,12 +126,12 @@ impl TestCluster {
             let mut drivers = node["spec"]["drivers"].as_array().into_iter().flatten();
             drivers.any(|driver| driver["name"] == DRIVER && driver["nodeID"] == self.node.name())
         };
-        self.kube.until_within(TIMEOUT, "csinode", self.node.name(), is_known).map(drop)
+        self.kube.wait_for_object_within(TIMEOUT, "csinode", self.node.name(), is_known).map(drop)
     }
 
     /// provisionerd's pod, as `NAMESPACE/NAME`.
     pub(crate) fn daemon_pod(&self) -> Result<String> {
-        let pods = self.kube.list("pod")?;
+        let pods = self.kube.list_objects("pod")?;
         let ours = pods.iter().find(|pod| pod["metadata"]["namespace"] == "nodekeel");
         let name = ours.and_then(|pod| pod["metadata"]["name"].as_str());
         Ok(format!("nodekeel/{}", name.context("provisionerd has no pod")?))
@@ -139,19 +139,23 @@ impl TestCluster {
 
     /// The log of provisionerd since its last start.
     pub(crate) fn daemon_log(&self) -> Result<String> {
-        output(self.kube.kubectl().args(["logs", "--namespace=nodekeel", "daemonset/provisionerd"]))
+        command_output(self.kube.kubectl_command().args([
+            "logs",
+            "--namespace=nodekeel",
+            "daemonset/provisionerd",
+        ]))
     }
 
     /// Runs a script in a container of the namespace `default`.
     pub(crate) fn exec(&self, pod: &str, script: &str) -> Result<String> {
-        output(self.kube.kubectl().args(["exec", pod, "--", "sh", "-c", script]))
+        command_output(self.kube.kubectl_command().args(["exec", pod, "--", "sh", "-c", script]))
     }
 
     /// Waits until an object is deleted.
     pub(crate) fn wait_gone(&self, kind: &str, name: &str) -> Result<()> {
-        let mut kubectl = self.kube.kubectl();
+        let mut kubectl = self.kube.kubectl_command();
         kubectl.args(["wait", kind, name, "--for=delete", &format!("--timeout={}s", TIMEOUT.as_secs())]);
-        output(&mut kubectl).map(drop)
+        command_output(&mut kubectl).map(drop)
     }
 
     /// Polls for a value that has no event: in the guest or in a log.
@@ -172,14 +176,14 @@ impl TestCluster {
         fn text(what: &str, said: Result<impl Display>) -> String {
             said.map_or_else(|error| format!("== {what}: {error:#}\n"), |text| format!("== {what}\n{text}\n"))
         }
-        let kubectl = |arguments: &[&str]| output(self.kube.kubectl().args(arguments));
+        let kubectl = |arguments: &[&str]| command_output(self.kube.kubectl_command().args(arguments));
         [
             text("provisionerd", self.daemon_log()),
-            text("metrics", self.node.shell("wget -qO- http://127.0.0.1:9810/metrics | grep -v '^#'")),
-            text("connections", self.node.shell("netstat -tn")),
+            text("metrics", self.node.run_shell("wget -qO- http://127.0.0.1:9810/metrics | grep -v '^#'")),
+            text("connections", self.node.run_shell("netstat -tn")),
             text("pods", kubectl(&["describe", "pods", "--all-namespaces"])),
             text("claims", kubectl(&["get", "pvc,pv,csinodes", "--all-namespaces", "--output=wide"])),
-            text("kubelet", self.node.log("kubelet")),
+            text("kubelet", self.node.tail_log("kubelet")),
         ]
         .concat()
     }

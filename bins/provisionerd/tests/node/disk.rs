@@ -23,7 +23,7 @@ impl VolumeFileSystem {
         let script = format!(
             "set -e; disk=${{NODEKEEL_GUEST_DISKS##*:}}; {make} $disk; mkdir {VOLUMES}; mount -o prjquota $disk {VOLUMES}"
         );
-        node.shell(&script).map(drop).with_context(|| format!("mount {self:?}"))
+        node.run_shell(&script).map(drop).with_context(|| format!("mount {self:?}"))
     }
 
     /// The error of a write beyond a limit.
@@ -39,7 +39,7 @@ impl VolumeFileSystem {
         let foreign = if self == Self::Ext4 { "-f" } else { "" };
         let report = |what: &str| -> Result<Vec<(String, u64)>> {
             let command = format!("report -p -n -N {what}");
-            let text = node.shell(&format!("xfs_quota {foreign} -x -c '{command}' {VOLUMES}"))?;
+            let text = node.run_shell(&format!("xfs_quota {foreign} -x -c '{command}' {VOLUMES}"))?;
             text.lines().filter(|line| line.starts_with('#')).map(parse_hard_limit).collect()
         };
         let (blocks, files) = (report("-b")?, report("-i")?);
@@ -62,14 +62,14 @@ fn parse_hard_limit(line: &str) -> Result<(String, u64)> {
 
 /// The directories of volumes: in use, being created, and being erased.
 pub(crate) fn volume_directories(node: &GuestNode) -> Result<Vec<String>> {
-    let text = node.shell(&format!("cd {VOLUMES}; ls -d volumes/* .new/* .trash/* 2>/dev/null; true"))?;
+    let text = node.run_shell(&format!("cd {VOLUMES}; ls -d volumes/* .new/* .trash/* 2>/dev/null; true"))?;
     Ok(text.lines().map(String::from).collect())
 }
 
 /// The number of pod mounts of a volume: in the node's mount namespace, and in provisionerd's.
 pub(crate) fn count_mounts(node: &GuestNode, volume: &str) -> Result<[usize; 2]> {
     let count = |mountinfo: &str| {
-        let text = node.shell(&format!("cat {mountinfo}"))?;
+        let text = node.run_shell(&format!("cat {mountinfo}"))?;
         Ok::<_, anyhow::Error>(
             text.lines().filter(|line| line.contains(&format!("/{volume}/mount "))).count(),
         )

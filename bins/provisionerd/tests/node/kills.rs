@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use nodekeel_provisioner::{FINALIZER, StepMoment, VolumeStep};
 use serde_json::{Value, json};
-use testbed::{Guest, Kube, User};
+use testbed::{Guest, Kube, KubeUser};
 
 use crate::cluster::{DRIVER, FileContent, TIMEOUT, TestCluster, with_node};
 use crate::disk::{VOLUMES, VolumeFileSystem, volume_directories};
@@ -71,9 +71,9 @@ fn a_daemon_killed_at_each_moment_on_ext4_leaks_nothing_and_provisions_nothing_t
 }
 
 fn kill_at_each_moment(file_system: VolumeFileSystem) {
-    let kube = Kube::builder().user(User::service_account(ACCOUNT.0, ACCOUNT.1));
+    let kube = Kube::builder().with_user(KubeUser::service_account(ACCOUNT.0, ACCOUNT.1));
     let furnish = |kube: &Kube| {
-        let user = User::service_account(ACCOUNT.0, ACCOUNT.1).name;
+        let user = KubeUser::service_account(ACCOUNT.0, ACCOUNT.1).name;
         let program = FileContent::Program(env!("CARGO_BIN_EXE_provisionerd").into());
         let kubeconfig = FileContent::Text(kube.kubeconfig_for_guest(&user)?);
         Ok(vec![(PROGRAM_AT, program), (KUBECONFIG_AT, kubeconfig)])
@@ -86,7 +86,7 @@ fn kill_at_each_moment(file_system: VolumeFileSystem) {
             include_str!("../../../../deploy/storageclass.yaml"),
             CLASS,
         ] {
-            cluster.kube.apply(manifest)?;
+            cluster.kube.apply_manifests(manifest)?;
         }
         let program = DaemonRunner::default();
         std::thread::scope(|scope| {
@@ -95,7 +95,7 @@ fn kill_at_each_moment(file_system: VolumeFileSystem) {
             let lived = run_lifecycles(cluster, &program);
             program.is_to_end.store(true, Ordering::SeqCst);
             // It may just have been killed.
-            let _ = cluster.node.shell("kill -TERM $(pidof provisionerd)");
+            let _ = cluster.node.run_shell("kill -TERM $(pidof provisionerd)");
             let ran = runs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             lived.and(ran).with_context(|| program.output())
         })?;
@@ -139,7 +139,7 @@ impl DaemonRunner {
                 command.env("PROVISIONERD_KILL_AT", pending.join(","));
             }
             let mut died = None;
-            let code = guest.start(&command)?.wait(RUN_WITHIN, |line| {
+            let code = guest.start_command(&command)?.wait_for_exit(RUN_WITHIN, |line| {
                 let killed = line.strip_prefix("killed at ").and_then(|rest| rest.split_once(": "));
                 died = died.take().or(killed.map(|(_, moment)| moment.to_owned()));
                 self.output.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
@@ -189,15 +189,15 @@ fn run_lifecycles(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
 
 /// With a full disk, the node is deselected for a claim, also when provisionerd is killed.
 fn check_claim_without_space(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
-    cluster.node.shell(&format!("cd {VOLUMES}; {FILL_DISK_SCRIPT}"))?;
-    cluster.kube.apply(&claim_and_pod("late"))?;
+    cluster.node.run_shell(&format!("cd {VOLUMES}; {FILL_DISK_SCRIPT}"))?;
+    cluster.kube.apply_manifests(&claim_and_pod("late"))?;
     cluster.wait_equal("the node to be deselected", &false, || {
         Ok(program.pending().iter().any(|moment| moment.ends_with("DeselectNode")))
     })?;
-    cluster.kube.delete("pod", "default/late")?;
-    cluster.kube.delete("pvc", "default/late")?;
+    cluster.kube.delete_object("pod", "default/late")?;
+    cluster.kube.delete_object("pvc", "default/late")?;
     cluster.wait_gone("pvc", "late")?;
-    cluster.node.shell(&format!("cd {VOLUMES}; rm fill rest"))?;
+    cluster.node.run_shell(&format!("cd {VOLUMES}; rm fill rest"))?;
     assert_nothing_left(cluster)
 }
 
@@ -207,9 +207,9 @@ const FILL_DISK_SCRIPT: &str = "fallocate -l $((($(df -k . | awk 'END { print $4
 
 /// A claim without a selected node gets one.
 fn check_claim_without_pod(cluster: &TestCluster) -> Result<()> {
-    cluster.kube.apply(&claim_manifest("alone", "immediate").to_string())?;
+    cluster.kube.apply_manifests(&claim_manifest("alone", "immediate").to_string())?;
     let volume = wait_bound(cluster, "alone")?;
-    cluster.kube.delete("pvc", "default/alone")?;
+    cluster.kube.delete_object("pvc", "default/alone")?;
     cluster.wait_gone("pv", &volume)?;
     assert_nothing_left(cluster)
 }
@@ -217,23 +217,24 @@ fn check_claim_without_pod(cluster: &TestCluster) -> Result<()> {
 /// A volume is created, mounted, written to, loses its finalizer for a moment, and is deleted.
 fn check_claim_with_pod(cluster: &TestCluster, name: &str) -> Result<()> {
     let (kube, node) = (&cluster.kube, &cluster.node);
-    kube.apply(&claim_and_pod(name))?;
+    kube.apply_manifests(&claim_and_pod(name))?;
     let volume = wait_bound(cluster, name)?;
     let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    kube.until_within(TIMEOUT, "pod", &format!("default/{name}"), is_ready)?;
+    kube.wait_for_object_within(TIMEOUT, "pod", &format!("default/{name}"), is_ready)?;
     cluster.exec(name, "echo data >/data/file")?;
-    kube.patch("pv", &volume, &json!({"metadata": {"finalizers": []}}))?;
+    kube.patch_object("pv", &volume, &json!({"metadata": {"finalizers": []}}))?;
     let is_protected = |volume: &Value| {
         let mut all = volume["metadata"]["finalizers"].as_array().into_iter().flatten();
         all.any(|one| one == FINALIZER)
     };
-    kube.until_within(TIMEOUT, "pv", &volume, is_protected)?;
+    kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_protected)?;
     ensure!(cluster.exec(name, "cat /data/file")? == "data\n", "the volume lost its data");
-    kube.delete("pod", &format!("default/{name}"))?;
+    kube.delete_object("pod", &format!("default/{name}"))?;
     cluster.wait_gone("pod", name)?;
     let mounts = format!("grep -c /{volume}/mount /proc/self/mountinfo || true");
-    cluster.wait_equal("the mounts to go", &"0".to_owned(), || Ok(node.shell(&mounts)?.trim().to_owned()))?;
-    kube.delete("pvc", &format!("default/{name}"))?;
+    cluster
+        .wait_equal("the mounts to go", &"0".to_owned(), || Ok(node.run_shell(&mounts)?.trim().to_owned()))?;
+    kube.delete_object("pvc", &format!("default/{name}"))?;
     cluster.wait_gone("pv", &volume)?;
     assert_nothing_left(cluster)
 }
@@ -241,9 +242,9 @@ fn check_claim_with_pod(cluster: &TestCluster, name: &str) -> Result<()> {
 /// Waits until a claim is bound to the only volume, and returns the name of the volume.
 fn wait_bound(cluster: &TestCluster, claim: &str) -> Result<String> {
     let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    let claim = cluster.kube.until_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound)?;
+    let claim = cluster.kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound)?;
     let volume = claim["spec"]["volumeName"].as_str().context("a bound claim has a volume")?.to_owned();
-    let count = cluster.kube.list("pv")?.len();
+    let count = cluster.kube.list_objects("pv")?.len();
     ensure!(count == 1, "{count} PersistentVolumes were created");
     let there = volume_directories(&cluster.node)?;
     ensure!(there == [format!("volumes/{volume}")], "the directories are {there:?}");
@@ -256,7 +257,7 @@ fn assert_nothing_left(cluster: &TestCluster) -> Result<()> {
     cluster.wait_equal("the directories to go", &Vec::new(), || volume_directories(&cluster.node))?;
     cluster
         .wait_equal("the limits to go", &Vec::new(), || cluster.file_system.kernel_limits(&cluster.node))?;
-    let volumes = cluster.kube.list("pv")?;
+    let volumes = cluster.kube.list_objects("pv")?;
     ensure!(volumes.is_empty(), "PersistentVolumes remain: {volumes:?}");
     Ok(())
 }

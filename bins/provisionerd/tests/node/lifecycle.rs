@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use testbed::output;
+use testbed::command_output;
 
 use crate::cluster::{DRIVER, TIMEOUT, TestCluster, with_cluster};
 use crate::disk::{VolumeFileSystem, count_mounts, volume_directories};
@@ -103,15 +103,16 @@ fn a_volume_on_ext4_enforces_its_limit_and_leaves_nothing() {
 fn fill_volumes(cluster: &mut TestCluster) -> Result<[String; 2]> {
     let kube = &cluster.kube;
     cluster.times.log_step("until claims are created");
-    kube.apply(WRITER)?;
+    kube.apply_manifests(WRITER)?;
     let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
-    let bound = |claim: &str| kube.until_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound);
+    let bound =
+        |claim: &str| kube.wait_for_object_within(TIMEOUT, "pvc", &format!("default/{claim}"), is_bound);
     let claims = [bound("data")?, bound("few")?];
     cluster.times.log_step("claims created → Bound");
     let is_ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    kube.until_within(TIMEOUT, "pod", "default/writer", is_ready)?;
+    kube.wait_for_object_within(TIMEOUT, "pod", "default/writer", is_ready)?;
     cluster.times.log_step("Bound → pod filled its volumes and runs");
-    kube.until_event("default/data", "ProvisioningSucceeded")?;
+    kube.wait_for_event("default/data", "ProvisioningSucceeded")?;
     let volumes = claims.map(|claim| claim["spec"]["volumeName"].as_str().unwrap_or_default().to_owned());
     check_pod_output(cluster)?;
     let limits = cluster.file_system.kernel_limits(&cluster.node)?;
@@ -130,7 +131,8 @@ fn fill_volumes(cluster: &mut TestCluster) -> Result<[String; 2]> {
 
 /// Checks that the limits stopped the pod, with the right error.
 fn check_pod_output(cluster: &TestCluster) -> Result<()> {
-    let output_text = output(cluster.kube.kubectl().args(["logs", "writer", "--container=fill"]))?;
+    let output_text =
+        command_output(cluster.kube.kubectl_command().args(["logs", "writer", "--container=fill"]))?;
     println!("output of the pod:\n{output_text}");
     let numbers: BTreeMap<&str, u64> = output_text
         .lines()
@@ -154,7 +156,7 @@ fn check_pod_output(cluster: &TestCluster) -> Result<()> {
 fn check_metrics(cluster: &mut TestCluster) -> Result<()> {
     let metric = |name: &str| -> Result<u64> {
         let path = format!("/api/v1/nodes/{}/proxy/metrics", cluster.node.name());
-        let text = output(cluster.kube.kubectl().args(["get", "--raw", &path]))?;
+        let text = command_output(cluster.kube.kubectl_command().args(["get", "--raw", &path]))?;
         let is_it = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains("=\"data\"");
         let line = text.lines().find(is_it).with_context(|| format!("no {name} of the claim"))?;
         let number: f64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
@@ -173,10 +175,16 @@ fn check_metrics(cluster: &mut TestCluster) -> Result<()> {
     let used = metric("kubelet_volume_stats_used_bytes")?;
     ensure!(used <= LIMIT && used > LIMIT - SLACK, "the kubelet exports {used} bytes");
     cluster.times.log_step("volume metrics exported");
-    let (kubectl, pod) = (|| cluster.kube.kubectl(), cluster.daemon_pod()?);
+    let (kubectl, pod) = (|| cluster.kube.kubectl_command(), cluster.daemon_pod()?);
     let pod = pod.trim_start_matches("nodekeel/");
-    let check =
-        output(kubectl().args(["exec", "--namespace=nodekeel", pod, "--", "/provisionerd", "check"]))?;
+    let check = command_output(kubectl().args([
+        "exec",
+        "--namespace=nodekeel",
+        pod,
+        "--",
+        "/provisionerd",
+        "check",
+    ]))?;
     println!("provisionerd check:\n{check}");
     ensure!(check.contains("the API server grants all permissions needed"), "{check}");
     cluster.times.log_step("provisionerd check");
@@ -203,12 +211,12 @@ fn restart_kubelet(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<(
 /// A restarted provisionerd registers with the kubelet again, and existing volumes stay mounted.
 fn restart_daemon(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
     let pod = cluster.daemon_pod()?;
-    cluster.node.shell("kill -KILL $(pidof provisionerd)")?;
+    cluster.node.run_shell("kill -KILL $(pidof provisionerd)")?;
     let is_back = |pod: &Value| {
         let status = &pod["status"]["containerStatuses"][0];
         status["restartCount"] == 1 && status["ready"] == true
     };
-    let back = cluster.kube.until_within(TIMEOUT, "pod", &pod, is_back)?;
+    let back = cluster.kube.wait_for_object_within(TIMEOUT, "pod", &pod, is_back)?;
     let exit_code = &back["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"];
     ensure!(*exit_code == 137, "provisionerd exited with {exit_code}");
     cluster.times.log_step("provisionerd killed → ready again");
@@ -235,7 +243,7 @@ fn check_limit_enforced(cluster: &mut TestCluster) -> Result<()> {
 
 /// Deletes the pod and its claims, and checks that nothing of them remains.
 fn delete_all(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
-    cluster.kube.delete("pod", "default/writer")?;
+    cluster.kube.delete_object("pod", "default/writer")?;
     cluster.wait_gone("pod", "writer")?;
     cluster.times.log_step("pod deleted");
     for volume in volumes {
@@ -243,7 +251,7 @@ fn delete_all(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<()> {
     }
     cluster.times.log_step("pod deleted → nothing mounted");
     for claim in ["default/data", "default/few"] {
-        cluster.kube.delete("pvc", claim)?;
+        cluster.kube.delete_object("pvc", claim)?;
     }
     for volume in volumes {
         cluster.wait_gone("pv", volume)?;

@@ -17,25 +17,26 @@ const TERMINAL_EVERY: Duration = Duration::from_millis(200);
 const FILE_EVERY: Duration = Duration::from_secs(20);
 
 /// Builds all programs into the directory, and leaves there of what they were built.
-pub(super) fn build(tools: &GoTools, partial: &Path) -> Result<()> {
-    let go = go::find(tools.go_version())?;
+pub(super) fn build_tools(tools: &GoTools, partial: &Path) -> Result<()> {
+    let go = go::find_go(tools.go_version())?;
     let module = partial.join("module");
     fs::create_dir(&module).with_context(|| format!("create {}", module.display()))?;
     for (name, text) in [("go.mod", tools.go_mod), ("go.sum", tools.go_sum)] {
         fs::write(module.join(name), text).with_context(|| format!("write {name}"))?;
     }
-    let mut progress = Progress::new(tools, &go);
+    let mut progress = BuildProgress::new(tools, &go);
     for (index, program) in tools.programs.iter().enumerate() {
         progress.program = format!("{} ({} of {})", program.file, index + 1, tools.programs.len());
-        let mut command = command(tools, &go, &module);
+        let mut command = go_command(tools, &go, &module);
         command.arg("-o").arg(partial.join(program.file)).arg(program.package);
-        run(command, &mut progress).with_context(|| format!("build {} {}", program.file, tools.version))?;
+        run_build(command, &mut progress)
+            .with_context(|| format!("build {} {}", program.file, tools.version))?;
     }
-    progress.done();
+    progress.report_done();
     Ok(())
 }
 
-fn command(tools: &GoTools, go: &go::Go, module: &Path) -> Command {
+fn go_command(tools: &GoTools, go: &go::GoToolchain, module: &Path) -> Command {
     let mut command = Command::new(&go.path);
     command.current_dir(module).args(["build", "-v", "-trimpath", "-buildvcs=false"]);
     if !tools.tags.is_empty() {
@@ -50,13 +51,13 @@ fn command(tools: &GoTools, go: &go::Go, module: &Path) -> Command {
     command
 }
 
-fn run(mut command: Command, progress: &mut Progress) -> Result<()> {
+fn run_build(mut command: Command, progress: &mut BuildProgress) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().context("execute go")?;
     let pipe = child.stderr.take().context("its messages are piped")?;
     let mut lines = Vec::new();
     for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-        progress.tell(&line);
+        progress.report_line(&line);
         lines.push(line);
     }
     let status = child.wait().context("reap go")?;
@@ -67,46 +68,49 @@ fn run(mut command: Command, progress: &mut Progress) -> Result<()> {
 
 /// Tells people how far it is: on a terminal in one line that changes, else in a line now and then.
 #[derive(Debug)]
-struct Progress {
+struct BuildProgress {
     title: String,
     program: String,
     compiled: usize,
     start: Instant,
-    told: Instant,
+    last_print: Instant,
     is_terminal: bool,
 }
 
-impl Progress {
-    fn new(tools: &GoTools, go: &go::Go) -> Self {
+impl BuildProgress {
+    fn new(tools: &GoTools, go: &go::GoToolchain) -> Self {
         let title = format!("{} {}", tools.name, tools.version);
         let is_terminal = std::io::stderr().is_terminal();
         let now = Instant::now();
         let progress =
-            Self { title, program: String::new(), compiled: 0, start: now, told: now, is_terminal };
+            Self { title, program: String::new(), compiled: 0, start: now, last_print: now, is_terminal };
         let fetches = if go.toolchain == Some("auto") { "; go fetches a newer go first" } else { "" };
-        progress.say(&format!("building it, once: about {} on two cores{fetches}", tools.first_build), "\n");
+        progress.print_text(
+            &format!("building it, once: about {} on two cores{fetches}", tools.first_build),
+            "\n",
+        );
         progress
     }
 
     /// Go says each package that it compiles, each module that it fetches, and what is wrong.
-    fn tell(&mut self, line: &str) {
+    fn report_line(&mut self, line: &str) {
         let is_package = !line.contains(' ') && !line.starts_with('#');
         self.compiled += usize::from(is_package);
         let every = if self.is_terminal { TERMINAL_EVERY } else { FILE_EVERY };
-        if self.told.elapsed() >= every {
-            self.told = Instant::now();
+        if self.last_print.elapsed() >= every {
+            self.last_print = Instant::now();
             let doing = if is_package { "compiling" } else { line };
             let text = format!("{}: {doing}, {} packages so far", self.program, self.compiled);
-            self.say(&text, if self.is_terminal { "" } else { "\n" });
+            self.print_text(&text, if self.is_terminal { "" } else { "\n" });
         }
     }
 
-    fn done(&self) {
-        self.say(&format!("built in {} s", self.start.elapsed().as_secs()), "\n");
+    fn report_done(&self) {
+        self.print_text(&format!("built in {} s", self.start.elapsed().as_secs()), "\n");
     }
 
     /// Straight to the descriptor: the test harness hides what the print macros write until a test has failed.
-    fn say(&self, text: &str, end: &str) {
+    fn print_text(&self, text: &str, end: &str) {
         let begin = if self.is_terminal { "\r\x1b[K" } else { "" };
         let seconds = self.start.elapsed().as_secs();
         // Whoever closed standard error does not want to hear it.
@@ -124,22 +128,22 @@ mod tests {
         command
     }
 
-    fn silent() -> Progress {
+    fn silent() -> BuildProgress {
         let now = Instant::now();
         let (title, program) = (String::new(), String::new());
-        Progress { title, program, compiled: 0, start: now, told: now, is_terminal: false }
+        BuildProgress { title, program, compiled: 0, start: now, last_print: now, is_terminal: false }
     }
 
     #[test]
     fn packages_are_counted_and_other_messages_are_not() {
         let mut progress = silent();
-        run(shell("echo go: downloading x v1 >&2; echo a/b >&2; echo a/c >&2"), &mut progress).unwrap();
+        run_build(shell("echo go: downloading x v1 >&2; echo a/b >&2; echo a/c >&2"), &mut progress).unwrap();
         assert_eq!(progress.compiled, 2);
     }
 
     #[test]
-    fn a_failed_build_says_what_go_said() {
-        let error = run(shell("echo a/b; echo no such host >&2; exit 1"), &mut silent()).unwrap_err();
+    fn a_failed_build_is_reported_with_the_output_of_go() {
+        let error = run_build(shell("echo a/b; echo no such host >&2; exit 1"), &mut silent()).unwrap_err();
         assert!(error.to_string().contains("no such host"), "{error}");
     }
 }

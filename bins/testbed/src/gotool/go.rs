@@ -8,12 +8,12 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::{cache, output, tools};
+use crate::{cache, command_output, tools};
 
 /// From here on Go fetches the newer Go that a module asks for by itself.
 ///
 /// *Source:* go.dev/doc/toolchain.
-const FETCHES_ITSELF: Version = Version(1, 21, 0);
+const FETCHES_ITSELF: GoVersion = GoVersion(1, 21, 0);
 /// What is fetched where the machine's Go is older than that: every Go is a module of this name, too.
 const TOOLCHAIN: &str = "go1.26.8";
 /// Where the archives of go.dev/dl are unpacked by their instructions.
@@ -21,18 +21,18 @@ const USUAL: &str = "/usr/local/go/bin/go";
 
 /// A version of Go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(u32, u32, u32);
+pub(super) struct GoVersion(u32, u32, u32);
 
-impl Version {
+impl GoVersion {
     /// Reads `1.26`, `1.26.0`, `go1.26.8` and `go1.27rc1 X:some`.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse_version(text: &str) -> Option<Self> {
         let text = text.trim().trim_start_matches("go").split(' ').next()?;
         let mut numbers = text.split('.').map(leading_number);
         Some(Self(numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or(0)))
     }
 
     #[cfg(test)]
-    pub(super) fn parts(self) -> (u32, u32, u32) {
+    pub(super) fn version_parts(self) -> (u32, u32, u32) {
         (self.0, self.1, self.2)
     }
 }
@@ -42,7 +42,7 @@ fn leading_number(text: &str) -> Option<u32> {
     text[..digits].parse().ok()
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for GoVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.0, self.1, self.2)
     }
@@ -50,30 +50,30 @@ impl fmt::Display for Version {
 
 /// Why the machine's Go can't build the tools, with what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unfit(String);
+pub struct UnfitGo(String);
 
-impl fmt::Display for Unfit {
+impl fmt::Display for UnfitGo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Unfit {}
+impl std::error::Error for UnfitGo {}
 
 /// What has to happen before a Go can build for a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum GoStep {
     /// It is new enough.
-    None,
+    Ready,
     /// It fetches a newer one by itself.
-    Automatic,
+    FetchesItself,
     /// It is told to fetch a newer one.
     Fetch,
 }
 
 /// A Go that can build for a module, and the `GOTOOLCHAIN` that it needs for that.
 #[derive(Debug)]
-pub(super) struct Go {
+pub(super) struct GoToolchain {
     pub(super) path: PathBuf,
     pub(super) toolchain: Option<&'static str>,
 }
@@ -81,38 +81,38 @@ pub(super) struct Go {
 /// Finds a Go that can build what needs `needed`, or has it fetched.
 ///
 /// # Errors
-/// [`Unfit`] where there is none, or it may not fetch a newer one; why the fetching failed.
-pub(super) fn find(needed: Version) -> Result<Go> {
-    let path = locate().ok_or_else(|| Unfit(missing()))?;
-    let told = output(Command::new(&path).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"))?;
-    match step(told.trim(), needed, std::env::var("GOTOOLCHAIN").ok().as_deref())? {
-        Step::None => Ok(Go { path, toolchain: None }),
-        Step::Automatic => Ok(Go { path, toolchain: Some("auto") }),
-        Step::Fetch => Ok(Go { path: fetched(&path)?, toolchain: Some("local") }),
+/// [`UnfitGo`] where there is none, or it may not fetch a newer one; why the fetching failed.
+pub(super) fn find_go(needed: GoVersion) -> Result<GoToolchain> {
+    let path = locate_go().ok_or_else(|| UnfitGo(missing_go_text()))?;
+    let told = command_output(Command::new(&path).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"))?;
+    match choose_step(told.trim(), needed, std::env::var("GOTOOLCHAIN").ok().as_deref())? {
+        GoStep::Ready => Ok(GoToolchain { path, toolchain: None }),
+        GoStep::FetchesItself => Ok(GoToolchain { path, toolchain: Some("auto") }),
+        GoStep::Fetch => Ok(GoToolchain { path: fetch_go(&path)?, toolchain: Some("local") }),
     }
 }
 
-fn locate() -> Option<PathBuf> {
+fn locate_go() -> Option<PathBuf> {
     let usual = || Some(PathBuf::from(USUAL)).filter(|path| path.is_file());
-    tools::find(tools::GO).ok().or_else(usual)
+    tools::find_tool(tools::GO).ok().or_else(usual)
 }
 
-fn step(told: &str, needed: Version, choice: Option<&str>) -> Result<Step, Unfit> {
-    match Version::parse(told) {
+fn choose_step(told: &str, needed: GoVersion, choice: Option<&str>) -> Result<GoStep, UnfitGo> {
+    match GoVersion::parse_version(told) {
         Some(has) if has < needed => match choice {
-            Some("local") => Err(Unfit(format!(
+            Some("local") => Err(UnfitGo(format!(
                 "{told} is here and Go {needed} is needed; the newer one would be fetched, but GOTOOLCHAIN=local \
                  forbids it: unset GOTOOLCHAIN"
             ))),
-            _ if has < FETCHES_ITSELF => Ok(Step::Fetch),
-            _ => Ok(Step::Automatic),
+            _ if has < FETCHES_ITSELF => Ok(GoStep::Fetch),
+            _ => Ok(GoStep::FetchesItself),
         },
         // A development version has no number: it is as new as can be.
-        _ => Ok(Step::None),
+        _ => Ok(GoStep::Ready),
     }
 }
 
-fn missing() -> String {
+fn missing_go_text() -> String {
     "there is no Go, which builds the Kubernetes tools: `cargo xtask setup` installs Debian's golang-go, which fetches a \
      newer one; or unpack an archive of https://go.dev/dl to /usr/local/go; or set NODEKEEL_KUBE_BIN to a directory \
      with the programs"
@@ -122,16 +122,16 @@ fn missing() -> String {
 /// The newer Go, which the old one fetches as a module and checks against the checksum database.
 ///
 /// *Source:* go.dev/doc/toolchain: the module `golang.org/toolchain`, whose files come without their execute bits.
-fn fetched(old: &Path) -> Result<PathBuf> {
-    let module = format!("golang.org/toolchain@v0.0.1-{TOOLCHAIN}.linux-{}", super::architecture());
-    let entry = cache::entry(&format!("{TOOLCHAIN}-{}", super::architecture()), |partial| {
+fn fetch_go(old: &Path) -> Result<PathBuf> {
+    let module = format!("golang.org/toolchain@v0.0.1-{TOOLCHAIN}.linux-{}", super::go_architecture());
+    let entry = cache::make_entry(&format!("{TOOLCHAIN}-{}", super::go_architecture()), |partial| {
         eprintln!("{TOOLCHAIN}: {} is too old; it fetches this one, once: some 90 MB", old.display());
         let mut command = Command::new(old);
         command.args(["mod", "download", &module]).current_dir(partial).env("GOWORK", "off");
         command.env("GOMODCACHE", partial).env("GOFLAGS", "-modcacherw");
-        output(&mut command).with_context(|| format!("fetch {module}"))?;
+        command_output(&mut command).with_context(|| format!("fetch {module}"))?;
         let root = partial.join(&module);
-        for directory in ["bin", &format!("pkg/tool/linux_{}", super::architecture())] {
+        for directory in ["bin", &format!("pkg/tool/linux_{}", super::go_architecture())] {
             make_executable(&root.join(directory))?;
         }
         // The archive, now that it is unpacked.
@@ -155,28 +155,28 @@ mod tests {
 
     #[test]
     fn versions_are_read_and_ordered() {
-        let read = |text| Version::parse(text).map(Version::parts);
+        let read = |text| GoVersion::parse_version(text).map(GoVersion::version_parts);
         assert_eq!(read("go1.26.8\n"), Some((1, 26, 8)));
         assert_eq!(read("1.26"), Some((1, 26, 0)));
         assert_eq!(read("go1.27rc1 X:nosynchash"), Some((1, 27, 0)));
         assert_eq!(read("devel +abc"), None);
-        assert!(Version::parse("go1.9").unwrap() < Version::parse("go1.26.0").unwrap());
+        assert!(GoVersion::parse_version("go1.9").unwrap() < GoVersion::parse_version("go1.26.0").unwrap());
     }
 
     #[test]
     fn an_old_go_gets_a_newer_one_unless_that_is_forbidden() {
-        let step = |told, choice| step(told, Version(1, 26, 0), choice);
-        assert_eq!(step("go1.26.8", Some("local")), Ok(Step::None));
-        assert_eq!(step("devel +abc", None), Ok(Step::None));
-        assert_eq!(step("go1.24.4", None), Ok(Step::Automatic));
-        assert_eq!(step("go1.19.8", None), Ok(Step::Fetch));
+        let step = |told, choice| choose_step(told, GoVersion(1, 26, 0), choice);
+        assert_eq!(step("go1.26.8", Some("local")), Ok(GoStep::Ready));
+        assert_eq!(step("devel +abc", None), Ok(GoStep::Ready));
+        assert_eq!(step("go1.24.4", None), Ok(GoStep::FetchesItself));
+        assert_eq!(step("go1.19.8", None), Ok(GoStep::Fetch));
         let unfit = step("go1.24.4", Some("local")).unwrap_err();
         assert!(unfit.to_string().contains("unset GOTOOLCHAIN"), "{unfit}");
     }
 
     #[test]
-    fn what_is_fetched_is_new_enough_for_every_module() {
-        let fetched = Version::parse(TOOLCHAIN).unwrap();
+    fn the_fetched_go_is_new_enough_for_every_module() {
+        let fetched = GoVersion::parse_version(TOOLCHAIN).unwrap();
         assert!(super::super::ALL.iter().all(|tools| tools.go_version() <= fetched));
     }
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::tree::{Tree, libraries};
-use crate::{cache, output, tools};
+use super::root_tree::{RootTree, find_libraries};
+use crate::{cache, command_output, tools};
 
 /// A directory with `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`, such as `dpkg -x` of a kernel package makes, or
 /// `/` where the machine's own kernel is meant.
@@ -22,7 +22,7 @@ const INIT: &str = include_str!("init.sh");
 
 /// What QEMU boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Kernel {
+pub(super) struct GuestKernel {
     /// Its release, and a number that changes with the images.
     pub(super) name: String,
     /// The compressed kernel.
@@ -33,18 +33,18 @@ pub(super) struct Kernel {
     pub(super) modules: PathBuf,
 }
 
-impl Kernel {
+impl GuestKernel {
     /// Finds or makes them.
     ///
     /// # Errors
     /// When there is no kernel and none can be downloaded, or a tool is missing or fails.
-    pub(super) fn prepare() -> Result<Self> {
-        let source = source()?;
+    pub(super) fn find_or_build() -> Result<Self> {
+        let source = find_source()?;
         let (release, image) = find_release(&source)?;
-        let busybox = tools::find(tools::BUSYBOX)?;
-        let name = name(&release, &image, &busybox)?;
-        let directory = cache::entry_of("guest", &format!("guest-{name}"), |directory| {
-            let is_static = libraries(std::slice::from_ref(&busybox))?.is_empty();
+        let busybox = tools::find_tool(tools::BUSYBOX)?;
+        let name = images_name(&release, &image, &busybox)?;
+        let directory = cache::make_family_entry("guest", &format!("guest-{name}"), |directory| {
+            let is_static = find_libraries(std::slice::from_ref(&busybox))?.is_empty();
             ensure!(is_static, "{} isn't static: install Debian's busybox-static", busybox.display());
             let modules = release_modules(&source, &release)?;
             let work = directory.join("work");
@@ -62,7 +62,7 @@ impl Kernel {
 }
 
 /// What the images are made of: another kernel, shell or script makes others.
-fn name(release: &str, image: &Path, busybox: &Path) -> Result<String> {
+fn images_name(release: &str, image: &Path, busybox: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     (INIT, EARLY).hash(&mut hasher);
     for file in [image, busybox] {
@@ -74,7 +74,7 @@ fn name(release: &str, image: &Path, busybox: &Path) -> Result<String> {
 }
 
 /// The directory that holds the kernel: the caller's, or the one that was downloaded once.
-fn source() -> Result<PathBuf> {
+fn find_source() -> Result<PathBuf> {
     if let Some(given) = std::env::var_os(GIVEN).filter(|given| !given.is_empty()) {
         return Ok(given.into());
     }
@@ -82,40 +82,40 @@ fn source() -> Result<PathBuf> {
         cfg!(target_arch = "x86_64"),
         "no kernel is known to fetch for this processor: set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules"
     );
-    cache::entry(PACKAGE, |directory| {
-        download(directory).with_context(|| {
+    cache::make_entry(PACKAGE, |directory| {
+        download_kernel(directory).with_context(|| {
             format!("fetch a kernel; where this can't be, set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules")
         })
     })
 }
 
-fn download(directory: &Path) -> Result<()> {
-    let apt = Apt::new(directory)?;
-    let file = apt.fetch().or_else(|error| {
+fn download_kernel(directory: &Path) -> Result<()> {
+    let apt = AptClient::new(directory)?;
+    let file = apt.download_package().or_else(|error| {
         // The machine's lists may be absent or older than the archive; renewing those needs root, own ones don't.
         eprintln!("testbed: {error:#}; trying again with lists of its own");
-        apt.with_own_lists()?.fetch()
+        apt.with_private_lists()?.download_package()
     })?;
-    let dpkg = tools::find(tools::Tool { name: "dpkg", package: "dpkg" })?;
-    output(Command::new(dpkg).arg("-x").arg(&file).arg(directory))?;
+    let dpkg = tools::find_tool(tools::Tool { name: "dpkg", package: "dpkg" })?;
+    command_output(Command::new(dpkg).arg("-x").arg(&file).arg(directory))?;
     fs::remove_dir_all(apt.work).context("remove the downloaded package")
 }
 
 /// apt-get, used as a plain user may: it downloads, and installs nothing.
 #[derive(Debug)]
-struct Apt {
+struct AptClient {
     work: PathBuf,
     options: Vec<String>,
 }
 
-impl Apt {
+impl AptClient {
     fn new(directory: &Path) -> Result<Self> {
         let work = directory.join("apt");
         fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
         Ok(Self { work, options: Vec::new() })
     }
 
-    fn with_own_lists(&self) -> Result<Self> {
+    fn with_private_lists(&self) -> Result<Self> {
         let [state, cached] = ["state", "cache"].map(|name| self.work.join(name));
         for directory in [state.join("lists/partial"), cached.join("archives/partial")] {
             fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
@@ -127,26 +127,26 @@ impl Apt {
             "-oAPT::Sandbox::User=root".to_owned(),
         ];
         let own = Self { work: self.work.clone(), options };
-        own.run("apt-get", &["update"])?;
+        own.run_program("apt-get", &["update"])?;
         Ok(own)
     }
 
     /// Downloads the package that the kernel's metapackage stands for.
-    fn fetch(&self) -> Result<PathBuf> {
-        let text = self.run("apt-cache", &["depends", PACKAGE])?;
+    fn download_package(&self) -> Result<PathBuf> {
+        let text = self.run_program("apt-cache", &["depends", PACKAGE])?;
         let package = text.lines().find_map(kernel_package);
         let package = package.with_context(|| format!("apt-cache knows no kernel behind {PACKAGE}"))?;
-        self.run("apt-get", &["download", package])?;
+        self.run_program("apt-get", &["download", package])?;
         let mut found = fs::read_dir(&self.work).context("list the downloads")?.flatten();
         let is_package = |name: &str| name.starts_with(package) && name.ends_with(".deb");
         let file = found.find(|entry| is_package(&entry.file_name().to_string_lossy()));
         Ok(file.with_context(|| format!("apt-get download {package} left no file"))?.path())
     }
 
-    fn run(&self, program: &'static str, arguments: &[&str]) -> Result<String> {
-        let tool = tools::find(tools::Tool { name: program, package: "apt" })?;
+    fn run_program(&self, program: &'static str, arguments: &[&str]) -> Result<String> {
+        let tool = tools::find_tool(tools::Tool { name: program, package: "apt" })?;
         let mut command = Command::new(tool);
-        output(command.args(&self.options).args(arguments).current_dir(&self.work).env("LC_ALL", "C"))
+        command_output(command.args(&self.options).args(arguments).current_dir(&self.work).env("LC_ALL", "C"))
     }
 }
 
@@ -162,12 +162,12 @@ fn find_release(source: &Path) -> Result<(String, PathBuf)> {
         let name = entry.file_name().into_string().ok()?;
         Some((name.strip_prefix("vmlinuz-")?.to_owned(), entry.path()))
     });
-    let newest = kernels.max_by_key(|(release, _)| version(release));
+    let newest = kernels.max_by_key(|(release, _)| parse_release(release));
     newest.with_context(|| format!("no vmlinuz-* in {}", boot.display()))
 }
 
 /// The numbers of a release, by which `6.10` comes after `6.9`.
-fn version(release: &str) -> Vec<u64> {
+fn parse_release(release: &str) -> Vec<u64> {
     release.split(['.', '-']).filter_map(|number| number.parse().ok()).collect()
 }
 
@@ -189,8 +189,8 @@ fn index_modules(modules: &Path, work: &Path, release: &str) -> Result<PathBuf> 
             symlink(&from, own.join(name)).with_context(|| format!("link to {name}"))?;
         }
     }
-    let depmod = tools::find(tools::DEPMOD)?;
-    output(Command::new(depmod).arg("-b").arg(work).arg(release))?;
+    let depmod = tools::find_tool(tools::DEPMOD)?;
+    command_output(Command::new(depmod).arg("-b").arg(work).arg(release))?;
     Ok(own)
 }
 
@@ -216,17 +216,17 @@ fn write_initramfs(to: &Path, busybox: &Path, work: &Path, release: &str) -> Res
     let archive = r#""$0" find . | "$0" cpio -o -H newc -R 0:0 -F "$1""#;
     let mut shell = Command::new(busybox);
     shell.args(["sh", "-c", archive]).arg(busybox).arg(to).current_dir(root);
-    output(&mut shell).map(drop)
+    command_output(&mut shell).map(drop)
 }
 
 /// The modules of [`EARLY`] and those that they stand on, in the order in which they load.
 fn early_modules(work: &Path, release: &str) -> Result<Vec<Vec<u8>>> {
-    let modprobe = tools::find(tools::MODPROBE)?;
+    let modprobe = tools::find_tool(tools::MODPROBE)?;
     let mut paths: Vec<PathBuf> = Vec::new();
     for module in EARLY {
         let mut command = Command::new(&modprobe);
         command.arg("-d").arg(work).args(["-S", release, "--show-depends", module]);
-        for line in output(&mut command)?.lines() {
+        for line in command_output(&mut command)?.lines() {
             // `builtin NAME` is in the kernel already.
             let path = line.strip_prefix("insmod ").map(|path| PathBuf::from(path.trim_end()));
             paths.extend(path.filter(|path| !paths.contains(path)));
@@ -241,18 +241,18 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
         Some("zst") => tools::Tool { name: "zstd", package: "zstd" },
         _ => return fs::read(path).with_context(|| format!("read {}", path.display())),
     };
-    let done = Command::new(tools::find(program)?).arg("-dc").arg(path).output();
+    let done = Command::new(tools::find_tool(program)?).arg("-dc").arg(path).output();
     let done = done.with_context(|| format!("unpack {}", path.display()))?;
     ensure!(done.status.success(), "{} can't unpack {}", program.name, path.display());
     Ok(done.stdout)
 }
 
 fn write_modules(indexed: PathBuf, to: &Path, release: &str) -> Result<()> {
-    let mut tree = Tree::default();
+    let mut tree = RootTree::default();
     let at = Path::new("/").join(release);
-    tree.copy(&at, &indexed, &|_| true)?;
+    tree.copy_directory(&at, &indexed, &|_| true)?;
     let kernel = indexed.join("kernel").canonicalize().context("find the modules")?;
-    tree.copy(&at.join("kernel"), &kernel, &|_| true)?;
+    tree.copy_directory(&at.join("kernel"), &kernel, &|_| true)?;
     tree.write_image(to)
 }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::kernel::Kernel;
+use super::kernel::GuestKernel;
 use super::qemu::{self, Accelerator};
-use crate::{Scratch, cache, end_group, leftovers, wait_exit};
+use crate::{ScratchDir, cache, end_group, leftovers, wait_exit};
 
 const DEVICE: &str = "/dev/kvm";
 /// What init.sh writes when it only is to be reached.
@@ -19,14 +19,14 @@ const WITHIN: Duration = Duration::from_secs(20);
 
 /// KVM where a guest was seen to come up on it, else emulation. A device that may be opened says little: nested
 /// virtualisation lets some kernels hang. The verdict is kept, for this kernel of the machine and that of the guest.
-pub(super) fn accelerator(kernel: &Kernel) -> Result<Accelerator> {
+pub(super) fn choose_accelerator(kernel: &GuestKernel) -> Result<Accelerator> {
     if OpenOptions::new().read(true).write(true).open(DEVICE).is_err() {
         return Ok(Accelerator::Tcg);
     }
     let host = rustix::system::uname();
     let name = format!("kvm-{}-for-{}", host.release().to_string_lossy(), kernel.name);
-    let verdict = cache::entry_of("kvm", &name, |directory| {
-        let is_reached = is_reached(kernel)?;
+    let verdict = cache::make_family_entry("kvm", &name, |directory| {
+        let is_reached = boots_with_kvm(kernel)?;
         fs::write(directory.join("works"), if is_reached { "yes" } else { "no" }).context("keep the verdict")
     })?;
     let text = fs::read_to_string(verdict.join("works"));
@@ -34,11 +34,11 @@ pub(super) fn accelerator(kernel: &Kernel) -> Result<Accelerator> {
     Ok(if text == "yes" { Accelerator::Kvm } else { Accelerator::Tcg })
 }
 
-fn is_reached(kernel: &Kernel) -> Result<bool> {
-    let scratch = Scratch::new()?;
+fn boots_with_kvm(kernel: &GuestKernel) -> Result<bool> {
+    let scratch = ScratchDir::new()?;
     let path = scratch.path().join("console");
     let console = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-    let mut command = qemu::probe(kernel, Accelerator::Kvm)?;
+    let mut command = qemu::probe_command(kernel, Accelerator::Kvm)?;
     command.stdin(Stdio::null()).stdout(console).stderr(Stdio::null()).process_group(0);
     let mut child = command.env(leftovers::MARK, scratch.path()).spawn().context("execute QEMU")?;
     if wait_exit(&mut child, WITHIN)?.is_none() {

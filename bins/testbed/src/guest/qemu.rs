@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::kernel::Kernel;
-use super::{Builder, Forward, disk_path};
+use super::kernel::GuestKernel;
+use super::{GuestBuilder, PortForward, disk_path};
 use crate::tools;
 
 /// What helped a guest under emulation: no mitigations, no self-tests; a panic is an end at once.
@@ -36,45 +36,45 @@ pub(super) enum Accelerator {
 }
 
 /// The command that boots the guest; its console is the command's standard output.
-pub(super) fn command(
-    builder: &Builder,
-    kernel: &Kernel,
+pub(super) fn qemu_command(
+    builder: &GuestBuilder,
+    kernel: &GuestKernel,
     accelerator: Accelerator,
     directory: &Path,
 ) -> Result<Command> {
     let mut line: Vec<OsString> = builder.launcher_words.clone();
-    line.push(tools::find(tools::QEMU)?.into());
+    line.push(tools::find_tool(tools::QEMU)?.into());
     let mut command = Command::new(&line[0]);
     command.args(&line[1..]);
-    machine(&mut command, kernel, accelerator);
+    add_machine(&mut command, kernel, accelerator);
     command.args(["-smp", &builder.cpu_count.to_string(), "-m", &format!("{}M", builder.memory_bytes >> 20)]);
     command.args(["-append", &kernel_line(builder)]);
-    drive(&mut command, "root", &directory.join("root"), true);
-    drive(&mut command, "modules", &kernel.modules, true);
+    add_drive(&mut command, "root", &directory.join("root"), true);
+    add_drive(&mut command, "modules", &kernel.modules, true);
     for number in 0..builder.disks.len() {
-        drive(&mut command, &format!("disk{number}"), &disk_path(directory, number), false);
+        add_drive(&mut command, &format!("disk{number}"), &disk_path(directory, number), false);
     }
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);
     command
         .arg("-chardev")
-        .arg(option("socket,id=control,server=on,wait=off,path=", &directory.join("control")));
+        .arg(path_option("socket,id=control,server=on,wait=off,path=", &directory.join("control")));
     command.args(["-device", "virtserialport,chardev=control,nr=1,name=control"]);
     if builder.has_network {
-        command.args(["-netdev", &network(&builder.forwards)]);
+        command.args(["-netdev", &network_option(&builder.forwards)]);
         command.args(["-device", "virtio-net-pci,netdev=network,romfile="]);
     }
     Ok(command)
 }
 
 /// The command that boots the kernel as far as init.sh's first lines.
-pub(super) fn probe(kernel: &Kernel, accelerator: Accelerator) -> Result<Command> {
-    let mut command = Command::new(tools::find(tools::QEMU)?);
-    machine(&mut command, kernel, accelerator);
+pub(super) fn probe_command(kernel: &GuestKernel, accelerator: Accelerator) -> Result<Command> {
+    let mut command = Command::new(tools::find_tool(tools::QEMU)?);
+    add_machine(&mut command, kernel, accelerator);
     command.args(["-smp", "2", "-m", "256M", "-append", &format!("{KERNEL_LINE} NODEKEEL_PROBE=1")]);
     Ok(command)
 }
 
-fn machine(command: &mut Command, kernel: &Kernel, accelerator: Accelerator) {
+fn add_machine(command: &mut Command, kernel: &GuestKernel, accelerator: Accelerator) {
     let accelerator = match accelerator {
         Accelerator::Kvm => "kvm",
         Accelerator::Tcg => "tcg,thread=multi",
@@ -85,30 +85,30 @@ fn machine(command: &mut Command, kernel: &Kernel, accelerator: Accelerator) {
     command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
 }
 
-fn kernel_line(builder: &Builder) -> String {
+fn kernel_line(builder: &GuestBuilder) -> String {
     let network = builder.has_network.then_some("virtio_net").into_iter();
     let modules: Vec<&str> = network.chain(builder.modules.iter().map(String::as_str)).collect();
     format!("{KERNEL_LINE} NODEKEEL_MODULES={}", modules.join(","))
 }
 
 /// A disk that the guest knows by its serial number. Its writes needn't survive this machine: only the guest dies here.
-fn drive(command: &mut Command, serial: &str, file: &Path, is_read_only: bool) {
+fn add_drive(command: &mut Command, serial: &str, file: &Path, is_read_only: bool) {
     let access = if is_read_only { "readonly=on" } else { "cache=unsafe,discard=unmap" };
-    command.arg("-drive").arg(option(&format!("if=none,id={serial},format=raw,{access},file="), file));
+    command.arg("-drive").arg(path_option(&format!("if=none,id={serial},format=raw,{access},file="), file));
     command.args(["-device", &format!("virtio-blk-pci,drive={serial},serial={serial}")]);
 }
 
 /// *Source:* qemu(1): a comma within a value is written twice.
-fn option(before: &str, path: &Path) -> OsString {
+fn path_option(before: &str, path: &Path) -> OsString {
     let mut text = OsString::from(before);
     text.push(path.to_string_lossy().replace(',', ",,"));
     text
 }
 
-fn network(forwards: &[Forward]) -> String {
+fn network_option(forwards: &[PortForward]) -> String {
     let rules = forwards
         .iter()
-        .map(|Forward { host, guest }| format!(",hostfwd=tcp:{}:{}-:{guest}", host.ip(), host.port()));
+        .map(|PortForward { host, guest }| format!(",hostfwd=tcp:{}:{}-:{guest}", host.ip(), host.port()));
     format!("user,id=network,ipv6=off{}", rules.collect::<String>())
 }
 
@@ -118,12 +118,12 @@ mod tests {
 
     #[test]
     fn ports_of_the_machine_lead_into_the_guest() {
-        let forward = Forward { host: "127.0.0.1:2222".parse().unwrap(), guest: 22 };
-        assert_eq!(network(&[forward]), "user,id=network,ipv6=off,hostfwd=tcp:127.0.0.1:2222-:22");
+        let forward = PortForward { host: "127.0.0.1:2222".parse().unwrap(), guest: 22 };
+        assert_eq!(network_option(&[forward]), "user,id=network,ipv6=off,hostfwd=tcp:127.0.0.1:2222-:22");
     }
 
     #[test]
     fn commas_in_a_path_end_no_option() {
-        assert_eq!(option("file=", Path::new("/a,b")), OsString::from("file=/a,,b"));
+        assert_eq!(path_option("file=", Path::new("/a,b")), OsString::from("file=/a,,b"));
     }
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::{Kube, User};
-use crate::output;
+use super::{Kube, KubeUser};
+use crate::command_output;
 
 /// The address at which a guest with user networking finds this machine's loopback interface. The API server's
 /// certificate holds it.
@@ -21,7 +21,7 @@ impl Kube {
     ///
     /// # Errors
     /// When there is no such user.
-    pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+    pub fn kubeconfig_file(&self, user: &str) -> Result<PathBuf> {
         let path = kubeconfig_path(self.home.path(), user);
         if !path.exists() {
             let names: Vec<_> = self.options.users.iter().map(|user| user.name.as_str()).collect();
@@ -36,10 +36,10 @@ impl Kube {
     /// As [`kubeconfig`](Self::kubeconfig).
     pub fn kubeconfig_for_guest(&self, user: &str) -> Result<String> {
         let mut kubectl = self.kubectl_as(user)?;
-        let text = output(kubectl.args(["config", "view", "--raw", "--flatten", "--output=json"]))?;
+        let text = command_output(kubectl.args(["config", "view", "--raw", "--flatten", "--output=json"]))?;
         let mut config: Value = serde_json::from_str(&text).context("parse the kubeconfig")?;
         config["clusters"][0]["cluster"]["server"] =
-            format!("https://{SEEN_FROM_GUEST}:{}", self.port()).into();
+            format!("https://{SEEN_FROM_GUEST}:{}", self.api_port()).into();
         Ok(config.to_string())
     }
 
@@ -69,7 +69,7 @@ impl Kube {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "testbed",
             "clusters": [{"name": "testbed", "cluster": {
-                "server": self.url(), "certificate-authority": self.pki().join("apiserver.crt"),
+                "server": self.api_url(), "certificate-authority": self.pki().join("apiserver.crt"),
             }}],
             "users": [{"name": user, "user": {"token": token}}],
             "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": user}}],
@@ -83,7 +83,7 @@ fn kubeconfig_path(home: &Path, user: &str) -> PathBuf {
 }
 
 /// *Source:* kubernetes.io, authentication, static token file: `token,user,uid,"group1,group2"`.
-fn token_line(token: &str, user: &User) -> String {
+fn token_line(token: &str, user: &KubeUser) -> String {
     let name = &user.name;
     match user.groups.as_slice() {
         [] => format!("{token},{name},{name}\n"),
@@ -105,14 +105,14 @@ mod tests {
 
     #[test]
     fn token_lines_hold_the_groups_as_one_field() {
-        let line = token_line("t", &User::service_account("a", "b"));
+        let line = token_line("t", &KubeUser::service_account("a", "b"));
         let name = "system:serviceaccount:a:b";
         assert_eq!(line, format!("t,{name},{name},\"system:serviceaccounts,system:serviceaccounts:a\"\n"));
-        assert_eq!(token_line("t", &User::new("u")), "t,u,u\n");
+        assert_eq!(token_line("t", &KubeUser::new("u")), "t,u,u\n");
     }
 
     #[test]
-    fn a_token_is_never_the_same() {
+    fn every_token_is_different() {
         assert_ne!(random_token().unwrap(), random_token().unwrap());
     }
 }

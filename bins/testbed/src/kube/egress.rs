@@ -17,12 +17,12 @@ use serde_json::json;
 
 /// A running proxy; it takes no new connections when this is dropped.
 #[derive(Debug)]
-pub(super) struct Egress {
+pub(super) struct EgressProxy {
     socket: PathBuf,
     is_over: Arc<AtomicBool>,
 }
 
-impl Egress {
+impl EgressProxy {
     pub(super) fn start(socket: PathBuf) -> Result<Self> {
         let listener =
             UnixListener::bind(&socket).with_context(|| format!("listen on {}", socket.display()))?;
@@ -34,14 +34,14 @@ impl Egress {
                     break;
                 }
                 // A caller that goes, or asks for a port that nobody serves, sees its connection close.
-                thread::spawn(move || serve(caller));
+                thread::spawn(move || serve_caller(caller));
             }
         });
         Ok(Self { socket, is_over })
     }
 
     /// *Source:* kubernetes.io, setting up the konnectivity service: `cluster` are nodes, pods and services.
-    pub(super) fn config(&self) -> String {
+    pub(super) fn selector_config(&self) -> String {
         let transport = json!({"uds": {"udsName": self.socket}});
         let config = json!({
             "apiVersion": "apiserver.k8s.io/v1beta1", "kind": "EgressSelectorConfiguration",
@@ -54,7 +54,7 @@ impl Egress {
     }
 }
 
-impl Drop for Egress {
+impl Drop for EgressProxy {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
         // Wakes the thread that accepts.
@@ -62,9 +62,9 @@ impl Drop for Egress {
     }
 }
 
-fn serve(caller: UnixStream) -> Result<()> {
+fn serve_caller(caller: UnixStream) -> Result<()> {
     let mut reader = BufReader::new(caller.try_clone().context("share the connection")?);
-    let port = port(&mut reader)?;
+    let port = parse_port(&mut reader)?;
     let node = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).context("connect to the node")?;
     (&caller).write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").context("answer")?;
     let (mut to_node, mut back) = (node.try_clone().context("share the connection")?, caller);
@@ -80,7 +80,7 @@ fn serve(caller: UnixStream) -> Result<()> {
 }
 
 /// Reads `CONNECT ADDRESS:PORT HTTP/1.1` and the empty line behind its headers.
-fn port(reader: &mut impl std::io::BufRead) -> Result<u16> {
+fn parse_port(reader: &mut impl std::io::BufRead) -> Result<u16> {
     let mut request = String::new();
     reader.read_line(&mut request).context("read the request")?;
     let mut line = String::new();
@@ -99,10 +99,10 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn whatever_the_address_the_port_of_this_machine_is_reached() {
+    fn every_address_leads_to_the_port_of_this_machine() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("egress");
-        let proxy = Egress::start(socket.clone()).unwrap();
+        let proxy = EgressProxy::start(socket.clone()).unwrap();
         let node = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = node.local_addr().unwrap().port();
         let mut caller = UnixStream::connect(&socket).unwrap();
@@ -120,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn anything_but_connect_is_refused() {
-        assert!(port(&mut &b"GET / HTTP/1.1\r\n\r\n"[..]).is_err());
-        assert!(port(&mut &b""[..]).is_err());
+    fn a_request_other_than_connect_is_rejected() {
+        assert!(parse_port(&mut &b"GET / HTTP/1.1\r\n\r\n"[..]).is_err());
+        assert!(parse_port(&mut &b""[..]).is_err());
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::{Kube, Part};
+use super::{Kube, KubeDaemon};
 
 /// A node without a machine: pods are placed on it, and never run.
 #[derive(Clone, Debug)]
@@ -21,14 +21,14 @@ impl FakeNode {
 
     /// Adds a label.
     #[must_use]
-    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+    pub fn with_label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.labels.push((key.into(), value.into()));
         self
     }
 
     /// Adds a CSI driver that is registered on it, known there by the node's name and its host name's label.
     #[must_use]
-    pub fn driver(mut self, driver: impl Into<String>) -> Self {
+    pub fn with_driver(mut self, driver: impl Into<String>) -> Self {
         self.drivers.push(driver.into());
         self
     }
@@ -62,9 +62,9 @@ impl Kube {
     ///
     /// # Errors
     /// What kubectl says.
-    pub fn fake_node(&self, node: &FakeNode) -> Result<()> {
+    pub fn create_fake_node(&self, node: &FakeNode) -> Result<()> {
         for manifest in node.manifests() {
-            self.apply(&manifest.to_string())?;
+            self.apply_manifests(&manifest.to_string())?;
         }
         let resources = json!({"cpu": "64", "memory": "256Gi", "pods": "10000", "ephemeral-storage": "1Ti"});
         let ready = json!({"type": "Ready", "status": "True", "reason": "Fake", "message": "it only exists"});
@@ -73,13 +73,13 @@ impl Kube {
             "addresses": [{"type": "Hostname", "address": node.name}],
         }});
         self.patch_status("node", &node.name, &status)?;
-        if self.daemon(Part::ControllerManager).is_none() {
-            return self.patch("node", &node.name, &json!({"spec": {"taints": null}}));
+        if self.daemon(KubeDaemon::ControllerManager).is_none() {
+            return self.patch_object("node", &node.name, &json!({"spec": {"taints": null}}));
         }
         let is_tainted = |node: &serde_json::Value| {
             let taints = node["spec"]["taints"].as_array();
             taints.is_some_and(|taints| taints.iter().any(|taint| taint["key"] == NOT_READY))
         };
-        self.until("node", &node.name, |node| !is_tainted(node)).map(drop)
+        self.wait_for_object("node", &node.name, |node| !is_tainted(node)).map(drop)
     }
 }

@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::gotool::architecture;
-use crate::{output, tools};
+use crate::gotool::go_architecture;
+use crate::{command_output, tools};
 
 /// The image that every node in a guest has: busybox with its applets. It is what pods are begun with, too, so it
 /// sleeps where it isn't told what to do.
@@ -19,22 +19,22 @@ pub const BUSYBOX_IMAGE: &str = "localhost/busybox:1";
 
 /// An image of one layer. The same files always give the same bytes: times and owners are left out.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct ContainerImage {
     name: String,
-    entries: Vec<(PathBuf, Entry)>,
+    entries: Vec<(PathBuf, LayerEntry)>,
     entrypoint_words: Vec<String>,
     /// Stands behind the entrypoint unless the pod gives arguments.
     command: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
-enum Entry {
+enum LayerEntry {
     File(PathBuf),
     Text(&'static str),
     Link(PathBuf),
 }
 
-impl Image {
+impl ContainerImage {
     /// An empty image. A node finds it by its whole name, such as `localhost/tool:1`.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), entries: Vec::new(), entrypoint_words: Vec::new(), command: Vec::new() }
@@ -42,21 +42,21 @@ impl Image {
 
     /// Adds a file of this machine. A program should be static: the image has no libraries.
     #[must_use]
-    pub fn file(mut self, at: impl Into<PathBuf>, source: impl Into<PathBuf>) -> Self {
-        self.entries.push((at.into(), Entry::File(source.into())));
+    pub fn add_file(mut self, at: impl Into<PathBuf>, source: impl Into<PathBuf>) -> Self {
+        self.entries.push((at.into(), LayerEntry::File(source.into())));
         self
     }
 
     /// Adds a file with this text.
     #[must_use]
-    pub fn text(mut self, at: impl Into<PathBuf>, text: &'static str) -> Self {
-        self.entries.push((at.into(), Entry::Text(text)));
+    pub fn add_text(mut self, at: impl Into<PathBuf>, text: &'static str) -> Self {
+        self.entries.push((at.into(), LayerEntry::Text(text)));
         self
     }
 
     /// Sets the program that runs where the pod names none.
     #[must_use]
-    pub fn entrypoint(mut self, words: impl IntoIterator<Item = impl Into<String>>) -> Self {
+    pub fn with_entrypoint(mut self, words: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.entrypoint_words = words.into_iter().map(Into::into).collect();
         self
     }
@@ -64,13 +64,13 @@ impl Image {
     /// Busybox with its applets, as [`BUSYBOX_IMAGE`].
     ///
     /// # Errors
-    /// [`tools::Missing`] where busybox isn't installed.
+    /// [`tools::MissingTool`] where busybox isn't installed.
     pub fn busybox() -> Result<Self> {
-        let busybox = tools::find(tools::BUSYBOX)?;
-        let applets = output(Command::new(&busybox).arg("--list"))?;
-        let mut image = Self::new(BUSYBOX_IMAGE).file("bin/busybox", busybox);
+        let busybox = tools::find_tool(tools::BUSYBOX)?;
+        let applets = command_output(Command::new(&busybox).arg("--list"))?;
+        let mut image = Self::new(BUSYBOX_IMAGE).add_file("bin/busybox", busybox);
         for applet in applets.lines().filter(|applet| *applet != "busybox") {
-            image.entries.push((Path::new("bin").join(applet), Entry::Link("busybox".into())));
+            image.entries.push((Path::new("bin").join(applet), LayerEntry::Link("busybox".into())));
         }
         image.command = ["/bin/busybox", "tail", "-f", "/dev/null"].map(String::from).to_vec();
         Ok(image)
@@ -83,7 +83,7 @@ impl Image {
     ///
     /// *Source:* the OCI image specification 1.1, image layout, manifest and configuration; the annotation with the
     /// whole name is containerd's.
-    pub fn write(&self, archive: &Path) -> Result<String> {
+    pub fn write_archive(&self, archive: &Path) -> Result<String> {
         let layer = self.layer().with_context(|| format!("make the layer of {}", self.name))?;
         let config = self.config(&layer).to_string().into_bytes();
         let manifest = json!({
@@ -93,7 +93,7 @@ impl Image {
         });
         let manifest = manifest.to_string().into_bytes();
         let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
-        entry["platform"] = json!({"architecture": architecture(), "os": "linux"});
+        entry["platform"] = json!({"architecture": go_architecture(), "os": "linux"});
         entry["annotations"] = json!({
             "io.containerd.image.name": self.name,
             "org.opencontainers.image.ref.name": self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
@@ -109,17 +109,17 @@ impl Image {
             add_file(&mut tar, &Path::new("blobs/sha256").join(hex_digest(blob)), 0o644, blob)?;
         }
         tar.finish().with_context(|| format!("write {}", archive.display()))?;
-        Ok(digest(&manifest))
+        Ok(sha256_digest(&manifest))
     }
 
     fn config(&self, layer: &[u8]) -> Value {
         json!({
-            "architecture": architecture(), "os": "linux",
+            "architecture": go_architecture(), "os": "linux",
             "config": {
                 "Entrypoint": self.entrypoint_words, "Cmd": self.command, "WorkingDir": "/", "User": "0:0",
                 "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
             },
-            "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+            "rootfs": {"type": "layers", "diff_ids": [sha256_digest(layer)]},
         })
     }
 
@@ -128,15 +128,15 @@ impl Image {
         for (at, entry) in &self.entries {
             let at = at.strip_prefix("/").unwrap_or(at);
             match entry {
-                Entry::Text(text) => add_file(&mut tar, at, 0o644, text.as_bytes())?,
-                Entry::File(source) => {
+                LayerEntry::Text(text) => add_file(&mut tar, at, 0o644, text.as_bytes())?,
+                LayerEntry::File(source) => {
                     let content = fs::read(source).with_context(|| format!("read {}", source.display()))?;
                     let stat = source.metadata().with_context(|| format!("stat {}", source.display()))?;
                     let is_program = stat.permissions().mode() & 0o111 != 0;
                     add_file(&mut tar, at, if is_program { 0o755 } else { 0o644 }, &content)?;
                 }
-                Entry::Link(target) => {
-                    let mut header = header(tar::EntryType::Symlink, 0o777, 0);
+                LayerEntry::Link(target) => {
+                    let mut header = tar_header(tar::EntryType::Symlink, 0o777, 0);
                     tar.append_link(&mut header, at, target)
                         .with_context(|| format!("add {}", at.display()))?;
                 }
@@ -147,7 +147,7 @@ impl Image {
 }
 
 /// Puts a directory with an OCI layout into one archive.
-pub(super) fn archive(layout: &Path, archive: &Path) -> Result<()> {
+pub(super) fn archive_layout(layout: &Path, archive: &Path) -> Result<()> {
     let file = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
     let mut tar = tar::Builder::new(file);
     tar.append_dir_all("", layout).with_context(|| format!("read {}", layout.display()))?;
@@ -155,11 +155,11 @@ pub(super) fn archive(layout: &Path, archive: &Path) -> Result<()> {
 }
 
 fn add_file(tar: &mut tar::Builder<impl Write>, at: &Path, mode: u32, content: &[u8]) -> Result<()> {
-    let mut header = header(tar::EntryType::Regular, mode, content.len() as u64);
+    let mut header = tar_header(tar::EntryType::Regular, mode, content.len() as u64);
     tar.append_data(&mut header, at, content).with_context(|| format!("add {}", at.display()))
 }
 
-fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
+fn tar_header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(mode);
@@ -171,10 +171,10 @@ fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
 }
 
 fn descriptor(media_type: &str, content: &[u8]) -> Value {
-    json!({"mediaType": media_type, "digest": digest(content), "size": content.len()})
+    json!({"mediaType": media_type, "digest": sha256_digest(content), "size": content.len()})
 }
 
-fn digest(content: &[u8]) -> String {
+fn sha256_digest(content: &[u8]) -> String {
     format!("sha256:{}", hex_digest(content))
 }
 
@@ -204,9 +204,10 @@ mod tests {
         let (program, archive) = (directory.path().join("tool"), directory.path().join("tool.tar"));
         fs::write(&program, content).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
-        let image =
-            Image::new("localhost/tool:1").text("etc/group", "root:x:0:\n").file("/bin/tool", program);
-        let digest = image.entrypoint(["/bin/tool"]).write(&archive).unwrap();
+        let image = ContainerImage::new("localhost/tool:1")
+            .add_text("etc/group", "root:x:0:\n")
+            .add_file("/bin/tool", program);
+        let digest = image.with_entrypoint(["/bin/tool"]).write_archive(&archive).unwrap();
         (entries(&fs::read(archive).unwrap()), digest)
     }
 
@@ -228,7 +229,7 @@ mod tests {
         let layer = follow(&manifest["layers"][0]);
         assert_eq!(
             (&config["rootfs"]["diff_ids"][0], &config["config"]["Entrypoint"][0]),
-            (&json!(digest(&layer)), &json!("/bin/tool"))
+            (&json!(sha256_digest(&layer)), &json!("/bin/tool"))
         );
         let inside = entries(&layer);
         assert_eq!((&*inside["bin/tool"], &*inside["etc/group"]), (&b"#!"[..], &b"root:x:0:\n"[..]));
@@ -247,6 +248,6 @@ mod tests {
     #[test]
     fn digests_are_sha256() {
         let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(digest(b""), empty);
+        assert_eq!(sha256_digest(b""), empty);
     }
 }

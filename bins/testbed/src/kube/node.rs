@@ -8,12 +8,12 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::access::SEEN_FROM_GUEST;
-use super::image::{self, BUSYBOX_IMAGE, Image};
-use super::{Kube, User};
-use crate::guest::{self, Task};
-use crate::{Guest, Port, Scratch, free_port, gotool, tools};
+use super::image::{self, BUSYBOX_IMAGE, ContainerImage};
+use super::{Kube, KubeUser};
+use crate::guest::{self, GuestTask};
+use crate::{Guest, ReservedPort, ScratchDir, gotool, reserve_port, tools};
 
-/// The name of the node that every control plane knows: others need their [`User::node`].
+/// The name of the node that every control plane knows: others need their [`KubeUser::for_node`].
 pub const GUEST_NODE: &str = "guest";
 
 const STEP_WITHIN: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub struct GuestNodeBuilder {
     disk_bytes: u64,
     images: Vec<PathBuf>,
     settings: Value,
-    guest_builder: guest::Builder,
+    guest_builder: guest::GuestBuilder,
 }
 
 /// A node whose kubelet and containerd run in a guest with a kernel of its own.
@@ -48,12 +48,12 @@ pub struct GuestNodeBuilder {
 #[derive(Debug)]
 pub struct GuestNode {
     name: String,
-    kubelet: Option<Task>,
-    containerd: Option<Task>,
+    kubelet: Option<GuestTask>,
+    containerd: Option<GuestTask>,
     guest: Guest,
     /// The kubelet's, in the guest and at this machine's loopback interface.
-    port: Port,
-    _images: Scratch,
+    port: ReservedPort,
+    _images: ScratchDir,
 }
 
 impl GuestNode {
@@ -64,7 +64,7 @@ impl GuestNode {
             disk_bytes: 8 << 30,
             images: Vec::new(),
             settings: json!({}),
-            guest_builder: Guest::builder().memory(1536 << 20),
+            guest_builder: Guest::builder().with_memory(1536 << 20),
         }
     }
 
@@ -82,16 +82,16 @@ impl GuestNode {
     ///
     /// # Errors
     /// When it fails, or takes longer than a minute.
-    pub fn shell(&self, script: &str) -> Result<String> {
-        self.guest.output(Command::new("sh").args(["-c", script]), STEP_WITHIN)
+    pub fn run_shell(&self, script: &str) -> Result<String> {
+        self.guest.command_output(Command::new("sh").args(["-c", script]), STEP_WITHIN)
     }
 
     /// The last lines of a log: `kubelet` or `containerd`.
     ///
     /// # Errors
     /// When the guest does not answer.
-    pub fn log(&self, daemon: &str) -> Result<String> {
-        self.shell(&format!("tail -n 30 /var/log/{daemon}.log"))
+    pub fn tail_log(&self, daemon: &str) -> Result<String> {
+        self.run_shell(&format!("tail -n 30 /var/log/{daemon}.log"))
     }
 
     /// Kills the kubelet (SIGKILL); pods run on. Nothing happens when it doesn't run.
@@ -100,8 +100,8 @@ impl GuestNode {
     /// When the guest does not answer.
     pub fn kill_kubelet(&mut self) -> Result<()> {
         let Some(kubelet) = self.kubelet.take() else { return Ok(()) };
-        kubelet.signal("KILL")?;
-        kubelet.wait(STEP_WITHIN, |_| {}).map(drop)
+        kubelet.send_signal("KILL")?;
+        kubelet.wait_for_exit(STEP_WITHIN, |_| {}).map(drop)
     }
 
     /// Starts the kubelet, and waits until it answers; it learns of its pods a moment later.
@@ -111,62 +111,65 @@ impl GuestNode {
     pub fn start_kubelet(&mut self) -> Result<()> {
         let (name, port) = (&self.name, self.port.number());
         let address = "10.0.2.15";
-        self.kubelet = Some(self.start(&format!(
+        self.kubelet = Some(self.start_script(&format!(
             "exec kubelet --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubeconfig \
              --hostname-override={name} --node-ip={address} >>/var/log/kubelet.log 2>&1"
         ))?);
         let probe = format!("until nc {address} {port} </dev/null >/dev/null 2>&1; do usleep 50000; done");
         self.guest
-            .output(Command::new("sh").args(["-c", &probe]), READY_WITHIN)
+            .command_output(Command::new("sh").args(["-c", &probe]), READY_WITHIN)
             .with_context(|| self.last_words("kubelet"))?;
         Ok(())
     }
 
     fn start_containerd(&mut self) -> Result<()> {
-        self.containerd = Some(self.start("exec containerd >/var/log/containerd.log 2>&1")?);
+        self.containerd = Some(self.start_script("exec containerd >/var/log/containerd.log 2>&1")?);
         // It makes the file when it listens.
-        self.shell("until [ -S /run/containerd/containerd.sock ]; do usleep 20000; done")
+        self.run_shell("until [ -S /run/containerd/containerd.sock ]; do usleep 20000; done")
             .with_context(|| self.last_words("containerd"))?;
         Ok(())
     }
 
-    fn start(&self, script: &str) -> Result<Task> {
-        self.guest.start(Command::new("sh").args(["-c", script]))
+    fn start_script(&self, script: &str) -> Result<GuestTask> {
+        self.guest.start_command(Command::new("sh").args(["-c", script]))
     }
 
     fn last_words(&self, daemon: &str) -> String {
-        let log = self.log(daemon).unwrap_or_else(|error| format!("{error:#}"));
+        let log = self.tail_log(daemon).unwrap_or_else(|error| format!("{error:#}"));
         format!("the last lines of {daemon}:\n{log}")
     }
 }
 
 impl GuestNodeBuilder {
-    /// Another name; the control plane must have its [`User::node`].
-    pub fn name(mut self, name: impl Into<String>) -> Self {
+    /// Another name; the control plane must have its [`KubeUser::for_node`].
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.node_name = name.into();
         self
     }
 
     /// Adds an image: a tar, or a directory with an OCI layout.
-    pub fn image(mut self, image: impl Into<PathBuf>) -> Self {
+    pub fn with_image(mut self, image: impl Into<PathBuf>) -> Self {
         self.images.push(image.into());
         self
     }
 
     /// The size in bytes of the disk that holds `/var/lib`.
-    pub fn disk(mut self, bytes: u64) -> Self {
+    pub fn with_disk(mut self, bytes: u64) -> Self {
         self.disk_bytes = bytes;
         self
     }
 
     /// Sets a field of the kubelet's configuration (`kubelet.config.k8s.io/v1beta1`).
-    pub fn kubelet_setting(mut self, field: &str, value: impl Into<Value>) -> Self {
+    pub fn with_kubelet_setting(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.settings[field] = value.into();
         self
     }
 
     /// Changes the guest: memory, files, modules.
-    pub fn guest(mut self, change: impl FnOnce(guest::Builder) -> guest::Builder) -> Self {
+    pub fn configure_guest(
+        mut self,
+        change: impl FnOnce(guest::GuestBuilder) -> guest::GuestBuilder,
+    ) -> Self {
         self.guest_builder = change(self.guest_builder);
         self
     }
@@ -176,31 +179,38 @@ impl GuestNodeBuilder {
     /// # Errors
     /// What is missing on this machine; which step failed in the guest, with the last lines of what it said.
     pub fn join(self, kube: &Kube) -> Result<GuestNode> {
-        let (port, images, name) = (free_port()?, Scratch::new()?, self.node_name.clone());
-        let guest = self.furnish(kube, &port, &images)?.boot().context("boot the node")?;
+        let (port, images, name) = (reserve_port()?, ScratchDir::new()?, self.node_name.clone());
+        let guest = self.add_node_files(kube, &port, &images)?.boot().context("boot the node")?;
         let mut node = GuestNode { name, kubelet: None, containerd: None, guest, port, _images: images };
-        node.shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.port())).context("prepare the node")?;
+        node.run_shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.api_port()))
+            .context("prepare the node")?;
         node.start_containerd()?;
-        let import = node.start(IMPORT_AT)?;
+        let import = node.start_script(IMPORT_AT)?;
         node.start_kubelet()?;
         let mut said = String::new();
-        let code = import.wait(READY_WITHIN, |line| said.extend([line, "\n"])).context("import images")?;
+        let code =
+            import.wait_for_exit(READY_WITHIN, |line| said.extend([line, "\n"])).context("import images")?;
         ensure!(code == 0, "the import of images failed: {said}");
-        kube.until_within(READY_WITHIN, "node", &node.name, is_ready)
+        kube.wait_for_object_within(READY_WITHIN, "node", &node.name, is_ready)
             .with_context(|| node.last_words("kubelet"))?;
         Ok(node)
     }
 
-    fn furnish(&self, kube: &Kube, port: &Port, images: &Scratch) -> Result<guest::Builder> {
-        let runtime = gotool::CONTAINERD.directory()?;
-        let mut guest = self.guest_builder.clone().disk(self.disk_bytes);
-        let loopback = port.address();
-        guest = guest.forward(loopback.into(), loopback.port());
+    fn add_node_files(
+        &self,
+        kube: &Kube,
+        port: &ReservedPort,
+        images: &ScratchDir,
+    ) -> Result<guest::GuestBuilder> {
+        let runtime = gotool::CONTAINERD.program_directory()?;
+        let mut guest = self.guest_builder.clone().with_disk(self.disk_bytes);
+        let loopback = port.socket_address();
+        guest = guest.forward_port(loopback.into(), loopback.port());
         for program in ["containerd", "containerd-shim-runc-v2", "ctr"] {
-            guest = guest.file(Path::new("/usr/bin").join(program), runtime.join(program));
+            guest = guest.add_file(Path::new("/usr/bin").join(program), runtime.join(program));
         }
-        guest = guest.file("/usr/bin/kubelet", kube.programs().path("kubelet"));
-        guest = guest.program("/usr/bin/runc", tools::find(tools::RUNC)?);
+        guest = guest.add_file("/usr/bin/kubelet", kube.programs().program_path("kubelet"));
+        guest = guest.add_program("/usr/bin/runc", tools::find_tool(tools::RUNC)?);
         for plugin in CNI_PLUGINS {
             let source = Path::new(CNI_DIRECTORY).join(plugin);
             ensure!(
@@ -209,30 +219,30 @@ impl GuestNodeBuilder {
                 source.display(),
                 "containernetworking-plugins"
             );
-            guest = guest.program(Path::new("/opt/cni/bin").join(plugin), source);
+            guest = guest.add_program(Path::new("/opt/cni/bin").join(plugin), source);
         }
-        for (number, archive) in self.archives(images)?.into_iter().enumerate() {
-            guest = guest.file(Path::new(IMAGES).join(format!("{number}.tar")), archive);
+        for (number, archive) in self.write_archives(images)?.into_iter().enumerate() {
+            guest = guest.add_file(Path::new(IMAGES).join(format!("{number}.tar")), archive);
         }
-        let kubeconfig = kube.kubeconfig_for_guest(&User::node(&self.node_name).name)?;
+        let kubeconfig = kube.kubeconfig_for_guest(&KubeUser::for_node(&self.node_name).name)?;
         Ok(guest
-            .text(PREPARE_AT, 0o755, PREPARE)
-            .text(IMPORT_AT, 0o755, IMPORT)
-            .text("/etc/kubernetes/kubeconfig", 0o600, kubeconfig)
-            .text("/etc/kubernetes/kubelet.json", 0o644, self.kubelet_config(port).to_string())
-            .text("/etc/containerd/config.toml", 0o644, CONTAINERD_CONFIG.replace("PAUSE", BUSYBOX_IMAGE))
-            .text("/etc/cni/net.d/10-pods.conflist", 0o644, NETWORK))
+            .add_text(PREPARE_AT, 0o755, PREPARE)
+            .add_text(IMPORT_AT, 0o755, IMPORT)
+            .add_text("/etc/kubernetes/kubeconfig", 0o600, kubeconfig)
+            .add_text("/etc/kubernetes/kubelet.json", 0o644, self.kubelet_config(port).to_string())
+            .add_text("/etc/containerd/config.toml", 0o644, CONTAINERD_CONFIG.replace("PAUSE", BUSYBOX_IMAGE))
+            .add_text("/etc/cni/net.d/10-pods.conflist", 0o644, NETWORK))
     }
 
     /// The images as archives.
-    fn archives(&self, scratch: &Scratch) -> Result<Vec<PathBuf>> {
+    fn write_archives(&self, scratch: &ScratchDir) -> Result<Vec<PathBuf>> {
         let busybox = scratch.path().join("busybox.tar");
-        Image::busybox()?.write(&busybox)?;
+        ContainerImage::busybox()?.write_archive(&busybox)?;
         let mut archives = vec![busybox];
         for (number, image) in self.images.iter().enumerate() {
             let packed = scratch.path().join(format!("{number}.tar"));
             if image.is_dir() {
-                image::archive(image, &packed)?;
+                image::archive_layout(image, &packed)?;
                 archives.push(packed);
             } else {
                 archives.push(image.clone());
@@ -241,7 +251,7 @@ impl GuestNodeBuilder {
         Ok(archives)
     }
 
-    fn kubelet_config(&self, port: &Port) -> Value {
+    fn kubelet_config(&self, port: &ReservedPort) -> Value {
         let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
             "port": port.number(),
@@ -272,15 +282,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_of_the_callers_wins() {
-        let port = free_port().unwrap();
-        let builder = GuestNode::builder().kubelet_setting("failSwapOn", true);
+    fn a_setting_of_the_caller_wins() {
+        let port = reserve_port().unwrap();
+        let builder = GuestNode::builder().with_kubelet_setting("failSwapOn", true);
         let config = builder.kubelet_config(&port);
         assert_eq!((&config["failSwapOn"], &config["port"]), (&json!(true), &json!(port.number())));
     }
 
     #[test]
-    fn ready_is_a_condition_that_is_true() {
+    fn a_node_is_ready_when_its_condition_is_true() {
         let node = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
         assert!(is_ready(&node("True")) && !is_ready(&node("Unknown")) && !is_ready(&json!({})));
     }

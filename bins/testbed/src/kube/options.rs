@@ -2,25 +2,25 @@
 
 use anyhow::Result;
 
-use super::{GUEST_NODE, Kube, Part};
+use super::{GUEST_NODE, Kube, KubeDaemon};
 
 /// Somebody who may call the API, by a token of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    /// The name by which [`Kube::kubeconfig`] knows it, and RBAC too.
+pub struct KubeUser {
+    /// The name by which [`Kube::kubeconfig_file`] knows it, and RBAC too.
     pub name: String,
     /// Its groups, beside `system:authenticated`.
     pub groups: Vec<String>,
 }
 
-impl User {
+impl KubeUser {
     /// A user who may do nothing until a role is bound to its name.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), groups: Vec::new() }
     }
 
     /// The kubelet of this node, as the Node authorizer knows it: `system:node:NAME`.
-    pub fn node(name: &str) -> Self {
+    pub fn for_node(name: &str) -> Self {
         Self { name: format!("system:node:{name}"), groups: vec!["system:nodes".into()] }
     }
 
@@ -44,10 +44,10 @@ pub(super) const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
 pub(super) const SCHEDULER: &str = "system:kube-scheduler";
 
 #[derive(Clone, Debug)]
-pub(super) struct Options {
-    pub(super) users: Vec<User>,
-    pub(super) left_out: Vec<Part>,
-    pub(super) arguments: Vec<(Part, String)>,
+pub(super) struct KubeOptions {
+    pub(super) users: Vec<KubeUser>,
+    pub(super) left_out: Vec<KubeDaemon>,
+    pub(super) arguments: Vec<(KubeDaemon, String)>,
     pub(super) service_accounts: bool,
 }
 
@@ -55,53 +55,54 @@ pub(super) struct Options {
 #[derive(Clone, Debug)]
 #[must_use = "nothing runs before it is started"]
 pub struct KubeBuilder {
-    options: Options,
+    options: KubeOptions,
 }
 
 impl Default for KubeBuilder {
     fn default() -> Self {
         let masters = "system:masters";
         let users = vec![
-            User::with_group(ADMIN, masters),
-            User::with_group(CONTROLLER_MANAGER, masters),
-            User::new(SCHEDULER),
-            User::node(GUEST_NODE),
+            KubeUser::with_group(ADMIN, masters),
+            KubeUser::with_group(CONTROLLER_MANAGER, masters),
+            KubeUser::new(SCHEDULER),
+            KubeUser::for_node(GUEST_NODE),
         ];
-        let options = Options { users, left_out: Vec::new(), arguments: Vec::new(), service_accounts: false };
+        let options =
+            KubeOptions { users, left_out: Vec::new(), arguments: Vec::new(), service_accounts: false };
         Self { options }
     }
 }
 
 impl KubeBuilder {
     /// Adds a user; `admin` and the node [`GUEST_NODE`] are always there.
-    pub fn user(mut self, user: User) -> Self {
+    pub fn with_user(mut self, user: KubeUser) -> Self {
         self.options.users.push(user);
         self
     }
 
-    /// Leaves a daemon out. [`Kube::launch`] can start it later.
-    pub fn without(mut self, part: Part) -> Self {
+    /// Leaves a daemon out. [`Kube::launch_daemon`] can start it later.
+    pub fn without_daemon(mut self, part: KubeDaemon) -> Self {
         self.options.left_out.push(part);
         self
     }
 
     /// Adds a flag to a daemon's command line, after its own: of a flag that is given twice the last one counts.
-    pub fn argument(mut self, part: Part, argument: impl Into<String>) -> Self {
+    pub fn with_argument(mut self, part: KubeDaemon, argument: impl Into<String>) -> Self {
         self.options.arguments.push((part, argument.into()));
         self
     }
 
     /// How many requests a second the controller manager may make, instead of its 20: it is what a burst of claims
     /// waits for.
-    pub fn controller_requests_per_second(self, count: u32) -> Self {
-        let manager = Part::ControllerManager;
-        self.argument(manager, format!("--kube-api-qps={count}"))
-            .argument(manager, format!("--kube-api-burst={count}"))
+    pub fn with_controller_requests_per_second(self, count: u32) -> Self {
+        let manager = KubeDaemon::ControllerManager;
+        self.with_argument(manager, format!("--kube-api-qps={count}"))
+            .with_argument(manager, format!("--kube-api-burst={count}"))
     }
 
     /// Gives pods a service account and its token, as a real cluster does. No pod can be made in a namespace before its
-    /// account `default` is there; in the namespace `default` it is when [`start`](Self::start) returns.
-    pub fn service_accounts(mut self) -> Self {
+    /// account `default` is there; in the namespace `default` it is when [`start_with_options`](Self::start) returns.
+    pub fn with_service_accounts(mut self) -> Self {
         self.options.service_accounts = true;
         self
     }
@@ -112,7 +113,7 @@ impl KubeBuilder {
     /// # Errors
     /// Where a program is missing and can't be built; else which daemon did not come up, with its last output.
     pub fn start(self) -> Result<Kube> {
-        super::start(&self.options)
+        super::start_with_options(&self.options)
     }
 }
 
@@ -122,9 +123,9 @@ mod tests {
 
     #[test]
     fn service_accounts_and_nodes_are_named_as_the_authorizers_know_them() {
-        let account = User::service_account("kube-system", "p");
+        let account = KubeUser::service_account("kube-system", "p");
         assert_eq!(account.name, "system:serviceaccount:kube-system:p");
         assert!(account.groups.contains(&"system:serviceaccounts:kube-system".to_owned()));
-        assert_eq!(User::node("a").groups, ["system:nodes"]);
+        assert_eq!(KubeUser::for_node("a").groups, ["system:nodes"]);
     }
 }

@@ -13,11 +13,11 @@ const PROGRAMS: [&str; 6] =
 
 /// The programs of one version of Kubernetes.
 #[derive(Clone, Debug)]
-pub struct Programs {
+pub struct KubePrograms {
     paths: Vec<(&'static str, PathBuf)>,
 }
 
-impl Programs {
+impl KubePrograms {
     /// Finds them: all of them in `NODEKEEL_KUBE_BIN` where that is set; else those of `KUBEBUILDER_ASSETS` (which
     /// usually holds etcd, the API server and kubectl alone); what is missing then is taken from the cache, and built
     /// into it first if it isn't there.
@@ -26,7 +26,9 @@ impl Programs {
     /// Which program `NODEKEEL_KUBE_BIN` lacks; why one could not be built.
     pub fn locate() -> Result<Self> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        Self::locate_by(set("NODEKEEL_KUBE_BIN"), set("KUBEBUILDER_ASSETS"), &mut |tools| tools.directory())
+        Self::locate_by(set("NODEKEEL_KUBE_BIN"), set("KUBEBUILDER_ASSETS"), &mut |tools| {
+            tools.program_directory()
+        })
     }
 
     fn locate_by(
@@ -36,7 +38,10 @@ impl Programs {
     ) -> Result<Self> {
         let mut paths = Vec::new();
         for program in PROGRAMS {
-            paths.push((program, path(program, own.as_deref().map(Path::new), assets.as_deref(), build)?));
+            paths.push((
+                program,
+                find_program(program, own.as_deref().map(Path::new), assets.as_deref(), build)?,
+            ));
         }
         Ok(Self { paths })
     }
@@ -46,13 +51,13 @@ impl Programs {
     ///
     /// # Panics
     /// When it is another.
-    pub fn path(&self, program: &str) -> &Path {
+    pub fn program_path(&self, program: &str) -> &Path {
         let found = self.paths.iter().find(|(name, _)| *name == program);
         found.map(|(_, path)| path.as_path()).expect("the program is one of PROGRAMS")
     }
 }
 
-fn path(
+fn find_program(
     program: &str,
     own: Option<&Path>,
     assets: Option<&std::ffi::OsStr>,
@@ -81,31 +86,31 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_is_built() {
-        let programs = Programs::locate_by(None, None, &mut built).unwrap();
-        assert_eq!(programs.path("etcd"), Path::new("/built/etcd/etcd"));
-        assert_eq!(programs.path("kubelet"), Path::new("/built/kubernetes/kubelet"));
+    fn missing_programs_are_built() {
+        let programs = KubePrograms::locate_by(None, None, &mut built).unwrap();
+        assert_eq!(programs.program_path("etcd"), Path::new("/built/etcd/etcd"));
+        assert_eq!(programs.program_path("kubelet"), Path::new("/built/kubernetes/kubelet"));
     }
 
     #[test]
-    fn assets_win_for_what_they_hold() {
+    fn programs_of_assets_are_preferred() {
         let assets = tempfile::tempdir().unwrap();
         fs::write(assets.path().join("kube-apiserver"), "").unwrap();
-        let programs = Programs::locate_by(None, Some(assets.path().into()), &mut built).unwrap();
-        assert_eq!(programs.path("kube-apiserver"), assets.path().join("kube-apiserver"));
-        assert_eq!(programs.path("kube-scheduler"), Path::new("/built/kubernetes/kube-scheduler"));
+        let programs = KubePrograms::locate_by(None, Some(assets.path().into()), &mut built).unwrap();
+        assert_eq!(programs.program_path("kube-apiserver"), assets.path().join("kube-apiserver"));
+        assert_eq!(programs.program_path("kube-scheduler"), Path::new("/built/kubernetes/kube-scheduler"));
     }
 
     #[test]
-    fn a_directory_of_ones_own_must_hold_all() {
+    fn a_given_directory_must_have_all_programs() {
         let own = tempfile::tempdir().unwrap();
         let lacking = |_: &GoTools| panic!("nothing is built where a directory is given");
-        let error = Programs::locate_by(Some(own.path().into()), None, &mut { lacking }).unwrap_err();
+        let error = KubePrograms::locate_by(Some(own.path().into()), None, &mut { lacking }).unwrap_err();
         assert!(error.to_string().contains("NODEKEEL_KUBE_BIN"), "{error}");
         for program in PROGRAMS {
             fs::write(own.path().join(program), "").unwrap();
         }
-        let programs = Programs::locate_by(Some(own.path().into()), None, &mut { lacking }).unwrap();
-        assert_eq!(programs.path("kubectl"), own.path().join("kubectl"));
+        let programs = KubePrograms::locate_by(Some(own.path().into()), None, &mut { lacking }).unwrap();
+        assert_eq!(programs.program_path("kubectl"), own.path().join("kubectl"));
     }
 }

@@ -16,38 +16,38 @@ use crate::end_group;
 /// What has become of an object.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Change {
+pub enum ObjectChange {
     /// It is there and is like this.
-    Is(Value),
+    Present(Value),
     /// It is gone and was like this.
     Gone(Value),
 }
 
-impl Change {
+impl ObjectChange {
     /// The object.
     pub fn object(&self) -> &Value {
         match self {
-            Self::Is(object) | Self::Gone(object) => object,
+            Self::Present(object) | Self::Gone(object) => object,
         }
     }
 
     /// The object.
     pub fn into_object(self) -> Value {
         match self {
-            Self::Is(object) | Self::Gone(object) => object,
+            Self::Present(object) | Self::Gone(object) => object,
         }
     }
 }
 
 /// A running `kubectl get --watch`, ended when this is dropped. It also ends by itself when the API server does.
 #[derive(Debug)]
-pub struct Watch {
+pub struct ObjectWatch {
     child: Child,
-    changes: Receiver<Result<Change>>,
-    last: Option<Change>,
+    changes: Receiver<Result<ObjectChange>>,
+    last: Option<ObjectChange>,
 }
 
-impl Watch {
+impl ObjectWatch {
     /// Adds to a `kubectl get …` what makes it a watch.
     pub(super) fn start(kubectl: &mut Command) -> Result<Self> {
         kubectl.args(["--watch", "--output-watch-events", "--output=json"]).process_group(0);
@@ -56,7 +56,7 @@ impl Watch {
         let (output, errors) = child.stdout.take().zip(child.stderr.take()).context("its output is piped")?;
         let (sender, changes) = channel();
         thread::spawn(move || {
-            for change in read(output, errors) {
+            for change in read_changes(output, errors) {
                 // The watch was dropped.
                 if sender.send(change).is_err() {
                     break;
@@ -70,7 +70,7 @@ impl Watch {
     ///
     /// # Errors
     /// When the watch has ended: with what kubectl said.
-    pub fn next(&mut self, within: Duration) -> Result<Option<Change>> {
+    pub fn next_change(&mut self, within: Duration) -> Result<Option<ObjectChange>> {
         match self.changes.recv_timeout(within) {
             Ok(change) => {
                 let change = change?;
@@ -86,9 +86,13 @@ impl Watch {
     ///
     /// # Errors
     /// When there is none in time: with the last change that there was.
-    pub fn until(&mut self, within: Duration, mut is_so: impl FnMut(&Change) -> bool) -> Result<Change> {
+    pub fn wait_for_change(
+        &mut self,
+        within: Duration,
+        mut is_so: impl FnMut(&ObjectChange) -> bool,
+    ) -> Result<ObjectChange> {
         let end = Instant::now() + within;
-        while let Some(change) = self.next(end.saturating_duration_since(Instant::now()))? {
+        while let Some(change) = self.next_change(end.saturating_duration_since(Instant::now()))? {
             if is_so(&change) {
                 return Ok(change);
             }
@@ -100,7 +104,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for ObjectWatch {
     fn drop(&mut self) {
         if let Err(error) = end_group(&mut self.child) {
             eprintln!("testbed: {error:#}");
@@ -109,19 +113,19 @@ impl Drop for Watch {
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct WatchEvent {
     #[serde(rename = "type")]
     kind: String,
     object: Value,
 }
 
 /// *Source:* kubectl get --help: `--output-watch-events` gives `{"type": …, "object": …}`, one after the other.
-fn read(output: ChildStdout, mut errors: ChildStderr) -> impl Iterator<Item = Result<Change>> {
-    let events = Deserializer::from_reader(BufReader::new(output)).into_iter::<Event>();
+fn read_changes(output: ChildStdout, mut errors: ChildStderr) -> impl Iterator<Item = Result<ObjectChange>> {
+    let events = Deserializer::from_reader(BufReader::new(output)).into_iter::<WatchEvent>();
     let changes = events.map(|event| match event.context("read the watch")? {
-        Event { kind, object } if kind == "DELETED" => Ok(Change::Gone(object)),
-        Event { kind, object } if kind == "ERROR" => bail!("the watch has failed: {object}"),
-        Event { object, .. } => Ok(Change::Is(object)),
+        WatchEvent { kind, object } if kind == "DELETED" => Ok(ObjectChange::Gone(object)),
+        WatchEvent { kind, object } if kind == "ERROR" => bail!("the watch has failed: {object}"),
+        WatchEvent { object, .. } => Ok(ObjectChange::Present(object)),
     });
     let end = std::iter::once_with(move || {
         let mut said = String::new();
@@ -137,27 +141,27 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(30);
 
-    fn watch(script: &str) -> Watch {
-        Watch::start(Command::new("sh").args(["-c", script])).unwrap()
+    fn watch(script: &str) -> ObjectWatch {
+        ObjectWatch::start(Command::new("sh").args(["-c", script])).unwrap()
     }
 
     #[test]
-    fn changes_come_one_by_one_and_the_end_tells_why() {
+    fn changes_come_in_order_and_the_end_has_a_reason() {
         let mut watch = watch(
             r#"echo '{"type":"ADDED","object":{"n":1}}{"type":"MODIFIED","object":{"n":2}}'
                echo '{"type":"DELETED","object":{"n":2}}'; echo cut off >&2"#,
         );
-        let change = watch.until(SOON, |change| change.object()["n"] == 2).unwrap();
-        assert!(matches!(change, Change::Is(_)));
-        assert!(matches!(watch.next(SOON).unwrap(), Some(Change::Gone(_))));
-        assert!(watch.next(SOON).unwrap_err().to_string().contains("cut off"));
+        let change = watch.wait_for_change(SOON, |change| change.object()["n"] == 2).unwrap();
+        assert!(matches!(change, ObjectChange::Present(_)));
+        assert!(matches!(watch.next_change(SOON).unwrap(), Some(ObjectChange::Gone(_))));
+        assert!(watch.next_change(SOON).unwrap_err().to_string().contains("cut off"));
     }
 
     #[test]
-    fn what_does_not_come_is_told_with_the_last_change() {
+    fn a_timeout_is_reported_with_the_last_change() {
         let mut watch = watch(r#"echo '{"type":"ADDED","object":{"n":1}}'; exec sleep 1000"#);
-        assert!(watch.next(SOON).unwrap().is_some());
-        let error = watch.until(Duration::from_millis(1), |_| false).unwrap_err();
+        assert!(watch.next_change(SOON).unwrap().is_some());
+        let error = watch.wait_for_change(Duration::from_millis(1), |_| false).unwrap_err();
         assert!(error.to_string().contains("\"n\": Number(1)"), "{error}");
     }
 }

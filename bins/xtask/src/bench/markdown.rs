@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use testbed::bench::{self, BenchRow, Measurement, format_figure};
-use testbed::output;
+use testbed::bench::{self, BenchRow, MeasurementContext, format_figure};
+use testbed::command_output;
 
 use crate::workspace::root;
 
@@ -25,7 +25,7 @@ pub(super) fn write_page(directory: &Path, page: &Path) -> Result<()> {
     let names = row_files(directory);
     ensure!(!names.is_empty(), "{} has no rows: run `cargo xtask bench` first", directory.display());
     for name in names {
-        text += &section(&name, &bench::read_from(directory, &name)?);
+        text += &section(&name, &bench::read_rows_from(directory, &name)?);
     }
     fs::write(page, text).with_context(|| format!("write {}", page.display()))
 }
@@ -43,7 +43,7 @@ pub(super) fn row_files(directory: &Path) -> Vec<String> {
 fn section(name: &str, rows: &[BenchRow]) -> String {
     let mut text = format!("\n## {name}\n\n");
     if let Some(BenchRow { command, measured: Some(measured), .. }) = rows.first() {
-        let Measurement { machine, date, commit } = measured;
+        let MeasurementContext { machine, date, commit } = measured;
         text += &format!("`{command}` at commit {commit} on {date}, on {machine}.\n\n");
     }
     text += "| id | what | unit | ours | peer | ratio | limit | goal | met |\n|---|---|---|---|---|---|---|---|---|\n";
@@ -75,12 +75,13 @@ fn table_row(row: &BenchRow) -> String {
 }
 
 /// What the rows of a run that just ended were measured on.
-pub(super) fn describe_run() -> Measurement {
-    let text =
-        |command: &mut Command| output(command).map_or_else(|_| "?".into(), |text| text.trim().to_owned());
+pub(super) fn describe_run() -> MeasurementContext {
+    let text = |command: &mut Command| {
+        command_output(command).map_or_else(|_| "?".into(), |text| text.trim().to_owned())
+    };
     let git = |arguments: &[&str]| text(Command::new("git").args(arguments).current_dir(root()));
     let mark = if git(&["status", "--porcelain", "--untracked-files=no"]).is_empty() { "" } else { "+" };
-    Measurement {
+    MeasurementContext {
         machine: describe_machine(),
         date: text(Command::new("date").args(["-u", "+%Y-%m-%d"])),
         commit: format!("{}{mark}", git(&["rev-parse", "--short", "HEAD"])),
@@ -109,10 +110,11 @@ mod tests {
         let page = directory.path().join("bench.md");
         assert!(write_page(directory.path(), &page).unwrap_err().to_string().contains("cargo xtask bench"));
         let mut row =
-            BenchRow::new("restart", "kill | exec", "ms", 3.0).peer("runit", "2.1.2", 1.5).at_most(2.0);
+            BenchRow::new("restart", "kill | exec", "ms", 3.0).peer("runit", "2.1.2", 1.5).goal_at_most(2.0);
         let machine = "2 × x".to_owned();
-        row.measured = Some(Measurement { machine, date: "2026-01-31".into(), commit: "abc+".into() });
-        bench::write_to(directory.path(), "supervisor", &[row, BenchRow::new("b", "w", "ns", 1.0)]).unwrap();
+        row.measured = Some(MeasurementContext { machine, date: "2026-01-31".into(), commit: "abc+".into() });
+        bench::write_rows_to(directory.path(), "supervisor", &[row, BenchRow::new("b", "w", "ns", 1.0)])
+            .unwrap();
         write_page(directory.path(), &page).unwrap();
         let text = fs::read_to_string(page).unwrap();
         for expected in [
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_run_is_described_by_machine_day_and_commit() {
-        let Measurement { machine, date, commit } = describe_run();
+        let MeasurementContext { machine, date, commit } = describe_run();
         assert!(machine.contains(" GiB of memory, Linux ") && date.len() == 10 && !commit.is_empty());
     }
 }

@@ -136,9 +136,9 @@ impl fmt::Display for Words {
         let mut table = Table::new(["member", "one-word types", "of", "%", "one-word functions", "of", "%"]);
         let total = self.total();
         for (member, counts) in self.members.iter().map(|(member, counts)| (member.as_str(), counts)) {
-            table.row(counts.row(member));
+            table.add_row(counts.row(member));
         }
-        table.row(total.row("together"));
+        table.add_row(total.row("together"));
         writeln!(f, "{table}\n")?;
         for (phrase, count) in phrases::counts(&self.phrases) {
             writeln!(f, "{count:>5} x {phrase:?}")?;
@@ -150,7 +150,7 @@ impl fmt::Display for Words {
 fn tracked_files(root: &Path) -> Result<Vec<PathBuf>> {
     let mut git = std::process::Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root);
-    let listed = testbed::output(&mut git).context("list the tracked files")?;
+    let listed = testbed::command_output(&mut git).context("list the tracked files")?;
     let paths = listed.split('\0').filter(|path| !path.is_empty()).map(PathBuf::from);
     Ok(paths.filter(|path| root.join(path).is_file()).collect())
 }

@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use testbed::{Port, leftovers, output, tools};
+use testbed::{ReservedPort, command_output, leftovers, tools};
 
 /// Where a node and its daemons are reached.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct DemoNode {
     /// The directory of noded and nodectl.
     pub(crate) programs: PathBuf,
     pub(crate) config: PathBuf,
     pub(crate) data: PathBuf,
     /// Where etcd serves its clients. The ports stay reserved while it is killed and comes back.
-    pub(crate) etcd: Port,
-    pub(crate) _etcd_peer: Port,
+    pub(crate) etcd: ReservedPort,
+    pub(crate) _etcd_peer: ReservedPort,
 }
 
-impl Node {
-    pub(crate) fn nodectl(&self) -> Command {
+impl DemoNode {
+    pub(crate) fn nodectl_command(&self) -> Command {
         let mut command = Command::new(self.programs.join("nodectl"));
         command.arg("--socket").arg(self.data.join("run/control.sock"));
         command
     }
 
-    pub(crate) fn etcdctl(&self) -> Result<Command> {
-        let mut command = Command::new(tools::find(tools::ETCDCTL)?);
-        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=https://{}", self.etcd.address()));
+    pub(crate) fn etcdctl_command(&self) -> Result<Command> {
+        let mut command = Command::new(tools::find_tool(tools::ETCDCTL)?);
+        command.env("ETCDCTL_API", "3").arg(format!("--endpoints=https://{}", self.etcd.socket_address()));
         let pki = self.data.join("cluster/volume/etcd/peer_pki");
         for (option, file) in [("--cacert", "ca.pem"), ("--cert", "cert.pem"), ("--key", "cert-key.pem")] {
             command.arg(option).arg(pki.join(file));
@@ -40,15 +40,15 @@ impl Node {
         Ok(command)
     }
 
-    pub(crate) fn ctr(&self) -> Result<Command> {
-        let mut command = Command::new(tools::find(tools::CTR)?);
+    pub(crate) fn ctr_command(&self) -> Result<Command> {
+        let mut command = Command::new(tools::find_tool(tools::CTR)?);
         command.arg("--address").arg(self.data.join("run/containerd/containerd.sock"));
         Ok(command)
     }
 
     /// Its name in its cluster, and the cluster's id.
-    pub(crate) fn identity(&self) -> Result<(String, String)> {
-        let status = output(self.nodectl().args(["-o", "json", "cluster", "status"]))?;
+    pub(crate) fn read_identity(&self) -> Result<(String, String)> {
+        let status = command_output(self.nodectl_command().args(["-o", "json", "cluster", "status"]))?;
         let status: Value = serde_json::from_str(&status).context("nodectl prints JSON")?;
         let text = |key: &str| {
             status[key].as_str().map(str::to_owned).with_context(|| format!("no {key} in {status}"))
@@ -62,7 +62,7 @@ impl Node {
             let program = command.split(' ').next().unwrap_or_default();
             program.rsplit('/').next() == Some(tools::ETCD.name)
         };
-        let processes = leftovers::processes(&self.data)?;
+        let processes = leftovers::find_processes(&self.data)?;
         let etcd = processes.iter().find(|process| is_etcd(&process.command));
         etcd.map(|process| process.pid).with_context(|| format!("no etcd among {processes:?}"))
     }
@@ -70,16 +70,16 @@ impl Node {
 
 /// The tree, followed through `nodectl tree --watch`.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct TreeWatch {
     watcher: Child,
     trees: Receiver<Value>,
     newest: Value,
 }
 
-impl Tree {
+impl TreeWatch {
     /// Begins to follow.
-    pub(crate) fn watch(node: &Node) -> Result<Self> {
-        let mut command = node.nodectl();
+    pub(crate) fn watch(node: &DemoNode) -> Result<Self> {
+        let mut command = node.nodectl_command();
         command.args(["-o", "json", "tree", "--watch"]).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut watcher = command.spawn().context("execute nodectl")?;
         let pipe = watcher.stdout.take().context("the output is piped")?;
@@ -97,16 +97,21 @@ impl Tree {
     }
 
     /// Waits until the tree is as asked for, telling of every state on the way.
-    pub(crate) fn until(&mut self, within: Duration, what: &str, is: impl Fn(&Self) -> bool) -> Result<()> {
+    pub(crate) fn wait_until(
+        &mut self,
+        within: Duration,
+        what: &str,
+        is: impl Fn(&Self) -> bool,
+    ) -> Result<()> {
         let deadline = Instant::now() + within;
         while !is(self) {
             match self.trees.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(tree) => {
-                    println!("    {}", states(&tree));
+                    println!("    {}", format_states(&tree));
                     self.newest = tree;
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!("waited {within:?} until {what}; now: {}", states(&self.newest));
+                    bail!("waited {within:?} until {what}; now: {}", format_states(&self.newest));
                 }
                 Err(RecvTimeoutError::Disconnected) => bail!("nodectl ended before {what}"),
             }
@@ -116,24 +121,24 @@ impl Tree {
 
     /// Whether it is ready, or has done what it had to.
     pub(crate) fn is_ready(&self, dn: &str) -> bool {
-        self.find(dn).is_some_and(|node| node["state"] == "ready" || node["state"] == "done")
+        self.find_entry(dn).is_some_and(|node| node["state"] == "ready" || node["state"] == "done")
     }
 
     pub(crate) fn generation(&self, dn: &str) -> Option<u64> {
-        self.find(dn)?["generation"].as_u64()
+        self.find_entry(dn)?["generation"].as_u64()
     }
 
     /// The signal that ended the runnable's last run.
     pub(crate) fn last_signal(&self, dn: &str) -> Option<i64> {
-        self.find(dn)?["exits"].as_array()?.last()?["signal"].as_i64()
+        self.find_entry(dn)?["exits"].as_array()?.last()?["signal"].as_i64()
     }
 
-    fn find(&self, dn: &str) -> Option<&Value> {
+    fn find_entry(&self, dn: &str) -> Option<&Value> {
         self.newest.as_array()?.iter().find(|node| node["dn"] == dn)
     }
 }
 
-impl Drop for Tree {
+impl Drop for TreeWatch {
     fn drop(&mut self) {
         // It ends by itself with the node; here the demo may have failed before.
         if let Err(error) = self.watcher.kill().and_then(|()| self.watcher.wait()) {
@@ -143,7 +148,7 @@ impl Drop for Tree {
 }
 
 /// One line that tells every state.
-fn states(tree: &Value) -> String {
+fn format_states(tree: &Value) -> String {
     let nodes = tree.as_array().into_iter().flatten();
     let texts = nodes.map(|node| {
         let text = |key: &str| node[key].as_str().unwrap_or("?").to_owned();
@@ -156,26 +161,27 @@ fn states(tree: &Value) -> String {
 mod tests {
     use super::*;
 
-    fn tree(newest: Value) -> Tree {
+    fn tree(newest: Value) -> TreeWatch {
         let watcher = Command::new("true").spawn().unwrap();
-        Tree { watcher, trees: channel().1, newest }
+        TreeWatch { watcher, trees: channel().1, newest }
     }
 
     #[test]
-    fn a_tree_is_read_by_name() {
+    fn tree_entries_are_found_by_dn() {
         let tree = tree(serde_json::json!([
             {"dn": "root", "state": "ready", "generation": 1, "exits": []},
             {"dn": "root.etcd", "state": "new", "generation": 2, "exits": [{"signal": 15}, {"signal": 9}]},
         ]));
         assert!(tree.is_ready("root") && !tree.is_ready("root.etcd") && !tree.is_ready("root.none"));
         assert_eq!((tree.generation("root.etcd"), tree.last_signal("root.etcd")), (Some(2), Some(9)));
-        assert_eq!(states(&tree.newest), "root ready · root.etcd new");
+        assert_eq!(format_states(&tree.newest), "root ready · root.etcd new");
     }
 
     #[test]
-    fn a_watcher_that_ends_is_told() {
-        let error =
-            tree(Value::Null).until(READY_SOON, "root is ready", |tree| tree.is_ready("root")).unwrap_err();
+    fn an_ended_watcher_is_an_error() {
+        let error = tree(Value::Null)
+            .wait_until(READY_SOON, "root is ready", |tree| tree.is_ready("root"))
+            .unwrap_err();
         assert_eq!(error.to_string(), "nodectl ended before root is ready");
     }
 

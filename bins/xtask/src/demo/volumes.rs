@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use testbed::{FakeNode, Kube, User, output, wait_until};
+use testbed::{FakeNode, Kube, KubeUser, command_output, wait_until};
 
-use super::node::{Node, Tree};
-use super::{Clock, READY_WITHIN, indent};
+use super::node::{DemoNode, TreeWatch};
+use super::{DemoClock, READY_WITHIN, indent};
 
 /// What the node is called, here and in its configuration.
 pub(super) const NODE: &str = "demo";
@@ -50,31 +50,34 @@ spec:
 
 /// A control plane with the driver, and the node as an object in it.
 #[derive(Debug)]
-pub(super) struct Kubernetes {
+pub(super) struct ControlPlane {
     kube: Kube,
     kubeconfig: PathBuf,
     /// Whether limits bind nobody here.
     is_unlimited: bool,
 }
 
-impl Kubernetes {
+impl ControlPlane {
     /// Starts it.
-    pub(super) fn start(clock: &Clock) -> Result<Self> {
-        clock.say(
+    pub(super) fn start(clock: &DemoClock) -> Result<Self> {
+        clock.print_step(
             "start a Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler",
         );
         // The user to whom deploy/rbac.yaml gives its rights.
-        let account = User::service_account("nodekeel", "provisionerd");
-        let kube = Kube::builder().user(account.clone()).start()?;
+        let account = KubeUser::service_account("nodekeel", "provisionerd");
+        let kube = Kube::builder().with_user(account.clone()).start()?;
         for manifests in MANIFESTS {
-            kube.apply(manifests)?;
+            kube.apply_manifests(manifests)?;
         }
-        kube.fake_node(&FakeNode::new(NODE).driver(DRIVER))?;
-        let version = output(kube.kubectl().args(["version", "--output=json"]))?;
+        kube.create_fake_node(&FakeNode::new(NODE).with_driver(DRIVER))?;
+        let version = command_output(kube.kubectl_command().args(["version", "--output=json"]))?;
         let version: Value = serde_json::from_str(&version).context("kubectl prints JSON")?;
         let version = version["serverVersion"]["gitVersion"].as_str().unwrap_or("?").to_owned();
-        clock.say(&format!("Kubernetes {version} answers at {}; it knows the driver {DRIVER}", kube.url()));
-        let kubeconfig = kube.kubeconfig(&account.name)?;
+        clock.print_step(&format!(
+            "Kubernetes {version} answers at {}; it knows the driver {DRIVER}",
+            kube.api_url()
+        ));
+        let kubeconfig = kube.kubeconfig_file(&account.name)?;
         Ok(Self { kube, kubeconfig, is_unlimited: false })
     }
 
@@ -83,10 +86,10 @@ impl Kubernetes {
         self.kubeconfig.parent()
     }
 
-    /// Completes noded's configuration: with limits where `check` says that they would bind, else without, and says why.
+    /// Completes noded's configuration: with limits where `check_config` says that they would bind, else without, and says why.
     pub(super) fn configure(
         &mut self,
-        clock: &Clock,
+        clock: &DemoClock,
         text: &str,
         check: impl Fn(&str) -> Result<String>,
     ) -> Result<String> {
@@ -97,45 +100,57 @@ impl Kubernetes {
         };
         let required = with("require");
         let found = check(&required)?;
-        let Some(reason) = skipped(&found) else {
-            clock.say("noded check: volumes can be limited here");
+        let Some(reason) = skip_reason(&found) else {
+            clock.print_step("noded check: volumes can be limited here");
             return Ok(required);
         };
-        clock.say("noded check: limits can't bind here, so the demo's volume will have none");
+        clock.print_step("noded check: limits can't bind here, so the demo's volume will have none");
         println!("    {reason}");
         let without = with("none");
         let found = check(&without)?;
-        ensure!(skipped(&found).is_none(), "there can be no volumes here:\n{found}");
+        ensure!(skip_reason(&found).is_none(), "there can be no volumes here:\n{found}");
         self.is_unlimited = true;
         Ok(without)
     }
 
     /// A volume's life, from the claim on.
-    pub(super) fn show(&self, node: &Node, tree: &mut Tree, clock: &Clock) -> Result<()> {
-        tree.until(READY_WITHIN, "root.provisioner is ready", |tree| tree.is_ready("root.provisioner"))?;
-        clock.say("root.provisioner has read what the API server has; claim 64 MiB for a pod");
-        self.kube.apply(CLAIM_AND_POD)?;
-        let claim = self.kube.until("pvc", CLAIM, |claim| claim["status"]["phase"] == "Bound")?;
+    pub(super) fn show_volume(&self, node: &DemoNode, tree: &mut TreeWatch, clock: &DemoClock) -> Result<()> {
+        tree.wait_until(READY_WITHIN, "root.provisioner is ready", |tree| tree.is_ready("root.provisioner"))?;
+        clock.print_step("root.provisioner has read what the API server has; claim 64 MiB for a pod");
+        self.kube.apply_manifests(CLAIM_AND_POD)?;
+        let claim = self.kube.wait_for_object("pvc", CLAIM, |claim| claim["status"]["phase"] == "Bound")?;
         let volume = claim["spec"]["volumeName"].as_str().context("a bound claim names its volume")?;
-        clock.say(&format!("the claim is bound, {} after it was made", self.age(&claim, volume)?));
+        clock.print_step(&format!(
+            "the claim is bound, {} after it was made",
+            self.bound_after(&claim, volume)?
+        ));
         let columns = "custom-columns=CLAIM:.spec.claimRef.name,VOLUME:.metadata.name,SIZE:.spec.capacity.storage,\
                        DRIVER:.spec.csi.driver,NODE:.spec.nodeAffinity.required.nodeSelectorTerms[0].\
                        matchExpressions[0].values[0],RECLAIM:.spec.persistentVolumeReclaimPolicy";
-        print!("{}", indent(&output(self.kube.kubectl().args(["get", "pv", volume, "-o", columns]))?));
+        print!(
+            "{}",
+            indent(&command_output(self.kube.kubectl_command().args(["get", "pv", volume, "-o", columns]))?)
+        );
         let directory = node.data.join("volumes/volumes").join(volume);
         ensure!(directory.is_dir(), "there is no {}", directory.display());
         println!("    its directory: {}", directory.display());
-        self.fill(&directory, clock)?;
+        self.fill_volume(&directory, clock)?;
         print!(
             "{}",
-            indent(&output(node.nodectl().args(["logs", "--children", "root.provisioner", "-n", "4"]))?)
+            indent(&command_output(node.nodectl_command().args([
+                "logs",
+                "--children",
+                "root.provisioner",
+                "-n",
+                "4"
+            ]))?)
         );
-        self.end(volume, &directory, clock)
+        self.delete_claim(volume, &directory, clock)
     }
 
     /// How long it took, by the clock of the API server, which counts whole seconds.
-    fn age(&self, claim: &Value, volume: &str) -> Result<String> {
-        let volume = self.kube.get("pv", volume)?;
+    fn bound_after(&self, claim: &Value, volume: &str) -> Result<String> {
+        let volume = self.kube.get_object("pv", volume)?;
         let at = |object: &Value| object["metadata"]["creationTimestamp"].as_str().map(seconds_of_day);
         let (claimed, made) = at(claim).zip(at(&volume)).context("objects have creation times")?;
         match (made + 86_400 - claimed) % 86_400 {
@@ -145,9 +160,9 @@ impl Kubernetes {
     }
 
     /// Writes more than the claim asked for, where something stops it.
-    fn fill(&self, directory: &Path, clock: &Clock) -> Result<()> {
+    fn fill_volume(&self, directory: &Path, clock: &DemoClock) -> Result<()> {
         if self.is_unlimited {
-            clock.say("nothing holds it to its 64 MiB on this machine, and the node's log says so");
+            clock.print_step("nothing holds it to its 64 MiB on this machine, and the node's log says so");
             return Ok(());
         }
         let path = directory.join("fill");
@@ -157,38 +172,41 @@ impl Kubernetes {
             match file.write_all(&block).and_then(|()| file.sync_data()) {
                 Ok(()) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                    clock.say(&format!("the kernel stopped a file in it after {written} MiB: {error}"));
+                    clock
+                        .print_step(&format!("the kernel stopped a file in it after {written} MiB: {error}"));
                     return Ok(());
                 }
                 Err(error) => return Err(error).with_context(|| format!("write {}", path.display())),
             }
         }
-        clock.say("nothing stopped a file in it: on ext4, limits do not bind root, and bind everybody else");
+        clock.print_step(
+            "nothing stopped a file in it: on ext4, limits do not bind root, and bind everybody else",
+        );
         Ok(())
     }
 
-    fn end(&self, volume: &str, directory: &Path, clock: &Clock) -> Result<()> {
-        clock.say("delete the pod and the claim");
+    fn delete_claim(&self, volume: &str, directory: &Path, clock: &DemoClock) -> Result<()> {
+        clock.print_step("delete the pod and the claim");
         let gone = ["delete", "pod/app", "pvc/data", "--grace-period=0", "--force"];
-        output(self.kube.kubectl().args(gone))?;
-        self.kube.until_gone("pv", volume)?;
+        command_output(self.kube.kubectl_command().args(gone))?;
+        self.kube.wait_until_gone("pv", volume)?;
         wait_until(GONE_WITHIN, "the directory to go", || {
             ensure!(!directory.exists(), "{} is still there", directory.display());
             Ok(())
         })?;
         let base = directory.parent().and_then(Path::parent).context("volumes lie in a directory")?;
         wait_until(GONE_WITHIN, "what is left of it to be erased", || {
-            let left = left_in(base)?;
+            let left = remaining_entries(base)?;
             ensure!(left.is_empty(), "left: {left:?}");
             Ok(())
         })?;
-        clock.say("the claim, the volume and its directory are gone");
+        clock.print_step("the claim, the volume and its directory are gone");
         Ok(())
     }
 }
 
 /// What is in the directories of volumes, of births and of deaths.
-fn left_in(base: &Path) -> Result<Vec<PathBuf>> {
+fn remaining_entries(base: &Path) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for place in ["volumes", ".new", ".trash"] {
         let place = base.join(place);
@@ -199,7 +217,7 @@ fn left_in(base: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Why the provisioner would be skipped, by what `noded check --dev` says.
-fn skipped(found: &str) -> Option<&str> {
+fn skip_reason(found: &str) -> Option<&str> {
     let line = found.lines().find(|line| line.starts_with("root.provisioner "))?;
     line.split_once(" skipped: ").map(|(_, reason)| reason)
 }
@@ -211,8 +229,10 @@ fn seconds_of_day(timestamp: &str) -> u32 {
 }
 
 /// `noded check` of this configuration, with what is missing skipped.
-pub(super) fn check(noded: &Path, config: &Path, data: &Path) -> Result<String> {
-    output(Command::new(noded).args(["check", "--dev", "--config"]).arg(config).arg("--data").arg(data))
+pub(super) fn check_config(noded: &Path, config: &Path, data: &Path) -> Result<String> {
+    command_output(
+        Command::new(noded).args(["check", "--dev", "--config"]).arg(config).arg("--data").arg(data),
+    )
 }
 
 #[cfg(test)]
@@ -220,11 +240,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_there_would_be_no_volumes_is_read_from_the_plan() {
+    fn the_reason_for_missing_volumes_is_parsed() {
         let plan = "node demo with data in /d\nroot.control             the control API on /s\n\
             root.provisioner         skipped: no quotas: use XFS\n";
-        assert_eq!(skipped(plan), Some("no quotas: use XFS"));
-        assert_eq!(skipped("root.provisioner         volumes of x\n"), None);
+        assert_eq!(skip_reason(plan), Some("no quotas: use XFS"));
+        assert_eq!(skip_reason("root.provisioner         volumes of x\n"), None);
     }
 
     #[test]

@@ -7,15 +7,15 @@ use testbed::gotool::{self, GoTools};
 ///
 /// # Errors
 /// Which of them can't be built, and why.
-pub(crate) fn build() -> Result<()> {
-    for tools in wanted(std::env::var_os("NODEKEEL_KUBE_BIN").is_some_and(|own| !own.is_empty())) {
-        tools.directory().with_context(|| format!("build {} {}", tools.name, tools.version))?;
+pub(crate) fn build_missing() -> Result<()> {
+    for tools in wanted_tools(std::env::var_os("NODEKEEL_KUBE_BIN").is_some_and(|own| !own.is_empty())) {
+        tools.program_directory().with_context(|| format!("build {} {}", tools.name, tools.version))?;
     }
     Ok(())
 }
 
 /// Whoever brings a control plane of its own needs only what goes with it.
-fn wanted(has_own: bool) -> Vec<GoTools> {
+fn wanted_tools(has_own: bool) -> Vec<GoTools> {
     let is_own =
         |tools: &GoTools| has_own && [gotool::ETCD.name, gotool::KUBERNETES.name].contains(&tools.name);
     gotool::ALL.into_iter().filter(|tools| !is_own(tools)).collect()
@@ -26,8 +26,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_plane_of_ones_own_is_not_built() {
-        let names = |own| wanted(own).iter().map(|tools| tools.name).collect::<Vec<_>>();
+    fn a_given_control_plane_is_not_built() {
+        let names = |own| wanted_tools(own).iter().map(|tools| tools.name).collect::<Vec<_>>();
         assert_eq!(names(true), ["containerd", "gvisor", "csi-sanity"]);
         assert_eq!(names(false).len(), gotool::ALL.len());
     }

@@ -56,16 +56,17 @@ impl Chroot {
         for file in ["/etc/resolv.conf", "/etc/hosts", "/etc/apt/.", "/etc/ssl/."] {
             let to = self.root.join(file.trim_start_matches('/'));
             fs::create_dir_all(to.parent().unwrap_or(&self.root)).context("prepare /etc")?;
-            testbed::output(Command::new("cp").args(["-rL", file]).arg(&to)).context("copy the settings")?;
+            testbed::command_output(Command::new("cp").args(["-rL", file]).arg(&to))
+                .context("copy the settings")?;
         }
         Ok(())
     }
 
     fn copy_toolchain(&self) -> Result<()> {
-        let sysroot = testbed::output(Command::new("rustc").args(["--print", "sysroot"]))?;
+        let sysroot = testbed::command_output(Command::new("rustc").args(["--print", "sysroot"]))?;
         let to = self.root.join(TOOLCHAIN);
         fs::create_dir_all(to.parent().unwrap_or(&to)).context("prepare /opt")?;
-        testbed::output(Command::new("cp").arg("-r").arg(sysroot.trim()).arg(&to))
+        testbed::command_output(Command::new("cp").arg("-r").arg(sysroot.trim()).arg(&to))
             .context("copy the toolchain")?;
         Ok(())
     }
@@ -74,7 +75,7 @@ impl Chroot {
     fn clone_checkout(&self) -> Result<()> {
         let mut clone = Command::new("git");
         clone.args(["clone", "--quiet", "--no-hardlinks"]).arg(root()).arg(self.root.join(CHECKOUT));
-        testbed::output(&mut clone).context("clone the checkout").map(drop)
+        testbed::command_output(&mut clone).context("clone the checkout").map(drop)
     }
 
     fn mount_kernel_file_systems(&self) -> Result<()> {
@@ -82,7 +83,8 @@ impl Chroot {
             let to = self.root.join(directory);
             let mut mount = Command::new("mount");
             mount.args(["--rbind", "--make-rslave"]).arg(Path::new("/").join(directory)).arg(&to);
-            testbed::output(&mut mount).with_context(|| format!("mount /{directory} in the chroot"))?;
+            testbed::command_output(&mut mount)
+                .with_context(|| format!("mount /{directory} in the chroot"))?;
         }
         Ok(())
     }
@@ -110,7 +112,7 @@ impl Chroot {
     fn unmount(&self) {
         for directory in KERNEL_FILE_SYSTEMS {
             // Nothing is mounted the first time.
-            let _ = testbed::output(Command::new("umount").arg("-lR").arg(self.root.join(directory)));
+            let _ = testbed::command_output(Command::new("umount").arg("-lR").arg(self.root.join(directory)));
         }
     }
 

@@ -46,7 +46,7 @@ fn unpack_all(packages: &Path, members: &[Package], crates: &Path) -> Result<()>
         let archive = packages.join(format!("{}-{}.crate", member.name, member.version));
         let mut tar = Command::new("tar");
         tar.arg("-xzf").arg(&archive).arg("-C").arg(crates);
-        testbed::output(&mut tar).with_context(|| format!("unpack {}", archive.display()))?;
+        testbed::command_output(&mut tar).with_context(|| format!("unpack {}", archive.display()))?;
     }
     Ok(())
 }
@@ -66,7 +66,7 @@ fn prepare_program(member: &Package, crates: &Path, program: &Path) -> Result<()
     for line in added {
         let words = with_packages(&line, crates)?;
         let mut add = cargo(&words.iter().map(String::as_str).collect::<Vec<_>>());
-        testbed::output(add.current_dir(program)).with_context(|| line.clone())?;
+        testbed::command_output(add.current_dir(program)).with_context(|| line.clone())?;
     }
     Ok(())
 }
@@ -114,7 +114,7 @@ fn run_example(name: &str, program: &Path, target: &Path, report: &mut Report) -
     let mut build = cargo(&["build"]);
     build.current_dir(program).env("CARGO_TARGET_DIR", target);
     report.run_check(&format!("build {name}"), build, BUILD_WITHIN);
-    let empty = testbed::Scratch::new()?;
+    let empty = testbed::ScratchDir::new()?;
     let mut run = Command::new("sh");
     // Its error belongs to its output, and both to the log.
     run.args(["-c", "\"$0\" 2>&1"]).arg(target.join("debug/newcomer")).current_dir(empty.path());

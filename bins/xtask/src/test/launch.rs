@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use testbed::{Scratch, tools};
+use testbed::{ScratchDir, tools};
 
 use super::binaries::Executable;
 use super::events;
@@ -95,7 +95,7 @@ impl fmt::Display for TestSelection {
 #[derive(Debug)]
 pub(crate) struct TestCommand {
     pub(crate) command: Command,
-    pub(crate) home: Option<Scratch>,
+    pub(crate) home: Option<ScratchDir>,
 }
 
 /// The command that runs these tests of a binary.
@@ -127,7 +127,7 @@ pub(crate) fn test_command(
 fn wrap(program: &Path, run_as: RunAs, is_root: bool) -> Result<Vec<OsString>> {
     let mut words: Vec<OsString> = Vec::new();
     if run_as == RunAs::Pid1 || (run_as == RunAs::Root && !is_root) {
-        words.push(tools::find(tools::UNSHARE)?.into());
+        words.push(tools::find_tool(tools::UNSHARE)?.into());
         if !is_root {
             words.extend(["--user", "--map-root-user"].map(OsString::from));
         }
@@ -141,8 +141,8 @@ fn wrap(program: &Path, run_as: RunAs, is_root: bool) -> Result<Vec<OsString>> {
 
 /// A copy of the program behind the words that change the user. A plain user may not be able to enter the target
 /// directory or to write the temporary one, so it gets a private one.
-fn plain_user_program(program: &Path) -> Result<(Vec<OsString>, Option<Scratch>)> {
-    let home = Scratch::new()?;
+fn plain_user_program(program: &Path) -> Result<(Vec<OsString>, Option<ScratchDir>)> {
+    let home = ScratchDir::new()?;
     let (copy, temporary) = (home.path().join("test"), temporary_directory(&home));
     fs::copy(program, &copy).with_context(|| format!("copy {}", program.display()))?;
     fs::create_dir(&temporary).with_context(|| format!("create {}", temporary.display()))?;
@@ -152,13 +152,13 @@ fn plain_user_program(program: &Path) -> Result<(Vec<OsString>, Option<Scratch>)
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .with_context(|| format!("chmod {}", path.display()))?;
     }
-    let mut words: Vec<OsString> = vec![tools::find(tools::SETPRIV)?.into()];
+    let mut words: Vec<OsString> = vec![tools::find_tool(tools::SETPRIV)?.into()];
     words.extend([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")].map(OsString::from));
     words.extend(["--clear-groups".into(), copy.into()]);
     Ok((words, Some(home)))
 }
 
-fn temporary_directory(home: &Scratch) -> PathBuf {
+fn temporary_directory(home: &ScratchDir) -> PathBuf {
     home.path().join("t")
 }
 

@@ -96,7 +96,7 @@ fn find_dependents<'a>(changed: &BTreeSet<&str>, packages: &'a [Package]) -> BTr
 /// Git isn't installed, or doesn't know the commit.
 pub(crate) fn changed_files(commit: &str) -> Result<Vec<PathBuf>> {
     let git = |arguments: &[&str]| {
-        testbed::output(Command::new("git").args(arguments).current_dir(workspace::root()))
+        testbed::command_output(Command::new("git").args(arguments).current_dir(workspace::root()))
     };
     let tracked = git(&["diff", "--name-only", commit, "--"])?;
     let untracked = git(&["ls-files", "--others", "--exclude-standard"])?;

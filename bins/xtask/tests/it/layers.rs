@@ -85,11 +85,11 @@ fn members(metadata: &Value) -> Vec<(String, String, Vec<String>)> {
 fn cargo(arguments: &[&str]) -> String {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(arguments).arg("--offline").current_dir(env!("CARGO_MANIFEST_DIR"));
-    testbed::output(&mut cargo).expect("cargo runs")
+    testbed::command_output(&mut cargo).expect("cargo runs")
 }
 
 /// The packages that somebody builds who asks for this one with these features.
-fn built(package: &str, features: &str) -> Vec<String> {
+fn built_packages(package: &str, features: &str) -> Vec<String> {
     let asked = ["tree", "--package", package, "--features", features, "--edges", "normal,build"];
     let tree = cargo(&[&asked[..], &["--prefix", "none", "--format", "{p}"]].concat());
     tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
@@ -97,7 +97,7 @@ fn built(package: &str, features: &str) -> Vec<String> {
 
 /// Whoever takes one part of such a crate shall not need protoc, or an etcd's and a containerd's client.
 #[test]
-fn what_a_feature_brings_is_not_built_without_it() {
+fn optional_dependencies_are_built_with_their_feature_alone() {
     for (package, feature, brought) in [
         ("nodekeel-cluster", "etcd", "etcd-client"),
         ("nodekeel-cluster", "etcd", "prost-build"),
@@ -105,7 +105,7 @@ fn what_a_feature_brings_is_not_built_without_it() {
         ("nodekeel-containerd-svc", "client", "containerd-client"),
         ("nodekeel-containerd-svc", "client", "prost-build"),
     ] {
-        let has = |features| built(package, features).iter().any(|built| built == brought);
+        let has = |features| built_packages(package, features).iter().any(|built| built == brought);
         assert!(has(feature), "{package} with {feature} is built with {brought}");
         assert!(!has(""), "{package} is built without {brought}");
     }
@@ -138,7 +138,7 @@ fn planted_violations_are_found() {
 }
 
 #[test]
-fn what_the_layers_allow_is_not_reported() {
+fn allowed_dependencies_are_not_reported() {
     assert_eq!(planted("cluster", "supervisor", Value::Null), Vec::<String>::new());
     assert_eq!(planted("bins/nodectl", "bins/noded", Value::Null), Vec::<String>::new());
     assert_eq!(planted("logtree", "bins/testbed", "dev".into()), Vec::<String>::new());

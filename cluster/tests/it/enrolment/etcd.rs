@@ -16,7 +16,7 @@ use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, Lo
 use nodekeel_localstorage::tree::LayoutTarget;
 use nodekeel_localstorage::volume::DirectoryVolume;
 use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
-use testbed::{Port, Scratch, free_port, gotool, tools};
+use testbed::{ReservedPort, ScratchDir, gotool, reserve_port, tools};
 
 use super::node_fixture::{NodeRun, error_chain, node_address, parse_ip};
 
@@ -24,20 +24,20 @@ const HOST: &str = "127.0.0.1";
 
 /// A node on this host: its disks, and dedicated ports.
 struct NodeHost {
-    scratch: Scratch,
-    peer: Port,
-    client: Port,
+    scratch: ScratchDir,
+    peer: ReservedPort,
+    client: ReservedPort,
     binary: PathBuf,
 }
 
 impl NodeHost {
     fn new(binary: &Path) -> Self {
-        let scratch = Scratch::new().expect("a directory");
+        let scratch = ScratchDir::new().expect("a directory");
         let top = Dir::open(scratch.path()).expect("opened");
         for name in ["esp", "data"] {
             top.ensure_dir(name, FileMode::PRIVATE_DIR).expect("created");
         }
-        let (peer, client) = (free_port().expect("a port"), free_port().expect("a port"));
+        let (peer, client) = (reserve_port().expect("a port"), reserve_port().expect("a port"));
         Self { scratch, peer, client, binary: binary.to_owned() }
     }
 
@@ -81,7 +81,7 @@ fn esp_enrolment(disks: &Path) -> EspEnrolment {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs etcd"]
 async fn a_node_killed_at_any_point_resumes_with_debians_etcd() {
-    let binary = tools::find(tools::ETCD).unwrap();
+    let binary = tools::find_tool(tools::ETCD).unwrap();
     kill_matrix::kill_at_each_point(
         "enrolment::etcd::a_node_killed_at_any_point_resumes_with_debians_etcd",
         &binary,
@@ -93,7 +93,7 @@ async fn a_node_killed_at_any_point_resumes_with_debians_etcd() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs go"]
 async fn a_node_killed_at_any_point_resumes_with_the_newest_etcd() {
-    let binary = gotool::ETCD.program("etcd").unwrap();
+    let binary = gotool::ETCD.program_path("etcd").unwrap();
     kill_matrix::kill_at_each_point(
         "enrolment::etcd::a_node_killed_at_any_point_resumes_with_the_newest_etcd",
         &binary,
@@ -144,11 +144,11 @@ async fn two_nodes(binary: &Path) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs etcd"]
 async fn two_nodes_form_a_cluster_and_restart_with_debians_etcd() {
-    two_nodes(&tools::find(tools::ETCD).unwrap()).await;
+    two_nodes(&tools::find_tool(tools::ETCD).unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs go"]
 async fn two_nodes_form_a_cluster_and_restart_with_the_newest_etcd() {
-    two_nodes(&gotool::ETCD.program("etcd").unwrap()).await;
+    two_nodes(&gotool::ETCD.program_path("etcd").unwrap()).await;
 }

@@ -16,7 +16,7 @@ use nodekeel_supervisor::{Backoff, ChildPolicy, OutputOrigin, Supervisor};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::Pid;
-use testbed::{Port, Scratch, free_port, gotool, leftovers, tools};
+use testbed::{ReservedPort, ScratchDir, gotool, leftovers, reserve_port, tools};
 use tokio::task::block_in_place;
 
 use crate::member_run::MemberRun;
@@ -33,8 +33,8 @@ pub(crate) enum EtcdVersion {
 impl EtcdVersion {
     pub(crate) fn binary(self) -> PathBuf {
         match self {
-            EtcdVersion::Debian => tools::find(tools::ETCD).unwrap(),
-            EtcdVersion::Newest => gotool::ETCD.program("etcd").unwrap(),
+            EtcdVersion::Debian => tools::find_tool(tools::ETCD).unwrap(),
+            EtcdVersion::Newest => gotool::ETCD.program_path("etcd").unwrap(),
         }
     }
 }
@@ -63,11 +63,11 @@ pub(crate) struct EtcdFixture {
     version: EtcdVersion,
     pub(crate) name: MemberName,
     address: IpAddr,
-    peer: Port,
-    client: Port,
+    peer: ReservedPort,
+    client: ReservedPort,
     pub(crate) data: DataPartition,
     /// Dropped last: removes what is left.
-    pub(crate) scratch: Scratch,
+    pub(crate) scratch: ScratchDir,
 }
 
 impl EtcdFixture {
@@ -76,9 +76,9 @@ impl EtcdFixture {
     }
 
     pub(crate) fn new_at(version: EtcdVersion, name: &str, address: IpAddr) -> EtcdFixture {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let data = place_data(scratch.path());
-        let (peer, client) = (free_port().unwrap(), free_port().unwrap());
+        let (peer, client) = (reserve_port().unwrap(), reserve_port().unwrap());
         EtcdFixture { version, name: name.parse().unwrap(), address, peer, client, data, scratch }
     }
 
@@ -153,7 +153,7 @@ impl EtcdFixture {
 
     /// The running process.
     pub(crate) fn pid(&self) -> Pid {
-        let processes = leftovers::processes(self.scratch.path()).unwrap();
+        let processes = leftovers::find_processes(self.scratch.path()).unwrap();
         let etcd = processes.iter().find(|process| process.command.contains("--data-dir")).unwrap();
         Pid::from_raw(etcd.pid).unwrap()
     }

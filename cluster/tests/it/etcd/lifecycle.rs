@@ -32,7 +32,7 @@ pub(super) async fn a_single_member_meets_the_consensus_contract(version: EtcdVe
     assert_eq!(this.peer_urls, [fixture.peer_url().to_string()]);
     consensus_conformance(&running).await;
     node.stop().await;
-    assert_eq!(leftovers::processes(fixture.scratch.path()).unwrap(), []);
+    assert_eq!(leftovers::find_processes(fixture.scratch.path()).unwrap(), []);
 }
 
 pub(super) async fn a_restarted_member_has_the_same_ca_and_data(version: EtcdVersion) {

@@ -16,7 +16,7 @@ fn independent_instances_never_allocate_the_same_number() {
     on_xfs_and_ext4(|fixture| {
         let work = |number: usize| {
             // A separate descriptor and a separate cursor, as in another process.
-            let quota = ProjectQuota::open(fixture.mounted.path()).unwrap();
+            let quota = ProjectQuota::open(fixture.mounted.mount_point()).unwrap();
             let set = |index: usize| {
                 let dir = fixture.create_dir(&format!("{number}-{index}"));
                 quota.set_limits(dir.as_fd(), both_limits(1 << 20, 10)).unwrap().project
@@ -38,7 +38,7 @@ fn independent_instances_never_allocate_the_same_number() {
 fn a_process_killed_while_it_holds_the_lock_blocks_no_other() {
     on_xfs_and_ext4(|fixture| {
         let mut holder = Command::new("flock");
-        holder.arg(fixture.mounted.path()).args(["sh", "-c", "echo locked; exec sleep 1000"]);
+        holder.arg(fixture.mounted.mount_point()).args(["sh", "-c", "echo locked; exec sleep 1000"]);
         let mut holder = holder.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();

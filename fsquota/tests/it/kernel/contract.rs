@@ -7,7 +7,7 @@ use std::process::Command;
 use nodekeel_fsquota::testing::{conformance, open_by_device};
 use nodekeel_fsquota::{Error, ProjectId, ProjectQuota, ProjectRange, QuotaSetter as _};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
-use testbed::guest::inside::FileSystem;
+use testbed::guest::disk::FileSystem;
 
 use super::{QuotaFixture, both_limits, on_xfs_and_ext4};
 use crate::states;
@@ -31,7 +31,7 @@ fn kernel_quotas_conform() {
 fn quotactl_by_device_conforms() {
     on_xfs_and_ext4(|fixture| {
         fs::create_dir(fixture.path("scratch")).unwrap();
-        let quota = open_by_device(fixture.mounted.path()).unwrap();
+        let quota = open_by_device(fixture.mounted.mount_point()).unwrap();
         conformance(&quota, &fixture.path("scratch"));
     });
 }
@@ -69,14 +69,14 @@ fn other_inode_flags_are_kept_and_the_project_is_inherited() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_project_in_use_without_limits_is_not_reallocated() {
     on_xfs_and_ext4(|fixture| {
-        let quota = ProjectQuota::open_with_range(fixture.mounted.path(), range(500, 503)).unwrap();
+        let quota = ProjectQuota::open_with_range(fixture.mounted.mount_point(), range(500, 503)).unwrap();
         let unlimited = nodekeel_fsquota::QuotaLimits::default().into();
         let set = |name: &str| {
             quota.set_limits(fixture.create_dir(name).as_fd(), unlimited).map(|status| status.project.get())
         };
         assert_eq!(set("a").unwrap(), 500);
         // As another process: without a cursor.
-        let quota = ProjectQuota::open_with_range(fixture.mounted.path(), range(500, 503)).unwrap();
+        let quota = ProjectQuota::open_with_range(fixture.mounted.mount_point(), range(500, 503)).unwrap();
         let set_again = |name: &str| {
             quota.set_limits(fixture.create_dir(name).as_fd(), unlimited).map(|status| status.project.get())
         };
@@ -99,8 +99,10 @@ fn projects_of_other_programs_are_listed() {
     let commands =
         [format!("project -s -p {} 1048577", theirs.display()), "limit -p bhard=4m 1048577".into()];
     for command in commands {
-        testbed::output(Command::new("xfs_quota").args(["-x", "-c", &command]).arg(fixture.mounted.path()))
-            .unwrap();
+        testbed::command_output(
+            Command::new("xfs_quota").args(["-x", "-c", &command]).arg(fixture.mounted.mount_point()),
+        )
+        .unwrap();
     }
     let listed = fixture.quota.list_projects().unwrap();
     let theirs = fixture.read_status("theirs").unwrap();

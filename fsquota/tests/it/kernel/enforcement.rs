@@ -63,7 +63,7 @@ fn limits_survive_a_remount_and_still_bind() {
         let kept = before.limits;
         drop(fixture.quota);
         fixture.mounted.remount("prjquota").unwrap();
-        fixture.quota = ProjectQuota::open(fixture.mounted.path()).unwrap();
+        fixture.quota = ProjectQuota::open(fixture.mounted.mount_point()).unwrap();
         let after = fixture.read_status("dir").unwrap();
         assert_eq!((after.project, after.limits), (before.project, kept));
         let (created, error) = without_sys_resource(|| create_files_until_error(&fixture.path("dir")));
@@ -130,7 +130,7 @@ fn inside_a_limited_directory_the_file_system_is_as_large_as_the_limit() {
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn ext4_does_not_limit_privileged_processes_as_the_warning_says() {
-    let fixture = QuotaFixture::new(testbed::guest::inside::FileSystem::Ext4);
+    let fixture = QuotaFixture::new(testbed::guest::disk::FileSystem::Ext4);
     assert!(fixture.quota.quota_warnings().contains(&nodekeel_fsquota::QuotaWarning::PrivilegedCanExceed));
     fixture.create_limited_dir("dir", both_limits(MIB, 100));
     fs::write(fixture.path("dir/file"), vec![1; 4 * MIB as usize]).unwrap();

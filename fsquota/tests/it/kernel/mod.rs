@@ -9,7 +9,7 @@ use nodekeel_fsquota::{
     Bytes, Inodes, LimitChange, ProjectQuota, QuotaChange, QuotaSetter as _, QuotaStatus,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use testbed::guest::inside::{Disk, FileSystem, Mounted};
+use testbed::guest::disk::{FileSystem, GuestDisk, MountedDisk};
 
 mod concurrency;
 mod contract;
@@ -22,18 +22,18 @@ pub(crate) struct QuotaFixture {
     pub(crate) kind: FileSystem,
     /// Dropped before `mounted`, which it holds open.
     pub(crate) quota: ProjectQuota,
-    pub(crate) mounted: Mounted,
+    pub(crate) mounted: MountedDisk,
 }
 
 impl QuotaFixture {
     pub(crate) fn new(kind: FileSystem) -> Self {
-        let mounted = Disk::take().unwrap().mount(kind, "prjquota").unwrap();
-        let quota = ProjectQuota::open(mounted.path()).unwrap();
+        let mounted = GuestDisk::acquire().unwrap().format_and_mount(kind, "prjquota").unwrap();
+        let quota = ProjectQuota::open(mounted.mount_point()).unwrap();
         Self { kind, mounted, quota }
     }
 
     pub(crate) fn path(&self, below: &str) -> PathBuf {
-        self.mounted.path().join(below)
+        self.mounted.mount_point().join(below)
     }
 
     pub(crate) fn create_dir(&self, name: &str) -> File {

@@ -6,7 +6,7 @@ use std::path::Path;
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaWarning};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 use rustix::thread::CapabilitySet;
-use testbed::guest::inside::{Disk, FileSystem};
+use testbed::guest::disk::{FileSystem, GuestDisk};
 
 use super::{QuotaFixture, on_xfs_and_ext4, without_capability};
 
@@ -15,8 +15,8 @@ fn open_error(path: &Path) -> OpenError {
 }
 
 fn open_error_with_options(kind: FileSystem, options: &str) -> (OpenError, String) {
-    let mounted = Disk::take().unwrap().mount(kind, options).unwrap();
-    let error = open_error(mounted.path());
+    let mounted = GuestDisk::acquire().unwrap().format_and_mount(kind, options).unwrap();
+    let error = open_error(mounted.mount_point());
     let text = error.to_string();
     assert!(text.contains("mount") || text.contains("tune2fs"), "the error names the fix: {text}");
     (error, text)
@@ -52,7 +52,7 @@ fn an_ext4_without_the_project_feature_is_rejected() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_read_only_mount_is_rejected() {
     on_xfs_and_ext4(|fixture| {
-        let path = fixture.mounted.path().to_owned();
+        let path = fixture.mounted.mount_point().to_owned();
         drop(fixture.quota);
         mount_remount(&path, MountFlags::RDONLY, "").unwrap();
         let error = open_error(&path);
@@ -72,7 +72,8 @@ fn an_unsupported_file_system_is_rejected() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_process_without_sys_admin_is_rejected() {
     on_xfs_and_ext4(|fixture| {
-        let error = without_capability(CapabilitySet::SYS_ADMIN, || open_error(fixture.mounted.path()));
+        let error =
+            without_capability(CapabilitySet::SYS_ADMIN, || open_error(fixture.mounted.mount_point()));
         assert!(matches!(error, OpenError::Permission { .. }), "{error}");
     });
 }
@@ -110,7 +111,7 @@ fn any_directory_identifies_its_file_system() {
     std::fs::create_dir_all(fixture.path("a/b")).unwrap();
     let quota = ProjectQuota::open(&fixture.path("a/b")).unwrap();
     assert_eq!(quota.file_system(), fixture.quota.file_system());
-    assert_eq!(quota.file_system().mount_point, fixture.mounted.path());
+    assert_eq!(quota.file_system().mount_point, fixture.mounted.mount_point());
 }
 
 #[test]
@@ -119,8 +120,8 @@ fn a_covered_mount_is_rejected() {
     let fixture = QuotaFixture::new(FileSystem::Xfs);
     std::fs::create_dir(fixture.path("covering")).unwrap();
     let below = fixture.create_dir("below");
-    mount_bind(fixture.path("covering"), fixture.mounted.path()).unwrap();
+    mount_bind(fixture.path("covering"), fixture.mounted.mount_point()).unwrap();
     let error = open_error(Path::new(&format!("/proc/self/fd/{}", below.as_raw_fd())));
     assert!(matches!(error, OpenError::Covered { .. }), "{error}");
-    unmount(fixture.mounted.path(), UnmountFlags::empty()).unwrap();
+    unmount(fixture.mounted.mount_point(), UnmountFlags::empty()).unwrap();
 }

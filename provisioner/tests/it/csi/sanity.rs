@@ -17,7 +17,7 @@ use nodekeel_provisioner::csi::proto::csi::*;
 use nodekeel_provisioner::csi::{OsMounter, PluginDeps};
 use nodekeel_provisioner::{DirStore, DriverName, NodeName, VolumeId, VolumeStore as _};
 use serde_json::Value;
-use testbed::guest::inside::{Disk, FileSystem};
+use testbed::guest::disk::{FileSystem, GuestDisk};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -236,9 +236,11 @@ impl Identity for TestController {
 #[test]
 #[ignore = "needs kernel with a disk of 2 GiB and csi-sanity"]
 fn the_conformance_tests_of_the_csi_pass() {
-    let mounted = Disk::take().and_then(|disk| disk.mount(FileSystem::Xfs, "prjquota")).expect("a disk");
+    let mounted = GuestDisk::acquire()
+        .and_then(|disk| disk.format_and_mount(FileSystem::Xfs, "prjquota"))
+        .expect("a disk");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    check_report(&runtime.block_on(run_suite(mounted.path())));
+    check_report(&runtime.block_on(run_suite(mounted.mount_point())));
 }
 
 /// Runs the suite with volumes in this directory, and returns its report.

@@ -33,7 +33,8 @@ fn pod(cluster: &TestCluster, claim: &str) -> Value {
 fn a_claim_waits_for_its_pod_and_is_bound_on_the_node_that_the_scheduler_selects() {
     let (kube, runtime) = (shared_control_plane(), test_runtime());
     let cluster = runtime.block_on(TestCluster::new(&kube, "consumer"));
-    kube.fake_node(&FakeNode::new(cluster.node_name("a")).driver(cluster.driver.as_str())).expect("a node");
+    kube.create_fake_node(&FakeNode::new(cluster.node_name("a")).with_driver(cluster.driver.as_str()))
+        .expect("a node");
     runtime.block_on(async {
         let (a, b) = (cluster.start_provisioner("a").await, cluster.start_provisioner("b").await);
         let claim = cluster.create_claim("data", json!({ "metadata": { "annotations": null } })).await;

@@ -23,7 +23,7 @@ use nodekeel_provisioner::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testbed::{Kube, User};
+use testbed::{Kube, KubeUser};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -34,11 +34,14 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Starts a control plane in which the provisioner has the permissions of deploy/.
 pub(crate) fn start_control_plane() -> Kube {
-    let account = User::service_account("nodekeel", "provisionerd");
-    let builder = Kube::builder().user(account).user(User::new("nobody")).controller_requests_per_second(500);
+    let account = KubeUser::service_account("nodekeel", "provisionerd");
+    let builder = Kube::builder()
+        .with_user(account)
+        .with_user(KubeUser::new("nobody"))
+        .with_controller_requests_per_second(500);
     let kube = builder.start().expect("a control plane");
-    kube.apply(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
-    kube.apply(include_str!("../../../../deploy/rbac.yaml")).expect("the RBAC rules");
+    kube.apply_manifests(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
+    kube.apply_manifests(include_str!("../../../../deploy/rbac.yaml")).expect("the RBAC rules");
     kube
 }
 
@@ -73,7 +76,7 @@ pub(crate) struct TestCluster {
 }
 
 pub(crate) async fn user_client(kube: &Kube, user: &str) -> Client {
-    let file = Kubeconfig::read_from(kube.kubeconfig(user).expect("a user")).expect("a kubeconfig");
+    let file = Kubeconfig::read_from(kube.kubeconfig_file(user).expect("a user")).expect("a kubeconfig");
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     Client::try_from(config.expect("a configuration")).expect("a client")
 }

@@ -216,7 +216,7 @@ fn pause(time: Duration) {
 }
 
 fn etcd_processes(scratch: &Path) -> Vec<Pid> {
-    let all = leftovers::processes(scratch).expect("listed");
+    let all = leftovers::find_processes(scratch).expect("listed");
     let etcds = all.iter().filter(|process| process.command.contains("--data-dir"));
     etcds.filter_map(|process| Pid::from_raw(process.pid)).collect()
 }

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::{Scratch, output};
+use crate::{ScratchDir, command_output};
 
 /// The disks that the guest was given, in their order: paths separated by colons.
 const DISKS: &str = "NODEKEEL_GUEST_DISKS";
@@ -24,18 +24,18 @@ pub fn is_inside() -> bool {
 
 /// A disk of the guest, this process' own until it is dropped. What is on it, earlier tests may have left.
 #[derive(Debug)]
-pub struct Disk {
-    path: PathBuf,
+pub struct GuestDisk {
+    device_path: PathBuf,
     _lock: File,
 }
 
-impl Disk {
+impl GuestDisk {
     /// Takes a free disk, and waits for one where other tests have them all.
     ///
     /// # Errors
     /// Outside of a guest, or in one without disks.
-    pub fn take() -> Result<Self> {
-        Ok(Self::take_many(1)?.remove(0))
+    pub fn acquire() -> Result<Self> {
+        Ok(Self::acquire_many(1)?.remove(0))
     }
 
     /// Takes that many disks together. A test that takes them one after the other waits for another that does the
@@ -43,23 +43,23 @@ impl Disk {
     ///
     /// # Errors
     /// Outside of a guest, or in one with fewer disks.
-    pub fn take_many(count: usize) -> Result<Vec<Self>> {
+    pub fn acquire_many(count: usize) -> Result<Vec<Self>> {
         let all = std::env::var(DISKS).unwrap_or_default();
         let all: Vec<&Path> = all.split(':').filter(|path| !path.is_empty()).map(Path::new).collect();
         ensure!(is_inside(), "this test runs in a guest only: cargo xtask kernel-test");
         ensure!(all.len() >= count, "the guest has {} disks, and {count} are needed", all.len());
         fs::create_dir_all(LOCKS).with_context(|| format!("create {LOCKS}"))?;
         // Whoever waits here holds no disk.
-        let _turn = lock("turn", FlockOperation::LockExclusive)?;
+        let _turn = acquire_lock("turn", FlockOperation::LockExclusive)?;
         let mut taken = Vec::new();
         for wait in [FlockOperation::NonBlockingLockExclusive, FlockOperation::LockExclusive] {
             for path in &all {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
                 if taken.len() < count
-                    && taken.iter().all(|disk: &Self| disk.path != *path)
-                    && let Some(lock) = lock(&name, wait)?
+                    && taken.iter().all(|disk: &Self| disk.device_path != *path)
+                    && let Some(lock) = acquire_lock(&name, wait)?
                 {
-                    taken.push(Self { path: path.to_path_buf(), _lock: lock });
+                    taken.push(Self { device_path: path.to_path_buf(), _lock: lock });
                 }
             }
         }
@@ -67,16 +67,16 @@ impl Disk {
     }
 
     /// Its block device.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn device_path(&self) -> &Path {
+        &self.device_path
     }
 
     /// Writes a new file system on it and mounts that with the options; it is unmounted when that is dropped.
     ///
     /// # Errors
     /// When it can't be made or mounted.
-    pub fn mount(self, kind: FileSystem, options: &str) -> Result<Mounted> {
-        kind.make(&self.path)?;
+    pub fn format_and_mount(self, kind: FileSystem, options: &str) -> Result<MountedDisk> {
+        kind.format_device(&self.device_path)?;
         self.mount_existing(kind, options)
     }
 
@@ -84,16 +84,17 @@ impl Disk {
     ///
     /// # Errors
     /// When it can't be mounted.
-    pub fn mount_existing(self, kind: FileSystem, options: &str) -> Result<Mounted> {
-        let scratch = Scratch::new()?;
-        let mut mounted = Mounted { disk: Some(self), kind, point: scratch.path().join("mounted"), scratch };
+    pub fn mount_existing(self, kind: FileSystem, options: &str) -> Result<MountedDisk> {
+        let scratch = ScratchDir::new()?;
+        let mut mounted =
+            MountedDisk { disk: Some(self), kind, point: scratch.path().join("mounted"), scratch };
         fs::create_dir(&mounted.point).with_context(|| format!("create {}", mounted.point.display()))?;
-        mounted.attach(options)?;
+        mounted.mount_with(options)?;
         Ok(mounted)
     }
 }
 
-fn lock(name: &str, how: FlockOperation) -> Result<Option<File>> {
+fn acquire_lock(name: &str, how: FlockOperation) -> Result<Option<File>> {
     let path = Path::new(LOCKS).join(name);
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("open {}", path.display()))?;
@@ -120,7 +121,7 @@ pub enum FileSystem {
 
 impl FileSystem {
     /// Its name to mount(2).
-    pub fn name(self) -> &'static str {
+    pub fn type_name(self) -> &'static str {
         match self {
             Self::Xfs => "xfs",
             Self::Ext4 | Self::PlainExt4 => "ext4",
@@ -132,7 +133,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// What its program says.
-    pub fn make(self, device: &Path) -> Result<()> {
+    pub fn format_device(self, device: &Path) -> Result<()> {
         let (program, arguments): (_, &[&str]) = match self {
             Self::Xfs => ("mkfs.xfs", &["-q", "-f"]),
             Self::Ext4 => (
@@ -142,29 +143,29 @@ impl FileSystem {
             Self::PlainExt4 => ("mkfs.ext4", &["-q", "-F"]),
             Self::Vfat => ("mkfs.vfat", &["-I"]),
         };
-        output(Command::new(program).args(arguments).arg(device)).map(drop)
+        command_output(Command::new(program).args(arguments).arg(device)).map(drop)
     }
 }
 
 /// A mounted file system, unmounted when this is dropped.
 #[derive(Debug)]
-pub struct Mounted {
+pub struct MountedDisk {
     /// Dropped first, which unmounts; the disk is free for others after that.
-    scratch: Scratch,
-    disk: Option<Disk>,
+    scratch: ScratchDir,
+    disk: Option<GuestDisk>,
     kind: FileSystem,
     point: PathBuf,
 }
 
-impl Mounted {
+impl MountedDisk {
     /// Where it is mounted.
-    pub fn path(&self) -> &Path {
+    pub fn mount_point(&self) -> &Path {
         &self.point
     }
 
     /// Its block device.
-    pub fn device(&self) -> &Path {
-        self.disk.as_ref().map_or(Path::new(""), Disk::path)
+    pub fn device_path(&self) -> &Path {
+        self.disk.as_ref().map_or(Path::new(""), GuestDisk::device_path)
     }
 
     /// Unmounts it and mounts it again, with these options.
@@ -172,16 +173,16 @@ impl Mounted {
     /// # Errors
     /// When something still uses it.
     pub fn remount(&mut self, options: &str) -> Result<()> {
-        self.detach()?;
-        self.attach(options)
+        self.unmount_when_free()?;
+        self.mount_with(options)
     }
 
     /// Unmounts it and gives the disk with what is on it.
     ///
     /// # Errors
     /// When something still uses it.
-    pub fn unmount(mut self) -> Result<Disk> {
-        self.detach()?;
+    pub fn unmount(mut self) -> Result<GuestDisk> {
+        self.unmount_when_free()?;
         match self.disk.take() {
             Some(disk) => Ok(disk),
             None => bail!("{} has no disk", self.scratch.path().display()),
@@ -190,7 +191,7 @@ impl Mounted {
 
     /// Tries again while it is busy: the children that other tests are starting hold what is open here until they execute
     /// their programs.
-    fn detach(&self) -> Result<()> {
+    fn unmount_when_free(&self) -> Result<()> {
         const ATTEMPTS: u32 = 20_000;
         let attempt = || match unmount(&self.point, UnmountFlags::empty()) {
             Err(Errno::BUSY) => {
@@ -203,20 +204,25 @@ impl Mounted {
         last.unwrap_or(Err(Errno::BUSY)).with_context(|| format!("unmount {}", self.point.display()))
     }
 
-    fn attach(&mut self, options: &str) -> Result<()> {
+    fn mount_with(&mut self, options: &str) -> Result<()> {
         // While one mount has its file system's module loaded, modprobe tells the next one that it is there already.
-        let _turn = lock("mount", FlockOperation::LockExclusive)?;
+        let _turn = acquire_lock("mount", FlockOperation::LockExclusive)?;
         let mut command = Command::new("mount");
-        command.args(["-t", self.kind.name(), "-o", if options.is_empty() { "defaults" } else { options }]);
-        output(command.arg(self.device()).arg(&self.point)).map(drop)
+        command.args([
+            "-t",
+            self.kind.type_name(),
+            "-o",
+            if options.is_empty() { "defaults" } else { options },
+        ]);
+        command_output(command.arg(self.device_path()).arg(&self.point)).map(drop)
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedDisk {
     fn drop(&mut self) {
         if self.disk.is_some() {
             // What is still busy then is left to the scratch directory.
-            let _ = self.detach();
+            let _ = self.unmount_when_free();
         }
     }
 }
@@ -227,50 +233,52 @@ mod tests {
 
     #[test]
     #[ignore = "needs kernel with 2 disks of 1 GiB"]
-    fn two_disks_are_seen_and_are_ones_own() {
-        let disks = Disk::take_many(2).unwrap();
-        assert_ne!(disks[0].path(), disks[1].path());
+    fn a_test_gets_two_separate_disks() {
+        let disks = GuestDisk::acquire_many(2).unwrap();
+        assert_ne!(disks[0].device_path(), disks[1].device_path());
         for disk in &disks {
-            let sectors = disk.path().file_name().unwrap().to_str().unwrap();
+            let sectors = disk.device_path().file_name().unwrap().to_str().unwrap();
             let sectors = fs::read_to_string(format!("/sys/block/{sectors}/size")).unwrap();
             assert!(sectors.trim().parse::<u64>().unwrap() * 512 >= 1 << 30, "{sectors}");
         }
-        assert!(Disk::take_many(100).is_err());
+        assert!(GuestDisk::acquire_many(100).is_err());
     }
 
     #[test]
     #[ignore = "needs kernel with a disk of 1 GiB"]
     fn projects_are_limited_on_xfs_and_ext4() {
         for kind in [FileSystem::Xfs, FileSystem::Ext4] {
-            let mut mounted = Disk::take().unwrap().mount(kind, "prjquota").unwrap();
+            let mut mounted = GuestDisk::acquire().unwrap().format_and_mount(kind, "prjquota").unwrap();
             for _ in 0..2 {
                 let table = fs::read_to_string("/proc/self/mounts").unwrap();
-                let line =
-                    table.lines().find(|line| line.contains(mounted.path().to_str().unwrap())).unwrap();
-                assert!(line.contains(kind.name()) && line.contains("prjquota"), "{line}");
-                fs::write(mounted.path().join("a"), "b").unwrap();
+                let line = table
+                    .lines()
+                    .find(|line| line.contains(mounted.mount_point().to_str().unwrap()))
+                    .unwrap();
+                assert!(line.contains(kind.type_name()) && line.contains("prjquota"), "{line}");
+                fs::write(mounted.mount_point().join("a"), "b").unwrap();
                 mounted.remount("prjquota").unwrap();
             }
             let disk = mounted.unmount().unwrap();
             let again = disk.mount_existing(kind, "").unwrap();
-            assert_eq!(fs::read_to_string(again.path().join("a")).unwrap(), "b");
+            assert_eq!(fs::read_to_string(again.mount_point().join("a")).unwrap(), "b");
         }
     }
 
     #[test]
     #[ignore = "needs kernel with a disk of 512 MiB"]
-    fn vfat_is_there_and_what_is_dropped_is_unmounted() {
-        let mounted = Disk::take().unwrap().mount(FileSystem::Vfat, "").unwrap();
-        let point = mounted.path().to_owned();
+    fn a_dropped_vfat_is_unmounted() {
+        let mounted = GuestDisk::acquire().unwrap().format_and_mount(FileSystem::Vfat, "").unwrap();
+        let point = mounted.mount_point().to_owned();
         fs::write(point.join("A"), "b").unwrap();
         drop(mounted);
         assert!(!fs::read_to_string("/proc/self/mounts").unwrap().contains(point.to_str().unwrap()));
     }
 
     #[test]
-    fn a_disk_is_found_in_a_guest_only() {
+    fn disks_exist_in_guests_only() {
         if !is_inside() {
-            assert!(Disk::take().unwrap_err().to_string().contains("cargo xtask kernel-test"));
+            assert!(GuestDisk::acquire().unwrap_err().to_string().contains("cargo xtask kernel-test"));
         }
     }
 }

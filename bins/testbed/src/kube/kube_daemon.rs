@@ -5,7 +5,7 @@ use std::fmt;
 /// A daemon of a control plane, in the order in which they are ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Part {
+pub enum KubeDaemon {
     /// Places pods on nodes.
     Scheduler,
     /// Binds claims, collects garbage, looks after nodes and whatever else goes on by itself.
@@ -16,12 +16,12 @@ pub enum Part {
     Etcd,
 }
 
-impl Part {
+impl KubeDaemon {
     /// All of them, in the order in which they are started.
     pub(super) const ALL: [Self; 4] = [Self::Etcd, Self::Apiserver, Self::ControllerManager, Self::Scheduler];
 
     /// The name of its program's file.
-    pub fn program(self) -> &'static str {
+    pub fn program_name(self) -> &'static str {
         match self {
             Self::Scheduler => "kube-scheduler",
             Self::ControllerManager => "kube-controller-manager",
@@ -31,8 +31,8 @@ impl Part {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for KubeDaemon {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.program())
+        f.write_str(self.program_name())
     }
 }

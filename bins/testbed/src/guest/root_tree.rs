@@ -17,14 +17,14 @@ const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
 /// Files by their place in the guest. Everything belongs to root; nothing is copied before the image is made.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tree {
-    entries: BTreeMap<PathBuf, Entry>,
+pub(super) struct RootTree {
+    entries: BTreeMap<PathBuf, TreeEntry>,
     /// Programs whose libraries have yet to be found.
     programs: Vec<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Entry {
+enum TreeEntry {
     Directory,
     /// The content and mode of a file of this machine.
     File(PathBuf),
@@ -35,43 +35,43 @@ enum Entry {
     Link(PathBuf),
 }
 
-impl Tree {
+impl RootTree {
     /// The directories that links into `/usr` stand for, and those that are mounted over.
     pub(super) fn skeleton() -> Self {
         let mut tree = Self::default();
         for name in MERGED {
-            tree.insert(Path::new("/usr").join(name), Entry::Directory);
-            tree.entries.insert(Path::new("/").join(name), Entry::Link(Path::new("usr").join(name)));
+            tree.insert_entry(Path::new("/usr").join(name), TreeEntry::Directory);
+            tree.entries.insert(Path::new("/").join(name), TreeEntry::Link(Path::new("usr").join(name)));
         }
         for name in ["dev", "proc", "sys", "run", "tmp", "root", "var/tmp", "usr/lib/modules"] {
-            tree.insert(Path::new("/").join(name), Entry::Directory);
+            tree.insert_entry(Path::new("/").join(name), TreeEntry::Directory);
         }
         tree
     }
 
-    pub(super) fn directory(&mut self, at: impl AsRef<Path>) {
-        self.insert(place(at.as_ref()), Entry::Directory);
+    pub(super) fn add_directory(&mut self, at: impl AsRef<Path>) {
+        self.insert_entry(resolve_path(at.as_ref()), TreeEntry::Directory);
     }
 
-    pub(super) fn file(&mut self, at: impl AsRef<Path>, source: &Path) {
-        self.insert(place(at.as_ref()), Entry::File(source.to_owned()));
+    pub(super) fn add_file(&mut self, at: impl AsRef<Path>, source: &Path) {
+        self.insert_entry(resolve_path(at.as_ref()), TreeEntry::File(source.to_owned()));
     }
 
-    pub(super) fn text(&mut self, at: impl AsRef<Path>, mode: u32, content: impl Into<Vec<u8>>) {
-        self.insert(place(at.as_ref()), Entry::Text { mode, content: content.into() });
+    pub(super) fn add_text(&mut self, at: impl AsRef<Path>, mode: u32, content: impl Into<Vec<u8>>) {
+        self.insert_entry(resolve_path(at.as_ref()), TreeEntry::Text { mode, content: content.into() });
     }
 
     /// A link, unless something has this place already.
-    pub(super) fn link(&mut self, at: impl AsRef<Path>, target: impl Into<PathBuf>) {
-        let at = place(at.as_ref());
+    pub(super) fn add_link(&mut self, at: impl AsRef<Path>, target: impl Into<PathBuf>) {
+        let at = resolve_path(at.as_ref());
         if !self.entries.contains_key(&at) {
-            self.insert(at, Entry::Link(target.into()));
+            self.insert_entry(at, TreeEntry::Link(target.into()));
         }
     }
 
     /// A file, and the libraries that it is linked to.
-    pub(super) fn program(&mut self, at: impl AsRef<Path>, source: &Path) {
-        self.file(at, source);
+    pub(super) fn add_program(&mut self, at: impl AsRef<Path>, source: &Path) {
+        self.add_file(at, source);
         self.programs.push(source.to_owned());
     }
 
@@ -79,8 +79,13 @@ impl Tree {
     ///
     /// # Errors
     /// When it can't be read.
-    pub(super) fn copy(&mut self, at: &Path, source: &Path, keep: &dyn Fn(&OsStr) -> bool) -> Result<()> {
-        self.directory(at);
+    pub(super) fn copy_directory(
+        &mut self,
+        at: &Path,
+        source: &Path,
+        keep: &dyn Fn(&OsStr) -> bool,
+    ) -> Result<()> {
+        self.add_directory(at);
         for entry in fs::read_dir(source).with_context(|| format!("list {}", source.display()))? {
             let entry = entry.with_context(|| format!("list {}", source.display()))?;
             let (name, path) = (entry.file_name(), entry.path());
@@ -89,12 +94,12 @@ impl Tree {
             }
             let kind = entry.file_type().with_context(|| format!("stat {}", path.display()))?;
             if kind.is_dir() {
-                self.copy(&at.join(name), &path, keep)?;
+                self.copy_directory(&at.join(name), &path, keep)?;
             } else if kind.is_symlink() {
                 let target = fs::read_link(&path).with_context(|| format!("read {}", path.display()))?;
-                self.link(at.join(name), target);
+                self.add_link(at.join(name), target);
             } else if kind.is_file() {
-                self.file(at.join(name), &path);
+                self.add_file(at.join(name), &path);
             }
         }
         Ok(())
@@ -105,10 +110,10 @@ impl Tree {
     /// # Errors
     /// When a file can't be read, or `sqfstar` fails.
     pub(super) fn write_image(&mut self, image: &Path) -> Result<()> {
-        for (at, source) in libraries(&std::mem::take(&mut self.programs))? {
-            self.file(at, &source);
+        for (at, source) in find_libraries(&std::mem::take(&mut self.programs))? {
+            self.add_file(at, &source);
         }
-        let mut command = Command::new(tools::find(tools::SQFSTAR)?);
+        let mut command = Command::new(tools::find_tool(tools::SQFSTAR)?);
         command.args([
             "-noI",
             "-noD",
@@ -134,22 +139,22 @@ impl Tree {
         let mut archive = tar::Builder::new(std::io::BufWriter::with_capacity(1 << 20, to));
         for (path, entry) in &self.entries {
             let relative = path.strip_prefix("/").unwrap_or(path);
-            append(&mut archive, relative, entry)
+            append_entry(&mut archive, relative, entry)
                 .with_context(|| format!("put {} into the guest's root", path.display()))?;
         }
         archive.into_inner().and_then(|mut to| to.flush()).context("write the guest's root")
     }
 
-    fn insert(&mut self, at: PathBuf, entry: Entry) {
+    fn insert_entry(&mut self, at: PathBuf, entry: TreeEntry) {
         for parent in at.ancestors().skip(1).filter(|parent| *parent != Path::new("/")) {
-            self.entries.entry(parent.to_owned()).or_insert(Entry::Directory);
+            self.entries.entry(parent.to_owned()).or_insert(TreeEntry::Directory);
         }
         self.entries.insert(at, entry);
     }
 }
 
 /// Where a path of the caller leads: absolute, without dots, in `/usr` where the directory is a link to there.
-fn place(at: &Path) -> PathBuf {
+fn resolve_path(at: &Path) -> PathBuf {
     let mut found = PathBuf::from("/");
     for component in at.components() {
         match component {
@@ -166,7 +171,7 @@ fn place(at: &Path) -> PathBuf {
     found
 }
 
-fn append(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Entry) -> Result<()> {
+fn append_entry(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &TreeEntry) -> Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_uid(0);
     header.set_gid(0);
@@ -178,20 +183,20 @@ fn append(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Entry) ->
         archive.append_data(&mut header, path, content)
     };
     match entry {
-        Entry::Directory => {
+        TreeEntry::Directory => {
             let mode = if path.ends_with("tmp") { 0o1777 } else { 0o755 };
             add(tar::EntryType::Directory, mode, 0, &mut std::io::empty())?;
         }
-        Entry::File(source) => {
+        TreeEntry::File(source) => {
             let mut file = File::open(source).with_context(|| format!("open {}", source.display()))?;
             let stat = file.metadata().with_context(|| format!("stat {}", source.display()))?;
             ensure!(stat.is_file(), "{} is no file", source.display());
             add(tar::EntryType::Regular, stat.permissions().mode() & 0o7777, stat.len(), &mut file)?;
         }
-        Entry::Text { mode, content } => {
+        TreeEntry::Text { mode, content } => {
             add(tar::EntryType::Regular, *mode, content.len() as u64, &mut content.as_slice())?;
         }
-        Entry::Link(target) => {
+        TreeEntry::Link(target) => {
             header.set_entry_type(tar::EntryType::Symlink);
             header.set_mode(0o777);
             header.set_size(0);
@@ -202,22 +207,22 @@ fn append(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Entry) ->
 }
 
 /// The libraries and loaders that the programs need, with their places.
-pub(super) fn libraries(programs: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
+pub(super) fn find_libraries(programs: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
     if programs.is_empty() {
         return Ok(Vec::new());
     }
-    let mut command = Command::new(tools::find(tools::LDD)?);
+    let mut command = Command::new(tools::find_tool(tools::LDD)?);
     // It fails when one of them is static, and says so in its output.
     let done = command.args(programs).stdin(Stdio::null()).output().context("execute ldd")?;
     let text = String::from_utf8_lossy(&done.stdout);
     if let Some(line) = text.lines().find(|line| line.trim_end().ends_with("=> not found")) {
         anyhow::bail!("a library of the guest's programs is missing: {}", line.trim());
     }
-    Ok(text.lines().filter_map(library).collect())
+    Ok(text.lines().filter_map(parse_library).collect())
 }
 
 /// *Source:* ldd(1): `name => path (address)`, or `path (address)` for the loader.
-fn library(line: &str) -> Option<(PathBuf, PathBuf)> {
+fn parse_library(line: &str) -> Option<(PathBuf, PathBuf)> {
     let line = line.strip_prefix('\t')?;
     let (path, _) = line.split_once(" => ").map_or(line, |(_, path)| path).rsplit_once(" (0x")?;
     let path = path.starts_with('/').then(|| PathBuf::from(path))?;
@@ -229,8 +234,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ldd_says_is_understood() {
-        let found = |line: &str| library(line).map(|(_, source)| source);
+    fn the_output_of_ldd_is_parsed() {
+        let found = |line: &str| parse_library(line).map(|(_, source)| source);
         let libc = PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6");
         assert_eq!(found("\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)"), Some(libc));
         let loader = PathBuf::from("/lib64/ld-linux-x86-64.so.2");
@@ -246,26 +251,26 @@ mod tests {
     }
 
     #[test]
-    fn places_are_absolute_without_dots_and_below_usr_where_debian_links() {
-        assert_eq!(place(Path::new("/bin/sh")), Path::new("/usr/bin/sh"));
-        assert_eq!(place(Path::new("/opt/bin/sh")), Path::new("/opt/bin/sh"));
-        assert_eq!(place(Path::new("/a/../../b/./c")), Path::new("/b/c"));
+    fn paths_are_absolute_without_dots_and_below_usr_where_debian_links() {
+        assert_eq!(resolve_path(Path::new("/bin/sh")), Path::new("/usr/bin/sh"));
+        assert_eq!(resolve_path(Path::new("/opt/bin/sh")), Path::new("/opt/bin/sh"));
+        assert_eq!(resolve_path(Path::new("/a/../../b/./c")), Path::new("/b/c"));
     }
 
     #[test]
-    fn a_link_takes_no_place_that_is_taken_and_parents_are_made() {
-        let mut tree = Tree::skeleton();
-        tree.file("/sbin/mkfs", Path::new("/etc/hostname"));
-        tree.link("/sbin/mkfs", "busybox");
-        tree.text("/a/b/c", 0o600, "x");
-        assert_eq!(tree.entries[Path::new("/usr/sbin/mkfs")], Entry::File("/etc/hostname".into()));
-        assert_eq!(tree.entries[Path::new("/a/b")], Entry::Directory);
+    fn a_link_replaces_nothing_and_parents_are_created() {
+        let mut tree = RootTree::skeleton();
+        tree.add_file("/sbin/mkfs", Path::new("/etc/hostname"));
+        tree.add_link("/sbin/mkfs", "busybox");
+        tree.add_text("/a/b/c", 0o600, "x");
+        assert_eq!(tree.entries[Path::new("/usr/sbin/mkfs")], TreeEntry::File("/etc/hostname".into()));
+        assert_eq!(tree.entries[Path::new("/a/b")], TreeEntry::Directory);
     }
 
     #[test]
     fn a_missing_file_is_named() {
-        let mut tree = Tree::default();
-        tree.file("/x", Path::new("/nowhere/x"));
+        let mut tree = RootTree::default();
+        tree.add_file("/x", Path::new("/nowhere/x"));
         let error = format!("{:#}", tree.write_tar(std::io::sink()).unwrap_err());
         assert!(error.contains("/nowhere/x"), "{error}");
     }

@@ -13,56 +13,56 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 /// What the agent says of one command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Said {
+enum TaskMessage {
     Line(String),
-    End(i32),
+    Exit(i32),
 }
 
 /// Which command the agent speaks of, and what it says; `None` for `up`.
-type Answer = (Option<u64>, Said);
+type AgentMessage = (Option<u64>, TaskMessage);
 
 /// The port and who waits for answers.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct ControlPort {
     port: Mutex<UnixStream>,
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Mutex<PendingTasks>>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct PendingTasks {
     last: u64,
-    tasks: HashMap<u64, Sender<Said>>,
+    tasks: HashMap<u64, Sender<TaskMessage>>,
     is_closed: bool,
 }
 
-impl Control {
+impl ControlPort {
     /// Reads answers on a thread of its own, which ends with the guest. What comes with it tells when the agent is up.
-    pub(super) fn new(port: UnixStream) -> Result<(Arc<Self>, Up)> {
+    pub(super) fn new(port: UnixStream) -> Result<(Arc<Self>, AgentStart)> {
         let reader = port.try_clone().context("share the control port")?;
-        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let waiting = Arc::new(Mutex::new(PendingTasks::default()));
         let (tell_up, up) = channel();
         let shared = Arc::clone(&waiting);
         std::thread::spawn(move || {
             for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-                match parse(&String::from_utf8_lossy(&line)) {
+                match parse_message(&String::from_utf8_lossy(&line)) {
                     Some((None, _)) => drop(tell_up.send(())),
-                    Some((Some(id), said)) => locked(&shared).pass_on(id, said),
+                    Some((Some(id), said)) => lock_pending(&shared).deliver(id, said),
                     None => {}
                 }
             }
-            let mut waiting = locked(&shared);
+            let mut waiting = lock_pending(&shared);
             waiting.is_closed = true;
             // Whoever waits for an answer hears that there will be none.
             waiting.tasks.clear();
         });
-        Ok((Arc::new(Self { port: Mutex::new(port), waiting }), Up(up)))
+        Ok((Arc::new(Self { port: Mutex::new(port), waiting }), AgentStart(up)))
     }
 
-    pub(super) fn start(self: &Arc<Self>, command: &Command) -> Result<Task> {
-        let snippet = snippet(command)?;
+    pub(super) fn start_task(self: &Arc<Self>, command: &Command) -> Result<GuestTask> {
+        let snippet = shell_line(command)?;
         let (sender, said) = channel();
         let id = {
-            let mut waiting = locked(&self.waiting);
+            let mut waiting = lock_pending(&self.waiting);
             waiting.last += 1;
             let id = waiting.last;
             if !waiting.is_closed {
@@ -70,11 +70,11 @@ impl Control {
             }
             id
         };
-        self.ask(&format!("run {id} {snippet}"))?;
-        Ok(Task { id, said, control: Arc::clone(self) })
+        self.send_request(&format!("run {id} {snippet}"))?;
+        Ok(GuestTask { id, messages: said, control: Arc::clone(self) })
     }
 
-    pub(super) fn ask(&self, request: &str) -> Result<()> {
+    pub(super) fn send_request(&self, request: &str) -> Result<()> {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         port.write_all(format!("{request}\n").as_bytes()).context("write to the guest: it has ended")
     }
@@ -82,10 +82,10 @@ impl Control {
 
 /// Tells when the agent is there.
 #[derive(Debug)]
-pub(super) struct Up(Receiver<()>);
+pub(super) struct AgentStart(Receiver<()>);
 
-impl Up {
-    pub(super) fn wait(&self, deadline: Duration) -> Result<()> {
+impl AgentStart {
+    pub(super) fn wait_until_up(&self, deadline: Duration) -> Result<()> {
         match self.0.recv_timeout(deadline) {
             Ok(()) => Ok(()),
             Err(RecvTimeoutError::Timeout) => bail!("the guest did not come up within {deadline:?}"),
@@ -94,9 +94,9 @@ impl Up {
     }
 }
 
-impl Waiting {
-    fn pass_on(&mut self, id: u64, said: Said) {
-        let is_end = matches!(said, Said::End(_));
+impl PendingTasks {
+    fn deliver(&mut self, id: u64, said: TaskMessage) {
+        let is_end = matches!(said, TaskMessage::Exit(_));
         // Nobody may be interested any more.
         let _ = self.tasks.get(&id).map(|task| task.send(said));
         if is_end {
@@ -105,30 +105,30 @@ impl Waiting {
     }
 }
 
-fn locked(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+fn lock_pending(waiting: &Mutex<PendingTasks>) -> MutexGuard<'_, PendingTasks> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A command that runs in the guest. Dropping this leaves it running.
 #[derive(Debug)]
-pub struct Task {
+pub struct GuestTask {
     id: u64,
-    said: Receiver<Said>,
-    control: Arc<Control>,
+    messages: Receiver<TaskMessage>,
+    control: Arc<ControlPort>,
 }
 
-impl Task {
+impl GuestTask {
     /// Waits for the command's end and gives its exit code: 128 + N where signal N ended it. What it writes, to either
     /// of its outputs, is passed on line by line.
     ///
     /// # Errors
     /// At the deadline; the command runs on. When the guest ends before the command does: a panic, a power-off.
-    pub fn wait(&self, deadline: Duration, mut on_line: impl FnMut(&str)) -> Result<i32> {
+    pub fn wait_for_exit(&self, deadline: Duration, mut on_line: impl FnMut(&str)) -> Result<i32> {
         let end = Instant::now() + deadline;
         loop {
-            match self.said.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(Said::Line(line)) => on_line(&line),
-                Ok(Said::End(code)) => return Ok(code),
+            match self.messages.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(TaskMessage::Line(line)) => on_line(&line),
+                Ok(TaskMessage::Exit(code)) => return Ok(code),
                 Err(RecvTimeoutError::Timeout) => bail!("still ran after {deadline:?}"),
                 Err(RecvTimeoutError::Disconnected) => bail!("the guest ended before its command did"),
             }
@@ -142,10 +142,10 @@ impl Task {
     pub fn wait_for_line(&self, text: &str, deadline: Duration) -> Result<String> {
         let end = Instant::now() + deadline;
         loop {
-            match self.said.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(Said::Line(line)) if line.contains(text) => return Ok(line),
-                Ok(Said::Line(_)) => {}
-                Ok(Said::End(code)) => bail!("ended with {code} before it said {text:?}"),
+            match self.messages.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(TaskMessage::Line(line)) if line.contains(text) => return Ok(line),
+                Ok(TaskMessage::Line(_)) => {}
+                Ok(TaskMessage::Exit(code)) => bail!("ended with {code} before it said {text:?}"),
                 Err(RecvTimeoutError::Timeout) => bail!("did not say {text:?} within {deadline:?}"),
                 Err(RecvTimeoutError::Disconnected) => bail!("the guest ended before it said {text:?}"),
             }
@@ -156,47 +156,47 @@ impl Task {
     ///
     /// # Errors
     /// When the guest has ended.
-    pub fn signal(&self, signal: &str) -> Result<()> {
-        self.control.ask(&format!("kill {} {signal}", self.id))
+    pub fn send_signal(&self, signal: &str) -> Result<()> {
+        self.control.send_request(&format!("kill {} {signal}", self.id))
     }
 }
 
 /// *Source:* agent.sh.
-fn parse(line: &str) -> Option<Answer> {
+fn parse_message(line: &str) -> Option<AgentMessage> {
     if line == "up" {
-        return Some((None, Said::Line(String::new())));
+        return Some((None, TaskMessage::Line(String::new())));
     }
     let (verb, rest) = line.split_once(' ')?;
     let (id, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     let said = match verb {
-        "out" => Said::Line(rest.to_owned()),
-        "end" => Said::End(rest.trim().parse().ok()?),
+        "out" => TaskMessage::Line(rest.to_owned()),
+        "end" => TaskMessage::Exit(rest.trim().parse().ok()?),
         _ => return None,
     };
     Some((Some(id.parse().ok()?), said))
 }
 
 /// The command as one line of shell, with its directory and the variables that it sets.
-fn snippet(command: &Command) -> Result<String> {
+fn shell_line(command: &Command) -> Result<String> {
     let mut words = Vec::new();
     if let Some(directory) = command.get_current_dir() {
-        words.push(format!("cd {} &&", quoted(directory.as_os_str().as_bytes())?));
+        words.push(format!("cd {} &&", quote_word(directory.as_os_str().as_bytes())?));
     }
     words.push("exec env".to_owned());
     for (name, value) in command.get_envs() {
         match value {
-            Some(value) => words.push(quoted(&[name.as_bytes(), b"=", value.as_bytes()].concat())?),
-            None => words.insert(words.len(), format!("-u {}", quoted(name.as_bytes())?)),
+            Some(value) => words.push(quote_word(&[name.as_bytes(), b"=", value.as_bytes()].concat())?),
+            None => words.insert(words.len(), format!("-u {}", quote_word(name.as_bytes())?)),
         }
     }
-    words.push(quoted(command.get_program().as_bytes())?);
+    words.push(quote_word(command.get_program().as_bytes())?);
     for argument in command.get_args() {
-        words.push(quoted(argument.as_bytes())?);
+        words.push(quote_word(argument.as_bytes())?);
     }
     Ok(words.join(" "))
 }
 
-fn quoted(word: &[u8]) -> Result<String> {
+fn quote_word(word: &[u8]) -> Result<String> {
     let word = std::str::from_utf8(word).context("a word for the guest is no UTF-8")?;
     ensure!(!word.contains('\n'), "a word for the guest has a line break: {word:?}");
     Ok(format!("'{}'", word.replace('\'', r"'\''")))
@@ -207,13 +207,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_understood() {
-        assert_eq!(parse("out 3  two blanks"), Some((Some(3), Said::Line(" two blanks".into()))));
-        assert_eq!(parse("out 3 "), Some((Some(3), Said::Line(String::new()))));
-        assert_eq!(parse("end 12 137"), Some((Some(12), Said::End(137))));
-        assert!(matches!(parse("up"), Some((None, _))));
+    fn messages_are_parsed() {
+        assert_eq!(
+            parse_message("out 3  two blanks"),
+            Some((Some(3), TaskMessage::Line(" two blanks".into())))
+        );
+        assert_eq!(parse_message("out 3 "), Some((Some(3), TaskMessage::Line(String::new()))));
+        assert_eq!(parse_message("end 12 137"), Some((Some(12), TaskMessage::Exit(137))));
+        assert!(matches!(parse_message("up"), Some((None, _))));
         for line in ["", "end 1", "end x 1", "noise"] {
-            assert_eq!(parse(line), None, "{line}");
+            assert_eq!(parse_message(line), None, "{line}");
         }
     }
 
@@ -221,7 +224,7 @@ mod tests {
     fn a_command_is_one_line_of_shell() {
         let mut command = Command::new("/bin/it's");
         command.arg("$x").env("A", "b c").env_remove("B").current_dir("/d");
-        assert_eq!(snippet(&command).unwrap(), r"cd '/d' && exec env 'A=b c' -u 'B' '/bin/it'\''s' '$x'");
-        assert!(snippet(Command::new("a").arg("b\nc")).is_err());
+        assert_eq!(shell_line(&command).unwrap(), r"cd '/d' && exec env 'A=b c' -u 'B' '/bin/it'\''s' '$x'");
+        assert!(shell_line(Command::new("a").arg("b\nc")).is_err());
     }
 }

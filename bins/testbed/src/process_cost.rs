@@ -12,7 +12,7 @@ pub struct WakeUps(BTreeMap<String, u64>);
 impl WakeUps {
     /// How often the threads have been switched to since an earlier moment. One that has ended meanwhile counts once: to
     /// end, it had to run.
-    pub fn since(&self, earlier: &WakeUps) -> u64 {
+    pub fn count_since(&self, earlier: &WakeUps) -> u64 {
         let counted = self.0.iter().map(|(thread, now)| now - earlier.0.get(thread).unwrap_or(&0));
         let ended = earlier.0.keys().filter(|thread| !self.0.contains_key(*thread)).count();
         counted.sum::<u64>() + ended as u64
@@ -25,7 +25,7 @@ impl WakeUps {
 ///
 /// # Errors
 /// When the process is gone.
-pub fn wake_ups(pid: u32) -> Result<WakeUps> {
+pub fn count_wake_ups(pid: u32) -> Result<WakeUps> {
     let mut threads = BTreeMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("list the process' threads")? {
         let task = task?;
@@ -55,21 +55,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_woken_up_and_takes_memory() {
+    fn the_test_process_has_wake_ups_and_memory() {
         let none = WakeUps(BTreeMap::new());
-        assert!(wake_ups(std::process::id()).unwrap().since(&none) > 0);
-        assert!(wake_ups(u32::MAX).is_err());
+        assert!(count_wake_ups(std::process::id()).unwrap().count_since(&none) > 0);
+        assert!(count_wake_ups(u32::MAX).is_err());
         assert!(resident_kib(std::process::id()).unwrap() > 100);
         assert!(resident_kib(u32::MAX).is_err());
     }
 
     #[test]
-    fn a_thread_that_ends_takes_no_wake_up_along() {
+    fn an_ended_thread_counts_once() {
         let counts = |threads: &[(&str, u64)]| {
             WakeUps(threads.iter().map(|(thread, count)| ((*thread).to_owned(), *count)).collect())
         };
         let before = counts(&[("1", 10), ("2", 900)]);
-        assert_eq!(counts(&[("1", 12), ("3", 5)]).since(&before), 2 + 5 + 1);
-        assert_eq!(before.since(&before), 0);
+        assert_eq!(counts(&[("1", 12), ("3", 5)]).count_since(&before), 2 + 5 + 1);
+        assert_eq!(before.count_since(&before), 0);
     }
 }
