@@ -13,7 +13,7 @@ use crate::{Bytes, Inodes, ProjectId, QuotaLimits, QuotaStatus, QuotaUsage};
 /// The attributes of an inode that assign it to a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProjectTag {
-    /// 0 is no project.
+    /// 0: not in a project.
     pub(crate) project: u32,
     /// Whether new entries of the directory inherit the tag.
     pub(crate) inherit: bool,

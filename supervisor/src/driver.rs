@@ -45,7 +45,7 @@ struct DriverState {
     /// Indexed by slot.
     runs: Vec<Option<SlotRun>>,
     waiters: Vec<ReadyWaiter>,
-    /// `None` when there is no hook, or when the last event has been sent.
+    /// `None` without a hook, or when the last event has been sent.
     events: Option<mpsc::UnboundedSender<Event>>,
     next_seq: u64,
     armed_deadline: Option<TreeTime>,
@@ -333,7 +333,7 @@ fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// Calls the state machine at each deadline, and sleeps until a change where there is no deadline.
+/// Calls the state machine at each deadline, and without one sleeps until a change.
 async fn run_timers(driver: Arc<TreeDriver>) {
     let mut finished = driver.finished.subscribe();
     while !*finished.borrow_and_update() {

@@ -10,23 +10,23 @@ use crate::table::Table;
 
 /// One measured thing.
 ///
-/// As JSON: `{id, work, unit, ours, peer, limit, goal, goal_met, command}`, with `null` for absent values, and
-/// `measured: {machine, date, commit}` once `cargo xtask bench` has added it.
+/// As JSON: `{id, work, unit, ours, peer, limit, goal, goal_met, command}`, with `null` for absent values,
+/// and `measured: {machine, date, commit}` once `cargo xtask bench` has added it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
     /// A short stable name within its bench, such as `restart`.
     pub id: String,
-    /// What was done, in words that let a reader repeat it.
+    /// The work, described so that a reader can repeat it.
     pub work: String,
     /// The unit of `ours`, of the peer's value, of `limit` and of `goal`.
     pub unit: String,
     /// Our figure.
     pub ours: f64,
-    /// The other program or library, measured in the same run.
+    /// The peer, measured in the same run.
     pub peer: Option<PeerFigure>,
-    /// What this machine could do at best, measured or known (a bare fork and exec, a memcpy).
+    /// The best that this machine can do, measured or known (a bare fork and exec, a memcpy).
     pub limit: Option<f64>,
-    /// The figure that is aimed at.
+    /// The figure to reach.
     pub goal: Option<f64>,
     /// Whether `ours` reached `goal`; `None` where no goal is set.
     pub goal_met: Option<bool>,
@@ -48,12 +48,12 @@ pub struct MeasurementContext {
     pub commit: String,
 }
 
-/// Somebody else's program doing the same work.
+/// The figure of another program or library for the same work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerFigure {
     /// Its name.
     pub name: String,
-    /// Its version, as it says itself.
+    /// The version that it reports.
     pub version: String,
     /// Its figure, in the row's unit.
     pub value: f64,
@@ -83,7 +83,7 @@ impl BenchRow {
         self
     }
 
-    /// Adds what this machine could do at best.
+    /// Adds the best that this machine can do.
     #[must_use]
     pub fn limit(mut self, limit: f64) -> Self {
         self.limit = Some(limit);
@@ -117,7 +117,7 @@ impl BenchRow {
 /// Writes `rows` to `target/bench/NAME.json` as one array and prints them as a table.
 ///
 /// # Errors
-/// When the file can't be written.
+/// The file can't be written.
 pub fn write_rows(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
     let path = write_rows_to(&rows_directory(), name, rows)?;
     println!("{}", format_table(rows));
@@ -125,7 +125,7 @@ pub fn write_rows(name: &str, rows: &[BenchRow]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Rows that are written as they are measured: where the rest is never measured, these are there.
+/// Writes rows as they are measured, so that a bench that fails keeps those before.
 #[derive(Debug)]
 pub struct RowWriter {
     name: String,
@@ -133,7 +133,7 @@ pub struct RowWriter {
 }
 
 impl RowWriter {
-    /// None yet, for `target/bench/NAME.json`.
+    /// A writer without rows for `target/bench/NAME.json`.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), rows: Vec::new() }
     }
@@ -141,7 +141,7 @@ impl RowWriter {
     /// Adds rows to the file, and prints them.
     ///
     /// # Errors
-    /// When the file can't be written.
+    /// The file can't be written.
     pub fn add_rows(&mut self, rows: impl IntoIterator<Item = BenchRow>) -> Result<()> {
         let before = self.rows.len();
         self.rows.extend(rows);
@@ -152,7 +152,7 @@ impl RowWriter {
     /// Prints all of them as one table, as [`write_rows()`] does.
     ///
     /// # Errors
-    /// When the file can't be written.
+    /// The file can't be written.
     pub fn finish(self) -> Result<PathBuf> {
         write_rows(&self.name, &self.rows)
     }
@@ -161,7 +161,7 @@ impl RowWriter {
 /// Reads the rows that [`write_rows()`] left under this name.
 ///
 /// # Errors
-/// When the file isn't there or isn't an array of rows.
+/// The file doesn't exist, or isn't an array of rows.
 pub fn read_rows(name: &str) -> Result<Vec<BenchRow>> {
     read_rows_from(&rows_directory(), name)
 }
@@ -169,14 +169,14 @@ pub fn read_rows(name: &str) -> Result<Vec<BenchRow>> {
 /// Reads the rows of this name from a directory that isn't the usual one.
 ///
 /// # Errors
-/// As [`read_changes`].
+/// As [`read_rows`].
 pub fn read_rows_from(directory: &Path, name: &str) -> Result<Vec<BenchRow>> {
     let path = directory.join(format!("{name}.json"));
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("parse {}", path.display()))
 }
 
-/// Where the rows are kept: `bench` in cargo's target directory.
+/// The directory of the rows: `bench` in cargo's target directory.
 pub fn rows_directory() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = package.ancestors().nth(2).unwrap_or(package);
@@ -192,7 +192,7 @@ pub fn write_rows_to(directory: &Path, name: &str, rows: &[BenchRow]) -> Result<
     let rows: Vec<BenchRow> = rows.iter().cloned().map(|row| with_command(row, name)).collect();
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let path = directory.join(format!("{name}.json"));
-    // A reader sees the old rows or the new ones, never half of them.
+    // A reader gets the old rows or the new ones, never a part of them.
     let partial = directory.join(format!("{name}.json.partial"));
     let text = serde_json::to_string_pretty(&rows)? + "\n";
     fs::write(&partial, text).with_context(|| format!("write {}", partial.display()))?;
@@ -243,10 +243,10 @@ pub fn format_figure(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// The middle of the samples (the mean of the two in the middle of an even count).
+/// The median of the samples; of an even count, the mean of the two in the middle.
 ///
 /// # Panics
-/// When there is no sample.
+/// `samples` is empty.
 pub fn median(samples: &[f64]) -> f64 {
     percentile(samples, 50.0)
 }
@@ -254,7 +254,7 @@ pub fn median(samples: &[f64]) -> f64 {
 /// The value below which `percent` of the samples lie, interpolated between neighbours.
 ///
 /// # Panics
-/// When there is no sample, or `percent` is not in `[0, 100]`.
+/// `samples` is empty, or `percent` is not in `[0, 100]`.
 pub fn percentile(samples: &[f64], percent: f64) -> f64 {
     assert!(!samples.is_empty(), "a percentile needs a sample");
     assert!((0.0..=100.0).contains(&percent), "{percent} is not a percentage");
@@ -268,14 +268,14 @@ pub fn percentile(samples: &[f64], percent: f64) -> f64 {
 /// Samples of ours and of a peer, taken in turns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InterleavedSamples {
-    /// What our side measured, in the order of the rounds.
+    /// Our figures, in the order of the rounds.
     pub ours: Vec<f64>,
-    /// What the peer's side measured.
+    /// The peer's figures.
     pub peer: Vec<f64>,
 }
 
 /// Measures ours and a peer in turns, so that a slow minute of the machine hits both alike.
-/// Who goes first changes with every round.
+/// The side that is measured first alternates.
 ///
 /// # Errors
 /// The first error of either side.

@@ -1,4 +1,4 @@
-//! What is downloaded or built once, and kept outside the tree.
+//! Files that are downloaded or built once, and kept outside the tree.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,35 +8,37 @@ use anyhow::{Context as _, Result};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// How many older entries of a family stay beside a new one: other branches of the workspace may have other pins.
+/// How many older entries of a family stay beside a new one: other branches of the workspace may have other
+/// pins.
 const KEPT: usize = 2;
 
-/// What was used so lately may be in use.
+/// An entry that was used since then may be in use.
 const LATELY: Duration = Duration::from_secs(24 * 3600);
 
-/// Where it is kept: `$NODEKEEL_CACHE`, else `$XDG_CACHE_HOME/nodekeel`, else `~/.cache/nodekeel`.
+/// The cache's directory: `$NODEKEEL_CACHE`, else `$XDG_CACHE_HOME/nodekeel`, else `~/.cache/nodekeel`.
 ///
 /// # Errors
-/// When none of the three is set.
+/// None of the three is set.
 pub fn cache_directory() -> Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("NODEKEEL_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("nodekeel")))
         .or_else(|| set("HOME").map(|home| home.join(".cache/nodekeel")))
-        .context("no place for the cache: set NODEKEEL_CACHE")
+        .context("find the cache's directory: HOME is not set; set NODEKEEL_CACHE")
 }
 
-/// The entry of this name, made by `make` in a directory of its own where it isn't there yet. An entry is there wholly
-/// or not at all, and two processes don't make it twice.
+/// The entry of this name; `make` fills a new directory where the entry doesn't exist yet. An entry exists
+/// completely or not at all, and two processes don't make it twice.
 ///
 /// # Errors
-/// When the cache can't be written, or `make` fails.
+/// The cache can't be written, or `make` fails.
 pub fn make_entry(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     make_entry_in(&cache_directory()?, name, make)
 }
 
-/// As [`make_entry`], for one of a family: whose names begin with `FAMILY-`, of which a newer one is wanted as a rule. When it is
-/// made, others of the family are removed that nobody has used for a day, but for the two that were used last.
+/// As [`make_entry`], for an entry of a family, whose names begin with `FAMILY-` and of which a newer one is
+/// usually wanted. Making it removes the others of the family that have not been used for a day, but for the
+/// two that were used last.
 ///
 /// # Errors
 /// As [`make_entry`].
@@ -56,7 +58,7 @@ pub(crate) fn make_family_entry_in(
 ) -> Result<PathBuf> {
     let was_there = cache.join(name).exists();
     let entry = make_entry_in(cache, name, make)?;
-    // A directory's time says when it was used last. Where it can't be set, it is that of its birth.
+    // A directory's time says when it was used last. Where it can't be set, it is the time of its creation.
     let _ = File::open(&entry).and_then(|directory| directory.set_modified(SystemTime::now()));
     if !was_there {
         sweep_family(cache, &format!("{family}-"), name, SystemTime::now() - LATELY);
@@ -64,7 +66,8 @@ pub(crate) fn make_family_entry_in(
     Ok(entry)
 }
 
-/// Removes entries that begin so and were not used since then, but for this one and those that were used last.
+/// Removes entries with this prefix that were not used since then, but for the new one and those that were
+/// used last.
 fn sweep_family(cache: &Path, prefix: &str, new: &str, since: SystemTime) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     let mut others: Vec<(SystemTime, String)> = entries
@@ -85,7 +88,7 @@ fn sweep_family(cache: &Path, prefix: &str, new: &str, since: SystemTime) {
     }
 }
 
-/// Removes an entry, which at no time is there in part.
+/// Removes an entry, of which no part is ever left under its name.
 fn remove_entry(cache: &Path, name: &str) -> Result<()> {
     let _lock = acquire_lock(cache, name, || {})?;
     let partial = cache.join(format!(".{name}.partial"));
@@ -93,18 +96,18 @@ fn remove_entry(cache: &Path, name: &str) -> Result<()> {
     fs::remove_dir_all(&partial).context("remove it")
 }
 
-/// Holds a lock of the cache until it is dropped, or its process ends however that does.
+/// Holds a lock of the cache until it is dropped, or its process ends in any way.
 #[derive(Debug)]
 #[must_use]
 pub struct CacheLock {
     _file: File,
 }
 
-/// Takes the lock of this name in a directory of the cache, which is made where it isn't there; `waiting` is called
-/// before it waits for another process that has it.
+/// Acquires the lock of this name in a directory of the cache, which is created where it doesn't exist; calls
+/// `waiting` before it waits for another process that holds the lock.
 ///
 /// # Errors
-/// When the directory can't be written.
+/// The directory can't be written.
 pub fn acquire_lock(directory: &Path, name: &str, waiting: impl FnOnce()) -> Result<CacheLock> {
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let path = directory.join(format!(".{name}.lock"));
@@ -134,7 +137,7 @@ pub(crate) fn make_entry_in(
     if entry.exists() {
         return Ok(entry);
     }
-    // With the lock in hand, what is there was left by a maker that was killed.
+    // The lock is held, so an existing partial entry was left by a process that was killed.
     let partial = cache.join(format!(".{name}.partial"));
     if partial.exists() {
         fs::remove_dir_all(&partial).with_context(|| format!("remove {}", partial.display()))?;

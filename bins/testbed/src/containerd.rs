@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{Daemon, ScratchDir, command_output, tools};
 
-/// A containerd with its state, root and socket in a private directory, answering when [`Containerd::start`] returns.
-/// It has no CRI plugin: nothing of it reaches out of its directory.
+/// A containerd with its state, root and socket in a private directory; it answers when [`Containerd::start`]
+/// returns. Without a CRI plugin, it touches nothing outside its directory.
 #[derive(Debug)]
 pub struct Containerd {
     daemon: Daemon,
@@ -21,8 +21,8 @@ impl Containerd {
     /// Starts it and waits until it answers Version.
     ///
     /// # Errors
-    /// When the caller isn't root, which containerd must be; [`tools::MissingTool`] where it isn't installed; else why it
-    /// did not come up, with its last output.
+    /// The caller isn't root, which containerd must be; [`tools::MissingTool`] where it isn't installed; else
+    /// why it did not start, with its last output.
     pub fn start() -> Result<Self> {
         ensure!(rustix::process::geteuid().is_root(), "containerd needs root");
         let (containerd, ctr) = (tools::find_tool(tools::CONTAINERD)?, tools::find_tool(tools::CTR)?);
@@ -43,12 +43,12 @@ impl Containerd {
         &self.socket_path
     }
 
-    /// The daemon below.
+    /// The daemon.
     pub fn daemon(&self) -> &Daemon {
         &self.daemon
     }
 
-    /// A `ctr` that speaks with this daemon.
+    /// A `ctr` that calls this daemon.
     pub fn ctr_command(&self) -> Command {
         ctr_client(&self.ctr_path, &self.socket_path)
     }
@@ -72,7 +72,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.d
 address = "{socket}"
 [ttrpc]
 address = "{socket}.ttrpc"
-# Else it makes /opt/containerd.
+# Without this it creates /opt/containerd.
 [plugins."io.containerd.internal.v1.opt"]
 path = "{opt}"
 "#,

@@ -16,27 +16,30 @@ use crate::{ScratchDir, end_group, leftovers, wait_exit, wait_until};
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const LINES_SHOWN: usize = 20;
 
-/// A running daemon and its directory; both are gone when this is dropped.
+/// A running daemon and its directory. Dropping this ends the daemon and removes the directory.
 ///
-/// The daemon leads a process group of its own. Should the test process be killed, a keeper (a shell that waits for
-/// the end of a pipe which only the test process holds open) kills that group. A parent-death signal would not do: it
-/// comes when the *thread* ends that started the daemon, and tests share daemons between threads.
+/// The daemon leads a separate process group. Where the test process is killed, a keeper (a shell that waits
+/// for the end of a pipe that only the test process holds open) kills that group. A parent-death signal would
+/// not do: it is sent when the *thread* ends that started the daemon, and tests share daemons between
+/// threads.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    /// How it ended, once that is known; its process group's number may be given away then.
+    /// Its exit status, once it is known; the kernel may reuse its process group's number then.
     exit_status: Option<ExitStatus>,
     keeper: Child,
     log_file: PathBuf,
-    /// Dropped last: it removes what the group's end has left.
+    /// Dropped last: it removes what the group has left.
     scratch: ScratchDir,
 }
 
 impl Daemon {
-    /// Starts the command with its output in a file of the scratch directory, and waits until `ready` succeeds.
+    /// Starts the command with its output in a file of the scratch directory, and waits until `ready`
+    /// succeeds.
     ///
     /// # Errors
-    /// When it can't be executed, ends before it is ready, or isn't ready in time; with the last lines of its output.
+    /// It can't be executed, ends before it is ready, or isn't ready in time; with the last lines of its
+    /// output.
     pub fn start(
         mut command: Command,
         scratch: ScratchDir,
@@ -72,31 +75,31 @@ impl Daemon {
         self.scratch.path()
     }
 
-    /// What it has written to its output so far.
+    /// Its output so far.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// The file can't be read.
     pub fn read_log(&self) -> Result<String> {
         let bytes = fs::read(&self.log_file).with_context(|| format!("read {}", self.log_file.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Asks it to end (SIGTERM) and waits for that; `None` if it still runs at the deadline. The directory stays, and
-    /// so does what the daemon may have left, until this is dropped.
+    /// Sends SIGTERM and waits for its exit; `None` if it still runs at the deadline. The directory and the
+    /// processes that the daemon may have left stay until this is dropped.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// The system call fails.
     pub fn terminate(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
         if self.exit_status.is_none() {
-            kill_process(Pid::from_child(&self.child), Signal::TERM).context("ask the daemon to end")?;
+            kill_process(Pid::from_child(&self.child), Signal::TERM).context("send SIGTERM to the daemon")?;
         }
         self.wait_for_exit(deadline)
     }
 
-    /// Waits for its end; `None` if it still runs at the deadline.
+    /// Waits for its exit; `None` if it still runs at the deadline.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// The system call fails.
     pub fn wait_for_exit(&mut self, deadline: Duration) -> Result<Option<ExitStatus>> {
         if self.exit_status.is_none() {
             self.exit_status = wait_exit(&mut self.child, deadline)?;
@@ -106,18 +109,18 @@ impl Daemon {
 
     fn send_group_to_keeper(&mut self) -> Result<()> {
         let pipe = self.keeper.stdin.as_mut().context("the keeper has a pipe")?;
-        writeln!(pipe, "{}", self.child.id()).context("tell the keeper whom to watch")
+        writeln!(pipe, "{}", self.child.id()).context("write the process group to the keeper")
     }
 
     fn wait_ready(&mut self, name: &str, ready: &mut impl FnMut() -> Result<()>) -> Result<()> {
-        // Etcd and containerd notify only a service manager's socket, and being notified isn't being served:
-        // readiness is a real call that is tried again.
+        // Etcd and containerd notify only a service manager's socket, and a notified daemon may not serve
+        // yet: readiness is a real call that is repeated.
         wait_until(READY_WITHIN, &format!("{name} to be ready"), || {
             self.exit_status = self.child.try_wait().context("reap child")?;
             if self.exit_status.is_some() { Ok(()) } else { ready() }
         })?;
         match self.exit_status {
-            Some(status) => bail!("{name} ended before it was ready: {status}"),
+            Some(status) => bail!("{name} exited before it was ready: {status}"),
             None => Ok(()),
         }
     }
@@ -132,8 +135,8 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The daemon first: when the keeper ends, nobody watches any more. What a daemon left that has ended by
-        // itself is killed with the scratch directory.
+        // The daemon first: after the keeper's exit nothing watches it. Removing the scratch directory kills
+        // the processes left by a daemon that has exited by itself.
         let daemon = self.exit_status.is_none().then_some(&mut self.child);
         for child in daemon.into_iter().chain([&mut self.keeper]) {
             if let Err(error) = end_group(child) {
@@ -143,7 +146,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The keeper has a group of its own, so that a Ctrl-C at the terminal doesn't end it before its work is done.
+/// The keeper has a separate group, so that a Ctrl-C at the terminal doesn't end it before its work is done.
 fn start_keeper() -> Result<Child> {
     let script = r#"read -r group; read -r _; [ -z "$group" ] || kill -s KILL -- "-$group""#;
     let mut shell = Command::new("/bin/sh");
@@ -154,13 +157,13 @@ fn start_keeper() -> Result<Child> {
 /// Runs a command to its end and gives its standard output.
 ///
 /// # Errors
-/// When it can't be executed or fails; with what it wrote to standard error.
+/// It can't be executed, or fails; with its standard error.
 pub fn command_output(command: &mut Command) -> Result<String> {
     let name = Path::new(command.get_program()).display().to_string();
     let done = command.stdin(Stdio::null()).output().with_context(|| format!("execute {name}"))?;
     let errors = String::from_utf8_lossy(&done.stderr);
     ensure!(done.status.success(), "{name} failed ({}): {}", done.status, errors.trim());
-    String::from_utf8(done.stdout).with_context(|| format!("{name} wrote something that isn't UTF-8"))
+    String::from_utf8(done.stdout).with_context(|| format!("parse the output of {name} as UTF-8"))
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{Daemon, ReservedPort, ScratchDir, command_output, reserve_port, tools};
 
-/// How often a start is tried when a foreign program has taken a port in between.
+/// How often a start is tried where another program takes a port in between.
 const TRIES: usize = 5;
 const CALL_WITHIN: Duration = Duration::from_secs(2);
 
-/// An etcd server on loopback ports of its own, serving when [`Etcd::start`] returns.
+/// An etcd server on reserved loopback ports; it serves when [`Etcd::start`] returns.
 #[derive(Debug)]
 pub struct Etcd {
     daemon: Daemon,
@@ -24,10 +24,11 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts it and waits until its health is good.
+    /// Starts it and waits until it is healthy.
     ///
     /// # Errors
-    /// [`tools::MissingTool`] where etcd or etcdctl isn't installed; else why it did not come up, with its last output.
+    /// [`tools::MissingTool`] where etcd or etcdctl isn't installed; else why it did not start, with its last
+    /// output.
     pub fn start() -> Result<Self> {
         let (etcd, etcdctl) = (tools::find_tool(tools::ETCD)?, tools::find_tool(tools::ETCDCTL)?);
         let mut tries = 1;
@@ -44,29 +45,29 @@ impl Etcd {
         format!("http://{}", self.client.socket_address())
     }
 
-    /// The daemon below.
+    /// The daemon.
     pub fn daemon(&self) -> &Daemon {
         &self.daemon
     }
 
-    /// Puts a value through etcdctl.
+    /// Stores a value by etcdctl.
     ///
     /// # Errors
-    /// When etcdctl says so.
+    /// etcdctl fails.
     pub fn put_value(&self, key: &str, value: &str) -> Result<()> {
         command_output(self.etcdctl_command().args(["put", "--", key, value])).map(drop)
     }
 
-    /// Gets a value through etcdctl; `None` for a key that isn't there.
+    /// Reads a value by etcdctl; `None` for a missing key.
     ///
     /// # Errors
-    /// When etcdctl says so.
+    /// etcdctl fails.
     pub fn get_value(&self, key: &str) -> Result<Option<String>> {
         let text = command_output(self.etcdctl_command().args(["get", "--print-value-only", "--", key]))?;
         Ok(text.strip_suffix('\n').map(String::from))
     }
 
-    /// An etcdctl that speaks the v3 protocol with this server.
+    /// An etcdctl that calls this server by the v3 protocol.
     pub fn etcdctl_command(&self) -> Command {
         let mut command = Command::new(&self.etcdctl_path);
         command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", self.client_url()));
@@ -79,7 +80,7 @@ impl Etcd {
         let (client_url, peer_url) =
             (format!("http://{}", client.socket_address()), format!("http://{}", peer.socket_address()));
         let mut command = Command::new(etcd);
-        // Whatever ETCD_* the caller's environment holds is not meant for this one.
+        // Variables ETCD_* of the caller's environment are not meant for this server.
         command.env_clear().current_dir(scratch.path());
         command.args(["--name", "testbed", "--data-dir"]).arg(scratch.path().join("data"));
         command.args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url]);
@@ -91,13 +92,14 @@ impl Etcd {
     }
 }
 
-/// *Source:* etcd's server/etcdserver/api/etcdhttp: `GET /health` answers `{"health":"true"}` once there is a leader.
+/// *Source:* etcd's server/etcdserver/api/etcdhttp: `GET /health` answers `{"health":"true"}` once there is a
+/// leader.
 pub(crate) fn is_healthy(client: &ReservedPort) -> Result<()> {
     let mut stream =
         TcpStream::connect_timeout(&client.socket_address().into(), CALL_WITHIN).context("connect")?;
     stream.set_read_timeout(Some(CALL_WITHIN)).context("limit the call")?;
     let request = format!("GET /health HTTP/1.0\r\nHost: {}\r\n\r\n", client.socket_address());
-    stream.write_all(request.as_bytes()).context("ask for health")?;
+    stream.write_all(request.as_bytes()).context("request health")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).context("read health")?;
     let body = answer.rsplit("\r\n\r\n").next().unwrap_or_default();

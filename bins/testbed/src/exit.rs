@@ -1,4 +1,4 @@
-//! The end of a child process, waited for by its pidfd.
+//! The exit of a child process, waited for by its pidfd.
 
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// Waits for the child's end, at most as long as `deadline`; `None` if it still runs then.
+/// Waits for the child's exit, at most as long as `deadline`; `None` if it still runs then.
 ///
 /// # Errors
-/// When the system refuses to watch or to reap the child.
+/// The child can't be watched or reaped.
 pub fn wait_exit(child: &mut Child, deadline: Duration) -> Result<Option<ExitStatus>> {
     if let Some(status) = child.try_wait().context("reap child")? {
         return Ok(Some(status));
@@ -31,14 +31,14 @@ pub fn wait_exit(child: &mut Child, deadline: Duration) -> Result<Option<ExitSta
     }
 }
 
-/// Kills the process group that the child leads and reaps the child, which must not have been reaped before: its
-/// number may be somebody else's then.
+/// Kills the process group that the child leads and reaps the child, which must not have been reaped before:
+/// its number may belong to another process then.
 ///
 /// # Errors
-/// When the system refuses.
+/// A system call fails.
 pub fn end_group(child: &mut Child) -> Result<()> {
     let group = process_id(child);
-    // While the leader isn't reaped, even as a zombie, its group's number can't be given away.
+    // Until the leader is reaped, the kernel doesn't reuse its group's number.
     match kill_process_group(group, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => {}
         Err(error) => return Err(error).context("kill process group"),

@@ -1,8 +1,9 @@
-//! Daemons and tools that Debian has not, or only old: built once from pinned Go modules into the cache.
+//! Daemons and tools that Debian lacks, or has in old versions: built once from pinned Go modules into the
+//! cache.
 //!
-//! A set of programs is a Go module of this package (`tools/NAME/go.mod`, with every checksum in `go.sum`). What is
-//! built is kept under a name that holds a hash of both files and of the flags, so another pin is another directory
-//! and a half-built one is never found.
+//! A set of programs is a Go module of this package (`tools/NAME/go.mod`, with every checksum in `go.sum`).
+//! The directory's name has a hash of both files and of the flags, so another pin is another directory, and
+//! an incomplete build is never found.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -20,13 +21,13 @@ pub use go::UnfitGo;
 /// Programs that are built together.
 #[derive(Clone, Copy, Debug)]
 pub struct GoTools {
-    /// What they are called together, as `kubernetes`.
+    /// The name of the set, as `kubernetes`.
     pub name: &'static str,
-    /// Their version, as upstream's tag has it without the `v`.
+    /// Their version, as in upstream's tag without the `v`.
     pub version: &'static str,
     /// The programs.
     pub programs: &'static [GoProgram],
-    /// How long the first build takes on two idle cores, for people who wait for it.
+    /// How long the first build takes on two idle cores, shown before it starts.
     pub first_build: &'static str,
     go_mod: &'static str,
     go_sum: &'static str,
@@ -48,7 +49,7 @@ const fn go_program(file: &'static str, package: &'static str) -> GoProgram {
     GoProgram { file, package }
 }
 
-/// The control plane, the kubelet and kubectl. Without the linker flags they call themselves v0.0.0.
+/// The control plane, the kubelet and kubectl. Without the linker flags they report v0.0.0.
 pub const KUBERNETES: GoTools = GoTools {
     name: "kubernetes",
     version: "1.36.3",
@@ -67,8 +68,8 @@ pub const KUBERNETES: GoTools = GoTools {
               -X k8s.io/component-base/version.gitMinor=36",
 };
 
-/// An etcd that knows what the API server of that age asks for: with Debian's 3.4 a streamed list (WatchList) ends in
-/// an error event, because it has no `RequestWatchProgress`.
+/// An etcd that has what an API server of that age requests: with Debian's 3.4 a streamed list (WatchList)
+/// ends in an error event, because it lacks `RequestWatchProgress`.
 pub const ETCD: GoTools = GoTools {
     name: "etcd",
     version: "3.7.3",
@@ -102,7 +103,8 @@ pub const CONTAINERD: GoTools = GoTools {
     ldflags: "-X github.com/containerd/containerd/v2/version.Version=v2.4.2",
 };
 
-/// gVisor, and the shim by which containerd runs it. It has no releases as a module: the version is a day's.
+/// gVisor, and the shim by which containerd runs it. Its module has no releases: the version is that of a
+/// day.
 pub const GVISOR: GoTools = GoTools {
     name: "gvisor",
     version: "0.0.0-20260905035102",
@@ -129,26 +131,26 @@ pub const CSI_SANITY: GoTools = GoTools {
     ldflags: "",
 };
 
-/// Everything that is built so.
+/// All of them.
 pub const ALL: [GoTools; 5] = [ETCD, KUBERNETES, CONTAINERD, GVISOR, CSI_SANITY];
 
 impl GoTools {
-    /// The directory with the programs, which are built first where they are not there yet. Progress goes to standard
-    /// error; of two processes that come at once, one waits for the other.
+    /// The directory with the programs, which are built first where they don't exist yet. Progress goes to
+    /// standard error; of two concurrent processes, one waits for the other.
     ///
     /// # Errors
-    /// [`UnfitGo`] where there is no Go that could build them; else why the build failed, with its last output.
+    /// [`UnfitGo`] where no Go can build them; else why the build failed, with its last output.
     pub fn program_directory(&self) -> Result<PathBuf> {
         self.program_directory_in(&cache::cache_directory()?)
     }
 
-    /// One of the programs, built first where it is not there yet.
+    /// One of the programs, built first where it doesn't exist yet.
     ///
     /// # Errors
-    /// As [`cache_directory`](Self::directory).
+    /// As [`program_directory`](Self::program_directory).
     ///
     /// # Panics
-    /// When the module has no such program.
+    /// The module has no such program.
     pub fn program_path(&self, file: &str) -> Result<PathBuf> {
         assert!(self.programs.iter().any(|program| program.file == file), "{} has no {file}", self.name);
         Ok(self.program_directory()?.join(file))
@@ -171,7 +173,7 @@ impl GoTools {
         format!("{}-{}-{}", self.name, self.version, self.content_key())
     }
 
-    /// Changes with whatever makes the programs other ones, but for the Go that builds them.
+    /// Changes with each input of the build, but for the Go that builds them.
     fn content_key(&self) -> String {
         let mut hash = Sha256::new();
         let programs: String = self.programs.iter().map(|p| format!("{} {}\n", p.file, p.package)).collect();
@@ -194,7 +196,7 @@ impl GoTools {
         })
     }
 
-    /// What the module's `go` line asks for.
+    /// The version of the module's `go` line.
     fn go_version(&self) -> go::GoVersion {
         let line = self.go_mod.lines().find_map(|line| line.strip_prefix("go "));
         line.and_then(go::GoVersion::parse_version)

@@ -1,33 +1,34 @@
-//! A guest with a kernel of its own, for what this machine's kernel can't or shouldn't do.
+//! A guest with a private kernel, for tests that this machine's kernel can't or shouldn't run.
 //!
-//! [`Guest`] boots QEMU with Debian's cloud kernel: no root is needed, nothing is installed, and what happens in there
-//! stays in there. The root is a read-only image made for each boot of programs of this machine, with a layer in memory
-//! over it; state lives in memory or on sparse disks, and is gone with the guest. Kernel modules are loaded when they
-//! are asked for (`mount -t xfs`, `ip link add type veth`), all of the kernel's are there.
+//! [`Guest`] boots QEMU with Debian's cloud kernel: it needs no root, installs nothing, and changes nothing
+//! on this machine. The root is a read-only image, made for each boot of programs of this machine, with a
+//! layer in memory over it; state is kept in memory or on sparse disks, and ends with the guest. All of the
+//! kernel's modules are available and are loaded on demand (`mount -t xfs`, `ip link add type veth`).
 //!
 //! ```no_run
 //! use std::{process::Command, time::Duration};
 //!
 //! let guest = testbed::Guest::builder().disk(1 << 30).boot()?;
-//! let code = guest.run(Command::new("mkfs.xfs").arg("/dev/vdc"), Duration::from_secs(30), |line| println!("{line}"))?;
+//! let code = guest.run_command(Command::new("mkfs.xfs").arg("/dev/vdc"), Duration::from_secs(30), |line| println!("{line}"))?;
 //! assert_eq!(code, 0);
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
-//! A test that runs in a guest finds its disks by [`inside`]. A guest that hangs is killed at a deadline, one that panics
-//! is a failure; both show the last lines of its console.
+//! A test that runs in a guest finds its disks by [`disk`]. A guest that hangs is killed at a deadline, and a
+//! panic is an error; both report the last lines of its console.
 //!
 //! # Needs
 //!
-//! QEMU, a static busybox, squashfs-tools, kmod and the programs that make file systems: `cargo xtask setup` installs
-//! them. The kernel is downloaded once, by `apt-get download` as any user, into the [`cache`](crate::cache); where there
-//! is no apt, `NODEKEEL_GUEST_KERNEL` names a directory with `boot/vmlinuz-*` and `lib/modules`. KVM is used where a
-//! guest was seen to come up on it (tried once, the verdict is kept), else QEMU computes everything itself.
+//! QEMU, a static busybox, squashfs-tools, kmod and the programs that make file systems: `cargo xtask setup`
+//! installs them. The kernel is downloaded once, by `apt-get download` as any user, into the
+//! [`cache`](crate::cache); without apt, `NODEKEEL_GUEST_KERNEL` names a directory with `boot/vmlinuz-*` and
+//! `lib/modules`. KVM is used where a guest has booted on it (tried once, and the result is kept), else QEMU
+//! emulates the processors.
 //!
 //! # Why QEMU
 //!
-//! User-mode Linux was measured beside it, both with Debian's kernel 6.1 and this module's own tests (XFS and ext4 made,
-//! mounted and mounted again, FAT, two disks), in turns, on two cores that other work kept busy, QEMU without KVM:
+//! User-mode Linux was measured beside it, both with Debian's kernel 6.1 and this module's tests (XFS and
+//! ext4 formatted, mounted and remounted, FAT, two disks), in turns, on two busy cores, QEMU without KVM:
 //!
 //! | | until commands run | the tests | together |
 //! |---|---|---|---|
@@ -35,10 +36,10 @@
 //! | user-mode Linux, the same rounds | 2.0 to 3.2 s | 3.9 to 7.0 s | 7.1 to 10 s |
 //! | user-mode Linux, three busier rounds before | 3.2 to 5.1 s | 4.2, 6.4 and 52 s | 8.0, 10 and 58 s |
 //!
-//! It starts sooner by five to ten seconds, once: one guest serves all tests of a run. For them it gives one processor,
-//! disks of its own kind, a network that would have to be brought about in another way, and now and then, on a busy
-//! machine, tests that take ten times as long. What runs a node (several processors, forwarded ports) QEMU must do
-//! anyway, and a second back end would have to be kept working beside it: there is none.
+//! It starts sooner by five to ten seconds, once: one guest serves all tests of a run. In return it has one
+//! processor, another kind of disk, a network that would have to be set up in another way, and now and then,
+//! on a busy machine, tests that take ten times as long. A node (several processors, forwarded ports) needs
+//! QEMU anyway, and a second back end would have to be maintained beside it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -67,11 +68,11 @@ use kernel::GuestKernel;
 use root_tree::RootTree;
 
 const BOOT_WITHIN: Duration = Duration::from_secs(120);
-/// A kernel's panic takes that many.
+/// As many as a kernel panic writes.
 const LINES_SHOWN: usize = 60;
 const START: &str = include_str!("guest/start.sh");
 const AGENT: &str = include_str!("guest/agent.sh");
-/// The agent is started by init, which reaps what it leaves.
+/// Init starts the agent, and reaps the processes that it leaves.
 const INITTAB: &str = "::once:/usr/lib/nodekeel/agent\n";
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/sh\n";
 const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
@@ -93,7 +94,7 @@ const PROGRAMS: [tools::Tool; 11] = [
     tools::UNSHARE,
 ];
 
-/// What a guest is made of; ends with [`GuestBuilder::boot`].
+/// The parts of a guest; ends with [`GuestBuilder::boot`].
 #[derive(Clone, Debug)]
 pub struct GuestBuilder {
     memory_bytes: u64,
@@ -114,21 +115,21 @@ struct PortForward {
 }
 
 impl GuestBuilder {
-    /// Bytes of memory, in whole MiB; 1 GiB without. The machine gives only what the guest touches.
+    /// Bytes of memory, in whole MiB; 1 GiB by default. The guest takes only the memory that it touches.
     #[must_use]
     pub fn with_memory(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
         self
     }
 
-    /// Processors; 2 without.
+    /// Processors; 2 by default.
     #[must_use]
     pub fn with_cpus(mut self, count: u32) -> Self {
         self.cpu_count = count;
         self
     }
 
-    /// Adds an empty disk of that many bytes. Only what the guest writes takes room.
+    /// Adds an empty disk of that many bytes. It takes only the space that the guest writes.
     #[must_use]
     pub fn with_disk(mut self, bytes: u64) -> Self {
         self.disks.push(bytes);
@@ -142,14 +143,14 @@ impl GuestBuilder {
         self
     }
 
-    /// Leads connections to an address of this machine to a TCP port of the guest; implies a network.
+    /// Forwards connections to an address of this machine to a TCP port of the guest; implies a network.
     #[must_use]
     pub fn forward_port(mut self, host: SocketAddr, guest: u16) -> Self {
         self.forwards.push(PortForward { host, guest });
         self.with_network()
     }
 
-    /// Loads a kernel module at boot: one that nothing asks for by itself, such as `softdog`.
+    /// Loads a kernel module at boot, which nothing loads on demand, such as `softdog`.
     #[must_use]
     pub fn load_module(mut self, name: impl Into<String>) -> Self {
         self.modules.push(name.into());
@@ -184,17 +185,18 @@ impl GuestBuilder {
         self
     }
 
-    /// Puts a directory of this machine into the guest's root, without what is hidden or named `target`.
+    /// Puts a directory of this machine into the guest's root, without hidden entries and those named
+    /// `target`.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// It can't be read.
     pub fn add_directory(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Result<Self> {
         let keep = |name: &std::ffi::OsStr| name != "target" && !name.as_encoded_bytes().starts_with(b".");
         self.tree.copy_directory(at.as_ref(), source.as_ref(), &keep)?;
         Ok(self)
     }
 
-    /// The words that stand before QEMU, such as `nsenter --net=…`.
+    /// The words before QEMU's command, such as `nsenter --net=…`.
     #[must_use]
     pub fn with_launcher(mut self, words: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.launcher_words = words.into_iter().map(Into::into).collect();
@@ -204,8 +206,8 @@ impl GuestBuilder {
     /// Boots it and waits until commands can run in it.
     ///
     /// # Errors
-    /// [`tools::MissingTool`] where a program isn't installed, the kernel that can't be had, or why the guest did not come
-    /// up, with the last lines of its console.
+    /// [`tools::MissingTool`] where a program isn't installed, a kernel that can't be downloaded, or why the
+    /// guest did not boot, with the last lines of its console.
     pub fn boot(mut self) -> Result<Guest> {
         let kernel = GuestKernel::find_or_build()?;
         let scratch = ScratchDir::new()?;
@@ -221,13 +223,13 @@ impl GuestBuilder {
             port = Some(UnixStream::connect(&socket).context("connect to the guest's control port")?);
             Ok(())
         })?;
-        let (control, up) = ControlPort::new(port.context("QEMU ended before the guest was there")?)?;
+        let (control, up) = ControlPort::new(port.context("QEMU exited before the guest was up")?)?;
         let guest = Guest { daemon, control };
         up.wait_until_up(BOOT_WITHIN).with_context(|| guest.last_words())?;
         Ok(guest)
     }
 
-    /// Adds what every guest has.
+    /// Adds the files of every guest.
     fn add_base_files(&mut self) -> Result<()> {
         let busybox = tools::find_tool(tools::BUSYBOX)?;
         self.tree.add_file("/usr/bin/busybox", &busybox);
@@ -235,9 +237,9 @@ impl GuestBuilder {
             let source = tools::find_tool(program)?;
             self.tree.add_program(Path::new("/usr/sbin").join(program.name), &source);
         }
-        // Busybox's own shell takes its applets for programs that come earlier in PATH.
+        // Busybox's shell prefers its applets to programs that come earlier in PATH.
         self.tree.add_program("/bin/sh", &tools::find_tool(tools::SH)?);
-        // Where the kernel looks for it.
+        // The kernel calls it by this path.
         self.tree.add_link("/sbin/modprobe", "/usr/bin/busybox");
         let applets = crate::command_output(Command::new(&busybox).arg("--list"))?;
         for applet in applets.lines().filter(|applet| *applet != "busybox") {
@@ -270,7 +272,7 @@ fn create_disk(path: &Path, bytes: u64) -> Result<()> {
     file.set_len(bytes).with_context(|| format!("size {}", path.display()))
 }
 
-/// A running guest; it is gone, as by a power cut, when this is dropped.
+/// A running guest; dropping this ends it like a power cut.
 #[derive(Debug)]
 pub struct Guest {
     control: Arc<ControlPort>,
@@ -292,13 +294,13 @@ impl Guest {
         }
     }
 
-    /// Runs a command in the guest and gives its exit code: 128 + N where signal N ended it. Program, arguments,
-    /// directory and the variables set on the command are taken; what it writes, to either of its outputs, is passed on
-    /// line by line. A program without a slash is searched in the guest's `PATH`.
+    /// Runs a command in the guest and gives its exit code: 128 + N where signal N ended it. Program,
+    /// arguments, directory and the variables set on the command apply; `on_line` gets each line of both
+    /// outputs. A program without a slash is looked up in the guest's `PATH`.
     ///
     /// # Errors
-    /// At the deadline, when the command is killed, or when the guest ends before the command does; both with the last
-    /// lines of the console.
+    /// The deadline has passed and the command is killed, or the guest ends before the command; both with the
+    /// last lines of the console.
     pub fn run_command(
         &self,
         command: &Command,
@@ -309,16 +311,16 @@ impl Guest {
         let task = self.start_command(command)?;
         let ran = task.wait_for_exit(deadline, on_line);
         if ran.is_err() {
-            // It may have ended with the guest; of two errors, the first one tells more.
+            // It may have ended with the guest; of two errors, the first one says more.
             let _ = task.send_signal("KILL");
         }
         ran.with_context(|| format!("run {name} in the guest; {}", self.last_words()))
     }
 
-    /// Runs a command in the guest to its end and gives what it wrote.
+    /// Runs a command in the guest to its end and gives its output.
     ///
     /// # Errors
-    /// As [`Guest::run_command`], and when the command fails.
+    /// As [`Guest::run_command`], and where the command fails.
     pub fn command_output(&self, command: &Command, deadline: Duration) -> Result<String> {
         let mut text = String::new();
         let code = self.run_command(command, deadline, |line| text.extend([line, "\n"]))?;
@@ -331,23 +333,23 @@ impl Guest {
         Ok(text)
     }
 
-    /// Starts a command in the guest; several run beside each other.
+    /// Starts a command in the guest; several run concurrently.
     ///
     /// # Errors
-    /// When the guest has ended.
+    /// The guest has ended.
     pub fn start_command(&self, command: &Command) -> Result<GuestTask> {
         self.control.start_task(command).with_context(|| self.last_words())
     }
 
-    /// What the kernel and the guest's start have written so far.
+    /// The output of the kernel and of the guest's start so far.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// The file can't be read.
     pub fn read_console(&self) -> Result<String> {
         self.daemon.read_log()
     }
 
-    /// The daemon below: QEMU.
+    /// The daemon: QEMU.
     pub fn daemon(&self) -> &Daemon {
         &self.daemon
     }

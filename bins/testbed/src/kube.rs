@@ -32,19 +32,19 @@ use egress::EgressProxy;
 use launch::KubePorts;
 use options::KubeOptions;
 
-/// How often a start is tried when a foreign program has taken a port in between.
+/// How often a start is tried where another program takes a port in between.
 const TRIES: usize = 5;
-/// The API server takes five seconds to end in good order, and lets requests finish for up to a minute.
+/// The API server takes five seconds to shut down gracefully, and lets requests finish for up to a minute.
 const STOPS_WITHIN: Duration = Duration::from_secs(75);
 
-/// Etcd, API server, controller manager and scheduler on loopback ports of their own, serving when [`Kube::start`]
-/// returns.
+/// Etcd, API server, controller manager and scheduler on reserved loopback ports; they serve when
+/// [`Kube::start`] returns.
 ///
-/// Users are told apart by tokens, and authorized as in a real cluster (Node, RBAC). There is no node in it: make
-/// [fake ones](Self::fake_node), or join [real ones](GuestNode). Pods get no service account unless
-/// [asked for](KubeBuilder::service_accounts). A node that says nothing for a day is still taken for alive.
+/// Tokens identify users, who are authorized as in a real cluster (Node, RBAC). It starts without a node:
+/// create [fake ones](Self::fake_node), or join [real ones](GuestNode). Pods get no service account unless
+/// [asked for](KubeBuilder::service_accounts). A node that is silent for a day still counts as ready.
 ///
-/// All of it ends when this is dropped, by SIGKILL: nobody needs the state any more.
+/// Dropping this ends all of it by SIGKILL: the state is not needed any more.
 #[derive(Debug)]
 pub struct Kube {
     daemons: BTreeMap<KubeDaemon, Daemon>,
@@ -57,7 +57,7 @@ pub struct Kube {
 }
 
 impl Kube {
-    /// Starts one as it usually is.
+    /// Starts one with the defaults.
     ///
     /// # Errors
     /// As [`KubeBuilder::start`].
@@ -65,12 +65,12 @@ impl Kube {
         Self::builder().start()
     }
 
-    /// Starts with another choice of daemons, users or flags.
+    /// Sets other daemons, users or flags.
     pub fn builder() -> KubeBuilder {
         KubeBuilder::default()
     }
 
-    /// Where the API server answers on this machine.
+    /// The URL of the API server on this machine.
     pub fn api_url(&self) -> String {
         format!("https://{}", self.ports.apiserver.socket_address())
     }
@@ -80,51 +80,51 @@ impl Kube {
         self.ports.apiserver.number()
     }
 
-    /// One of the daemons; `None` while it doesn't run.
+    /// A daemon; `None` while it doesn't run.
     pub fn daemon(&self, part: KubeDaemon) -> Option<&Daemon> {
         self.daemons.get(&part)
     }
 
-    /// Where its programs are.
+    /// The paths of its programs.
     pub fn programs(&self) -> &KubePrograms {
         &self.programs
     }
 
-    /// Kills a daemon (SIGKILL). Nothing happens when it doesn't run.
+    /// Kills a daemon (SIGKILL). Does nothing where it doesn't run.
     pub fn kill_daemon(&mut self, part: KubeDaemon) {
         self.daemons.remove(&part);
     }
 
-    /// Asks a daemon to end and waits for that. Nothing happens when it doesn't run.
+    /// Sends SIGTERM to a daemon and waits for its exit. Does nothing where it doesn't run.
     ///
     /// # Errors
-    /// When it does not end in time; it is killed then.
+    /// It does not exit in time, and is killed.
     pub fn stop_daemon(&mut self, part: KubeDaemon) -> Result<()> {
         let Some(mut daemon) = self.daemons.remove(&part) else { return Ok(()) };
         match daemon.terminate(STOPS_WITHIN)? {
             Some(_) => Ok(()),
-            None => bail!("{part} did not end within {STOPS_WITHIN:?}"),
+            None => bail!("{part} did not exit within {STOPS_WITHIN:?}"),
         }
     }
 
-    /// Starts a daemon that was killed or stopped, or left out by the builder; it is ready when this returns. State,
-    /// ports, certificates and tokens are the same as before.
+    /// Starts a daemon that was killed, stopped, or left out by the builder; it is ready when this returns.
+    /// State, ports, certificates and tokens are as before.
     ///
     /// # Errors
-    /// When it already runs, or does not come up; with its last output.
+    /// It already runs, or does not start; with its last output.
     pub fn launch_daemon(&mut self, part: KubeDaemon) -> Result<()> {
         if self.daemons.contains_key(&part) {
-            bail!("{part} already runs");
+            bail!("{part} is already running");
         }
         let daemon = self.start_daemon(part).with_context(|| format!("start {part}"))?;
         self.daemons.insert(part, daemon);
         Ok(())
     }
 
-    /// Kills the API server and starts it again: what was watched is cut off, what was stored is still there.
+    /// Kills the API server and starts it again: watches are cut off, stored objects stay.
     ///
     /// # Errors
-    /// When it does not come up; with its last output.
+    /// It does not start; with its last output.
     pub fn restart_apiserver(&mut self) -> Result<()> {
         self.kill_daemon(KubeDaemon::Apiserver);
         self.launch_daemon(KubeDaemon::Apiserver)
@@ -133,7 +133,7 @@ impl Kube {
 
 impl Drop for Kube {
     fn drop(&mut self) {
-        // In the order of the parts: an API server that outlives its etcd has much to say about that.
+        // In the order of the enum: an API server that outlives its etcd logs much about that.
         while self.daemons.pop_first().is_some() {}
     }
 }

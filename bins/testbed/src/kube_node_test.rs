@@ -28,16 +28,16 @@ fn a_pod_in_the_guest_is_reached_by_logs_and_exec() {
     assert_eq!(said, format!("hello from {release}"));
     let inside = command_output(kube.kubectl_command().args(["exec", "hello", "--", "hostname"])).unwrap();
     assert_eq!(inside.trim(), "hello");
-    // Quotas are enforced where pods and volumes lie.
+    // Quotas are enforced where pods and volumes are.
     let mounts = node.run_shell("cat /proc/mounts").unwrap();
     assert!(
         mounts.lines().any(|line| line.contains(" /var/lib xfs ") && line.contains("prjquota")),
         "{mounts}"
     );
-    // Its kubelet may die, and finds the pod again.
+    // A restarted kubelet finds its pod again.
     node.kill_kubelet().unwrap();
     node.start_kubelet().unwrap();
-    // It learns of its pods a moment after it answers.
+    // It finds its pods a moment after it answers.
     let inside = wait_until(Duration::from_secs(60), "the kubelet to know its pod", || {
         command_output(kube.kubectl_command().args(["exec", "hello", "--", "cat", "/proc/1/comm"]))
     })
@@ -77,7 +77,7 @@ fn a_pod_of_a_given_image_reaches_the_api_as_its_account() {
     assert_eq!(said, "system:serviceaccount:default:default");
 }
 
-/// Waits for a pod; where it doesn't come, what the kubelet said tells why.
+/// Waits for a pod; a timeout reports the kubelet's log.
 fn wait_for_pod(kube: &Kube, node: &GuestNode, name: &str, is_so: impl FnMut(&serde_json::Value) -> bool) {
     let within = Duration::from_secs(180);
     kube.wait_for_object_within(within, "pod", &format!("default/{name}"), is_so).unwrap_or_else(|error| {

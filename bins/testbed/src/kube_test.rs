@@ -27,7 +27,7 @@ spec:
   volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
 "#;
 
-/// Where pods find the node that the scheduler has selected for their claim.
+/// The annotation with the node that the scheduler has selected for a claim.
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
 
 #[test]
@@ -50,7 +50,7 @@ fn a_claim_waits_for_its_pod_gets_a_node_and_survives_the_api_server() {
         "the watch outlived its server"
     );
     assert_eq!(kube.get_object("pvc", "default/data").unwrap()["metadata"]["uid"], uid);
-    // The others have found it again.
+    // The other daemons have reconnected.
     kube.patch_object("pvc", "default/data", &json!({"metadata": {"annotations": {SELECTED: null}}}))
         .unwrap();
     kube.wait_for_object("pvc", "default/data", |claim| {
@@ -98,7 +98,7 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: kube-system}]
 "#,
     )
     .unwrap();
-    // The server hears of its own roles.
+    // The server reads its roles by a watch.
     wait_until(Duration::from_secs(30), "the role", || {
         ensure!(may(&account, &["list", "persistentvolumes"]), "it may not list");
         Ok(())
@@ -108,7 +108,7 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: kube-system}]
     assert!(may(&node, &["create", "nodes"]) && !may(&node, &["delete", "namespaces"]));
     assert!(kube.kubeconfig_file("somebody else").is_err());
 
-    // A guest finds this machine at another address.
+    // A guest reaches this machine at another address.
     let config = kube.kubeconfig_for_guest(&node.name).unwrap();
     assert!(config.contains(&format!("https://10.0.2.2:{}", kube.api_port())));
     assert!(config.contains("certificate-authority-data") && !config.contains("/pki/"), "{config}");

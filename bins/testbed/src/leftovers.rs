@@ -1,4 +1,4 @@
-//! What a directory's programs left behind: processes that name it and mounts below it.
+//! Leftovers of a directory's programs: processes that name it, and mounts below it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait_until;
 
-/// The environment variable by which the descendants of a program are known: its value is the program's directory.
+/// The environment variable that marks the descendants of a program: its value is the program's directory.
 pub const MARK: &str = "NODEKEEL_TESTBED";
 
-/// A process that has to do with a directory.
+/// A process that belongs to a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftoverProcess {
     /// Its id.
@@ -25,11 +25,11 @@ pub struct LeftoverProcess {
     pub command: String,
 }
 
-/// The processes that name the directory in their command line or mark, work in it, run a program of it, or descend
-/// from one that does; without the caller and its ancestors, and without zombies.
+/// The processes that name the directory in their command line or mark, work in it, run a program of it, or
+/// descend from one that does; without the caller and its ancestors, and without zombies.
 ///
 /// # Errors
-/// When `/proc` can't be read.
+/// `/proc` can't be read.
 pub fn find_processes(directory: &Path) -> Result<Vec<LeftoverProcess>> {
     let all = all_processes()?;
     let parents: HashMap<i32, i32> = all.iter().map(|process| (process.pid, process.parent)).collect();
@@ -49,21 +49,21 @@ pub fn find_processes(directory: &Path) -> Result<Vec<LeftoverProcess>> {
 /// The mount points at or below the directory, the innermost first.
 ///
 /// # Errors
-/// When the mount table can't be read.
+/// The mount table can't be read.
 pub fn find_mounts(directory: &Path) -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
     let mut points: Vec<PathBuf> =
         mount_points(&table).into_iter().filter(|point| point.starts_with(directory)).collect();
-    // A later line lies on top of an earlier one.
+    // A later line may be mounted on an earlier one.
     points.reverse();
     Ok(points)
 }
 
-/// Kills the directory's processes, unmounts what is mounted below it and removes it. A directory that is gone
-/// already is fine.
+/// Kills the directory's processes, unmounts what is mounted below it, and removes it. A missing directory is
+/// not an error.
 ///
 /// # Errors
-/// The first step that failed; the later ones were tried all the same.
+/// The first step that failed; the later ones were tried, too.
 pub fn remove_directory(directory: &Path) -> Result<()> {
     let killed = kill_processes(directory);
     let unmounted = unmount_all(directory);
@@ -77,7 +77,8 @@ pub fn remove_directory(directory: &Path) -> Result<()> {
 }
 
 fn kill_processes(directory: &Path) -> Result<()> {
-    // Foreign processes are no children of ours, so nothing tells of their end, and one may fork while it is killed.
+    // These processes are not children of this one, which so gets no notice of their exit, and one may fork
+    // while it is killed.
     wait_until(Duration::from_secs(10), "killed processes to end", || {
         let left = find_processes(directory)?;
         for process in &left {
@@ -88,7 +89,7 @@ fn kill_processes(directory: &Path) -> Result<()> {
             }
         }
         if let Some(process) = left.first() {
-            bail!("still runs: {} (pid {})", process.command, process.pid);
+            bail!("{} (pid {}) still runs", process.command, process.pid);
         }
         Ok(())
     })
@@ -110,7 +111,7 @@ struct ProcessEntry {
 fn all_processes() -> Result<Vec<ProcessEntry>> {
     let entries = fs::read_dir("/proc").context("read /proc")?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    // A process that ended since the directory was read is no process any more.
+    // A process may have ended since the directory was read.
     Ok(pids
         .filter_map(|pid| parse_stat(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?))
         .collect())
@@ -150,7 +151,8 @@ fn command_line(pid: i32) -> String {
     String::from_utf8_lossy(&line).replace('\0', " ").trim_end().to_owned()
 }
 
-/// *Source:* proc_pid_mountinfo(5): the fifth field, in which blanks, tabs, newlines and backslashes are octal.
+/// *Source:* proc_pid_mountinfo(5): the fifth field, in which blanks, tabs, newlines and backslashes are
+/// octal.
 fn mount_points(table: &str) -> Vec<PathBuf> {
     let fields = table.lines().filter_map(|line| line.split(' ').nth(4));
     fields.map(|field| unescape(field).into()).collect()

@@ -1,17 +1,17 @@
-//! What the workspace's tests, benches and tasks stand on: real daemons in private places, scratch directories that
-//! are gone afterwards whatever happens, and bench rows.
+//! The base of the workspace's tests, benches and tasks: real daemons in private directories, scratch
+//! directories that are removed whatever happens, guests, and bench rows.
 //!
-//! It tests nothing itself, knows no member of the workspace, and needs neither tokio nor protoc.
+//! It depends on no member of the workspace, and needs neither tokio nor protoc.
 //!
 //! ```no_run
 //! let etcd = testbed::Etcd::start()?;
-//! etcd.put("greeting", "hello")?;
-//! assert_eq!(etcd.get("greeting")?.as_deref(), Some("hello"));
+//! etcd.put_value("greeting", "hello")?;
+//! assert_eq!(etcd.get_value("greeting")?.as_deref(), Some("hello"));
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
-//! What a test starts ends with it: by `Drop`, or, where the test itself was killed, by a keeper process that notices
-//! its end. Directories of killed owners are swept by the next [`ScratchDir::new`].
+//! Processes that a test starts end with it: by `Drop`, or, where the test itself was killed, by a keeper
+//! process that detects its exit. The next [`ScratchDir::new`] removes the directories of killed owners.
 
 mod containerd;
 mod daemon;

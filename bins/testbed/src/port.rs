@@ -7,16 +7,16 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use anyhow::{Result, bail};
 
-/// Above lies the range from which the kernel takes ports for outgoing connections
-/// (`net.ipv4.ip_local_port_range`), below lie the well-known ones.
+/// Above is the range from which the kernel takes ports for outgoing connections
+/// (`net.ipv4.ip_local_port_range`), below are the well-known ports.
 const RANGE: std::ops::Range<u16> = 12_000..32_768;
 
-/// A port that was free, and that no other testbed of this machine is given while this value lives.
+/// A port that was free, and that no other testbed of this machine gets until this value is dropped.
 #[derive(Debug)]
 pub struct ReservedPort {
     number: u16,
-    /// An abstract unix socket named after the port: exclusive in the network namespace, as the port is, and gone
-    /// with its process however that ends.
+    /// An abstract unix socket named after the port: exclusive in the network namespace, as the port is, and
+    /// closed with its process however that ends.
     _reservation: UnixDatagram,
 }
 
@@ -34,11 +34,11 @@ impl ReservedPort {
 
 /// Finds a free TCP port of 127.0.0.1 below the ephemeral range and reserves it among all testbeds.
 ///
-/// A program that knows nothing of testbeds may still take it before the caller does; whoever starts a daemon on it
-/// tries again with another one then.
+/// A program without a testbed may still take it before the caller does; the caller that starts a daemon on
+/// it then retries with another one.
 ///
 /// # Errors
-/// When every port of the range is taken.
+/// Every port of the range is in use.
 pub fn reserve_port() -> Result<ReservedPort> {
     let ports = usize::from(RANGE.end - RANGE.start);
     let first = RandomState::new().build_hasher().finish() as usize % ports;
@@ -47,7 +47,7 @@ pub fn reserve_port() -> Result<ReservedPort> {
             return Ok(port);
         }
     }
-    bail!("no port of 127.0.0.1 in {RANGE:?} is free")
+    bail!("every port of 127.0.0.1 in {RANGE:?} is in use")
 }
 
 fn try_reserve(number: u16) -> Option<ReservedPort> {

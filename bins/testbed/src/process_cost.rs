@@ -1,17 +1,17 @@
-//! What a process costs, as the kernel counts it.
+//! The cost of a process, as the kernel counts it.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context as _, Result};
 
-/// How often each thread of a process has been switched to, up to one moment.
+/// How often each thread of a process has been switched to, at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WakeUps(BTreeMap<String, u64>);
 
 impl WakeUps {
-    /// How often the threads have been switched to since an earlier moment. One that has ended meanwhile counts once: to
-    /// end, it had to run.
+    /// How often the threads have been switched to since an earlier moment. A thread that has ended since
+    /// counts once: it had to run to end.
     pub fn count_since(&self, earlier: &WakeUps) -> u64 {
         let counted = self.0.iter().map(|(thread, now)| now - earlier.0.get(thread).unwrap_or(&0));
         let ended = earlier.0.keys().filter(|thread| !self.0.contains_key(*thread)).count();
@@ -19,12 +19,13 @@ impl WakeUps {
     }
 }
 
-/// How often the process' threads have been switched to: each switch away from one, by itself or not, follows one to it.
+/// How often the process' threads have been switched to: each switch away from one, voluntary or not, follows
+/// a switch to it.
 ///
 /// *Source:* proc_pid_status(5), `voluntary_ctxt_switches` and `nonvoluntary_ctxt_switches`, of each thread.
 ///
 /// # Errors
-/// When the process is gone.
+/// The process has ended.
 pub fn count_wake_ups(pid: u32) -> Result<WakeUps> {
     let mut threads = BTreeMap::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("list the process' threads")? {
@@ -43,7 +44,7 @@ pub fn count_wake_ups(pid: u32) -> Result<WakeUps> {
 /// *Source:* proc_pid_status(5), `VmRSS`.
 ///
 /// # Errors
-/// When the process is gone.
+/// The process has ended.
 pub fn resident_kib(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).context("read the process' status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the process' memory")?;

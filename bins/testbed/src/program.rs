@@ -1,4 +1,4 @@
-//! Programs that a test makes and then executes.
+//! Programs that a test writes and then executes.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -7,18 +7,19 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Makes a file of `text` that may be executed, mode 0755, with all that is in its way gone: a script by its `#!` line.
+/// Writes an executable file with this text, mode 0755, and replaces an existing one: a script by its `#!`
+/// line.
 ///
-/// Another program writes it. The kernel executes no file that somebody has open for writing (`ETXTBSY`), and what a
-/// test process writes itself is open, too, in each child that another of its threads forks meanwhile, until that
-/// child's exec.
+/// Another program writes it. The kernel doesn't execute a file that a process has open for writing
+/// (`ETXTBSY`), and a file that a test process writes itself is also open in each child that another thread
+/// forks meanwhile, until that child's exec.
 ///
 /// # Errors
-/// When it can't be written.
+/// It can't be written.
 pub fn write_program(path: &Path, text: &str) -> Result<()> {
-    let place = || format!("make the program {}", path.display());
+    let place = || format!("write the program {}", path.display());
     let mut child = writer_command(path).stdin(Stdio::piped()).spawn().with_context(place)?;
-    // Taken, so that it is closed when all is written.
+    // Moved out, so that it is closed once all is written.
     let written =
         child.stdin.take().context("no pipe").and_then(|mut pipe| Ok(pipe.write_all(text.as_bytes())?));
     let status = child.wait().with_context(place)?;
@@ -26,10 +27,10 @@ pub fn write_program(path: &Path, text: &str) -> Result<()> {
     written.with_context(place)
 }
 
-/// Copies a program as [`write_program`] makes one.
+/// Copies a program in the same way as [`write_program`].
 ///
 /// # Errors
-/// When it can't be copied.
+/// It can't be copied.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let place = || format!("copy the program {} to {}", from.display(), to.display());
     let from = File::open(from).with_context(place)?;
@@ -38,7 +39,7 @@ pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes what it is given. A guest has a shell, and no install(1).
+/// Writes its standard input to the path. A guest has a shell, but no install(1).
 fn writer_command(path: &Path) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"rm -f "$0" && cat >"$0" && chmod 755 "$0""#]).arg(path);

@@ -1,4 +1,4 @@
-//! A private directory that is gone afterwards.
+//! A private directory that is removed afterwards.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -14,21 +14,21 @@ const PREFIX: &str = "nodekeel-testbed-";
 
 /// A directory of the system's temporary one, private to this process (mode 0700).
 ///
-/// When it is dropped, the processes that name it are killed, mounts below it are undone, and it is removed. The
-/// directory is locked while its owner lives; one whose owner was killed is swept by the next [`ScratchDir::new`].
+/// Dropping it kills the processes that name it, unmounts what is mounted below it, and removes it. The
+/// directory is locked while its owner runs; the next [`ScratchDir::new`] removes those of killed owners.
 #[derive(Debug)]
 pub struct ScratchDir {
     path: PathBuf,
-    /// Holds the lock, which the kernel drops with the process however that ends. A pid in a file would not do: tests
-    /// run in PID namespaces, too.
+    /// Holds the lock, which the kernel releases with the process however that ends. A PID in a file would
+    /// not do: tests run in PID namespaces, too.
     _lock: File,
 }
 
 impl ScratchDir {
-    /// Sweeps what killed owners left, then makes a new directory.
+    /// Removes the directories of killed owners, then creates a new one.
     ///
     /// # Errors
-    /// When the temporary directory can't be written.
+    /// The temporary directory can't be written.
     pub fn new() -> Result<Self> {
         Self::new_in(&std::env::temp_dir())
     }
@@ -39,19 +39,19 @@ impl ScratchDir {
             let only_mine = fs::Permissions::from_mode(0o700);
             let made = tempfile::Builder::new().prefix(PREFIX).permissions(only_mine).tempdir_in(parent);
             let path = made.with_context(|| format!("create a directory in {}", parent.display()))?.keep();
-            // A sweep of another process may come between the directory's birth and its lock.
+            // Another process may remove the directory between its creation and its lock.
             if let Some(lock) = try_lock(&path)? {
                 return Ok(Self { path, _lock: lock });
             }
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it now and tells what could not be removed.
+    /// Removes it now and reports what could not be removed.
     ///
     /// # Errors
     /// What [`leftovers::remove`] could not do.
@@ -68,7 +68,8 @@ impl Drop for ScratchDir {
     }
 }
 
-/// Removes the directories whose owners are gone. What can't be removed (another user's) is left.
+/// Removes the directories whose owners have ended. A directory that can't be removed (another user's) is
+/// left.
 fn sweep_directories(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
@@ -81,7 +82,7 @@ fn sweep_directories(parent: &Path) {
     }
 }
 
-/// Takes the directory's lock; `None` when somebody else has it or the directory is gone.
+/// Acquires the directory's lock; `None` where another process holds it or the directory is missing.
 fn try_lock(path: &Path) -> Result<Option<File>> {
     let directory = match File::open(path) {
         Ok(directory) => directory,

@@ -15,7 +15,7 @@ impl Table {
         Self { rows: vec![header.map(String::from).to_vec()] }
     }
 
-    /// Adds a row; a missing cell is empty, a surplus one is cut.
+    /// Adds a row; missing cells are empty, surplus ones are dropped.
     pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let mut cells: Vec<String> = cells.into_iter().map(Into::into).collect();
         cells.resize(self.rows[0].len(), String::new());

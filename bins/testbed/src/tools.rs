@@ -1,4 +1,4 @@
-//! Where a program is, and which Debian package has it.
+//! The path of a program, and the Debian package that has it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -28,9 +28,9 @@ pub const RUNC: Tool = Tool { name: "runc", package: "runc" };
 pub const SKOPEO: Tool = Tool { name: "skopeo", package: "skopeo" };
 /// Makes and changes images in layouts.
 pub const UMOCI: Tool = Tool { name: "umoci", package: "umoci" };
-/// The compiler of protobuf files, which the builds of etcd's and containerd's clients call.
+/// The compiler of protobuf files, called by the builds of etcd's and containerd's clients.
 pub const PROTOC: Tool = Tool { name: "protoc", package: "protobuf-compiler" };
-/// Go's compiler, which builds what Debian has not, after it has fetched a newer one where it is old.
+/// Go's compiler, which builds what Debian lacks; an old one fetches a newer one first.
 pub const GO: Tool = Tool { name: "go", package: "golang-go" };
 /// Runit's supervisor of one process, a peer in benches.
 pub const RUNSV: Tool = Tool { name: "runsv", package: "runit" };
@@ -38,7 +38,7 @@ pub const RUNSV: Tool = Tool { name: "runsv", package: "runit" };
 pub const S6_SUPERVISE: Tool = Tool { name: "s6-supervise", package: "s6" };
 /// Runs a program as another user.
 pub const SETPRIV: Tool = Tool { name: "setpriv", package: "util-linux" };
-/// Runs a program in namespaces of its own.
+/// Runs a program in new namespaces.
 pub const UNSHARE: Tool = Tool { name: "unshare", package: "util-linux" };
 /// The machine in which guests run.
 pub const QEMU: Tool = Tool { name: "qemu-system-x86_64", package: "qemu-system-x86" };
@@ -46,25 +46,25 @@ pub const QEMU: Tool = Tool { name: "qemu-system-x86_64", package: "qemu-system-
 pub const BUSYBOX: Tool = Tool { name: "busybox", package: "busybox-static" };
 /// A guest's shell once its root is there.
 pub const SH: Tool = Tool { name: "sh", package: "dash" };
-/// Makes a guest's root out of a tar stream.
+/// Makes a guest's root from a tar stream.
 pub const SQFSTAR: Tool = Tool { name: "sqfstar", package: "squashfs-tools" };
-/// Tells which libraries a guest's programs need.
+/// Lists the libraries that a guest's programs need.
 pub const LDD: Tool = Tool { name: "ldd", package: "libc-bin" };
 /// Writes the index of a guest's kernel modules.
 pub const DEPMOD: Tool = Tool { name: "depmod", package: "kmod" };
-/// Tells the order in which they load.
+/// Lists the modules in the order in which they load.
 pub const MODPROBE: Tool = Tool { name: "modprobe", package: "kmod" };
-/// Makes XFS.
+/// Formats XFS.
 pub const MKFS_XFS: Tool = Tool { name: "mkfs.xfs", package: "xfsprogs" };
-/// XFS' own program for quotas, a peer in benches.
+/// XFS' program for quotas, a peer in benches.
 pub const XFS_QUOTA: Tool = Tool { name: "xfs_quota", package: "xfsprogs" };
-/// Makes ext4.
+/// Formats ext4.
 pub const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
 /// Changes an ext4's features.
 pub const TUNE2FS: Tool = Tool { name: "tune2fs", package: "e2fsprogs" };
-/// Makes FAT.
+/// Formats FAT.
 pub const MKFS_VFAT: Tool = Tool { name: "mkfs.vfat", package: "dosfstools" };
-/// Tells what a disk holds.
+/// Identifies the content of a disk.
 pub const BLKID: Tool = Tool { name: "blkid", package: "util-linux" };
 /// Runs a program with a file locked.
 pub const FLOCK: Tool = Tool { name: "flock", package: "util-linux" };
@@ -72,7 +72,7 @@ pub const FLOCK: Tool = Tool { name: "flock", package: "util-linux" };
 pub const MOUNT: Tool = Tool { name: "mount", package: "mount" };
 /// Its counterpart.
 pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
-/// Makes network namespaces, and links between them.
+/// Creates network namespaces, and links between them.
 pub const IP: Tool = Tool { name: "ip", package: "iproute2" };
 
 /// The linker of Rust's programs, and the compiler of the C in some crates.
@@ -125,8 +125,8 @@ pub struct SharedFile {
     pub package: &'static str,
 }
 
-/// Files that those programs need and their packages don't bring: protoc's standard types, the network of pods, C's
-/// headers, and the certificates of the registries from which Go and cargo download.
+/// Files that those programs need and their packages don't bring: protoc's standard types, the network of
+/// pods, C's headers, and the certificates of the registries from which Go and cargo download.
 pub const FILES: [SharedFile; 4] = [
     SharedFile { path: "/usr/include/google/protobuf/descriptor.proto", package: "libprotobuf-dev" },
     SharedFile { path: "/usr/lib/cni/bridge", package: "containernetworking-plugins" },
@@ -134,12 +134,12 @@ pub const FILES: [SharedFile; 4] = [
     SharedFile { path: "/etc/ssl/certs/ca-certificates.crt", package: "ca-certificates" },
 ];
 
-/// A program that is nowhere it was searched.
+/// A program that was not found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingTool {
-    /// What was searched.
+    /// The program.
     pub tool: Tool,
-    /// Where.
+    /// The directories that were searched.
     pub searched: Vec<PathBuf>,
 }
 
@@ -148,17 +148,17 @@ impl fmt::Display for MissingTool {
         let Tool { name, package } = self.tool;
         let places: Vec<_> = self.searched.iter().map(|place| place.display().to_string()).collect();
         let places = places.join(", ");
-        write!(f, "{name} is not in {places}: install Debian's {package} (`apt-get install {package}`)")
+        write!(f, "find {name} in {places}: install Debian's {package} (`apt-get install {package}`)")
     }
 }
 
 impl std::error::Error for MissingTool {}
 
-/// Finds a program: in the directories of `NODEKEEL_BIN`, then of `PATH`, then in the usual ones (a plain user's
-/// `PATH` leaves out `/usr/sbin`, where daemons lie).
+/// Finds a program: in the directories of `NODEKEEL_BIN`, then of `PATH`, then in the usual ones (a plain
+/// user's `PATH` leaves out `/usr/sbin`, where daemons are).
 ///
 /// # Errors
-/// [`MissingTool`], which says what to install.
+/// [`MissingTool`] names the package to install.
 pub fn find_tool(tool: Tool) -> Result<PathBuf, MissingTool> {
     find_in(tool, std::env::var_os("NODEKEEL_BIN"), std::env::var_os("PATH"))
 }

@@ -1,4 +1,4 @@
-//! Waiting for a foreign program that tells nobody when it is ready.
+//! Waiting for a program that sends no notice when it is ready.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,15 @@ use anyhow::{Context as _, Result};
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Tries until it succeeds, with growing pauses, at most until the deadline has passed; `what` completes "waited for".
+/// Repeats the attempt until it succeeds, with growing pauses, at most until the deadline; `what` completes
+/// "waited for".
 ///
-/// This is for programs that offer no notification (etcd's health, containerd's first answer). What does offer one
-/// is waited for by it: a child's end by [`wait_exit`](crate::wait_exit), a file by reading it.
+/// This is for programs without a notification (etcd's health, containerd's first answer). Where one exists,
+/// use it: a child's exit by [`wait_exit`](crate::wait_exit), a file by reading it.
 ///
 /// # Errors
-/// At the deadline: what was waited for, and the last try's error.
-#[expect(clippy::disallowed_methods, reason = "the programs this is for give no event to wait for")]
+/// The deadline has passed: `what`, and the last attempt's error.
+#[expect(clippy::disallowed_methods, reason = "these programs have no event to wait for")]
 pub fn wait_until<T>(deadline: Duration, what: &str, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let mut pause = FIRST_PAUSE;

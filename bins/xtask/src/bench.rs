@@ -20,7 +20,7 @@ mod markdown;
 
 const WITHIN: Duration = Duration::from_secs(1800);
 
-/// Where a member's manifest says which of its benches run in a guest, and what that must have:
+/// The part of a member's manifest that lists the benches that run in a guest, with its devices:
 /// `[package.metadata.kernel-benches]`, `quota = "kernel with a disk of 4 GiB"`.
 const IN_GUEST: &str = "kernel-benches";
 
@@ -40,9 +40,9 @@ struct Bench {
     /// The member's directory, as `supervisor`.
     directory: String,
     target: String,
-    /// What of its package it is built with, by comma.
+    /// The features that it is built with, separated by commas.
     features: String,
-    /// What the guest must have in which it runs.
+    /// The guest in which it runs.
     need: Option<GuestNeed>,
 }
 
@@ -137,7 +137,8 @@ fn find_benches(packages: &[Package]) -> Result<Vec<Bench>> {
     Ok(found)
 }
 
-/// The rows of the files that were written since then, each with what it was measured on: a bench names its files itself.
+/// The rows of the files that were written since then, each with what it was measured on: a bench names its
+/// files itself.
 fn take_rows_since(directory: &Path, start: SystemTime) -> Result<Vec<BenchRow>> {
     let (mut rows, measured) = (Vec::new(), markdown::describe_run());
     for name in markdown::row_files(directory) {
@@ -211,7 +212,7 @@ mod tests {
                 let text = written.ok_or_else(|| Error::msg("no linker").context("build it"))?;
                 let path = directory.path().join("rows.json");
                 fs::write(&path, text)?;
-                // The clock of the files may be some milliseconds behind.
+                // The clock of the file system may be some milliseconds behind.
                 fs::File::options().write(true).open(path)?.set_modified(SystemTime::now())?;
                 Ok(CommandOutcome { lines: Vec::new(), elapsed: Duration::ZERO, problem: None })
             };

@@ -13,8 +13,8 @@ use crate::setup;
 use crate::workspace::{self, Package, cargo, root};
 
 const STEP_WITHIN: Duration = Duration::from_secs(30 * 60);
-/// The newest that is known to build with this workspace's toolchain. Without its default features it leaves out
-/// what fetches advisories, which aren't asked for.
+/// The newest that is known to build with this workspace's toolchain. Without its default features it leaves
+/// out what fetches advisories, which aren't asked for.
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
 /// Lints of libraries beside the workspace's: only programs print, exit, and read the environment.
@@ -68,8 +68,8 @@ fn cargo_line(line: &str) -> Command {
     cargo(&line.split(' ').collect::<Vec<_>>())
 }
 
-/// As a dependent gets it: by default, without defaults, and with each feature alone. A build of the workspace unites the
-/// features of all members and so hides a missing one.
+/// As a dependent gets it: by default, without defaults, and with each feature alone. A build of the
+/// workspace unites the features of all members and so hides a missing one.
 fn feature_sets(package: &Package) -> Vec<Vec<&str>> {
     let mut sets = vec![vec![]];
     if !package.features.is_empty() {

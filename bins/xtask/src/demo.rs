@@ -1,5 +1,6 @@
-//! `cargo xtask demo`: a node founds a cluster on a real etcd, runs a container of a preseeded image on a real containerd,
-//! turns a claim at a real API server into a volume, loses etcd, is killed itself, and has all of it back.
+//! `cargo xtask demo`: a node bootstraps a cluster on a real etcd, runs a container of a preseeded image on a
+//! real containerd, makes a volume of a claim at a real API server, loses etcd, is killed, and recovers all
+//! of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,16 +26,16 @@ use volumes::ControlPlane;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOPPED_WITHIN: Duration = Duration::from_secs(30);
-/// Where images are imported to.
+/// The namespace of imported images.
 const NAMESPACE: &str = "demo";
 const ETCD: &str = "root.cluster.consensus.etcd";
 const KEY: &str = "greeting";
 const VALUE: &str = "written before the kill";
 
-/// Sets up, builds, and shows a node's life; an error where anything is not as it must be.
+/// Sets up, builds, and runs a node; a wrong state is an error.
 pub(crate) fn run() -> Result<()> {
     setup::install()?;
-    // Where people see how far a first build is.
+    // In the foreground, where the progress of a first build is shown.
     KubePrograms::locate()?;
     let programs = build()?;
     let clock = DemoClock(Instant::now());
@@ -44,14 +45,14 @@ pub(crate) fn run() -> Result<()> {
     let directory = scratch.path().to_owned();
     let node = configure(&programs, &scratch, (&mut kubernetes, &clock))?;
     let daemon = start(&node, &clock)?;
-    let said = |daemon: &Daemon| format!("what noded said:\n{}", daemon.read_log().unwrap_or_default());
+    let said = |daemon: &Daemon| format!("noded's output:\n{}", daemon.read_log().unwrap_or_default());
     show(&node, &kubernetes, &clock).with_context(|| said(&daemon))?;
     let mut daemon = kill_noded(&node, daemon, &clock)?;
     show_again(&node, &clock).with_context(|| said(&daemon))?;
 
     clock.print_step("stop the node with SIGTERM");
-    let status = daemon.terminate(STOPPED_WITHIN)?.context("noded still runs")?;
-    ensure!(status.success(), "noded ended with {status}:\n{}", daemon.read_log()?);
+    let status = daemon.terminate(STOPPED_WITHIN)?.context("wait for noded's exit: it still runs")?;
+    ensure!(status.success(), "noded exited with {status}:\n{}", daemon.read_log()?);
     let home = kubernetes.home().context("a control plane has a home")?.to_owned();
     assert_nothing_left(&directory)?;
     drop((daemon, kubernetes, scratch));
@@ -61,7 +62,7 @@ pub(crate) fn run() -> Result<()> {
     }
     let new = before.sweep()?;
     ensure!(new.is_empty(), "left behind: {new:?}");
-    clock.print_step("noded ended with 0; no process, no mount, no cgroup and no file is left");
+    clock.print_step("noded exited with 0; no process, mount, cgroup or file is left");
     Ok(())
 }
 
@@ -73,7 +74,7 @@ fn assert_nothing_left(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Tells how far the demo has come.
+/// Prints each step with the time since the start.
 struct DemoClock(Instant);
 
 impl DemoClock {
@@ -82,16 +83,16 @@ impl DemoClock {
     }
 }
 
-/// Builds noded and nodectl; gives the directory where they are.
+/// Builds noded and nodectl; gives their directory.
 fn build() -> Result<PathBuf> {
-    println!("build noded and nodectl (some minutes the first time)");
+    println!("build noded and nodectl (a few minutes the first time)");
     let mut cargo = workspace::cargo(&["build", "--package", "nodekeel-node", "--package", "nodectl"]);
     let status = cargo.status().context("execute cargo")?;
     ensure!(status.success(), "the build failed ({status})");
     Ok(workspace::read_metadata()?.target_directory.join("debug"))
 }
 
-/// A node that is to found a cluster, with an image to begin with.
+/// A node that bootstraps a cluster, with an image to preseed.
 fn configure(
     programs: &Path,
     scratch: &ScratchDir,
@@ -124,7 +125,7 @@ fn start(node: &DemoNode, clock: &DemoClock) -> Result<Daemon> {
     let mut command = Command::new(node.programs.join("noded"));
     command.arg("run").arg("--config").arg(&node.config).arg("--data").arg(&node.data);
     if !run::is_root() {
-        // Containerd needs root; noded then runs the rest and says so.
+        // Containerd needs root; noded logs that and runs the others.
         command.arg("--dev");
     }
     Daemon::start(command, ScratchDir::new()?, || {
@@ -132,7 +133,7 @@ fn start(node: &DemoNode, clock: &DemoClock) -> Result<Daemon> {
     })
 }
 
-/// What the node has to have; the images are there once the last of these is done.
+/// The services to wait for; the images are imported once the last of these is done.
 fn services(clock: &DemoClock) -> Vec<&'static str> {
     if run::is_root() {
         return vec!["root.cluster", "root.containerd", "root.containerd.preseed"];
@@ -154,7 +155,7 @@ fn show(node: &DemoNode, kubernetes: &ControlPlane, clock: &DemoClock) -> Result
     let mut tree = TreeWatch::watch(node)?;
     let services = services(clock);
     until_ready(&mut tree, &services, clock)?;
-    clock.print_step("the cluster that it has founded, and its members");
+    clock.print_step("the cluster that it has bootstrapped, and its members");
     for asked in ["status", "members"] {
         print!("{}", indent(&command_output(node.nodectl_command().args(["cluster", asked]))?));
     }
@@ -172,7 +173,7 @@ fn show(node: &DemoNode, kubernetes: &ControlPlane, clock: &DemoClock) -> Result
     kubernetes.show_volume(node, &mut tree, clock)
 }
 
-/// Runs a container of the image that the node has brought along.
+/// Runs a container of the preseeded image.
 fn run_container(node: &DemoNode, clock: &DemoClock) -> Result<()> {
     let version = command_output(node.ctr_command()?.arg("version"))?;
     clock.print_step("containerd has answered Version");
@@ -180,8 +181,8 @@ fn run_container(node: &DemoNode, clock: &DemoClock) -> Result<()> {
     const SAYS: &str = "hello from a container";
     let arguments = ["run", "--rm", BUSYBOX_IMAGE, "demo", "/bin/busybox", "echo", SAYS];
     let said = command_output(node.ctr_command()?.args(["--namespace", NAMESPACE]).args(arguments))?;
-    ensure!(said.trim_end() == SAYS, "the container said {said:?}");
-    clock.print_step(&format!("a container of the preseeded {BUSYBOX_IMAGE} has said {SAYS:?}"));
+    ensure!(said.trim_end() == SAYS, "the container wrote {said:?}");
+    clock.print_step(&format!("a container of the preseeded {BUSYBOX_IMAGE} has written {SAYS:?}"));
     Ok(())
 }
 
@@ -192,23 +193,23 @@ fn kill_noded(node: &DemoNode, mut daemon: Daemon, clock: &DemoClock) -> Result<
     let pid =
         i32::try_from(daemon.process_id()).ok().and_then(Pid::from_raw).context("noded has a process id")?;
     kill_process(pid, Signal::KILL).context("kill noded")?;
-    daemon.wait_for_exit(STOPPED_WITHIN)?.context("noded still runs")?;
+    daemon.wait_for_exit(STOPPED_WITHIN)?.context("wait for noded's exit: it still runs")?;
     drop(daemon);
     let daemon = start(node, clock)?;
     let mut tree = TreeWatch::watch(node)?;
     until_ready(&mut tree, &services(clock), clock)?;
     let after = node.read_identity()?;
-    ensure!(before == after, "it was {before:?}, and is {after:?}");
+    ensure!(before == after, "the node was {before:?}, and is {after:?}");
     let (name, cluster) = after;
-    clock.print_step(&format!("it is {name} of cluster {cluster}, as before"));
+    clock.print_step(&format!("it is node {name} of cluster {cluster}, as before"));
     Ok(daemon)
 }
 
-/// What it had before it was killed.
+/// Checks the data from before the kill.
 fn show_again(node: &DemoNode, clock: &DemoClock) -> Result<()> {
     let value = command_output(node.etcdctl_command()?.args(["get", "--print-value-only", KEY]))?;
-    ensure!(value.trim_end() == VALUE, "etcd lost its data: it gave {value:?} for {KEY}");
-    clock.print_step(&format!("the data is still there: {KEY} = {VALUE:?}"));
+    ensure!(value.trim_end() == VALUE, "etcd lost its data: {KEY} is {value:?}");
+    clock.print_step(&format!("the data has survived: {KEY} = {VALUE:?}"));
     if run::is_root() {
         run_container(node, clock)?;
     }
@@ -218,18 +219,18 @@ fn show_again(node: &DemoNode, clock: &DemoClock) -> Result<()> {
 fn put_and_get(node: &DemoNode, clock: &DemoClock) -> Result<()> {
     command_output(node.etcdctl_command()?.args(["put", KEY, VALUE]))?;
     let got = command_output(node.etcdctl_command()?.args(["get", "--print-value-only", KEY]))?;
-    ensure!(got.trim_end() == VALUE, "etcd gave {got:?} for {KEY}");
+    ensure!(got.trim_end() == VALUE, "read {KEY} from etcd: it is {got:?}");
     clock.print_step(&format!("etcd has served a put and a get: {KEY} = {VALUE:?}"));
     Ok(())
 }
 
-/// Shows the newest lines of a daemon, and makes sure that they are its own, with levels.
+/// Shows the newest log lines of a daemon, and checks that they have levels.
 fn show_log(node: &DemoNode, dn: &str, clock: &DemoClock) -> Result<()> {
-    clock.print_step(&format!("what {dn} has logged itself"));
+    clock.print_step(&format!("the log of {dn}"));
     print!("{}", indent(&command_output(node.nodectl_command().args(["logs", dn, "-n", "5", "--leveled"]))?));
     let entries = command_output(node.nodectl_command().args(["-o", "json", "logs", dn, "--leveled"]))?;
     let leveled = entries.lines().filter(|line| has_level(line)).count();
-    ensure!(leveled > 0, "{dn} has no line with a level");
+    ensure!(leveled > 0, "find a log line of {dn} with a level");
     println!("    … {leveled} lines with a level in all");
     Ok(())
 }
@@ -241,7 +242,7 @@ fn has_level(line: &str) -> bool {
 
 fn kill_etcd(node: &DemoNode, tree: &mut TreeWatch, clock: &DemoClock) -> Result<()> {
     let pid = node.etcd_pid()?;
-    let generation = tree.generation(ETCD).context("the tree has etcd")?;
+    let generation = tree.generation(ETCD).context("find etcd in the tree")?;
     clock.print_step(&format!("kill etcd (pid {pid}) with SIGKILL"));
     let killed = Instant::now();
     kill_process(Pid::from_raw(pid).context("a process has a positive id")?, Signal::KILL)
@@ -249,16 +250,19 @@ fn kill_etcd(node: &DemoNode, tree: &mut TreeWatch, clock: &DemoClock) -> Result
     tree.wait_until(READY_WITHIN, "etcd is ready again", |tree| {
         tree.generation(ETCD).is_some_and(|now| now > generation) && tree.is_ready(ETCD)
     })?;
-    clock.print_step(&format!("etcd is back after {:.1} s; its record:", killed.elapsed().as_secs_f64()));
+    clock.print_step(&format!(
+        "etcd is ready again after {:.1} s; its record:",
+        killed.elapsed().as_secs_f64()
+    ));
     print!("{}", indent(&command_output(node.nodectl_command().args(["status", ETCD]))?));
     let signal = tree.last_signal(ETCD);
-    ensure!(signal == Some(9), "the record tells of signal {signal:?}, not of SIGKILL");
-    // Its port may be open a moment before it has a leader again.
+    ensure!(signal == Some(9), "the exit record has signal {signal:?} instead of SIGKILL");
+    // Its port may be open a moment before it has a leader.
     let value = wait_until(READY_WITHIN, "etcd to answer", || {
         command_output(node.etcdctl_command()?.args(["get", "--print-value-only", KEY]))
     })?;
-    ensure!(value.trim_end() == VALUE, "etcd lost its data: it gave {value:?} for {KEY}");
-    clock.print_step(&format!("the data is still there: {KEY} = {VALUE:?}"));
+    ensure!(value.trim_end() == VALUE, "etcd lost its data: {KEY} is {value:?}");
+    clock.print_step(&format!("the data has survived: {KEY} = {VALUE:?}"));
     Ok(())
 }
 

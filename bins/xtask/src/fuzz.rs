@@ -18,7 +18,8 @@ const SECONDS: (&str, u64) = ("NODEKEEL_FUZZ_SECONDS", 60);
 const BUILDS_WITHIN: Duration = Duration::from_secs(1200);
 const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 
-/// Runs all of them. The inputs that they find stay in `target/fuzz/MEMBER/TARGET`, where the next run starts.
+/// Runs all of them. The inputs that they find stay in `target/fuzz/MEMBER/TARGET`, where the next run
+/// starts.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     setup::install_cargo_tool("fuzz", CARGO_FUZZ, &[])?;
     let seconds = std::env::var(SECONDS.0).ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS.1);

@@ -1,4 +1,5 @@
-//! What daemons leave outside the directories that they are given: at their default paths, or at built-in ones.
+//! What daemons leave outside the directories that they are given: at their default paths, or at built-in
+//! ones.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,8 +39,8 @@ impl HostLeftovers {
         Ok(Self(found))
     }
 
-    /// Removes the new ones that no daemon removes: empty directories of shims, of their client and of runc, and empty
-    /// cgroups. Gives the new ones that are left.
+    /// Removes the new ones that no daemon removes: empty directories of shims, of their client and of runc,
+    /// and empty cgroups. Gives the new ones that are left.
     ///
     /// # Errors
     /// As [`find`](Self::find).

@@ -24,7 +24,8 @@ pub(crate) mod need;
 use need::GuestNeed;
 
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
-/// Longer than a binary's tests take in a guest, which is ten times slower than this machine, beside other work.
+/// Longer than a binary's tests take in a guest, which is ten times slower than this machine, beside other
+/// work.
 const BINARY_WITHIN: Duration = Duration::from_secs(15 * 60);
 /// Where a bench in a guest leaves its rows.
 const TARGET_IN_GUEST: &str = "/run/target";
@@ -55,7 +56,8 @@ impl GuestJob {
     }
 }
 
-/// Builds the packages that have such tests, and runs those of them whose `PACKAGE BINARY TEST` contains the filter.
+/// Builds the packages that have such tests, and runs those of them whose `PACKAGE BINARY TEST` contains the
+/// filter.
 pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     let mut report = Report::new(Log::default());
     let jobs = build_jobs(filter, &mut report)?;
@@ -66,8 +68,8 @@ pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     Ok(report.finish())
 }
 
-/// Runs each test that the filter means in a separate guest with a variable set, within its own time: a test that hangs
-/// or fails says nothing of the others. A count that the caller has set wins.
+/// Runs each test that the filter means in a separate guest with a variable set, within its own time: a test
+/// that hangs or fails says nothing of the others. A count that the caller has set wins.
 ///
 /// # Errors
 /// Nothing can be built, or no guest boots.
@@ -107,7 +109,8 @@ fn build_jobs(filter: Option<&str>, report: &mut Report) -> Result<Vec<GuestJob>
     jobs.filter_map(Result::transpose).collect()
 }
 
-/// Runs them, as many as possible in one guest. After a hang or a panic of the guest, the others run in a new one.
+/// Runs them, as many as possible in one guest. After a hang or a panic of the guest, the others run in a new
+/// one.
 pub(crate) fn run_jobs(jobs: Vec<GuestJob>, report: &mut Report) {
     let mut waiting: VecDeque<GuestJob> = jobs.into();
     while !waiting.is_empty() {
@@ -199,8 +202,8 @@ fn guest_builder(need: GuestNeed) -> Result<guest::GuestBuilder> {
     Ok(if need.network { builder.with_network() } else { builder })
 }
 
-/// Adds the test binary, the programs of its package and the package's files, each at its path on this machine: a test
-/// knows them by paths of the build.
+/// Adds the test binary, the programs of its package and the package's files, each at its path on this
+/// machine: a test knows them by paths of the build.
 fn add_binary(mut builder: guest::GuestBuilder, binary: &Executable) -> Result<guest::GuestBuilder> {
     builder = builder.add_program(&binary.path, &binary.path);
     for program in &binary.programs {

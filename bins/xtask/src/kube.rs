@@ -1,7 +1,8 @@
-//! `cargo xtask kube up|down|env`: a control plane for people, in the background.
+//! `cargo xtask kube up|down|env`: a control plane in the background, for manual use.
 //!
-//! One process holds it: it is this program again, and what it started ends with it, however that happens. It listens
-//! on a socket in the cache; whoever connects asks it to end, and sees the connection close when nothing is left.
+//! One process, the holder, runs it: this program again, with which all its daemons end, however it ends. It
+//! listens on a socket in the cache. A client that connects makes it shut down, and its connection closes
+//! when nothing is left.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -21,17 +22,17 @@ pub(crate) mod tools;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KubeTask {
-    /// Start etcd, API server, controller manager and scheduler on loopback, and leave them running
+    /// Start a control plane on loopback
     Up {
-        /// With a real node, in a guest
+        /// Join a real node, in a guest
         #[arg(long)]
         node: bool,
     },
-    /// End them and remove all that they had
+    /// Stop it and remove its data
     Down,
-    /// Print how to use it: eval "$(cargo xtask kube env)"
+    /// Print its environment: eval "$(cargo xtask kube env)"
     Env,
-    /// Hold it until somebody asks for its end; what `start_up` starts
+    /// Run it until a client connects (internal)
     #[command(hide = true)]
     Hold {
         #[arg(long)]
@@ -39,7 +40,7 @@ pub(crate) enum KubeTask {
     },
 }
 
-/// What the holder says when everything answers.
+/// The holder's line when every daemon answers.
 const READY: &str = "ready";
 
 pub(crate) fn run(task: &KubeTask) -> Result<()> {
@@ -52,7 +53,7 @@ pub(crate) fn run(task: &KubeTask) -> Result<()> {
     }
 }
 
-/// The directory where the running control plane is found again.
+/// The directory of the running control plane's files.
 #[derive(Debug)]
 struct HolderState(PathBuf);
 
@@ -69,7 +70,7 @@ impl HolderState {
         self.0.join("log")
     }
 
-    /// Makes the directory; `None` when a holder has it.
+    /// Creates and locks the directory; `None` where a holder has locked it.
     fn try_lock(&self) -> Result<Option<File>> {
         let directory = &self.0;
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
@@ -87,9 +88,9 @@ fn start_up(state: &HolderState, node: bool) -> Result<()> {
     let free = state.try_lock()?.is_some();
     ensure!(
         free,
-        "it is up already: `cargo xtask kube env` tells how to use it, `cargo xtask kube down` ends it"
+        "the control plane is already running: use it by `cargo xtask kube env`, stop it by `cargo xtask kube down`"
     );
-    // In the foreground, where people see how far a first build is.
+    // In the foreground, where the progress of a first build is shown.
     KubePrograms::locate()?;
     if node {
         gotool::CONTAINERD.program_directory()?;
@@ -99,7 +100,9 @@ fn start_up(state: &HolderState, node: bool) -> Result<()> {
     let output = holder.stdout.take().context("its output is piped")?;
     for line in BufReader::new(output).lines().map_while(Result::ok) {
         if line == READY {
-            println!("it is up; to use it in this shell: eval \"$(cargo xtask kube env)\"");
+            println!(
+                "the control plane is running; to use it in this shell: eval \"$(cargo xtask kube env)\""
+            );
             return Ok(());
         }
         println!("{line}");
@@ -107,7 +110,7 @@ fn start_up(state: &HolderState, node: bool) -> Result<()> {
     let status = holder.wait().context("reap the holder")?;
     let log = fs::read_to_string(state.log()).unwrap_or_default();
     state.remove()?;
-    bail!("it did not come up ({status}):\n{log}")
+    bail!("start the control plane ({status}):\n{log}")
 }
 
 fn start_holder(state: &HolderState, node: bool) -> Result<Child> {
@@ -120,12 +123,12 @@ fn start_holder(state: &HolderState, node: bool) -> Result<Child> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log);
-    // Neither a Ctrl-C nor the terminal's end is meant for it.
+    // Neither Ctrl-C nor the terminal's hangup is meant for it.
     holder.process_group(0).spawn().context("start the holder")
 }
 
 fn hold_control_plane(state: &HolderState, with_node: bool) -> Result<()> {
-    let _claim = state.try_lock()?.context("somebody else holds it")?;
+    let _claim = state.try_lock()?.context("lock the control plane: another process holds it")?;
     for stale in [state.socket(), state.kubeconfig()] {
         match fs::remove_file(&stale) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -139,12 +142,12 @@ fn hold_control_plane(state: &HolderState, with_node: bool) -> Result<()> {
     print_line(&format!("{} answers after {:.1} s", kube.api_url(), start.elapsed().as_secs_f64()));
     let node = if with_node { Some(join_node(&kube)?) } else { None };
     symlink(kube.kubeconfig_file("admin")?, state.kubeconfig()).context("link the kubeconfig")?;
-    let listener = UnixListener::bind(state.socket()).context("listen for the end")?;
+    let listener = UnixListener::bind(state.socket()).context("listen for a client")?;
     print_line(READY);
-    let (_asks, _) = listener.accept().context("wait for the end")?;
+    let (_asks, _) = listener.accept().context("wait for the shutdown")?;
     drop((node, kube));
     state.remove()
-    // The connection closes with this process: whoever asked knows that nothing is left.
+    // The connection closes with this process: the client then knows that nothing is left.
 }
 
 fn join_node(kube: &Kube) -> Result<GuestNode> {
@@ -159,7 +162,7 @@ fn join_node(kube: &Kube) -> Result<GuestNode> {
     Ok(node)
 }
 
-/// Whoever waited for it may have gone.
+/// The process that reads the output may have exited.
 fn print_line(line: &str) {
     let mut output = std::io::stdout();
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
@@ -168,19 +171,19 @@ fn print_line(line: &str) {
 fn shut_down(state: &HolderState) -> Result<()> {
     match UnixStream::connect(state.socket()) {
         Ok(mut holder) => {
-            holder.read_to_end(&mut Vec::new()).context("wait for the end")?;
-            ensure!(!state.0.exists(), "{} is left: {}", state.0.display(), read_log(state));
-            println!("it is down; nothing is left");
+            holder.read_to_end(&mut Vec::new()).context("wait for the shutdown")?;
+            ensure!(!state.0.exists(), "{} is left behind: {}", state.0.display(), read_log(state));
+            println!("the control plane is stopped; nothing is left");
             Ok(())
         }
         Err(_) if state.try_lock()?.is_none() => {
-            bail!("it is just coming up or going down; try again")
+            bail!("the control plane is starting or stopping: try again")
         }
         Err(_) => {
             state.remove()?;
-            // What a killed holder left is swept with any new scratch directory.
+            // Any new scratch directory removes the files of a killed holder.
             ScratchDir::new()?.close()?;
-            println!("it is not up");
+            println!("the control plane is not running");
             Ok(())
         }
     }
@@ -193,7 +196,7 @@ fn read_log(state: &HolderState) -> String {
 fn print_env(state: &HolderState) -> Result<()> {
     let kubeconfig = state.kubeconfig();
     let is_up = state.0.exists() && state.try_lock()?.is_none() && kubeconfig.exists();
-    ensure!(is_up, "it is not up: `cargo xtask kube up` starts it");
+    ensure!(is_up, "the control plane is not running: start it by `cargo xtask kube up`");
     println!("export KUBECONFIG={}", kubeconfig.display());
     let programs = KubePrograms::locate()?;
     if let Some(directory) = programs.program_path("kubectl").parent() {

@@ -36,7 +36,8 @@ struct CommandLine {
 enum Task {
     /// Install what tests, benches and the demo need
     ///
-    /// Installs Debian packages, and builds what Debian lacks from pinned Go modules; a second run costs nothing.
+    /// Installs Debian packages, and builds what Debian lacks from pinned Go modules; a second run costs
+    /// nothing.
     Setup {
         /// Report what is missing, and install nothing
         #[arg(long)]
@@ -44,7 +45,8 @@ enum Task {
     },
     /// Run a whole node and show what it does
     ///
-    /// It bootstraps a cluster, runs a container, makes a volume of a claim, loses etcd, and is killed and restarted.
+    /// It bootstraps a cluster, runs a container, makes a volume of a claim, loses etcd, and is killed and
+    /// restarted.
     Demo,
     /// Run every test; a test that can't run fails
     Test(test::Arguments),

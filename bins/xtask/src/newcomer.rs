@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::report::Report;
 
 mod chroot;
-mod examples;
+pub(crate) mod examples;
 mod markdown;
 
 /// Runs both.

@@ -16,27 +16,28 @@ use crate::workspace::{cargo, target_directory};
 /// The one program that is made for containers, and its package.
 pub(crate) const PACKAGE: &str = "provisionerd";
 
-/// The need of a test that runs provisionerd from its image, and the variable that names the image's file to it.
+/// The need of a test that runs provisionerd from its image, and the variable that names the image's file to
+/// it.
 pub(crate) const IMAGE_NEED: &str = "provisionerd's image";
 pub(crate) const IMAGE_FILE: &str = "NODEKEEL_PROVISIONERD_IMAGE";
 
-/// What the program may look up: it runs as root, and the image has nothing else.
+/// Files that the program may look up: it runs as root, and the image has no others.
 const FILES: [(&str, &str); 2] = [("etc/group", "root:x:0:\n"), ("etc/passwd", "root:x:0:0:root:/:/\n")];
 const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
 
-/// What is to be made.
+/// The image to build.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The program: provisionerd
+    /// Program: provisionerd
     #[arg(value_parser = [PACKAGE])]
     program: String,
-    /// Where to; without it, oci/PROGRAM.tar in the target directory
+    /// Output file; oci/PROGRAM.tar in the target directory by default
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Features to build with, for tests
+    /// Cargo features, for tests
     #[arg(long, value_name = "FEATURES", default_value = "")]
     features: String,
-    /// The image's tag; without it, the version
+    /// Image tag; the version by default
     #[arg(long)]
     tag: Option<String>,
 }
@@ -77,14 +78,15 @@ fn build(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
     let program = &arguments.program;
     let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let mut command = cargo(&["build", "--release", "--package", program, "--features", &arguments.features]);
-    // With an explicit target, what runs while building (macros) isn't static, which it couldn't be.
+    // With an explicit target, proc macros are not built as static, which they can't be.
     command.args(["--target", &triple, "--message-format", "json-render-diagnostics"]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
     let outcome = run::run_command(command, log, run::hide_line, BUILD_WITHIN)?;
     if let Some(problem) = outcome.problem {
         bail!("building {program} failed ({problem})");
     }
-    find_executable(&outcome.lines, program).with_context(|| format!("cargo named no executable {program}"))
+    find_executable(&outcome.lines, program)
+        .with_context(|| format!("find the executable {program} in cargo's messages"))
 }
 
 /// The path of the program among cargo's messages.
@@ -95,7 +97,7 @@ fn find_executable(messages: &[String], program: &str) -> Option<PathBuf> {
     ours.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back()
 }
 
-/// Whether an ELF file asks for a dynamic linker.
+/// Whether an ELF file needs a dynamic linker.
 ///
 /// *Source:* elf(5): `e_phoff` at 32, `e_phentsize` at 54, `e_phnum` at 56; `PT_INTERP` is 3.
 fn has_interpreter(elf: &[u8]) -> Result<bool> {
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_dynamic_program_is_recognised() {
-        // Tests are linked dynamically.
+        // Test binaries are linked dynamically.
         let this = fs::read(env::current_exe().unwrap()).unwrap();
         assert!(has_interpreter(&this).unwrap());
         assert!(has_interpreter(b"#!/bin/sh\n").is_err());

@@ -132,7 +132,8 @@ fn plant(tested: &TestedCrate, copy: &Path, bug: &PlantedBug, report: &mut Repor
     Ok(())
 }
 
-/// A separate workspace with the crate and the members that it is tested with, which shares the target directory.
+/// A separate workspace with the crate and the members that it is tested with, which shares the target
+/// directory.
 fn copy_workspace(tested: &TestedCrate) -> Result<PathBuf> {
     let (root, copy) = (root(), target_directory().join("planted"));
     if copy.exists() {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use testbed::{ScratchDir, leftovers, wait_exit};
 
-/// How long the output may stay open once the command has ended; a process that holds it longer was left behind.
+/// How long the output may stay open once the command has ended; a process that holds it longer was left
+/// behind.
 const OUTPUT_CLOSES_WITHIN: Duration = Duration::from_secs(5);
 
 /// How a command ended, and what it wrote.
@@ -100,8 +101,8 @@ pub(crate) fn run_command(
     Ok(CommandOutcome { lines, elapsed: start.elapsed(), problem })
 }
 
-/// Reads on a separate thread: a process that was left behind may hold the pipe open forever. The sender is dropped
-/// at the pipe's end.
+/// Reads on a separate thread: a process that was left behind may hold the pipe open forever. The sender is
+/// dropped at the pipe's end.
 fn collect_lines(
     pipe: impl Read + Send + 'static,
     log: &Log,

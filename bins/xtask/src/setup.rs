@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: what the tests, benches and the demo run.
+//! `cargo xtask setup`: the packages that tests, benches and the demo need.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,11 +13,12 @@ use crate::workspace::cargo;
 
 /// Subcommands that `cargo xtask check` runs, which not every toolchain has.
 const COMPONENTS: [&str; 2] = ["clippy", "fmt"];
-/// Asked by Debian's packages before they start a daemon; 101 forbids it.
+/// Debian's packages run it before they start a daemon; exit code 101 forbids that.
 ///
 /// *Source:* /usr/share/doc/init-system-helpers/README.policy-rc.d.gz.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
-const POLICY_TEXT: &str = "#!/bin/sh\n# Made by nodekeel's set-up; gone when it ends.\nexit 101\n";
+const POLICY_TEXT: &str =
+    "#!/bin/sh\n# Written by nodekeel's setup, which removes it at its end.\nexit 101\n";
 
 /// Prints which programs exist; the exit code is 1 where one is missing.
 pub(crate) fn check() -> Result<ExitCode> {
@@ -53,7 +54,7 @@ pub(crate) fn check() -> Result<ExitCode> {
 /// Installs the missing Debian packages.
 ///
 /// # Errors
-/// It may not (no root), or there is no apt-get: with the command to run instead.
+/// The caller isn't root, or apt-get is missing; with the command to run instead.
 pub(crate) fn install() -> Result<()> {
     let packages = missing_packages();
     if packages.is_empty() {
@@ -62,14 +63,14 @@ pub(crate) fn install() -> Result<()> {
     }
     install_packages(&packages)?;
     let missing = missing_packages();
-    ensure!(missing.is_empty(), "still missing after the installation: {}", missing.join(" "));
+    ensure!(missing.is_empty(), "still missing after apt-get install: {}", missing.join(" "));
     Ok(())
 }
 
 /// Installs Debian packages.
 ///
 /// # Errors
-/// It may not (no root), or there is no apt-get: with the command to run instead.
+/// The caller isn't root, or apt-get is missing; with the command to run instead.
 pub(crate) fn install_packages(packages: &[&str]) -> Result<()> {
     let apt = tools::Tool { name: "apt-get", package: "apt" };
     let by_hand = install_command(packages);
@@ -92,7 +93,7 @@ pub(crate) fn install_packages(packages: &[&str]) -> Result<()> {
     let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
     arguments.extend(packages);
     if apt_get(&apt, &arguments).is_err() {
-        // The lists may be older than the archive.
+        // The package lists may be older than the archive.
         apt_get(&apt, &["update"])?;
         apt_get(&apt, &arguments).with_context(|| format!("install by hand: {by_hand}"))?;
     }
@@ -158,14 +159,14 @@ fn are_lists_empty() -> bool {
 
 fn apt_get(apt: &Path, arguments: &[&str]) -> Result<()> {
     let mut command = Command::new(apt);
-    // Where no policy is asked, a run level of 1 keeps invoke-rc.d from starting daemons.
+    // Where no policy is read, a run level of 1 keeps invoke-rc.d from starting daemons.
     command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
     let status = command.status().context("execute apt-get")?;
     ensure!(status.success(), "apt-get {} failed ({status})", arguments.join(" "));
     Ok(())
 }
 
-/// Keeps Debian's packages from starting their daemons on this machine, until it is dropped.
+/// Keeps Debian's packages from starting daemons on this machine until it is dropped.
 #[derive(Debug)]
 struct DaemonPolicy(PathBuf);
 
@@ -181,7 +182,7 @@ fn forbid_daemons() -> Result<Option<DaemonPolicy>> {
     forbid_daemons_by(Path::new(POLICY))
 }
 
-/// `None` where the machine has a policy of its own, which is left alone.
+/// `None` where the machine has another policy, which stays unchanged.
 fn forbid_daemons_by(path: &Path) -> Result<Option<DaemonPolicy>> {
     let is_ours = fs::read_to_string(path).is_ok_and(|text| text == POLICY_TEXT);
     if path.exists() && !is_ours {
@@ -205,7 +206,7 @@ mod tests {
         let path = directory.path().join("policy-rc.d");
         let policy = forbid_daemons_by(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o755);
-        // Not executed as it is: a child that another test forks may still have it open for writing.
+        // Not executed itself: a child that another test forks may still have it open for writing.
         assert_eq!(Command::new("sh").arg(&path).status().unwrap().code(), Some(101));
         drop(policy);
         assert!(!path.exists());

@@ -21,7 +21,8 @@ const STORAGE_WITHIN: Duration = Duration::from_secs(1800);
 struct Soak {
     name: &'static str,
     work: Work,
-    /// The variable from which the tests read their count, and the full count. One that the caller has set wins.
+    /// The variable from which the tests read their count, and the full count. One that the caller has set
+    /// wins.
     count: Option<(&'static str, &'static str)>,
 }
 
@@ -36,13 +37,16 @@ enum Work {
     PlantedBugs,
     /// Every fuzz target.
     Fuzz,
-    /// The README's commands and the crates' examples, as a newcomer runs them.
+    /// The examples of the packaged crates, in programs outside the workspace.
+    Examples,
+    /// The README's commands in a bare chroot, and the examples.
     Newcomer,
 }
 
-const SOAKS: [Soak; 10] = [
+const SOAKS: [Soak; 11] = [
     Soak { name: "planted-bugs", work: Work::PlantedBugs, count: None },
     Soak { name: "fuzz", work: Work::Fuzz, count: None },
+    Soak { name: "examples", work: Work::Examples, count: None },
     Soak { name: "newcomer", work: Work::Newcomer, count: None },
     Soak {
         name: "supervisor-core",
@@ -109,6 +113,7 @@ impl Soak {
         match self.work {
             Work::PlantedBugs => planted::run_all(report),
             Work::Fuzz => fuzz::run(report),
+            Work::Examples => newcomer::examples::run(report),
             Work::Newcomer => newcomer::run(report),
             Work::ProcessRounds => test::run_process_rounds(count, WITHIN, report),
             Work::GuestTests(filter) => kernel_test::run_counted(filter, count, STORAGE_WITHIN, report),

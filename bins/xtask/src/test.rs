@@ -44,9 +44,9 @@ const GO_TOOLS: [&str; 5] = ["kube", "node", "go", "gvisor", "csi-sanity"];
 pub(crate) struct Arguments {
     /// Test the packages changed since COMMIT, and their dependents quickly
     ///
-    /// A changed package runs all its tests; a package that depends on it runs those of `cargo test`. Changed documents
-    /// run the tests that check documents. A change of Cargo.toml, Cargo.lock, .cargo, bins/testbed, or of another file
-    /// outside the packages runs everything.
+    /// A changed package runs all its tests; a package that depends on it runs those of `cargo test`. Changed
+    /// documents run the tests that check documents. A change of Cargo.toml, Cargo.lock, .cargo,
+    /// bins/testbed, or of another file outside the packages runs everything.
     #[arg(long, value_name = "COMMIT")]
     since: Option<String>,
     /// Run all tests of dependents, too
@@ -96,7 +96,8 @@ fn prepare(plan: &TestPlan, packages: &[Package], report: &mut Report) -> Result
     let (tools, build) = thread::scope(|scope| {
         let tools = scope.spawn(|| if needs_tools { kube::tools::build_missing() } else { Ok(()) });
         report.log.headline("build");
-        // With all members, as an earlier run built them: other features of dependencies would be another build.
+        // With all members, as an earlier run built them: other features of dependencies would be another
+        // build.
         let build = binaries::build(&[], BUILD_WITHIN);
         (tools.join().expect("the build of Go tools does not panic"), build)
     });
@@ -115,7 +116,8 @@ pub(crate) fn list_ignored(binary: &Executable) -> Result<Vec<IgnoredTest>> {
     events::parse_list(&testbed::command_output(&mut command)?)
 }
 
-/// Adds the tests of a run. One that reports fewer tests than were selected, or does not end well, is a failure.
+/// Adds the tests of a run. One that reports fewer tests than were selected, or does not end well, is a
+/// failure.
 pub(crate) fn add_tests(
     name: &str,
     outcome: &CommandOutcome,

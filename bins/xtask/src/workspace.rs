@@ -41,7 +41,7 @@ pub(crate) struct Package {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// `dev`, `build_missing`, or nothing for a normal one.
+    /// `dev`, `build`, or nothing for a normal one.
     #[serde(default)]
     pub(crate) kind: Option<String>,
 }
@@ -101,7 +101,8 @@ pub(crate) fn read_metadata() -> Result<Metadata> {
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
-    // The outer cargo has set these; build scripts that watch them would run again, with all that depends on them.
+    // The outer cargo has set these; build scripts that watch them would run again, with all that depends on
+    // them.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {

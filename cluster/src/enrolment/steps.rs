@@ -225,7 +225,7 @@ impl EnrolmentDriver {
             .map_err(StepError::LocalNames)
     }
 
-    /// Calls the cluster once the member serves, and retries while there is no answer: the supervisor may
+    /// Calls the cluster once the member serves, and retries until it answers: the supervisor may
     /// restart the member at any time. Only the deadline ends the retries.
     async fn call_cluster<T, Answer>(&self, question: impl Fn(NodeStore) -> Answer) -> Result<T, StepError>
     where

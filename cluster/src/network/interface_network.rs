@@ -18,7 +18,7 @@ use super::{Network, NodeAddress};
 /// The address of one interface, selected by the interface's name.
 ///
 /// The interface is configured, not guessed: a host may have several links. Of several addresses it is the
-/// first global IPv4 address, or the first global IPv6 address if there is no IPv4 address; tentative and
+/// first global IPv4 address, or the first global IPv6 address without an IPv4 address; tentative and
 /// deprecated addresses are skipped. It configures nothing: that is up to a DHCP client, or the kernel's
 /// command line.
 ///

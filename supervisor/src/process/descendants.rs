@@ -273,7 +273,7 @@ impl DescendantSet {
 
     /// Signals the processes born since a snapshot, and since this started, until no more are born: a process
     /// that forked and exited may have left one of them. The kernel assigns pids in order and reports the
-    /// last one, so these are few, and there is no time to scan all processes.
+    /// last one, so these are few; scanning all processes would take too long.
     fn signal_newborn(&mut self, mut from: i32, signal: Signal, pass: &mut SignalPass) {
         for _ in 0..MAX_CHASES {
             let Ok(to) = procfs::newest_pid() else { return };

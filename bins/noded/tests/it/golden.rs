@@ -71,8 +71,8 @@ fn a_data_directory_of_the_first_release_is_continued_as_the_same_node_of_the_sa
     assert_json_paths("cluster status", &[status]);
     assert_json_paths("cluster members", &[noded.ask_json(&["cluster", "members"])]);
 
-    // A node with a ticket of the first release joins, and gets its vote by the learner that the first release has
-    // recorded: the ticket is not requested again.
+    // A node with an unused ticket of the first release joins by the learner that is listed for it, and gets its
+    // vote: the ticket is not requested again.
     let second = ScratchDir::new().unwrap();
     let state = second.path().join("data/cluster/state");
     fs::create_dir_all(&state).unwrap();

@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{GoTools, go};
 
-/// What every build is given: paths of this machine left out, and no symbols (a third of the size).
+/// Flags of every build: without paths of this machine, and without symbols (a third of the size).
 pub(super) const FLAGS: &str = "-trimpath -s -w";
 const LINES_SHOWN: usize = 20;
 const TERMINAL_EVERY: Duration = Duration::from_millis(200);
 const FILE_EVERY: Duration = Duration::from_secs(20);
 
-/// Builds all programs into the directory, and leaves there of what they were built.
+/// Builds all programs into the directory, beside the module that they were built from.
 pub(super) fn build_tools(tools: &GoTools, partial: &Path) -> Result<()> {
     let go = go::find_go(tools.go_version())?;
     let module = partial.join("module");
@@ -43,7 +43,7 @@ fn go_command(tools: &GoTools, go: &go::GoToolchain, module: &Path) -> Command {
         command.args(["-tags", tools.tags]);
     }
     command.arg(format!("-ldflags=-s -w {}", tools.ldflags));
-    // The machine's proxies and caches stay as they are set; what would change the result does not.
+    // The machine's proxies and caches stay as they are set; variables that change the result don't.
     command.env("CGO_ENABLED", "0").env("GOWORK", "off").env_remove("GOFLAGS").env_remove("GOEXPERIMENT");
     if let Some(toolchain) = go.toolchain {
         command.env("GOTOOLCHAIN", toolchain);
@@ -66,7 +66,7 @@ fn run_build(mut command: Command, progress: &mut BuildProgress) -> Result<()> {
     Ok(())
 }
 
-/// Tells people how far it is: on a terminal in one line that changes, else in a line now and then.
+/// Reports the progress: on a terminal in one line that changes, else in a line now and then.
 #[derive(Debug)]
 struct BuildProgress {
     title: String,
@@ -85,14 +85,11 @@ impl BuildProgress {
         let progress =
             Self { title, program: String::new(), compiled: 0, start: now, last_print: now, is_terminal };
         let fetches = if go.toolchain == Some("auto") { "; go fetches a newer go first" } else { "" };
-        progress.print_text(
-            &format!("building it, once: about {} on two cores{fetches}", tools.first_build),
-            "\n",
-        );
+        progress.print_text(&format!("first build, about {} on two cores{fetches}", tools.first_build), "\n");
         progress
     }
 
-    /// Go says each package that it compiles, each module that it fetches, and what is wrong.
+    /// Go prints each package that it compiles, each module that it fetches, and errors.
     fn report_line(&mut self, line: &str) {
         let is_package = !line.contains(' ') && !line.starts_with('#');
         self.compiled += usize::from(is_package);
@@ -109,11 +106,12 @@ impl BuildProgress {
         self.print_text(&format!("built in {} s", self.start.elapsed().as_secs()), "\n");
     }
 
-    /// Straight to the descriptor: the test harness hides what the print macros write until a test has failed.
+    /// Writes to the descriptor itself: the test harness hides the print macros' output until a test has
+    /// failed.
     fn print_text(&self, text: &str, end: &str) {
         let begin = if self.is_terminal { "\r\x1b[K" } else { "" };
         let seconds = self.start.elapsed().as_secs();
-        // Whoever closed standard error does not want to hear it.
+        // A caller that has closed standard error does not want the progress.
         let _ = write!(std::io::stderr(), "{begin}{}: [{seconds:3} s] {text}{end}", self.title);
     }
 }

@@ -1,4 +1,4 @@
-//! The Go that is on the machine, and the newer one that it fetches.
+//! The machine's Go, and the newer one that it fetches.
 
 use std::fmt;
 use std::fs;
@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result};
 
 use crate::{cache, command_output, tools};
 
-/// From here on Go fetches the newer Go that a module asks for by itself.
+/// From this version on Go fetches the newer Go that a module requires by itself.
 ///
 /// *Source:* go.dev/doc/toolchain.
 const FETCHES_ITSELF: GoVersion = GoVersion(1, 21, 0);
-/// What is fetched where the machine's Go is older than that: every Go is a module of this name, too.
+/// The version to fetch where the machine's Go is older than that: each Go is a module, too.
 const TOOLCHAIN: &str = "go1.26.8";
-/// Where the archives of go.dev/dl are unpacked by their instructions.
+/// Where the instructions of go.dev/dl unpack their archives.
 const USUAL: &str = "/usr/local/go/bin/go";
 
 /// A version of Go.
@@ -48,7 +48,7 @@ impl fmt::Display for GoVersion {
     }
 }
 
-/// Why the machine's Go can't build the tools, with what to do about it.
+/// Why the machine's Go can't build the tools, with the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnfitGo(String);
 
@@ -60,28 +60,28 @@ impl fmt::Display for UnfitGo {
 
 impl std::error::Error for UnfitGo {}
 
-/// What has to happen before a Go can build for a module.
+/// What a Go needs before it can build a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GoStep {
     /// It is new enough.
     Ready,
     /// It fetches a newer one by itself.
     FetchesItself,
-    /// It is told to fetch a newer one.
+    /// It has to be called to fetch a newer one.
     Fetch,
 }
 
-/// A Go that can build for a module, and the `GOTOOLCHAIN` that it needs for that.
+/// A Go that can build a module, and the `GOTOOLCHAIN` that it needs for that.
 #[derive(Debug)]
 pub(super) struct GoToolchain {
     pub(super) path: PathBuf,
     pub(super) toolchain: Option<&'static str>,
 }
 
-/// Finds a Go that can build what needs `needed`, or has it fetched.
+/// Finds or fetches a Go of at least this version.
 ///
 /// # Errors
-/// [`UnfitGo`] where there is none, or it may not fetch a newer one; why the fetching failed.
+/// [`UnfitGo`] where Go is missing or may not fetch a newer one; why the fetch failed.
 pub(super) fn find_go(needed: GoVersion) -> Result<GoToolchain> {
     let path = locate_go().ok_or_else(|| UnfitGo(missing_go_text()))?;
     let told = command_output(Command::new(&path).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"))?;
@@ -97,35 +97,36 @@ fn locate_go() -> Option<PathBuf> {
     tools::find_tool(tools::GO).ok().or_else(usual)
 }
 
-fn choose_step(told: &str, needed: GoVersion, choice: Option<&str>) -> Result<GoStep, UnfitGo> {
-    match GoVersion::parse_version(told) {
+fn choose_step(found: &str, needed: GoVersion, choice: Option<&str>) -> Result<GoStep, UnfitGo> {
+    match GoVersion::parse_version(found) {
         Some(has) if has < needed => match choice {
             Some("local") => Err(UnfitGo(format!(
-                "{told} is here and Go {needed} is needed; the newer one would be fetched, but GOTOOLCHAIN=local \
-                 forbids it: unset GOTOOLCHAIN"
+                "found {found}, but Go {needed} is needed, and GOTOOLCHAIN=local forbids fetching it: unset \
+                 GOTOOLCHAIN"
             ))),
             _ if has < FETCHES_ITSELF => Ok(GoStep::Fetch),
             _ => Ok(GoStep::FetchesItself),
         },
-        // A development version has no number: it is as new as can be.
+        // A development version has no number, and is the newest.
         _ => Ok(GoStep::Ready),
     }
 }
 
 fn missing_go_text() -> String {
-    "there is no Go, which builds the Kubernetes tools: `cargo xtask setup` installs Debian's golang-go, which fetches a \
-     newer one; or unpack an archive of https://go.dev/dl to /usr/local/go; or set NODEKEEL_KUBE_BIN to a directory \
-     with the programs"
+    "Go is missing, which builds the Kubernetes tools: run `cargo xtask setup`, which installs Debian's golang-go and \
+     fetches a newer one; or unpack an archive of https://go.dev/dl to /usr/local/go; or set NODEKEEL_KUBE_BIN to a \
+     directory with the programs"
         .into()
 }
 
 /// The newer Go, which the old one fetches as a module and checks against the checksum database.
 ///
-/// *Source:* go.dev/doc/toolchain: the module `golang.org/toolchain`, whose files come without their execute bits.
+/// *Source:* go.dev/doc/toolchain: the module `golang.org/toolchain`, whose files come without their execute
+/// bits.
 fn fetch_go(old: &Path) -> Result<PathBuf> {
     let module = format!("golang.org/toolchain@v0.0.1-{TOOLCHAIN}.linux-{}", super::go_architecture());
     let entry = cache::make_entry(&format!("{TOOLCHAIN}-{}", super::go_architecture()), |partial| {
-        eprintln!("{TOOLCHAIN}: {} is too old; it fetches this one, once: some 90 MB", old.display());
+        eprintln!("{TOOLCHAIN}: {} is too old and downloads this one, once: some 90 MB", old.display());
         let mut command = Command::new(old);
         command.args(["mod", "download", &module]).current_dir(partial).env("GOWORK", "off");
         command.env("GOMODCACHE", partial).env("GOFLAGS", "-modcacherw");

@@ -9,12 +9,12 @@
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root NODEKEEL_GUEST=1
 tasks=/run/nodekeel
 mkdir -p "$tasks"
-# The driver makes the port's device in its own time, and there is nobody here to tell of it.
+# The driver creates the port's device after a while, and no udev reports it here.
 until port=$(ls /dev/vport*p1 2>/dev/null); do usleep 5000; done
 exec 3<>"$port"
 
-# Passes on what comes through the pipe, line by line, until the mark that `start` writes behind the snippet's last
-# word: a process that the snippet left behind may keep the pipe open for ever.
+# Forwards the pipe's lines until the mark that `start` writes after the snippet's output: a process that the snippet left
+# behind may keep the pipe open forever.
 report='{
     at = index($0, "\036end ")
     if (at == 0) print "out " id " " $0
@@ -24,7 +24,7 @@ report='{
 }'
 
 start() {
-    # Opened before the fork: one that opened its end by itself could come when all was said and everybody gone.
+    # Opened before the fork: a reader that opened its end later could come after all output was written.
     exec 4<>"$tasks/$1/out" 5>&-
     awk -v id="$1" "$report" <&4 >&3 4>&- &
     setsid sh -c "exec 3>&- 4>&- 5>&-; echo \$\$ >$tasks/$1/started; $2" </dev/null >&4 2>&4
@@ -37,7 +37,7 @@ while read -r verb id rest <&3; do
     run)
         mkdir "$tasks/$id"
         mkfifo "$tasks/$id/out" "$tasks/$id/started"
-        # Opened for both, a pipe needs nobody at its other end: an opening that waits is broken off by a child's end.
+        # Opened for both directions, a pipe needs no peer: the exit of a child would interrupt an open that waits.
         exec 5<>"$tasks/$id/started"
         start "$id" "$rest" &
         until read -r pid <&5; do :; done

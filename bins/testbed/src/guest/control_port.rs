@@ -1,4 +1,4 @@
-//! The control port, seen from the machine: requests to the guest's agent, and what it answers.
+//! The control port on the host's side: requests to the guest's agent, and its messages.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// What the agent says of one command.
+/// What the agent reports of one command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TaskMessage {
     Line(String),
     Exit(i32),
 }
 
-/// Which command the agent speaks of, and what it says; `None` for `up`.
+/// The command's number with its message; `None` for `up`.
 type AgentMessage = (Option<u64>, TaskMessage);
 
-/// The port and who waits for answers.
+/// The port and the tasks that wait for messages.
 #[derive(Debug)]
 pub(super) struct ControlPort {
     port: Mutex<UnixStream>,
@@ -36,7 +36,8 @@ struct PendingTasks {
 }
 
 impl ControlPort {
-    /// Reads answers on a thread of its own, which ends with the guest. What comes with it tells when the agent is up.
+    /// Reads messages on a separate thread, which ends with the guest. The second value reports when the
+    /// agent is up.
     pub(super) fn new(port: UnixStream) -> Result<(Arc<Self>, AgentStart)> {
         let reader = port.try_clone().context("share the control port")?;
         let waiting = Arc::new(Mutex::new(PendingTasks::default()));
@@ -52,7 +53,7 @@ impl ControlPort {
             }
             let mut waiting = lock_pending(&shared);
             waiting.is_closed = true;
-            // Whoever waits for an answer hears that there will be none.
+            // Disconnects the tasks that still wait for a message.
             waiting.tasks.clear();
         });
         Ok((Arc::new(Self { port: Mutex::new(port), waiting }), AgentStart(up)))
@@ -80,7 +81,7 @@ impl ControlPort {
     }
 }
 
-/// Tells when the agent is there.
+/// Reports when the agent is up.
 #[derive(Debug)]
 pub(super) struct AgentStart(Receiver<()>);
 
@@ -97,7 +98,7 @@ impl AgentStart {
 impl PendingTasks {
     fn deliver(&mut self, id: u64, said: TaskMessage) {
         let is_end = matches!(said, TaskMessage::Exit(_));
-        // Nobody may be interested any more.
+        // The task may have been dropped.
         let _ = self.tasks.get(&id).map(|task| task.send(said));
         if is_end {
             self.tasks.remove(&id);
@@ -118,11 +119,12 @@ pub struct GuestTask {
 }
 
 impl GuestTask {
-    /// Waits for the command's end and gives its exit code: 128 + N where signal N ended it. What it writes, to either
-    /// of its outputs, is passed on line by line.
+    /// Waits for the command's exit and gives its code: 128 + N where signal N ended it. `on_line` gets each
+    /// line of both outputs.
     ///
     /// # Errors
-    /// At the deadline; the command runs on. When the guest ends before the command does: a panic, a power-off.
+    /// The deadline has passed, and the command keeps running; or the guest has ended before the command, by
+    /// a panic or a power-off.
     pub fn wait_for_exit(&self, deadline: Duration, mut on_line: impl FnMut(&str)) -> Result<i32> {
         let end = Instant::now() + deadline;
         loop {
@@ -135,19 +137,21 @@ impl GuestTask {
         }
     }
 
-    /// Waits for a line that contains this text, and gives it; the lines before it are dropped.
+    /// Waits for a line with this text, and gives it; the lines before it are dropped.
     ///
     /// # Errors
-    /// At the deadline, or when the command or the guest ends before.
+    /// The deadline has passed, or the command or the guest has ended.
     pub fn wait_for_line(&self, text: &str, deadline: Duration) -> Result<String> {
         let end = Instant::now() + deadline;
         loop {
             match self.messages.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(TaskMessage::Line(line)) if line.contains(text) => return Ok(line),
                 Ok(TaskMessage::Line(_)) => {}
-                Ok(TaskMessage::Exit(code)) => bail!("ended with {code} before it said {text:?}"),
-                Err(RecvTimeoutError::Timeout) => bail!("did not say {text:?} within {deadline:?}"),
-                Err(RecvTimeoutError::Disconnected) => bail!("the guest ended before it said {text:?}"),
+                Ok(TaskMessage::Exit(code)) => bail!("exited with {code} before it wrote {text:?}"),
+                Err(RecvTimeoutError::Timeout) => bail!("did not write {text:?} within {deadline:?}"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("the guest ended before the command wrote {text:?}")
+                }
             }
         }
     }
@@ -155,7 +159,7 @@ impl GuestTask {
     /// Sends a signal, such as `KILL`, to the command's process group.
     ///
     /// # Errors
-    /// When the guest has ended.
+    /// The guest has ended.
     pub fn send_signal(&self, signal: &str) -> Result<()> {
         self.control.send_request(&format!("kill {} {signal}", self.id))
     }
@@ -197,7 +201,7 @@ fn shell_line(command: &Command) -> Result<String> {
 }
 
 fn quote_word(word: &[u8]) -> Result<String> {
-    let word = std::str::from_utf8(word).context("a word for the guest is no UTF-8")?;
+    let word = std::str::from_utf8(word).context("a word for the guest is not UTF-8")?;
     ensure!(!word.contains('\n'), "a word for the guest has a line break: {word:?}");
     Ok(format!("'{}'", word.replace('\'', r"'\''")))
 }

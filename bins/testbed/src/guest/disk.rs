@@ -1,4 +1,4 @@
-//! What a test in a guest finds there.
+//! The disks of a guest, for the tests that run in it.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub fn is_inside() -> bool {
     std::env::var_os(MARK).is_some()
 }
 
-/// A disk of the guest, this process' own until it is dropped. What is on it, earlier tests may have left.
+/// A disk of the guest, locked for this process until it is dropped. It may hold data of earlier tests.
 #[derive(Debug)]
 pub struct GuestDisk {
     device_path: PathBuf,
@@ -30,26 +30,26 @@ pub struct GuestDisk {
 }
 
 impl GuestDisk {
-    /// Takes a free disk, and waits for one where other tests have them all.
+    /// Acquires a free disk, and waits for one where other tests hold all of them.
     ///
     /// # Errors
-    /// Outside of a guest, or in one without disks.
+    /// The process runs outside a guest, or in one without disks.
     pub fn acquire() -> Result<Self> {
         Ok(Self::acquire_many(1)?.remove(0))
     }
 
-    /// Takes that many disks together. A test that takes them one after the other waits for another that does the
-    /// same, for ever.
+    /// Acquires that many disks together. Two tests that acquire them one after the other may wait for each
+    /// other forever.
     ///
     /// # Errors
-    /// Outside of a guest, or in one with fewer disks.
+    /// The process runs outside a guest, or in one with fewer disks.
     pub fn acquire_many(count: usize) -> Result<Vec<Self>> {
         let all = std::env::var(DISKS).unwrap_or_default();
         let all: Vec<&Path> = all.split(':').filter(|path| !path.is_empty()).map(Path::new).collect();
-        ensure!(is_inside(), "this test runs in a guest only: cargo xtask kernel-test");
+        ensure!(is_inside(), "this test runs in a guest only: run cargo xtask kernel-test");
         ensure!(all.len() >= count, "the guest has {} disks, and {count} are needed", all.len());
         fs::create_dir_all(LOCKS).with_context(|| format!("create {LOCKS}"))?;
-        // Whoever waits here holds no disk.
+        // A process that waits here holds no disk.
         let _turn = acquire_lock("turn", FlockOperation::LockExclusive)?;
         let mut taken = Vec::new();
         for wait in [FlockOperation::NonBlockingLockExclusive, FlockOperation::LockExclusive] {
@@ -71,10 +71,10 @@ impl GuestDisk {
         &self.device_path
     }
 
-    /// Writes a new file system on it and mounts that with the options; it is unmounted when that is dropped.
+    /// Writes a new file system on it and mounts it with the options; dropping the result unmounts it.
     ///
     /// # Errors
-    /// When it can't be made or mounted.
+    /// It can't be formatted or mounted.
     pub fn format_and_mount(self, kind: FileSystem, options: &str) -> Result<MountedDisk> {
         kind.format_device(&self.device_path)?;
         self.mount_existing(kind, options)
@@ -83,7 +83,7 @@ impl GuestDisk {
     /// Mounts the file system that is on it.
     ///
     /// # Errors
-    /// When it can't be mounted.
+    /// It can't be mounted.
     pub fn mount_existing(self, kind: FileSystem, options: &str) -> Result<MountedDisk> {
         let scratch = ScratchDir::new()?;
         let mut mounted =
@@ -105,7 +105,7 @@ fn acquire_lock(name: &str, how: FlockOperation) -> Result<Option<File>> {
     }
 }
 
-/// A kind of file system that tests need, with the features that they need of it.
+/// A file system that tests need, with the features that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileSystem {
@@ -113,7 +113,7 @@ pub enum FileSystem {
     Xfs,
     /// ext4 with the features `quota` and `project`; it limits projects when mounted with `prjquota`.
     Ext4,
-    /// ext4 as `mkfs.ext4` makes it, which can't limit projects.
+    /// ext4 with the defaults of `mkfs.ext4`, which can't limit projects.
     PlainExt4,
     /// FAT, as on an EFI system partition.
     Vfat,
@@ -129,10 +129,10 @@ impl FileSystem {
         }
     }
 
-    /// Writes an empty one over whatever is on the device.
+    /// Writes an empty one over the device's data.
     ///
     /// # Errors
-    /// What its program says.
+    /// Its program fails.
     pub fn format_device(self, device: &Path) -> Result<()> {
         let (program, arguments): (_, &[&str]) = match self {
             Self::Xfs => ("mkfs.xfs", &["-q", "-f"]),
@@ -150,7 +150,7 @@ impl FileSystem {
 /// A mounted file system, unmounted when this is dropped.
 #[derive(Debug)]
 pub struct MountedDisk {
-    /// Dropped first, which unmounts; the disk is free for others after that.
+    /// Dropped first, which unmounts; other tests can acquire the disk after that.
     scratch: ScratchDir,
     disk: Option<GuestDisk>,
     kind: FileSystem,
@@ -158,7 +158,7 @@ pub struct MountedDisk {
 }
 
 impl MountedDisk {
-    /// Where it is mounted.
+    /// The mount point.
     pub fn mount_point(&self) -> &Path {
         &self.point
     }
@@ -171,16 +171,16 @@ impl MountedDisk {
     /// Unmounts it and mounts it again, with these options.
     ///
     /// # Errors
-    /// When something still uses it.
+    /// It is busy.
     pub fn remount(&mut self, options: &str) -> Result<()> {
         self.unmount_when_free()?;
         self.mount_with(options)
     }
 
-    /// Unmounts it and gives the disk with what is on it.
+    /// Unmounts it and gives the disk with its data.
     ///
     /// # Errors
-    /// When something still uses it.
+    /// It is busy.
     pub fn unmount(mut self) -> Result<GuestDisk> {
         self.unmount_when_free()?;
         match self.disk.take() {
@@ -189,8 +189,8 @@ impl MountedDisk {
         }
     }
 
-    /// Tries again while it is busy: the children that other tests are starting hold what is open here until they execute
-    /// their programs.
+    /// Repeats while it is busy: children that other tests are starting hold the files that are open here
+    /// until they execute their programs.
     fn unmount_when_free(&self) -> Result<()> {
         const ATTEMPTS: u32 = 20_000;
         let attempt = || match unmount(&self.point, UnmountFlags::empty()) {
@@ -205,7 +205,8 @@ impl MountedDisk {
     }
 
     fn mount_with(&mut self, options: &str) -> Result<()> {
-        // While one mount has its file system's module loaded, modprobe tells the next one that it is there already.
+        // While one mount is loading its file system's module, modprobe would report to the next one that it
+        // exists already.
         let _turn = acquire_lock("mount", FlockOperation::LockExclusive)?;
         let mut command = Command::new("mount");
         command.args([
@@ -221,7 +222,7 @@ impl MountedDisk {
 impl Drop for MountedDisk {
     fn drop(&mut self) {
         if self.disk.is_some() {
-            // What is still busy then is left to the scratch directory.
+            // Where it is still busy, removing the scratch directory unmounts it.
             let _ = self.unmount_when_free();
         }
     }

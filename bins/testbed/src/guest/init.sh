@@ -1,8 +1,8 @@
 #!/bin/busybox sh
-# The guest's first process, in the initramfs: loads what the root needs, mounts it, and hands over to init in there.
-# The host says the rest in the environment (unknown words of the kernel's command line):
-#   NODEKEEL_MODULES    modules to load once the root is there, separated by commas
-#   NODEKEEL_PROBE      set where the host only wants to know whether a guest comes this far
+# The guest's first process, in the initramfs: loads the root's modules, mounts the root, and hands over to its init.
+# The host sets these variables (unknown words of the kernel's command line become the environment):
+#   NODEKEEL_MODULES    modules to load once the root is mounted, separated by commas
+#   NODEKEEL_PROBE      set where the host only probes whether a guest boots this far
 if [ -n "$NODEKEEL_PROBE" ]; then
     echo "nodekeel: user space was reached"
     busybox poweroff -f
@@ -16,7 +16,7 @@ for module in /modules/*.ko; do
     busybox insmod "$module"
 done
 
-# A disk is known by its serial number, whatever order the kernel found it in.
+# A disk is identified by its serial number, in whatever order the kernel found it.
 disk() {
     for block in /sys/block/*; do
         if [ "$(busybox cat "$block/serial" 2>/dev/null)" = "$1" ]; then

@@ -1,4 +1,4 @@
-//! The guest's kernel: where it comes from, and the two images made of it once.
+//! The guest's kernel: its download, and the two images that are made of it once.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -11,19 +11,19 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::root_tree::{RootTree, find_libraries};
 use crate::{cache, command_output, tools};
 
-/// A directory with `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`, such as `dpkg -x` of a kernel package makes, or
-/// `/` where the machine's own kernel is meant.
+/// A directory with `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`, as `dpkg -x` of a kernel package
+/// creates, or `/` for the machine's kernel.
 const GIVEN: &str = "NODEKEEL_GUEST_KERNEL";
-/// Debian's kernel for virtual machines: few drivers, everything that the tests need as a module.
+/// Debian's kernel for virtual machines: few drivers, and all that the tests need as modules.
 const PACKAGE: &str = "linux-image-cloud-amd64";
-/// What the root's image needs before it can be mounted; everything else is loaded from there when it is asked for.
+/// The modules that the root's image needs before it can be mounted; others are loaded from there on demand.
 const EARLY: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_console", "squashfs", "overlay"];
 const INIT: &str = include_str!("init.sh");
 
-/// What QEMU boots.
+/// The files that QEMU boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GuestKernel {
-    /// Its release, and a number that changes with the images.
+    /// Its release, and a hash that changes with the images.
     pub(super) name: String,
     /// The compressed kernel.
     pub(super) image: PathBuf,
@@ -34,10 +34,10 @@ pub(super) struct GuestKernel {
 }
 
 impl GuestKernel {
-    /// Finds or makes them.
+    /// Finds or builds them.
     ///
     /// # Errors
-    /// When there is no kernel and none can be downloaded, or a tool is missing or fails.
+    /// A kernel can't be downloaded, or a tool is missing or fails.
     pub(super) fn find_or_build() -> Result<Self> {
         let source = find_source()?;
         let (release, image) = find_release(&source)?;
@@ -61,30 +61,30 @@ impl GuestKernel {
     }
 }
 
-/// What the images are made of: another kernel, shell or script makes others.
+/// A name that changes with the kernel, the shell and the script of the images.
 fn images_name(release: &str, image: &Path, busybox: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     (INIT, EARLY).hash(&mut hasher);
     for file in [image, busybox] {
-        // To read them would take longer than all else that a boot prepares.
+        // Reading them would take longer than all other preparations of a boot.
         let stat = file.metadata().with_context(|| format!("stat {}", file.display()))?;
         (stat.len(), stat.mtime(), stat.mtime_nsec()).hash(&mut hasher);
     }
     Ok(format!("{release}-{:016x}", hasher.finish()))
 }
 
-/// The directory that holds the kernel: the caller's, or the one that was downloaded once.
+/// The kernel's directory: the caller's, or the one that was downloaded.
 fn find_source() -> Result<PathBuf> {
     if let Some(given) = std::env::var_os(GIVEN).filter(|given| !given.is_empty()) {
         return Ok(given.into());
     }
     ensure!(
         cfg!(target_arch = "x86_64"),
-        "no kernel is known to fetch for this processor: set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules"
+        "Debian's kernel is for x86_64 only: set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules"
     );
     cache::make_entry(PACKAGE, |directory| {
         download_kernel(directory).with_context(|| {
-            format!("fetch a kernel; where this can't be, set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules")
+            format!("download a kernel; without a network, set {GIVEN} to a directory with boot/vmlinuz-* and lib/modules")
         })
     })
 }
@@ -92,8 +92,9 @@ fn find_source() -> Result<PathBuf> {
 fn download_kernel(directory: &Path) -> Result<()> {
     let apt = AptClient::new(directory)?;
     let file = apt.download_package().or_else(|error| {
-        // The machine's lists may be absent or older than the archive; renewing those needs root, own ones don't.
-        eprintln!("testbed: {error:#}; trying again with lists of its own");
+        // The machine's package lists may be missing or older than the archive. Updating them needs root;
+        // private ones don't.
+        eprintln!("testbed: {error:#}; retrying with private package lists");
         apt.with_private_lists()?.download_package()
     })?;
     let dpkg = tools::find_tool(tools::Tool { name: "dpkg", package: "dpkg" })?;
@@ -101,7 +102,7 @@ fn download_kernel(directory: &Path) -> Result<()> {
     fs::remove_dir_all(apt.work).context("remove the downloaded package")
 }
 
-/// apt-get, used as a plain user may: it downloads, and installs nothing.
+/// apt-get as a plain user may use it: it downloads, and installs nothing.
 #[derive(Debug)]
 struct AptClient {
     work: PathBuf,
@@ -123,7 +124,7 @@ impl AptClient {
         let options = vec![
             format!("-oDir::State={}", state.display()),
             format!("-oDir::Cache={}", cached.display()),
-            // Else root's apt downloads as a user that may not enter here.
+            // Otherwise root's apt downloads as a user that can't enter this directory.
             "-oAPT::Sandbox::User=root".to_owned(),
         ];
         let own = Self { work: self.work.clone(), options };
@@ -131,11 +132,12 @@ impl AptClient {
         Ok(own)
     }
 
-    /// Downloads the package that the kernel's metapackage stands for.
+    /// Downloads the package that the kernel's metapackage depends on.
     fn download_package(&self) -> Result<PathBuf> {
         let text = self.run_program("apt-cache", &["depends", PACKAGE])?;
         let package = text.lines().find_map(kernel_package);
-        let package = package.with_context(|| format!("apt-cache knows no kernel behind {PACKAGE}"))?;
+        let package = package
+            .with_context(|| format!("find the kernel that {PACKAGE} depends on in apt-cache's output"))?;
         self.run_program("apt-get", &["download", package])?;
         let mut found = fs::read_dir(&self.work).context("list the downloads")?.flatten();
         let is_package = |name: &str| name.starts_with(package) && name.ends_with(".deb");
@@ -163,7 +165,7 @@ fn find_release(source: &Path) -> Result<(String, PathBuf)> {
         Some((name.strip_prefix("vmlinuz-")?.to_owned(), entry.path()))
     });
     let newest = kernels.max_by_key(|(release, _)| parse_release(release));
-    newest.with_context(|| format!("no vmlinuz-* in {}", boot.display()))
+    newest.with_context(|| format!("find vmlinuz-* in {}", boot.display()))
 }
 
 /// The numbers of a release, by which `6.10` comes after `6.9`.
@@ -175,11 +177,11 @@ fn release_modules(source: &Path, release: &str) -> Result<PathBuf> {
     let places = ["lib/modules", "usr/lib/modules"].map(|place| source.join(place).join(release));
     match places.iter().find(|place| place.is_dir()) {
         Some(place) => Ok(place.clone()),
-        None => bail!("no modules of {release} in {}", source.display()),
+        None => bail!("the modules of {release} are missing in {}", source.display()),
     }
 }
 
-/// Writes the modules' indexes, which the package leaves to its installation; the modules stay where they are.
+/// Writes the modules' indexes, which the package's installation would write; the modules stay in place.
 fn index_modules(modules: &Path, work: &Path, release: &str) -> Result<PathBuf> {
     let own = work.join("lib/modules").join(release);
     fs::create_dir_all(&own).with_context(|| format!("create {}", own.display()))?;
@@ -219,7 +221,7 @@ fn write_initramfs(to: &Path, busybox: &Path, work: &Path, release: &str) -> Res
     command_output(&mut shell).map(drop)
 }
 
-/// The modules of [`EARLY`] and those that they stand on, in the order in which they load.
+/// The modules of [`EARLY`] and their dependencies, in the order in which they load.
 fn early_modules(work: &Path, release: &str) -> Result<Vec<Vec<u8>>> {
     let modprobe = tools::find_tool(tools::MODPROBE)?;
     let mut paths: Vec<PathBuf> = Vec::new();
@@ -227,7 +229,7 @@ fn early_modules(work: &Path, release: &str) -> Result<Vec<Vec<u8>>> {
         let mut command = Command::new(&modprobe);
         command.arg("-d").arg(work).args(["-S", release, "--show-depends", module]);
         for line in command_output(&mut command)?.lines() {
-            // `builtin NAME` is in the kernel already.
+            // `builtin NAME` is part of the kernel.
             let path = line.strip_prefix("insmod ").map(|path| PathBuf::from(path.trim_end()));
             paths.extend(path.filter(|path| !paths.contains(path)));
         }

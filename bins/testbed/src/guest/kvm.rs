@@ -1,4 +1,4 @@
-//! Whether this machine's KVM brings a guest to life.
+//! Whether a guest boots on this machine's KVM.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::process::CommandExt as _;
@@ -12,13 +12,13 @@ use super::qemu::{self, Accelerator};
 use crate::{ScratchDir, cache, end_group, leftovers, wait_exit};
 
 const DEVICE: &str = "/dev/kvm";
-/// What init.sh writes when it only is to be reached.
+/// What init.sh writes when it is probed.
 const REACHED: &str = "nodekeel: user space was reached";
-/// With KVM a kernel gets there in a second; where it doesn't get there, it may hang.
+/// With KVM a kernel boots in a second; one that doesn't boot may hang.
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// KVM where a guest was seen to come up on it, else emulation. A device that may be opened says little: nested
-/// virtualisation lets some kernels hang. The verdict is kept, for this kernel of the machine and that of the guest.
+/// KVM where a guest has booted on it, else emulation. A device that can be opened proves little: some
+/// kernels hang in nested virtualisation. The result is kept, for this machine's kernel and the guest's.
 pub(super) fn choose_accelerator(kernel: &GuestKernel) -> Result<Accelerator> {
     if OpenOptions::new().read(true).write(true).open(DEVICE).is_err() {
         return Ok(Accelerator::Tcg);
@@ -27,7 +27,8 @@ pub(super) fn choose_accelerator(kernel: &GuestKernel) -> Result<Accelerator> {
     let name = format!("kvm-{}-for-{}", host.release().to_string_lossy(), kernel.name);
     let verdict = cache::make_family_entry("kvm", &name, |directory| {
         let is_reached = boots_with_kvm(kernel)?;
-        fs::write(directory.join("works"), if is_reached { "yes" } else { "no" }).context("keep the verdict")
+        fs::write(directory.join("works"), if is_reached { "yes" } else { "no" })
+            .context("write the result of the KVM probe")
     })?;
     let text = fs::read_to_string(verdict.join("works"));
     let text = text.with_context(|| format!("read {}", verdict.display()))?;

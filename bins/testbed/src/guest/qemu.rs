@@ -10,10 +10,10 @@ use super::kernel::GuestKernel;
 use super::{GuestBuilder, PortForward, disk_path};
 use crate::tools;
 
-/// What helped a guest under emulation: no mitigations, no self-tests; a panic is an end at once.
+/// Speeds up an emulated guest: no mitigations, no self-tests. A panic ends it at once.
 const KERNEL_LINE: &str =
     "console=ttyS0 panic=-1 reboot=t mitigations=off nokaslr cryptomgr.notests quiet loglevel=5";
-/// With cx16, QEMU 7.2 double-faults newer guests now and then.
+/// With cx16, QEMU 7.2 now and then double-faults newer guests.
 const MACHINE: [&str; 9] = [
     "-machine",
     "q35",
@@ -26,12 +26,12 @@ const MACHINE: [&str; 9] = [
     "none",
 ];
 
-/// What computes the guest's instructions.
+/// What executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accelerator {
     /// The processor.
     Kvm,
-    /// QEMU itself, on any machine.
+    /// QEMU's emulation, on any machine.
     Tcg,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn qemu_command(
     Ok(command)
 }
 
-/// The command that boots the kernel as far as init.sh's first lines.
+/// The command that boots the kernel up to init.sh's first lines.
 pub(super) fn probe_command(kernel: &GuestKernel, accelerator: Accelerator) -> Result<Command> {
     let mut command = Command::new(tools::find_tool(tools::QEMU)?);
     add_machine(&mut command, kernel, accelerator);
@@ -81,7 +81,7 @@ fn add_machine(command: &mut Command, kernel: &GuestKernel, accelerator: Acceler
     };
     command.args(MACHINE).args(["-accel", accelerator]);
     command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&kernel.initramfs);
-    // Without signal=off, Ctrl-C would end QEMU by the terminal's settings, which are not ours to change.
+    // Without signal=off, QEMU would change the terminal's settings, and Ctrl-C would end it.
     command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
 }
 
@@ -91,7 +91,8 @@ fn kernel_line(builder: &GuestBuilder) -> String {
     format!("{KERNEL_LINE} NODEKEEL_MODULES={}", modules.join(","))
 }
 
-/// A disk that the guest knows by its serial number. Its writes needn't survive this machine: only the guest dies here.
+/// A disk that the guest identifies by its serial number. Its writes needn't survive this machine: only the
+/// guest is killed.
 fn add_drive(command: &mut Command, serial: &str, file: &Path, is_read_only: bool) {
     let access = if is_read_only { "readonly=on" } else { "cache=unsafe,discard=unmap" };
     command.arg("-drive").arg(path_option(&format!("if=none,id={serial},format=raw,{access},file="), file));

@@ -1,4 +1,4 @@
-//! What a guest's root holds, and the read-only image made of it.
+//! The files of a guest's root, and the read-only image of them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -12,14 +12,14 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::tools;
 
-/// Directories that are links into `/usr` here, as on Debian.
+/// Directories that are links into `/usr`, as on Debian.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
-/// Files by their place in the guest. Everything belongs to root; nothing is copied before the image is made.
+/// Files by their path in the guest. All belong to root; files are read when the image is made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RootTree {
     entries: BTreeMap<PathBuf, TreeEntry>,
-    /// Programs whose libraries have yet to be found.
+    /// Programs whose libraries are not added yet.
     programs: Vec<PathBuf>,
 }
 
@@ -36,7 +36,7 @@ enum TreeEntry {
 }
 
 impl RootTree {
-    /// The directories that links into `/usr` stand for, and those that are mounted over.
+    /// The targets of links into `/usr`, and the mount points.
     pub(super) fn skeleton() -> Self {
         let mut tree = Self::default();
         for name in MERGED {
@@ -61,7 +61,7 @@ impl RootTree {
         self.insert_entry(resolve_path(at.as_ref()), TreeEntry::Text { mode, content: content.into() });
     }
 
-    /// A link, unless something has this place already.
+    /// A link, unless the path exists already.
     pub(super) fn add_link(&mut self, at: impl AsRef<Path>, target: impl Into<PathBuf>) {
         let at = resolve_path(at.as_ref());
         if !self.entries.contains_key(&at) {
@@ -75,10 +75,10 @@ impl RootTree {
         self.programs.push(source.to_owned());
     }
 
-    /// A directory with what is below it and has a name to keep, links as links.
+    /// A directory with all entries below it whose names pass `keep`, links as links.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// It can't be read.
     pub(super) fn copy_directory(
         &mut self,
         at: &Path,
@@ -105,10 +105,10 @@ impl RootTree {
         Ok(())
     }
 
-    /// Makes the image: a squashfs without compression, which is made as fast as it is read.
+    /// Makes the image: a squashfs without compression, which is written as fast as the files are read.
     ///
     /// # Errors
-    /// When a file can't be read, or `sqfstar` fails.
+    /// A file can't be read, or `sqfstar` fails.
     pub(super) fn write_image(&mut self, image: &Path) -> Result<()> {
         for (at, source) in find_libraries(&std::mem::take(&mut self.programs))? {
             self.add_file(at, &source);
@@ -130,7 +130,7 @@ impl RootTree {
         let written = self.write_tar(pipe);
         let done = child.wait_with_output().context("wait for sqfstar")?;
         let errors = String::from_utf8_lossy(&done.stderr);
-        // A broken pipe says less than what sqfstar says.
+        // sqfstar's error says more than a broken pipe.
         ensure!(done.status.success(), "sqfstar failed ({}): {}", done.status, errors.trim());
         written
     }
@@ -153,7 +153,7 @@ impl RootTree {
     }
 }
 
-/// Where a path of the caller leads: absolute, without dots, in `/usr` where the directory is a link to there.
+/// The path in the guest: absolute, without dots, in `/usr` where the directory is a link into it.
 fn resolve_path(at: &Path) -> PathBuf {
     let mut found = PathBuf::from("/");
     for component in at.components() {
@@ -190,7 +190,7 @@ fn append_entry(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Tre
         TreeEntry::File(source) => {
             let mut file = File::open(source).with_context(|| format!("open {}", source.display()))?;
             let stat = file.metadata().with_context(|| format!("stat {}", source.display()))?;
-            ensure!(stat.is_file(), "{} is no file", source.display());
+            ensure!(stat.is_file(), "{} is not a file", source.display());
             add(tar::EntryType::Regular, stat.permissions().mode() & 0o7777, stat.len(), &mut file)?;
         }
         TreeEntry::Text { mode, content } => {
@@ -206,17 +206,17 @@ fn append_entry(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Tre
     Ok(())
 }
 
-/// The libraries and loaders that the programs need, with their places.
+/// The libraries and loaders that the programs need, with their paths.
 pub(super) fn find_libraries(programs: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
     if programs.is_empty() {
         return Ok(Vec::new());
     }
     let mut command = Command::new(tools::find_tool(tools::LDD)?);
-    // It fails when one of them is static, and says so in its output.
+    // It fails where one of them is static, and reports that in its output.
     let done = command.args(programs).stdin(Stdio::null()).output().context("execute ldd")?;
     let text = String::from_utf8_lossy(&done.stdout);
     if let Some(line) = text.lines().find(|line| line.trim_end().ends_with("=> not found")) {
-        anyhow::bail!("a library of the guest's programs is missing: {}", line.trim());
+        anyhow::bail!("find a library of the guest's programs: {}", line.trim());
     }
     Ok(text.lines().filter_map(parse_library).collect())
 }

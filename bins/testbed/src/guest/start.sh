@@ -6,7 +6,7 @@ mount -t devpts -o mode=0620,ptmxmode=0666 devpts /dev/pts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t mqueue mqueue /dev/mqueue
 mount -t tmpfs -o mode=0755 tmpfs /run
-# What the image has in /tmp (a build may lie there) shines through.
+# The image's files in /tmp (a build may be there) stay visible.
 mkdir -p /mnt
 mount --bind /tmp /mnt
 mount -t tmpfs -o mode=1777 tmpfs /tmp
@@ -26,7 +26,7 @@ for module in $(echo "$NODEKEEL_MODULES" | tr , ' '); do
     modprobe "$module" || echo "nodekeel: module $module could not be loaded"
 done
 ip link set lo up
-# What QEMU's user networking gives: this address, the host at .2, a name server at .3.
+# QEMU's user networking: this address, the host at .2, a name server at .3.
 if [ -e /sys/class/net/eth0 ]; then
     ip addr add 10.0.2.15/24 dev eth0
     ip link set eth0 up

@@ -1,4 +1,4 @@
-//! Who may call: tokens and kubeconfigs.
+//! Access to the API: tokens and kubeconfigs.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -10,27 +10,27 @@ use serde_json::{Value, json};
 use super::{Kube, KubeUser};
 use crate::command_output;
 
-/// The address at which a guest with user networking finds this machine's loopback interface. The API server's
-/// certificate holds it.
+/// The address at which a guest with user networking finds this machine's loopback interface. The API
+/// server's certificate names it.
 ///
 /// *Source:* QEMU's manual, network options: the host of `-netdev user` is x.x.x.2.
 pub(super) const SEEN_FROM_GUEST: &str = "10.0.2.2";
 
 impl Kube {
-    /// The kubeconfig of a user: `admin`, or one that the builder was given.
+    /// The kubeconfig of a user: `admin`, or one of the builder's.
     ///
     /// # Errors
-    /// When there is no such user.
+    /// The user is unknown.
     pub fn kubeconfig_file(&self, user: &str) -> Result<PathBuf> {
         let path = kubeconfig_path(self.home.path(), user);
         if !path.exists() {
             let names: Vec<_> = self.options.users.iter().map(|user| user.name.as_str()).collect();
-            bail!("there is no user {user:?}, only {}", names.join(", "));
+            bail!("unknown user {user:?}; known: {}", names.join(", "));
         }
         Ok(path)
     }
 
-    /// The same for a guest with user networking, as text, with the certificate in it.
+    /// The same for a guest with user networking, as text that includes the certificate.
     ///
     /// # Errors
     /// As [`kubeconfig`](Self::kubeconfig).
@@ -59,7 +59,7 @@ impl Kube {
         self.home.path().join("tokens.csv")
     }
 
-    /// Where the API server keeps the key and the certificate that it makes for itself.
+    /// The directory of the key and the certificate that the API server creates for itself.
     pub(super) fn pki(&self) -> PathBuf {
         self.home.path().join("pki")
     }
@@ -91,7 +91,7 @@ fn token_line(token: &str, user: &KubeUser) -> String {
     }
 }
 
-/// Another user of this machine reaches the port, too, and must not guess it.
+/// Another user of this machine can reach the port, and must not guess the token.
 fn random_token() -> Result<String> {
     let mut bytes = [0; 16];
     let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));

@@ -1,8 +1,8 @@
-//! The way from the API server to nodes in guests, which it can't reach by their addresses.
+//! Connections from the API server to nodes in guests, which it can't reach by their addresses.
 //!
-//! A guest's network ends at this machine's loopback interface: its kubelet's port is led to the same port there. The
-//! API server asks this proxy for every connection to a node, and gets that one. It makes `kubectl logs` and `exec`
-//! work without any right over the machine's own network.
+//! A guest's network ends at this machine's loopback interface: its kubelet's port is forwarded to the same
+//! port there. The API server sends each connection to a node through this proxy, which connects to that
+//! port. So `kubectl logs` and `exec` work without rights over this machine's network.
 
 use std::io::{BufReader, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -15,7 +15,7 @@ use std::thread;
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-/// A running proxy; it takes no new connections when this is dropped.
+/// A running proxy; dropping this ends it for new connections.
 #[derive(Debug)]
 pub(super) struct EgressProxy {
     socket: PathBuf,
@@ -33,7 +33,7 @@ impl EgressProxy {
                 if seen.load(Ordering::SeqCst) {
                     break;
                 }
-                // A caller that goes, or asks for a port that nobody serves, sees its connection close.
+                // A caller that leaves, or names a port without a server, gets its connection closed.
                 thread::spawn(move || serve_caller(caller));
             }
         });
@@ -57,7 +57,7 @@ impl EgressProxy {
 impl Drop for EgressProxy {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         drop(UnixStream::connect(&self.socket));
     }
 }
@@ -69,7 +69,7 @@ fn serve_caller(caller: UnixStream) -> Result<()> {
     (&caller).write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").context("answer")?;
     let (mut to_node, mut back) = (node.try_clone().context("share the connection")?, caller);
     thread::spawn(move || {
-        // The reader may hold more than the request.
+        // The reader may have buffered more than the request.
         let _ = std::io::copy(&mut reader, &mut to_node);
         let _ = to_node.shutdown(Shutdown::Write);
     });
@@ -89,7 +89,7 @@ fn parse_port(reader: &mut impl std::io::BufRead) -> Result<u16> {
     }
     let target = request.strip_prefix("CONNECT ").and_then(|rest| rest.split(' ').next());
     let port = target.and_then(|target| target.rsplit(':').next()?.parse().ok());
-    port.with_context(|| format!("no CONNECT: {request:?}"))
+    port.with_context(|| format!("parse {request:?} as CONNECT"))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub struct FakeNode {
 }
 
 impl FakeNode {
-    /// A node of this name, which is its host name, too.
+    /// A node of this name, which is also its host name.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), labels: Vec::new(), drivers: Vec::new() }
     }
@@ -26,7 +26,7 @@ impl FakeNode {
         self
     }
 
-    /// Adds a CSI driver that is registered on it, known there by the node's name and its host name's label.
+    /// Registers a CSI driver on it, by the node's name and the label of its host name.
     #[must_use]
     pub fn with_driver(mut self, driver: impl Into<String>) -> Self {
         self.drivers.push(driver.into());
@@ -54,14 +54,14 @@ impl FakeNode {
 
 /// *Source:* kubernetes.io, well-known labels.
 const HOST_NAME: &str = "kubernetes.io/hostname";
-/// Put on every new node that has not said yet that it is ready; taken off by the controller manager.
+/// On every new node that has not reported yet that it is ready; the controller manager removes it.
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
 impl Kube {
-    /// Makes a fake node, with its CSINode; pods can be placed on it when this returns.
+    /// Creates a fake node with its CSINode; pods can be placed on it when this returns.
     ///
     /// # Errors
-    /// What kubectl says.
+    /// kubectl fails.
     pub fn create_fake_node(&self, node: &FakeNode) -> Result<()> {
         for manifest in node.manifests() {
             self.apply_manifests(&manifest.to_string())?;

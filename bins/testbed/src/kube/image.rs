@@ -1,4 +1,4 @@
-//! Container images out of files of this machine, without a container engine.
+//! Container images from files of this machine, without a container engine.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,8 +13,8 @@ use sha2::{Digest as _, Sha256};
 use crate::gotool::go_architecture;
 use crate::{command_output, tools};
 
-/// The image that every node in a guest has: busybox with its applets. It is what pods are begun with, too, so it
-/// sleeps where it isn't told what to do.
+/// The image of every node in a guest: busybox with its applets. It is the pause image too, so it sleeps
+/// where a pod gives no command.
 pub const BUSYBOX_IMAGE: &str = "localhost/busybox:1";
 
 /// An image of one layer. The same files always give the same bytes: times and owners are left out.
@@ -81,8 +81,8 @@ impl ContainerImage {
     /// # Errors
     /// A file can't be read, or the archive can't be written.
     ///
-    /// *Source:* the OCI image specification 1.1, image layout, manifest and configuration; the annotation with the
-    /// whole name is containerd's.
+    /// *Source:* the OCI image specification 1.1, image layout, manifest and configuration; the annotation
+    /// with the whole name is containerd's.
     pub fn write_archive(&self, archive: &Path) -> Result<String> {
         let layer = self.layer().with_context(|| format!("make the layer of {}", self.name))?;
         let config = self.config(&layer).to_string().into_bytes();

@@ -2,22 +2,22 @@
 
 use std::fmt;
 
-/// A daemon of a control plane, in the order in which they are ended.
+/// A daemon of a control plane, in the order of shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum KubeDaemon {
     /// Places pods on nodes.
     Scheduler,
-    /// Binds claims, collects garbage, looks after nodes and whatever else goes on by itself.
+    /// Runs the controllers: binds claims, collects garbage, monitors nodes.
     ControllerManager,
     /// Serves the API.
     Apiserver,
-    /// Holds the state.
+    /// Stores the state.
     Etcd,
 }
 
 impl KubeDaemon {
-    /// All of them, in the order in which they are started.
+    /// All of them, in the order of start.
     pub(super) const ALL: [Self; 4] = [Self::Etcd, Self::Apiserver, Self::ControllerManager, Self::Scheduler];
 
     /// The name of its program's file.

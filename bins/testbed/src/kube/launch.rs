@@ -1,4 +1,4 @@
-//! The daemons' command lines, and when they are ready.
+//! The daemons' command lines and readiness.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +47,7 @@ impl Kube {
         kube.write_access()?;
         let is_wanted = |part: &KubeDaemon| !kube.options.left_out.contains(part);
         let wanted: Vec<KubeDaemon> = KubeDaemon::ALL.into_iter().filter(is_wanted).collect();
-        // Each needs the one before it, but for the last two, which start together.
+        // Each daemon needs the one before it, but for the last two, which start together.
         let (first, last): (Vec<KubeDaemon>, Vec<KubeDaemon>) =
             wanted.into_iter().partition(|part| matches!(part, KubeDaemon::Etcd | KubeDaemon::Apiserver));
         for part in first {
@@ -76,7 +76,7 @@ impl Kube {
     pub(super) fn start_daemon(&self, part: KubeDaemon) -> Result<Daemon> {
         let scratch = ScratchDir::new()?;
         let mut command = Command::new(self.programs.program_path(part.program_name()));
-        // What the caller's environment holds is not meant for these.
+        // The caller's environment is not meant for the daemons.
         command.env_clear().current_dir(scratch.path());
         match part {
             KubeDaemon::Etcd => self.add_etcd_arguments(&mut command),
@@ -111,7 +111,7 @@ impl Kube {
             "--allow-privileged=true",
         ]);
         command.arg(format!("--secure-port={}", self.api_port()));
-        // It can't advertise a loopback address, and finds none by itself on a machine without a default route.
+        // It can't advertise a loopback address, and finds no other on a machine without a default route.
         command.arg(format!("--advertise-address={SEEN_FROM_GUEST}"));
         command.arg(format!("--cert-dir={}", pki.display()));
         command.arg(format!("--token-auth-file={}", self.tokens().display()));
@@ -135,7 +135,7 @@ impl Kube {
         self.add_client_arguments(command, CONTROLLER_MANAGER, &self.ports.controller_manager)?;
         command.arg(format!("--service-account-private-key-file={}", pki.join("apiserver.key").display()));
         command.arg(format!("--root-ca-file={}", pki.join("apiserver.crt").display()));
-        // A fake node has no kubelet that would say that it lives.
+        // A fake node has no kubelet that would report its status.
         command.args(["--node-monitor-grace-period=24h", "--node-startup-grace-period=24h"]);
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Kube {
         self.add_client_arguments(command, SCHEDULER, &self.ports.scheduler)
     }
 
-    /// What a daemon needs that calls the API server and serves nothing but its health.
+    /// The arguments of a daemon that calls the API server and serves its health alone.
     fn add_client_arguments(&self, command: &mut Command, user: &str, port: &ReservedPort) -> Result<()> {
         command.arg(format!("--kubeconfig={}", self.kubeconfig_file(user)?.display()));
         command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
@@ -152,7 +152,7 @@ impl Kube {
         Ok(())
     }
 
-    /// They tell nobody when they are ready, but answer who asks. The cheap question comes first.
+    /// They send no notice when they are ready, but answer probes. The cheap probe comes first.
     fn is_ready(&self, part: KubeDaemon) -> Result<()> {
         let (port, path) = match part {
             KubeDaemon::Etcd => return is_healthy(&self.ports.etcd),
@@ -163,9 +163,9 @@ impl Kube {
         TcpStream::connect_timeout(&port.socket_address().into(), CALL_WITHIN).context("connect")?;
         let mut kubectl = self.kubectl_command();
         if part != KubeDaemon::Apiserver {
-            // Its certificate is its own, and whoever asks for its health needs no name.
+            // Its certificate is self-signed, and its health needs no authentication.
             kubectl = self.bare_kubectl();
-            // Without a token kubectl would ask the terminal for a name.
+            // Without a token kubectl would prompt for a user name.
             kubectl.args(["--kubeconfig=/dev/null", "--insecure-skip-tls-verify", "--token=none"]);
             kubectl.arg(format!("--server=https://{}", port.socket_address()));
         }

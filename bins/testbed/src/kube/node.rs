@@ -13,11 +13,11 @@ use super::{Kube, KubeUser};
 use crate::guest::{self, GuestTask};
 use crate::{Guest, ReservedPort, ScratchDir, gotool, reserve_port, tools};
 
-/// The name of the node that every control plane knows: others need their [`KubeUser::for_node`].
+/// The name of the node that every control plane authorizes: others need their [`KubeUser::for_node`].
 pub const GUEST_NODE: &str = "guest";
 
 const STEP_WITHIN: Duration = Duration::from_secs(60);
-/// An emulated processor is five to ten times slower than the machine's, which others may use as well.
+/// An emulated processor is five to ten times slower than the machine's, which may be busy.
 const READY_WITHIN: Duration = Duration::from_secs(180);
 const IMAGES: &str = "/usr/lib/nodekeel/images";
 const CNI_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
@@ -29,9 +29,9 @@ const IMPORT: &str = include_str!("node/import.sh");
 const CONTAINERD_CONFIG: &str = include_str!("node/containerd.toml");
 const NETWORK: &str = include_str!("node/network.json");
 
-/// What a node is made of; ends with [`join`](Self::join).
+/// The parts of a node; ends with [`join`](Self::join).
 #[derive(Clone, Debug)]
-#[must_use = "there is no node before it has joined"]
+#[must_use = "a node exists once it has joined"]
 pub struct GuestNodeBuilder {
     node_name: String,
     disk_bytes: u64,
@@ -40,18 +40,18 @@ pub struct GuestNodeBuilder {
     guest_builder: guest::GuestBuilder,
 }
 
-/// A node whose kubelet and containerd run in a guest with a kernel of its own.
+/// A node whose kubelet and containerd run in a guest with a private kernel.
 ///
-/// All below `/var/lib` lies on an XFS that enforces project quotas. Pods on its own network and on a bridge reach the
-/// API at its service address, 10.0.0.1. It knows the images that it was given and [`BUSYBOX_IMAGE`]; pods must not
-/// pull (`imagePullPolicy: Never`).
+/// All below `/var/lib` is on an XFS that enforces project quotas. Pods on the node's network and on a bridge
+/// reach the API at its service address, 10.0.0.1. It has the images of its builder and [`BUSYBOX_IMAGE`];
+/// pods must not pull (`imagePullPolicy: Never`).
 #[derive(Debug)]
 pub struct GuestNode {
     name: String,
     kubelet: Option<GuestTask>,
     containerd: Option<GuestTask>,
     guest: Guest,
-    /// The kubelet's, in the guest and at this machine's loopback interface.
+    /// The kubelet's port, in the guest and at this machine's loopback interface.
     port: ReservedPort,
     _images: ScratchDir,
 }
@@ -73,15 +73,15 @@ impl GuestNode {
         &self.name
     }
 
-    /// The guest below.
+    /// The guest.
     pub fn guest(&self) -> &Guest {
         &self.guest
     }
 
-    /// Runs a script of shell in the guest to its end and gives what it wrote.
+    /// Runs a shell script in the guest to its end and gives its output.
     ///
     /// # Errors
-    /// When it fails, or takes longer than a minute.
+    /// It fails, or takes longer than a minute.
     pub fn run_shell(&self, script: &str) -> Result<String> {
         self.guest.command_output(Command::new("sh").args(["-c", script]), STEP_WITHIN)
     }
@@ -89,25 +89,25 @@ impl GuestNode {
     /// The last lines of a log: `kubelet` or `containerd`.
     ///
     /// # Errors
-    /// When the guest does not answer.
+    /// The guest does not answer.
     pub fn tail_log(&self, daemon: &str) -> Result<String> {
         self.run_shell(&format!("tail -n 30 /var/log/{daemon}.log"))
     }
 
-    /// Kills the kubelet (SIGKILL); pods run on. Nothing happens when it doesn't run.
+    /// Kills the kubelet (SIGKILL); pods keep running. Does nothing where it doesn't run.
     ///
     /// # Errors
-    /// When the guest does not answer.
+    /// The guest does not answer.
     pub fn kill_kubelet(&mut self) -> Result<()> {
         let Some(kubelet) = self.kubelet.take() else { return Ok(()) };
         kubelet.send_signal("KILL")?;
         kubelet.wait_for_exit(STEP_WITHIN, |_| {}).map(drop)
     }
 
-    /// Starts the kubelet, and waits until it answers; it learns of its pods a moment later.
+    /// Starts the kubelet, and waits until it answers; it finds its pods a moment later.
     ///
     /// # Errors
-    /// When it does not; with the last lines of its log.
+    /// It does not answer; with the last lines of its log.
     pub fn start_kubelet(&mut self) -> Result<()> {
         let (name, port) = (&self.name, self.port.number());
         let address = "10.0.2.15";
@@ -124,7 +124,7 @@ impl GuestNode {
 
     fn start_containerd(&mut self) -> Result<()> {
         self.containerd = Some(self.start_script("exec containerd >/var/log/containerd.log 2>&1")?);
-        // It makes the file when it listens.
+        // It creates the socket when it listens.
         self.run_shell("until [ -S /run/containerd/containerd.sock ]; do usleep 20000; done")
             .with_context(|| self.last_words("containerd"))?;
         Ok(())
@@ -141,7 +141,7 @@ impl GuestNode {
 }
 
 impl GuestNodeBuilder {
-    /// Another name; the control plane must have its [`KubeUser::for_node`].
+    /// Sets another name; the control plane must have its [`KubeUser::for_node`].
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.node_name = name.into();
         self
@@ -153,7 +153,7 @@ impl GuestNodeBuilder {
         self
     }
 
-    /// The size in bytes of the disk that holds `/var/lib`.
+    /// Sets the size in bytes of the disk of `/var/lib`.
     pub fn with_disk(mut self, bytes: u64) -> Self {
         self.disk_bytes = bytes;
         self
@@ -177,7 +177,7 @@ impl GuestNodeBuilder {
     /// Boots it, joins it to the control plane, and waits until it is ready and has its images.
     ///
     /// # Errors
-    /// What is missing on this machine; which step failed in the guest, with the last lines of what it said.
+    /// A tool is missing on this machine, or a step failed in the guest; with the last lines of its output.
     pub fn join(self, kube: &Kube) -> Result<GuestNode> {
         let (port, images, name) = (reserve_port()?, ScratchDir::new()?, self.node_name.clone());
         let guest = self.add_node_files(kube, &port, &images)?.boot().context("boot the node")?;
@@ -190,7 +190,7 @@ impl GuestNodeBuilder {
         let mut said = String::new();
         let code =
             import.wait_for_exit(READY_WITHIN, |line| said.extend([line, "\n"])).context("import images")?;
-        ensure!(code == 0, "the import of images failed: {said}");
+        ensure!(code == 0, "import images: {said}");
         kube.wait_for_object_within(READY_WITHIN, "node", &node.name, is_ready)
             .with_context(|| node.last_words("kubelet"))?;
         Ok(node)
@@ -260,7 +260,7 @@ impl GuestNodeBuilder {
             "authorization": {"mode": "AlwaysAllow"},
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
             "cgroupDriver": "cgroupfs", "failSwapOn": false, "resolvConf": "",
-            // Ready as soon as it is, and nothing evicted for the guest's small size.
+            // Report readiness at once, and evict nothing for the guest's small size.
             "nodeStatusUpdateFrequency": "1s",
             "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,

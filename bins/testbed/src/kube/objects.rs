@@ -1,4 +1,4 @@
-//! What tests do with the API: through kubectl, which is what people use.
+//! Calls of the API by kubectl, as operators make them.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -14,17 +14,17 @@ use crate::command_output;
 /// How long the waiting calls wait.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// A name is `NAMESPACE/NAME`, or `NAME` for what lies in no namespace.
+/// A name is `NAMESPACE/NAME`, or `NAME` for an object without a namespace.
 impl Kube {
-    /// A kubectl that is the admin.
+    /// A kubectl as the admin.
     pub fn kubectl_command(&self) -> Command {
         self.kubectl_as(ADMIN).expect("the admin is among the users of every control plane")
     }
 
-    /// A kubectl that is this user.
+    /// A kubectl as this user.
     ///
     /// # Errors
-    /// When there is no such user.
+    /// The user is unknown.
     pub fn kubectl_as(&self, user: &str) -> Result<Command> {
         let kubeconfig = self.kubeconfig_file(user)?;
         let mut command = self.bare_kubectl();
@@ -32,28 +32,28 @@ impl Kube {
         Ok(command)
     }
 
-    /// Neither the caller's preferences nor its cache have to do with it.
+    /// A kubectl without the caller's preferences and cache.
     pub(super) fn bare_kubectl(&self) -> Command {
         let mut command = Command::new(self.programs.program_path("kubectl"));
         command.env_clear().env("HOME", self.home.path()).env("KUBERC", "off");
         command
     }
 
-    /// Makes what the manifests (YAML or JSON) describe, or changes it to that.
+    /// Creates or changes the objects of the manifests (YAML or JSON), by server-side apply.
     ///
     /// # Errors
-    /// What kubectl says.
+    /// kubectl fails.
     pub fn apply_manifests(&self, manifests: &str) -> Result<()> {
         let mut kubectl = self.kubectl_command();
         kubectl.args(["apply", "--server-side", "--force-conflicts", "--filename=-"]);
         run_with_input(kubectl, manifests).map(drop)
     }
 
-    /// Makes what the manifests describe, which must not be there yet, and gives it as it was stored: a list where it
-    /// is more than one. Nothing is checked before the API server does.
+    /// Creates the objects of the manifests, which must not exist, and gives them as they were stored: a list
+    /// where they are more than one. Only the API server validates them.
     ///
     /// # Errors
-    /// What the API server says.
+    /// The API server rejects them.
     pub fn create_objects(&self, manifests: &str) -> Result<Value> {
         let mut kubectl = self.kubectl_command();
         kubectl.args(["create", "--validate=false", "--output=json", "--filename=-"]);
@@ -61,10 +61,10 @@ impl Kube {
         serde_json::from_str(&text).context("parse what was created")
     }
 
-    /// An object; `None` where there is none.
+    /// An object; `None` where it doesn't exist.
     ///
     /// # Errors
-    /// What kubectl says.
+    /// kubectl fails.
     pub fn find_object(&self, kind: &str, name: &str) -> Result<Option<Value>> {
         let mut kubectl = self.kubectl_command();
         kubectl.args(["get", kind, "--ignore-not-found", "--output=json"]);
@@ -78,15 +78,15 @@ impl Kube {
     /// An object.
     ///
     /// # Errors
-    /// When it isn't there, or what kubectl says.
+    /// It doesn't exist, or kubectl fails.
     pub fn get_object(&self, kind: &str, name: &str) -> Result<Value> {
-        self.find_object(kind, name)?.with_context(|| format!("there is no {kind} {name}"))
+        self.find_object(kind, name)?.with_context(|| format!("{kind} {name} does not exist"))
     }
 
     /// All objects of a kind, of all namespaces.
     ///
     /// # Errors
-    /// What kubectl says.
+    /// kubectl fails.
     pub fn list_objects(&self, kind: &str) -> Result<Vec<Value>> {
         let text =
             command_output(self.kubectl_command().args(["get", kind, "--all-namespaces", "--output=json"]))?;
@@ -94,14 +94,14 @@ impl Kube {
             serde_json::from_str(&text).with_context(|| format!("parse the list of {kind}"))?;
         match list["items"].take() {
             Value::Array(items) => Ok(items),
-            _ => anyhow::bail!("kubectl gave no list of {kind}: {text}"),
+            _ => anyhow::bail!("parse the list of {kind}: {text}"),
         }
     }
 
     /// Changes an object by a JSON merge patch.
     ///
     /// # Errors
-    /// What kubectl says.
+    /// kubectl fails.
     pub fn patch_object(&self, kind: &str, name: &str, patch: &Value) -> Result<()> {
         self.patch_with(kind, name, patch, &[])
     }
@@ -109,7 +109,7 @@ impl Kube {
     /// Changes an object's status by a JSON merge patch.
     ///
     /// # Errors
-    /// What kubectl says.
+    /// kubectl fails.
     pub fn patch_status(&self, kind: &str, name: &str, patch: &Value) -> Result<()> {
         self.patch_with(kind, name, patch, &["--subresource=status"])
     }
@@ -120,10 +120,10 @@ impl Kube {
         command_output(kubectl.args(object_arguments(name))).map(drop)
     }
 
-    /// Asks for an object's deletion and does not wait until its finalizers allow it.
+    /// Deletes an object without waiting for its finalizers.
     ///
     /// # Errors
-    /// When it isn't there, or what kubectl says.
+    /// It doesn't exist, or kubectl fails.
     pub fn delete_object(&self, kind: &str, name: &str) -> Result<()> {
         command_output(
             self.kubectl_command().args(["delete", kind, "--wait=false"]).args(object_arguments(name)),
@@ -131,29 +131,29 @@ impl Kube {
         .map(drop)
     }
 
-    /// Waits for `create`, `delete`, `condition=Ready`, `jsonpath={.status.phase}=Bound`: what `kubectl wait --for`
-    /// knows, which watches and does not ask again and again.
+    /// Waits for `create`, `delete`, `condition=Ready`, `jsonpath={.status.phase}=Bound`: the conditions of
+    /// `kubectl wait --for`, which watches instead of polling.
     ///
     /// # Errors
-    /// When it isn't so within a minute.
+    /// The condition isn't met within a minute.
     pub fn wait_for_condition(&self, kind: &str, name: &str, what: &str) -> Result<()> {
         let mut kubectl = self.kubectl_command();
         kubectl.args(["wait", kind, &format!("--for={what}"), &format!("--timeout={}s", WITHIN.as_secs())]);
         command_output(kubectl.args(object_arguments(name))).map(drop)
     }
 
-    /// Watches all objects of a kind in all namespaces: those that are there come first, as added.
+    /// Watches all objects of a kind in all namespaces: the existing ones come first, as added.
     ///
     /// # Errors
-    /// When kubectl can't be executed.
+    /// kubectl can't be executed.
     pub fn watch_objects(&self, kind: &str) -> Result<ObjectWatch> {
         ObjectWatch::start(self.kubectl_command().args(["get", kind, "--all-namespaces"]))
     }
 
-    /// Waits until an object is as it should be, and gives it; one that isn't there yet is waited for.
+    /// Waits until an object exists and meets the condition, and gives it.
     ///
     /// # Errors
-    /// When it isn't so within a minute: with the object as it was last.
+    /// It isn't met within a minute; with the last state of the object.
     pub fn wait_for_object(
         &self,
         kind: &str,
@@ -166,7 +166,7 @@ impl Kube {
     /// The same with another deadline.
     ///
     /// # Errors
-    /// When it isn't so in time: with the object as it was last.
+    /// It isn't met in time; with the last state of the object.
     pub fn wait_for_object_within(
         &self,
         within: Duration,
@@ -183,10 +183,10 @@ impl Kube {
         Ok(found.with_context(|| format!("wait for {kind} {name}"))?.into_object())
     }
 
-    /// Waits until an object is gone; one that was never there is.
+    /// Waits until an object doesn't exist.
     ///
     /// # Errors
-    /// When it is still there after a minute.
+    /// It still exists after a minute.
     pub fn wait_until_gone(&self, kind: &str, name: &str) -> Result<()> {
         self.wait_for_condition(kind, name, "delete")
     }
@@ -194,7 +194,7 @@ impl Kube {
     /// Waits for an event with this reason about an object, and gives it.
     ///
     /// # Errors
-    /// When there is none within a minute.
+    /// None comes within a minute.
     pub fn wait_for_event(&self, about: &str, reason: &str) -> Result<Value> {
         let (namespace, name) = split_name(about);
         let mut selector = format!("involvedObject.name={name},reason={reason}");
@@ -213,34 +213,34 @@ fn split_name(name: &str) -> (Option<&str>, &str) {
     name.split_once('/').map_or((None, name), |(namespace, name)| (Some(namespace), name))
 }
 
-/// The arguments by which kubectl knows one object, which must be there.
+/// The arguments that select one object, which must exist.
 fn object_arguments(name: &str) -> Vec<String> {
     let (namespace, name) = split_name(name);
     let place = namespace.map(|namespace| format!("--namespace={namespace}"));
     place.into_iter().chain(["--".to_owned(), name.to_owned()]).collect()
 }
 
-/// The arguments by which kubectl knows one object, which may not be there yet.
+/// The arguments that select one object, which may not exist yet.
 fn selector_arguments(name: &str) -> Vec<String> {
     let (namespace, name) = split_name(name);
     let place = namespace.map(|namespace| format!("--namespace={namespace}"));
     place.into_iter().chain([format!("--field-selector=metadata.name={name}")]).collect()
 }
 
-/// Runs a command that reads `text`, and gives its standard output.
+/// Runs a command with this input, and gives its standard output.
 fn run_with_input(mut command: Command, text: &str) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("execute kubectl")?;
     let mut pipe = child.stdin.take().context("its input is piped")?;
     let text = text.to_owned();
-    // On a thread of its own: it may write before it has read everything.
+    // On a separate thread: the command may write before it has read everything.
     let writer = std::thread::spawn(move || pipe.write_all(text.as_bytes()));
     let done = child.wait_with_output().context("reap kubectl")?;
-    // One that ended early has said why.
+    // A command that ended early has reported why.
     let _ = writer.join();
     let errors = String::from_utf8_lossy(&done.stderr);
     ensure!(done.status.success(), "kubectl failed ({}): {}", done.status, errors.trim());
-    String::from_utf8(done.stdout).context("kubectl wrote something that isn't UTF-8")
+    String::from_utf8(done.stdout).context("parse kubectl's output as UTF-8")
 }
 
 #[cfg(test)]

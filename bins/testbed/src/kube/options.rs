@@ -1,30 +1,30 @@
-//! What a control plane is started with.
+//! The settings of a control plane.
 
 use anyhow::Result;
 
 use super::{GUEST_NODE, Kube, KubeDaemon};
 
-/// Somebody who may call the API, by a token of its own.
+/// A user of the API, with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeUser {
-    /// The name by which [`Kube::kubeconfig_file`] knows it, and RBAC too.
+    /// The name for [`Kube::kubeconfig_file`] and RBAC.
     pub name: String,
-    /// Its groups, beside `system:authenticated`.
+    /// Its groups besides `system:authenticated`.
     pub groups: Vec<String>,
 }
 
 impl KubeUser {
-    /// A user who may do nothing until a role is bound to its name.
+    /// A user without permissions until a role is bound to its name.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), groups: Vec::new() }
     }
 
-    /// The kubelet of this node, as the Node authorizer knows it: `system:node:NAME`.
+    /// The kubelet of this node, by its name for the Node authorizer: `system:node:NAME`.
     pub fn for_node(name: &str) -> Self {
         Self { name: format!("system:node:{name}"), groups: vec!["system:nodes".into()] }
     }
 
-    /// A service account, as role bindings know it: `system:serviceaccount:NAMESPACE:NAME`.
+    /// A service account, by its name in role bindings: `system:serviceaccount:NAMESPACE:NAME`.
     pub fn service_account(namespace: &str, name: &str) -> Self {
         Self {
             name: format!("system:serviceaccount:{namespace}:{name}"),
@@ -37,9 +37,10 @@ impl KubeUser {
     }
 }
 
-/// The user who may do everything.
+/// The user with all permissions.
 pub(super) const ADMIN: &str = "admin";
-/// Whom the controller manager is. It runs all controllers under its own name, which is more than its role allows.
+/// The controller manager's user. It runs all controllers as this user, which is more than the user's role
+/// allows.
 pub(super) const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
 pub(super) const SCHEDULER: &str = "system:kube-scheduler";
 
@@ -51,9 +52,9 @@ pub(super) struct KubeOptions {
     pub(super) service_accounts: bool,
 }
 
-/// The choices of a control plane that is not started yet.
+/// The settings of a control plane that has not started yet.
 #[derive(Clone, Debug)]
-#[must_use = "nothing runs before it is started"]
+#[must_use = "a control plane runs once it is started"]
 pub struct KubeBuilder {
     options: KubeOptions,
 }
@@ -74,7 +75,7 @@ impl Default for KubeBuilder {
 }
 
 impl KubeBuilder {
-    /// Adds a user; `admin` and the node [`GUEST_NODE`] are always there.
+    /// Adds a user besides `admin` and the node [`GUEST_NODE`].
     pub fn with_user(mut self, user: KubeUser) -> Self {
         self.options.users.push(user);
         self
@@ -86,32 +87,33 @@ impl KubeBuilder {
         self
     }
 
-    /// Adds a flag to a daemon's command line, after its own: of a flag that is given twice the last one counts.
+    /// Adds a flag at the end of a daemon's command line: of a repeated flag the last one counts.
     pub fn with_argument(mut self, part: KubeDaemon, argument: impl Into<String>) -> Self {
         self.options.arguments.push((part, argument.into()));
         self
     }
 
-    /// How many requests a second the controller manager may make, instead of its 20: it is what a burst of claims
-    /// waits for.
+    /// Sets the controller manager's limit of requests per second, instead of 20: a burst of claims waits for
+    /// it.
     pub fn with_controller_requests_per_second(self, count: u32) -> Self {
         let manager = KubeDaemon::ControllerManager;
         self.with_argument(manager, format!("--kube-api-qps={count}"))
             .with_argument(manager, format!("--kube-api-burst={count}"))
     }
 
-    /// Gives pods a service account and its token, as a real cluster does. No pod can be made in a namespace before its
-    /// account `default` is there; in the namespace `default` it is when [`start_with_options`](Self::start) returns.
+    /// Gives pods a service account and its token, as a real cluster does. Pods can be created in a namespace
+    /// once its account `default` exists; in the namespace `default` it does when [`start`](Self::start)
+    /// returns.
     pub fn with_service_accounts(mut self) -> Self {
         self.options.service_accounts = true;
         self
     }
 
-    /// Starts it and waits until every daemon answers. The first time on a machine, the programs are built, which
-    /// takes minutes and is told on standard error.
+    /// Starts it and waits until every daemon answers. The first start on a machine builds the programs,
+    /// which takes minutes and reports its progress on standard error.
     ///
     /// # Errors
-    /// Where a program is missing and can't be built; else which daemon did not come up, with its last output.
+    /// A program is missing and can't be built, or a daemon did not start; with its last output.
     pub fn start(self) -> Result<Kube> {
         super::start_with_options(&self.options)
     }

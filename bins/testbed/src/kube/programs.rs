@@ -1,4 +1,4 @@
-//! Where the programs of a control plane are.
+//! The paths of a control plane's programs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::gotool::{self, GoTools};
 
-/// Every program that a control plane and its callers run.
+/// All programs of a control plane and its callers.
 const PROGRAMS: [&str; 6] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"];
 
@@ -18,12 +18,12 @@ pub struct KubePrograms {
 }
 
 impl KubePrograms {
-    /// Finds them: all of them in `NODEKEEL_KUBE_BIN` where that is set; else those of `KUBEBUILDER_ASSETS` (which
-    /// usually holds etcd, the API server and kubectl alone); what is missing then is taken from the cache, and built
-    /// into it first if it isn't there.
+    /// Finds them: all of them in `NODEKEEL_KUBE_BIN` where that is set; else those of `KUBEBUILDER_ASSETS`
+    /// (which usually has etcd, the API server and kubectl alone); the others come from the cache, and are
+    /// built into it first where they don't exist.
     ///
     /// # Errors
-    /// Which program `NODEKEEL_KUBE_BIN` lacks; why one could not be built.
+    /// `NODEKEEL_KUBE_BIN` lacks a program, or one can't be built.
     pub fn locate() -> Result<Self> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         Self::locate_by(set("NODEKEEL_KUBE_BIN"), set("KUBEBUILDER_ASSETS"), &mut |tools| {
@@ -46,11 +46,11 @@ impl KubePrograms {
         Ok(Self { paths })
     }
 
-    /// One of them, by the name of its file: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`,
-    /// `kubectl`, `kubelet`.
+    /// One of them, by the name of its file: `etcd`, `kube-apiserver`, `kube-controller-manager`,
+    /// `kube-scheduler`, `kubectl`, `kubelet`.
     ///
     /// # Panics
-    /// When it is another.
+    /// The name is not one of these.
     pub fn program_path(&self, program: &str) -> &Path {
         let found = self.paths.iter().find(|(name, _)| *name == program);
         found.map(|(_, path)| path.as_path()).expect("the program is one of PROGRAMS")
@@ -65,7 +65,7 @@ fn find_program(
 ) -> Result<PathBuf> {
     if let Some(directory) = own {
         let path = directory.join(program);
-        ensure!(path.is_file(), "NODEKEEL_KUBE_BIN is set, and {} is no file", path.display());
+        ensure!(path.is_file(), "NODEKEEL_KUBE_BIN is set, but {} is not a file", path.display());
         return Ok(path);
     }
     let asset = assets.map(|directory| Path::new(directory).join(program)).filter(|path| path.is_file());

@@ -1,4 +1,4 @@
-//! What changes, as it changes.
+//! Changes of objects, by `kubectl get --watch`.
 
 use std::io::{BufReader, Read as _};
 use std::os::unix::process::CommandExt as _;
@@ -13,13 +13,13 @@ use serde_json::{Deserializer, Value};
 
 use crate::end_group;
 
-/// What has become of an object.
+/// A change of an object.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ObjectChange {
-    /// It is there and is like this.
+    /// It exists in this state.
     Present(Value),
-    /// It is gone and was like this.
+    /// It was deleted in this state.
     Gone(Value),
 }
 
@@ -39,7 +39,7 @@ impl ObjectChange {
     }
 }
 
-/// A running `kubectl get --watch`, ended when this is dropped. It also ends by itself when the API server does.
+/// A running `kubectl get --watch`; dropping this ends it. It ends with the API server, too.
 #[derive(Debug)]
 pub struct ObjectWatch {
     child: Child,
@@ -48,7 +48,7 @@ pub struct ObjectWatch {
 }
 
 impl ObjectWatch {
-    /// Adds to a `kubectl get …` what makes it a watch.
+    /// Starts a `kubectl get …` as a watch.
     pub(super) fn start(kubectl: &mut Command) -> Result<Self> {
         kubectl.args(["--watch", "--output-watch-events", "--output=json"]).process_group(0);
         kubectl.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -66,10 +66,10 @@ impl ObjectWatch {
         Ok(Self { child, changes, last: None })
     }
 
-    /// The next change; `None` if there is none in time.
+    /// The next change; `None` at the deadline.
     ///
     /// # Errors
-    /// When the watch has ended: with what kubectl said.
+    /// The watch has ended; with kubectl's error.
     pub fn next_change(&mut self, within: Duration) -> Result<Option<ObjectChange>> {
         match self.changes.recv_timeout(within) {
             Ok(change) => {
@@ -82,10 +82,10 @@ impl ObjectWatch {
         }
     }
 
-    /// The first change from here on that is as it should be.
+    /// The next change that meets the condition.
     ///
     /// # Errors
-    /// When there is none in time: with the last change that there was.
+    /// None comes in time; with the last change.
     pub fn wait_for_change(
         &mut self,
         within: Duration,
@@ -98,8 +98,8 @@ impl ObjectWatch {
             }
         }
         match &self.last {
-            Some(last) => bail!("it did not come within {within:?}; the last change: {last:?}"),
-            None => bail!("it did not come within {within:?}; nothing has changed"),
+            Some(last) => bail!("no change met the condition within {within:?}; the last one: {last:?}"),
+            None => bail!("nothing changed within {within:?}"),
         }
     }
 }
@@ -119,7 +119,8 @@ struct WatchEvent {
     object: Value,
 }
 
-/// *Source:* kubectl get --help: `--output-watch-events` gives `{"type": …, "object": …}`, one after the other.
+/// *Source:* kubectl get --help: `--output-watch-events` gives `{"type": …, "object": …}`, one after the
+/// other.
 fn read_changes(output: ChildStdout, mut errors: ChildStderr) -> impl Iterator<Item = Result<ObjectChange>> {
     let events = Deserializer::from_reader(BufReader::new(output)).into_iter::<WatchEvent>();
     let changes = events.map(|event| match event.context("read the watch")? {
@@ -129,7 +130,7 @@ fn read_changes(output: ChildStdout, mut errors: ChildStderr) -> impl Iterator<I
     });
     let end = std::iter::once_with(move || {
         let mut said = String::new();
-        errors.read_to_string(&mut said).context("read what kubectl said")?;
+        errors.read_to_string(&mut said).context("read kubectl's error")?;
         bail!("the watch has ended: {}", said.trim())
     });
     changes.chain(end)

@@ -1,4 +1,4 @@
-//! The demo's node, seen from outside: through nodectl and the daemons' own clients.
+//! The demo's node, through nodectl and the daemons' clients.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use testbed::{ReservedPort, command_output, leftovers, tools};
 
-/// Where a node and its daemons are reached.
+/// The paths and ports of a node and its daemons.
 #[derive(Debug)]
 pub(crate) struct DemoNode {
     /// The directory of noded and nodectl.
     pub(crate) programs: PathBuf,
     pub(crate) config: PathBuf,
     pub(crate) data: PathBuf,
-    /// Where etcd serves its clients. The ports stay reserved while it is killed and comes back.
+    /// The port of etcd's clients. The ports stay reserved while etcd is restarted.
     pub(crate) etcd: ReservedPort,
     pub(crate) _etcd_peer: ReservedPort,
 }
@@ -51,7 +51,7 @@ impl DemoNode {
         let status = command_output(self.nodectl_command().args(["-o", "json", "cluster", "status"]))?;
         let status: Value = serde_json::from_str(&status).context("nodectl prints JSON")?;
         let text = |key: &str| {
-            status[key].as_str().map(str::to_owned).with_context(|| format!("no {key} in {status}"))
+            status[key].as_str().map(str::to_owned).with_context(|| format!("find {key} in {status}"))
         };
         Ok((text("node")?, text("cluster")?))
     }
@@ -64,7 +64,7 @@ impl DemoNode {
         };
         let processes = leftovers::find_processes(&self.data)?;
         let etcd = processes.iter().find(|process| is_etcd(&process.command));
-        etcd.map(|process| process.pid).with_context(|| format!("no etcd among {processes:?}"))
+        etcd.map(|process| process.pid).with_context(|| format!("find etcd among {processes:?}"))
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct TreeWatch {
 }
 
 impl TreeWatch {
-    /// Begins to follow.
+    /// Starts to watch.
     pub(crate) fn watch(node: &DemoNode) -> Result<Self> {
         let mut command = node.nodectl_command();
         command.args(["-o", "json", "tree", "--watch"]).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -96,7 +96,7 @@ impl TreeWatch {
         Ok(Self { watcher, trees, newest: Value::Null })
     }
 
-    /// Waits until the tree is as asked for, telling of every state on the way.
+    /// Waits until the tree meets the condition, and prints every state until then.
     pub(crate) fn wait_until(
         &mut self,
         within: Duration,
@@ -113,13 +113,13 @@ impl TreeWatch {
                 Err(RecvTimeoutError::Timeout) => {
                     bail!("waited {within:?} until {what}; now: {}", format_states(&self.newest));
                 }
-                Err(RecvTimeoutError::Disconnected) => bail!("nodectl ended before {what}"),
+                Err(RecvTimeoutError::Disconnected) => bail!("nodectl exited before {what}"),
             }
         }
         Ok(())
     }
 
-    /// Whether it is ready, or has done what it had to.
+    /// Whether it is ready or done.
     pub(crate) fn is_ready(&self, dn: &str) -> bool {
         self.find_entry(dn).is_some_and(|node| node["state"] == "ready" || node["state"] == "done")
     }
@@ -128,7 +128,7 @@ impl TreeWatch {
         self.find_entry(dn)?["generation"].as_u64()
     }
 
-    /// The signal that ended the runnable's last run.
+    /// The signal that ended the runnable's last incarnation.
     pub(crate) fn last_signal(&self, dn: &str) -> Option<i64> {
         self.find_entry(dn)?["exits"].as_array()?.last()?["signal"].as_i64()
     }
@@ -140,14 +140,14 @@ impl TreeWatch {
 
 impl Drop for TreeWatch {
     fn drop(&mut self) {
-        // It ends by itself with the node; here the demo may have failed before.
+        // It exits with the node by itself, but the demo may have failed before.
         if let Err(error) = self.watcher.kill().and_then(|()| self.watcher.wait()) {
             eprintln!("end nodectl: {error}");
         }
     }
 }
 
-/// One line that tells every state.
+/// The states of all entries in one line.
 fn format_states(tree: &Value) -> String {
     let nodes = tree.as_array().into_iter().flatten();
     let texts = nodes.map(|node| {

@@ -1,4 +1,4 @@
-//! The demo's volume: a claim at a real API server becomes a directory of the node, and goes again.
+//! The demo's volume: a claim at a real API server becomes a directory of the node, and is deleted.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -13,9 +13,9 @@ use testbed::{FakeNode, Kube, KubeUser, command_output, wait_until};
 use super::node::{DemoNode, TreeWatch};
 use super::{DemoClock, READY_WITHIN, indent};
 
-/// What the node is called, here and in its configuration.
+/// The node's name, here and in its configuration.
 pub(super) const NODE: &str = "demo";
-/// As deploy/csidriver.yaml and deploy/storageclass.yaml call it.
+/// The name in deploy/csidriver.yaml and deploy/storageclass.yaml.
 const DRIVER: &str = "volumes.nodekeel";
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 const MIB: usize = 1 << 20;
@@ -23,7 +23,7 @@ const CLAIM: &str = "default/data";
 /// How large the claim is.
 const SIZE: usize = 64 * MIB;
 
-/// What a cluster is given for the driver, as it is shipped.
+/// The shipped manifests of the driver.
 const MANIFESTS: [&str; 4] = [
     include_str!("../../../../deploy/namespace.yaml"),
     include_str!("../../../../deploy/rbac.yaml"),
@@ -53,7 +53,7 @@ spec:
 pub(super) struct ControlPlane {
     kube: Kube,
     kubeconfig: PathBuf,
-    /// Whether limits bind nobody here.
+    /// Whether volumes have no limits on this machine.
     is_unlimited: bool,
 }
 
@@ -63,7 +63,7 @@ impl ControlPlane {
         clock.print_step(
             "start a Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler",
         );
-        // The user to whom deploy/rbac.yaml gives its rights.
+        // The user with the permissions of deploy/rbac.yaml.
         let account = KubeUser::service_account("nodekeel", "provisionerd");
         let kube = Kube::builder().with_user(account.clone()).start()?;
         for manifests in MANIFESTS {
@@ -81,12 +81,13 @@ impl ControlPlane {
         Ok(Self { kube, kubeconfig, is_unlimited: false })
     }
 
-    /// Where all that it keeps is, which goes with it.
+    /// The directory of all its files, which is removed with it.
     pub(super) fn home(&self) -> Option<&Path> {
         self.kubeconfig.parent()
     }
 
-    /// Completes noded's configuration: with limits where `check_config` says that they would bind, else without, and says why.
+    /// Completes noded's configuration: with limits where `check` finds that they would bind, else without,
+    /// and prints why.
     pub(super) fn configure(
         &mut self,
         clock: &DemoClock,
@@ -95,7 +96,7 @@ impl ControlPlane {
     ) -> Result<String> {
         let with = |quota: &str| {
             let kubeconfig = &self.kubeconfig;
-            // There is no kubelet, whose pods could be given the volume.
+            // Without a kubelet, no pod can mount the volume.
             format!("{text}\n[provisioner]\nkubeconfig = {kubeconfig:?}\ncsi = false\nquota = {quota:?}\n")
         };
         let required = with("require");
@@ -104,24 +105,24 @@ impl ControlPlane {
             clock.print_step("noded check: volumes can be limited here");
             return Ok(required);
         };
-        clock.print_step("noded check: limits can't bind here, so the demo's volume will have none");
+        clock.print_step("noded check: limits can't bind here, so the demo's volume has none");
         println!("    {reason}");
         let without = with("none");
         let found = check(&without)?;
-        ensure!(skip_reason(&found).is_none(), "there can be no volumes here:\n{found}");
+        ensure!(skip_reason(&found).is_none(), "volumes are not possible here:\n{found}");
         self.is_unlimited = true;
         Ok(without)
     }
 
-    /// A volume's life, from the claim on.
+    /// Shows a volume from its claim to its deletion.
     pub(super) fn show_volume(&self, node: &DemoNode, tree: &mut TreeWatch, clock: &DemoClock) -> Result<()> {
         tree.wait_until(READY_WITHIN, "root.provisioner is ready", |tree| tree.is_ready("root.provisioner"))?;
-        clock.print_step("root.provisioner has read what the API server has; claim 64 MiB for a pod");
+        clock.print_step("root.provisioner has listed the API server's objects; claim 64 MiB for a pod");
         self.kube.apply_manifests(CLAIM_AND_POD)?;
         let claim = self.kube.wait_for_object("pvc", CLAIM, |claim| claim["status"]["phase"] == "Bound")?;
         let volume = claim["spec"]["volumeName"].as_str().context("a bound claim names its volume")?;
         clock.print_step(&format!(
-            "the claim is bound, {} after it was made",
+            "the claim is bound, {} after its creation",
             self.bound_after(&claim, volume)?
         ));
         let columns = "custom-columns=CLAIM:.spec.claimRef.name,VOLUME:.metadata.name,SIZE:.spec.capacity.storage,\
@@ -132,7 +133,7 @@ impl ControlPlane {
             indent(&command_output(self.kube.kubectl_command().args(["get", "pv", volume, "-o", columns]))?)
         );
         let directory = node.data.join("volumes/volumes").join(volume);
-        ensure!(directory.is_dir(), "there is no {}", directory.display());
+        ensure!(directory.is_dir(), "find {}", directory.display());
         println!("    its directory: {}", directory.display());
         self.fill_volume(&directory, clock)?;
         print!(
@@ -148,7 +149,7 @@ impl ControlPlane {
         self.delete_claim(volume, &directory, clock)
     }
 
-    /// How long it took, by the clock of the API server, which counts whole seconds.
+    /// The time from claim to volume, by the clock of the API server, which counts whole seconds.
     fn bound_after(&self, claim: &Value, volume: &str) -> Result<String> {
         let volume = self.kube.get_object("pv", volume)?;
         let at = |object: &Value| object["metadata"]["creationTimestamp"].as_str().map(seconds_of_day);
@@ -159,10 +160,10 @@ impl ControlPlane {
         }
     }
 
-    /// Writes more than the claim asked for, where something stops it.
+    /// Writes more than the claim's size, where a limit stops it.
     fn fill_volume(&self, directory: &Path, clock: &DemoClock) -> Result<()> {
         if self.is_unlimited {
-            clock.print_step("nothing holds it to its 64 MiB on this machine, and the node's log says so");
+            clock.print_step("nothing enforces its 64 MiB on this machine, and the node's log reports that");
             return Ok(());
         }
         let path = directory.join("fill");
@@ -179,9 +180,7 @@ impl ControlPlane {
                 Err(error) => return Err(error).with_context(|| format!("write {}", path.display())),
             }
         }
-        clock.print_step(
-            "nothing stopped a file in it: on ext4, limits do not bind root, and bind everybody else",
-        );
+        clock.print_step("nothing stopped a file in it: on ext4, limits bind every user but root");
         Ok(())
     }
 
@@ -205,7 +204,7 @@ impl ControlPlane {
     }
 }
 
-/// What is in the directories of volumes, of births and of deaths.
+/// The entries of the directories of volumes, of new and of deleted ones.
 fn remaining_entries(base: &Path) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for place in ["volumes", ".new", ".trash"] {
@@ -216,7 +215,7 @@ fn remaining_entries(base: &Path) -> Result<Vec<PathBuf>> {
     Ok(left)
 }
 
-/// Why the provisioner would be skipped, by what `noded check --dev` says.
+/// The reason for which `noded check --dev` would skip the provisioner.
 fn skip_reason(found: &str) -> Option<&str> {
     let line = found.lines().find(|line| line.starts_with("root.provisioner "))?;
     line.split_once(" skipped: ").map(|(_, reason)| reason)
@@ -228,7 +227,7 @@ fn seconds_of_day(timestamp: &str) -> u32 {
     time.split(':').fold(0, |seconds, part| seconds * 60 + part.parse::<u32>().unwrap_or_default())
 }
 
-/// `noded check` of this configuration, with what is missing skipped.
+/// `noded check` of this configuration, which skips what is missing.
 pub(super) fn check_config(noded: &Path, config: &Path, data: &Path) -> Result<String> {
     command_output(
         Command::new(noded).args(["check", "--dev", "--config"]).arg(config).arg("--data").arg(data),

@@ -32,9 +32,9 @@ impl Default for GuestNeed {
 }
 
 impl GuestNeed {
-    /// Reads `kernel`, or `kernel with` and a list separated by commas or `and`: `2 disks of 1 GiB`, `a disk of 512 MiB`,
-    /// `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`, `gvisor`. A guest's tests are root, so `root` adds
-    /// nothing.
+    /// Reads `kernel`, or `kernel with` and a list separated by commas or `and`: `2 disks of 1 GiB`,
+    /// `a disk of 512 MiB`, `2 GiB of memory`, `4 processors`, `network`, `csi-sanity`, `gvisor`. A guest's
+    /// tests are root, so `root` adds nothing.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let unknown = || format!("needs {text:?}, which this command doesn't know");
         let rest = text.trim().strip_prefix("kernel").ok_or_else(unknown)?;

@@ -1,12 +1,12 @@
-//! The programs that Debian has not: built once, before anything needs them.
+//! The programs that Debian lacks: built once, before tests need them.
 
 use anyhow::{Context as _, Result};
 use testbed::gotool::{self, GoTools};
 
-/// Builds what is not in the cache yet, with its progress on standard error.
+/// Builds those that the cache lacks, with the progress on standard error.
 ///
 /// # Errors
-/// Which of them can't be built, and why.
+/// One of them can't be built.
 pub(crate) fn build_missing() -> Result<()> {
     for tools in wanted_tools(std::env::var_os("NODEKEEL_KUBE_BIN").is_some_and(|own| !own.is_empty())) {
         tools.program_directory().with_context(|| format!("build {} {}", tools.name, tools.version))?;
@@ -14,7 +14,7 @@ pub(crate) fn build_missing() -> Result<()> {
     Ok(())
 }
 
-/// Whoever brings a control plane of its own needs only what goes with it.
+/// A caller with a control plane in `NODEKEEL_KUBE_BIN` needs only the other tools.
 fn wanted_tools(has_own: bool) -> Vec<GoTools> {
     let is_own =
         |tools: &GoTools| has_own && [gotool::ETCD.name, gotool::KUBERNETES.name].contains(&tools.name);

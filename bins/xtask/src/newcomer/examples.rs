@@ -16,7 +16,7 @@ const BUILD_WITHIN: Duration = Duration::from_secs(20 * 60);
 const RUN_WITHIN: Duration = Duration::from_secs(60);
 
 /// Packages every publishable member, and runs its example in an empty crate with the dependencies that its README names.
-pub(super) fn run(report: &mut Report) -> Result<()> {
+pub(crate) fn run(report: &mut Report) -> Result<()> {
     let metadata = workspace::read_metadata()?;
     let members: Vec<Package> = metadata.packages.into_iter().filter(Package::is_published).collect();
     let home = workspace::target_directory().join("newcomer");

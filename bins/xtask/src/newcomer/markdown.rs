@@ -2,12 +2,10 @@
 
 /// The commands of the document's `sh` blocks, a line each, without comments.
 pub(super) fn shell_commands(text: &str) -> Vec<String> {
-    let lines =
-        blocks(text, "sh").into_iter().flat_map(|block| block.lines().map(str::to_owned).collect::<Vec<_>>());
-    lines
-        .map(|line| line.split(" #").next().unwrap_or(&line).trim().to_owned())
-        .filter(|line| !line.is_empty())
-        .collect()
+    let blocks = blocks(text, "sh");
+    let lines = blocks.iter().flat_map(|block| block.lines());
+    let commands = lines.map(|line| line.split(" #").next().unwrap_or(line).trim());
+    commands.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
 }
 
 /// The first program in the documentation of a library: a block with `fn main`.

@@ -62,7 +62,8 @@ impl Executable {
     }
 }
 
-/// Builds all programs, tests and examples of these packages with all features; of the workspace where none is given.
+/// Builds all programs, tests and examples of these packages with all features; of the workspace where none
+/// is given.
 pub(crate) fn build(packages: &[String], deadline: Duration) -> Result<Build> {
     let chosen: Vec<&str> = match packages {
         [] => vec!["--workspace"],
@@ -129,8 +130,8 @@ fn parse_artifact(line: &str) -> Option<Executable> {
     Some(Executable { package, target, path, directory, programs: Vec::new(), kind })
 }
 
-/// *Source:* the cargo book, package id specifications: `URL#NAME@VERSION`, or `URL#VERSION` where the URL ends with
-/// the name.
+/// *Source:* the cargo book, package id specifications: `URL#NAME@VERSION`, or `URL#VERSION` where the URL
+/// ends with the name.
 fn package_name(id: &str) -> Option<String> {
     let (url, rest) = id.rsplit_once('#')?;
     let name = rest.split_once('@').map(|(name, _)| name).or_else(|| url.rsplit('/').next());

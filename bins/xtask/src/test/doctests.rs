@@ -12,8 +12,8 @@ use crate::report::Report;
 use crate::run::run_command;
 use crate::workspace::{cargo, target_directory};
 
-/// Stands in for rustdoc: says whose doctests follow, skips those of other packages, and lets a stable harness write
-/// events. The variable is not set for cargo, whose build scripts watch it.
+/// Stands in for rustdoc: says whose doctests follow, skips those of other packages, and lets a stable
+/// harness write events. The variable is not set for cargo, whose build scripts watch it.
 const RUSTDOC: &str = r#"#!/bin/sh
 case " $NODEKEEL_DOCTESTS " in *" $CARGO_PKG_NAME "*) ;; *) exit 0 ;; esac
 printf '{ "type": "package", "name": "%s" }\n' "$CARGO_PKG_NAME"

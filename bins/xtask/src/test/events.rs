@@ -1,7 +1,7 @@
 //! Reads what a test harness reports of its tests: one JSON event a line.
 //!
-//! *Source:* library/test/src/formatters/json.rs of Rust. The format is unstable: a harness of a stable toolchain
-//! writes it where `RUSTC_BOOTSTRAP` is set while it runs.
+//! *Source:* library/test/src/formatters/json.rs of Rust. The format is unstable: a harness of a stable
+//! toolchain writes it where `RUSTC_BOOTSTRAP` is set while it runs.
 
 use std::collections::BTreeSet;
 

@@ -139,8 +139,8 @@ fn wrap(program: &Path, run_as: RunAs, is_root: bool) -> Result<Vec<OsString>> {
     Ok(words)
 }
 
-/// A copy of the program behind the words that change the user. A plain user may not be able to enter the target
-/// directory or to write the temporary one, so it gets a private one.
+/// A copy of the program behind the words that change the user. A plain user may not be able to enter the
+/// target directory or to write the temporary one, so it gets a private one.
 fn plain_user_program(program: &Path) -> Result<(Vec<OsString>, Option<ScratchDir>)> {
     let home = ScratchDir::new()?;
     let (copy, temporary) = (home.path().join("test"), temporary_directory(&home));

@@ -20,7 +20,8 @@ pub(crate) struct TestGroups {
     pub(crate) unmet: Vec<(String, String)>,
 }
 
-/// Groups tests by what they need; those that measure time run alone. Those of `cargo xtask soak` are left out.
+/// Groups tests by what they need; those that measure time run alone. Those of `cargo xtask soak` are left
+/// out.
 pub(crate) fn group_tests(
     ignored: Vec<IgnoredTest>,
     is_root: bool,

@@ -8,7 +8,8 @@ use anyhow::Result;
 
 use crate::workspace::{self, Package};
 
-/// Programs that a package's tests run, which cargo's metadata doesn't say: the package, and that of the program.
+/// Programs that a package's tests run, which cargo's metadata doesn't say: the package, and that of the
+/// program.
 const RUNS: [(&str, &str); 1] = [("nodekeel-node", "nodectl")];
 /// Outside of the packages, every test may depend on a file but for words and these.
 const WITHOUT_TESTS: [&str; 3] = [".gitignore", "LICENSE", "docs"];
@@ -34,7 +35,8 @@ pub(crate) fn plan_everything(packages: &[Package]) -> TestPlan {
     packages.iter().map(|package| (package.name.clone(), Tier::Whole)).collect()
 }
 
-/// Packages with a changed file run whole, and those that depend on them quickly; both whole where `deep` is set.
+/// Packages with a changed file run whole, and those that depend on them quickly; both whole where `deep` is
+/// set.
 pub(crate) fn plan(files: &[PathBuf], packages: &[Package], root: &Path, deep: bool) -> TestPlan {
     let mut changed = BTreeSet::new();
     let mut plan = TestPlan::new();
@@ -64,7 +66,8 @@ fn find_owner<'a>(file: &Path, packages: &'a [Package]) -> Option<&'a Package> {
     owners.max_by_key(|package| package.directory().components().count())
 }
 
-/// The packages whose build or tests contain one of these. What only a package's tests depend on goes no further.
+/// The packages whose build or tests contain one of these. What only a package's tests depend on goes no
+/// further.
 fn find_dependents<'a>(changed: &BTreeSet<&str>, packages: &'a [Package]) -> BTreeSet<&'a str> {
     let contains = |package: &Package, with_tests: bool, names: &BTreeSet<&str>| {
         let mut used = package.dependencies.iter();
@@ -153,7 +156,8 @@ mod tests {
 
     #[test]
     fn a_dependency_of_tests_alone_goes_no_further() {
-        // nodectl's tests use logtree; examples use nodectl, which is the same as before. noded's tests run nodectl.
+        // nodectl's tests use logtree; examples use nodectl, which is the same as before. noded's tests run
+        // nodectl.
         let plan = plan_for(&["logtree/src/lib.rs"], false);
         assert_eq!(plan, [("nodectl".to_owned(), Tier::Quick), ("nodekeel-logtree".to_owned(), Tier::Whole)]);
         let plan = plan_for(&["bins/nodectl/src/main.rs"], false);

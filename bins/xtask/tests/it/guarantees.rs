@@ -1,4 +1,5 @@
-//! Every command of docs/promises.md selects tests that exist: cargo runs no test without a word where none matches.
+//! Every command of docs/promises.md selects tests that exist: cargo runs no test without a word where none
+//! matches.
 
 use std::fs;
 

@@ -34,8 +34,8 @@ fn exists(name: &str, tests: &HashSet<String>) -> bool {
     tests.contains(name.rsplit("::").next().unwrap_or(name))
 }
 
-/// The names of the functions below a `#[test]` or `#[tokio::test]` attribute, and of those that `on_both!` makes a test
-/// of for each release of a daemon.
+/// The names of the functions below a `#[test]` or `#[tokio::test]` attribute, and of those that `on_both!`
+/// makes a test of for each release of a daemon.
 pub(crate) fn tests_of(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;

@@ -23,7 +23,7 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// What etcd is told about its cluster.
+/// How etcd starts its cluster.
 #[derive(Debug)]
 pub(super) enum InitialCluster {
     /// It creates a cluster; the token distinguishes it from all others.
