@@ -207,7 +207,7 @@ fn with_command(mut row: BenchRow, name: &str) -> BenchRow {
     row
 }
 
-/// The rows as a table for people.
+/// The rows as a table.
 pub fn format_table(rows: &[BenchRow]) -> Table {
     let mut table = Table::new(["id", "ours", "peer", "limit", "goal", "unit", "work"]);
     for row in rows {

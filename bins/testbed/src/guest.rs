@@ -8,9 +8,9 @@
 //! ```no_run
 //! use std::{process::Command, time::Duration};
 //!
-//! let guest = testbed::Guest::builder().disk(1 << 30).boot()?;
-//! let code = guest.run_command(Command::new("mkfs.xfs").arg("/dev/vdc"), Duration::from_secs(30), |line| println!("{line}"))?;
-//! assert_eq!(code, 0);
+//! let guest = testbed::Guest::builder().with_disk(1 << 30).boot()?;
+//! let text = guest.command_output(Command::new("mkfs.xfs").arg("/dev/vdc"), Duration::from_secs(30))?;
+//! print!("{text}");
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
@@ -79,7 +79,7 @@ const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 const HOSTS: &str = "127.0.0.1 localhost guest\n10.0.2.2 host\n";
 const MACHINE_ID: &str = "6e6f64656b65656c6775657374000001\n";
 
-/// Programs that every guest has besides busybox.
+/// Programs of every guest, beside busybox.
 const PROGRAMS: [tools::Tool; 11] = [
     tools::MKFS_XFS,
     tools::MKFS_EXT4,

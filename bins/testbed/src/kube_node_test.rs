@@ -51,10 +51,10 @@ fn a_pod_in_the_guest_is_reached_by_logs_and_exec() {
     kube.wait_until_gone("pod", "default/hello").unwrap();
 }
 
-const WHO: &str = r#"
+const WHOAMI_POD: &str = r#"
 apiVersion: v1
 kind: Pod
-metadata: {name: who, namespace: default}
+metadata: {name: whoami, namespace: default}
 spec:
   restartPolicy: Never
   containers: [{name: c, image: "localhost/kubectl:1", imagePullPolicy: Never}]
@@ -71,9 +71,9 @@ fn a_pod_of_a_given_image_reaches_the_api_as_its_account() {
         .add_file("bin/kubectl", kube.programs().program_path("kubectl"));
     image.with_entrypoint(asks).write_archive(&archive).unwrap();
     let node = GuestNode::builder().with_image(archive).join(&kube).unwrap();
-    kube.apply_manifests(WHO).unwrap();
-    wait_for_pod(&kube, &node, "who", |pod| pod["status"]["phase"] == "Succeeded");
-    let said = command_output(kube.kubectl_command().args(["logs", "who"])).unwrap();
+    kube.apply_manifests(WHOAMI_POD).unwrap();
+    wait_for_pod(&kube, &node, "whoami", |pod| pod["status"]["phase"] == "Succeeded");
+    let said = command_output(kube.kubectl_command().args(["logs", "whoami"])).unwrap();
     assert_eq!(said, "system:serviceaccount:default:default");
 }
 

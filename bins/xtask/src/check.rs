@@ -1,4 +1,4 @@
-//! `cargo xtask check`: what must hold besides the tests.
+//! `cargo xtask check`: format, lints, docs, words, packages, and dependencies.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;

@@ -39,7 +39,7 @@ pub(crate) struct GuestJob {
 }
 
 impl GuestJob {
-    /// `None` where there is no test.
+    /// `None` without tests.
     pub(crate) fn new(binary: Executable, tests: Vec<(GuestNeed, String)>) -> Option<Self> {
         let need = tests.iter().map(|(need, _)| *need).reduce(GuestNeed::and)?;
         Some(Self { binary, need, tests: tests.into_iter().map(|(_, test)| test).collect() })

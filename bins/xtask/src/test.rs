@@ -139,13 +139,9 @@ pub(crate) fn add_tests(
     let failures = run.failures().count();
     // The exit status says no more than failed tests do.
     let problem = missing.or_else(|| outcome.problem.clone().filter(|_| failures == 0));
-    for test in run.failures() {
-        report.add_problem(format!("{name}: {} failed", test.name));
-    }
     let failed = failures.max(usize::from(problem.is_some()));
-    if let Some(problem) = problem {
-        report.add_problem(format!("{name}: {problem}"));
-    }
+    let problems = run.failures().map(|test| format!("{} failed", test.name)).chain(problem);
+    problems.for_each(|problem| report.add_problem(format!("{name}: {problem}")));
     let (passed, seconds) = (run.tests.len() - failures, outcome.elapsed.as_secs_f64());
     report.add_part(Part { name: name.into(), passed, failed, seconds, tests: run.tests });
 }

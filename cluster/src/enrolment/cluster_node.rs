@@ -17,8 +17,8 @@ use super::driver;
 use super::failure::FailureReason;
 use super::journal::TestHook;
 use super::state::{ClusterIdentity, EnrolmentPhase, EnrolmentState};
-#[cfg(feature = "etcd")]
 use crate::BoxError;
+#[cfg(feature = "etcd")]
 use crate::consensus::etcd::EtcdConsensus;
 use crate::consensus::kv::KvStore;
 use crate::consensus::{self, Consensus, InvalidName, StatusWatch};

@@ -197,7 +197,9 @@ fn restart_kubelet(cluster: &mut TestCluster, volumes: &[String; 2]) -> Result<(
     cluster.node.start_kubelet()?;
     let again = |volume: &str| -> Result<bool> {
         let output_text = cluster.daemon_log()?;
-        Ok(output_text.lines().any(|line| line.contains(volume) && line.contains("\"is_old\":true")))
+        Ok(output_text
+            .lines()
+            .any(|line| line.contains(volume) && line.contains("\"already_published\":true")))
     };
     for volume in volumes {
         cluster.wait_equal("the kubelet to publish again", &true, || again(volume))?;

@@ -84,8 +84,8 @@ pub(super) struct GoToolchain {
 /// [`UnfitGo`] where Go is missing or may not fetch a newer one; why the fetch failed.
 pub(super) fn find_go(needed: GoVersion) -> Result<GoToolchain> {
     let path = locate_go().ok_or_else(|| UnfitGo(missing_go_text()))?;
-    let told = command_output(Command::new(&path).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"))?;
-    match choose_step(told.trim(), needed, std::env::var("GOTOOLCHAIN").ok().as_deref())? {
+    let found = command_output(Command::new(&path).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"))?;
+    match choose_step(found.trim(), needed, std::env::var("GOTOOLCHAIN").ok().as_deref())? {
         GoStep::Ready => Ok(GoToolchain { path, toolchain: None }),
         GoStep::FetchesItself => Ok(GoToolchain { path, toolchain: Some("auto") }),
         GoStep::Fetch => Ok(GoToolchain { path: fetch_go(&path)?, toolchain: Some("local") }),
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn an_old_go_gets_a_newer_one_unless_that_is_forbidden() {
-        let step = |told, choice| choose_step(told, GoVersion(1, 26, 0), choice);
+        let step = |found, choice| choose_step(found, GoVersion(1, 26, 0), choice);
         assert_eq!(step("go1.26.8", Some("local")), Ok(GoStep::Ready));
         assert_eq!(step("devel +abc", None), Ok(GoStep::Ready));
         assert_eq!(step("go1.24.4", None), Ok(GoStep::FetchesItself));

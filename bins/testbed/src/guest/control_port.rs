@@ -89,7 +89,7 @@ impl AgentStart {
     pub(super) fn wait_until_up(&self, deadline: Duration) -> Result<()> {
         match self.0.recv_timeout(deadline) {
             Ok(()) => Ok(()),
-            Err(RecvTimeoutError::Timeout) => bail!("the guest did not come up within {deadline:?}"),
+            Err(RecvTimeoutError::Timeout) => bail!("wait for the guest to boot: not up after {deadline:?}"),
             Err(RecvTimeoutError::Disconnected) => bail!("the guest ended before it was up"),
         }
     }

@@ -9,7 +9,7 @@ use super::{GUEST_NODE, Kube, KubeDaemon};
 pub struct KubeUser {
     /// The name for [`Kube::kubeconfig_file`] and RBAC.
     pub name: String,
-    /// Its groups besides `system:authenticated`.
+    /// Its groups, beside `system:authenticated`.
     pub groups: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ impl Default for KubeBuilder {
 }
 
 impl KubeBuilder {
-    /// Adds a user besides `admin` and the node [`GUEST_NODE`].
+    /// Adds a user beside `admin` and the node [`GUEST_NODE`].
     pub fn with_user(mut self, user: KubeUser) -> Self {
         self.options.users.push(user);
         self

@@ -23,7 +23,11 @@ The ratio is ours to the peer's; the limit is what the machine could do at best.
 pub(super) fn write_page(directory: &Path, page: &Path) -> Result<()> {
     let mut text = HEADER.to_owned();
     let names = row_files(directory);
-    ensure!(!names.is_empty(), "{} has no rows: run `cargo xtask bench` first", directory.display());
+    ensure!(
+        !names.is_empty(),
+        "read rows of benches in {}: none; run `cargo xtask bench` first",
+        directory.display()
+    );
     for name in names {
         text += &section(&name, &bench::read_rows_from(directory, &name)?);
     }

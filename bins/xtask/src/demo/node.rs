@@ -87,7 +87,7 @@ impl TreeWatch {
         thread::spawn(move || {
             for line in BufReader::new(pipe).lines().map_while(Result::ok) {
                 let tree = serde_json::from_str(&line).unwrap_or_default();
-                // The demo has ended when nobody listens.
+                // The receiver is dropped when the demo has ended.
                 if sender.send(tree).is_err() {
                     return;
                 }
@@ -182,7 +182,7 @@ mod tests {
         let error = tree(Value::Null)
             .wait_until(READY_SOON, "root is ready", |tree| tree.is_ready("root"))
             .unwrap_err();
-        assert_eq!(error.to_string(), "nodectl ended before root is ready");
+        assert_eq!(error.to_string(), "nodectl exited before root is ready");
     }
 
     const READY_SOON: Duration = Duration::from_secs(5);

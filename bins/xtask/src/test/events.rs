@@ -106,7 +106,7 @@ pub(crate) fn parse_list(text: &str) -> Result<Vec<IgnoredTest>> {
         .collect()
 }
 
-/// A line of a harness for people: one line for each test that ended, with the output of those that failed.
+/// A readable line of a harness: one line for each test that ended, with the output of those that failed.
 pub(crate) fn show_event(line: &str) -> Option<String> {
     let Some(event) = parse_event(line) else { return Some(line.to_owned()) };
     let (seconds, name) = (event.exec_time, &event.name);
@@ -179,7 +179,7 @@ written by a child{ "type": "test", "name": "a", "event": "ok", "exec_time": 0.5
     }
 
     #[test]
-    fn people_see_a_line_for_each_test_and_what_others_write() {
+    fn each_test_is_shown_as_a_line_and_other_output_as_it_is() {
         let shown: Vec<_> = SUITE.lines().chain(["noise"]).filter_map(show_event).collect();
         assert_eq!(shown.len(), 3);
         assert!(shown[0].ends_with("0.500 s  a") && shown[1].contains("no \"such\"") && shown[2] == "noise");

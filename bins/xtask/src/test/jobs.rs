@@ -58,6 +58,13 @@ pub(super) fn plan_jobs<'a>(
         let run = |report: &mut Report| kernel_test::run_jobs(guest_jobs, report);
         jobs.push(Job::new("tests in a guest", Lane::Guest, run));
     }
+    jobs.extend(plan_other_jobs(build, plan, packages));
+    jobs
+}
+
+/// Examples, doctests and planted bugs.
+fn plan_other_jobs<'a>(build: &'a Build, plan: &'a TestPlan, packages: &'a [Package]) -> Vec<Job<'a>> {
+    let mut jobs = Vec::new();
     if plan.contains_key("examples") {
         jobs.push(Job::new("examples", Lane::Computing, |report| run_examples(&build.examples, report)));
     }

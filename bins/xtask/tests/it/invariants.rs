@@ -1,22 +1,22 @@
-//! Every invariant that ARCHITECTURE.md states is checked by a test that it names.
+//! ARCHITECTURE.md names a test for each invariant, and files and symbols that exist.
 
 use std::collections::HashSet;
 use std::fs;
 
 use crate::sources;
 
-/// The rows of the table below `## Invariants`: what is claimed, and the test that checks it.
+/// The rows of the table below `## Invariants`: the claim, and the test that checks it.
 fn invariants(text: &str) -> Vec<(&str, &str)> {
     let section = text.split_once("\n## Invariants\n").map(|(_, rest)| rest).unwrap_or_default();
     let section = section.split("\n## ").next().unwrap_or_default();
-    // The header and its underline are no claims.
+    // The header and its underline are not claims.
     let rows = section.lines().filter(|line| line.starts_with('|')).skip(2);
     rows.map(|row| row.trim_matches('|').rsplit_once('|').unwrap_or((row, "")))
         .map(|(claim, test)| (claim.trim(), test.trim()))
         .collect()
 }
 
-/// What is wrong with the claims, given the names of the tests that exist.
+/// The claims without an existing test.
 fn violations(text: &str, tests: &HashSet<String>) -> Vec<String> {
     let judge = |(claim, test): (&str, &str)| {
         let names: Vec<&str> = test.split('`').skip(1).step_by(2).collect();

@@ -1,4 +1,4 @@
-//! Which member may depend on which.
+//! The allowed dependencies between members.
 
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +40,7 @@ fn is_allowed(from: Layer, to: Layer) -> bool {
     )
 }
 
-/// What the dependencies of the members break; dev-dependencies reach no user and are free.
+/// The dependencies that violate the layers; dev-dependencies reach no user and are free.
 fn violations(metadata: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for (name, directory, dependencies) in members(metadata) {
@@ -88,14 +88,14 @@ fn cargo(arguments: &[&str]) -> String {
     testbed::command_output(&mut cargo).expect("cargo runs")
 }
 
-/// The packages that somebody builds who asks for this one with these features.
+/// The packages that a build of this one with these features contains.
 fn built_packages(package: &str, features: &str) -> Vec<String> {
     let asked = ["tree", "--package", package, "--features", features, "--edges", "normal,build"];
     let tree = cargo(&[&asked[..], &["--prefix", "none", "--format", "{p}"]].concat());
     tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
-/// Whoever takes one part of such a crate shall not need protoc, or an etcd's and a containerd's client.
+/// A build of one part of such a crate needs neither protoc nor an etcd's or a containerd's client.
 #[test]
 fn optional_dependencies_are_built_with_their_feature_alone() {
     for (package, feature, brought) in [
