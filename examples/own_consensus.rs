@@ -17,7 +17,7 @@ use nodekeel_cluster::consensus::kv::{
 use nodekeel_cluster::consensus::kv::{WatchFrom, WatchStream};
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
 use nodekeel_cluster::consensus::{
-    Consensus, MemberService, MemberStatus, PreparedMember, RunningMember, StartOptions, StatusWatch,
+    ClusterAccess, Consensus, MemberService, MemberStatus, PreparedMember, StartOptions, StatusWatch,
 };
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable as _, Supervisor};
@@ -102,7 +102,7 @@ fn with_counting_store(status: MemberStatus, calls: &Arc<AtomicU64>) -> MemberSt
     match status {
         MemberStatus::Running(running) => {
             let store = CountingStore { store: running.root_kv(), calls: Arc::clone(calls) };
-            MemberStatus::Running(RunningMember::new(
+            MemberStatus::Running(ClusterAccess::new(
                 running.this_member().clone(),
                 Arc::new(store),
                 running.cluster_members(),

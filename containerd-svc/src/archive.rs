@@ -9,5 +9,5 @@ mod reader;
 mod tar;
 
 pub(crate) use compression::Compression;
-pub use error::{ArchiveError, ArchiveLimit};
+pub use error::{ArchiveError, ArchiveLimitKind};
 pub(crate) use reader::{ArchiveContents, BlobSink, ReadError, StoredBlob, read_archive};

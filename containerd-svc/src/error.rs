@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::archive::ArchiveError;
-use crate::name::NameError;
+use crate::name::InvalidContainerdName;
 use crate::store::ImageStoreError;
 use crate::{Digest, ImageName, Platform};
 
@@ -65,7 +65,7 @@ pub enum ImageError {
     Unnamed,
     /// An image name is invalid.
     #[error("invalid image name in the archive")]
-    InvalidName(#[source] NameError),
+    InvalidName(#[source] InvalidContainerdName),
     /// Different images have the same name.
     #[error("different images have the name {name}")]
     DuplicateName {
@@ -127,7 +127,7 @@ pub enum ImportError {
         source: ImageError,
     },
     /// The image store failed: a retry can help.
-    #[error("store bundle {path}")]
+    #[error("import bundle {path} into the store")]
     Store {
         /// The file.
         path: PathBuf,

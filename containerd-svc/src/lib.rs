@@ -90,7 +90,7 @@ mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use archive::{ArchiveError, ArchiveLimit};
+pub use archive::{ArchiveError, ArchiveLimitKind};
 pub use config::{
     CgroupDriver, ConfigVersion, ContainerdSettings, CriSettings, OomScorePolicy, RunscSettings,
     RuntimeHandler,
@@ -104,7 +104,7 @@ pub use error::{ImageError, ImportError};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
 pub use layout::{DirectoryLayout, LayoutError};
 pub use limits::ImportLimits;
-pub use name::{ImageName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, NameError, Namespace};
+pub use name::{ImageName, InvalidContainerdName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, Namespace};
 pub use plan::{BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleFingerprint, ImportReason, plan_imports};
 pub use platform::Platform;
 pub use prepare::{PrepareError, prepare_layout};

@@ -32,7 +32,7 @@ pub struct ImageName(String);
 /// An invalid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NameError {
+pub enum InvalidContainerdName {
     /// Invalid namespace: letters and digits, with single `.`, `_` and `-` between them.
     #[error(
         "invalid namespace {text:?}: use letters and digits with single . _ - between, at most {MAX_NAMESPACE_BYTES}"
@@ -61,12 +61,14 @@ impl Namespace {
 }
 
 impl FromStr for Namespace {
-    type Err = NameError;
+    type Err = InvalidContainerdName;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, InvalidContainerdName> {
         let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let valid = text.len() <= MAX_NAMESPACE_BYTES && text.split(['.', '_', '-']).all(part);
-        valid.then(|| Self(text.to_owned())).ok_or_else(|| NameError::Namespace { text: text_start(text) })
+        valid
+            .then(|| Self(text.to_owned()))
+            .ok_or_else(|| InvalidContainerdName::Namespace { text: text_start(text) })
     }
 }
 
@@ -86,8 +88,8 @@ impl ImageName {
     /// repository.
     ///
     /// # Errors
-    /// [`NameError::Image`].
-    pub(crate) fn of_reference(reference: &str, repository: &str) -> Result<Self, NameError> {
+    /// [`InvalidContainerdName::Image`].
+    pub(crate) fn of_reference(reference: &str, repository: &str) -> Result<Self, InvalidContainerdName> {
         match reference.contains(['/', ':', '@']) {
             true => reference.parse(),
             false => format!("{repository}:{reference}").parse(),
@@ -96,10 +98,10 @@ impl ImageName {
 }
 
 impl FromStr for ImageName {
-    type Err = NameError;
+    type Err = InvalidContainerdName;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
-        complete_name(text).map(Self).ok_or_else(|| NameError::Image { text: text_start(text) })
+    fn from_str(text: &str) -> Result<Self, InvalidContainerdName> {
+        complete_name(text).map(Self).ok_or_else(|| InvalidContainerdName::Image { text: text_start(text) })
     }
 }
 

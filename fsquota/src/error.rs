@@ -56,7 +56,7 @@ pub enum Error {
     #[error("other programs allocated every project number that was tried: try again")]
     AllocationContended,
     /// Inodes still belong to the project, so its limits stay. A retry helps if they are being removed.
-    #[error("project {project} is still in use")]
+    #[error("can't release project {project}: inodes still belong to it")]
     ProjectInUse {
         /// The project that keeps its limits.
         project: ProjectId,

@@ -70,7 +70,7 @@ pub use step_list::{InvalidStepList, StepEvent, StepList, StepRun, StepsError};
 #[non_exhaustive]
 pub enum JournalError {
     /// The name is not a valid file name, or too long for two more bytes.
-    #[error("step journal name {name:?}")]
+    #[error("invalid step journal name {name:?}")]
     InvalidName {
         /// The requested name.
         name: String,

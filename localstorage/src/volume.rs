@@ -171,7 +171,7 @@ pub enum VolumeError {
     #[error("mount volume")]
     Mount(#[source] MountError),
     /// The root directory of the volume could not be opened, listed, or marked as complete.
-    #[error("finish volume")]
+    #[error("mark the volume complete")]
     Finish(#[source] Error),
 }
 

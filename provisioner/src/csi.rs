@@ -28,12 +28,12 @@
 //! Monogon's `metropolis/node/kubernetes/csi.go`; the CSI specification 1.13; the kubelet's
 //! `pluginregistration` v1.
 
+mod bind_mounter;
 mod guard;
 mod identity;
 mod in_flight;
 mod mounter;
 mod node;
-mod os_mounter;
 mod plugin;
 #[cfg(not(feature = "testing"))]
 mod proto;
@@ -48,8 +48,8 @@ mod target_path;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use bind_mounter::BindMounter;
 pub use mounter::{FileId, MountError, MountFlags, TargetConflict, TargetMount, VolumeMounter};
-pub use os_mounter::OsMounter;
 pub use plugin::{NodePlugin, PluginDeps, PluginError};
 pub use socket::SocketError;
 pub use target_path::{TargetError, TargetPath};

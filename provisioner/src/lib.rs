@@ -14,6 +14,7 @@
 //! This program provisions the claims of one driver on one node, and deletes its released volumes:
 //!
 //! ```no_run
+//! use std::error::Error as _;
 //! use std::sync::Arc;
 //!
 //! use nodekeel_fsquota::ProjectQuota;
@@ -35,7 +36,8 @@
 //!         Ok(quota) => Arc::new(quota),
 //!         Err(error) => {
 //!             // Names what is missing: the directory, root, or the mount option.
-//!             println!("{error}");
+//!             let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+//!             println!("{error}{cause}");
 //!             return Ok(());
 //!         }
 //!     };
@@ -111,7 +113,7 @@ pub use manifest::build_persistent_volume;
 #[cfg(feature = "metrics")]
 pub use metrics::PrometheusMetrics;
 pub use metrics::VolumeMetrics;
-pub use name::{DriverName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NameError, NodeName};
+pub use name::{DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NAME_BYTES, NodeName};
 pub use plan::{
     BETA_STORAGE_PROVISIONER, ClaimAction, ClaimIgnoreReason, ClaimRejection, FINALIZER, HOSTNAME,
     ObservedClaim, PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER,

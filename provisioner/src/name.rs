@@ -12,7 +12,7 @@ pub const MAX_NODE_NAME_BYTES: usize = 253;
 /// Why a text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NameError {
+pub enum InvalidObjectName {
     /// The driver name is not a domain name of at most [`MAX_DRIVER_NAME_BYTES`].
     #[error(
         "invalid driver name {name:?}: use a lower-case domain of at most 63 bytes, such as volumes.example.org"
@@ -41,12 +41,12 @@ impl DriverName {
     /// Validates a name.
     ///
     /// # Errors
-    /// [`NameError::Driver`]: not a domain name, or too long.
-    pub fn try_new(name: impl Into<String>) -> Result<Self, NameError> {
+    /// [`InvalidObjectName::Driver`]: not a domain name, or too long.
+    pub fn try_new(name: impl Into<String>) -> Result<Self, InvalidObjectName> {
         let name = name.into();
         match is_domain(&name, MAX_DRIVER_NAME_BYTES) {
             true => Ok(Self(name)),
-            false => Err(NameError::Driver { name }),
+            false => Err(InvalidObjectName::Driver { name }),
         }
     }
 
@@ -64,12 +64,12 @@ impl NodeName {
     /// Validates a name.
     ///
     /// # Errors
-    /// [`NameError::Node`]: not a valid node name.
-    pub fn try_new(name: impl Into<String>) -> Result<Self, NameError> {
+    /// [`InvalidObjectName::Node`]: not a valid node name.
+    pub fn try_new(name: impl Into<String>) -> Result<Self, InvalidObjectName> {
         let name = name.into();
         match is_domain(&name, MAX_NODE_NAME_BYTES) {
             true => Ok(Self(name)),
-            false => Err(NameError::Node { name }),
+            false => Err(InvalidObjectName::Node { name }),
         }
     }
 
@@ -92,9 +92,9 @@ fn is_label(label: &str) -> bool {
 macro_rules! text {
     ($name:ident) => {
         impl FromStr for $name {
-            type Err = NameError;
+            type Err = InvalidObjectName;
 
-            fn from_str(name: &str) -> Result<Self, NameError> {
+            fn from_str(name: &str) -> Result<Self, InvalidObjectName> {
                 Self::try_new(name)
             }
         }
@@ -142,7 +142,11 @@ mod tests {
             "../x",
             &"a".repeat(64),
         ] {
-            assert_eq!(DriverName::try_new(bad), Err(NameError::Driver { name: bad.to_owned() }), "{bad:?}");
+            assert_eq!(
+                DriverName::try_new(bad),
+                Err(InvalidObjectName::Driver { name: bad.to_owned() }),
+                "{bad:?}"
+            );
         }
     }
 

@@ -50,7 +50,7 @@ pub struct StaleContextError;
 #[non_exhaustive]
 pub enum WaitReadyError {
     /// The waiting runnable was canceled.
-    #[error("wait for a runnable")]
+    #[error("wait until a runnable is ready")]
     Canceled(#[source] CanceledError),
     /// No runnable has this DN. Add it before waiting for it.
     #[error("unknown runnable {dn:?}: add it before waiting for it")]

@@ -27,25 +27,25 @@ pub const DEFAULT_SOCKET: &str = "/var/lib/nodekeel/run/control.sock";
 #[non_exhaustive]
 pub enum ConnectError {
     /// The socket does not exist: no node has run with this data directory, or the path is wrong.
-    #[error("can't connect to {}: the socket does not exist; start noded, or use another path with --socket", path.display())]
+    #[error("can't connect to noded at {}: the socket does not exist; start noded, or use another path with --socket", path.display())]
     NoSocket {
         /// The socket's path.
         path: PathBuf,
     },
     /// No process listens on the socket: the node was killed. Start it again.
-    #[error("can't connect to {}: the socket is stale; start noded again", path.display())]
+    #[error("can't connect to noded at {}: the socket is stale; start noded again", path.display())]
     Stale {
         /// The socket's path.
         path: PathBuf,
     },
     /// This user has no access. Only root and the user that runs noded have.
-    #[error("can't connect to {}: permission denied; only the user that runs noded, and root, may use it", path.display())]
+    #[error("can't connect to noded at {}: permission denied; only the user that runs noded, and root, may use it", path.display())]
     Permission {
         /// The socket's path.
         path: PathBuf,
     },
     /// The kernel rejected the connection for another reason.
-    #[error("can't connect to {}", path.display())]
+    #[error("can't connect to noded at {}", path.display())]
     Connect {
         /// The socket's path.
         path: PathBuf,

@@ -21,7 +21,7 @@ struct EventBuffer {
 
 /// Reads an [`EventHistory`]. An event that is evicted before it is read shows as a gap in [`Event::seq`].
 #[derive(Debug)]
-pub struct EventReader {
+pub struct EventHistoryReader {
     history: EventHistory,
     newest: watch::Receiver<u64>,
     /// The `seq` of the last event that was read.
@@ -36,10 +36,10 @@ impl EventHistory {
     }
 
     /// Reads from the newest `backlog` events on; `None` reads from the oldest kept one.
-    pub fn read_events(&self, backlog: Option<u64>) -> EventReader {
+    pub fn read_events(&self, backlog: Option<u64>) -> EventHistoryReader {
         let newest = self.0.newest.subscribe();
         let after = backlog.map_or(0, |count| newest.borrow().saturating_sub(count));
-        EventReader { history: self.clone(), newest, last_read: after }
+        EventHistoryReader { history: self.clone(), newest, last_read: after }
     }
 }
 
@@ -55,9 +55,9 @@ impl EventHook for EventHistory {
     }
 }
 
-impl EventReader {
+impl EventHistoryReader {
     /// The next events, oldest first, at most `max`; empty if none is available.
-    pub fn next_batch(&mut self, max: usize) -> Vec<Event> {
+    pub fn take_unread(&mut self, max: usize) -> Vec<Event> {
         let events = self.history.0.events.lock().unwrap_or_else(PoisonError::into_inner);
         let first = events.partition_point(|event| event.seq <= self.last_read);
         let batch: Vec<_> = events.iter().skip(first).take(max).cloned().collect();
@@ -67,11 +67,11 @@ impl EventReader {
         batch
     }
 
-    /// Waits until [`next_batch`](Self::next_batch) has an event.
+    /// Waits until [`take_unread`](Self::take_unread) has an event.
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
-    pub async fn wait_for_events(&mut self) {
+    pub async fn wait_for_unread(&mut self) {
         let after = self.last_read;
         // The sender exists as long as the history, which this reader owns.
         let _ = self.newest.wait_for(|newest| *newest > after).await;

@@ -47,7 +47,7 @@
 //!
 //!     let mut deps = Deps::new(new_log_store(&config.log));
 //!     deps.runnables.push(ExtraRunnable::new("greeter", greeter));
-//!     let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false)?;
+//!     let plan = NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false)?;
 //!     print!("{plan}");
 //!
 //!     let node = NodeHandle::start(plan, deps)?;

@@ -66,8 +66,10 @@ fn make_plan(args: NodeArgs) -> anyhow::Result<NodePlan> {
         config.node.data = data;
     }
     let variable = std::env::var_os;
-    let search =
-        SearchPath::from_path_lists(variable("NODEKEEL_BIN").as_deref(), variable("PATH").as_deref());
+    let search = SearchPath::with_default_directories(
+        variable("NODEKEEL_BIN").as_deref(),
+        variable("PATH").as_deref(),
+    );
     Ok(NodePlan::from_config(config, search, args.dev)?)
 }
 

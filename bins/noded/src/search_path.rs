@@ -32,7 +32,7 @@ impl SearchPath {
 
     /// Searches the directories of the first list, then of the second, both in the syntax of `PATH`, then the
     /// usual ones.
-    pub fn from_path_lists(first: Option<&OsStr>, second: Option<&OsStr>) -> Self {
+    pub fn with_default_directories(first: Option<&OsStr>, second: Option<&OsStr>) -> Self {
         let mut directories: Vec<PathBuf> = Vec::new();
         let lists = [first, second].into_iter().flatten().flat_map(std::env::split_paths);
         for directory in lists.chain(DEFAULT_DIRECTORIES.into_iter().map(PathBuf::from)) {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn relative_and_repeated_entries_are_skipped() {
-        let search = SearchPath::from_path_lists(
+        let search = SearchPath::with_default_directories(
             Some(OsStr::new("/opt/x::.:/usr/bin")),
             Some(OsStr::new("/usr/bin:/bin")),
         );

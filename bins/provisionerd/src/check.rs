@@ -17,7 +17,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use nodekeel_fsquota::ProjectQuota;
 use nodekeel_localstorage::Dir;
-use nodekeel_provisioner::csi::OsMounter;
+use nodekeel_provisioner::csi::BindMounter;
 use nodekeel_provisioner::{DirStore, HOSTNAME};
 
 use crate::config::DaemonConfig;
@@ -138,7 +138,7 @@ fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
     // The probe works with any directory.
     let probe = || -> Result<()> {
         let dir = Dir::open(&config.kubelet)?;
-        Ok(OsMounter::probe_support(dir.as_fd())?)
+        Ok(BindMounter::probe_support(dir.as_fd())?)
     };
     let probed = probe().map(|()| "volumes can be mounted");
     findings.push(CheckFinding::from_result(
@@ -171,7 +171,7 @@ pub(crate) fn check_shared_mount(path: &Path, is_pod: bool) -> CheckFinding {
             path.display()
         )
     };
-    match OsMounter::is_shared(path) {
+    match BindMounter::is_shared(path) {
         Ok(true) => CheckFinding::Pass(format!("the kubelet sees mounts below {}", path.display())),
         Ok(false) if is_pod => CheckFinding::Failure(anyhow!(advice())),
         Ok(false) => CheckFinding::Warning(advice()),
@@ -363,7 +363,7 @@ mod tests {
     fn in_a_pod_a_mount_hidden_from_the_kubelet_fails_the_check() {
         // The result depends on the environment of the test.
         let path = Path::new("/proc");
-        let is_shared = OsMounter::is_shared(path).expect("procfs is a mount");
+        let is_shared = BindMounter::is_shared(path).expect("procfs is a mount");
         assert_eq!(check_shared_mount(path, true).is_failure(), !is_shared);
         assert!(!check_shared_mount(path, false).is_failure());
         assert!(check_shared_mount(Path::new("/nowhere/at/all"), false).is_failure());

@@ -33,7 +33,7 @@ pub(crate) enum ConfigError {
     #[error("invalid `{key}` {}: use an absolute path", path.display())]
     RelativePath { key: &'static str, path: PathBuf },
     #[error("the hostname is not a valid node name: set --node")]
-    InvalidNodeName(#[source] nodekeel_provisioner::NameError),
+    InvalidNodeName(#[source] nodekeel_provisioner::InvalidObjectName),
 }
 
 /// The configuration file.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use nodekeel_provisioner::csi::{NodePlugin, OsMounter, PluginDeps};
+use nodekeel_provisioner::csi::{BindMounter, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
     Deps, DirStore, FINALIZER, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook,
 };
@@ -121,7 +121,7 @@ impl DaemonParts {
                     node: node.clone(),
                     store: store.clone(),
                     volumes: store.clone(),
-                    mounter: Arc::new(OsMounter::new(&config.kubelet)),
+                    mounter: Arc::new(BindMounter::new(&config.kubelet)),
                 },
                 &config.kubelet,
             )?),

@@ -7,9 +7,10 @@
 //! ```text
 //!  StartOptions ──▶ Consensus::prepare_member ──▶ PreparedMember { service: for the tree, status }
 //!                                                                          │
-//!        RunningMember { this member, root keys, keys by module and namespace, ClusterMembers }
+//!        ClusterAccess { this member, root keys, keys by module and namespace, ClusterMembers }
 //! ```
 
+mod cluster_access;
 mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -17,16 +18,15 @@ pub mod kv;
 mod member;
 pub mod memory;
 mod names;
-mod running;
 mod start;
 mod status;
 
 use std::fmt::Debug;
 
+pub use cluster_access::ClusterAccess;
 pub use error::{ConsensusError, MembershipError};
 pub use member::{ClusterMembers, Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
-pub use running::RunningMember;
 pub use start::{StartMode, StartOptions};
 pub(crate) use status::StatusReporter;
 pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};
@@ -55,7 +55,7 @@ pub const CLIENT_PORT: u16 = 2379;
 ///   certified for the new address and listed there before it is `Running`.
 /// - No mode destroys existing data. Data that does not match the mode is an error that names it.
 /// - When the service ends, for any reason, the status leaves `Running` before the service's future
-///   completes. A [`RunningMember`] that is still held returns errors, and never accesses a later run.
+///   completes. A [`ClusterAccess`] that is still held returns errors, and never accesses a later run.
 pub trait Consensus: Debug + Send + Sync + 'static {
     /// Prepares a member with these options.
     fn prepare_member(&self, start: StartOptions) -> PreparedMember;

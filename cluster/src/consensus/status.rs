@@ -8,7 +8,7 @@ use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::RunningMember;
+use super::ClusterAccess;
 
 /// The status of this node's member.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ pub enum MemberStatus {
     /// It is starting: it has not connected to the others yet, or is a learner.
     Starting,
     /// It takes part.
-    Running(RunningMember),
+    Running(ClusterAccess),
     /// It has exited. The tree may restart it.
     Exited {
         /// Why, with all causes; `None` if it was stopped.
@@ -30,7 +30,7 @@ pub enum MemberStatus {
 
 impl MemberStatus {
     /// The running member, if it takes part.
-    pub fn running_member(&self) -> Option<&RunningMember> {
+    pub fn cluster_access(&self) -> Option<&ClusterAccess> {
         match self {
             MemberStatus::Running(running) => Some(running),
             _ => None,
@@ -67,9 +67,9 @@ impl StatusWatch {
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
-    pub async fn wait_running(&mut self) -> Option<RunningMember> {
-        let status = self.0.wait_for(|status| status.running_member().is_some()).await.ok()?;
-        status.running_member().cloned()
+    pub async fn wait_running(&mut self) -> Option<ClusterAccess> {
+        let status = self.0.wait_for(|status| status.cluster_access().is_some()).await.ok()?;
+        status.cluster_access().cloned()
     }
 }
 
@@ -126,7 +126,7 @@ impl<'a> StatusReporter<'a> {
         self.stop_token.clone()
     }
 
-    pub(crate) fn report_running(&self, running: RunningMember) {
+    pub(crate) fn report_running(&self, running: ClusterAccess) {
         self.sender.send_replace(MemberStatus::Running(running));
     }
 

@@ -207,7 +207,7 @@ pub enum KvAccessError {
 #[non_exhaustive]
 pub enum TicketAccessError {
     /// Tickets are disabled: see [`EnrolmentSettings::golden_tickets`].
-    #[error("golden tickets are not enabled on this node")]
+    #[error("this node does not issue golden tickets")]
     Disabled,
     /// The node is not in a cluster at the moment.
     #[error("access the cluster")]
@@ -316,11 +316,11 @@ impl ClusterNode {
     ///
     /// # Errors
     /// [`NodeUnavailable`].
-    pub fn running_member(&self) -> Result<consensus::RunningMember, NodeUnavailable> {
+    pub fn cluster_access(&self) -> Result<consensus::ClusterAccess, NodeUnavailable> {
         self.cluster_identity()?;
         let member = self.0.published.borrow().member.clone();
         member
-            .and_then(|status| status.current_status().running_member().cloned())
+            .and_then(|status| status.current_status().cluster_access().cloned())
             .ok_or(NodeUnavailable::MemberNotServing)
     }
 
@@ -329,7 +329,7 @@ impl ClusterNode {
     /// # Errors
     /// [`KvAccessError`].
     pub fn namespaced_kv(&self, module: &str, namespace: &str) -> Result<Arc<dyn KvStore>, KvAccessError> {
-        let member = self.running_member().map_err(KvAccessError::Unavailable)?;
+        let member = self.cluster_access().map_err(KvAccessError::Unavailable)?;
         member.namespaced_kv(module, namespace).map_err(KvAccessError::Namespace)
     }
 
@@ -338,7 +338,7 @@ impl ClusterNode {
     /// # Errors
     /// [`NodeUnavailable`].
     pub fn root_kv(&self) -> Result<Arc<dyn KvStore>, NodeUnavailable> {
-        Ok(self.running_member()?.root_kv())
+        Ok(self.cluster_access()?.root_kv())
     }
 
     /// The list of members, and its changes.
@@ -346,7 +346,7 @@ impl ClusterNode {
     /// # Errors
     /// [`NodeUnavailable`].
     pub fn cluster_members(&self) -> Result<Arc<dyn consensus::ClusterMembers>, NodeUnavailable> {
-        Ok(self.running_member()?.cluster_members())
+        Ok(self.cluster_access()?.cluster_members())
     }
 
     /// The records of the cluster's nodes.
@@ -368,7 +368,7 @@ impl ClusterNode {
         if !self.0.settings.golden_tickets {
             return Err(TicketAccessError::Disabled);
         }
-        let member = self.running_member().map_err(TicketAccessError::Unavailable)?;
+        let member = self.cluster_access().map_err(TicketAccessError::Unavailable)?;
         GoldenTicketIssuer::new(member, self.0.settings.node_prefix.as_str())
             .map_err(TicketAccessError::Issue)
     }

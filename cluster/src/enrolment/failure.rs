@@ -141,10 +141,10 @@ pub enum StepError {
     #[error("read the enrolment configuration")]
     EnrolmentConfig(#[source] EnrolmentConfigError),
     /// The kernel supplied no random numbers.
-    #[error("generate random numbers")]
+    #[error("generate the enrolment id")]
     Random(#[source] io::Error),
     /// No address is known, and the network will report none any more.
-    #[error("address watch closed")]
+    #[error("the watch of the node's address closed")]
     AddressWatchClosed,
     /// The data volume can't be created or opened. If it holds something, [`VolumeError::Occupied`] reports
     /// what; to permit its erasure, set [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase).
@@ -160,7 +160,7 @@ pub enum StepError {
     #[error("read or write the enrolment mark of the data volume")]
     Mark(#[source] nodekeel_localstorage::Error),
     /// The node's directories could not be created on the data volume.
-    #[error("place directories on the data volume")]
+    #[error("create the directories on the data volume")]
     Place(#[source] LayoutError),
     /// The node's credentials can't be created, stored or loaded.
     #[error("create or load the node's credentials")]

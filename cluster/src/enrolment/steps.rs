@@ -206,7 +206,7 @@ impl EnrolmentDriver {
             .run_state()
             .member
             .as_ref()
-            .and_then(|status| status.current_status().running_member().cloned());
+            .and_then(|status| status.current_status().cluster_access().cloned());
         let Some(running) = member else { return };
         let url = running.this_member().peer_urls.first().and_then(|url| url.parse().ok());
         let tickets = GoldenTicketIssuer::new(running, self.shared.settings.node_prefix.as_str());
@@ -252,7 +252,7 @@ impl EnrolmentDriver {
     }
 
     /// Waits until the member serves.
-    async fn wait_serving(&self, status: &mut StatusWatch) -> Result<consensus::RunningMember, StepError> {
+    async fn wait_serving(&self, status: &mut StatusWatch) -> Result<consensus::ClusterAccess, StepError> {
         let mut now = status.current_status();
         loop {
             match now {

@@ -74,7 +74,7 @@ pub enum TicketError {
     Malformed,
     /// The configuration holds no golden ticket, the only way to join so far. To bootstrap a cluster, remove
     /// the file.
-    #[error("missing golden ticket")]
+    #[error("the enrolment configuration contains no golden ticket")]
     NoTicket,
     /// A key, a certificate or the list of revoked certificates is malformed.
     #[error("malformed {field}")]

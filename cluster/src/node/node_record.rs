@@ -92,7 +92,7 @@ pub enum InvalidRecord {
     #[error("not a node record")]
     Malformed,
     /// The certificate is invalid.
-    #[error("malformed certificate")]
+    #[error("invalid certificate")]
     Certificate(#[source] FormatError),
     /// The address is invalid.
     #[error("invalid address {address:?}")]

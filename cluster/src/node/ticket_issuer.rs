@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, RecordError, TicketError, TicketParts};
 use crate::consensus::kv::{Compare, KvError, KvStore, Txn, TxnOp};
 use crate::consensus::{
-    ClusterMembers, InvalidName, MembershipError, NewMember, Peer, PeerUrl, RunningMember,
+    ClusterAccess, ClusterMembers, InvalidName, MembershipError, NewMember, Peer, PeerUrl,
 };
 use crate::pki::{CaError, CertificateSpec, ClusterCa};
 
@@ -29,7 +29,7 @@ const TICKETS_NAMESPACE: (&str, &str) = ("cluster", "tickets");
 /// - One ticket at a time is unused: the cluster accepts one learner.
 #[derive(Clone)]
 pub struct GoldenTicketIssuer {
-    running: RunningMember,
+    running: ClusterAccess,
     tickets: Arc<dyn KvStore>,
     nodes: NodeStore,
     prefix: String,
@@ -74,7 +74,7 @@ pub enum TicketIssueError {
     #[error("read the ticket that was issued before")]
     StoredTicket(#[source] TicketError),
     /// The nodes' records could not be read.
-    #[error("read the node's record")]
+    #[error("check whether the earlier ticket's node has joined")]
     Record(#[source] RecordError),
 }
 
@@ -83,7 +83,7 @@ impl GoldenTicketIssuer {
     ///
     /// # Errors
     /// [`TicketIssueError::MemberName`], which these namespaces never cause.
-    pub fn new(running: RunningMember, prefix: impl Into<String>) -> Result<Self, TicketIssueError> {
+    pub fn new(running: ClusterAccess, prefix: impl Into<String>) -> Result<Self, TicketIssueError> {
         let kv = |(module, namespace)| {
             running.namespaced_kv(module, namespace).map_err(TicketIssueError::MemberName)
         };

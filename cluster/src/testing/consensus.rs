@@ -1,7 +1,7 @@
 //! The contract of consensus, as a conformance check.
 
 use crate::consensus::kv::{KeyRange, KvError, RangeRequest};
-use crate::consensus::{MemberId, MembershipError, NewMember, PeerUrl, RunningMember};
+use crate::consensus::{ClusterAccess, MemberId, MembershipError, NewMember, PeerUrl};
 use crate::pki::ClusterCa;
 
 /// Checks that a running member, alone in a new cluster, meets the contract of its keys and members.
@@ -10,14 +10,14 @@ use crate::pki::ClusterCa;
 ///
 /// # Panics
 /// If the contract is broken; the text says how.
-pub async fn consensus_conformance(running: &RunningMember) {
+pub async fn consensus_conformance(running: &ClusterAccess) {
     check_single_member(running).await;
     check_namespaces(running).await;
     check_learners(running).await;
     ClusterCa::load_ca(running.root_kv()).await.expect("a running cluster has its CA in its keys");
 }
 
-async fn check_single_member(running: &RunningMember) {
+async fn check_single_member(running: &ClusterAccess) {
     let list = running.cluster_members().list_members().await.expect("list");
     assert_eq!(list, [running.this_member().clone()], "the list differs from the member's own entry");
     assert!(list[0].name.is_some() && !list[0].is_learner, "{list:?}");
@@ -25,7 +25,7 @@ async fn check_single_member(running: &RunningMember) {
     assert!(matches!(last, Err(MembershipError::QuorumLoss)), "the last member was removed: {last:?}");
 }
 
-async fn check_namespaces(running: &RunningMember) {
+async fn check_namespaces(running: &ClusterAccess) {
     let (one, other) =
         (running.namespaced_kv("conformance", "a"), running.namespaced_kv("conformance", "ab"));
     let (one, other) = (one.expect("a valid name"), other.expect("a valid name"));
@@ -60,7 +60,7 @@ async fn check_namespaces(running: &RunningMember) {
     }
 }
 
-async fn check_learners(running: &RunningMember) {
+async fn check_learners(running: &ClusterAccess) {
     let members = running.cluster_members();
     // Addresses for documentation, which no host has. *Source:* RFC 5737.
     let new = |name: &str, address: &str| {

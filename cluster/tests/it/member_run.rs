@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nodekeel_cluster::consensus::{Consensus, MemberStatus, RunningMember, StartOptions, StatusWatch};
+use nodekeel_cluster::consensus::{ClusterAccess, Consensus, MemberStatus, StartOptions, StatusWatch};
 use nodekeel_supervisor::{Context, Failure, Supervisor};
 use tokio::time::timeout;
 
@@ -40,7 +40,7 @@ impl MemberRun {
         MemberRun { supervisor, status: started.status, log: None }
     }
 
-    pub(crate) async fn wait_running(&mut self) -> RunningMember {
+    pub(crate) async fn wait_running(&mut self) -> ClusterAccess {
         let running = timeout(HANG, self.status.wait_running()).await;
         running
             .unwrap_or_else(|_| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nodekeel_cluster::consensus::kv::{KvError, KvStore};
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryKv, MemoryNetwork};
 use nodekeel_cluster::consensus::{
-    MemberName, MemberStatus, MembershipError, NewMember, PEER_PORT, Peer, PeerUrl, RunningMember,
+    ClusterAccess, MemberName, MemberStatus, MembershipError, NewMember, PEER_PORT, Peer, PeerUrl,
     StartOptions,
 };
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
@@ -31,7 +31,7 @@ fn bootstrap_options(number: u8) -> StartOptions {
 }
 
 /// What a member of the cluster gives to a joining one.
-async fn join_options(running: &RunningMember, number: u8) -> StartOptions {
+async fn join_options(running: &ClusterAccess, number: u8) -> StartOptions {
     running
         .cluster_members()
         .add_learner(&NewMember::new(member_name(number), peer_url(number)))

@@ -6,7 +6,7 @@ use std::io;
 /// A limit that an archive exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ArchiveLimit {
+pub enum ArchiveLimitKind {
     /// Decompressed bytes: see [`ImportLimits::archive_bytes`](crate::ImportLimits::archive_bytes).
     Bytes,
     /// Files, directories and links: see [`ImportLimits::entries`](crate::ImportLimits::entries).
@@ -18,7 +18,7 @@ pub enum ArchiveLimit {
     Name,
 }
 
-impl fmt::Display for ArchiveLimit {
+impl fmt::Display for ArchiveLimitKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Bytes => "bytes in the archive",
@@ -72,7 +72,7 @@ pub enum ArchiveError {
         /// The maximum.
         limit: u64,
         /// The quantity that is limited.
-        of: ArchiveLimit,
+        of: ArchiveLimitKind,
     },
     /// A file name leads out of the archive. No tool creates such images; nothing was written to that path.
     #[error("unsafe file name {name:?}: it leads out of the archive")]

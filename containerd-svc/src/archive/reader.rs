@@ -6,7 +6,7 @@ use std::io::Read;
 use bytes::Bytes;
 
 use super::compression::Compression;
-use super::error::{ArchiveError, ArchiveLimit};
+use super::error::{ArchiveError, ArchiveLimitKind};
 use super::tar::{EntryKind, TarEntry, TarReader};
 use crate::digest::DigestHasher;
 use crate::store::IncomingBlob;
@@ -162,7 +162,7 @@ fn read_document<R: Read>(
     limits: &ImportLimits,
 ) -> Result<Vec<u8>, ArchiveError> {
     if entry.size > limits.document_bytes {
-        return Err(ArchiveError::Limit { limit: limits.document_bytes, of: ArchiveLimit::Document });
+        return Err(ArchiveError::Limit { limit: limits.document_bytes, of: ArchiveLimitKind::Document });
     }
     tar.read_all_content()
 }

@@ -5,7 +5,7 @@
 use std::io::Read;
 
 use super::compression::DecompressedStream;
-use super::error::{ArchiveError, ArchiveLimit};
+use super::error::{ArchiveError, ArchiveLimitKind};
 use super::pax::PaxHeader;
 use crate::ImportLimits;
 
@@ -66,7 +66,7 @@ impl<R: Read> TarReader<R> {
             if self.entries > self.limits.entries {
                 return Err(ArchiveError::Limit {
                     limit: self.limits.entries.into(),
-                    of: ArchiveLimit::Entries,
+                    of: ArchiveLimitKind::Entries,
                 });
             }
             match header.kind {
@@ -154,7 +154,7 @@ impl<R: Read> TarReader<R> {
     /// Reads the content of an entry that describes the next one.
     fn read_extension(&mut self, header: &TarHeader) -> Result<Vec<u8>, ArchiveError> {
         if header.size > MAX_NAME_BYTES {
-            return Err(ArchiveError::Limit { limit: MAX_NAME_BYTES, of: ArchiveLimit::Name });
+            return Err(ArchiveError::Limit { limit: MAX_NAME_BYTES, of: ArchiveLimitKind::Name });
         }
         self.expect_content(header.size)?;
         self.read_all_content()
@@ -205,7 +205,7 @@ impl<R: Read> TarReader<R> {
     }
 
     fn size_error(&self) -> ArchiveError {
-        ArchiveError::Limit { limit: self.limits.archive_bytes, of: ArchiveLimit::Bytes }
+        ArchiveError::Limit { limit: self.limits.archive_bytes, of: ArchiveLimitKind::Bytes }
     }
 
     fn format_error(&self, what: &'static str) -> ArchiveError {

@@ -110,17 +110,17 @@ fn sizes_beyond_the_limits_are_rejected_before_allocation() {
         Err(ArchiveError::Limit { of, .. }) => Some(of),
         _ => None,
     };
-    assert_eq!(of(header.as_bytes()), Some(ArchiveLimit::Bytes));
+    assert_eq!(of(header.as_bytes()), Some(ArchiveLimitKind::Bytes));
     header.set_entry_type(::tar::EntryType::GNULongName);
     header.set_cksum();
-    assert_eq!(of(header.as_bytes()), Some(ArchiveLimit::Name));
+    assert_eq!(of(header.as_bytes()), Some(ArchiveLimitKind::Name));
     let many: Vec<u8> = {
         header.set_entry_type(::tar::EntryType::Regular);
         header.set_size(0);
         header.set_cksum();
         header.as_bytes().repeat(1001)
     };
-    assert_eq!(of(&many), Some(ArchiveLimit::Entries));
+    assert_eq!(of(&many), Some(ArchiveLimitKind::Entries));
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl EntryLocation {
 #[non_exhaustive]
 pub enum LayoutError {
     /// The layout is invalid with this path and these names. Nothing was changed.
-    #[error("check layout")]
+    #[error("invalid directory layout")]
     InvalidLayout(#[source] InvalidLayout),
     /// A directory could not be created, or its mode could not be set. If something else has its name, remove
     /// that.

@@ -39,7 +39,7 @@ pub struct PluginDeps {
     pub store: Arc<dyn VolumeStore>,
     /// Opens a volume's directory; usually the store itself.
     pub volumes: Arc<dyn OpenVolume>,
-    /// Mounts volumes at targets; usually [`OsMounter`](super::OsMounter), for the directory of the same
+    /// Mounts volumes at targets; usually [`BindMounter`](super::BindMounter), for the directory of the same
     /// kubelet.
     pub mounter: Arc<dyn VolumeMounter>,
 }

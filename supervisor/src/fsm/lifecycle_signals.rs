@@ -27,7 +27,7 @@ pub enum AddChildError {
         dn: String,
     },
     /// The context is canceled, so the children would never run.
-    #[error("add children")]
+    #[error("add child runnables")]
     Canceled(#[source] CanceledError),
 }
 

@@ -29,7 +29,7 @@ pub enum ProcessError {
         source: io::Error,
     },
     /// The kernel's interface to watch the process failed; the process was killed.
-    #[error("watch the process")]
+    #[error("wait for the exit of the process")]
     Watch(#[source] io::Error),
     /// It was not ready before its timeout, and was stopped.
     #[error("not ready within {timeout:?}: {missing}")]

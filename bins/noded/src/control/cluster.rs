@@ -48,7 +48,7 @@ fn node_name(run: &EnrolmentRun) -> Option<String> {
 
 pub(super) async fn list_members(shared: &NodeState) -> Result<v1::MembersResponse, Status> {
     let member = require_cluster(shared)?
-        .running_member()
+        .cluster_access()
         .map_err(|error| Status::failed_precondition(plan::error_chain(&error)))?;
     let listed = member.cluster_members().list_members().await;
     let listed =

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{ResponseStream, stopping_status};
-use crate::event_history::EventReader;
+use crate::event_history::EventHistoryReader;
 use crate::node::NodeState;
 use crate::{v1, wire};
 
@@ -65,17 +65,17 @@ pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsRespon
 
 /// Streams the kept events, then, with `follow`, new ones.
 pub(super) fn event_stream(
-    reader: EventReader,
+    reader: EventHistoryReader,
     follow: bool,
 ) -> impl Stream<Item = v1::EventsResponse> + Send {
     stream::unfold(reader, move |mut reader| async move {
-        let mut batch = reader.next_batch(MAX_ENTRIES);
+        let mut batch = reader.take_unread(MAX_ENTRIES);
         while batch.is_empty() {
             if !follow {
                 return None;
             }
-            reader.wait_for_events().await;
-            batch = reader.next_batch(MAX_ENTRIES);
+            reader.wait_for_unread().await;
+            batch = reader.take_unread(MAX_ENTRIES);
         }
         Some((v1::EventsResponse { events: batch.iter().map(wire::event_to_wire).collect() }, reader))
     })

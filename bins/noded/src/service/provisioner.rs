@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
 use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
-use nodekeel_provisioner::csi::{NodePlugin, OsMounter, PluginDeps};
+use nodekeel_provisioner::csi::{BindMounter, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
     Deps, DirStore, DirStoreError, FINALIZER, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
 };
@@ -68,7 +68,7 @@ impl VolumeService {
             node: self.plan.node.clone(),
             store: self.store.clone(),
             volumes: self.store.clone(),
-            mounter: Arc::new(OsMounter::new(kubelet)),
+            mounter: Arc::new(BindMounter::new(kubelet)),
         };
         Ok(Some(NodePlugin::new(deps, kubelet)?))
     }

@@ -49,7 +49,8 @@ async fn an_extra_runnable_cannot_take_a_reserved_name() {
         let scratch = ScratchDir::new().unwrap();
         let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();
         config.node.data = scratch.path().join("data");
-        let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false).unwrap();
+        let plan =
+            NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false).unwrap();
         let mut deps = Deps::new(LogStore::default());
         deps.runnables.extend(names.iter().map(|name| {
             ExtraRunnable::new(*name, |ctx: Context| async move { Err::<(), _>(ctx.canceled().await) })
@@ -71,7 +72,8 @@ async fn a_control_socket_bound_meanwhile_keeps_the_node_from_starting() {
     let mut config = NodedConfig::parse_toml("test.toml".as_ref(), NO_DAEMONS).unwrap();
     config.node.data = scratch.path().join("data");
     config.control.socket = Some(socket.clone());
-    let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false).unwrap();
+    let plan =
+        NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false).unwrap();
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mut deps = Deps::new(LogStore::default());
     let noted = Arc::clone(&started);

@@ -286,7 +286,8 @@ impl LocalNode {
         let journal = LogStore::default();
         let mut deps = Deps::new(journal.clone());
         change(&mut deps);
-        let plan = NodePlan::from_config(config, SearchPath::from_path_lists(None, None), false).unwrap();
+        let plan =
+            NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false).unwrap();
         let node = NodeHandle::start(plan, deps).unwrap();
         node.wait_ready("root").await;
         let client = client::connect(node.control_socket()).await.unwrap();

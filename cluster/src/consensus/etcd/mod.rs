@@ -53,8 +53,8 @@ use self::kv::EtcdKv;
 use self::members::EtcdMembers;
 use super::kv::{KeyRange, KvStore, RangeRequest};
 use super::{
-    ClusterMembers, Consensus, ConsensusError, MemberName, MemberService, MemberStatus, PeerUrl,
-    PreparedMember, RunningMember, StartOptions, StatusReporter, StatusWatch,
+    ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberName, MemberService, MemberStatus,
+    PeerUrl, PreparedMember, StartOptions, StatusReporter, StatusWatch,
 };
 use crate::pki::{CaError, ClusterCa, PendingCa, sync_revocation_list};
 
@@ -151,7 +151,7 @@ impl EtcdConsensus {
         self.run_children(ctx, &root, &members, cluster_ca.ca_certificate().clone())?;
         ctx.wait_ready(&format!("{}.crl", ctx.dn())).await?;
         ctx.signal_ready()?;
-        reporter.report_running(RunningMember::new(this, root, members));
+        reporter.report_running(ClusterAccess::new(this, root, members));
         Err(ctx.canceled().await.into())
     }
 

@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 use super::memory_cluster::{MemoryCluster, MemoryMembers, MemoryNetwork};
 use crate::consensus::kv::KvStore;
 use crate::consensus::{
-    Consensus, ConsensusError, Member, MemberId, MemberService, MemberStatus, MembershipError, PEER_PORT,
-    PeerUrl, PreparedMember, RunningMember, StartMode, StartOptions, StatusReporter, StatusWatch,
+    ClusterAccess, Consensus, ConsensusError, Member, MemberId, MemberService, MemberStatus, MembershipError,
+    PEER_PORT, PeerUrl, PreparedMember, StartMode, StartOptions, StatusReporter, StatusWatch,
 };
 use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa};
 
@@ -87,7 +87,7 @@ async fn start_member(
     start: &StartOptions,
     network: &MemoryNetwork,
     disk: &Mutex<Option<MemberDisk>>,
-) -> Result<(RunningMember, CancellationToken), ConsensusError> {
+) -> Result<(ClusterAccess, CancellationToken), ConsensusError> {
     let found = lock_disk(disk).clone();
     let member = match (found, &start.mode) {
         (Some(member), _) => member,
@@ -112,7 +112,7 @@ async fn start_member(
         .start_member(member.id, &start.name, start.address)
         .ok_or_else(|| not_a_member(start))?;
     let members = MemoryMembers { cluster: member.cluster, stopped: reporter.stop_token() };
-    Ok((RunningMember::new(this, root, Arc::new(members)), removed))
+    Ok((ClusterAccess::new(this, root, Arc::new(members)), removed))
 }
 
 /// Finds the cluster, and makes the checks that the cluster would make.

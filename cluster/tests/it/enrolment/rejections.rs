@@ -171,7 +171,7 @@ async fn a_joining_node_resumes_with_its_ticket_reissued_for_other_members() {
     joining.run_to_failure().await;
     fs::remove_file(joining.disks.path().join("data/conflict")).expect("removed");
 
-    let this = leaving.node.running_member().expect("a running node").this_member().id;
+    let this = leaving.node.cluster_access().expect("a running node").this_member().id;
     first_run.node.cluster_members().expect("a running node").remove_member(this).await.expect("removed");
     leaving.stop().await;
     let again = issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.3"), PEER_PORT)).await.expect("created");

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use nodekeel_cluster::consensus::kv::{KeyRange, KvStore, RangeRequest};
-use nodekeel_cluster::consensus::{Member, NewMember, RunningMember};
+use nodekeel_cluster::consensus::{ClusterAccess, Member, NewMember};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa, SubjectNames};
 
 use super::cluster::three_members;
@@ -21,7 +21,7 @@ fn loopback_address(number: u8) -> IpAddr {
 /// What does not depend on a member's address: its id and name, its key, the cluster's CA.
 pub(super) async fn member_identity(
     fixture: &EtcdFixture,
-    running: &RunningMember,
+    running: &ClusterAccess,
 ) -> (u64, Option<String>, String, Vec<u8>) {
     let this = running.this_member();
     let key = fixture.data.etcd.peer_pki.load_credentials().unwrap().unwrap().key.public_key().short_id();
@@ -30,7 +30,7 @@ pub(super) async fn member_identity(
 }
 
 /// Checks that the member is served, listed and certified at its present address, and at no other.
-pub(super) async fn assert_listed_and_certified(fixture: &EtcdFixture, running: &RunningMember) {
+pub(super) async fn assert_listed_and_certified(fixture: &EtcdFixture, running: &ClusterAccess) {
     let urls = |member: &Member| member.peer_urls.clone();
     assert_eq!(urls(running.this_member()), [fixture.peer_url().to_string()]);
     let listed = running.cluster_members().list_members().await.unwrap();
@@ -49,7 +49,7 @@ pub(super) async fn assert_listed_and_certified(fixture: &EtcdFixture, running: 
     etcd_get(fixture, cluster_ca.ca_certificate(), Some(&client)).await.unwrap();
 }
 
-async fn restart_at(fixture: &mut EtcdFixture, address: IpAddr) -> (MemberRun, RunningMember) {
+async fn restart_at(fixture: &mut EtcdFixture, address: IpAddr) -> (MemberRun, ClusterAccess) {
     fixture.move_to(address);
     let mut node = fixture.run(fixture.restart_options());
     let running = node.wait_running().await;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nodekeel_cluster::consensus::{MembershipError, NewMember, RunningMember};
+use nodekeel_cluster::consensus::{ClusterAccess, MembershipError, NewMember};
 use nodekeel_cluster::pki::ClusterCa;
 use tokio::time::timeout;
 
@@ -74,7 +74,7 @@ pub(super) async fn a_third_member_joins_and_a_removed_member_exits(version: Etc
 }
 
 /// A cluster of these: the first has bootstrapped it, the others have joined and have their votes.
-pub(super) async fn three_members(fixtures: &[EtcdFixture; 3]) -> [(MemberRun, RunningMember); 3] {
+pub(super) async fn three_members(fixtures: &[EtcdFixture; 3]) -> [(MemberRun, ClusterAccess); 3] {
     let mut first = fixtures[0].run(fixtures[0].bootstrap_options());
     let one = first.wait_running().await;
     let mut joined = Vec::new();

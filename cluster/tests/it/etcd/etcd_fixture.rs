@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
-use nodekeel_cluster::consensus::{MemberName, Peer, PeerUrl, RunningMember, StartOptions};
+use nodekeel_cluster::consensus::{ClusterAccess, MemberName, Peer, PeerUrl, StartOptions};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_localstorage::pki::Certificate;
 use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
@@ -120,7 +120,7 @@ impl EtcdFixture {
     pub(crate) async fn join_options(
         &self,
         existing: &[&EtcdFixture],
-        running: &RunningMember,
+        running: &ClusterAccess,
     ) -> StartOptions {
         let cluster_ca = ClusterCa::load_ca(running.root_kv()).await.unwrap();
         let credentials = cluster_ca

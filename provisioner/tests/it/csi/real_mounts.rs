@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nodekeel_provisioner::csi::testing::{ConformanceSetup, conformance};
 use nodekeel_provisioner::csi::{
-    MountError, MountFlags, OsMounter, TargetConflict, TargetPath, VolumeMounter,
+    BindMounter, MountError, MountFlags, TargetConflict, TargetPath, VolumeMounter,
 };
 use tonic::Code;
 
@@ -31,7 +31,7 @@ pub(crate) fn run_in_mount_namespace(run: impl FnOnce() + Send + 'static) {
 
 struct MountFixture {
     directory: tempfile::TempDir,
-    mounts: OsMounter,
+    mounts: BindMounter,
 }
 
 impl MountFixture {
@@ -41,7 +41,7 @@ impl MountFixture {
             fs::create_dir_all(directory.path().join(below)).expect("create");
         }
         fs::write(directory.path().join("volumes/one/file"), "one").expect("write");
-        let mounts = OsMounter::new(directory.path().join("kubelet"));
+        let mounts = BindMounter::new(directory.path().join("kubelet"));
         Self { directory, mounts }
     }
 
@@ -72,7 +72,7 @@ fn the_os_mounter_keeps_the_contract() {
         assert_eq!(fs::read_dir(fixture.path("kubelet/pods")).expect("list").count(), 0);
         // Also if the kubelet's directory is reached through a symbolic link, as it often is.
         symlink(&kubelet, fixture.path("link")).expect("link");
-        let mounts = OsMounter::new(fixture.path("link"));
+        let mounts = BindMounter::new(fixture.path("link"));
         conformance(
             &mounts,
             ConformanceSetup { volumes: [one.as_fd(), two.as_fd()], kubelet: &fixture.path("link") },
@@ -206,7 +206,7 @@ fn the_kubelets_calls_end_in_real_mounts() {
     run_in_mount_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let plugin = TestPlugin::start(|kubelet: &Path| Arc::new(OsMounter::new(kubelet))).await;
+            let plugin = TestPlugin::start(|kubelet: &Path| Arc::new(BindMounter::new(kubelet))).await;
             let (volume, path) = (plugin.create_volume(1).await, plugin.pod_path("a"));
             fs::write(plugin.volumes.path(&volume).join("file"), "data").expect("write");
             let mut node = plugin.node_client().await;

@@ -14,7 +14,7 @@ use nodekeel_provisioner::csi::proto::csi::controller_server::{Controller, Contr
 use nodekeel_provisioner::csi::proto::csi::controller_service_capability::{Rpc, Type, rpc};
 use nodekeel_provisioner::csi::proto::csi::identity_server::{Identity, IdentityServer};
 use nodekeel_provisioner::csi::proto::csi::*;
-use nodekeel_provisioner::csi::{OsMounter, PluginDeps};
+use nodekeel_provisioner::csi::{BindMounter, PluginDeps};
 use nodekeel_provisioner::{DirStore, DriverName, NodeName, VolumeId, VolumeStore as _};
 use serde_json::Value;
 use testbed::guest::disk::{FileSystem, GuestDisk};
@@ -255,7 +255,7 @@ async fn run_suite(base: &Path) -> Value {
         node: NodeName::try_new("node-a").expect("a name"),
         store: store.clone(),
         volumes: store.clone(),
-        mounter: Arc::new(OsMounter::new(&kubelet)),
+        mounter: Arc::new(BindMounter::new(&kubelet)),
     };
     let served = PluginServer::start(deps, &kubelet).await;
     let controller = directory.path().join("controller.sock");

@@ -7,20 +7,20 @@ use super::{ClusterMembers, InvalidName, Member};
 
 /// A member that takes part. It is cheap to clone; once its run has ended, all its calls fail.
 #[derive(Clone, Debug)]
-pub struct RunningMember {
+pub struct ClusterAccess {
     this_member: Member,
     root_kv: Arc<dyn KvStore>,
     cluster_members: Arc<dyn ClusterMembers>,
 }
 
-impl RunningMember {
+impl ClusterAccess {
     /// A member with its keys and the list of members: for implementations.
     pub fn new(
         this_member: Member,
         root_kv: Arc<dyn KvStore>,
         cluster_members: Arc<dyn ClusterMembers>,
-    ) -> RunningMember {
-        RunningMember { this_member, root_kv, cluster_members }
+    ) -> ClusterAccess {
+        ClusterAccess { this_member, root_kv, cluster_members }
     }
 
     /// This node's member, as it was listed when it started to take part.

@@ -22,7 +22,7 @@ use super::target_path::TargetPath;
 ///
 /// *Source:* `open_tree`(2), `mount_setattr`(2), `move_mount`(2).
 #[derive(Debug, Clone)]
-pub struct OsMounter {
+pub struct BindMounter {
     kubelet_dir: PathBuf,
 }
 
@@ -33,7 +33,7 @@ enum TargetState {
     Mount { id: u64, directory: FileId },
 }
 
-impl OsMounter {
+impl BindMounter {
     /// A mounter for targets below the kubelet's directory. Opens the directory again for each call: it may
     /// be mounted later.
     pub fn new(kubelet: impl Into<PathBuf>) -> Self {
@@ -102,7 +102,7 @@ struct MountRequest<'a> {
     flags: MountFlags,
 }
 
-impl VolumeMounter for OsMounter {
+impl VolumeMounter for BindMounter {
     fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, MountError> {
         let Some(parent) = self.open_parent(target)? else { return Ok(None) };
         let TargetState::Mount { id, directory } = target_state(&parent, target)? else { return Ok(None) };
