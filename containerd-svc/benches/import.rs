@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{ContainerdImages, ImageStore, Namespace, Preseed};
 use testbed::bench::{BenchRow, measure_interleaved, median};
 use testbed::{Containerd, ScratchDir, command_output};
@@ -57,7 +57,7 @@ fn create_bundles(directory: &Path, end: &str) -> Result<()> {
             state ^= state << 17;
             layer.extend_from_slice(&state.to_le_bytes());
         }
-        let archive = ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast)
+        let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast)
             .with_image(&[&format!("localhost/bench-{number}:1")], &layer);
         let bytes = match end {
             "tar.gz" => archive.to_gzip(),

@@ -15,7 +15,7 @@ pub struct Digest([u8; 32]);
 
 /// An invalid digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid digest {text:?}: expected sha256: and 64 hexadecimal digits")]
+#[error("invalid digest {text:?}: expected sha256: and 64 lower-case hexadecimal digits")]
 pub struct InvalidDigest {
     /// The text, or its start.
     pub text: String,

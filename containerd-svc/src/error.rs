@@ -11,7 +11,7 @@ use crate::{Digest, ImageName, Platform};
 /// An error in the images of a readable archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ImageError {
+pub enum ArchivedImageError {
     /// The content of a file does not match its digest: copy or create the archive again.
     #[error("digest mismatch in {file}: its content is {found}; copy or create the archive again")]
     DigestMismatch {
@@ -124,7 +124,7 @@ pub enum ImportError {
         path: PathBuf,
         /// The cause.
         #[source]
-        source: ImageError,
+        source: ArchivedImageError,
     },
     /// The image store failed: a retry can help.
     #[error("import bundle {path} into the store")]
@@ -152,7 +152,7 @@ impl ImportError {
 #[derive(Debug)]
 pub(crate) enum BundleError {
     Archive(ArchiveError),
-    Image(ImageError),
+    Image(ArchivedImageError),
     Store(ImageStoreError),
 }
 
@@ -172,8 +172,8 @@ impl From<ImageStoreError> for BundleError {
     }
 }
 
-impl From<ImageError> for BundleError {
-    fn from(error: ImageError) -> Self {
+impl From<ArchivedImageError> for BundleError {
+    fn from(error: ArchivedImageError) -> Self {
         Self::Image(error)
     }
 }

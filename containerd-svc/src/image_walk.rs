@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 
 use crate::documents::{ImageConfig, ImageIndex, ImageManifest, JsonDescriptor, TargetKind};
-use crate::error::{BundleError, ImageError};
+use crate::error::{ArchivedImageError, BundleError};
 use crate::image::{Descriptor, ImageLayer, Labels, media};
 use crate::store::ImageStore;
 use crate::{Digest, ImportLimits, Namespace, Platform};
@@ -30,8 +30,8 @@ impl ImageScope<'_> {
             return Ok(None);
         };
         let document = serde_json::from_slice(&bytes);
-        let document =
-            document.map_err(|source| ImageError::InvalidDocument { what: digest.to_string(), source })?;
+        let document = document
+            .map_err(|source| ArchivedImageError::InvalidDocument { what: digest.to_string(), source })?;
         Ok(Some(document))
     }
 }
@@ -78,7 +78,7 @@ impl<'a> ImageWalk<'a> {
             match descriptor.target_kind() {
                 TargetKind::Index if depth > self.scope.limits.nesting => {
                     let limit = self.scope.limits.nesting.into();
-                    return Err(ImageError::Limit { limit, of: "nested indexes" }.into());
+                    return Err(ArchivedImageError::Limit { limit, of: "nested indexes" }.into());
                 }
                 TargetKind::Index => {
                     let children = self.read_index(&descriptor, &mut fit).await?;
@@ -91,11 +91,11 @@ impl<'a> ImageWalk<'a> {
         Ok(fit)
     }
 
-    fn count_descriptors(&mut self, more: usize) -> Result<(), ImageError> {
+    fn count_descriptors(&mut self, more: usize) -> Result<(), ArchivedImageError> {
         self.seen = self.seen.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
         let limit = self.scope.limits.descriptors;
         if self.seen > limit {
-            return Err(ImageError::Limit { limit: limit.into(), of: "manifests, layers and names" });
+            return Err(ArchivedImageError::Limit { limit: limit.into(), of: "manifests, layers and names" });
         }
         Ok(())
     }
@@ -148,7 +148,9 @@ impl<'a> ImageWalk<'a> {
         }
         let (layers, expected) = (manifest.layers.len(), config.rootfs.diff_ids.len());
         if layers != expected {
-            return Err(ImageError::LayerCount { manifest: descriptor.digest, layers, expected }.into());
+            return Err(
+                ArchivedImageError::LayerCount { manifest: descriptor.digest, layers, expected }.into()
+            );
         }
         let mut labels = Labels::new();
         labels.insert("containerd.io/gc.ref.content.config".into(), manifest.config.digest.to_string());
@@ -198,7 +200,7 @@ impl<'a> ImageWalk<'a> {
 const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
 fn missing_content(digest: &Digest, by: &str) -> BundleError {
-    ImageError::MissingContent { what: digest.to_string(), by: by.to_owned() }.into()
+    ArchivedImageError::MissingContent { what: digest.to_string(), by: by.to_owned() }.into()
 }
 
 /// Whether all content that this node needs of an image exists.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 
 use crate::archive::ArchiveContents;
-use crate::error::{BundleError, ImageError};
+use crate::error::{ArchivedImageError, BundleError};
 use crate::image::{Descriptor, Image};
 use crate::image_walk::{ImageScope, ImageWalk};
 use crate::store::{ImportSession, IncomingBlob};
@@ -100,7 +100,7 @@ async fn keep_existing_content(
         let incoming = IncomingBlob { digest: Some(*digest), size: *size, file: digest.to_string() };
         if import.open_writer(&incoming).await?.is_some() {
             let by = "the archive".to_owned();
-            return Err(ImageError::MissingContent { what: digest.to_string(), by }.into());
+            return Err(ArchivedImageError::MissingContent { what: digest.to_string(), by }.into());
         }
     }
     Ok(())
@@ -123,14 +123,14 @@ async fn choose_images(
         match fitting.len() {
             1 => chosen.extend(fitting.pop().map(|target| (name, target))),
             0 => {
-                return Err(ImageError::PlatformMismatch {
+                return Err(ArchivedImageError::PlatformMismatch {
                     name,
                     wanted: job.scope.platform.clone(),
                     available,
                 }
                 .into());
             }
-            _ => return Err(ImageError::DuplicateName { name }.into()),
+            _ => return Err(ArchivedImageError::DuplicateName { name }.into()),
         }
     }
     Ok(chosen)

@@ -14,14 +14,14 @@
 //! ```
 //!
 //! ```
-//! use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, MemStore};
+//! use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, MemStore};
 //! use nodekeel_containerd_svc::{ImageStore, Preseed};
 //!
 //! #[tokio::main(flavor = "current_thread")]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let directory = tempfile::tempdir()?;
 //!     std::fs::create_dir(directory.path().join("k8s.io"))?;
-//!     let archive = ArchiveBuilder::new(ArchiveFormat::OciLayout);
+//!     let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout);
 //!     let archive = archive.with_image(&["registry.k8s.io/pause:3.10"], b"a layer");
 //!     std::fs::write(directory.path().join("k8s.io/pause.tar.zst"), archive.to_zstd())?;
 //!
@@ -100,7 +100,7 @@ pub use containerd::{ConnectError, ContainerdImages, daemon_version};
 #[cfg(feature = "client")]
 pub use daemon::{Containerd, ContainerdConfig, LivenessError, LivenessProbe};
 pub use digest::{Digest, InvalidDigest};
-pub use error::{ImageError, ImportError};
+pub use error::{ArchivedImageError, ImportError};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
 pub use layout::{DirectoryLayout, LayoutError};
 pub use limits::ImportLimits;

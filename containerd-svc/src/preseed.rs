@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
-use crate::error::{BundleError, ImageError, ImportError};
+use crate::error::{ArchivedImageError, BundleError, ImportError};
 use crate::image::{Image, Labels};
 use crate::image_walk::{ImageScope, is_complete};
 use crate::import::{self, ImportJob, error_chain};
@@ -225,7 +225,7 @@ impl Preseed {
                 if !error.is_retryable() {
                     let lacks = matches!(
                         &error,
-                        ImportError::Image { source: ImageError::MissingContent { .. }, .. }
+                        ImportError::Image { source: ArchivedImageError::MissingContent { .. }, .. }
                     );
                     self.known_invalid().insert(
                         bundle,

@@ -6,7 +6,7 @@ mod checks;
 mod conformance;
 mod memory;
 
-pub use archive_builder::{ArchiveBuilder, ArchiveFormat};
+pub use archive_builder::{ArchiveBuilder, BuiltArchiveFormat};
 pub use checks::{fuzz_archive, fuzz_documents};
 pub use conformance::conformance;
 pub use memory::{MemStore, StoreCall};

@@ -41,8 +41,8 @@ const STOPS_WITHIN: Duration = Duration::from_secs(75);
 /// [`Kube::start`] returns.
 ///
 /// Tokens identify users, who are authorized as in a real cluster (Node, RBAC). It starts without a node:
-/// create [fake ones](Self::fake_node), or join [real ones](GuestNode). Pods get no service account unless
-/// [asked for](KubeBuilder::service_accounts). A node that is silent for a day still counts as ready.
+/// create [fake ones](Self::create_fake_node), or join [real ones](GuestNode). Pods get no service account unless
+/// [asked for](KubeBuilder::with_service_accounts). A node that is silent for a day still counts as ready.
 ///
 /// Dropping this ends all of it by SIGKILL: the state is not needed any more.
 #[derive(Debug)]

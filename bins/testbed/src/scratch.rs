@@ -54,7 +54,7 @@ impl ScratchDir {
     /// Removes it now and reports what could not be removed.
     ///
     /// # Errors
-    /// What [`leftovers::remove`] could not do.
+    /// What [`leftovers::remove_directory`] could not do.
     pub fn close(self) -> Result<()> {
         leftovers::remove_directory(&self.path)
     }

@@ -355,7 +355,7 @@ fn install_ticket_credentials(pki: &PkiDir, ticket: &GoldenTicket) -> Result<Cre
     let malformed =
         |source| StepError::Ticket(crate::node::TicketError::Field { field: "node's key", source });
     match load_credentials(pki)? {
-        Some(existing) if existing.key.public_key() == ticket.node_public_key() => Ok(existing),
+        Some(existing) if existing.key.public_key() == ticket.joining_node_key() => Ok(existing),
         Some(_) => Err(StepError::CredentialsMismatch { path: pki.path().to_owned() }),
         None => {
             let credentials = ticket.node_credentials().map_err(malformed)?;

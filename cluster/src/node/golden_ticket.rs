@@ -282,7 +282,7 @@ impl GoldenTicket {
     }
 
     /// The node's public key.
-    pub fn node_public_key(&self) -> PublicKey {
+    pub fn joining_node_key(&self) -> PublicKey {
         self.node_key.public_key()
     }
 

@@ -81,7 +81,7 @@ pub enum RecordError {
     #[error("the cluster has no id yet")]
     ClusterIdMissing,
     /// The cluster's id could not be read or written. A retry may help.
-    #[error("read or write the cluster's id")]
+    #[error("access the cluster's id in its key-value store")]
     ClusterId(#[source] KvError),
 }
 

@@ -38,7 +38,7 @@ pub enum CaError {
         source: FormatError,
     },
     /// The value is not an Ed25519 key of 64 bytes, or its two halves do not match.
-    #[error("{key} is not an Ed25519 key of a seed and its public key")]
+    #[error("the CA's private key, stored at {key}, is not a 64-byte Ed25519 key")]
     MalformedKey {
         /// Its key in the store.
         key: &'static str,

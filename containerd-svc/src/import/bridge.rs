@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use crate::archive::{self, ArchiveContents, BlobSink, ReadError};
-use crate::error::{BundleError, ImageError};
+use crate::error::{ArchivedImageError, BundleError};
 use crate::store::{BlobWriter, ImportSession, IncomingBlob};
 use crate::{Digest, ImageStoreError, ImportLimits};
 
@@ -37,7 +37,7 @@ pub(super) async fn read_archive(
 fn bundle_error(error: ReadError<ImageStoreError>) -> BundleError {
     match error {
         ReadError::Archive(error) => BundleError::Archive(error),
-        ReadError::Digest { name: file, found } => ImageError::DigestMismatch { file, found }.into(),
+        ReadError::Digest { name: file, found } => ArchivedImageError::DigestMismatch { file, found }.into(),
         ReadError::Sink(error) => error.into(),
     }
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::ImportJob;
 use crate::archive::{ArchiveContents, Compression, StoredBlob};
 use crate::documents::{DockerManifestEntry, ImageConfig, ImageIndex, TargetKind};
-use crate::error::{BundleError, ImageError};
+use crate::error::{ArchivedImageError, BundleError};
 use crate::image::{Descriptor, media};
 use crate::store::{ImportSession, IncomingBlob};
 use crate::{Digest, ImageName};
@@ -29,17 +29,17 @@ pub(super) async fn find_candidates(
                 add_docker_images(job, contents, &saved, (import, &mut candidates)).await?;
             }
         }
-        (None, None) => return Err(ImageError::NoIndex.into()),
+        (None, None) => return Err(ArchivedImageError::NoIndex.into()),
     }
     match candidates.is_empty() {
-        true => Err(ImageError::Unnamed.into()),
+        true => Err(ArchivedImageError::Unnamed.into()),
         false => Ok(candidates),
     }
 }
 
-fn parse_document<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, ImageError> {
+fn parse_document<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, ArchivedImageError> {
     serde_json::from_slice(bytes)
-        .map_err(|source| ImageError::InvalidDocument { what: what.to_owned(), source })
+        .map_err(|source| ArchivedImageError::InvalidDocument { what: what.to_owned(), source })
 }
 
 fn add_candidate(
@@ -47,14 +47,14 @@ fn add_candidate(
     candidates: &mut ImageCandidates,
     name: ImageName,
     target: Descriptor,
-) -> Result<(), ImageError> {
+) -> Result<(), ArchivedImageError> {
     let targets = candidates.entry(name).or_default();
     if !targets.iter().any(|known| known.digest == target.digest) {
         targets.push(target);
     }
     let limit = job.scope.limits.descriptors;
     if candidates.len() > limit as usize {
-        return Err(ImageError::Limit { limit: limit.into(), of: "names" });
+        return Err(ArchivedImageError::Limit { limit: limit.into(), of: "names" });
     }
     Ok(())
 }
@@ -63,14 +63,15 @@ fn add_layout_images(
     job: ImportJob<'_>,
     index: &[u8],
     candidates: &mut ImageCandidates,
-) -> Result<(), ImageError> {
+) -> Result<(), ArchivedImageError> {
     for listed in parse_document::<ImageIndex>("index.json", index)?.manifests {
         let target = listed.to_descriptor();
         let Some(reference) = listed.reference_name().filter(|_| target.target_kind() != TargetKind::Other)
         else {
             continue;
         };
-        let name = ImageName::of_reference(reference, job.repository).map_err(ImageError::InvalidName)?;
+        let name =
+            ImageName::of_reference(reference, job.repository).map_err(ArchivedImageError::InvalidName)?;
         add_candidate(job, candidates, name, target)?;
     }
     Ok(())
@@ -88,7 +89,7 @@ async fn add_docker_images(
     }
     let target = create_manifest(job, contents, saved, import).await?;
     for tag in tags {
-        let name: ImageName = tag.parse().map_err(ImageError::InvalidName)?;
+        let name: ImageName = tag.parse().map_err(ArchivedImageError::InvalidName)?;
         add_candidate(job, candidates, name, target.clone())?;
     }
     Ok(())
@@ -102,7 +103,8 @@ async fn create_manifest(
     import: &mut dyn ImportSession,
 ) -> Result<Descriptor, BundleError> {
     let find = |name: &str| {
-        let missing = || ImageError::MissingContent { what: name.to_owned(), by: "manifest.json".into() };
+        let missing =
+            || ArchivedImageError::MissingContent { what: name.to_owned(), by: "manifest.json".into() };
         contents.find_file(name).ok_or_else(missing)
     };
     let config = find(&saved.config)?;
@@ -150,7 +152,9 @@ async fn check_layers(
     let layers = names.iter().zip(layers).zip(config.rootfs.diff_ids);
     for ((name, stored), diff_id) in layers {
         if stored.compression == Compression::None && stored.digest != diff_id {
-            return Err(ImageError::DigestMismatch { file: name.clone(), found: stored.digest }.into());
+            return Err(
+                ArchivedImageError::DigestMismatch { file: name.clone(), found: stored.digest }.into()
+            );
         }
     }
     Ok(())

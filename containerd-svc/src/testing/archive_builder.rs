@@ -8,7 +8,7 @@ use crate::{Digest, Platform};
 /// The format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ArchiveFormat {
+pub enum BuiltArchiveFormat {
     /// An OCI layout, `index.json` first.
     OciLayout,
     /// An OCI layout, `index.json` last, as `skopeo` and `tar` write it.
@@ -20,7 +20,7 @@ pub enum ArchiveFormat {
 /// Builds an archive of images with one layer each.
 #[derive(Debug, Clone)]
 pub struct ArchiveBuilder {
-    format: ArchiveFormat,
+    format: BuiltArchiveFormat,
     files: Vec<(String, Vec<u8>)>,
     index_entries: Vec<Value>,
     docker_entries: Vec<Value>,
@@ -32,7 +32,7 @@ fn descriptor_json(media_type: &str, bytes: &[u8]) -> Value {
 
 impl ArchiveBuilder {
     /// An empty archive.
-    pub fn new(format: ArchiveFormat) -> Self {
+    pub fn new(format: BuiltArchiveFormat) -> Self {
         Self { format, files: Vec::new(), index_entries: Vec::new(), docker_entries: Vec::new() }
     }
 
@@ -51,7 +51,7 @@ impl ArchiveBuilder {
             "rootfs": { "type": "layers", "diff_ids": [Digest::of_content(layer).to_string()] },
         });
         let config = config.to_string().into_bytes();
-        if self.format == ArchiveFormat::DockerArchive {
+        if self.format == BuiltArchiveFormat::DockerArchive {
             let (config_name, layer_name) = (
                 Digest::of_content(&config).to_hex() + ".json",
                 Digest::of_content(layer).to_hex() + "/layer.tar",
@@ -142,11 +142,13 @@ impl ArchiveBuilder {
         let index = json!({ "schemaVersion": 2, "manifests": self.index_entries }).to_string().into_bytes();
         let layout = ("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec());
         match self.format {
-            ArchiveFormat::OciLayout => {
+            BuiltArchiveFormat::OciLayout => {
                 files.splice(0..0, [layout, ("index.json".to_owned(), index)]).for_each(drop)
             }
-            ArchiveFormat::OciLayoutIndexLast => files.extend([("index.json".to_owned(), index), layout]),
-            ArchiveFormat::DockerArchive => {
+            BuiltArchiveFormat::OciLayoutIndexLast => {
+                files.extend([("index.json".to_owned(), index), layout])
+            }
+            BuiltArchiveFormat::DockerArchive => {
                 let saved = Value::from(self.docker_entries.clone()).to_string().into_bytes();
                 files.extend([
                     ("manifest.json".to_owned(), saved),

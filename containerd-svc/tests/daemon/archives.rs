@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, Platform};
 use testbed::{command_output, tools};
 
@@ -41,7 +41,9 @@ async fn archives_of_every_tool_are_complete_and_run(release: Release) {
     put_bundle(
         &daemon.scratch,
         "hand.tar",
-        &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/hand:1"], &layer).to_tar(),
+        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
+            .with_image(&["localhost/hand:1"], &layer)
+            .to_tar(),
     );
     let directory = bundle_dir(&daemon.scratch).join("k8s.io");
     let at = |file: &str| -> PathBuf { directory.join(file) };
@@ -56,7 +58,7 @@ async fn archives_of_every_tool_are_complete_and_run(release: Release) {
     );
     build_with_umoci(daemon.scratch.path(), &at("umoci.tar"));
     for (shape, name) in
-        [(ArchiveFormat::OciLayoutIndexLast, "layout"), (ArchiveFormat::DockerArchive, "docker")]
+        [(BuiltArchiveFormat::OciLayoutIndexLast, "layout"), (BuiltArchiveFormat::DockerArchive, "docker")]
     {
         let named = |end: &str| {
             let image = format!("localhost/{name}-{end}:1");
@@ -96,7 +98,7 @@ async fn invalid_bundles_are_reported_and_affect_no_other(release: Release) {
     let images = daemon.images().await;
     let layer = noise_layer(300_000);
     let archive =
-        ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast).with_image(&["localhost/bad:1"], &layer);
+        ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast).with_image(&["localhost/bad:1"], &layer);
     let complete = archive.to_tar();
     for point in 0..50 {
         put_bundle(
@@ -111,7 +113,7 @@ async fn invalid_bundles_are_reported_and_affect_no_other(release: Release) {
         ("traversal.tar", archive.clone().with_file("../../../../tmp/nodekeel-evil", b"evil")),
         (
             "platform.tar",
-            ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image_for(
+            ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image_for(
                 &other,
                 &["localhost/bad:2"],
                 &layer,
@@ -128,7 +130,9 @@ async fn invalid_bundles_are_reported_and_affect_no_other(release: Release) {
         put_bundle(
             &daemon.scratch,
             &format!("{good}.tar"),
-            &ArchiveBuilder::new(ArchiveFormat::DockerArchive).with_image(&[&name], good.as_bytes()).to_tar(),
+            &ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive)
+                .with_image(&[&name], good.as_bytes())
+                .to_tar(),
         );
     }
     let report = daemon.preseed().run(&images).await.unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{ImageStore as _, Preseed};
 use nodekeel_supervisor::RunnableState;
 use testbed::ScratchDir;
@@ -25,7 +25,9 @@ async fn a_daemon_killed_while_importing_has_every_image_in_the_end(release: Rel
         put_bundle(
             &scratch,
             &format!("{number}.tar"),
-            &ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast).with_image(&[&name], &layer).to_tar(),
+            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast)
+                .with_image(&[&name], &layer)
+                .to_tar(),
         );
     }
     let directory = bundle_dir(&scratch);

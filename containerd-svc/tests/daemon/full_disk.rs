@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, ImageStoreError, ImportError, Preseed};
 use nodekeel_supervisor::RunnableState;
 use testbed::{ScratchDir, command_output, tools};
@@ -24,7 +24,7 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(rele
     };
     mount("size=16m");
     for (file, bytes) in [("a", 1_000_000), ("big", 20_000_000), ("z", 8_000_000)] {
-        let archive = ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast)
+        let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast)
             .with_image(&[&format!("localhost/{file}:1")], &noise_layer(bytes));
         put_bundle(&scratch, &format!("{file}.tar"), &archive.to_tar());
     }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{Containerd, ContainerdImages, DirectoryLayout, Namespace, Preseed};
 use nodekeel_logtree::{LogQuery, LogStore, WriterOptions, render};
 use nodekeel_supervisor::{
@@ -237,7 +237,7 @@ pub(crate) fn pod_image() -> ArchiveBuilder {
     let busybox = fs::read(tools::find_tool(tools::BUSYBOX).unwrap()).unwrap();
     let entry = b"#!/bin/busybox sh\nexec /bin/busybox sleep 100000\n";
     let layer = create_layer(&[("bin/busybox", &busybox), ("entry", entry)]);
-    ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[crate::cri::POD_IMAGE], &layer)
+    ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&[crate::cri::POD_IMAGE], &layer)
 }
 
 /// A layer of incompressible bytes.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, conformance};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
 
 use crate::harness::{Release, TestDaemon, busybox_layer, namespace, put_bundle};
@@ -21,12 +21,12 @@ async fn containerd_images_meet_the_contract(release: Release) {
     daemon.stop().await;
 }
 
-fn busybox_archive(shape: ArchiveFormat) -> ArchiveBuilder {
+fn busybox_archive(shape: BuiltArchiveFormat) -> ArchiveBuilder {
     ArchiveBuilder::new(shape).with_image(&["localhost/busybox:1"], &busybox_layer())
 }
 
 async fn a_container_runs_from_a_preseeded_image(release: Release) {
-    for shape in [ArchiveFormat::OciLayoutIndexLast, ArchiveFormat::DockerArchive] {
+    for shape in [BuiltArchiveFormat::OciLayoutIndexLast, BuiltArchiveFormat::DockerArchive] {
         let daemon = TestDaemon::start(release).await;
         put_bundle(&daemon.scratch, "busybox.tar.zst", &busybox_archive(shape).to_zstd());
         daemon.preseed().run(&daemon.images().await).await.unwrap();
@@ -38,7 +38,7 @@ async fn a_container_runs_from_a_preseeded_image(release: Release) {
 
 async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(release: Release) {
     let daemon = TestDaemon::start(release).await;
-    put_bundle(&daemon.scratch, "busybox.tar", &busybox_archive(ArchiveFormat::OciLayout).to_tar());
+    put_bundle(&daemon.scratch, "busybox.tar", &busybox_archive(BuiltArchiveFormat::OciLayout).to_tar());
     let (preseed, images) = (daemon.preseed(), daemon.images().await);
     let mut outcomes = Vec::new();
     for pass in 0..4 {
@@ -62,7 +62,11 @@ async fn an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored(r
 
 async fn layers_are_unpacked_on_request(release: Release) {
     let daemon = TestDaemon::start(release).await;
-    put_bundle(&daemon.scratch, "busybox.tar.gz", &busybox_archive(ArchiveFormat::DockerArchive).to_gzip());
+    put_bundle(
+        &daemon.scratch,
+        "busybox.tar.gz",
+        &busybox_archive(BuiltArchiveFormat::DockerArchive).to_gzip(),
+    );
     let images = daemon.images().await;
     // Also if unpacking is enabled later.
     let mut read = Vec::new();

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{
     ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, DirectoryLayout, LivenessProbe,
     Preseed, RunscSettings, daemon_version,
@@ -62,7 +62,7 @@ async fn a_restart_leaves_containers_running(release: Release) {
     put_bundle(
         &daemon.scratch,
         "busybox.tar",
-        &ArchiveBuilder::new(ArchiveFormat::OciLayout)
+        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
             .with_image(&["localhost/busybox:1"], &busybox_layer())
             .to_tar(),
     );
@@ -88,7 +88,7 @@ async fn images_are_listed_when_preseed_is_done(release: Release) {
     put_bundle(
         &scratch,
         "pause.tar.gz",
-        &ArchiveBuilder::new(ArchiveFormat::DockerArchive)
+        &ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive)
             .with_image(&["registry.k8s.io/pause:3.10"], b"x")
             .to_gzip(),
     );

@@ -1,6 +1,6 @@
 //! Which files of a directory are imported.
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{ImageStore as _, Platform};
 
 use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
@@ -11,7 +11,11 @@ fn other_platform() -> Platform {
 
 #[tokio::test]
 async fn every_format_and_compression_gives_the_same_images() {
-    for shape in [ArchiveFormat::OciLayout, ArchiveFormat::OciLayoutIndexLast, ArchiveFormat::DockerArchive] {
+    for shape in [
+        BuiltArchiveFormat::OciLayout,
+        BuiltArchiveFormat::OciLayoutIndexLast,
+        BuiltArchiveFormat::DockerArchive,
+    ] {
         let archive =
             ArchiveBuilder::new(shape).with_image(&["localhost/a:1", "localhost/a:2"], &[7; 530_000]);
         for (file, bytes) in
@@ -32,8 +36,9 @@ async fn every_format_and_compression_gives_the_same_images() {
 
 #[tokio::test]
 async fn a_stream_of_several_gzip_members_is_one_archive() {
-    let tar =
-        ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/a:1"], &[7; 100_000]).to_tar();
+    let tar = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
+        .with_image(&["localhost/a:1"], &[7; 100_000])
+        .to_tar();
     let member = |bytes: &[u8]| {
         use std::io::Write as _;
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -59,8 +64,9 @@ async fn a_missing_directory_imports_nothing() {
 #[tokio::test]
 async fn an_invalid_bundle_affects_no_other_and_other_files_are_skipped() {
     let bundles = BundleFixture::new();
-    let good =
-        |name| ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[name], name.as_bytes()).to_tar();
+    let good = |name| {
+        ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&[name], name.as_bytes()).to_tar()
+    };
     bundles
         .put_bundle("a.tar", &good("localhost/a:1"))
         .put_bundle("b.tar", b"scribble")
@@ -82,7 +88,7 @@ async fn an_unreadable_bundle_or_directory_is_a_retryable_failure() {
     let bundles = BundleFixture::new();
     bundles.put_bundle("a.tar", b"x").put_bundle(
         "b.tar",
-        &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/b:1"], b"b").to_tar(),
+        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/b:1"], b"b").to_tar(),
     );
     std::fs::set_permissions(bundles.path("a.tar"), std::fs::Permissions::from_mode(0o000)).unwrap();
     let locked = bundles.directory.path().join("locked");
@@ -95,7 +101,7 @@ async fn an_unreadable_bundle_or_directory_is_a_retryable_failure() {
 #[tokio::test]
 async fn content_for_other_platforms_may_be_missing() {
     let (native, foreign) = (b"own layer".as_slice(), b"foreign layer".as_slice());
-    let archive = ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast)
+    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast)
         .with_image(&[], native)
         .with_stated_platform(&Platform::of_this_machine())
         .with_image_for(&other_platform(), &[], foreign)
@@ -111,7 +117,7 @@ async fn content_for_other_platforms_may_be_missing() {
 
 #[tokio::test]
 async fn an_image_name_for_several_platforms_resolves_to_the_nodes_platform() {
-    let archive = ArchiveBuilder::new(ArchiveFormat::OciLayout)
+    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
         .with_image(&["localhost/x:1"], b"own")
         .with_image_for(&other_platform(), &["localhost/x:1"], b"foreign");
     let bundles = BundleFixture::new();
@@ -121,7 +127,9 @@ async fn an_image_name_for_several_platforms_resolves_to_the_nodes_platform() {
     alone
         .put_bundle(
             "x.tar",
-            &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/x:1"], b"own").to_tar(),
+            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
+                .with_image(&["localhost/x:1"], b"own")
+                .to_tar(),
         )
         .run_preseed()
         .await;
@@ -138,7 +146,7 @@ async fn a_bare_tag_belongs_to_the_files_repository() {
     bundles
         .put_bundle(
             "pause.tar",
-            &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["3.10"], b"x").to_tar(),
+            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["3.10"], b"x").to_tar(),
         )
         .run_preseed()
         .await;
@@ -151,7 +159,7 @@ async fn the_first_of_two_bundles_keeps_a_shared_name_and_neither_is_read_again(
     for (file, layer) in [("a.tar", b"a"), ("b.tar", b"b")] {
         bundles.put_bundle(
             file,
-            &ArchiveBuilder::new(ArchiveFormat::OciLayout)
+            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
                 .with_image(&["localhost/x:1", file.trim_end_matches(".tar")], layer)
                 .to_tar(),
         );

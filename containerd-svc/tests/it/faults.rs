@@ -1,6 +1,6 @@
 //! A store that fails at any call, and bundles that are cut at any byte.
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, StoreCall};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
 
 use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
@@ -27,7 +27,7 @@ fn small_archive(name: &str) -> Vec<u8> {
 fn archive_of(name: &str, layer: &[u8]) -> Vec<u8> {
     let names = [1, 2].map(|tag| format!("localhost/{name}:{tag}"));
     let names = [names[0].as_str(), names[1].as_str()];
-    ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast).with_image(&names, layer).to_tar()
+    ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast).with_image(&names, layer).to_tar()
 }
 
 /// Whether every listed image is complete: all content that its labels refer to exists.
@@ -79,8 +79,8 @@ async fn a_store_failing_at_any_call_lists_no_incomplete_image_and_the_next_pass
 
 #[tokio::test]
 async fn a_truncated_bundle_is_rejected_and_the_complete_one_is_imported() {
-    let archive =
-        ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast).with_image(&["localhost/cut:1"], &[3; 20_000]);
+    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast)
+        .with_image(&["localhost/cut:1"], &[3; 20_000]);
     for (file, complete) in
         [("cut.tar", archive.to_tar()), ("cut.tar.gz", archive.to_gzip()), ("cut.tar.zst", archive.to_zstd())]
     {
@@ -105,7 +105,8 @@ async fn a_truncated_bundle_is_rejected_and_the_complete_one_is_imported() {
 
 #[tokio::test]
 async fn a_flipped_bit_is_never_imported_as_another_image() {
-    let archive = ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/bit:1"], &[5; 2000]);
+    let archive =
+        ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/bit:1"], &[5; 2000]);
     let complete = archive.to_tar();
     let clean = BundleFixture::new();
     clean.put_bundle("bit.tar", &complete).run_preseed().await;

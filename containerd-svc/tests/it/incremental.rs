@@ -1,12 +1,12 @@
 //! What a second pass does.
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, StoreCall};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, StoreCall};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
 
 use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
 
 fn archive_with_layer(layer: &[u8]) -> Vec<u8> {
-    ArchiveBuilder::new(ArchiveFormat::OciLayoutIndexLast)
+    ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast)
         .with_image(&["localhost/a:1", "localhost/a:2"], layer)
         .to_tar()
 }
@@ -76,7 +76,7 @@ async fn content_that_two_bundles_share_is_written_once() {
     for name in ["a", "b"] {
         bundles.put_bundle(
             &format!("{name}.tar"),
-            &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[name], &layer).to_tar(),
+            &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&[name], &layer).to_tar(),
         );
     }
     bundles.run_preseed().await;
@@ -87,7 +87,7 @@ async fn content_that_two_bundles_share_is_written_once() {
 #[tokio::test]
 async fn a_bundle_missing_content_is_imported_after_the_one_that_brings_it() {
     let layer = vec![7; 5_000];
-    let archive = |name: &str| ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&[name], &layer);
+    let archive = |name: &str| ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&[name], &layer);
     let bundles = BundleFixture::new();
     bundles.put_bundle("a.tar", &archive("a").without_content(&layer).to_tar());
     assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 0, 1]);

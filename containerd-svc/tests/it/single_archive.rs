@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, MemStore};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, MemStore};
 use nodekeel_containerd_svc::{Image, ImageStore as _, ImportError, import_archive};
 
 use crate::bundles::k8s_namespace;
@@ -26,7 +26,9 @@ async fn a_single_archive_gets_no_label_and_a_later_one_takes_its_name() {
     let store = MemStore::new();
     let first = import_bytes(
         &store,
-        &ArchiveBuilder::new(ArchiveFormat::DockerArchive).with_image(&["localhost/a:1"], b"first").to_tar(),
+        &ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive)
+            .with_image(&["localhost/a:1"], b"first")
+            .to_tar(),
     )
     .await
     .unwrap();
@@ -34,7 +36,9 @@ async fn a_single_archive_gets_no_label_and_a_later_one_takes_its_name() {
     assert!(first[0].labels.is_empty(), "{first:?}");
     let second = import_bytes(
         &store,
-        &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"second").to_gzip(),
+        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
+            .with_image(&["localhost/a:1"], b"second")
+            .to_gzip(),
     )
     .await
     .unwrap();
@@ -45,8 +49,9 @@ async fn a_single_archive_gets_no_label_and_a_later_one_takes_its_name() {
 #[tokio::test]
 async fn an_invalid_archive_is_an_error_that_names_it_and_lists_nothing() {
     let store = MemStore::new();
-    let archive =
-        ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/a:1"], &[7; 10_000]).to_tar();
+    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
+        .with_image(&["localhost/a:1"], &[7; 10_000])
+        .to_tar();
     for bytes in [b"scribble".as_slice(), &archive[..archive.len() / 2]] {
         let error = import_bytes(&store, bytes).await.unwrap_err();
         assert!(error.to_string().contains("/images/archive.tar.gz") && !error.is_retryable(), "{error}");

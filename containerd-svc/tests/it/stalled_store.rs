@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use nodekeel_containerd_svc::testing::{ArchiveBuilder, ArchiveFormat, MemStore};
+use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, MemStore};
 use nodekeel_containerd_svc::{
     BlobWriter, Digest, Image, ImageLayer, ImageStore, ImageStoreError, ImportSession, IncomingBlob, Labels,
     Namespace, Preseed,
@@ -106,7 +106,7 @@ async fn an_import_cancelled_while_its_store_stalls_is_released() {
     let bundles = BundleFixture::new();
     bundles.put_bundle(
         "a.tar",
-        &ArchiveBuilder::new(ArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a").to_tar(),
+        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a").to_tar(),
     );
     let store = StalledStore::default();
     let preseed = Preseed::new(bundles.directory.path());

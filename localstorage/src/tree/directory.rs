@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::file_store::{FileStore, OsFileStore};
 use crate::metadata::{DirEntry, FileMode};
 
-/// An existing directory.
+/// A directory of the layout, created on disk.
 #[derive(Clone)]
 pub struct LayoutDir {
     location: EntryLocation,

@@ -133,7 +133,7 @@ pub enum MountError {
         target: TargetPath,
     },
     /// Finding out what is mounted at the target failed.
-    #[error("inspect target {target}")]
+    #[error("find out what is mounted at target {target}")]
     Inspect {
         /// The target.
         target: TargetPath,

@@ -33,7 +33,7 @@ impl Kube {
     /// The same for a guest with user networking, as text that includes the certificate.
     ///
     /// # Errors
-    /// As [`kubeconfig`](Self::kubeconfig).
+    /// As [`kubeconfig_file`](Self::kubeconfig_file).
     pub fn kubeconfig_for_guest(&self, user: &str) -> Result<String> {
         let mut kubectl = self.kubectl_as(user)?;
         let text = command_output(kubectl.args(["config", "view", "--raw", "--flatten", "--output=json"]))?;
