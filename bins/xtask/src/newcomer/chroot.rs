@@ -37,10 +37,7 @@ struct Chroot {
 impl Chroot {
     fn create(root: PathBuf, report: &mut Report) -> Result<Self> {
         let chroot = Self { root };
-        chroot.unmount();
-        if chroot.root.exists() {
-            fs::remove_dir_all(&chroot.root).with_context(|| format!("remove {}", chroot.root.display()))?;
-        }
+        chroot.remove()?;
         let mut debootstrap = Command::new("debootstrap");
         debootstrap.args(["--variant=minbase", &debian_release()?]).arg(&chroot.root);
         report.run_check("newcomer: debootstrap", debootstrap, COMMAND_WITHIN);
@@ -109,17 +106,31 @@ impl Chroot {
         command
     }
 
-    fn unmount(&self) {
+    /// Removes it, if it exists. Nothing is removed while anything is mounted below it: that would be this machine's.
+    fn remove(&self) -> Result<()> {
         for directory in KERNEL_FILE_SYSTEMS {
-            // Nothing is mounted the first time.
+            // Whether it worked is checked below, for all of them.
             let _ = testbed::command_output(Command::new("umount").arg("-lR").arg(self.root.join(directory)));
         }
+        let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+        ensure!(
+            !has_mount_below(&table, &self.root),
+            "unmount what is below {}, then try again",
+            self.root.display()
+        );
+        match fs::remove_dir_all(&self.root) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", self.root.display()))
+            }
+            _ => Ok(()),
+        }
     }
+}
 
-    fn remove(self) -> Result<()> {
-        self.unmount();
-        fs::remove_dir_all(&self.root).with_context(|| format!("remove {}", self.root.display()))
-    }
+/// *Source:* proc_pid_mountinfo(5): the fifth field is the mount point.
+fn has_mount_below(table: &str, root: &Path) -> bool {
+    let mut targets = table.lines().filter_map(|line| line.split(' ').nth(4));
+    targets.any(|target| Path::new(target).starts_with(root))
 }
 
 const KERNEL_FILE_SYSTEMS: [&str; 3] = ["proc", "sys", "dev"];
@@ -131,4 +142,16 @@ fn debian_release() -> Result<String> {
     codename
         .map(|name| name.trim_matches('"').to_owned())
         .context("/etc/os-release names no VERSION_CODENAME")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_below_the_chroot_is_found_and_one_beside_it_is_not() {
+        let table = "22 1 0:21 / /w/root/proc rw - proc proc rw\n23 1 0:22 / /w/rootless rw - tmpfs a rw\n";
+        assert!(has_mount_below(table, Path::new("/w/root")));
+        assert!(!has_mount_below(table, Path::new("/w/roo")) && !has_mount_below(table, Path::new("/x")));
+    }
 }
