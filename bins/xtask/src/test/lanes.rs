@@ -72,10 +72,13 @@ pub(crate) fn run_jobs(jobs: Vec<Job<'_>>, report: &mut Report) {
     alone.into_iter().for_each(|job| run_job(job, &Mutex::new(&mut *report)));
 }
 
-/// The next job of a lane; where there are no more, the last one of another lane, the slowest lane first.
+/// The next job of a lane; where there are no more, the last one of another lane, the slowest lane first. The waiting
+/// lane takes no guests.
 fn take_job<'a>(queues: &Mutex<[VecDeque<Job<'a>>; BESIDE.len()]>, lane: usize) -> Option<Job<'a>> {
     let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
-    queues[lane].pop_front().or_else(|| queues.iter_mut().rev().find_map(VecDeque::pop_back))
+    // Two guests emulate their processors beside each other; a third would slow them all down.
+    let lanes = if BESIDE[lane] == Lane::Waiting { BESIDE.len() - 1 } else { BESIDE.len() };
+    queues[lane].pop_front().or_else(|| queues[..lanes].iter_mut().rev().find_map(VecDeque::pop_back))
 }
 
 fn run_job(job: Job<'_>, report: &Mutex<&mut Report>) {
@@ -122,7 +125,7 @@ mod tests {
         };
         let (guest, waiting) = (Lane::Guest, Lane::Waiting);
         // The second three meet where the worker of an empty lane takes parts of another.
-        let lanes = [Lane::Alone, guest, waiting, Lane::Computing, guest, guest, guest];
+        let lanes = [Lane::Alone, guest, waiting, Lane::Computing, guest, guest, waiting];
         run_jobs(
             lanes.map(|lane| job(if lane == Lane::Alone { "alone" } else { "beside" }, lane)).into(),
             &mut report,
