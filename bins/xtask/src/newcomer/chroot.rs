@@ -150,8 +150,9 @@ mod tests {
 
     #[test]
     fn a_mount_below_the_chroot_is_found_and_one_beside_it_is_not() {
-        let table = "22 1 0:21 / /w/root/proc rw - proc proc rw\n23 1 0:22 / /w/rootless rw - tmpfs a rw\n";
-        assert!(has_mount_below(table, Path::new("/w/root")));
-        assert!(!has_mount_below(table, Path::new("/w/roo")) && !has_mount_below(table, Path::new("/x")));
+        let table =
+            "22 1 0:21 / /w/chroot/proc rw - proc proc rw\n23 1 0:22 / /w/chrootless rw - tmpfs a rw\n";
+        assert!(has_mount_below(table, Path::new("/w/chroot")));
+        assert!(!has_mount_below(table, Path::new("/w/chroo")) && !has_mount_below(table, Path::new("/x")));
     }
 }
