@@ -12,7 +12,7 @@ use nodekeel_cluster::consensus::memory::MemoryConsensus;
 use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
 use nodekeel_cluster::network::{Network, NodeAddress};
 use nodekeel_cluster::node::{EnrolmentSources, LocalNames};
-use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, VolumeError, VolumeState};
+use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_localstorage::{Dir, FileMode};
 use nodekeel_supervisor::{Context, Failure, Supervisor};
 use tokio::sync::watch;
@@ -35,7 +35,7 @@ impl DataVolume for LoggingVolume {
         self.0.unmount()
     }
 
-    fn state(&self) -> VolumeState {
+    fn state(&self) -> MountState {
         self.0.state()
     }
 }

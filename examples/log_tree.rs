@@ -22,14 +22,14 @@ async fn main() -> anyhow::Result<()> {
     write_daemon_lines(&log_store)?;
     println!("# backlog: everything below root");
     let mut reader =
-        log_store.open_reader(LogQuery::backlog_of("root".parse()?).include_children().follow())?;
+        log_store.open_reader(LogQuery::of_dn("root".parse()?).include_descendants().follow())?;
     for entry in reader.read_backlog() {
         println!("{}", render::full_text(&entry));
     }
     println!("# live stream");
     let warning = log_store
         .open_reader(
-            LogQuery::backlog_of("root".parse()?).include_children().min_level(Level::Warn).last_entries(1),
+            LogQuery::of_dn("root".parse()?).include_descendants().min_level(Level::Warn).last_entries(1),
         )?
         .read_backlog();
     supervisor.shutdown().await;
@@ -48,7 +48,7 @@ async fn main() -> anyhow::Result<()> {
         println!("{}", render::json_object(&entry));
     }
     let quiet = log_store
-        .open_reader(LogQuery::backlog_of("root.nobody".parse()?).backlog_limit(BacklogLimit::All))?
+        .open_reader(LogQuery::of_dn("root.nobody".parse()?).backlog_limit(BacklogLimit::All))?
         .read_backlog();
     println!("# {} entries of a DN without output", quiet.len());
     Ok(())

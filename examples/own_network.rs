@@ -58,7 +58,7 @@ async fn main() -> anyhow::Result<()> {
         }
     });
 
-    println!("without an address: {}", cluster.wait_phase_change(EnrolmentPhase::New).await.phase());
+    println!("without an address: {}", cluster.wait_phase_left(EnrolmentPhase::New).await.phase());
     sender.send(parse_address("192.0.2.7")?)?;
     let membership = cluster.wait_finished().await?;
     println!("with an address: {}", cluster.current_state().phase());
@@ -66,8 +66,8 @@ async fn main() -> anyhow::Result<()> {
     sender.send(None)?;
     sender.send(parse_address("192.0.2.8")?)?;
     // Its incarnation exits, and the next one has its member at the new address.
-    cluster.wait_phase_change(EnrolmentPhase::Running).await;
-    cluster.wait_phase_change(EnrolmentPhase::Failed).await;
+    cluster.wait_phase_left(EnrolmentPhase::Running).await;
+    cluster.wait_phase_left(EnrolmentPhase::Failed).await;
     cluster.wait_finished().await?;
     let record = cluster.node_store()?.load_record(&membership.node_id).await?.map(|stored| stored.record);
     println!("address in its record: {:?}", record.and_then(|record| record.address));

@@ -73,7 +73,9 @@ pub enum ArchivedImageError {
         name: ImageName,
     },
     /// The images exceed a limit of [`ImportLimits`](crate::ImportLimits).
-    #[error("more than {limit} {of}")]
+    #[error(
+        "archive exceeds the limit of {limit} {of}: check that it is an image archive, or raise the limit"
+    )]
     Limit {
         /// The maximum.
         limit: u64,
@@ -100,7 +102,7 @@ impl fmt::Display for PlatformList<'_> {
 #[non_exhaustive]
 pub enum ImportError {
     /// Opening the file failed.
-    #[error("open bundle {path}")]
+    #[error("can't open bundle {path}")]
     Open {
         /// The file.
         path: PathBuf,
@@ -109,7 +111,7 @@ pub enum ImportError {
         source: nodekeel_localstorage::Error,
     },
     /// Reading the file as an archive failed.
-    #[error("read bundle {path}")]
+    #[error("can't read bundle {path}")]
     Archive {
         /// The file.
         path: PathBuf,

@@ -32,7 +32,7 @@ pub struct DirectoryLayout {
 /// An invalid directory layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LayoutError {
+pub enum InvalidDirectories {
     /// A path is relative or not UTF-8, the encoding of containerd's configuration.
     #[error("invalid path {path}: use an absolute path in UTF-8")]
     InvalidPath {
@@ -53,17 +53,17 @@ impl DirectoryLayout {
     /// Below these two directories, whose parents must exist.
     ///
     /// # Errors
-    /// See [`LayoutError`].
-    pub fn new(data: impl Into<PathBuf>, run: impl Into<PathBuf>) -> Result<Self, LayoutError> {
+    /// See [`InvalidDirectories`].
+    pub fn new(data: impl Into<PathBuf>, run: impl Into<PathBuf>) -> Result<Self, InvalidDirectories> {
         let layout = Self { data_dir: data.into(), run_dir: run.into() };
         for path in [&layout.data_dir, &layout.run_dir] {
             if !path.is_absolute() || path.to_str().is_none() {
-                return Err(LayoutError::InvalidPath { path: path.clone() });
+                return Err(InvalidDirectories::InvalidPath { path: path.clone() });
             }
         }
         let socket = layout.socket_path();
         match socket.as_os_str().len() + TTRPC_SUFFIX.len() > MAX_SOCKET_PATH_BYTES {
-            true => Err(LayoutError::SocketTooLong { path: socket }),
+            true => Err(InvalidDirectories::SocketTooLong { path: socket }),
             false => Ok(layout),
         }
     }
@@ -176,8 +176,11 @@ mod tests {
 
     #[test]
     fn invalid_paths_are_rejected() {
-        assert!(matches!(DirectoryLayout::new("relative", "/run/x"), Err(LayoutError::InvalidPath { .. })));
+        assert!(matches!(
+            DirectoryLayout::new("relative", "/run/x"),
+            Err(InvalidDirectories::InvalidPath { .. })
+        ));
         let long = format!("/{}", "x".repeat(100));
-        assert!(matches!(DirectoryLayout::new("/data", long), Err(LayoutError::SocketTooLong { .. })));
+        assert!(matches!(DirectoryLayout::new("/data", long), Err(InvalidDirectories::SocketTooLong { .. })));
     }
 }

@@ -102,7 +102,7 @@ pub use daemon::{Containerd, ContainerdConfig, LivenessError, LivenessProbe};
 pub use digest::{Digest, InvalidDigest};
 pub use error::{ArchivedImageError, ImportError};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
-pub use layout::{DirectoryLayout, LayoutError};
+pub use layout::{DirectoryLayout, InvalidDirectories};
 pub use limits::ImportLimits;
 pub use name::{ImageName, InvalidContainerdName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, Namespace};
 pub use plan::{BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleFingerprint, ImportReason, plan_imports};

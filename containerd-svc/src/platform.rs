@@ -20,7 +20,7 @@ pub struct Platform {
 
 impl Platform {
     /// The platform that this program was built for.
-    pub fn of_this_machine() -> Self {
+    pub fn of_build_target() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
             "x86_64" => ("amd64", None),
             "aarch64" => ("arm64", None),

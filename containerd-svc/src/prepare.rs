@@ -11,7 +11,7 @@ use crate::layout::DirectoryLayout;
 #[non_exhaustive]
 pub enum PrepareError {
     /// Creating a directory or writing a file failed.
-    #[error("create containerd's directories and files")]
+    #[error("can't create containerd's directories and files")]
     CreateFiles(#[source] Error),
     /// Another process listens, or may listen, on the socket: stop it, or use another directory. A retry
     /// helps once it has exited.

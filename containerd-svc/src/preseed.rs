@@ -46,10 +46,10 @@ enum BundleFault {
 #[non_exhaustive]
 pub enum PreseedError {
     /// Listing the directory failed: check its mode.
-    #[error("list the bundles")]
+    #[error("can't list the bundles")]
     ListBundles(#[source] nodekeel_localstorage::Error),
     /// Listing the images of the store failed; a retry can help.
-    #[error("list the images in the store")]
+    #[error("can't list the images in the store")]
     ListImages(#[source] ImageStoreError),
 }
 
@@ -104,7 +104,7 @@ impl Preseed {
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
             bundle_dir: directory.into(),
-            target_platform: Platform::of_this_machine(),
+            target_platform: Platform::of_build_target(),
             import_limits: ImportLimits::default(),
             unpacks_layers: false,
             pins_images: true,
@@ -112,7 +112,7 @@ impl Preseed {
         }
     }
 
-    /// Sets the platform. Default: [`Platform::of_this_machine`].
+    /// Sets the platform. Default: [`Platform::of_build_target`].
     #[must_use]
     pub fn with_platform(mut self, platform: Platform) -> Self {
         self.target_platform = platform;

@@ -40,7 +40,7 @@ pub fn runsc_log_reader(journal: LogStore, fifo: PathBuf) -> impl Runnable {
                 }
                 tracing::warn!("fifo {} was removed; creating it again", path.display());
                 let old = std::mem::replace(&mut fifo, open_fifo(&path)?);
-                ctx.spawn_helper(drain_removed_fifo(ctx.clone(), old, lines))?;
+                ctx.spawn_joined(drain_removed_fifo(ctx.clone(), old, lines))?;
             }
         }
     }

@@ -26,7 +26,7 @@ pub async fn import_archive(
     namespace: &Namespace,
     (path, file): (&Path, File),
 ) -> Result<Vec<Image>, ImportError> {
-    let (platform, limits) = (Platform::of_this_machine(), ImportLimits::default());
+    let (platform, limits) = (Platform::of_build_target(), ImportLimits::default());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let job = ImportJob {
         scope: ImageScope { store, namespace, platform: &platform, limits: &limits },

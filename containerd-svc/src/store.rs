@@ -137,7 +137,7 @@ pub trait BlobWriter: Send + fmt::Debug {
 #[non_exhaustive]
 pub enum ImageStoreError {
     /// Listing the images of a namespace failed.
-    #[error("list the images of namespace {namespace}")]
+    #[error("can't list the images of namespace {namespace}")]
     ListImages {
         /// The namespace.
         namespace: Namespace,
@@ -146,7 +146,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Reading content failed.
-    #[error("read content {digest}")]
+    #[error("can't read content {digest}")]
     ReadContent {
         /// The digest.
         digest: Digest,
@@ -167,7 +167,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Writing content failed.
-    #[error("write {file}")]
+    #[error("can't write {file}")]
     WriteContent {
         /// Its name in the archive.
         file: String,
@@ -185,7 +185,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Unpacking a layer failed.
-    #[error("unpack layer {digest}")]
+    #[error("can't unpack layer {digest}")]
     UnpackLayer {
         /// The layer.
         digest: Digest,
@@ -194,7 +194,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Listing an image failed.
-    #[error("list image {name}")]
+    #[error("can't create image record {name}")]
     PutImage {
         /// The name.
         name: String,

@@ -23,7 +23,7 @@ fn create_archive(scratch: &Path) {
     let mut file = File::create(&layer).unwrap();
     (0..MEBIBYTES).for_each(|_| file.write_all(&part).unwrap());
     let digest = command_output(Command::new("sha256sum").arg(&layer)).unwrap();
-    let architecture = Platform::of_this_machine().architecture;
+    let architecture = Platform::of_build_target().architecture;
     let config = serde_json::json!({"os": "linux", "architecture": architecture,
         "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", &digest[..64])]}});
     let saved =

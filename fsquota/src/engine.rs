@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::error::KernelCall;
+use crate::error::KernelOperation;
 use crate::kernel::{KernelProjects, ProjectTag, QuotaKernel, QuotaRecord};
 use crate::limits::KernelLimitChange;
 use crate::range::{ProjectRange, find_free_project};
@@ -176,7 +176,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         let mut found = Vec::new();
         let mut from = range.first_id().get();
         while let Some((number, record)) =
-            self.kernel.next_record(from).map_err(KernelCall::ReadLimits.into_error())?
+            self.kernel.next_record(from).map_err(KernelOperation::ReadLimits.into_error())?
         {
             let Some(project) = ProjectId::new(number).filter(|project| range.contains(*project)) else {
                 break;
@@ -259,11 +259,11 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         let parent = match self.kernel.parent_dir(dir) {
             // A caller without access to the parent has to trust the directory's tag.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
-            parent => parent.map_err(KernelCall::InspectDirectory.into_error())?,
+            parent => parent.map_err(KernelOperation::InspectDirectory.into_error())?,
         };
         let identity = |fd: BorrowedFd<'_>| {
             let stat = rustix::fs::fstat(fd)
-                .map_err(|error| KernelCall::InspectDirectory.into_error()(error.into()))?;
+                .map_err(|error| KernelOperation::InspectDirectory.into_error()(error.into()))?;
             Ok((stat.st_dev, stat.st_ino))
         };
         let (child_id, parent_id) = (identity(dir)?, identity(parent.as_fd())?);
@@ -282,7 +282,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
 
     fn inspect_directory(&self, dir: BorrowedFd<'_>) -> Result<DirectoryState, Error> {
         let stat = rustix::fs::fstat(dir)
-            .map_err(|error| KernelCall::InspectDirectory.into_error()(error.into()))?;
+            .map_err(|error| KernelOperation::InspectDirectory.into_error()(error.into()))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             return Err(Error::NotADirectory);
         }
@@ -293,19 +293,19 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     }
 
     fn project_tag(&self, dir: BorrowedFd<'_>) -> Result<ProjectTag, Error> {
-        self.kernel.project_tag(dir).map_err(KernelCall::ReadProject.into_error())
+        self.kernel.project_tag(dir).map_err(KernelOperation::ReadProject.into_error())
     }
 
     fn set_project_tag(&self, dir: BorrowedFd<'_>, tag: ProjectTag) -> Result<(), Error> {
-        self.kernel.set_project_tag(dir, tag).map_err(KernelCall::WriteProject.into_error())
+        self.kernel.set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
     }
 
     fn flush_removed_inodes(&self) -> Result<(), Error> {
-        self.kernel.flush_removed_inodes().map_err(KernelCall::FlushRemoved.into_error())
+        self.kernel.flush_removed_inodes().map_err(KernelOperation::FlushRemoved.into_error())
     }
 
     fn write_limits(&self, project: ProjectId, change: KernelLimitChange) -> Result<(), Error> {
-        self.kernel.set_limits(project.get(), change).map_err(KernelCall::WriteLimits.into_error())
+        self.kernel.set_limits(project.get(), change).map_err(KernelOperation::WriteLimits.into_error())
     }
 
     fn project_status(&self, project: ProjectId) -> Result<QuotaStatus, Error> {
@@ -313,12 +313,12 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     }
 
     fn quota_record(&self, project: ProjectId) -> Result<QuotaRecord, Error> {
-        self.kernel.quota_record(project.get()).map_err(KernelCall::ReadLimits.into_error())
+        self.kernel.quota_record(project.get()).map_err(KernelOperation::ReadLimits.into_error())
     }
 
     fn lock_allocation(&self) -> Result<AllocationGuard<'_, K>, Error> {
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        self.kernel.lock_allocation().map_err(KernelCall::LockAllocation.into_error())?;
+        self.kernel.lock_allocation().map_err(KernelOperation::LockAllocation.into_error())?;
         Ok(AllocationGuard { engine: self, cursor })
     }
 }
@@ -338,7 +338,7 @@ impl<K: QuotaKernel> AllocationGuard<'_, K> {
     fn next_free_project(&mut self) -> Result<ProjectId, Error> {
         let QuotaEngine { kernel, project_range: range, .. } = self.engine;
         let found = find_free_project(&KernelProjects(kernel), *range, *self.cursor)
-            .map_err(KernelCall::ReadLimits.into_error())?;
+            .map_err(KernelOperation::ReadLimits.into_error())?;
         let project =
             found.ok_or(Error::RangeExhausted { first: range.first_id(), last: range.last_id() })?;
         *self.cursor = range.next_after(project);
@@ -354,7 +354,7 @@ impl<K: QuotaKernel> Drop for AllocationGuard<'_, K> {
 
 /// Whether the directory has no entries.
 fn is_empty_directory(dir: BorrowedFd<'_>) -> Result<bool, Error> {
-    let failed = |error: Errno| KernelCall::InspectDirectory.into_error()(error.into());
+    let failed = |error: Errno| KernelOperation::InspectDirectory.into_error()(error.into());
     let mut entries = rustix::fs::Dir::read_from(dir).map_err(failed)?;
     loop {
         let entry = match entries.read() {

@@ -163,7 +163,7 @@ fn a_failed_tag_leaves_no_limits_behind() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = create_dir(scratch.path(), "dir");
     let engine = engine_over(MemoryKernel::default());
-    engine.kernel.fail_next_call(KernelCall::WriteProject, io::ErrorKind::PermissionDenied);
+    engine.kernel.fail_next_call(KernelOperation::WriteProject, io::ErrorKind::PermissionDenied);
     let error = set_limits(&engine, dir.as_fd()).unwrap_err();
     assert!(error.is_permission() && !error.is_retryable(), "{error:?}");
     assert_eq!(error.to_string(), "write the directory's project");
@@ -176,7 +176,7 @@ fn failed_limits_leave_the_directory_without_a_project() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = create_dir(scratch.path(), "dir");
     let engine = engine_over(MemoryKernel::default());
-    for call in [KernelCall::LockAllocation, KernelCall::ReadLimits, KernelCall::WriteLimits] {
+    for call in [KernelOperation::LockAllocation, KernelOperation::ReadLimits, KernelOperation::WriteLimits] {
         engine.kernel.fail_next_call(call, io::ErrorKind::StorageFull);
         let error = set_limits(&engine, dir.as_fd()).unwrap_err();
         assert!(matches!(error, Error::Kernel { call: failed, .. } if failed == call), "{error:?}");

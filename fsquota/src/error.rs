@@ -35,7 +35,9 @@ pub enum Error {
     /// An inode elsewhere has the same project, for example because the directory is a copy with all
     /// attributes or was moved out of a limited directory. The call would change the limits of both. Clear
     /// the directory, which keeps those limits, and set it again.
-    #[error("the directory shares project {project} with an inode elsewhere: clear it, then set it again")]
+    #[error(
+        "the directory shares project {project} with an inode elsewhere: clear this directory's limits (its files stay), then set them again"
+    )]
     SharedProject {
         /// The shared project.
         project: ProjectId,
@@ -65,7 +67,7 @@ pub enum Error {
     #[error("{call}")]
     Kernel {
         /// The step that failed.
-        call: KernelCall,
+        call: KernelOperation,
         /// The kernel's error.
         #[source]
         source: io::Error,
@@ -87,7 +89,7 @@ pub enum Error {
 /// The step that failed in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum KernelCall {
+pub enum KernelOperation {
     /// Inspect the directory.
     InspectDirectory,
     /// Read the project of the directory.
@@ -104,7 +106,7 @@ pub enum KernelCall {
     FlushRemoved,
 }
 
-impl std::fmt::Display for KernelCall {
+impl std::fmt::Display for KernelOperation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
             Self::InspectDirectory => "inspect the directory",
@@ -118,7 +120,7 @@ impl std::fmt::Display for KernelCall {
     }
 }
 
-impl KernelCall {
+impl KernelOperation {
     /// The error of this step, for `map_err`.
     pub(crate) fn into_error(self) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Kernel { call: self, source }

@@ -51,7 +51,7 @@ pub struct FileSystem {
 /// A way around the limits that exists although quotas are enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum QuotaWarning {
+pub enum EnforcementGap {
     /// A process in the initial user namespace can move a file that it owns out of its project, and so out of
     /// the limits (`FS_IOC_FSSETXATTR`); in another user namespace the kernel rejects that.
     OwnersCanLeave,
@@ -66,7 +66,7 @@ pub enum QuotaWarning {
     PartOfFileSystem,
 }
 
-impl fmt::Display for QuotaWarning {
+impl fmt::Display for EnforcementGap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::OwnersCanLeave => {
@@ -92,7 +92,7 @@ impl fmt::Display for QuotaWarning {
 #[non_exhaustive]
 pub enum OpenError {
     /// The directory does not exist or can't be opened.
-    #[error("open {}", path.display())]
+    #[error("can't open {}", path.display())]
     Open {
         /// The directory.
         path: PathBuf,
@@ -101,7 +101,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// `/proc` does not list the mount of the directory. Mount `/proc`.
-    #[error("find the mount of {} in /proc/self/mountinfo (is /proc mounted?)", path.display())]
+    #[error("can't find the mount of {} in /proc/self/mountinfo (is /proc mounted?)", path.display())]
     FindMount {
         /// The directory.
         path: PathBuf,
@@ -175,7 +175,7 @@ pub enum OpenError {
         mount_point: PathBuf,
     },
     /// The kernel returned an error that known kernels do not return.
-    #[error("probe the quotas of {}", mount_point.display())]
+    #[error("can't probe the quotas of {}", mount_point.display())]
     Probe {
         /// The mount point.
         mount_point: PathBuf,
@@ -324,17 +324,17 @@ fn supports_projects(linux: &LinuxKernel) -> bool {
 }
 
 /// The warnings that apply to the file system.
-pub(crate) fn quota_warnings(file_system: &FileSystem, root: BorrowedFd<'_>) -> Vec<QuotaWarning> {
-    let mut warnings = vec![QuotaWarning::OwnersCanLeave];
+pub(crate) fn enforcement_gaps(file_system: &FileSystem, root: BorrowedFd<'_>) -> Vec<EnforcementGap> {
+    let mut warnings = vec![EnforcementGap::OwnersCanLeave];
     if file_system.kind == FileSystemKind::Ext4 {
-        warnings.push(QuotaWarning::PrivilegedCanExceed);
+        warnings.push(EnforcementGap::PrivilegedCanExceed);
     }
     let others = Mode::RGRP | Mode::ROTH;
     if rustix::fs::fstat(root).is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).intersects(others)) {
-        warnings.push(QuotaWarning::OthersCanLock);
+        warnings.push(EnforcementGap::OthersCanLock);
     }
     if file_system.root != Path::new("/") {
-        warnings.push(QuotaWarning::PartOfFileSystem);
+        warnings.push(EnforcementGap::PartOfFileSystem);
     }
     warnings
 }

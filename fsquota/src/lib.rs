@@ -58,7 +58,7 @@
 //! A process in the initial user namespace can move a file that it owns out of its project, and so out of the
 //! limits. ext4 lets processes with CAP_SYS_RESOURCE exceed the limits. A process that can open the directory
 //! where the file system is mounted can hold the lock that serializes changes of limits.
-//! [`ProjectQuota::quota_warnings`] lists which of these apply. Run limited programs in a user namespace, or
+//! [`ProjectQuota::enforcement_gaps`] lists which of these apply. Run limited programs in a user namespace, or
 //! deny them the ioctl `FS_IOC_FSSETXATTR`. A limit does not reserve space: the sum of all limits may exceed
 //! the file system (`examples/own_quota.rs` prevents that).
 //!
@@ -94,8 +94,8 @@ mod sys;
 pub mod testing;
 mod tree;
 
-pub use error::{Error, KernelCall};
-pub use file_system::{FileSystem, FileSystemKind, OpenError, QuotaWarning};
+pub use error::{Error, KernelOperation};
+pub use file_system::{EnforcementGap, FileSystem, FileSystemKind, OpenError};
 pub use limits::{LimitChange, LimitError, ProjectId, QuotaChange, QuotaLimits, QuotaStatus, QuotaUsage};
 pub use project::ProjectQuota;
 pub use quantity::{Bytes, Inodes, QuantityError};

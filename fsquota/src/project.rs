@@ -4,7 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
 use crate::engine::{NonEmptyPolicy, QuotaEngine};
-use crate::file_system::{self, FileSystem, OpenError, QuotaWarning, QuotactlMode};
+use crate::file_system::{self, EnforcementGap, FileSystem, OpenError, QuotactlMode};
 use crate::linux::LinuxKernel;
 use crate::tree::{self, TreeSummary};
 use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus};
@@ -61,8 +61,8 @@ impl ProjectQuota {
     }
 
     /// The ways around the limits that apply to this file system.
-    pub fn quota_warnings(&self) -> Vec<QuotaWarning> {
-        file_system::quota_warnings(&self.file_system, self.mount_dir())
+    pub fn enforcement_gaps(&self) -> Vec<EnforcementGap> {
+        file_system::enforcement_gaps(&self.file_system, self.mount_dir())
     }
 
     /// Every project of the file system that has inodes or limits, by number; also those that other programs
@@ -84,7 +84,7 @@ impl ProjectQuota {
     /// # Errors
     /// As [`set_limits`](QuotaSetter::set_limits), and [`Error::ChangeTree`]; the limits then apply to the
     /// entries that were reached.
-    pub fn set_tree_limits(
+    pub fn set_limits_recursive(
         &self,
         dir: BorrowedFd<'_>,
         change: QuotaChange,
@@ -102,7 +102,7 @@ impl ProjectQuota {
     ///
     /// # Errors
     /// As [`clear_limits`](QuotaSetter::clear_limits), and [`Error::ChangeTree`]; repeat the call to resume.
-    pub fn clear_tree_limits(&self, dir: BorrowedFd<'_>) -> Result<TreeSummary, Error> {
+    pub fn clear_limits_recursive(&self, dir: BorrowedFd<'_>) -> Result<TreeSummary, Error> {
         let Some(project) = self.engine.start_clearing(dir)? else { return Ok(TreeSummary::default()) };
         let changed = tree::retag_tree(dir, project.get(), 0)?;
         self.engine.finish_clearing(dir, project)?;

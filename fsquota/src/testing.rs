@@ -14,7 +14,7 @@ pub use conformance::conformance;
 pub use raw_calls::RawQuotaCalls;
 
 use crate::engine::{NonEmptyPolicy, QuotaEngine};
-use crate::error::KernelCall;
+use crate::error::KernelOperation;
 use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus};
 use memory::MemoryKernel;
 
@@ -48,7 +48,7 @@ impl MemQuota {
     }
 
     /// Makes the next call of this kind fail. Repeated calls queue several failures.
-    pub fn fail_next_kernel_call(&self, call: KernelCall, error: io::ErrorKind) {
+    pub fn fail_next_kernel_call(&self, call: KernelOperation, error: io::ErrorKind) {
         self.0.kernel.fail_next_call(call, error);
     }
 }

@@ -74,7 +74,7 @@ pub(crate) enum RejectReason {
     TooLarge { limit: u64 },
     #[error("stopped by the caller")]
     Stopped,
-    #[error("directory changes during its removal")]
+    #[error("directory changes during its removal: stop the process that adds entries, then try again")]
     Changing,
     #[error("the kernel does not support openat2: use Linux 5.6 or newer")]
     NoOpenat2,

@@ -182,7 +182,7 @@ pub enum MountError {
         existing: Box<MountInfo>,
     },
     /// The target could not be opened: create it first. Symbolic links are not followed.
-    #[error("open mount point {}", .target.display())]
+    #[error("can't open mount point {}: create the directory (symbolic links are not followed)", .target.display())]
     OpenTarget {
         /// The directory.
         target: PathBuf,
@@ -191,7 +191,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// The kernel rejected the file system, one of its options or its source.
-    #[error("mount {fstype} on {}{}", .target.display(), in_parentheses(.kernel))]
+    #[error("can't mount {fstype} on {}{}", .target.display(), in_parentheses(.kernel))]
     Mount {
         /// The directory.
         target: PathBuf,
@@ -204,7 +204,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// It is in use: close the open files below it.
-    #[error("unmount {}", .target.display())]
+    #[error("can't unmount {}", .target.display())]
     Unmount {
         /// The directory.
         target: PathBuf,
@@ -213,7 +213,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// The mount table could not be read: `/proc` must be mounted.
-    #[error("read mount table for {}", .target.display())]
+    #[error("can't read mount table for {}", .target.display())]
     ReadTable {
         /// The requested directory.
         target: PathBuf,

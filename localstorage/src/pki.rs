@@ -23,7 +23,7 @@ pub use template::{CertificateTemplate, CommonName};
 /// Why the bytes of a key, a certificate or a revocation list are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum FormatError {
+pub enum PkiEncodingError {
     /// The first line is not that of a PEM block.
     #[error("not PEM: the BEGIN line is missing")]
     NoPem,
@@ -63,7 +63,7 @@ pub enum FormatError {
 #[non_exhaustive]
 pub enum PkiError {
     /// A file could not be read. Its content is unknown, so it is not replaced: retry.
-    #[error("read credentials in {}", .directory.display())]
+    #[error("can't read credentials in {}", .directory.display())]
     Read {
         /// The directory.
         directory: PathBuf,
@@ -80,13 +80,13 @@ pub enum PkiError {
         presence: CredentialPresence,
     },
     /// The content of a file is invalid. The file stays unchanged.
-    #[error("parse {}", .file.display())]
+    #[error("can't parse {}", .file.display())]
     Malformed {
         /// The file.
         file: PathBuf,
         /// Why.
         #[source]
-        source: FormatError,
+        source: PkiEncodingError,
     },
     /// The certificate belongs to another key.
     #[error("{} is not the key of {}", .key.display(), .certificate.display())]
@@ -105,10 +105,10 @@ pub enum PkiError {
         ca: PathBuf,
     },
     /// A key or certificate could not be generated.
-    #[error("generate credentials")]
+    #[error("can't generate credentials")]
     Generate(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Files could not be written: either all old files are in effect, or all new ones.
-    #[error("write credentials in {}", .directory.display())]
+    #[error("can't write credentials in {}", .directory.display())]
     Write {
         /// The directory.
         directory: PathBuf,

@@ -60,10 +60,10 @@ use crate::syscalls;
 mod record;
 mod step_list;
 
-pub use record::{JournalRecord, MAX_CONTENT_BYTES, RecordError};
+pub use record::{JournalRecord, MAX_CONTENT_BYTES, RecordFormatError};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use step_list::parse_step_progress;
-pub use step_list::{InvalidStepList, StepEvent, StepList, StepRun, StepsError};
+pub use step_list::{InvalidStepList, StepEvent, StepList, StepListError, StepRun};
 
 /// Why a step journal could not be read or written.
 #[derive(Debug, Error)]
@@ -78,7 +78,7 @@ pub enum JournalError {
         source: InvalidName,
     },
     /// It cannot be opened, created or read.
-    #[error("open step journal {}", .path.display())]
+    #[error("can't open step journal {}", .path.display())]
     Open {
         /// The file.
         path: PathBuf,
@@ -107,7 +107,7 @@ pub enum JournalError {
         version: u32,
     },
     /// It cannot be written. The state is the old one or the new one; a retry may help.
-    #[error("write step journal {}", .path.display())]
+    #[error("can't write step journal {}", .path.display())]
     Commit {
         /// The file.
         path: PathBuf,
@@ -123,7 +123,7 @@ pub enum JournalError {
         length: usize,
     },
     /// Its files cannot be removed. Its state is removed all the same; a retry may help.
-    #[error("remove step journal {}", .path.display())]
+    #[error("can't remove step journal {}", .path.display())]
     Remove {
         /// The file.
         path: PathBuf,
@@ -317,7 +317,7 @@ fn newest_record<'a>(
                 newest = Some(record)
             }
             Ok(_) => {}
-            Err(RecordError::NewerVersion { version }) => {
+            Err(RecordFormatError::NewerVersion { version }) => {
                 return Err(JournalError::NewerFormat { path: path.to_owned(), version });
             }
             Err(_) => {}

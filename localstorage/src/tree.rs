@@ -92,11 +92,11 @@ mod special;
 
 pub use brand_names::{BrandNameError, BrandNames};
 pub use data::{
-    ApiClientDir, ClusterNetworkDir, DataPartition, DevicePluginsDir, EtcdDir, IdentityDir, KubeletDir,
-    KubeletPluginsDir, KubernetesDir, PkiDir, PluginsRegistryDir,
+    ApiClientDir, DataPartition, DevicePluginsDir, EtcdDir, IdentityDir, KubeletDir, KubeletPluginsDir,
+    KubernetesDir, OverlayKeyDir, PkiDir, PluginsRegistryDir,
 };
 pub use directory::{LayoutDir, MountPoint};
-pub use ephemeral::{ConsensusDir, ContainerdDir, EphemeralDir};
+pub use ephemeral::{ContainerdRunDir, EphemeralDir, EtcdRunDir};
 pub use esp::{BootImages, EfiDir, EfiSystemPartition, EspNodeDir};
 pub use etc::EtcDir;
 pub use file::{DecodeError, LayoutFile, LoadError};
@@ -105,7 +105,7 @@ pub use root::NodeRoot;
 pub use run::{RunDir, TmpDir};
 #[doc(hidden)]
 pub use shape::assert_valid_layout;
-pub use shape::{DeclaredEntry, EntryShape, InvalidLayout, LayoutProblem, SOCKET_PATH_MAX};
+pub use shape::{DeclaredEntry, EntryShape, InvalidLayout, LayoutProblem, MAX_SOCKET_PATH_BYTES};
 pub use special::{LayoutFifo, LayoutSocket};
 
 /// Declares directories and their entries; see [`tree`](crate::tree) for how and why.

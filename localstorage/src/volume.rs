@@ -42,7 +42,7 @@ pub use probe::{DiskSignature, VolumeContents, probe_disk};
 /// - [`mount_existing`](DataVolume::mount_existing) writes nothing, and opens only volumes that `mount_new`
 ///   has completed.
 /// - Both return the open root directory of the volume: a write through it reaches the volume or fails.
-/// - A failed call leaves the volume [`Unmounted`](VolumeState::Unmounted), and can be repeated.
+/// - A failed call leaves the volume [`Unmounted`](MountState::Unmounted), and can be repeated.
 /// - One call runs at a time: a concurrent call, or one on a mounted volume, is
 ///   [`VolumeError::InvalidState`].
 ///
@@ -69,13 +69,13 @@ pub trait DataVolume: Send + Sync + fmt::Debug {
     fn unmount(&self) -> Result<(), VolumeError>;
 
     /// The current state.
-    fn state(&self) -> VolumeState;
+    fn state(&self) -> MountState;
 }
 
 /// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum VolumeState {
+pub enum MountState {
     /// It is not mounted.
     Unmounted,
     /// A call is in progress.
@@ -84,12 +84,12 @@ pub enum VolumeState {
     Mounted,
 }
 
-impl fmt::Display for VolumeState {
+impl fmt::Display for MountState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            VolumeState::Unmounted => "not mounted",
-            VolumeState::Mounting => "being mounted",
-            VolumeState::Mounted => "mounted",
+            MountState::Unmounted => "not mounted",
+            MountState::Mounting => "being mounted",
+            MountState::Mounted => "mounted",
         })
     }
 }
@@ -114,7 +114,7 @@ pub enum VolumeError {
     #[error("volume is {state}")]
     InvalidState {
         /// The state.
-        state: VolumeState,
+        state: MountState,
     },
     /// There are contents already. Use [`ErasePolicy::Exactly`] to erase them.
     #[error("{} contains {found}, and was not changed", .path.display())]
@@ -125,13 +125,13 @@ pub enum VolumeError {
         found: VolumeContents,
     },
     /// The volume does not exist yet: create one.
-    #[error("{} is blank", .path.display())]
+    #[error("no data volume on {}: it is blank; create one, or attach the node's disk", .path.display())]
     Absent {
         /// The device, or the directory.
         path: PathBuf,
     },
     /// Its creation was interrupted, before any data was on it: create it again.
-    #[error("creation of the volume on {} was interrupted", .path.display())]
+    #[error("creation of the volume on {} was interrupted: create it again", .path.display())]
     Unfinished {
         /// The device, or the directory.
         path: PathBuf,
@@ -157,7 +157,7 @@ pub enum VolumeError {
         source: io::Error,
     },
     /// `mkfs.xfs` could not be started, or failed: install xfsprogs, or read its output. A retry starts over.
-    #[error("format {}{}", .path.display(), in_parentheses(.stderr))]
+    #[error("can't format {}{}", .path.display(), in_parentheses(.stderr))]
     Format {
         /// The device.
         path: PathBuf,
@@ -168,7 +168,7 @@ pub enum VolumeError {
         source: io::Error,
     },
     /// The volume could not be mounted or unmounted.
-    #[error("mount volume")]
+    #[error("can't mount volume")]
     Mount(#[source] MountError),
     /// The root directory of the volume could not be opened, listed, or marked as complete.
     #[error("mark the volume complete")]

@@ -169,9 +169,7 @@ fn bench_tail_read() -> BenchRow {
         }
     }
     let query = || {
-        LogQuery::backlog_of("bench.tail".parse().expect("a valid name"))
-            .include_children()
-            .last_entries(1000)
+        LogQuery::of_dn("bench.tail".parse().expect("a valid name")).include_descendants().last_entries(1000)
     };
     let read = || {
         let start = Instant::now();

@@ -1,7 +1,7 @@
 //! Decodes records into entries.
 
 use crate::record::{CUT_FLAG, LOSSY_FLAG, TRAILER_BYTES, tag, time_from_nanos};
-use crate::{Dn, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, LogOrigin, RawLine};
+use crate::{Dn, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, RawLine, StreamOrigin};
 
 /// Decodes a record written by [`RecordBuffer`](crate::record::RecordBuffer).
 pub(crate) fn decode_record(dn: Dn, record: &[u8]) -> LogEntry {
@@ -96,8 +96,8 @@ impl RecordBytes<'_> {
         self.take_string(self.0.len())
     }
 
-    fn take_origin(&mut self) -> LogOrigin {
+    fn take_origin(&mut self) -> StreamOrigin {
         let generation = u64::from_le_bytes(self.take_array());
-        LogOrigin { generation, stream: self.take_name() }
+        StreamOrigin { generation, stream: self.take_name() }
     }
 }

@@ -48,7 +48,7 @@ pub struct LeveledEntry {
     /// All other fields, in their original order.
     pub fields: Vec<LogField>,
     /// The output it was parsed from; `None` for other messages.
-    pub origin: Option<LogOrigin>,
+    pub origin: Option<StreamOrigin>,
     /// `Some(n)`: it was cut from `n` bytes to fit
     /// [`LogLimits::message_bytes`](crate::LogLimits::message_bytes).
     pub original_bytes: Option<u64>,
@@ -58,7 +58,7 @@ pub struct LeveledEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawLine {
     /// The output that it comes from.
-    pub origin: LogOrigin,
+    pub origin: StreamOrigin,
     /// The line without its terminator (`\n` or `\r\n`).
     pub text: String,
     /// `Some(n)`: the line was cut from `n` bytes at [`LogLimits::line_bytes`](crate::LogLimits::line_bytes).
@@ -80,7 +80,7 @@ pub struct DroppedEntries {
 
 /// The output stream, and the start of the program, that a line comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LogOrigin {
+pub struct StreamOrigin {
     /// Name of the stream: `stdout`, `stderr`, `raw`, the name of a FIFO.
     pub stream: String,
     /// Number of the program's start, counted from 1; 0 if unknown.

@@ -32,7 +32,7 @@
 //!     let mut stderr = store.line_writer(&etcd, options);
 //!     stderr.write_all(b"2026-11-21 11:26:09.110397 W | embed: no certificates\nbye\n")?;
 //!
-//!     let query = LogQuery::backlog_of("node".parse()?).include_children().min_level(Level::Warn);
+//!     let query = LogQuery::of_dn("node".parse()?).include_descendants().min_level(Level::Warn);
 //!     let mut reader = store.open_reader(query)?;
 //!     for entry in reader.read_backlog() {
 //!         println!("{}", render::full_text(&entry));
@@ -84,7 +84,8 @@ mod text;
 pub use abbreviations::NameAbbreviations;
 pub use dn::{Dn, DnError};
 pub use entry::{
-    DroppedEntries, EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, LogMessage, LogOrigin, RawLine,
+    DroppedEntries, EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, LogMessage, RawLine,
+    StreamOrigin,
 };
 pub use layer::LogStoreLayer;
 pub use level::{Level, ParseLevelError};

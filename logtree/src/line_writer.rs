@@ -10,19 +10,19 @@ use crate::parse::LineParser;
 use crate::record::{RecordBuffer, now_nanos, time_from_nanos};
 use crate::state::RingAddress;
 use crate::text::sanitize_text;
-use crate::{Dn, LogOrigin};
+use crate::{Dn, StreamOrigin};
 
 /// The origin of the lines of a [`LineWriter`], and their parser.
 #[derive(Clone, Debug)]
 pub struct WriterOptions {
-    origin: LogOrigin,
+    origin: StreamOrigin,
     line_parser: Option<LineParser>,
 }
 
 impl WriterOptions {
     /// Lines of the stream with this name, stored raw.
     pub fn new(stream: impl Into<String>) -> WriterOptions {
-        WriterOptions { origin: LogOrigin { stream: stream.into(), generation: 0 }, line_parser: None }
+        WriterOptions { origin: StreamOrigin { stream: stream.into(), generation: 0 }, line_parser: None }
     }
 
     /// Sets the number of the program's start.

@@ -2,7 +2,7 @@
 
 use crate::{Dn, Level};
 
-/// Which entries a reader returns. Start with [`LogQuery::backlog_of`]; the filters apply to backlog and live stream
+/// Which entries a reader returns. Start with [`LogQuery::of_dn`]; the filters apply to backlog and live stream
 /// alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -10,7 +10,7 @@ pub struct LogQuery {
     /// The name to read.
     pub dn: Dn,
     /// Whether to read all names below it, too.
-    pub include_children: bool,
+    pub include_descendants: bool,
     /// How many stored entries to start with.
     pub backlog_limit: BacklogLimit,
     /// Whether to continue with new entries.
@@ -61,10 +61,10 @@ pub enum QueryError {
 
 impl LogQuery {
     /// Queries all entries stored under exactly this name.
-    pub fn backlog_of(dn: Dn) -> LogQuery {
+    pub fn of_dn(dn: Dn) -> LogQuery {
         LogQuery {
             dn,
-            include_children: false,
+            include_descendants: false,
             backlog_limit: BacklogLimit::All,
             follow: false,
             kind_filter: KindFilter::All,
@@ -75,8 +75,8 @@ impl LogQuery {
     }
 
     /// Includes all names below the name.
-    pub fn include_children(mut self) -> LogQuery {
-        self.include_children = true;
+    pub fn include_descendants(mut self) -> LogQuery {
+        self.include_descendants = true;
         self
     }
 
@@ -122,7 +122,7 @@ impl LogQuery {
     }
 
     pub(crate) fn matches_dn(&self, dn: &Dn) -> bool {
-        if self.include_children { dn.is_within(&self.dn) } else { *dn == self.dn }
+        if self.include_descendants { dn.is_within(&self.dn) } else { *dn == self.dn }
     }
 
     /// The classes of records that pass the filters.
@@ -187,17 +187,17 @@ mod tests {
 
     #[test]
     fn raw_lines_pass_a_minimum_level_only_on_request() {
-        let warn = LogQuery::backlog_of(Dn::root()).min_level(Level::Warn);
+        let warn = LogQuery::of_dn(Dn::root()).min_level(Level::Warn);
         assert_eq!(admitted_classes(warn.clone()), [3, 4, 5]);
         assert_eq!(admitted_classes(warn.clone().raw_passes_min_level()), [3, 4, 5, 6]);
         assert_eq!(admitted_classes(warn.raw_passes_min_level().kind_filter(KindFilter::Leveled)), [3, 4, 5]);
-        assert_eq!(admitted_classes(LogQuery::backlog_of(Dn::root())), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(admitted_classes(LogQuery::backlog_of(Dn::root()).kind_filter(KindFilter::Raw)), [6]);
+        assert_eq!(admitted_classes(LogQuery::of_dn(Dn::root())), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(admitted_classes(LogQuery::of_dn(Dn::root()).kind_filter(KindFilter::Raw)), [6]);
     }
 
     #[test]
     fn raw_only_with_a_minimum_level_is_rejected() {
-        let query = LogQuery::backlog_of(Dn::root()).kind_filter(KindFilter::Raw).min_level(Level::Info);
+        let query = LogQuery::of_dn(Dn::root()).kind_filter(KindFilter::Raw).min_level(Level::Info);
         assert_eq!(query.class_mask(), Err(QueryError::MinLevelOnRaw));
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::text::floor_char_boundary;
-use crate::{FieldValue, Level, LogMessage, LogOrigin};
+use crate::{FieldValue, Level, LogMessage, StreamOrigin};
 
 /// Bytes after the payload.
 pub(crate) const TRAILER_BYTES: usize = 4;
@@ -102,7 +102,7 @@ impl RecordBuffer {
     }
 
     /// A record for raw lines of one origin; [`RecordBuffer::write_raw_line`] fills it for each line.
-    pub(crate) fn for_raw_lines(origin: &LogOrigin) -> RecordBuffer {
+    pub(crate) fn for_raw_lines(origin: &StreamOrigin) -> RecordBuffer {
         let mut record = RecordBuffer::default();
         record.start_record(RAW_CLASS, 0);
         record.push_origin(origin);
@@ -130,7 +130,7 @@ impl RecordBuffer {
         self.finish_record();
     }
 
-    fn push_origin(&mut self, origin: &LogOrigin) {
+    fn push_origin(&mut self, origin: &StreamOrigin) {
         self.buf.extend_from_slice(&origin.generation.to_le_bytes());
         self.push_name(&origin.stream);
     }
@@ -150,7 +150,7 @@ impl RecordBuffer {
     }
 
     /// Adds the output that this record was parsed from.
-    pub(crate) fn push_parsed_origin(&mut self, origin: &LogOrigin) {
+    pub(crate) fn push_parsed_origin(&mut self, origin: &StreamOrigin) {
         self.buf.push(tag::ORIGIN);
         self.push_origin(origin);
     }
@@ -251,7 +251,7 @@ impl RecordBuffer {
         &mut self,
         message: &LogMessage,
         now: i64,
-        origin: Option<&LogOrigin>,
+        origin: Option<&StreamOrigin>,
         limit: usize,
         original_bytes: Option<u64>,
     ) {

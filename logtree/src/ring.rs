@@ -196,14 +196,14 @@ mod tests {
     use super::*;
     use crate::decode::decode_record;
     use crate::record::RecordBuffer;
-    use crate::{EntryBody, LogOrigin};
+    use crate::{EntryBody, StreamOrigin};
 
     /// Walks in both directions over a ring that wraps around, and checks the records.
     #[test]
     fn records_are_readable_in_both_directions_across_the_wraparound() {
         let mut ring = LogRing::new(Dn::root());
         ring.grow_to(400);
-        let mut record = RecordBuffer::for_raw_lines(&LogOrigin::default());
+        let mut record = RecordBuffer::for_raw_lines(&StreamOrigin::default());
         for seq in 1..=200u64 {
             record.write_raw_line(0, "x".repeat((seq % 37) as usize).as_bytes(), None, false);
             record.set_seq(seq);

@@ -259,7 +259,7 @@ impl LogStoreState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LogOrigin;
+    use crate::StreamOrigin;
 
     #[test]
     fn capacity_is_counted_and_stays_within_the_budget() {
@@ -270,7 +270,7 @@ mod tests {
             ..LogLimits::default()
         };
         let mut state = LogStoreState::new(limits);
-        let mut record = RecordBuffer::for_raw_lines(&LogOrigin::default());
+        let mut record = RecordBuffer::for_raw_lines(&StreamOrigin::default());
         for number in 0..30_000usize {
             let name = number % 7 * (number / 1000);
             record.write_raw_line(0, "x".repeat(number * 31 % 1024).as_bytes(), None, false);

@@ -59,7 +59,7 @@ fn check_parser(parser: LineParser, line: &[u8], timeless: bool) {
 
 fn read_all(store: &LogStore) -> Vec<LogEntry> {
     store
-        .open_reader(LogQuery::backlog_of(Dn::root()).include_children())
+        .open_reader(LogQuery::of_dn(Dn::root()).include_descendants())
         .expect("a valid query")
         .read_backlog()
 }

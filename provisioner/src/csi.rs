@@ -9,7 +9,7 @@
 //!      │
 //!      └────── plugins/<driver>/csi.sock ─────────── node: publish, unpublish, stats
 //!                                               │
-//!              OpenVolume::open ── descriptor ──┴── VolumeMounter::mount ── pods/<uid>/volumes/…/mount
+//!              VolumeOpener::open ── descriptor ──┴── VolumeMounter::mount ── pods/<uid>/volumes/…/mount
 //! ```
 //!
 //! # Behaviour
@@ -49,7 +49,7 @@ mod target_path;
 pub mod testing;
 
 pub use bind_mounter::BindMounter;
-pub use mounter::{FileId, MountError, MountFlags, TargetConflict, TargetMount, VolumeMounter};
+pub use mounter::{FileId, MountRestrictions, TargetConflict, TargetMount, TargetMountError, VolumeMounter};
 pub use plugin::{NodePlugin, PluginDeps, PluginError};
 pub use socket::SocketError;
 pub use target_path::{TargetError, TargetPath};

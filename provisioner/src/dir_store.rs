@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::step::{StepHook, StepRunner, VolumeStep};
-use crate::store::{OpenVolume, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+use crate::store::{VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 
 mod error;
 mod trash;
@@ -440,7 +440,7 @@ impl VolumeStore for DirStore {
     }
 }
 
-impl OpenVolume for DirStore {
+impl VolumeOpener for DirStore {
     fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
         let failed = |source: DirError| VolumeStoreError::Open { id: id.clone(), source: Box::new(source) };
         match self.inner.volumes.open_dir(id.as_str()) {

@@ -54,7 +54,7 @@ pub enum GuardError {
         by: String,
     },
     /// Checking whether the volume is in use failed.
-    #[error("check whether volume {id} is in use")]
+    #[error("can't check whether volume {id} is in use")]
     Inspect {
         /// The volume.
         id: VolumeId,

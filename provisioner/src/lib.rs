@@ -122,4 +122,4 @@ pub use plan::{
 pub use provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
 pub use quantity::QuantityError;
 pub use step::{StepHook, StepMoment, VolumeStep};
-pub use store::{ErrorSource, OpenVolume, VolumeStore, VolumeStoreError, VolumeUsage};
+pub use store::{ErrorSource, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};

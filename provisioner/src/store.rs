@@ -96,7 +96,7 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
 /// The descriptor refers to the volume's directory (`O_DIRECTORY`, not `O_PATH`), opened without following a
 /// symbolic link. It refers to the volume as it is now: once the volume is removed, it refers to a directory
 /// that is being erased.
-pub trait OpenVolume: Send + Sync + fmt::Debug {
+pub trait VolumeOpener: Send + Sync + fmt::Debug {
     /// Opens a volume's directory. Blocks for as long as the file system takes.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ pub enum VolumeStoreError {
         source: ErrorSource,
     },
     /// Creating the volume failed; nothing of it is visible.
-    #[error("create volume {id}")]
+    #[error("can't create volume {id}")]
     Create {
         /// The volume.
         id: VolumeId,
@@ -134,7 +134,7 @@ pub enum VolumeStoreError {
         source: ErrorSource,
     },
     /// Setting the limits failed; the old ones stay in force.
-    #[error("set the limits of volume {id}")]
+    #[error("can't set the limits of volume {id}")]
     Resize {
         /// The volume.
         id: VolumeId,
@@ -143,7 +143,7 @@ pub enum VolumeStoreError {
         source: ErrorSource,
     },
     /// Reading the limits or the usage failed.
-    #[error("read the usage of volume {id}")]
+    #[error("can't read the usage of volume {id}")]
     Usage {
         /// The volume.
         id: VolumeId,
@@ -152,7 +152,7 @@ pub enum VolumeStoreError {
         source: ErrorSource,
     },
     /// Removing the volume failed, or making the removal durable did.
-    #[error("remove volume {id}")]
+    #[error("can't remove volume {id}")]
     Remove {
         /// The volume.
         id: VolumeId,
@@ -161,14 +161,14 @@ pub enum VolumeStoreError {
         source: ErrorSource,
     },
     /// Listing the volumes failed.
-    #[error("list the volumes")]
+    #[error("can't list the volumes")]
     List {
         /// The cause.
         #[source]
         source: ErrorSource,
     },
     /// Opening the volume's directory failed.
-    #[error("open volume {id}")]
+    #[error("can't open volume {id}")]
     Open {
         /// The volume.
         id: VolumeId,

@@ -50,7 +50,7 @@ pub struct StaleContextError;
 #[non_exhaustive]
 pub enum WaitReadyError {
     /// The waiting runnable was canceled.
-    #[error("wait until a runnable is ready")]
+    #[error("canceled while waiting for a runnable to be ready")]
     Canceled(#[source] CanceledError),
     /// No runnable has this DN. Add it before waiting for it.
     #[error("unknown runnable {dn:?}: add it before waiting for it")]
@@ -170,7 +170,7 @@ impl Context {
     ///
     /// # Errors
     /// [`StaleContextError`] when the runnable has returned.
-    pub fn spawn_helper(
+    pub fn spawn_joined(
         &self,
         helper: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), StaleContextError> {

@@ -21,16 +21,16 @@ use crate::runnable::{CanceledError, RunFuture, Runnable};
 #[non_exhaustive]
 pub enum ServeError {
     /// Its listener could not be created.
-    #[error("listen for gRPC")]
+    #[error("can't listen for gRPC")]
     Listen(#[source] io::Error),
     /// The server failed.
-    #[error("serve gRPC")]
+    #[error("can't serve gRPC")]
     Serve(#[source] tonic::transport::Error),
     /// The listener ended unexpectedly.
     #[error("the gRPC listener ended")]
     ListenerEnded,
     /// The tree rejected the ready signal.
-    #[error("signal ready")]
+    #[error("can't signal ready")]
     Signal(#[source] LifecycleSignalError),
     /// It was canceled, and stopped.
     #[error("gRPC server stopped")]

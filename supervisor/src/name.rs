@@ -30,7 +30,7 @@ pub enum NameError {
         parent: String,
     },
     /// A child or a sub-span of this incarnation already has the name.
-    #[error("name {name:?} is already in use in {parent}")]
+    #[error("name {name:?} is already a child or sub-span of {parent}: use another name")]
     AlreadyInUse {
         /// The name as it was given.
         name: String,

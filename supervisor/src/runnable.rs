@@ -157,7 +157,7 @@ mod tests {
     use std::io;
 
     #[derive(Debug, thiserror::Error)]
-    #[error("read the config")]
+    #[error("can't read the config")]
     struct ReadConfigError(#[source] io::Error);
 
     #[test]

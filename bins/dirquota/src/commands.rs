@@ -42,7 +42,7 @@ pub(crate) fn set_limits(args: &SetArgs, out: &mut OutputWriter) -> Result<(), C
     let failed = CommandError::for_action("limit", path);
     let (status, tree) = if args.recursive {
         quota
-            .set_tree_limits(dir.as_fd(), change)
+            .set_limits_recursive(dir.as_fd(), change)
             .map(|(status, changed)| (status, Some(changed)))
             .map_err(failed)?
     } else {
@@ -54,7 +54,7 @@ pub(crate) fn set_limits(args: &SetArgs, out: &mut OutputWriter) -> Result<(), C
     }
     table::print_table(std::slice::from_ref(&report), out)?;
     warn_about_result(&report, args, out);
-    if let Some(warning) = quota.quota_warnings().first() {
+    if let Some(warning) = quota.enforcement_gaps().first() {
         out.warn(&warning.to_string());
     }
     Ok(())
@@ -109,7 +109,7 @@ pub(crate) fn clear_limits(path: &Path, recursive: bool, out: &mut OutputWriter)
     let quota = open_quota(path)?;
     let failed = CommandError::for_action("clear", path);
     let tree = if recursive {
-        Some(quota.clear_tree_limits(dir.as_fd()).map_err(failed)?)
+        Some(quota.clear_limits_recursive(dir.as_fd()).map_err(failed)?)
     } else {
         quota.clear_limits(dir.as_fd()).map_err(failed)?;
         None

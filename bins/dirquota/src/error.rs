@@ -10,7 +10,7 @@ use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub(crate) enum CommandError {
-    #[error("open {}", path.display())]
+    #[error("can't open {}", path.display())]
     OpenDirectory { path: PathBuf, source: io::Error },
     #[error("{} is {what}: use a directory", path.display())]
     NotADirectory { path: PathBuf, what: &'static str },
@@ -22,7 +22,7 @@ pub(crate) enum CommandError {
     NotEmpty { what: &'static str, path: PathBuf },
     #[error("{} has no limits", path.display())]
     NoLimits { path: PathBuf },
-    #[error("write the output")]
+    #[error("can't write the output")]
     WriteOutput(#[source] io::Error),
 }
 

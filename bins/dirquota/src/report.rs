@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nodekeel_fsquota::{ProjectQuota, QuotaWarning, TreeSummary};
+use nodekeel_fsquota::{EnforcementGap, ProjectQuota, TreeSummary};
 use serde::Serialize;
 
 /// Limits and usage of a directory or project.
@@ -96,7 +96,7 @@ pub(crate) struct WarningReport {
 impl From<&ProjectQuota> for CheckReport {
     fn from(quota: &ProjectQuota) -> Self {
         let on = quota.file_system();
-        let warned = |warning: QuotaWarning| WarningReport {
+        let warned = |warning: EnforcementGap| WarningReport {
             warning: warning_key(warning),
             text: warning.to_string(),
         };
@@ -105,17 +105,17 @@ impl From<&ProjectQuota> for CheckReport {
             file_system: on.kind.to_string(),
             source: on.source.to_string_lossy().into_owned(),
             root: on.root.to_string_lossy().into_owned(),
-            warnings: quota.quota_warnings().into_iter().map(warned).collect(),
+            warnings: quota.enforcement_gaps().into_iter().map(warned).collect(),
         }
     }
 }
 
-fn warning_key(warning: QuotaWarning) -> &'static str {
+fn warning_key(warning: EnforcementGap) -> &'static str {
     match warning {
-        QuotaWarning::OwnersCanLeave => "owners_can_leave",
-        QuotaWarning::PrivilegedCanExceed => "privileged_can_exceed",
-        QuotaWarning::OthersCanLock => "others_can_lock",
-        QuotaWarning::PartOfFileSystem => "part_of_file_system",
+        EnforcementGap::OwnersCanLeave => "owners_can_leave",
+        EnforcementGap::PrivilegedCanExceed => "privileged_can_exceed",
+        EnforcementGap::OthersCanLock => "others_can_lock",
+        EnforcementGap::PartOfFileSystem => "part_of_file_system",
         _ => "other",
     }
 }

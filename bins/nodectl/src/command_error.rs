@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nodekeel_node::client::{ConnectError, EntryError};
+use nodekeel_node::client::{ConnectError, InvalidLogEntry};
 use thiserror::Error;
 use tonic::{Code, Status};
 
@@ -21,14 +21,14 @@ pub(crate) enum CommandError {
     #[error("noded does not answer within {timeout:?}: is it stopped, or busy? --timeout waits longer")]
     Timeout { timeout: Duration },
     #[error(transparent)]
-    Entry(#[from] EntryError),
+    Entry(#[from] InvalidLogEntry),
     #[error("can't use file {}; use another one", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("write the output")]
+    #[error("can't write the output")]
     Write(#[source] io::Error),
     #[error("{dn} {reason}; see `nodectl status {dn}`")]
     ActionFailed { dn: String, reason: String },

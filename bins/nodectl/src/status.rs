@@ -129,7 +129,7 @@ fn readable_output(dn: &str, lines: &[String]) -> Vec<String> {
     let (log_store, root) = (LogStore::default(), Dn::root());
     let mut writer = log_store.line_writer(&root, WriterOptions::new("output").line_parser(parser));
     let written = lines.iter().try_for_each(|line| writeln!(writer, "{line}"));
-    match (written, log_store.open_reader(LogQuery::backlog_of(root))) {
+    match (written, log_store.open_reader(LogQuery::of_dn(root))) {
         (Ok(()), Ok(mut reader)) => reader.read_backlog().iter().flat_map(logs::entry_texts).collect(),
         _ => lines.to_vec(),
     }

@@ -11,7 +11,7 @@ use thiserror::Error;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-pub use log_entry::{EntryError, level_from_wire, level_to_wire};
+pub use log_entry::{InvalidLogEntry, level_from_wire, level_to_wire};
 pub use log_parser::log_parser_for;
 
 use crate::v1::control_client::ControlClient;

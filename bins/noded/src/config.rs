@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 pub use cluster::ClusterConfig;
 pub use containerd::ContainerdConfig;
-pub use graph::{is_valid_name, order_services};
+pub use graph::{is_valid_runnable_name, order_services};
 use locate::TomlDocument;
 pub use provisioner::{ProvisionerConfig, QuotaMode};
 pub use value::{BackoffConfig, ReadinessConfig, RestartPolicy};
@@ -42,7 +42,7 @@ pub struct NodedConfig {
     /// `[control]`
     pub control: ControlConfig,
     /// `[services]`
-    pub services: ServicesConfig,
+    pub services: BuiltInServices,
     /// `[cluster]`: if given, the node is a member of a cluster.
     pub cluster: Option<ClusterConfig>,
     /// `[provisioner]`: if given, the node provisions volumes for a Kubernetes cluster.
@@ -113,7 +113,7 @@ pub struct ControlConfig {
 /// `[services]`: built-in services.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct ServicesConfig {
+pub struct BuiltInServices {
     /// `[services.etcd]`
     pub etcd: EtcdConfig,
     /// `[services.containerd]`

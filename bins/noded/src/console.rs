@@ -27,7 +27,7 @@ impl Console {
     /// # Errors
     /// The log can't be read.
     pub(crate) fn start(log_store: &LogStore, level: Option<Level>) -> anyhow::Result<Self> {
-        let query = |level| LogQuery::backlog_of(Dn::root()).include_children().follow().min_level(level);
+        let query = |level| LogQuery::of_dn(Dn::root()).include_descendants().follow().min_level(level);
         let log =
             level.map(|level| log_store.open_reader(query(level))).transpose().context("read the log")?;
         let (lines, waiting) = mpsc::channel(QUEUE_LINES);

@@ -151,7 +151,7 @@ impl Control for ControlService {
         let node = self.shared.tree_nodes().into_iter().find(|node| node.dn == dn);
         let node = node.ok_or_else(|| self.unknown_dn(&dn))?;
         let newest = log_entries.min(MAX_STATUS_ENTRIES) as usize;
-        let query = LogQuery::backlog_of(self.parse_log_dn(&dn)?).last_entries(newest);
+        let query = LogQuery::of_dn(self.parse_log_dn(&dn)?).last_entries(newest);
         let mut reader = self.shared.log_store.open_reader(query).map_err(invalid_query)?;
         let log = reader.read_backlog().into_iter().map(wire::entry_to_wire).collect();
         Ok(Response::new(v1::StatusResponse { node: Some(node), log }))
@@ -248,9 +248,9 @@ fn log_query(dn: Dn, request: &v1::LogsRequest) -> LogQuery {
         v1::logs_request::Kind::Leveled => KindFilter::Leveled,
         v1::logs_request::Kind::Raw => KindFilter::Raw,
     };
-    let mut query = LogQuery::backlog_of(dn).backlog_limit(backlog).kind_filter(kind);
+    let mut query = LogQuery::of_dn(dn).backlog_limit(backlog).kind_filter(kind);
     if request.children {
-        query = query.include_children();
+        query = query.include_descendants();
     }
     if request.follow {
         query = query.follow();

@@ -12,7 +12,7 @@ use nodekeel_supervisor::{
 
 use thiserror::Error;
 
-use crate::config::{LogConfig, is_valid_name};
+use crate::config::{LogConfig, is_valid_runnable_name};
 use crate::data::{self, DataDir, DataError};
 use crate::event_history::EventHistory;
 use crate::layout::{ContainerdLayout, ContainerdRunLayout, EtcdLayout, VolumesLayout};
@@ -236,7 +236,7 @@ fn check_runnable_names(runnables: &[ExtraRunnable]) -> Result<(), StartError> {
     for (index, ExtraRunnable { name, .. }) in runnables.iter().enumerate() {
         let conflicts = RESERVED_NAMES.contains(&name.as_str())
             || runnables[..index].iter().any(|other| other.name == *name);
-        if conflicts || !is_valid_name(name) {
+        if conflicts || !is_valid_runnable_name(name) {
             return Err(StartError::RunnableName { name: name.clone() });
         }
     }

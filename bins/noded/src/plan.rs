@@ -25,7 +25,7 @@ pub use provisioner::{LimitEnforcement, ProvisionerPlan};
 pub(crate) use provisioner::{error_chain, quota_error_with_hint};
 
 /// Maximum length of a unix socket's path: `sun_path` without its terminating NUL (unix(7)).
-pub const MAX_SOCKET_BYTES: usize = 107;
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// Free disk space that the node itself requires.
 const MIN_NODE_BYTES: u64 = 1 << 20;
@@ -396,10 +396,10 @@ fn total_memory(meminfo: &str) -> Option<u64> {
 
 fn check_socket_path(socket: &Path, hint: &str) -> Option<String> {
     let bytes = socket.as_os_str().len();
-    (bytes > MAX_SOCKET_BYTES).then(|| {
+    (bytes > MAX_SOCKET_PATH_BYTES).then(|| {
         let path = socket.display();
         format!(
-            "socket path {path} has {bytes} bytes, but the limit of a unix socket is {MAX_SOCKET_BYTES}; {hint}"
+            "socket path {path} has {bytes} bytes, but the limit of a unix socket is {MAX_SOCKET_PATH_BYTES}; {hint}"
         )
     })
 }

@@ -124,7 +124,7 @@ mod tests {
                 tracing::debug!(target: "h2::codec", "sent");
             });
             let mut log = log_store
-                .open_reader(nodekeel_logtree::LogQuery::backlog_of("a".parse().expect("a name")))
+                .open_reader(nodekeel_logtree::LogQuery::of_dn("a".parse().expect("a name")))
                 .expect("read");
             let texts: Vec<_> = log.read_backlog().iter().map(nodekeel_logtree::render::full_text).collect();
             assert_eq!(texts.len(), stored.len(), "{console:?}: {texts:?}");

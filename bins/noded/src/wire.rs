@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use nodekeel_logtree::{EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, LogOrigin, RawLine};
+use nodekeel_logtree::{EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, RawLine, StreamOrigin};
 use nodekeel_supervisor::process::Signal;
 use nodekeel_supervisor::{
     Event, ExitReason, ExitRecord, RunnableChange, RunnableState, RunnableStatus, WaitReason,
@@ -130,7 +130,7 @@ fn raw_to_wire(raw: RawLine) -> v1::Raw {
     }
 }
 
-fn origin_to_wire(origin: LogOrigin) -> v1::Origin {
+fn origin_to_wire(origin: StreamOrigin) -> v1::Origin {
     v1::Origin { stream: origin.stream, generation: origin.generation }
 }
 

@@ -113,7 +113,7 @@ fn check_directory(config: &DaemonConfig) -> Vec<CheckFinding> {
 }
 
 fn quota_warnings(quota: &ProjectQuota) -> impl Iterator<Item = CheckFinding> {
-    quota.quota_warnings().into_iter().map(|warning| CheckFinding::Warning(warning.to_string()))
+    quota.enforcement_gaps().into_iter().map(|warning| CheckFinding::Warning(warning.to_string()))
 }
 
 fn check_writable(base: &Dir) -> CheckFinding {

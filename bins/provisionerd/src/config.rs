@@ -18,7 +18,7 @@ pub(crate) const DEFAULT_CONFIG: &str = include_str!("../../../deploy/provisione
 /// An invalid configuration.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
-    #[error("read configuration {}", path.display())]
+    #[error("can't read configuration {}", path.display())]
     Read {
         path: PathBuf,
         #[source]

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
 
 use nodekeel_fsquota::{
-    Bytes, Error, Inodes, KernelCall, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
+    Bytes, Error, Inodes, KernelOperation, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
     QuotaStatus, QuotaUsage,
 };
 
@@ -44,7 +44,7 @@ impl FileQuota {
 }
 
 fn kernel_error(source: io::Error) -> Error {
-    Error::Kernel { call: KernelCall::WriteLimits, source }
+    Error::Kernel { call: KernelOperation::WriteLimits, source }
 }
 
 fn project_id(dir: BorrowedFd<'_>) -> Result<ProjectId, Error> {

@@ -30,9 +30,9 @@ pub(crate) struct HttpState {
 /// Failure of the HTTP server.
 #[derive(Debug, Error)]
 pub(crate) enum HttpError {
-    #[error("listen on the socket")]
+    #[error("can't listen on the socket")]
     Listen(#[source] io::Error),
-    #[error("serve HTTP")]
+    #[error("can't serve HTTP")]
     Serve(#[source] io::Error),
 }
 

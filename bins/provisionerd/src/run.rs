@@ -26,7 +26,7 @@ const BLOCKING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Failure to start.
 #[derive(Debug, Error)]
 pub(crate) enum StartError {
-    #[error("listen on {address}: set another address with --listen")]
+    #[error("can't listen on {address}: set another address with --listen")]
     Listen {
         address: SocketAddr,
         #[source]

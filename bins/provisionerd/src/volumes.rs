@@ -14,7 +14,7 @@ use crate::config::DaemonConfig;
 /// The directory of volumes cannot be used.
 #[derive(Debug, Error)]
 pub(crate) enum VolumesError {
-    #[error("open directory {}: {}, or set another --directory", path.display(), directory_hint(source.io_kind()))]
+    #[error("can't open directory {}: {}, or set another --directory", path.display(), directory_hint(source.io_kind()))]
     Directory {
         path: PathBuf,
         #[source]
@@ -28,13 +28,13 @@ pub(crate) enum VolumesError {
     },
     #[error("another instance uses {}: stop it, or set another --directory", path.display())]
     InUse { path: PathBuf },
-    #[error("lock {}: {}, or set another --directory", path.display(), directory_hint(source.kind()))]
+    #[error("can't lock {}: {}, or set another --directory", path.display(), directory_hint(source.kind()))]
     Lock {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("recover the volumes of {}: check for external changes in it", path.display())]
+    #[error("can't recover the volumes of {}: check for external changes in it", path.display())]
     Recover {
         path: PathBuf,
         #[source]
@@ -74,7 +74,7 @@ fn open_with_warnings(config: &DaemonConfig) -> Result<(Dir, Arc<dyn QuotaSetter
         return Ok((base, Arc::new(quota)));
     }
     let (base, quota) = open_directory(config)?;
-    for warning in quota.quota_warnings() {
+    for warning in quota.enforcement_gaps() {
         tracing::warn!("limits of volumes: {warning}");
     }
     Ok((base, Arc::new(quota)))

@@ -18,7 +18,7 @@ use crate::pki::CaError;
 pub enum ConsensusError {
     /// Credentials on the disk could not be read, checked, created or written. They stay unchanged; the
     /// source names the file.
-    #[error("load the member's credentials")]
+    #[error("can't load the member's credentials")]
     Credentials(#[source] PkiError),
     /// The data of a member exists without its credentials: restore them. Nothing was changed.
     #[error("{} holds a member's data, but its credentials are missing: restore them", .data.display())]
@@ -27,7 +27,7 @@ pub enum ConsensusError {
         data: PathBuf,
     },
     /// A restart was requested, but no member has data here: create a cluster or join one.
-    #[error("restart the member: {} holds no member's data", .data.display())]
+    #[error("can't restart the member: {} holds no member's data; restore it, or reset the node and join again", .data.display())]
     NoMember {
         /// The data directory.
         data: PathBuf,
@@ -66,7 +66,7 @@ pub enum ConsensusError {
         address: IpAddr,
     },
     /// The cluster's CA could not be saved, or the saved one is invalid.
-    #[error("save or load the cluster's CA")]
+    #[error("can't save or load the cluster's CA")]
     Ca(#[source] CaError),
     /// The running store did not answer. A retry may help.
     #[error("{operation}")]
@@ -78,7 +78,7 @@ pub enum ConsensusError {
         source: KvError,
     },
     /// The list of members could not be read or changed. A retry may help.
-    #[error("find this member in the list of members")]
+    #[error("can't find this member in the list of members")]
     Membership(#[source] MembershipError),
     /// The member's process exits before it is ready: its log shows why. It is restarted.
     #[error("the member's process keeps failing: {failure} (see the log of {log})")]

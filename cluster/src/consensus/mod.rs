@@ -34,12 +34,12 @@ pub use status::{MemberService, MemberStatus, PreparedMember, StatusWatch};
 /// The default port for connections between members.
 ///
 /// *Source:* Monogon's `consensus` of 2020.
-pub const PEER_PORT: u16 = 7834;
+pub const DEFAULT_PEER_PORT: u16 = 7834;
 
 /// The default port for clients of a member.
 ///
 /// *Source:* IANA's registry assigns it to etcd.
-pub const CLIENT_PORT: u16 = 2379;
+pub const DEFAULT_CLIENT_PORT: u16 = 2379;
 
 /// Runs this node's member of the consensus.
 ///

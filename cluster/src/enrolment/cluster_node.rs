@@ -16,7 +16,7 @@ use super::data_volume::MountedVolume;
 use super::driver;
 use super::failure::FailureReason;
 use super::journal::TestHook;
-use super::state::{ClusterIdentity, EnrolmentPhase, EnrolmentState};
+use super::state::{EnrolmentPhase, EnrolmentState, NodeMembership};
 use crate::BoxError;
 #[cfg(feature = "etcd")]
 use crate::consensus::etcd::EtcdConsensus;
@@ -195,10 +195,10 @@ pub enum NodeUnavailable {
 #[non_exhaustive]
 pub enum KvAccessError {
     /// The node is not in a cluster at the moment.
-    #[error("access the cluster's keys")]
+    #[error("can't access the cluster's keys")]
     Unavailable(#[source] NodeUnavailable),
     /// The module or namespace is invalid.
-    #[error("select the key namespace")]
+    #[error("can't select the key namespace")]
     Namespace(#[source] InvalidName),
 }
 
@@ -210,10 +210,10 @@ pub enum TicketAccessError {
     #[error("this node does not issue golden tickets")]
     Disabled,
     /// The node is not in a cluster at the moment.
-    #[error("access the cluster")]
+    #[error("can't access the cluster")]
     Unavailable(#[source] NodeUnavailable),
     /// The cluster's tickets are not accessible.
-    #[error("access the cluster's tickets")]
+    #[error("can't access the cluster's tickets")]
     Issue(#[source] TicketIssueError),
 }
 
@@ -265,7 +265,7 @@ impl ClusterNode {
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
-    pub async fn wait_phase_change(&self, kind: EnrolmentPhase) -> EnrolmentState {
+    pub async fn wait_phase_left(&self, kind: EnrolmentPhase) -> EnrolmentState {
         let mut published = self.0.published.subscribe();
         // The sender exists as long as this handle.
         match published.wait_for(|now| now.state.phase() != kind).await {
@@ -283,7 +283,7 @@ impl ClusterNode {
     ///
     /// # Cancel safety
     /// It can be dropped and called again.
-    pub async fn wait_finished(&self) -> Result<ClusterIdentity, FailureReason> {
+    pub async fn wait_finished(&self) -> Result<NodeMembership, FailureReason> {
         let mut published = self.0.published.subscribe();
         loop {
             match &published.borrow_and_update().state {
@@ -305,7 +305,7 @@ impl ClusterNode {
     ///
     /// # Errors
     /// [`NodeUnavailable::NotRunning`].
-    pub fn cluster_identity(&self) -> Result<ClusterIdentity, NodeUnavailable> {
+    pub fn cluster_identity(&self) -> Result<NodeMembership, NodeUnavailable> {
         match &self.0.published.borrow().state {
             EnrolmentState::Running(membership) => Ok(membership.clone()),
             other => Err(NodeUnavailable::NotRunning { state: other.phase() }),

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::progress::{EnrolmentStep, InvalidProgress};
 use crate::node::{
-    ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, RecordError, TicketDigest, TicketError,
+    ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, NodeStoreError, TicketError, TicketId,
 };
 
 /// What a run was doing.
@@ -23,7 +23,7 @@ pub enum EnrolmentActivity {
     /// Inspecting what is on the disk.
     Inspecting,
     /// Recording the decision.
-    Deciding,
+    RecordingDecision,
     /// Running this step.
     RunningStep(EnrolmentStep),
     /// Recording that this step is done.
@@ -34,7 +34,7 @@ impl fmt::Display for EnrolmentActivity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Inspecting => f.write_str("inspecting the disk"),
-            Self::Deciding => f.write_str("recording the decision"),
+            Self::RecordingDecision => f.write_str("recording the decision"),
             Self::RunningStep(step) => write!(f, "step {step}"),
             Self::Recording(step) => write!(f, "recording step {step}"),
         }
@@ -69,7 +69,9 @@ pub enum FailureReason {
     },
     /// The node was in its cluster, and the run has ended: it was stopped, or the node's address changed.
     /// Another run returns to the same cluster.
-    #[error("the node was in its cluster, and the run has ended")]
+    #[error(
+        "the node left Running: it was stopped, or its address changed; the next run returns to the same cluster"
+    )]
     RunEnded,
     /// A node that is bootstrapping a cluster has been given a ticket for another. Remove the ticket to
     /// resume, or [reset](super::reset_enrolment) the node, and erase its data, to join by the ticket.
@@ -83,7 +85,7 @@ pub enum FailureReason {
     #[error("join ticket {started_with} is missing: restore it, have it reissued, or reset the node")]
     TicketMissing {
         /// The ticket by which joining was started.
-        started_with: TicketDigest,
+        started_with: TicketId,
     },
     /// The ticket by which a node is joining was replaced by another node's: restore it, or have it reissued.
     /// Or [reset](super::reset_enrolment) the node, and erase its data.
@@ -93,9 +95,9 @@ pub enum FailureReason {
     )]
     TicketChanged {
         /// The ticket by which joining was started.
-        started_with: TicketDigest,
+        started_with: TicketId,
         /// The ticket that is present now.
-        found: TicketDigest,
+        found: TicketId,
     },
     /// The data volume has the key of another node than the journal: one of the two belongs to another host.
     #[error("the journal is of node {recorded}, but the data volume is of node {found}")]
@@ -124,13 +126,13 @@ fn condition_suffix(condition: &Option<Arc<str>>) -> String {
 #[non_exhaustive]
 pub enum StepError {
     /// The journal can't be opened.
-    #[error("open the enrolment journal")]
+    #[error("can't open the enrolment journal")]
     Journal(#[source] step_journal::JournalError),
     /// The journal can't be resumed.
-    #[error("resume the enrolment journal")]
-    Steps(#[source] step_journal::StepsError),
+    #[error("can't resume the enrolment journal")]
+    Steps(#[source] step_journal::StepListError),
     /// The journal is complete, but its content is not an enrolment progress record.
-    #[error("read the progress record in journal {}", .path.display())]
+    #[error("can't read the progress record in journal {}", .path.display())]
     Progress {
         /// The journal's file.
         path: PathBuf,
@@ -138,32 +140,32 @@ pub enum StepError {
         source: InvalidProgress,
     },
     /// The enrolment configuration can't be read, or is invalid. It is never treated as absent.
-    #[error("read the enrolment configuration")]
+    #[error("can't read the enrolment configuration")]
     EnrolmentConfig(#[source] EnrolmentConfigError),
     /// The kernel supplied no random numbers.
-    #[error("generate the enrolment id")]
+    #[error("can't generate the enrolment id")]
     Random(#[source] io::Error),
     /// No address is known, and the network will report none any more.
     #[error("the watch of the node's address closed")]
     AddressWatchClosed,
     /// The data volume can't be created or opened. If it holds something, [`VolumeError::Occupied`] reports
     /// what; to permit its erasure, set [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase).
-    #[error("open the data volume")]
+    #[error("can't open the data volume")]
     Volume(#[source] VolumeError),
     /// The data volume belongs to another attempt, or to another node.
-    #[error("the data volume at {} belongs to another enrolment than the journal", .path.display())]
+    #[error("the data volume at {} belongs to another enrolment than the journal: attach this node's disk, or reset the node and erase the volume", .path.display())]
     ForeignVolume {
         /// Its root directory.
         path: PathBuf,
     },
     /// The mark that names the volume's enrolment could not be read or written.
-    #[error("read or write the enrolment mark of the data volume")]
+    #[error("can't read or write the enrolment mark of the data volume")]
     Mark(#[source] nodekeel_localstorage::Error),
     /// The node's directories could not be created on the data volume.
-    #[error("create the directories on the data volume")]
+    #[error("can't create the directories on the data volume")]
     Place(#[source] LayoutError),
     /// The node's credentials can't be created, stored or loaded.
-    #[error("create or load the node's credentials")]
+    #[error("can't create or load the node's credentials")]
     Credentials(#[source] PkiError),
     /// The data volume has other credentials than the ticket. They stay unchanged.
     #[error("the credentials in {} differ from those of the ticket", .path.display())]
@@ -172,10 +174,10 @@ pub enum StepError {
         path: PathBuf,
     },
     /// The configured prefix makes an invalid node name.
-    #[error("derive the node's name")]
+    #[error("can't derive the node's name")]
     Name(#[source] InvalidNodeId),
     /// A child of that name could not be added to the supervision tree.
-    #[error("run the member in the supervision tree")]
+    #[error("can't run the member in the supervision tree")]
     Tree(#[source] nodekeel_supervisor::AddChildError),
     /// The node has an identity, but its credentials are missing from this directory: restore them.
     #[error("the credentials in {} are missing: restore them", .path.display())]
@@ -187,12 +189,12 @@ pub enum StepError {
     #[error("install credentials from the ticket")]
     Ticket(#[source] TicketError),
     /// The member of the cluster's store can't be started, or does not serve.
-    #[error("start the member of the cluster's store")]
+    #[error("can't start the member of the cluster's store")]
     Consensus(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The node's record can't be written into the cluster.
-    #[error("write the node's record into the cluster")]
-    Record(#[source] RecordError),
+    #[error("can't write the node's record into the cluster")]
+    Record(#[source] NodeStoreError),
     /// The local names could not be set.
-    #[error("set hostname, machine-id and hosts")]
+    #[error("can't set hostname, machine-id and hosts")]
     LocalNames(#[source] crate::node::LocalNamesError),
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::failure::{EnrolmentActivity, FailureReason, StepError};
-use super::plan::{EnrolmentPlan, OnDiskState, decide_plan};
+use super::plan::{EnrolmentPlan, InspectionResult, decide_plan};
 use super::progress::{EnrolmentProgress, EnrolmentStep, StepMode};
-use super::state::{ClusterIdentity, CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
+use super::state::{CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership};
 use crate::node::{ClusterId, NodeId};
 
 /// Identifies an action, so that an input can name the one whose result it is. One action is pending at a
@@ -22,9 +22,9 @@ pub enum EnrolmentInput {
     /// The run starts.
     Start,
     /// The inspection found this.
-    Inspected(ActionId, OnDiskState),
+    Inspected(ActionId, InspectionResult),
     /// The step is done.
-    StepDone(ActionId, StepOutcome),
+    StepDone(ActionId, EnrolmentStepOutput),
     /// The journal has recorded it.
     Recorded(ActionId),
     /// The action has failed.
@@ -38,7 +38,7 @@ pub enum EnrolmentInput {
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
-pub enum StepOutcome {
+pub enum EnrolmentStepOutput {
     /// An address is known.
     Network,
     /// The data volume is open, and belongs to this enrolment.
@@ -53,7 +53,7 @@ pub enum StepOutcome {
     Local,
 }
 
-impl StepOutcome {
+impl EnrolmentStepOutput {
     fn step(&self) -> EnrolmentStep {
         match self {
             Self::Network => EnrolmentStep::Network,
@@ -220,7 +220,10 @@ impl EnrolmentFsm {
         Ok(Some(EnrolmentAction::Inspect(action_id)))
     }
 
-    fn apply_inspection(&mut self, found: OnDiskState) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn apply_inspection(
+        &mut self,
+        found: InspectionResult,
+    ) -> Result<Option<EnrolmentAction>, RejectedInput> {
         let plan = match decide_plan(found) {
             Ok(plan) => plan,
             Err(reason) => return self.fail(reason),
@@ -229,7 +232,7 @@ impl EnrolmentFsm {
         let activity = if is_recorded {
             CurrentActivity::RunningStep(EnrolmentStep::ALL[0])
         } else {
-            CurrentActivity::Deciding
+            CurrentActivity::RecordingDecision
         };
         let run = EnrolmentRun::new(progress.clone(), activity);
         self.enter_state(match plan {
@@ -243,7 +246,10 @@ impl EnrolmentFsm {
         }))
     }
 
-    fn apply_step_outcome(&mut self, outcome: StepOutcome) -> Result<Option<EnrolmentAction>, RejectedInput> {
+    fn apply_step_outcome(
+        &mut self,
+        outcome: EnrolmentStepOutput,
+    ) -> Result<Option<EnrolmentAction>, RejectedInput> {
         let state = self.current_state.phase();
         let Some(run) = self.current_state.active_run_mut() else {
             return Err(RejectedInput::Unexpected { state });
@@ -272,7 +278,7 @@ impl EnrolmentFsm {
             return Err(RejectedInput::Unexpected { state });
         };
         match run.activity.clone() {
-            CurrentActivity::Deciding => self.continue_after(None),
+            CurrentActivity::RecordingDecision => self.continue_after(None),
             CurrentActivity::Recording(step, progress) => {
                 run.progress = progress;
                 self.continue_after(Some(step))
@@ -298,7 +304,7 @@ impl EnrolmentFsm {
         let EnrolmentProgress { enrolment_kind, enrolment_id, .. } = run.progress;
         match (run.node_id.clone(), run.cluster_id) {
             (Some(node_id), Some(cluster_id)) => {
-                self.enter_state(EnrolmentState::Running(ClusterIdentity {
+                self.enter_state(EnrolmentState::Running(NodeMembership {
                     node_id,
                     cluster_id,
                     enrolment_kind,

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::failure::{EnrolmentActivity, FailureReason, StepError};
-use super::fsm::{ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, RejectedInput, StepOutcome};
-use super::plan::OnDiskState;
+use super::fsm::{
+    ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, EnrolmentStepOutput, RejectedInput,
+};
+use super::plan::InspectionResult;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
-use super::state::{ClusterIdentity, CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
+use super::state::{CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership};
 
 fn state(kind: EnrolmentPhase) -> EnrolmentState {
     let node_id = || format!("n-{}", "0".repeat(32)).parse().expect("a valid name");
@@ -15,16 +17,16 @@ fn state(kind: EnrolmentPhase) -> EnrolmentState {
     match kind {
         EnrolmentPhase::New => EnrolmentState::New,
         EnrolmentPhase::CreatingCluster => {
-            EnrolmentState::CreatingCluster(EnrolmentRun::new(progress, CurrentActivity::Deciding))
+            EnrolmentState::CreatingCluster(EnrolmentRun::new(progress, CurrentActivity::RecordingDecision))
         }
         EnrolmentPhase::Joining => EnrolmentState::Joining {
             ticket: None,
-            run: EnrolmentRun::new(progress, CurrentActivity::Deciding),
+            run: EnrolmentRun::new(progress, CurrentActivity::RecordingDecision),
         },
         EnrolmentPhase::Restarting => {
-            EnrolmentState::Restarting(EnrolmentRun::new(progress, CurrentActivity::Deciding))
+            EnrolmentState::Restarting(EnrolmentRun::new(progress, CurrentActivity::RecordingDecision))
         }
-        EnrolmentPhase::Running => EnrolmentState::Running(ClusterIdentity {
+        EnrolmentPhase::Running => EnrolmentState::Running(NodeMembership {
             node_id: node_id(),
             cluster_id: crate::node::ClusterId::from_bytes([1; 16]),
             enrolment_kind: EnrolmentKind::Bootstrap,
@@ -94,9 +96,9 @@ fn every_state_handles_every_input_and_final_states_reject_all() {
             EnrolmentInput::Start,
             EnrolmentInput::Inspected(
                 stale,
-                OnDiskState::Fresh { ticket: None, enrolment_id: EnrolmentId([0; 16]) },
+                InspectionResult::Fresh { ticket: None, enrolment_id: EnrolmentId([0; 16]) },
             ),
-            EnrolmentInput::StepDone(stale, StepOutcome::Network),
+            EnrolmentInput::StepDone(stale, EnrolmentStepOutput::Network),
             EnrolmentInput::Recorded(stale),
             EnrolmentInput::ActionFailed(stale, Arc::new(StepError::AddressWatchClosed)),
             EnrolmentInput::DeadlineExceeded(None),

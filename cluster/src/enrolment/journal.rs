@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::step_journal::{StepEvent, StepJournal, StepList, StepRun, StepsError};
+use nodekeel_localstorage::step_journal::{StepEvent, StepJournal, StepList, StepListError, StepRun};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::failure::StepError;
-use super::plan::OnDiskState;
+use super::plan::InspectionResult;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
 use crate::node::EnrolmentSources;
 
@@ -34,13 +34,13 @@ impl EnrolmentJournal {
         dir: &Dir,
         enrolment: &EnrolmentSources,
         hook: &TestHook,
-    ) -> Result<(Self, OnDiskState), StepError> {
+    ) -> Result<(Self, InspectionResult), StepError> {
         let journal = StepJournal::open(dir, JOURNAL_NAME).map_err(StepError::Journal)?;
         if journal.committed_state().is_none() {
             let ticket = enrolment.load_ticket().map_err(StepError::EnrolmentConfig)?;
             return Ok((
                 Self::Empty(journal),
-                OnDiskState::Fresh { ticket, enrolment_id: random_enrolment_id()? },
+                InspectionResult::Fresh { ticket, enrolment_id: random_enrolment_id()? },
             ));
         }
         let path = journal.path();
@@ -53,9 +53,9 @@ impl EnrolmentJournal {
         let found = match next {
             None => {
                 warn_of_unused_ticket(progress.enrolment_kind(), enrolment);
-                OnDiskState::Complete { progress }
+                InspectionResult::Complete { progress }
             }
-            Some(_) => OnDiskState::InProgress {
+            Some(_) => InspectionResult::InProgress {
                 progress,
                 ticket: enrolment.load_ticket().map_err(StepError::EnrolmentConfig)?,
             },
@@ -125,11 +125,11 @@ fn step_listener(hook: &TestHook) -> impl FnMut(StepEvent<'_>) + Send + use<> {
 /// is removed there. It blocks.
 ///
 /// # Errors
-/// [`StepsError::Journal`]: the journal is open elsewhere, damaged, or can't be removed.
-pub fn reset_enrolment(dir: &Dir) -> Result<bool, StepsError> {
-    let journal = StepJournal::open(dir, JOURNAL_NAME).map_err(StepsError::Journal)?;
+/// [`StepListError::Journal`]: the journal is open elsewhere, damaged, or can't be removed.
+pub fn reset_enrolment(dir: &Dir) -> Result<bool, StepListError> {
+    let journal = StepJournal::open(dir, JOURNAL_NAME).map_err(StepListError::Journal)?;
     let was = journal.committed_state().is_some();
-    journal.remove_files().map_err(StepsError::Journal)?;
+    journal.remove_files().map_err(StepListError::Journal)?;
     Ok(was)
 }
 

@@ -45,14 +45,16 @@ mod simulation_test;
 mod state;
 mod steps;
 
-pub use self::fsm::{ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, RejectedInput, StepOutcome};
+pub use self::fsm::{
+    ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, EnrolmentStepOutput, RejectedInput,
+};
 pub use cluster_node::{
     ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, KvAccessError, NodeUnavailable, TicketAccessError,
 };
 pub use failure::{EnrolmentActivity, FailureReason, StepError};
 pub use journal::reset_enrolment;
-pub use plan::OnDiskState;
+pub use plan::InspectionResult;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use progress::check_arbitrary_progress;
 pub use progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, InvalidProgress, StepMode};
-pub use state::{ClusterIdentity, EnrolmentPhase, EnrolmentRun, EnrolmentState};
+pub use state::{EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership};

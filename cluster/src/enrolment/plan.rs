@@ -9,7 +9,7 @@ use crate::node::GoldenTicket;
 /// What a run found when it started. If something could not be read, the inspection fails instead.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
-pub enum OnDiskState {
+pub enum InspectionResult {
     /// The journal is empty.
     Fresh {
         /// The ticket in the enrolment configuration, if any.
@@ -75,18 +75,18 @@ impl EnrolmentPlan {
 /// reissued.
 ///
 /// A node never switches from one way to another: that is how nodes end up alone in a cluster.
-pub(super) fn decide_plan(found: OnDiskState) -> Result<EnrolmentPlan, FailureReason> {
+pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, FailureReason> {
     match found {
-        OnDiskState::Fresh { ticket: None, enrolment_id } => Ok(EnrolmentPlan::Bootstrap {
+        InspectionResult::Fresh { ticket: None, enrolment_id } => Ok(EnrolmentPlan::Bootstrap {
             progress: EnrolmentProgress::new(enrolment_id, EnrolmentKind::Bootstrap),
             is_recorded: false,
         }),
-        OnDiskState::Fresh { ticket: Some(ticket), enrolment_id } => {
+        InspectionResult::Fresh { ticket: Some(ticket), enrolment_id } => {
             let progress = EnrolmentProgress::new(enrolment_id, EnrolmentKind::Join(ticket.digest()));
             Ok(EnrolmentPlan::Join { ticket: Some(ticket), progress, is_recorded: false })
         }
-        OnDiskState::Complete { progress } => Ok(EnrolmentPlan::Restart { progress }),
-        OnDiskState::InProgress { progress, ticket } => match (progress.enrolment_kind, ticket) {
+        InspectionResult::Complete { progress } => Ok(EnrolmentPlan::Restart { progress }),
+        InspectionResult::InProgress { progress, ticket } => match (progress.enrolment_kind, ticket) {
             (EnrolmentKind::Bootstrap, None) => Ok(EnrolmentPlan::Bootstrap { progress, is_recorded: true }),
             (EnrolmentKind::Bootstrap, Some(_)) => Err(FailureReason::TicketDuringBootstrap),
             (EnrolmentKind::Join(started_with), Some(ticket)) if ticket.digest() == started_with => {

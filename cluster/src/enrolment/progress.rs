@@ -5,7 +5,7 @@ use std::fmt;
 use prost::Message as _;
 use thiserror::Error;
 
-use crate::node::{ClusterId, InvalidNodeId, NodeId, TicketDigest};
+use crate::node::{ClusterId, InvalidNodeId, NodeId, TicketId};
 
 /// One step of an enrolment. All steps run in this order at every start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,7 +105,7 @@ pub enum EnrolmentKind {
     /// The node bootstraps a cluster.
     Bootstrap,
     /// The node joins the cluster of this ticket.
-    Join(TicketDigest),
+    Join(TicketId),
 }
 
 /// What the journal records.
@@ -249,9 +249,9 @@ impl EnrolmentProgress {
         let enrolment = wire.enrolment.try_into().map_err(|_| length("enrolment"))?;
         let enrolment_kind = match wire.ticket.as_slice() {
             [] => EnrolmentKind::Bootstrap,
-            digest => EnrolmentKind::Join(TicketDigest::from_bytes(
-                digest.try_into().map_err(|_| length("ticket"))?,
-            )),
+            digest => {
+                EnrolmentKind::Join(TicketId::from_bytes(digest.try_into().map_err(|_| length("ticket"))?))
+            }
         };
         let node = match wire.node.as_str() {
             "" => None,
@@ -324,7 +324,7 @@ mod tests {
     fn progress_survives_a_round_trip() {
         for done in 0..=EnrolmentStep::RECORDED.len() {
             for enrolment_kind in
-                [EnrolmentKind::Bootstrap, EnrolmentKind::Join(TicketDigest::from_bytes([9; 32]))]
+                [EnrolmentKind::Bootstrap, EnrolmentKind::Join(TicketId::from_bytes([9; 32]))]
             {
                 let one = progress(done, enrolment_kind);
                 assert_eq!(EnrolmentProgress::from_journal(&one.to_bytes(), one.next_step), Ok(one));

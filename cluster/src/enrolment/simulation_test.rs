@@ -16,7 +16,7 @@ use std::sync::{Arc, LazyLock};
 use super::fsm::{ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput};
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
 use super::state::{EnrolmentPhase, EnrolmentState};
-use crate::consensus::{PEER_PORT, Peer, PeerUrl};
+use crate::consensus::{DEFAULT_PEER_PORT, Peer, PeerUrl};
 use crate::node::{ClusterId, GoldenTicket, NodeId, TicketParts};
 use crate::pki::{CertificateSpec, PendingCa};
 
@@ -46,7 +46,7 @@ fn ticket() -> Arc<GoldenTicket> {
             .expect("issued"),
         revocation_list: pending_ca.empty_revocation_list().expect("a list"),
         peers: Vec::new(),
-        new_member: Peer::new(name, PeerUrl::new(address, PEER_PORT)),
+        new_member: Peer::new(name, PeerUrl::new(address, DEFAULT_PEER_PORT)),
     };
     Arc::new(GoldenTicket::from_parts(parts).expect("a consistent ticket"))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::failure::{EnrolmentActivity, FailureReason};
-use super::fsm::StepOutcome;
+use super::fsm::EnrolmentStepOutput;
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
 use crate::node::{ClusterId, GoldenTicket, NodeId};
 
@@ -26,7 +26,7 @@ pub enum EnrolmentState {
     /// The node is in a cluster, and starts its member again.
     Restarting(EnrolmentRun),
     /// The node is in a cluster, and its member serves.
-    Running(ClusterIdentity),
+    Running(NodeMembership),
     /// The run has failed and ended. What was recorded stays, and another run resumes with it.
     Failed(FailureReason),
 }
@@ -44,7 +44,7 @@ pub struct EnrolmentRun {
 #[derive(Clone, Debug)]
 pub(super) enum CurrentActivity {
     /// Records the decision.
-    Deciding,
+    RecordingDecision,
     RunningStep(EnrolmentStep),
     /// The step is done; records that.
     Recording(EnrolmentStep, EnrolmentProgress),
@@ -63,7 +63,7 @@ impl EnrolmentRun {
     /// What is being done at the moment.
     pub fn activity(&self) -> EnrolmentActivity {
         match self.activity {
-            CurrentActivity::Deciding => EnrolmentActivity::Deciding,
+            CurrentActivity::RecordingDecision => EnrolmentActivity::RecordingDecision,
             CurrentActivity::RunningStep(step) => EnrolmentActivity::RunningStep(step),
             CurrentActivity::Recording(step, _) => EnrolmentActivity::Recording(step),
         }
@@ -77,7 +77,7 @@ impl EnrolmentRun {
 
 /// A node's membership in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterIdentity {
+pub struct NodeMembership {
     /// The node.
     pub node_id: NodeId,
     /// The cluster.
@@ -183,15 +183,15 @@ impl EnrolmentState {
 
 impl EnrolmentRun {
     /// Applies a step's outcome, and compares it with what is recorded.
-    pub(super) fn apply_outcome(&mut self, outcome: StepOutcome) -> Result<(), FailureReason> {
+    pub(super) fn apply_outcome(&mut self, outcome: EnrolmentStepOutput) -> Result<(), FailureReason> {
         match outcome {
-            StepOutcome::Identity(found) => {
+            EnrolmentStepOutput::Identity(found) => {
                 if let Some(recorded) = self.progress.node_id.clone().filter(|node_id| *node_id != found) {
                     return Err(FailureReason::NodeMismatch { recorded, found });
                 }
                 self.node_id = Some(found);
             }
-            StepOutcome::Consensus(found) => {
+            EnrolmentStepOutput::Consensus(found) => {
                 if let Some(expected) =
                     self.progress.expected_cluster().filter(|cluster_id| *cluster_id != found)
                 {
@@ -199,7 +199,10 @@ impl EnrolmentRun {
                 }
                 self.cluster_id = Some(found);
             }
-            StepOutcome::Network | StepOutcome::Storage | StepOutcome::Record | StepOutcome::Local => {}
+            EnrolmentStepOutput::Network
+            | EnrolmentStepOutput::Storage
+            | EnrolmentStepOutput::Record
+            | EnrolmentStepOutput::Local => {}
         }
         Ok(())
     }

@@ -11,15 +11,15 @@ use nodekeel_localstorage::{Dir, OsFileStore};
 use super::cluster_node::SharedState;
 use super::driver::{AddressChange, EnrolmentDriver};
 use super::failure::StepError;
-use super::fsm::StepOutcome;
+use super::fsm::EnrolmentStepOutput;
 use super::journal::EnrolmentJournal;
-use super::plan::OnDiskState;
+use super::plan::InspectionResult;
 use super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
 use super::state::EnrolmentState;
 use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOptions, StatusWatch};
 use crate::node::NODES_NAMESPACE;
 use crate::node::{
-    ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRoles, NodeStore, RecordError,
+    ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRoles, NodeStore, NodeStoreError,
 };
 
 /// The pause before an unanswered call to the cluster is retried, unless the member's status changes first.
@@ -34,7 +34,7 @@ nodekeel_localstorage::layout! {
 }
 
 impl EnrolmentDriver {
-    pub(super) async fn inspect_disk(&self) -> Result<OnDiskState, StepError> {
+    pub(super) async fn inspect_disk(&self) -> Result<InspectionResult, StepError> {
         let shared = Arc::clone(&self.shared);
         let opened = self.run_blocking(move || {
             let SharedState { deps, test_hook: hook, .. } = &*shared;
@@ -58,15 +58,21 @@ impl EnrolmentDriver {
         &self,
         step: EnrolmentStep,
         mode: StepMode,
-    ) -> Result<StepOutcome, StepError> {
+    ) -> Result<EnrolmentStepOutput, StepError> {
         let input = StepInput::from_state(self.current_state())?;
         match step {
-            EnrolmentStep::Network => self.wait_address().await.map(|_| StepOutcome::Network),
-            EnrolmentStep::Storage => self.open_storage(mode, input).await.map(|()| StepOutcome::Storage),
-            EnrolmentStep::Identity => self.establish_identity(mode, input).await.map(StepOutcome::Identity),
-            EnrolmentStep::Consensus => self.start_consensus(mode, input).await.map(StepOutcome::Consensus),
-            EnrolmentStep::Record => self.put_record(mode, input).await.map(|()| StepOutcome::Record),
-            EnrolmentStep::Local => self.apply_local_names(input).await.map(|()| StepOutcome::Local),
+            EnrolmentStep::Network => self.wait_address().await.map(|_| EnrolmentStepOutput::Network),
+            EnrolmentStep::Storage => {
+                self.open_storage(mode, input).await.map(|()| EnrolmentStepOutput::Storage)
+            }
+            EnrolmentStep::Identity => {
+                self.establish_identity(mode, input).await.map(EnrolmentStepOutput::Identity)
+            }
+            EnrolmentStep::Consensus => {
+                self.start_consensus(mode, input).await.map(EnrolmentStepOutput::Consensus)
+            }
+            EnrolmentStep::Record => self.put_record(mode, input).await.map(|()| EnrolmentStepOutput::Record),
+            EnrolmentStep::Local => self.apply_local_names(input).await.map(|()| EnrolmentStepOutput::Local),
         }
     }
 
@@ -229,7 +235,7 @@ impl EnrolmentDriver {
     /// restart the member at any time. Only the deadline ends the retries.
     async fn call_cluster<T, Answer>(&self, question: impl Fn(NodeStore) -> Answer) -> Result<T, StepError>
     where
-        Answer: Future<Output = Result<T, RecordError>>,
+        Answer: Future<Output = Result<T, NodeStoreError>>,
     {
         let Some(mut status) = self.run_state().member.clone() else {
             return Err(StepError::Consensus("the member was not started".into()));

@@ -42,9 +42,9 @@ pub struct InterfaceService(Arc<InterfaceState>);
 
 #[derive(Debug, Error)]
 enum InterfaceError {
-    #[error("open a netlink socket")]
+    #[error("can't open a netlink socket")]
     OpenSocket(#[source] io::Error),
-    #[error("query the kernel for the addresses of {interface}")]
+    #[error("can't query the kernel for the addresses of {interface}")]
     Query { interface: String, source: rtnetlink::Error },
     #[error("the netlink socket was closed")]
     SocketClosed,

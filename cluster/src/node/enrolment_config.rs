@@ -16,7 +16,7 @@ use super::{GoldenTicket, TicketError};
 ///
 /// Names outside `opt/` are reserved for QEMU. *Source:* QEMU `docs/specs/fw_cfg.rst`; Linux
 /// `drivers/firmware/qemu_fw_cfg.c`.
-pub const FIRMWARE_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/org.nodekeel/enrolment.pb/raw";
+pub const FW_CFG_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/org.nodekeel/enrolment.pb/raw";
 
 /// Largest configuration that is read: a ticket has a few certificates, and names of members.
 const MAX_CONFIG_SIZE: u64 = 1 << 20;
@@ -36,10 +36,10 @@ nodekeel_localstorage::layout! {
 pub enum EnrolmentSource {
     /// A file on the EFI system partition.
     EspFile(LayoutFile),
-    /// A file that the kernel shows, such as [`FIRMWARE_PATH`]. Links to it are followed: the kernel creates
+    /// A file that the kernel shows, such as [`FW_CFG_PATH`]. Links to it are followed: the kernel creates
     /// them. It is absent until the kernel's `qemu_fw_cfg` is loaded: if that is a module, load it before a
     /// node looks, or a host with a ticket bootstraps a cluster.
-    Firmware(PathBuf),
+    FwCfg(PathBuf),
 }
 
 /// Why the configuration could not be loaded. It is never treated as absent then: that would bootstrap a
@@ -48,7 +48,7 @@ pub enum EnrolmentSource {
 #[non_exhaustive]
 pub enum EnrolmentConfigError {
     /// It can't be read, and nothing is known of its content. A retry may help.
-    #[error("read {}", .path.display())]
+    #[error("can't read {}", .path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -57,7 +57,7 @@ pub enum EnrolmentConfigError {
     },
     /// It exists, but is not a valid ticket. It stays unchanged: have the ticket reissued, or remove the file
     /// to bootstrap a cluster.
-    #[error("parse {}", .path.display())]
+    #[error("can't parse {}", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -81,7 +81,7 @@ impl EnrolmentSources {
 
     /// The file on the EFI system partition, then QEMU's.
     pub fn default_sources(esp_file: LayoutFile) -> Self {
-        Self::new([EnrolmentSource::EspFile(esp_file), EnrolmentSource::Firmware(FIRMWARE_PATH.into())])
+        Self::new([EnrolmentSource::EspFile(esp_file), EnrolmentSource::FwCfg(FW_CFG_PATH.into())])
     }
 
     /// The ticket of the first source that holds a configuration; `None` if none does. It blocks.
@@ -102,7 +102,7 @@ impl EnrolmentSource {
     fn load_ticket(&self) -> Result<Option<GoldenTicket>, EnrolmentConfigError> {
         match self {
             Self::EspFile(file) => load_esp_file(file),
-            Self::Firmware(path) => match read_limited(path).map_err(|source| read_error(path, source))? {
+            Self::FwCfg(path) => match read_limited(path).map_err(|source| read_error(path, source))? {
                 Some(content) => GoldenTicket::from_config(&content)
                     .map(Some)
                     .map_err(|source| EnrolmentConfigError::Malformed { path: path.clone(), source }),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use nodekeel_localstorage::pki::{
-    Certificate, Credentials, FormatError, PrivateKey, PublicKey, RevocationList,
+    Certificate, Credentials, PkiEncodingError, PrivateKey, PublicKey, RevocationList,
 };
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use super::wire;
 use super::{InvalidNodeId, NodeId};
-use crate::consensus::{InvalidName, MemberName, PEER_PORT, Peer, PeerUrl};
+use crate::consensus::{DEFAULT_PEER_PORT, InvalidName, MemberName, Peer, PeerUrl};
 
 /// Everything that a node needs to join a cluster, including its private keys: a stopgap for tests and small
 /// clusters, since the keys are generated elsewhere. A golden ticket is a bearer credential: anyone who reads
@@ -25,7 +25,7 @@ use crate::consensus::{InvalidName, MemberName, PEER_PORT, Peer, PeerUrl};
 ///
 /// *Source:* `GoldenTicket` of Monogon's Smalltown of 2020, with its field numbers.
 pub struct GoldenTicket {
-    digest: TicketDigest,
+    digest: TicketId,
     node_id: NodeId,
     node_key: PrivateKey,
     node_certificate: Certificate,
@@ -39,9 +39,9 @@ pub struct GoldenTicket {
 /// same node has the same digest, even if it lists other members and more revoked certificates. The digest
 /// reveals nothing of the content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TicketDigest([u8; 32]);
+pub struct TicketId([u8; 32]);
 
-impl TicketDigest {
+impl TicketId {
     pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -53,15 +53,15 @@ impl TicketDigest {
 }
 
 /// The first 8 bytes in hexadecimal.
-impl fmt::Display for TicketDigest {
+impl fmt::Display for TicketId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl fmt::Debug for TicketDigest {
+impl fmt::Debug for TicketId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TicketDigest({self}…)")
+        write!(f, "TicketId({self}…)")
     }
 }
 
@@ -82,7 +82,7 @@ pub enum TicketError {
         /// The field.
         field: &'static str,
         /// What is wrong with it.
-        source: FormatError,
+        source: PkiEncodingError,
     },
     /// A field is missing.
     #[error("missing {0}")]
@@ -163,7 +163,7 @@ impl GoldenTicket {
         } = parts;
         let node: NodeId = this.name.as_str().parse().map_err(TicketError::NodeName)?;
         let member = Arc::new(member);
-        let digest = TicketDigest([0; 32]);
+        let digest = TicketId([0; 32]);
         Self {
             digest,
             node_id: node,
@@ -199,7 +199,7 @@ impl GoldenTicket {
             });
         }
         let ticket = Self {
-            digest: TicketDigest([0; 32]),
+            digest: TicketId([0; 32]),
             node_id: node,
             node_key: parse_field("node's key", || PrivateKey::from_pkcs8(&wire.node_key))?,
             node_certificate: parse_field("node's certificate", || Certificate::from_der(&wire.node_cert))?,
@@ -229,7 +229,7 @@ impl GoldenTicket {
         wire.peers.clear();
         wire.etcd_crl.clear();
         let bytes = Zeroizing::new(wire.encode_to_vec());
-        self.digest = TicketDigest(Sha256::digest(&*bytes).into());
+        self.digest = TicketId(Sha256::digest(&*bytes).into());
         Ok(self)
     }
 
@@ -272,7 +272,7 @@ impl GoldenTicket {
     }
 
     /// The digest that identifies the ticket.
-    pub fn digest(&self) -> TicketDigest {
+    pub fn digest(&self) -> TicketId {
         self.digest
     }
 
@@ -289,8 +289,8 @@ impl GoldenTicket {
     /// The node's credentials. Its certificate is self-signed, and so also its CA.
     ///
     /// # Errors
-    /// [`FormatError`], which a parsed ticket never causes.
-    pub(crate) fn node_credentials(&self) -> Result<Credentials, FormatError> {
+    /// [`PkiEncodingError`], which a parsed ticket never causes.
+    pub(crate) fn node_credentials(&self) -> Result<Credentials, PkiEncodingError> {
         let key = PrivateKey::from_pkcs8(self.node_key.expose_pkcs8())?;
         let certificate = self.node_certificate.clone();
         Ok(Credentials { key, ca: certificate.clone(), certificate })
@@ -346,7 +346,7 @@ impl fmt::Debug for GoldenTicket {
 
 fn parse_field<T>(
     field: &'static str,
-    parse: impl FnOnce() -> Result<T, FormatError>,
+    parse: impl FnOnce() -> Result<T, PkiEncodingError>,
 ) -> Result<T, TicketError> {
     parse().map_err(|source| TicketError::Field { field, source })
 }
@@ -355,7 +355,7 @@ fn parse_field<T>(
 fn parse_peer(wire: &wire::EtcdPeer) -> Result<Peer, TicketError> {
     let name: MemberName = wire.name.parse().map_err(TicketError::MemberName)?;
     let url = match wire.address.parse::<IpAddr>() {
-        Ok(address) => PeerUrl::new(address, PEER_PORT),
+        Ok(address) => PeerUrl::new(address, DEFAULT_PEER_PORT),
         Err(_) => format!("https://{}", wire.address).parse().map_err(TicketError::MemberName)?,
     };
     Ok(Peer::new(name, url))
@@ -364,7 +364,7 @@ fn parse_peer(wire: &wire::EtcdPeer) -> Result<Peer, TicketError> {
 fn peer_message(peer: &Peer) -> wire::EtcdPeer {
     let authority = peer.url.as_str().trim_start_matches("https://");
     let address = match authority.parse::<SocketAddr>() {
-        Ok(socket) if socket.port() == PEER_PORT => socket.ip().to_string(),
+        Ok(socket) if socket.port() == DEFAULT_PEER_PORT => socket.ip().to_string(),
         _ => authority.to_owned(),
     };
     wire::EtcdPeer { name: peer.name.to_string(), address }

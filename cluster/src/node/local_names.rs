@@ -35,10 +35,10 @@ pub struct LocalNames {
 #[non_exhaustive]
 pub enum LocalNamesError {
     /// A file can't be read or written.
-    #[error("write hosts or machine-id")]
+    #[error("can't write hosts or machine-id")]
     File(#[source] nodekeel_localstorage::Error),
     /// The kernel rejects the hostname: run with `CAP_SYS_ADMIN`, or disable setting it.
-    #[error("set the hostname to {name}")]
+    #[error("can't set the hostname to {name}")]
     Hostname {
         /// The name.
         name: NodeId,

@@ -16,13 +16,13 @@ pub(crate) const NODES_NAMESPACE: (&str, &str) = ("cluster", "enrolment");
 
 pub use cluster_id::ClusterId;
 pub use enrolment_config::{
-    EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FIRMWARE_PATH,
+    EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FW_CFG_PATH,
 };
-pub use golden_ticket::{GoldenTicket, TicketDigest, TicketError, TicketParts};
+pub use golden_ticket::{GoldenTicket, TicketError, TicketId, TicketParts};
 pub use local_names::{EphemeralHosts, LocalNames, LocalNamesError};
 pub use node_id::{DEFAULT_NODE_PREFIX, InvalidNodeId, NodeId};
 pub use node_record::{InvalidRecord, NodeRecord, NodeRoles, RoleConflict};
-pub use node_store::{NodeStore, RecordError, StoredNode};
+pub use node_store::{NodeStore, NodeStoreError, StoredNode};
 pub use secret::SecretBytes;
 pub use ticket_issuer::{GoldenTicketIssuer, TicketIssueError};
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use nodekeel_localstorage::pki::{Certificate, FormatError};
+use nodekeel_localstorage::pki::{Certificate, PkiEncodingError};
 use prost::Message as _;
 use thiserror::Error;
 
@@ -93,7 +93,7 @@ pub enum InvalidRecord {
     Malformed,
     /// The certificate is invalid.
     #[error("invalid certificate")]
-    Certificate(#[source] FormatError),
+    Certificate(#[source] PkiEncodingError),
     /// The address is invalid.
     #[error("invalid address {address:?}")]
     Address {

@@ -41,10 +41,10 @@ pub struct StoredNode {
 /// Why a record can't be read or written.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum RecordError {
+pub enum NodeStoreError {
     /// The cluster's store failed. If [retryable](KvError::is_retryable), a retry may help; whether a write
     /// took effect is unknown, and it can be repeated.
-    #[error("access the record of {id}")]
+    #[error("can't access the record of {id}")]
     Kv {
         /// The node.
         id: String,
@@ -64,7 +64,7 @@ pub enum RecordError {
         id: NodeId,
     },
     /// A record is invalid. It stays unchanged.
-    #[error("read the record at {key}")]
+    #[error("can't read the record at {key}")]
     Invalid {
         /// Its key.
         key: String,
@@ -72,20 +72,20 @@ pub enum RecordError {
         source: InvalidRecord,
     },
     /// Others changed the record each time between read and write. A retry may help.
-    #[error("update the record of {id}: too many concurrent changes")]
+    #[error("can't update the record of {id}: too many concurrent changes; try again")]
     Contended {
         /// The node.
         id: NodeId,
     },
     /// The cluster has no id: its first node has not finished bootstrapping.
-    #[error("the cluster has no id yet")]
+    #[error("the cluster has no id yet: its first node is still bootstrapping")]
     ClusterIdMissing,
     /// The cluster's id could not be read or written. A retry may help.
-    #[error("access the cluster's id in its key-value store")]
+    #[error("can't access the cluster's id in its key-value store")]
     ClusterId(#[source] KvError),
 }
 
-impl RecordError {
+impl NodeStoreError {
     /// Whether the same call may succeed later without any other change; if this member was stopped, with
     /// another handle of the keys.
     pub fn is_retryable(&self) -> bool {
@@ -110,13 +110,13 @@ impl NodeStore {
     /// Writes the cluster's id unless it has one, and returns the id that it has then.
     ///
     /// # Errors
-    /// [`RecordError::ClusterId`].
-    pub async fn init_cluster_id(&self, cluster: ClusterId) -> Result<ClusterId, RecordError> {
+    /// [`NodeStoreError::ClusterId`].
+    pub async fn init_cluster_id(&self, cluster: ClusterId) -> Result<ClusterId, NodeStoreError> {
         let found = Txn::new()
             .when(Compare::key_absent(CLUSTER_ID_KEY))
             .then(TxnOp::put(CLUSTER_ID_KEY, cluster.as_bytes()))
             .or_else(TxnOp::get(CLUSTER_ID_KEY));
-        let done = self.kv.txn(found).await.map_err(RecordError::ClusterId)?;
+        let done = self.kv.txn(found).await.map_err(NodeStoreError::ClusterId)?;
         match done.succeeded {
             true => Ok(cluster),
             false => parse_cluster_id(done.into_key_values().next()),
@@ -126,20 +126,24 @@ impl NodeStore {
     /// The cluster's id.
     ///
     /// # Errors
-    /// [`RecordError::ClusterIdMissing`], [`RecordError::ClusterId`].
-    pub async fn cluster_id(&self) -> Result<ClusterId, RecordError> {
-        parse_cluster_id(self.kv.get(CLUSTER_ID_KEY.as_bytes()).await.map_err(RecordError::ClusterId)?)
+    /// [`NodeStoreError::ClusterIdMissing`], [`NodeStoreError::ClusterId`].
+    pub async fn cluster_id(&self) -> Result<ClusterId, NodeStoreError> {
+        parse_cluster_id(self.kv.get(CLUSTER_ID_KEY.as_bytes()).await.map_err(NodeStoreError::ClusterId)?)
     }
 
     /// Creates the record of a node, unless it has one with the same certificate. Returns the record that it
     /// has then.
     ///
     /// # Errors
-    /// [`RecordError::Conflict`], with nothing changed; [`RecordError::Kv`], [`RecordError::Invalid`].
-    pub async fn create_record(&self, id: &NodeId, record: &NodeRecord) -> Result<StoredNode, RecordError> {
+    /// [`NodeStoreError::Conflict`], with nothing changed; [`NodeStoreError::Kv`], [`NodeStoreError::Invalid`].
+    pub async fn create_record(
+        &self,
+        id: &NodeId,
+        record: &NodeRecord,
+    ) -> Result<StoredNode, NodeStoreError> {
         let key = record_key(id);
         if !id.matches_key(&record.certificate.public_key()) {
-            return Err(RecordError::Invalid { key, source: InvalidRecord::NodeMismatch });
+            return Err(NodeStoreError::Invalid { key, source: InvalidRecord::NodeMismatch });
         }
         let create = Txn::new()
             .when(Compare::key_absent(key.as_str()))
@@ -148,20 +152,20 @@ impl NodeStore {
             .or_else(TxnOp::get(key.as_str()));
         let done = self.kv.txn(create).await.map_err(|source| kv_error(id, source))?;
         let Some(kv) = done.into_key_values().next() else {
-            return Err(RecordError::NotFound { id: id.clone() });
+            return Err(NodeStoreError::NotFound { id: id.clone() });
         };
         let current = parse_stored(kv)?;
         match current.record.certificate == record.certificate {
             true => Ok(current),
-            false => Err(RecordError::Conflict { id: id.clone() }),
+            false => Err(NodeStoreError::Conflict { id: id.clone() }),
         }
     }
 
     /// The record of a node, if it has one.
     ///
     /// # Errors
-    /// [`RecordError::Kv`], [`RecordError::Invalid`].
-    pub async fn load_record(&self, id: &NodeId) -> Result<Option<StoredNode>, RecordError> {
+    /// [`NodeStoreError::Kv`], [`NodeStoreError::Invalid`].
+    pub async fn load_record(&self, id: &NodeId) -> Result<Option<StoredNode>, NodeStoreError> {
         let kv = self.kv.get(record_key(id).as_bytes()).await.map_err(|source| kv_error(id, source))?;
         kv.map(parse_stored).transpose()
     }
@@ -170,23 +174,23 @@ impl NodeStore {
     /// unchanged record is not written.
     ///
     /// # Errors
-    /// [`RecordError::NotFound`], [`RecordError::Contended`], [`RecordError::Kv`], [`RecordError::Invalid`].
+    /// [`NodeStoreError::NotFound`], [`NodeStoreError::Contended`], [`NodeStoreError::Kv`], [`NodeStoreError::Invalid`].
     pub async fn update_record(
         &self,
         id: &NodeId,
         mut change: impl FnMut(&mut NodeRecord) + Send,
-    ) -> Result<StoredNode, RecordError> {
+    ) -> Result<StoredNode, NodeStoreError> {
         let key = record_key(id);
         let mut current = self.load_record(id).await?;
         for _ in 0..UPDATE_ATTEMPTS {
-            let before = current.ok_or_else(|| RecordError::NotFound { id: id.clone() })?;
+            let before = current.ok_or_else(|| NodeStoreError::NotFound { id: id.clone() })?;
             let mut record = before.record.clone();
             change(&mut record);
             if record == before.record {
                 return Ok(before);
             }
             if !id.matches_key(&record.certificate.public_key()) {
-                return Err(RecordError::Invalid { key, source: InvalidRecord::NodeMismatch });
+                return Err(NodeStoreError::Invalid { key, source: InvalidRecord::NodeMismatch });
             }
             let update = Txn::new()
                 .when(Compare::key_unchanged(&before.kv))
@@ -197,20 +201,20 @@ impl NodeStore {
             let succeeded = done.succeeded;
             current = done.into_key_values().next().map(parse_stored).transpose()?;
             if succeeded {
-                return current.ok_or_else(|| RecordError::NotFound { id: id.clone() });
+                return current.ok_or_else(|| NodeStoreError::NotFound { id: id.clone() });
             }
         }
-        Err(RecordError::Contended { id: id.clone() })
+        Err(NodeStoreError::Contended { id: id.clone() })
     }
 
     /// All records, in the order of the nodes' names.
     ///
     /// # Errors
-    /// [`RecordError::Kv`], [`RecordError::Invalid`].
-    pub async fn list_records(&self) -> Result<Vec<StoredNode>, RecordError> {
+    /// [`NodeStoreError::Kv`], [`NodeStoreError::Invalid`].
+    pub async fn list_records(&self) -> Result<Vec<StoredNode>, NodeStoreError> {
         let range = RangeRequest::new(KeyRange::prefix(RECORD_PREFIX));
         let all = self.kv.range(range).await;
-        let all = all.map_err(|source| RecordError::Kv { id: "all nodes".to_owned(), source })?;
+        let all = all.map_err(|source| NodeStoreError::Kv { id: "all nodes".to_owned(), source })?;
         all.kvs.into_iter().map(parse_stored).collect()
     }
 }
@@ -221,22 +225,22 @@ impl fmt::Debug for NodeStore {
     }
 }
 
-fn parse_cluster_id(kv: Option<KeyValue>) -> Result<ClusterId, RecordError> {
+fn parse_cluster_id(kv: Option<KeyValue>) -> Result<ClusterId, NodeStoreError> {
     let bytes = kv.and_then(|kv| kv.value.try_into().ok());
-    bytes.map(ClusterId::from_bytes).ok_or(RecordError::ClusterIdMissing)
+    bytes.map(ClusterId::from_bytes).ok_or(NodeStoreError::ClusterIdMissing)
 }
 
 fn record_key(id: &NodeId) -> String {
     format!("{RECORD_PREFIX}{id}")
 }
 
-fn kv_error(id: &NodeId, source: KvError) -> RecordError {
-    RecordError::Kv { id: id.to_string(), source }
+fn kv_error(id: &NodeId, source: KvError) -> NodeStoreError {
+    NodeStoreError::Kv { id: id.to_string(), source }
 }
 
 /// Parses a record, and checks that it belongs to the node of its key.
-fn parse_stored(kv: KeyValue) -> Result<StoredNode, RecordError> {
-    let invalid = |source| RecordError::Invalid { key: kv.key.escape_ascii().to_string(), source };
+fn parse_stored(kv: KeyValue) -> Result<StoredNode, NodeStoreError> {
+    let invalid = |source| NodeStoreError::Invalid { key: kv.key.escape_ascii().to_string(), source };
     let record = NodeRecord::from_bytes(&kv.value).map_err(invalid)?;
     let name =
         std::str::from_utf8(&kv.key).ok().and_then(|key| key.strip_prefix(RECORD_PREFIX)?.parse().ok());

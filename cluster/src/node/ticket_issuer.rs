@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nodekeel_localstorage::pki::{CertificateTemplate, CommonName, PkiError, PrivateKey};
 use thiserror::Error;
 
-use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, RecordError, TicketError, TicketParts};
+use super::{GoldenTicket, InvalidNodeId, NodeId, NodeStore, NodeStoreError, TicketError, TicketParts};
 use crate::consensus::kv::{Compare, KvError, KvStore, Txn, TxnOp};
 use crate::consensus::{
     ClusterAccess, ClusterMembers, InvalidName, MembershipError, NewMember, Peer, PeerUrl,
@@ -52,30 +52,30 @@ pub enum TicketIssueError {
         url: PeerUrl,
     },
     /// The configured prefix makes an invalid node name.
-    #[error("derive the node's name")]
+    #[error("can't derive the node's name")]
     NodeName(#[source] InvalidNodeId),
     /// The name or URL of a member is invalid.
-    #[error("parse a member's name or URL")]
+    #[error("can't parse a member's name or URL")]
     MemberName(#[source] InvalidName),
     /// A key or certificate of the node could not be created.
-    #[error("create the node's credentials")]
+    #[error("can't create the node's credentials")]
     Credentials(#[source] PkiError),
     /// The cluster's CA could not be loaded, or could not issue a certificate. A retry may help.
     #[error("issue the member's certificate")]
     Ca(#[source] CaError),
     /// The list of members could not be read or changed. If [retryable](MembershipError::is_retryable), for
     /// example while the cluster has another learner, a later retry helps.
-    #[error("add the member")]
+    #[error("can't add the member")]
     Membership(#[source] MembershipError),
     /// The tickets in the cluster could not be read or written. A retry may help.
-    #[error("read or write the ticket in the cluster")]
+    #[error("can't read or write the ticket in the cluster")]
     Kv(#[source] KvError),
     /// The stored ticket is invalid: [revoke](GoldenTicketIssuer::revoke_ticket) it.
-    #[error("read the ticket that was issued before")]
+    #[error("can't read the ticket that was issued before")]
     StoredTicket(#[source] TicketError),
     /// The nodes' records could not be read.
-    #[error("check whether the earlier ticket's node has joined")]
-    Record(#[source] RecordError),
+    #[error("can't check whether the earlier ticket's node has joined")]
+    Record(#[source] NodeStoreError),
 }
 
 impl GoldenTicketIssuer {

@@ -1,6 +1,6 @@
 //! Errors of a CA.
 
-use nodekeel_localstorage::pki::{FormatError, PkiError};
+use nodekeel_localstorage::pki::{PkiEncodingError, PkiError};
 use thiserror::Error;
 
 use crate::BoxError;
@@ -29,13 +29,13 @@ pub enum CaError {
         missing: &'static str,
     },
     /// A value is invalid: restore it from a backup.
-    #[error("parse {key}")]
+    #[error("can't parse {key}")]
     Malformed {
         /// Its key.
         key: String,
         /// What is wrong with it.
         #[source]
-        source: FormatError,
+        source: PkiEncodingError,
     },
     /// The value is not an Ed25519 key of 64 bytes, or its two halves do not match.
     #[error("the CA's private key, stored at {key}, is not a 64-byte Ed25519 key")]
@@ -68,10 +68,10 @@ pub enum CaError {
         name: String,
     },
     /// Concurrent changes of the list of revoked certificates preceded every attempt: try again.
-    #[error("update the list of revoked certificates: too many concurrent changes")]
+    #[error("can't update the list of revoked certificates: too many concurrent changes; try again")]
     Contended,
     /// A key, a certificate or a list could not be created.
-    #[error("create {what}")]
+    #[error("can't create {what}")]
     Create {
         /// What.
         what: &'static str,
@@ -80,7 +80,7 @@ pub enum CaError {
         source: BoxError,
     },
     /// The list of revoked certificates could not be written to the disk. The previous one remains.
-    #[error("write the list of revoked certificates to the disk")]
+    #[error("can't write the list of revoked certificates to the disk")]
     WriteRevocationList(#[source] PkiError),
 }
 

@@ -1,6 +1,6 @@
 //! The stored values of the CA, and their formats.
 
-use nodekeel_localstorage::pki::{Certificate, FormatError, PrivateKey, RevocationList};
+use nodekeel_localstorage::pki::{Certificate, PkiEncodingError, PrivateKey, RevocationList};
 use x509_parser::prelude::{CertificateRevocationList, FromDer as _};
 use zeroize::Zeroizing;
 
@@ -79,14 +79,14 @@ pub(super) fn parse_revocation_list(der: &[u8], ca: &Certificate) -> Result<Revo
     RevocationList::from_der(der, ca).map_err(|source| malformed_value(CRL_PATH, source))
 }
 
-fn malformed_value(key: &str, source: FormatError) -> CaError {
+fn malformed_value(key: &str, source: PkiEncodingError) -> CaError {
     CaError::Malformed { key: key.to_owned(), source }
 }
 
 /// The number of a list, and its entries.
 pub(super) fn revoked_entries(list: &RevocationList) -> Result<(u64, Vec<RevokedEntry>), CaError> {
     parse_entries(list.der_bytes())
-        .ok_or_else(|| malformed_value(CRL_PATH, FormatError::Der { what: "revocation list" }))
+        .ok_or_else(|| malformed_value(CRL_PATH, PkiEncodingError::Der { what: "revocation list" }))
 }
 
 /// A number that exceeds `u64` restarts at 0: nothing compares it.

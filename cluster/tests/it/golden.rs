@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::{KeyRange, KvStore};
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryKv, MemoryNetwork};
-use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl, StartOptions};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl, StartOptions};
 use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
 use nodekeel_cluster::node::{GoldenTicket, LocalNames, NodeId};
 use nodekeel_cluster::pki::ClusterCa;
@@ -107,7 +107,7 @@ async fn an_enrolment_journal_and_the_keys_of_the_first_release_are_read() {
         run.node.phase_history(),
         [EnrolmentPhase::New, EnrolmentPhase::Restarting, EnrolmentPhase::Running]
     );
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
     run.stop().await;
 }
 
@@ -161,7 +161,7 @@ fn a_golden_ticket_of_the_first_release_is_read_with_the_same_digest() {
     assert_eq!(ticket.node_id().to_string(), expected("joining-node"));
     assert_eq!(ticket.to_config()[..], config[..], "the ticket is written differently");
     assert_eq!(ticket.peers()[0].name.to_string(), expected("node"));
-    assert_eq!(ticket.new_member().url, PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT));
+    assert_eq!(ticket.new_member().url, PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT));
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn a_join_that_the_first_release_started_is_completed_by_the_ticket_it_has
     let network = MemoryNetwork::new();
     let (_first, first_run) = first_node(&network, "keys.tsv").await;
     first_run.wait_finished().await.expect("the first node is in its cluster");
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
     let ticket = first_run.node.ticket_issuer().unwrap().issue_ticket(&url).await.unwrap();
     assert_eq!(ticket.node_id().to_string(), expected("joining-node"), "the stored ticket was not found");
     let second =
@@ -183,7 +183,7 @@ async fn a_join_that_the_first_release_started_is_completed_by_the_ticket_it_has
     );
     run.stop().await;
     first_run.stop().await;
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nodekeel_cluster::consensus::kv::{KvError, KvStore};
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryKv, MemoryNetwork};
 use nodekeel_cluster::consensus::{
-    ClusterAccess, MemberName, MemberStatus, MembershipError, NewMember, PEER_PORT, Peer, PeerUrl,
+    ClusterAccess, DEFAULT_PEER_PORT, MemberName, MemberStatus, MembershipError, NewMember, Peer, PeerUrl,
     StartOptions,
 };
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
@@ -23,7 +23,7 @@ fn address(number: u8) -> IpAddr {
 }
 
 fn peer_url(number: u8) -> PeerUrl {
-    PeerUrl::new(address(number), PEER_PORT)
+    PeerUrl::new(address(number), DEFAULT_PEER_PORT)
 }
 
 fn bootstrap_options(number: u8) -> StartOptions {
@@ -135,7 +135,7 @@ async fn a_learner_joins_and_reads_the_existing_keys() {
     assert_eq!(two.root_kv().get(b"/k").await.unwrap().unwrap().value, b"from the first");
     let members = two.cluster_members().list_members().await.unwrap();
     assert!(members.len() == 2 && members.iter().all(|member| !member.is_learner), "{members:?}");
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
     one.cluster_members().remove_member(two.this_member().id).await.unwrap();
     assert!(second.wait_failure().await.contains("no member node-2"), "a removed member still runs");
     second.stop().await;

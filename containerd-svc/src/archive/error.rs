@@ -34,7 +34,7 @@ impl fmt::Display for ArchiveLimitKind {
 #[non_exhaustive]
 pub enum ArchiveError {
     /// Reading the file failed: check its disk. A retry may help.
-    #[error("read the file")]
+    #[error("can't read the file")]
     Io(#[source] io::Error),
     /// The compression is neither gzip nor zstd: recompress the archive.
     #[error("unsupported compression {found}: recompress the archive with gzip or zstd, or not at all")]
@@ -67,7 +67,9 @@ pub enum ArchiveError {
     },
     /// The archive exceeds a limit of [`ImportLimits`](crate::ImportLimits): it does not hold images, or the
     /// limit has to be raised.
-    #[error("more than {limit} {of}")]
+    #[error(
+        "archive exceeds the limit of {limit} {of}: check that it is an image archive, or raise the limit"
+    )]
     Limit {
         /// The maximum.
         limit: u64,

@@ -39,7 +39,7 @@ impl ArchiveBuilder {
     /// Adds an image for this machine's platform with this tar as its layer; `names` may be empty.
     #[must_use]
     pub fn with_image(self, names: &[&str], layer: &[u8]) -> Self {
-        self.with_image_for(&Platform::of_this_machine(), names, layer)
+        self.with_image_for(&Platform::of_build_target(), names, layer)
     }
 
     /// Adds an image for a platform.

@@ -47,7 +47,7 @@ fn runsc_logs_of_a_container_come_through_the_fifo() {
 
         let levels = || {
             let dn = "root.containerd.runsc".parse().unwrap();
-            let entries = daemon.journal.open_reader(LogQuery::backlog_of(dn)).unwrap().read_backlog();
+            let entries = daemon.journal.open_reader(LogQuery::of_dn(dn)).unwrap().read_backlog();
             let is = |entry: &LogEntry, level| match &entry.body {
                 EntryBody::Leveled(entry) => entry.level == level && entry.file.ends_with(".go"),
                 _ => false,

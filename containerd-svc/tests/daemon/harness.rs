@@ -158,7 +158,7 @@ impl TestDaemon {
     /// The log of a runnable and its children.
     pub(crate) fn log(&self, dn: &str) -> String {
         let mut reader =
-            self.journal.open_reader(LogQuery::backlog_of(dn.parse().unwrap()).include_children()).unwrap();
+            self.journal.open_reader(LogQuery::of_dn(dn.parse().unwrap()).include_descendants()).unwrap();
         reader.read_backlog().iter().map(|entry| render::full_text(entry) + "\n").collect()
     }
 

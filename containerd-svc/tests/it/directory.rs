@@ -103,7 +103,7 @@ async fn content_for_other_platforms_may_be_missing() {
     let (native, foreign) = (b"own layer".as_slice(), b"foreign layer".as_slice());
     let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayoutIndexLast)
         .with_image(&[], native)
-        .with_stated_platform(&Platform::of_this_machine())
+        .with_stated_platform(&Platform::of_build_target())
         .with_image_for(&other_platform(), &[], foreign)
         .with_stated_platform(&other_platform())
         .wrap_in_index(&["localhost/many:1"]);
@@ -186,7 +186,7 @@ async fn links_in_a_docker_archive_lead_to_layers() {
 /// A docker-archive of one image with two equal layers, of which the second is a link.
 fn linked_archive(layer: &[u8], to: &str) -> Vec<u8> {
     let diff = nodekeel_containerd_svc::Digest::of_content(layer).to_string();
-    let config = serde_json::json!({"os": "linux", "architecture": Platform::of_this_machine().architecture,
+    let config = serde_json::json!({"os": "linux", "architecture": Platform::of_build_target().architecture,
         "rootfs": {"type": "layers", "diff_ids": [diff, diff]}});
     let saved = serde_json::json!([{"Config": "config.json", "RepoTags": ["linked:1"], "Layers": ["one/layer.tar", "two/layer.tar"]}]);
     let mut tar = tar::Builder::new(Vec::new());

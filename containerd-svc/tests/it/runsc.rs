@@ -28,7 +28,7 @@ impl FifoReader {
 
     async fn start_with(journal: LogStore) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let lines = journal.open_reader(LogQuery::backlog_of("root".parse().unwrap()).follow()).unwrap();
+        let lines = journal.open_reader(LogQuery::of_dn("root".parse().unwrap()).follow()).unwrap();
         let fifo = directory.path().join("log.fifo");
         let supervisor = Supervisor::builder().start(runsc_log_reader(journal, fifo));
         let mut changes = supervisor.watch_changes();

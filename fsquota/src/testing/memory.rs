@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-use crate::error::KernelCall;
+use crate::error::KernelOperation;
 use crate::kernel::{ProjectTag, QuotaKernel, QuotaRecord};
 use crate::limits::KernelLimitChange;
 
@@ -18,7 +18,7 @@ type InodeIdentity = (u64, u64);
 #[derive(Debug, Default)]
 pub(crate) struct MemoryKernel {
     state: Mutex<MemoryState>,
-    failures: Mutex<VecDeque<(KernelCall, io::ErrorKind)>>,
+    failures: Mutex<VecDeque<(KernelOperation, io::ErrorKind)>>,
     unfailing: AtomicBool,
 }
 
@@ -31,7 +31,7 @@ struct MemoryState {
 }
 
 impl MemoryKernel {
-    pub(crate) fn fail_next_call(&self, call: KernelCall, error: io::ErrorKind) {
+    pub(crate) fn fail_next_call(&self, call: KernelOperation, error: io::ErrorKind) {
         lock_mutex(&self.failures).push_back((call, error));
     }
 
@@ -42,7 +42,7 @@ impl MemoryKernel {
         result
     }
 
-    fn start_call(&self, call: KernelCall) -> io::Result<MutexGuard<'_, MemoryState>> {
+    fn start_call(&self, call: KernelOperation) -> io::Result<MutexGuard<'_, MemoryState>> {
         let mut failures = lock_mutex(&self.failures);
         if !self.unfailing.load(Ordering::Relaxed)
             && let Some(place) = failures.iter().position(|(failing, _)| *failing == call)
@@ -63,22 +63,22 @@ fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl QuotaKernel for MemoryKernel {
     fn project_tag(&self, file: BorrowedFd<'_>) -> io::Result<ProjectTag> {
-        self.start_call(KernelCall::ReadProject)?.effective_tag(file)
+        self.start_call(KernelOperation::ReadProject)?.effective_tag(file)
     }
 
     fn set_project_tag(&self, file: BorrowedFd<'_>, tag: ProjectTag) -> io::Result<()> {
-        let mut state = self.start_call(KernelCall::WriteProject)?;
+        let mut state = self.start_call(KernelOperation::WriteProject)?;
         let descriptor = rustix::fs::openat(file, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         state.tagged.insert(inode_identity(&rustix::fs::fstat(file)?), (descriptor, tag));
         Ok(())
     }
 
     fn quota_record(&self, project: u32) -> io::Result<QuotaRecord> {
-        self.start_call(KernelCall::ReadLimits)?.quota_record(project)
+        self.start_call(KernelOperation::ReadLimits)?.quota_record(project)
     }
 
     fn set_limits(&self, project: u32, change: KernelLimitChange) -> io::Result<()> {
-        let mut state = self.start_call(KernelCall::WriteLimits)?;
+        let mut state = self.start_call(KernelOperation::WriteLimits)?;
         let limits = state.limits.entry(project).or_default();
         *limits = (change.kib.unwrap_or(limits.0), change.inodes.unwrap_or(limits.1));
         state.limits.retain(|_, limits| *limits != (0, 0));
@@ -86,7 +86,7 @@ impl QuotaKernel for MemoryKernel {
     }
 
     fn next_record(&self, from: u32) -> io::Result<Option<(u32, QuotaRecord)>> {
-        let state = self.start_call(KernelCall::ReadLimits)?;
+        let state = self.start_call(KernelOperation::ReadLimits)?;
         let limited = state.limits.range(from..).next().map(|(project, _)| *project);
         let tagged =
             state.tagged.values().map(|(_, tag)| tag.project).filter(|number| *number >= from.max(1));
@@ -96,13 +96,13 @@ impl QuotaKernel for MemoryKernel {
 
     fn lock_allocation(&self) -> io::Result<()> {
         // The mutex of the engine is enough: no other process shares this memory.
-        self.start_call(KernelCall::LockAllocation).map(drop)
+        self.start_call(KernelOperation::LockAllocation).map(drop)
     }
 
     fn unlock_allocation(&self) {}
 
     fn flush_removed_inodes(&self) -> io::Result<()> {
-        self.start_call(KernelCall::FlushRemoved).map(drop)
+        self.start_call(KernelOperation::FlushRemoved).map(drop)
     }
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::kernel::{ProjectTag, QuotaKernel as _};
 use crate::limits::KernelLimitChange;
-use crate::{Error, ProjectId, ProjectQuota, ProjectRange, error::KernelCall};
+use crate::{Error, ProjectId, ProjectQuota, ProjectRange, error::KernelOperation};
 
 /// The single calls of a [`ProjectQuota`], without its safeguards: two callers can use the same number.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,11 @@ impl RawQuotaCalls<'_> {
     /// [`Error::Kernel`].
     pub fn write_limits(self, project: ProjectId, kib: u64, inodes: u64) -> Result<(), Error> {
         let change = KernelLimitChange { kib: Some(kib), inodes: Some(inodes) };
-        self.0.engine().kernel.set_limits(project.get(), change).map_err(KernelCall::WriteLimits.into_error())
+        self.0
+            .engine()
+            .kernel
+            .set_limits(project.get(), change)
+            .map_err(KernelOperation::WriteLimits.into_error())
     }
 
     /// Queries the kernel once whether a project is allocated.
@@ -30,7 +34,7 @@ impl RawQuotaCalls<'_> {
             .engine()
             .kernel
             .quota_record(project.get())
-            .map_err(KernelCall::ReadLimits.into_error())?;
+            .map_err(KernelOperation::ReadLimits.into_error())?;
         Ok(record != crate::kernel::QuotaRecord::default())
     }
 
@@ -40,7 +44,7 @@ impl RawQuotaCalls<'_> {
     /// [`Error::Kernel`].
     pub fn tag_directory(self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<(), Error> {
         let tag = ProjectTag { project: project.get(), inherit: true };
-        self.0.engine().kernel.set_project_tag(dir, tag).map_err(KernelCall::WriteProject.into_error())
+        self.0.engine().kernel.set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
     }
 
     /// Finds a free number as [`set_limits`](crate::QuotaSetter::set_limits) does, including the lock,

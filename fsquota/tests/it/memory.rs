@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use nodekeel_fsquota::testing::{MemQuota, conformance};
 use nodekeel_fsquota::{
-    Bytes, Error, Inodes, KernelCall, LimitChange, ProjectId, ProjectRange, QuotaChange, QuotaLimits,
+    Bytes, Error, Inodes, KernelOperation, LimitChange, ProjectId, ProjectRange, QuotaChange, QuotaLimits,
     QuotaSetter as _, QuotaStatus,
 };
 use proptest::prelude::*;
@@ -82,9 +82,9 @@ fn failures_can_be_injected() {
     let scratch = tempfile::tempdir().unwrap();
     let quota = MemQuota::new();
     let dir = File::open(scratch.path()).unwrap();
-    quota.fail_next_kernel_call(KernelCall::WriteLimits, io::ErrorKind::StorageFull);
+    quota.fail_next_kernel_call(KernelOperation::WriteLimits, io::ErrorKind::StorageFull);
     let error = quota.set_limits(dir.as_fd(), LIMITED).unwrap_err();
-    assert!(matches!(error, Error::Kernel { call: KernelCall::WriteLimits, .. }), "{error:?}");
+    assert!(matches!(error, Error::Kernel { call: KernelOperation::WriteLimits, .. }), "{error:?}");
     quota.set_limits(dir.as_fd(), LIMITED).unwrap();
 }
 

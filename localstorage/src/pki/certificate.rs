@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use x509_parser::oid_registry::OID_SIG_ED25519;
 use x509_parser::prelude::{CertificateRevocationList, FromDer as _, X509Certificate};
 
-use super::{FormatError, PublicKey, pem};
+use super::{PkiEncodingError, PublicKey, pem};
 
 /// The PEM label of X.509 certificates.
 const LABEL: &str = "CERTIFICATE";
@@ -25,19 +25,19 @@ impl Certificate {
     /// Parses a certificate from exactly one PEM block.
     ///
     /// # Errors
-    /// [`FormatError`].
-    pub fn from_pem(text: &[u8]) -> Result<Certificate, FormatError> {
+    /// [`PkiEncodingError`].
+    pub fn from_pem(text: &[u8]) -> Result<Certificate, PkiEncodingError> {
         Certificate::from_der(&pem::decode_block(text, LABEL)?)
     }
 
     /// Parses a certificate from DER.
     ///
     /// # Errors
-    /// [`FormatError::Der`], [`FormatError::TrailingData`] and [`FormatError::NotEd25519`].
-    pub fn from_der(der: &[u8]) -> Result<Certificate, FormatError> {
+    /// [`PkiEncodingError::Der`], [`PkiEncodingError::TrailingData`] and [`PkiEncodingError::NotEd25519`].
+    pub fn from_der(der: &[u8]) -> Result<Certificate, PkiEncodingError> {
         let parsed = parse_certificate(der)?;
         if parsed.public_key().algorithm.algorithm != OID_SIG_ED25519 {
-            return Err(FormatError::NotEd25519);
+            return Err(PkiEncodingError::NotEd25519);
         }
         let name = parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
         let not_after = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
@@ -121,11 +121,11 @@ fn is_canonical_encoding(der: &[u8], signed: &[u8], signature: &[u8]) -> bool {
     signature.len() == 64 && der.strip_prefix(header) == Some(&body[..])
 }
 
-fn parse_certificate(der: &[u8]) -> Result<X509Certificate<'_>, FormatError> {
+fn parse_certificate(der: &[u8]) -> Result<X509Certificate<'_>, PkiEncodingError> {
     match X509Certificate::from_der(der) {
         Ok(([], parsed)) => Ok(parsed),
-        Ok(_) => Err(FormatError::TrailingData),
-        Err(_) => Err(FormatError::Der { what: "certificate" }),
+        Ok(_) => Err(PkiEncodingError::TrailingData),
+        Err(_) => Err(PkiEncodingError::Der { what: "certificate" }),
     }
 }
 
@@ -149,19 +149,19 @@ impl RevocationList {
     /// Parses a list and verifies that `ca` signed it.
     ///
     /// # Errors
-    /// [`FormatError::Der`], [`FormatError::TrailingData`], and [`FormatError::Signature`] if another CA
+    /// [`PkiEncodingError::Der`], [`PkiEncodingError::TrailingData`], and [`PkiEncodingError::Signature`] if another CA
     /// signed it.
-    pub fn from_der(der: &[u8], ca: &Certificate) -> Result<RevocationList, FormatError> {
+    pub fn from_der(der: &[u8], ca: &Certificate) -> Result<RevocationList, PkiEncodingError> {
         let (rest, list) = CertificateRevocationList::from_der(der)
-            .map_err(|_| FormatError::Der { what: "revocation list" })?;
+            .map_err(|_| PkiEncodingError::Der { what: "revocation list" })?;
         if !rest.is_empty() {
-            return Err(FormatError::TrailingData);
+            return Err(PkiEncodingError::TrailingData);
         }
         let by = parse_certificate(&ca.der_bytes)?;
         let is_issuer = list.issuer().as_raw() == by.subject().as_raw()
             && is_canonical_encoding(der, list.tbs_cert_list.as_ref(), &list.signature_value.data);
         if !is_issuer || list.verify_signature(by.public_key()).is_err() {
-            return Err(FormatError::Signature);
+            return Err(PkiEncodingError::Signature);
         }
         let revoked = list.iter_revoked_certificates().map(|entry| entry.raw_serial().to_vec()).collect();
         Ok(RevocationList { der_bytes: der.to_vec(), revoked })

@@ -249,7 +249,7 @@ impl EtcdDir {
 fn parse_file<T>(
     file: &LayoutFile,
     content: &[u8],
-    parse: impl FnOnce(&[u8]) -> Result<T, super::FormatError>,
+    parse: impl FnOnce(&[u8]) -> Result<T, super::PkiEncodingError>,
 ) -> Result<T, PkiError> {
     parse(content).map_err(|source| PkiError::Malformed { file: file.path().to_owned(), source })
 }

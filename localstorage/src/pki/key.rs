@@ -5,7 +5,7 @@ use std::fmt;
 use rcgen::{KeyPair, PKCS_ED25519};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::{FormatError, PkiError, pem};
+use super::{PkiEncodingError, PkiError, pem};
 
 /// The PEM label of PKCS #8.
 const LABEL: &str = "PRIVATE KEY";
@@ -24,8 +24,8 @@ pub struct PrivateKey {
 pub struct PublicKey([u8; 32]);
 
 impl PublicKey {
-    pub(super) fn try_new(raw: &[u8]) -> Result<PublicKey, FormatError> {
-        raw.try_into().map(PublicKey).map_err(|_| FormatError::NotEd25519)
+    pub(super) fn try_new(raw: &[u8]) -> Result<PublicKey, PkiEncodingError> {
+        raw.try_into().map(PublicKey).map_err(|_| PkiEncodingError::NotEd25519)
     }
 
     /// The bytes.
@@ -60,20 +60,20 @@ impl PrivateKey {
     /// Parses PKCS #8 from exactly one PEM block.
     ///
     /// # Errors
-    /// [`FormatError`], which contains no bytes of the key.
-    pub fn from_pem(text: &[u8]) -> Result<PrivateKey, FormatError> {
+    /// [`PkiEncodingError`], which contains no bytes of the key.
+    pub fn from_pem(text: &[u8]) -> Result<PrivateKey, PkiEncodingError> {
         PrivateKey::from_pkcs8(&pem::decode_block(text, LABEL)?)
     }
 
     /// Parses PKCS #8 from DER.
     ///
     /// # Errors
-    /// [`FormatError::Der`], and [`FormatError::NotEd25519`] for a valid key of another algorithm.
-    pub fn from_pkcs8(der: &[u8]) -> Result<PrivateKey, FormatError> {
-        let mut pair = KeyPair::try_from(der).map_err(|_| FormatError::Der { what: "private key" })?;
+    /// [`PkiEncodingError::Der`], and [`PkiEncodingError::NotEd25519`] for a valid key of another algorithm.
+    pub fn from_pkcs8(der: &[u8]) -> Result<PrivateKey, PkiEncodingError> {
+        let mut pair = KeyPair::try_from(der).map_err(|_| PkiEncodingError::Der { what: "private key" })?;
         let public = match pair.algorithm() == &PKCS_ED25519 {
             true => PublicKey::try_new(pair.public_key_raw()),
-            false => Err(FormatError::NotEd25519),
+            false => Err(PkiEncodingError::NotEd25519),
         };
         pair.zeroize();
         Ok(PrivateKey { pkcs8: Zeroizing::new(der.to_vec()), public_key: public? })

@@ -7,7 +7,7 @@
 
 use zeroize::Zeroizing;
 
-use super::FormatError;
+use super::PkiEncodingError;
 
 /// Characters in a line.
 const LINE_LENGTH: usize = 64;
@@ -15,26 +15,26 @@ const LINE_LENGTH: usize = 64;
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// Decodes the only block of `text`, which must have this label.
-pub(super) fn decode_block(text: &[u8], label: &'static str) -> Result<Zeroizing<Vec<u8>>, FormatError> {
+pub(super) fn decode_block(text: &[u8], label: &'static str) -> Result<Zeroizing<Vec<u8>>, PkiEncodingError> {
     let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
-    let begin = lines.next().and_then(|line| parse_boundary(line, "BEGIN")).ok_or(FormatError::NoPem)?;
+    let begin = lines.next().and_then(|line| parse_boundary(line, "BEGIN")).ok_or(PkiEncodingError::NoPem)?;
     if begin != label {
-        return Err(FormatError::WrongLabel { found: begin.to_owned(), expected: label });
+        return Err(PkiEncodingError::WrongLabel { found: begin.to_owned(), expected: label });
     }
     let mut digits = Zeroizing::new(Vec::with_capacity(text.len()));
     loop {
-        let line = lines.next().ok_or(FormatError::Truncated)?;
+        let line = lines.next().ok_or(PkiEncodingError::Truncated)?;
         if line.starts_with(b"-") {
-            let end = parse_boundary(line, "END").ok_or(FormatError::Truncated)?;
+            let end = parse_boundary(line, "END").ok_or(PkiEncodingError::Truncated)?;
             if end != label {
-                return Err(FormatError::WrongLabel { found: end.to_owned(), expected: label });
+                return Err(PkiEncodingError::WrongLabel { found: end.to_owned(), expected: label });
             }
             break;
         }
         digits.extend_from_slice(line);
     }
     if lines.any(|line| !line.is_empty()) {
-        return Err(FormatError::TrailingData);
+        return Err(PkiEncodingError::TrailingData);
     }
     decode_base64(&digits)
 }
@@ -74,17 +74,17 @@ fn push_base64_group(text: &mut String, group: &[u8]) {
     }
 }
 
-fn decode_base64(digits: &[u8]) -> Result<Zeroizing<Vec<u8>>, FormatError> {
+fn decode_base64(digits: &[u8]) -> Result<Zeroizing<Vec<u8>>, PkiEncodingError> {
     let padding = digits.iter().rev().take_while(|digit| **digit == b'=').count();
     let values = &digits[..digits.len() - padding];
     if !digits.len().is_multiple_of(4) || padding > 2 {
-        return Err(FormatError::Base64);
+        return Err(PkiEncodingError::Base64);
     }
     let mut bytes = Zeroizing::new(Vec::with_capacity(digits.len() / 4 * 3));
     for group in values.chunks(4) {
         let mut bits = 0;
         for digit in group {
-            let value = ALPHABET.iter().position(|known| known == digit).ok_or(FormatError::Base64)?;
+            let value = ALPHABET.iter().position(|known| known == digit).ok_or(PkiEncodingError::Base64)?;
             bits = bits << 6 | value as u32;
         }
         bits <<= 6 * (4 - group.len());
@@ -92,7 +92,7 @@ fn decode_base64(digits: &[u8]) -> Result<Zeroizing<Vec<u8>>, FormatError> {
         let (whole, left) = decoded.split_at(group.len() * 6 / 8);
         // The unused bits must be zero: otherwise two texts would have the same meaning.
         if left.iter().any(|byte| *byte != 0) {
-            return Err(FormatError::Base64);
+            return Err(PkiEncodingError::Base64);
         }
         bytes.extend_from_slice(whole);
     }
@@ -118,19 +118,19 @@ mod tests {
     fn anything_but_one_block_is_rejected() {
         let good = encode_block("TEST", b"contents");
         let error = |text: &str| decode_block(text.as_bytes(), "TEST").unwrap_err().to_string();
-        assert_eq!(error(""), FormatError::NoPem.to_string());
-        assert_eq!(error(&format!("\n{}", *good)), FormatError::NoPem.to_string());
-        assert_eq!(error(&format!("{}{}", *good, *good)), FormatError::TrailingData.to_string());
-        assert_eq!(error(&format!("{}x", *good)), FormatError::TrailingData.to_string());
+        assert_eq!(error(""), PkiEncodingError::NoPem.to_string());
+        assert_eq!(error(&format!("\n{}", *good)), PkiEncodingError::NoPem.to_string());
+        assert_eq!(error(&format!("{}{}", *good, *good)), PkiEncodingError::TrailingData.to_string());
+        assert_eq!(error(&format!("{}x", *good)), PkiEncodingError::TrailingData.to_string());
         assert!(error(&good.replace("TEST", "REST")).contains("REST"));
-        assert_eq!(error(&good.replace("Y29", "Y2*")), FormatError::Base64.to_string());
+        assert_eq!(error(&good.replace("Y29", "Y2*")), PkiEncodingError::Base64.to_string());
         assert_eq!(
             error("-----BEGIN TEST-----\nQQ==QQ==\n-----END TEST-----\n"),
-            FormatError::Base64.to_string()
+            PkiEncodingError::Base64.to_string()
         );
         assert_eq!(
             error("-----BEGIN TEST-----\nQR==\n-----END TEST-----\n"),
-            FormatError::Base64.to_string()
+            PkiEncodingError::Base64.to_string()
         );
     }
 

@@ -25,7 +25,7 @@ pub struct JournalRecord<'a> {
 /// Why bytes are not a complete record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum RecordError {
+pub enum RecordFormatError {
     /// The record is truncated.
     #[error("record is truncated")]
     Truncated,
@@ -50,27 +50,27 @@ impl<'a> JournalRecord<'a> {
     /// Parses the record at the start of the bytes. Every version has this header and this checksum.
     ///
     /// # Errors
-    /// [`RecordError`]. Any prefix of a record, and any record with a changed byte, is an error.
-    pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, RecordError> {
-        let (header, rest) = bytes.split_at_checked(HEADER_BYTES).ok_or(RecordError::Truncated)?;
+    /// [`RecordFormatError`]. Any prefix of a record, and any record with a changed byte, is an error.
+    pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, RecordFormatError> {
+        let (header, rest) = bytes.split_at_checked(HEADER_BYTES).ok_or(RecordFormatError::Truncated)?;
         if !header.starts_with(MAGIC) {
-            return Err(RecordError::BadMagic);
+            return Err(RecordFormatError::BadMagic);
         }
         let (version, length, generation) = (u32_at(header, 8), u32_at(header, 12), u64_at(header, 16));
         let length = usize::try_from(length)
             .ok()
             .filter(|&length| length <= MAX_CONTENT_BYTES)
-            .ok_or(RecordError::OutOfRange)?;
-        let content = rest.get(..length).ok_or(RecordError::Truncated)?;
+            .ok_or(RecordFormatError::OutOfRange)?;
+        let content = rest.get(..length).ok_or(RecordFormatError::Truncated)?;
         if u32_at(header, CHECKSUM_RANGE.start) != checksum(header, content) {
-            return Err(RecordError::ChecksumMismatch);
+            return Err(RecordFormatError::ChecksumMismatch);
         }
         // The last generation would have no successor.
         if generation == u64::MAX {
-            return Err(RecordError::OutOfRange);
+            return Err(RecordFormatError::OutOfRange);
         }
         if version != VERSION {
-            return Err(RecordError::NewerVersion { version });
+            return Err(RecordFormatError::NewerVersion { version });
         }
         Ok(Self { generation, content })
     }
@@ -133,7 +133,11 @@ mod tests {
     fn a_record_cut_at_any_byte_is_detected() {
         let bytes = JournalRecord { generation: 7, content: &[0; 1000] }.to_bytes().unwrap();
         for length in 0..bytes.len() {
-            assert_eq!(JournalRecord::from_bytes(&bytes[..length]), Err(RecordError::Truncated), "{length}");
+            assert_eq!(
+                JournalRecord::from_bytes(&bytes[..length]),
+                Err(RecordFormatError::Truncated),
+                "{length}"
+            );
             // A file system may have made the file longer before it wrote the rest.
             let mut torn = JournalRecord { generation: 7, content: &[0xa5; 1000] }.to_bytes().unwrap();
             torn[length..].fill(0);
@@ -171,7 +175,7 @@ mod tests {
         bytes[8] = 2;
         let sum = checksum(&bytes[..HEADER_BYTES], b"x");
         bytes[CHECKSUM_RANGE].copy_from_slice(&sum.to_le_bytes());
-        assert_eq!(JournalRecord::from_bytes(&bytes), Err(RecordError::NewerVersion { version: 2 }));
+        assert_eq!(JournalRecord::from_bytes(&bytes), Err(RecordFormatError::NewerVersion { version: 2 }));
     }
 
     #[test]

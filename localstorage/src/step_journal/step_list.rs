@@ -33,9 +33,9 @@ pub enum InvalidStepList {
 /// Why a step list could not be run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StepsError {
+pub enum StepListError {
     /// The journal cannot be read or written.
-    #[error("record the next step")]
+    #[error("can't access the step journal")]
     Journal(#[source] JournalError),
     /// The journal was written for a different step list: by another program, or another release of this one.
     /// Nothing was changed: let that one finish, or remove the journal to start over, if the steps may be
@@ -53,7 +53,7 @@ pub enum StepsError {
         expected: Vec<String>,
     },
     /// The journal is complete, but its content is not step progress. Nothing was changed.
-    #[error("step journal {} contains no step list", .path.display())]
+    #[error("step journal {} holds something other than step progress; nothing was changed", .path.display())]
     NotAStepRecord {
         /// The journal's file.
         path: PathBuf,
@@ -110,9 +110,9 @@ impl StepList {
     /// recorded step and state instead.
     ///
     /// # Errors
-    /// [`StepsError::DifferentSteps`] and [`StepsError::NotAStepRecord`], with nothing changed;
-    /// [`StepsError::Journal`].
-    pub fn start_run(&self, journal: StepJournal, state: &[u8]) -> Result<StepRun, StepsError> {
+    /// [`StepListError::DifferentSteps`] and [`StepListError::NotAStepRecord`], with nothing changed;
+    /// [`StepListError::Journal`].
+    pub fn start_run(&self, journal: StepJournal, state: &[u8]) -> Result<StepRun, StepListError> {
         self.start_run_with_hook(journal, state, |_| {})
     }
 
@@ -125,12 +125,13 @@ impl StepList {
         journal: StepJournal,
         state: &[u8],
         hook: impl FnMut(StepEvent<'_>) + Send + 'static,
-    ) -> Result<StepRun, StepsError> {
+    ) -> Result<StepRun, StepListError> {
         let path = journal.path();
         let recorded = match journal.committed_state() {
             None => None,
             Some(content) => Some(
-                StepProgress::from_bytes(content).ok_or(StepsError::NotAStepRecord { path: path.clone() })?,
+                StepProgress::from_bytes(content)
+                    .ok_or(StepListError::NotAStepRecord { path: path.clone() })?,
             ),
         };
         let is_resumed = recorded.is_some();
@@ -140,7 +141,7 @@ impl StepList {
             state: state.to_vec(),
         });
         if progress.names != self.step_names {
-            return Err(StepsError::DifferentSteps {
+            return Err(StepListError::DifferentSteps {
                 path,
                 recorded: progress.names,
                 expected: self.step_names.clone(),
@@ -187,10 +188,10 @@ impl StepRun {
     /// Records the current step as complete: the next one starts with this state.
     ///
     /// # Errors
-    /// [`StepsError::Journal`], after which the current step is unchanged: call this again, or repeat the
-    /// step. [`StepsError::NoStepLeft`] after the last.
-    pub fn complete_step(&mut self, state: impl Into<Vec<u8>>) -> Result<(), StepsError> {
-        let name = self.progress.names.get(self.progress.next).ok_or(StepsError::NoStepLeft)?;
+    /// [`StepListError::Journal`], after which the current step is unchanged: call this again, or repeat the
+    /// step. [`StepListError::NoStepLeft`] after the last.
+    pub fn complete_step(&mut self, state: impl Into<Vec<u8>>) -> Result<(), StepListError> {
+        let name = self.progress.names.get(self.progress.next).ok_or(StepListError::NoStepLeft)?;
         (self.hook)(StepEvent::After(name));
         self.commit_progress(self.progress.next + 1, state.into())
     }
@@ -199,7 +200,7 @@ impl StepRun {
     ///
     /// # Errors
     /// An error of `work` or of the journal.
-    pub fn run_remaining<E: From<StepsError>>(
+    pub fn run_remaining<E: From<StepListError>>(
         &mut self,
         mut work: impl FnMut(&str, &[u8]) -> Result<Vec<u8>, E>,
     ) -> Result<(), E> {
@@ -213,16 +214,16 @@ impl StepRun {
     /// Removes the journal: the next run starts over. Without this, the next run finds all steps complete.
     ///
     /// # Errors
-    /// [`StepsError::Journal`].
-    pub fn remove_journal(self) -> Result<(), StepsError> {
-        self.journal.remove_files().map_err(StepsError::Journal)
+    /// [`StepListError::Journal`].
+    pub fn remove_journal(self) -> Result<(), StepListError> {
+        self.journal.remove_files().map_err(StepListError::Journal)
     }
 
-    fn commit_progress(&mut self, next: usize, state: Vec<u8>) -> Result<(), StepsError> {
+    fn commit_progress(&mut self, next: usize, state: Vec<u8>) -> Result<(), StepListError> {
         let (progress, hook) = (&mut self.progress, &mut self.hook);
         let content = StepProgress::encode(&progress.names, next, &state);
         hook(StepEvent::Committing(progress.names.get(next).map(String::as_str)));
-        self.journal.commit(&content).map_err(StepsError::Journal)?;
+        self.journal.commit(&content).map_err(StepListError::Journal)?;
         (progress.next, progress.state) = (next, state);
         hook(StepEvent::Committed(progress.names.get(next).map(String::as_str)));
         self.report_next_step();

@@ -50,7 +50,7 @@ crate::layout! {
     /// Files of the Kubernetes components.
     pub struct KubernetesDir {
         /// The network between nodes.
-        pub cluster_networking: ClusterNetworkDir = "clusternet", 0o700;
+        pub cluster_networking: OverlayKeyDir = "clusternet", 0o700;
         /// The volume provisioner.
         pub csi_provisioner: ApiClientDir = "csiprovisioner", 0o700;
         /// Network services.
@@ -60,7 +60,7 @@ crate::layout! {
     }
 
     /// The network between nodes.
-    pub struct ClusterNetworkDir {
+    pub struct OverlayKeyDir {
         /// Its private key.
         pub key: LayoutFile = "private.key", 0o600;
     }

@@ -6,9 +6,9 @@ crate::layout! {
     /// Files that last until the next boot.
     pub struct EphemeralDir {
         /// etcd.
-        pub consensus: ConsensusDir = "consensus", 0o700;
+        pub consensus: EtcdRunDir = "consensus", 0o700;
         /// containerd. The processes of containers access their files in it.
-        pub containerd: ContainerdDir = "containerd", 0o755;
+        pub containerd: ContainerdRunDir = "containerd", 0o755;
         /// FlexVolume plugins, the predecessors of CSI drivers.
         pub flexvolume_plugins: LayoutDir = "flexvolume_plugins", 0o700;
         /// The machine ID, which `/etc/machine-id` links to.
@@ -16,7 +16,7 @@ crate::layout! {
     }
 
     /// etcd.
-    pub struct ConsensusDir {
+    pub struct EtcdRunDir {
         /// The socket for local clients.
         pub client: LayoutSocket = "client.sock", 0o600;
         /// The pipe for its log.
@@ -24,7 +24,7 @@ crate::layout! {
     }
 
     /// containerd.
-    pub struct ContainerdDir {
+    pub struct ContainerdRunDir {
         /// The socket it listens on.
         pub client: LayoutSocket = "client.sock", 0o600;
         /// The pipe for gVisor's log.

@@ -190,7 +190,7 @@ pub enum LoadError {
         source: BoxedSource,
     },
     /// The file cannot be read, and its content is unknown: a retry may help.
-    #[error("load {}", .path.display())]
+    #[error("can't load {}", .path.display())]
     Read {
         /// The file.
         path: PathBuf,

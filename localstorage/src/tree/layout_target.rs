@@ -115,7 +115,7 @@ pub enum LayoutError {
     InvalidLayout(#[source] InvalidLayout),
     /// A directory could not be created, or its mode could not be set. If something else has its name, remove
     /// that.
-    #[error("create directory {}", .path.display())]
+    #[error("can't create directory {}", .path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -124,7 +124,7 @@ pub enum LayoutError {
         source: Error,
     },
     /// The mode of an existing file could not be set.
-    #[error("set mode of file {}", .path.display())]
+    #[error("can't set mode of file {}", .path.display())]
     File {
         /// The file.
         path: PathBuf,

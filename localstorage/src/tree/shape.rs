@@ -13,7 +13,7 @@ use crate::metadata::FileMode;
 /// The longest path that a socket can be bound to, in bytes.
 ///
 /// *Source:* unix(7): `sun_path` has 108 bytes, with a NUL at the end.
-pub const SOCKET_PATH_MAX: usize = 107;
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// The kind of a [layout entry](super::LayoutEntry).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl EntryShape {
             }
             let path = root.join(&name);
             let bytes = path.as_os_str().len();
-            if declared.shape == EntryShape::Socket && bytes > SOCKET_PATH_MAX {
+            if declared.shape == EntryShape::Socket && bytes > MAX_SOCKET_PATH_BYTES {
                 return Err(LayoutProblem::SocketPathTooLong { bytes }.at_entry(&name));
             }
             if declared.shape.is_directory() && declared.mode.bits() & 0o100 == 0 {
@@ -127,7 +127,7 @@ pub enum LayoutProblem {
     #[error("unknown variable")]
     UnknownVariable,
     /// No program could listen on it: create the layout at a shorter path.
-    #[error("socket path has {bytes} bytes: the limit is {SOCKET_PATH_MAX}")]
+    #[error("socket path has {bytes} bytes: the limit is {MAX_SOCKET_PATH_BYTES}")]
     SocketPathTooLong {
         /// The length of the full path.
         bytes: usize,

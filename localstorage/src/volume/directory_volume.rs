@@ -2,7 +2,7 @@
 
 use super::lifecycle::MountLifecycle;
 use super::marker::{MARKER_NAME, VolumeMarker};
-use super::{DataVolume, ErasePolicy, VolumeContents, VolumeError, VolumeState};
+use super::{DataVolume, ErasePolicy, MountState, VolumeContents, VolumeError};
 use crate::dir::Dir;
 
 /// A directory of a mounted file system as a volume: for development, for containers, for systems that mount
@@ -94,7 +94,7 @@ impl DataVolume for DirectoryVolume {
         self.lifecycle.unmount(|| Ok(()))
     }
 
-    fn state(&self) -> VolumeState {
+    fn state(&self) -> MountState {
         self.lifecycle.state()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::disk::{Disk, DiskAccess, XfsFormat};
 use super::lifecycle::MountLifecycle;
 use super::marker::VolumeMarker;
-use super::{DataVolume, ErasePolicy, VolumeContents, VolumeError, VolumeState};
+use super::{DataVolume, ErasePolicy, MountState, VolumeContents, VolumeError};
 use crate::dir::Dir;
 use crate::mount::{MountSpec, Mounter};
 
@@ -183,7 +183,7 @@ impl DataVolume for DiskVolume {
         self.lifecycle.unmount(|| self.mounter.unmount(&self.target).map_err(VolumeError::Mount))
     }
 
-    fn state(&self) -> VolumeState {
+    fn state(&self) -> MountState {
         self.lifecycle.state()
     }
 }

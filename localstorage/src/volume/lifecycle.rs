@@ -2,57 +2,57 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{VolumeError, VolumeState};
+use super::{MountState, VolumeError};
 use crate::dir::Dir;
 
 /// The state of a volume, changed only by a [`StateTransition`].
 #[derive(Debug)]
-pub(super) struct MountLifecycle(Mutex<VolumeState>);
+pub(super) struct MountLifecycle(Mutex<MountState>);
 
 impl Default for MountLifecycle {
     fn default() -> MountLifecycle {
-        MountLifecycle(Mutex::new(VolumeState::Unmounted))
+        MountLifecycle(Mutex::new(MountState::Unmounted))
     }
 }
 
 impl MountLifecycle {
-    pub(super) fn state(&self) -> VolumeState {
+    pub(super) fn state(&self) -> MountState {
         *self.lock_state()
     }
 
     /// Mounts by `work`, which undoes its changes on failure.
     pub(super) fn mount(&self, work: impl FnOnce() -> Result<Dir, VolumeError>) -> Result<Dir, VolumeError> {
-        let transition = self.start_transition(VolumeState::Unmounted, VolumeState::Unmounted)?;
+        let transition = self.start_transition(MountState::Unmounted, MountState::Unmounted)?;
         let dir = work()?;
-        transition.end(VolumeState::Mounted);
+        transition.end(MountState::Mounted);
         Ok(dir)
     }
 
     /// Unmounts by `work`, unless the volume is unmounted already.
     pub(super) fn unmount(&self, work: impl FnOnce() -> Result<(), VolumeError>) -> Result<(), VolumeError> {
-        if self.state() == VolumeState::Unmounted {
+        if self.state() == MountState::Unmounted {
             return Ok(());
         }
-        let transition = self.start_transition(VolumeState::Mounted, VolumeState::Mounted)?;
+        let transition = self.start_transition(MountState::Mounted, MountState::Mounted)?;
         work()?;
-        transition.end(VolumeState::Unmounted);
+        transition.end(MountState::Unmounted);
         Ok(())
     }
 
     fn start_transition(
         &self,
-        from: VolumeState,
-        failed: VolumeState,
+        from: MountState,
+        failed: MountState,
     ) -> Result<StateTransition<'_>, VolumeError> {
         let mut state = self.lock_state();
         if *state != from {
             return Err(VolumeError::InvalidState { state: *state });
         }
-        *state = VolumeState::Mounting;
+        *state = MountState::Mounting;
         Ok(StateTransition { lifecycle: self, end: failed })
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, VolumeState> {
+    fn lock_state(&self) -> MutexGuard<'_, MountState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -60,11 +60,11 @@ impl MountLifecycle {
 /// A call in progress. However it ends, also by a panic, the state is not mounting afterwards.
 struct StateTransition<'a> {
     lifecycle: &'a MountLifecycle,
-    end: VolumeState,
+    end: MountState,
 }
 
 impl StateTransition<'_> {
-    fn end(mut self, state: VolumeState) {
+    fn end(mut self, state: MountState) {
         self.end = state;
     }
 }

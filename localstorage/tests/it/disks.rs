@@ -201,7 +201,7 @@ fn a_volume_in_use_or_mounted_with_other_options_stays_unchanged() {
     let volume = fixture.volume();
     let top = volume.mount_existing().unwrap();
     assert!(matches!(volume.unmount(), Err(VolumeError::Mount(MountError::Unmount { .. }))));
-    assert_eq!(volume.state(), nodekeel_localstorage::volume::VolumeState::Mounted);
+    assert_eq!(volume.state(), nodekeel_localstorage::volume::MountState::Mounted);
     drop(top);
     volume.unmount().unwrap();
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
 use nodekeel_localstorage::pki::{
-    Certificate, CertificateTemplate, CommonName, Credentials, FormatError, PkiError, PrivateKey,
+    Certificate, CertificateTemplate, CommonName, Credentials, PkiEncodingError, PkiError, PrivateKey,
     RevocationList,
 };
 use nodekeel_localstorage::testing::fuzz_credentials_file;
@@ -90,7 +90,7 @@ impl TestCa {
     }
 }
 
-fn expect_malformed(result: Result<Option<Credentials>, PkiError>) -> (String, FormatError) {
+fn expect_malformed(result: Result<Option<Credentials>, PkiError>) -> (String, PkiEncodingError) {
     match result.map(|loaded| loaded.is_some()) {
         Err(PkiError::Malformed { file, source }) => {
             (file.file_name().unwrap().to_str().unwrap().to_owned(), source)
@@ -311,7 +311,10 @@ fn a_file_cut_at_any_byte_is_reported_by_name_and_stays() {
             file.write(&whole[..len]).unwrap();
             let (name, why) = expect_malformed(fixture.pki().load_credentials());
             assert_eq!(name, file.path().file_name().unwrap().to_str().unwrap());
-            assert!(matches!(why, FormatError::NoPem | FormatError::Truncated), "{name} cut at {len}: {why}");
+            assert!(
+                matches!(why, PkiEncodingError::NoPem | PkiEncodingError::Truncated),
+                "{name} cut at {len}: {why}"
+            );
             let ensured = fixture.pki().ensure_self_signed(&CertificateTemplate::default());
             assert!(matches!(ensured, Err(PkiError::Malformed { .. })), "{ensured:?}");
             assert_eq!(file.read().unwrap(), whole[..len], "the file stays unchanged");
@@ -326,15 +329,15 @@ fn der_cut_at_any_byte_is_rejected() {
     let issued = TestCa::new(true).issue(1);
     for len in 0..issued.certificate.der_bytes().len() {
         let cut = Certificate::from_der(&issued.certificate.der_bytes()[..len]);
-        assert_eq!(cut, Err(FormatError::Der { what: "certificate" }));
+        assert_eq!(cut, Err(PkiEncodingError::Der { what: "certificate" }));
     }
     let key = issued.key.expose_pkcs8();
     for len in 0..key.len() {
         let cut = PrivateKey::from_pkcs8(&key[..len]).unwrap_err();
-        assert_eq!(cut, FormatError::Der { what: "private key" });
+        assert_eq!(cut, PkiEncodingError::Der { what: "private key" });
     }
     let more = [issued.certificate.der_bytes(), b"\0"].concat();
-    assert_eq!(Certificate::from_der(&more), Err(FormatError::TrailingData));
+    assert_eq!(Certificate::from_der(&more), Err(PkiEncodingError::TrailingData));
     assert!(PrivateKey::from_pkcs8(&[key, b"\0"].concat()).is_err());
 }
 
@@ -351,25 +354,28 @@ fn files_of_another_kind_are_reported_as_such() {
     let found = "CERTIFICATE".to_owned();
     assert_eq!(
         (file.as_str(), why),
-        ("cert-key.pem", FormatError::WrongLabel { found, expected: "PRIVATE KEY" })
+        ("cert-key.pem", PkiEncodingError::WrongLabel { found, expected: "PRIVATE KEY" })
     );
     key.write(&[key_pem.as_bytes(), certificate_pem.as_bytes()].concat()).unwrap();
-    assert_eq!(expect_malformed(fixture.pki().load_credentials()).1, FormatError::TrailingData);
+    assert_eq!(expect_malformed(fixture.pki().load_credentials()).1, PkiEncodingError::TrailingData);
     let ecdsa = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
     key.write(ecdsa.serialize_pem().as_bytes()).unwrap();
     assert_eq!(
         expect_malformed(fixture.pki().load_credentials()),
-        ("cert-key.pem".into(), FormatError::NotEd25519)
+        ("cert-key.pem".into(), PkiEncodingError::NotEd25519)
     );
     key.write(key_pem.as_bytes()).unwrap();
     let foreign = CertificateParams::default().self_signed(&ecdsa).unwrap();
     certificate.write(foreign.pem().replace("\r\n", "\n").as_bytes()).unwrap();
     assert_eq!(
         expect_malformed(fixture.pki().load_credentials()),
-        ("cert.pem".into(), FormatError::NotEd25519)
+        ("cert.pem".into(), PkiEncodingError::NotEd25519)
     );
     certificate.write(b"").unwrap();
-    assert_eq!(expect_malformed(fixture.pki().load_credentials()), ("cert.pem".into(), FormatError::NoPem));
+    assert_eq!(
+        expect_malformed(fixture.pki().load_credentials()),
+        ("cert.pem".into(), PkiEncodingError::NoPem)
+    );
 }
 
 #[test]
@@ -411,13 +417,13 @@ fn a_revocation_list_is_verified_against_the_ca() {
         list.is_revoked(&test_ca.issue(7).certificate) && !list.is_revoked(&test_ca.issue(8).certificate)
     );
     let forged = fixture.data.etcd.load_revocation_list(&other_ca.certificate).unwrap_err();
-    assert!(matches!(forged, PkiError::Malformed { source: FormatError::Signature, .. }), "{forged:?}");
+    assert!(matches!(forged, PkiError::Malformed { source: PkiEncodingError::Signature, .. }), "{forged:?}");
     for len in 0..list.der_bytes().len() {
         let cut = RevocationList::from_der(&list.der_bytes()[..len], &test_ca.certificate);
-        assert_eq!(cut, Err(FormatError::Der { what: "revocation list" }));
+        assert_eq!(cut, Err(PkiEncodingError::Der { what: "revocation list" }));
     }
     let more = [list.der_bytes(), b"\0"].concat();
-    assert_eq!(RevocationList::from_der(&more, &test_ca.certificate), Err(FormatError::TrailingData));
+    assert_eq!(RevocationList::from_der(&more, &test_ca.certificate), Err(PkiEncodingError::TrailingData));
     fixture.store.write(Path::new("etcd/peer_crl"), b"noise", FileMode::PRIVATE_FILE).unwrap();
     let broken = fixture.data.etcd.load_revocation_list(&test_ca.certificate).unwrap_err();
     assert!(broken.to_string().ends_with("etcd/peer_crl"), "{broken}");

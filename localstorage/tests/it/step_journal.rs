@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::step_journal::{
-    JournalError, MAX_CONTENT_BYTES, StepEvent, StepJournal, StepList, StepRun, StepsError,
+    JournalError, MAX_CONTENT_BYTES, StepEvent, StepJournal, StepList, StepListError, StepRun,
 };
 use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
 use proptest::prelude::*;
@@ -257,13 +257,13 @@ fn steps_are_done_in_order_once_and_finished() {
     let mut run = three_steps().start_run(open_journal(&dir), b"").expect("the run starts");
     assert!(!run.is_resumed());
     let mut done = Vec::new();
-    let result: Result<(), StepsError> = run.run_remaining(|step, state| {
+    let result: Result<(), StepListError> = run.run_remaining(|step, state| {
         done.push(step.to_owned());
         Ok([state, step.as_bytes()].concat())
     });
     result.expect("all steps complete");
     assert_eq!((done.join(" "), run.recorded_state()), ("one two three".to_owned(), &b"onetwothree"[..]));
-    assert!(matches!(run.complete_step(""), Err(StepsError::NoStepLeft)));
+    assert!(matches!(run.complete_step(""), Err(StepListError::NoStepLeft)));
     drop(run);
     let again = three_steps().start_run(open_journal(&dir), b"other").expect("the run starts");
     assert_eq!((again.is_resumed(), again.current_step()), (true, None));
@@ -297,7 +297,7 @@ fn a_journal_of_different_steps_is_an_error_and_stays_unchanged() {
     let before = slot_contents(temporary.path());
     for other in [&["one", "two"][..], &["one", "two", "three", "four"], &["two", "one", "three"], &["one"]] {
         let list = StepList::try_new(other.iter().copied()).expect("a valid step list");
-        let Err(StepsError::DifferentSteps { recorded, expected: asked, .. }) =
+        let Err(StepListError::DifferentSteps { recorded, expected: asked, .. }) =
             list.start_run(open_journal(&dir), b"")
         else {
             panic!("{other:?} are other steps");
@@ -309,7 +309,7 @@ fn a_journal_of_different_steps_is_an_error_and_stays_unchanged() {
     open_journal(&dir).commit(b"something else").expect("the state is committed");
     assert!(matches!(
         three_steps().start_run(open_journal(&dir), b""),
-        Err(StepsError::NotAStepRecord { .. })
+        Err(StepListError::NotAStepRecord { .. })
     ));
 }
 

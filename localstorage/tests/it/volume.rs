@@ -11,8 +11,7 @@ use nodekeel_localstorage::testing::{
     MountCall, RecordingMounter, SyscallAction, volume_conformance, with_failpoint_hook,
 };
 use nodekeel_localstorage::volume::{
-    DataVolume, DirectoryVolume, DiskVolume, ErasePolicy, VolumeContents, VolumeError, VolumeState,
-    probe_disk,
+    DataVolume, DirectoryVolume, DiskVolume, ErasePolicy, MountState, VolumeContents, VolumeError, probe_disk,
 };
 use nodekeel_localstorage::{Dir, FileMode};
 use tempfile::TempDir;
@@ -242,9 +241,9 @@ fn a_blank_disk_is_claimed_formatted_released_mounted_and_marked() {
     // While mkfs runs, the claim is on the disk.
     fixture.write_mkfs(&format!("{MKFS_SCRIPT}cp \"$disk\" \"$disk.seen\"\necho \"$@\" >\"$disk.args\"\n"));
     let volume = fixture.volume();
-    assert_eq!(volume.state(), VolumeState::Unmounted);
+    assert_eq!(volume.state(), MountState::Unmounted);
     let top = volume.mount_new(ErasePolicy::Nothing).unwrap();
-    assert_eq!(volume.state(), VolumeState::Mounted);
+    assert_eq!(volume.state(), MountState::Mounted);
     assert_eq!(top.read(".data-volume").unwrap(), b"nodekeel data volume, format 1\n");
     let seen = probe_disk(&mut File::open(fixture.path("disk.seen")).unwrap()).unwrap();
     assert_eq!(seen, VolumeContents::Interrupted);
@@ -337,7 +336,7 @@ fn a_file_system_with_our_label_and_files_but_no_marker_is_foreign() {
     let volume = fixture.volume();
     assert!(matches!(volume.mount_existing(), Err(VolumeError::ForeignData { .. })));
     assert!(matches!(volume.mount_new(ErasePolicy::Nothing), Err(VolumeError::Occupied { .. })));
-    assert_eq!(volume.state(), VolumeState::Unmounted);
+    assert_eq!(volume.state(), MountState::Unmounted);
     let mounted = fixture.mounter.mount_info(&fixture.path("data")).unwrap();
     assert_eq!(mounted, None, "a rejected volume is unmounted again");
     assert_eq!(fs::read(fixture.path("data/letter")).unwrap(), b"dear");
@@ -366,10 +365,10 @@ fn a_failed_mount_is_undone_and_can_be_retried() {
     let volume = fixture.volume();
     fixture.mounter.fail_next_mount(io::ErrorKind::PermissionDenied);
     assert!(matches!(volume.mount_new(ErasePolicy::Nothing), Err(VolumeError::Mount(_))));
-    assert_eq!(volume.state(), VolumeState::Unmounted);
+    assert_eq!(volume.state(), MountState::Unmounted);
     volume.mount_new(ErasePolicy::Nothing).unwrap();
     volume.unmount().unwrap();
-    assert_eq!(volume.state(), VolumeState::Unmounted);
+    assert_eq!(volume.state(), MountState::Unmounted);
     volume.unmount().unwrap();
     assert_eq!(fixture.mounter.recorded_calls().len(), 2);
 }

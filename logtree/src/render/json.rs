@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::text::utc_time;
-use crate::{EntryBody, FieldValue, LogEntry, LogOrigin};
+use crate::{EntryBody, FieldValue, LogEntry, StreamOrigin};
 
 /// Renders the entry as one JSON object, on one line. Keys, in this order; those in brackets are optional:
 ///
@@ -70,7 +70,7 @@ impl JsonObject {
         }
     }
 
-    fn put_origin(&mut self, origin: Option<&LogOrigin>) {
+    fn put_origin(&mut self, origin: Option<&StreamOrigin>) {
         if let Some(origin) = origin {
             self.put_value("stream", json_string(&origin.stream));
             self.put_value("generation", origin.generation);

@@ -40,7 +40,7 @@ pub struct FifoSource {
 #[non_exhaustive]
 pub enum FifoError {
     /// It could not be created: check its directory.
-    #[error("create FIFO {path}")]
+    #[error("can't create FIFO {path}")]
     Create {
         /// Its path.
         path: PathBuf,
@@ -55,7 +55,7 @@ pub enum FifoError {
         path: PathBuf,
     },
     /// It exists but can't be opened: check its owner and mode.
-    #[error("open FIFO {path}")]
+    #[error("can't open FIFO {path}")]
     Open {
         /// Its path.
         path: PathBuf,

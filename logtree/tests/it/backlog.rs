@@ -20,7 +20,7 @@ fn the_newest_entries_of_a_name_are_kept_in_order_and_the_others_counted() {
     for number in 0..9000 {
         append_info(&store, "main", format!("#{number}"));
     }
-    let found = entry_texts(&read_backlog(&store, LogQuery::backlog_of(dn("main"))));
+    let found = entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("main"))));
     let expected: Vec<_> =
         ["-808".to_owned()].into_iter().chain((808..9000).map(|n| format!("#{n}"))).collect();
     assert_eq!(found, expected);
@@ -39,9 +39,9 @@ fn a_chatty_name_does_not_evict_a_quiet_one() {
     let count = |query| {
         read_backlog(&store, query).iter().filter(|e| !matches!(e.body, EntryBody::Dropped(_))).count()
     };
-    assert_eq!(count(LogQuery::backlog_of(dn("chatty"))), 8192);
-    assert_eq!(count(LogQuery::backlog_of(dn("solemn"))), 900);
-    assert_eq!(count(LogQuery::backlog_of(dn("absent"))), 0);
+    assert_eq!(count(LogQuery::of_dn(dn("chatty"))), 8192);
+    assert_eq!(count(LogQuery::of_dn(dn("solemn"))), 900);
+    assert_eq!(count(LogQuery::of_dn(dn("absent"))), 0);
     let all = entry_texts(&read_backlog(&store, subtree_query("")));
     assert_eq!(all.len(), 9092 + 1);
     let all = HashSet::<String>::from_iter(all);
@@ -90,7 +90,7 @@ fn a_minimum_level_hides_lower_levels() {
     for (level, text) in [(Level::Error, "e"), (Level::Warn, "w"), (Level::Info, "i"), (Level::Debug, "d")] {
         append_message(&store, "main", level, text);
     }
-    let found = read_backlog(&store, LogQuery::backlog_of(dn("main")).min_level(Level::Warn));
+    let found = read_backlog(&store, LogQuery::of_dn(dn("main")).min_level(Level::Warn));
     assert_eq!(entry_texts(&found), ["e", "w"]);
 }
 
@@ -111,10 +111,7 @@ fn the_last_n_entries_are_the_newest_over_all_names_oldest_first() {
         written.push(number.to_string());
     }
     assert_eq!(entry_texts(&read_backlog(&store, subtree_query("main").last_entries(3))), written[11..]);
-    assert_eq!(
-        entry_texts(&read_backlog(&store, LogQuery::backlog_of(dn("main.foo")).last_entries(3))),
-        ["5"]
-    );
+    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("main.foo")).last_entries(3))), ["5"]);
     assert_eq!(
         entry_texts(&read_backlog(&store, subtree_query("main.bar.quiet").last_entries(2))),
         ["3", "7"]
@@ -134,7 +131,7 @@ fn filters_by_kind_and_level_are_independent() {
     }
     let mut raw = store.line_writer(&dn("main"), WriterOptions::new("stdout"));
     raw.write_all(b"raw\n").unwrap();
-    let query = || LogQuery::backlog_of(dn("main"));
+    let query = || LogQuery::of_dn(dn("main"));
     let found = |query| entry_texts(&read_backlog(&store, query));
     assert_eq!(found(query().min_level(Level::Warn)), ["warn", "error", "fatal"]);
     assert_eq!(
@@ -153,11 +150,11 @@ fn filters_by_kind_and_level_are_independent() {
 #[test]
 fn invalid_utf8_is_replaced_once_and_marked() {
     let store = LogStore::default();
-    let mut follower = store.open_reader(LogQuery::backlog_of(dn("main")).follow()).unwrap();
+    let mut follower = store.open_reader(LogQuery::of_dn(dn("main")).follow()).unwrap();
     let mut raw = store.line_writer(&dn("main"), WriterOptions::new("stdout"));
     raw.write_all(b"a\xff\xfez\n").unwrap();
     let live = follower.try_next().unwrap();
-    assert_eq!(read_backlog(&store, LogQuery::backlog_of(dn("main"))), std::slice::from_ref(&live));
+    assert_eq!(read_backlog(&store, LogQuery::of_dn(dn("main"))), std::slice::from_ref(&live));
     let EntryBody::Raw(raw) = live.body else { panic!() };
     assert_eq!((raw.text.as_str(), raw.lossy, raw.original_bytes), ("a\u{fffd}\u{fffd}z", true, None));
 }
@@ -209,7 +206,7 @@ fn a_reader_resumes_where_an_earlier_one_stopped() {
         ["7", "8"]
     );
     assert_eq!(
-        entry_texts(&read_backlog(&store, LogQuery::backlog_of(dn("a")).after_seq(0))),
+        entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("a")).after_seq(0))),
         ["-5", "5", "6", "7", "8"]
     );
 }

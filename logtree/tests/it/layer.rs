@@ -248,6 +248,6 @@ fn two_log_stores_in_one_program_do_not_mix() {
         info!("1");
         warn!("2");
     });
-    assert_eq!(entry_texts(&read_backlog(&one, LogQuery::backlog_of(dn("a")))), ["1", "2"]);
-    assert_eq!(entry_texts(&read_backlog(&other, LogQuery::backlog_of(dn("a")))), ["2"]);
+    assert_eq!(entry_texts(&read_backlog(&one, LogQuery::of_dn(dn("a")))), ["1", "2"]);
+    assert_eq!(entry_texts(&read_backlog(&other, LogQuery::of_dn(dn("a")))), ["2"]);
 }

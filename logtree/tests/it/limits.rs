@@ -20,7 +20,7 @@ fn a_name_is_bounded_in_bytes_whatever_the_size_of_its_entries() {
         append_info(&store, "a", "x".repeat(number * 7 % 9000));
         assert!(store.dn_stats().iter().all(|name| name.bytes <= 16 << 10));
     }
-    let found = read_backlog(&store, LogQuery::backlog_of(dn("a")));
+    let found = read_backlog(&store, LogQuery::of_dn(dn("a")));
     let EntryBody::Dropped(dropped) = found[0].body else { panic!() };
     assert_eq!(dropped.count + found.len() as u64 - 1, 2000);
     assert_eq!(totals(&store), (2000, found.len() as u64 - 1, dropped.count));
@@ -30,7 +30,7 @@ fn a_name_is_bounded_in_bytes_whatever_the_size_of_its_entries() {
 fn a_long_message_is_cut_and_marked() {
     let store = LogStore::new(LogLimits { message_bytes: 100, ..LogLimits::default() });
     append_info(&store, "a", "ü".repeat(1000));
-    let found = read_backlog(&store, LogQuery::backlog_of(dn("a")));
+    let found = read_backlog(&store, LogQuery::of_dn(dn("a")));
     let EntryBody::Leveled(leveled) = &found[0].body else { panic!() };
     assert!(leveled.message.len() <= 100 && leveled.message.chars().all(|c| c == 'ü'));
     assert_eq!(leveled.original_bytes, Some(2000));
@@ -129,7 +129,7 @@ fn out_of_range_limits_are_clamped() {
                 .line_writer(&dn(name), WriterOptions::new("s".repeat(1000)))
                 .write_all(&[b'x'; 10_000])
                 .unwrap();
-            assert_eq!(read_backlog(&store, LogQuery::backlog_of(dn(name)).last_entries(1)).len(), 1);
+            assert_eq!(read_backlog(&store, LogQuery::of_dn(dn(name)).last_entries(1)).len(), 1);
         }
     }
 }

@@ -13,7 +13,7 @@ fn store_output(parser: LineParser, output: &str) -> Vec<LogEntry> {
         store.line_writer(&dn("x"), WriterOptions::new("stderr").generation(2).line_parser(parser));
     writer.write_all(output.as_bytes()).unwrap();
     writer.close();
-    read_backlog(&store, LogQuery::backlog_of(dn("x")))
+    read_backlog(&store, LogQuery::of_dn(dn("x")))
 }
 
 /// The letters of the entries' levels, or `R`, without consecutive duplicates.

@@ -127,10 +127,10 @@ impl StoreModel {
             }
             Operation::Open { root, children, min_level, kind, last } => {
                 let mut query =
-                    LogQuery::backlog_of(dn(NAMES.get(root).copied().unwrap_or_default())).kind_filter(kind);
+                    LogQuery::of_dn(dn(NAMES.get(root).copied().unwrap_or_default())).kind_filter(kind);
                 query = query.min_level(Level::ALL[min_level]);
                 if children {
-                    query = query.include_children();
+                    query = query.include_descendants();
                 }
                 self.open_reader(query, last)?;
             }
@@ -179,7 +179,7 @@ impl StoreModel {
     fn check_counts(&self, follower: &FollowingReader) -> Result<(), TestCaseError> {
         let query = &follower.query;
         let matching = |(dn, level): &&(Dn, Level)| {
-            let named = if query.include_children { dn.is_within(&query.dn) } else { *dn == query.dn };
+            let named = if query.include_descendants { dn.is_within(&query.dn) } else { *dn == query.dn };
             named && query.min_level.is_none_or(|min_level| *level >= min_level)
         };
         let sum = |counts: &[(Dn, u64)], name: Option<&Dn>| -> u64 {
@@ -195,7 +195,7 @@ impl StoreModel {
                     written
                 );
             }
-        } else if query.include_children && query.dn.is_root() {
+        } else if query.include_descendants && query.dn.is_root() {
             // Forgotten names stay in the root's subtree.
             prop_assert_eq!(sum(&follower.seen, None) + sum(&follower.before, None), written.len() as u64);
         }

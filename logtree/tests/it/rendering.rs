@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use nodekeel_logtree::{
-    DroppedEntries, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, LogOrigin,
-    NameAbbreviations, RawLine, render,
+    DroppedEntries, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, NameAbbreviations,
+    RawLine, StreamOrigin, render,
 };
 
 use crate::support::*;
@@ -32,7 +32,7 @@ fn leveled_entry(name: &str, text: &str) -> LogEntry {
 }
 
 fn raw_entry(name: &str, text: &str, original_bytes: Option<u64>) -> LogEntry {
-    let origin = LogOrigin { stream: "stdout".to_owned(), generation: 3 };
+    let origin = StreamOrigin { stream: "stdout".to_owned(), generation: 3 };
     build_entry(name, EntryBody::Raw(RawLine { origin, text: text.to_owned(), original_bytes, lossy: false }))
 }
 
@@ -134,7 +134,7 @@ fn compact_lines_fit_the_console() {
 fn json_has_the_documented_keys() {
     let with = LeveledEntry {
         fields: vec![log_field("n", -1i64), log_field("t", "x\"y"), log_field("f", f64::NAN)],
-        origin: Some(LogOrigin { stream: "stderr".to_owned(), generation: 2 }),
+        origin: Some(StreamOrigin { stream: "stderr".to_owned(), generation: 2 }),
         original_bytes: Some(9),
         ..leveled_body(Level::Error, "a\nb")
     };

@@ -29,7 +29,7 @@ async fn fifo_lines_arrive_as_messages_also_after_a_reader_restart() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
-    let mut reader = store.open_reader(LogQuery::backlog_of(dn("x")).follow()).unwrap();
+    let mut reader = store.open_reader(LogQuery::of_dn(dn("x")).follow()).unwrap();
     let start = || {
         let mut fifo = FifoSource::open(&path).unwrap();
         let mut to = store.line_writer(&dn("x"), WriterOptions::new("log").line_parser(parse::logfmt_line));
@@ -60,7 +60,7 @@ async fn a_fifo_outlives_its_writers() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
-    let mut reader = store.open_reader(LogQuery::backlog_of(dn("x")).follow()).unwrap();
+    let mut reader = store.open_reader(LogQuery::of_dn(dn("x")).follow()).unwrap();
     let mut fifo = FifoSource::open(&path).unwrap();
     let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
     let _pump = tokio::spawn(async move { fifo.copy_lines(&mut to).await });
@@ -99,7 +99,7 @@ async fn lines_of_an_unlinked_fifo_arrive_until_its_last_writer_closes_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let store = LogStore::default();
-    let mut reader = store.open_reader(LogQuery::backlog_of(dn("x")).follow()).unwrap();
+    let mut reader = store.open_reader(LogQuery::of_dn(dn("x")).follow()).unwrap();
     let mut to = store.line_writer(&dn("x"), WriterOptions::new("log"));
     let fifo = FifoSource::open(&path).unwrap();
     let mut writer = open_for_writing(&path).unwrap();
@@ -143,7 +143,7 @@ async fn a_kernel_record_arrives_with_its_level_and_facility() {
         .unwrap()
         .write_all(format!("<12>{mark}\n").as_bytes())
         .unwrap();
-    let mut reader = store.open_reader(LogQuery::backlog_of(dn("kernel")).follow()).unwrap();
+    let mut reader = store.open_reader(LogQuery::of_dn(dn("kernel")).follow()).unwrap();
     let to = dn("kernel");
     let find = async {
         while let Some(entry) = reader.next().await {

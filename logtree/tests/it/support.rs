@@ -21,7 +21,7 @@ pub(crate) fn read_backlog(store: &LogStore, query: LogQuery) -> Vec<LogEntry> {
 
 /// A query for a name and all names below it.
 pub(crate) fn subtree_query(name: &str) -> LogQuery {
-    LogQuery::backlog_of(dn(name)).include_children()
+    LogQuery::of_dn(dn(name)).include_descendants()
 }
 
 /// The text of an entry; `-N` for N dropped entries, `-N?` for an upper bound.

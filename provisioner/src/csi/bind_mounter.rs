@@ -11,7 +11,9 @@ use rustix::fs::{AtFlags, FileType, Mode, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-use super::mounter::{FileId, MountError, MountFlags, TargetConflict, TargetMount, VolumeMounter};
+use super::mounter::{
+    FileId, MountRestrictions, TargetConflict, TargetMount, TargetMountError, VolumeMounter,
+};
 use super::sys;
 use super::target_path::TargetPath;
 
@@ -45,7 +47,7 @@ impl BindMounter {
     /// # Errors
     /// The kernel's error: it is too old, or the caller is not root.
     pub fn probe_support(volume: BorrowedFd<'_>) -> io::Result<()> {
-        detached_mount(volume, MountFlags::default()).map(drop)
+        detached_mount(volume, MountRestrictions::default()).map(drop)
     }
 
     /// Whether mounts below a directory are visible outside of this container, if this is one: whether the
@@ -59,7 +61,7 @@ impl BindMounter {
     }
 
     /// Opens the parent directory of the target; `None` if it does not exist.
-    fn open_parent(&self, target: &TargetPath) -> Result<Option<Dir>, MountError> {
+    fn open_parent(&self, target: &TargetPath) -> Result<Option<Dir>, TargetMountError> {
         let below = target.parent_and_name().0;
         let open = || match below.as_os_str().is_empty() {
             true => Dir::open(&self.kubelet_dir),
@@ -69,7 +71,7 @@ impl BindMounter {
             Ok(dir) => Ok(Some(dir)),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) if error.is_symlink() || error.is_not_a_directory() => {
-                Err(MountError::NotDirectory { path: below.to_owned() })
+                Err(TargetMountError::NotDirectory { path: below.to_owned() })
             }
             Err(error) => Err(inspect_error(target)(io::Error::new(error.io_kind(), error))),
         }
@@ -81,29 +83,29 @@ impl BindMounter {
         parent: &Dir,
         volume: BorrowedFd<'_>,
         request: &MountRequest<'_>,
-    ) -> Result<(), MountError> {
-        let occupied = |source| MountError::Occupied { target: request.target.clone(), source };
+    ) -> Result<(), TargetMountError> {
+        let occupied = |source| TargetMountError::Occupied { target: request.target.clone(), source };
         let dir = parent.open_dir(Path::new(request.target.parent_and_name().1)).map_err(|error| {
             let source = io::Error::new(error.io_kind(), error);
-            MountError::Mount { target: request.target.clone(), source }
+            TargetMountError::Mount { target: request.target.clone(), source }
         })?;
         let is_empty = is_empty(dir.as_fd()).map_err(inspect_error(request.target))?;
         if !is_empty {
             return Err(occupied(TargetConflict::NotEmpty));
         }
         bind_mount(volume, dir.as_fd(), request.flags)
-            .map_err(|source| MountError::Mount { target: request.target.clone(), source })
+            .map_err(|source| TargetMountError::Mount { target: request.target.clone(), source })
     }
 }
 
 /// The target and the flags of a mount.
 struct MountRequest<'a> {
     target: &'a TargetPath,
-    flags: MountFlags,
+    flags: MountRestrictions,
 }
 
 impl VolumeMounter for BindMounter {
-    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, MountError> {
+    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, TargetMountError> {
         let Some(parent) = self.open_parent(target)? else { return Ok(None) };
         let TargetState::Mount { id, directory } = target_state(&parent, target)? else { return Ok(None) };
         let all = mount_table().map_err(inspect_error(target))?;
@@ -117,14 +119,17 @@ impl VolumeMounter for BindMounter {
         &self,
         volume: BorrowedFd<'_>,
         target: &TargetPath,
-        flags: MountFlags,
-    ) -> Result<(), MountError> {
+        flags: MountRestrictions,
+    ) -> Result<(), TargetMountError> {
         let (parent_path, name) = target.parent_and_name();
-        let no_parent = || MountError::NoParent { parent: parent_path.to_owned() };
+        let no_parent = || TargetMountError::NoParent { parent: parent_path.to_owned() };
         let parent = self.open_parent(target)?.ok_or_else(no_parent)?;
         let is_new = match target_state(&parent, target)? {
             TargetState::Mount { .. } => {
-                return Err(MountError::Occupied { target: target.clone(), source: TargetConflict::Mount });
+                return Err(TargetMountError::Occupied {
+                    target: target.clone(),
+                    source: TargetConflict::Mount,
+                });
             }
             TargetState::Directory => false,
             TargetState::Absent => true,
@@ -132,7 +137,7 @@ impl VolumeMounter for BindMounter {
         if is_new {
             let mode = Mode::from_raw_mode(0o750);
             rustix::fs::mkdirat(&parent, name, mode)
-                .map_err(|errno| MountError::Mount { target: target.clone(), source: errno.into() })?;
+                .map_err(|errno| TargetMountError::Mount { target: target.clone(), source: errno.into() })?;
         }
         let done = self.mount_in_parent(&parent, volume, &MountRequest { target, flags });
         if is_new && done.is_err() {
@@ -142,14 +147,14 @@ impl VolumeMounter for BindMounter {
         done
     }
 
-    fn unmount(&self, target: &TargetPath) -> Result<(), MountError> {
+    fn unmount(&self, target: &TargetPath) -> Result<(), TargetMountError> {
         let Some(parent) = self.open_parent(target)? else { return Ok(()) };
         let failed = |errno: Errno| match errno {
-            Errno::BUSY => MountError::Busy { target: target.clone() },
+            Errno::BUSY => TargetMountError::Busy { target: target.clone() },
             Errno::NOTEMPTY => {
-                MountError::Occupied { target: target.clone(), source: TargetConflict::NotEmpty }
+                TargetMountError::Occupied { target: target.clone(), source: TargetConflict::NotEmpty }
             }
-            errno => MountError::Unmount { target: target.clone(), source: errno.into() },
+            errno => TargetMountError::Unmount { target: target.clone(), source: errno.into() },
         };
         let name = target.parent_and_name().1;
         loop {
@@ -164,8 +169,8 @@ impl VolumeMounter for BindMounter {
         }
     }
 
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, MountError> {
-        let list = |source| MountError::List { source };
+    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError> {
+        let list = |source| TargetMountError::List { source };
         let directory = FileId::from_fd(volume).map_err(list)?;
         let device = (rustix::fs::major(directory.device), rustix::fs::minor(directory.device));
         // The mount table has resolved paths, even if symbolic links lead to the kubelet's directory.
@@ -183,12 +188,12 @@ impl VolumeMounter for BindMounter {
 fn filter_targets(
     directory: FileId,
     targets: impl Iterator<Item = TargetPath>,
-    inspect: impl Fn(&TargetPath) -> Result<Option<TargetMount>, MountError>,
-) -> Result<Vec<TargetPath>, MountError> {
+    inspect: impl Fn(&TargetPath) -> Result<Option<TargetMount>, TargetMountError>,
+) -> Result<Vec<TargetPath>, TargetMountError> {
     let mut found = BTreeSet::new();
     for target in targets {
         let mounted = match inspect(&target) {
-            Err(MountError::NotDirectory { .. }) => None,
+            Err(TargetMountError::NotDirectory { .. }) => None,
             result => result?,
         };
         if mounted.is_some_and(|mounted| mounted.directory == directory) {
@@ -198,12 +203,12 @@ fn filter_targets(
     Ok(found.into_iter().collect())
 }
 
-fn inspect_error(target: &TargetPath) -> impl Fn(io::Error) -> MountError {
-    |source| MountError::Inspect { target: target.clone(), source }
+fn inspect_error(target: &TargetPath) -> impl Fn(io::Error) -> TargetMountError {
+    |source| TargetMountError::Inspect { target: target.clone(), source }
 }
 
 /// Inspects the topmost mount at a target.
-fn target_state(parent: &Dir, target: &TargetPath) -> Result<TargetState, MountError> {
+fn target_state(parent: &Dir, target: &TargetPath) -> Result<TargetState, TargetMountError> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID;
     let stat = match rustix::fs::statx(parent, target.parent_and_name().1, flags, wanted) {
@@ -212,7 +217,7 @@ fn target_state(parent: &Dir, target: &TargetPath) -> Result<TargetState, MountE
         Err(errno) => return Err(inspect_error(target)(errno.into())),
     };
     if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::Directory {
-        return Err(MountError::NotDirectory { path: target.relative_path().to_owned() });
+        return Err(TargetMountError::NotDirectory { path: target.relative_path().to_owned() });
     }
     Ok(match stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
         false => TargetState::Directory,
@@ -236,14 +241,14 @@ fn is_empty(dir: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Bind-mounts one directory over another, both by descriptor.
-fn bind_mount(volume: BorrowedFd<'_>, over: BorrowedFd<'_>, flags: MountFlags) -> io::Result<()> {
+fn bind_mount(volume: BorrowedFd<'_>, over: BorrowedFd<'_>, flags: MountRestrictions) -> io::Result<()> {
     let mount = detached_mount(volume, flags)?;
     let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(&mount, c"", over, c"", both)?)
 }
 
 /// Creates a detached mount of a directory; dropping it unmounts it.
-fn detached_mount(volume: BorrowedFd<'_>, flags: MountFlags) -> io::Result<OwnedFd> {
+fn detached_mount(volume: BorrowedFd<'_>, flags: MountRestrictions) -> io::Result<OwnedFd> {
     let clone =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let mount = rustix::mount::open_tree(volume, c"", clone)?;
@@ -272,12 +277,14 @@ mod tests {
         let target =
             |name: &str| TargetPath::try_new(Path::new("/k"), &format!("/k/{name}")).expect("a target");
         let volume = FileId { device: 1, inode: 2 };
-        let mounted =
-            |inode| TargetMount { directory: FileId { device: 1, inode }, flags: MountFlags::default() };
+        let mounted = |inode| TargetMount {
+            directory: FileId { device: 1, inode },
+            flags: MountRestrictions::default(),
+        };
         let seen = |target: &TargetPath| match target.to_string().as_str() {
             "gone" => Ok(None),
             "other" => Ok(Some(mounted(3))),
-            "file" => Err(MountError::NotDirectory { path: target.relative_path().to_owned() }),
+            "file" => Err(TargetMountError::NotDirectory { path: target.relative_path().to_owned() }),
             "unreadable" => Err(inspect_error(target)(io::Error::from_raw_os_error(libc::EMFILE))),
             _ => Ok(Some(mounted(2))),
         };
@@ -288,7 +295,7 @@ mod tests {
         );
         let result = filter_targets(volume, ["gone", "unreadable"].map(target).into_iter(), seen);
         assert!(
-            matches!(&result, Err(MountError::Inspect { target, .. }) if target.to_string() == "unreadable"),
+            matches!(&result, Err(TargetMountError::Inspect { target, .. }) if target.to_string() == "unreadable"),
             "{result:?}"
         );
     }

@@ -7,12 +7,12 @@ use super::in_flight::InFlightCalls;
 use super::mounter::VolumeMounter;
 use crate::guard::{GuardError, VolumeGuard, VolumeReservation};
 use crate::id::VolumeId;
-use crate::store::{OpenVolume, VolumeStoreError};
+use crate::store::{VolumeOpener, VolumeStoreError};
 
 /// Checks the mounts of a volume, and prevents the node service from mounting it meanwhile.
 #[derive(Debug)]
 pub(super) struct MountGuard {
-    pub(super) volumes: Arc<dyn OpenVolume>,
+    pub(super) volumes: Arc<dyn VolumeOpener>,
     pub(super) mounter: Arc<dyn VolumeMounter>,
     pub(super) in_flight: InFlightCalls,
 }

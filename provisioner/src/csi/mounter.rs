@@ -29,7 +29,7 @@ impl FileId {
 
 /// Restrictions of a mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct MountFlags {
+pub struct MountRestrictions {
     /// No writes.
     pub read_only: bool,
     /// No set-user-ID programs.
@@ -40,7 +40,7 @@ pub struct MountFlags {
     pub no_exec: bool,
 }
 
-impl From<nodekeel_localstorage::mount::MountFlags> for MountFlags {
+impl From<nodekeel_localstorage::mount::MountFlags> for MountRestrictions {
     fn from(flags: nodekeel_localstorage::mount::MountFlags) -> Self {
         use nodekeel_localstorage::mount::MountFlags as Kernel;
         Self {
@@ -58,7 +58,7 @@ pub struct TargetMount {
     /// The directory that is visible there.
     pub directory: FileId,
     /// The restrictions of this mount, without those of its file system.
-    pub flags: MountFlags,
+    pub flags: MountRestrictions,
 }
 
 /// Mounts volumes at targets.
@@ -75,36 +75,40 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
     /// The topmost mount at a target; `None` if the target is not a mount point or does not exist.
     ///
     /// # Errors
-    /// [`MountError::NotDirectory`] or [`MountError::Inspect`].
-    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, MountError>;
+    /// [`TargetMountError::NotDirectory`] or [`TargetMountError::Inspect`].
+    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, TargetMountError>;
 
     /// Mounts a volume at a target. Creates the target's directory if it is missing; its parent must exist.
     ///
     /// # Errors
-    /// [`MountError::NoParent`], [`MountError::NotDirectory`], [`MountError::Occupied`] or
-    /// [`MountError::Mount`].
-    fn mount(&self, volume: BorrowedFd<'_>, target: &TargetPath, flags: MountFlags)
-    -> Result<(), MountError>;
+    /// [`TargetMountError::NoParent`], [`TargetMountError::NotDirectory`], [`TargetMountError::Occupied`] or
+    /// [`TargetMountError::Mount`].
+    fn mount(
+        &self,
+        volume: BorrowedFd<'_>,
+        target: &TargetPath,
+        flags: MountRestrictions,
+    ) -> Result<(), TargetMountError>;
 
     /// Unmounts all mounts at a target, and removes its directory. Succeeds if the target does not exist.
     ///
     /// # Errors
-    /// [`MountError::NotDirectory`], [`MountError::Occupied`], [`MountError::Busy`] or
-    /// [`MountError::Unmount`].
-    fn unmount(&self, target: &TargetPath) -> Result<(), MountError>;
+    /// [`TargetMountError::NotDirectory`], [`TargetMountError::Occupied`], [`TargetMountError::Busy`] or
+    /// [`TargetMountError::Unmount`].
+    fn unmount(&self, target: &TargetPath) -> Result<(), TargetMountError>;
 
     /// All targets at which a volume is visible. The deletion of the volume depends on it, so anything that
     /// cannot be determined is an error.
     ///
     /// # Errors
-    /// [`MountError::List`] or [`MountError::Inspect`].
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, MountError>;
+    /// [`TargetMountError::List`] or [`TargetMountError::Inspect`].
+    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError>;
 }
 
 /// Why an operation on a mount failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum MountError {
+pub enum TargetMountError {
     /// The parent directory of the target does not exist; the kubelet should have created it.
     #[error("parent {} of the target does not exist below the kubelet's directory", parent.display())]
     NoParent {
@@ -133,7 +137,7 @@ pub enum MountError {
         target: TargetPath,
     },
     /// Finding out what is mounted at the target failed.
-    #[error("find out what is mounted at target {target}")]
+    #[error("can't find out what is mounted at target {target}")]
     Inspect {
         /// The target.
         target: TargetPath,
@@ -142,7 +146,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// Mounting the volume failed.
-    #[error("mount a volume at target {target}")]
+    #[error("can't mount a volume at target {target}")]
     Mount {
         /// The target.
         target: TargetPath,
@@ -151,7 +155,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// Unmounting the target, or removing its directory, failed.
-    #[error("unmount target {target}")]
+    #[error("can't unmount or remove target {target}")]
     Unmount {
         /// The target.
         target: TargetPath,
@@ -160,7 +164,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// Listing the mounts of this node failed.
-    #[error("list the mounts of this node")]
+    #[error("can't list the mounts of this node")]
     List {
         /// The cause.
         #[source]

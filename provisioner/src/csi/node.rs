@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use super::in_flight::InFlightCalls;
-use super::mounter::{FileId, MountError, VolumeMounter};
+use super::mounter::{FileId, TargetMountError, VolumeMounter};
 use super::plugin::PluginDeps;
 use super::proto::csi::node_server::Node;
 use super::proto::csi::node_service_capability::{Rpc, Type, rpc};
@@ -16,7 +16,7 @@ use super::request::{PublishRequest, StatsRequest, UnpublishRequest};
 use super::stats::{FilesystemSpace, usage_rows};
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
-use crate::store::{OpenVolume, VolumeStoreError};
+use crate::store::{VolumeOpener, VolumeStoreError};
 
 /// The node service.
 #[derive(Debug, Clone)]
@@ -65,7 +65,7 @@ async fn run_blocking<T: Send + 'static>(
 
 /// The volumes and the mounts of the node.
 struct NodeVolumes {
-    volumes: Arc<dyn OpenVolume>,
+    volumes: Arc<dyn VolumeOpener>,
     mounter: Arc<dyn VolumeMounter>,
 }
 
@@ -124,12 +124,14 @@ fn store_status(error: &VolumeStoreError) -> Status {
     }
 }
 
-fn mount_status(error: &MountError) -> Status {
+fn mount_status(error: &TargetMountError) -> Status {
     let text = format_chain(error);
     match error {
-        MountError::NotDirectory { .. } => Status::invalid_argument(text),
-        MountError::NoParent { .. } | MountError::Occupied { .. } => Status::failed_precondition(text),
-        MountError::Busy { .. } => Status::unavailable(text),
+        TargetMountError::NotDirectory { .. } => Status::invalid_argument(text),
+        TargetMountError::NoParent { .. } | TargetMountError::Occupied { .. } => {
+            Status::failed_precondition(text)
+        }
+        TargetMountError::Busy { .. } => Status::unavailable(text),
         _ => Status::internal(text),
     }
 }

@@ -23,7 +23,7 @@ use super::registration::RegistrationService;
 use super::socket::{self, SocketError};
 use crate::guard::VolumeGuard;
 use crate::name::{DriverName, NodeName};
-use crate::store::{OpenVolume, VolumeStore};
+use crate::store::{VolumeOpener, VolumeStore};
 
 /// Grace period of calls in flight when the plugin is stopped.
 const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ pub struct PluginDeps {
     /// Reports the usage of volumes.
     pub store: Arc<dyn VolumeStore>,
     /// Opens a volume's directory; usually the store itself.
-    pub volumes: Arc<dyn OpenVolume>,
+    pub volumes: Arc<dyn VolumeOpener>,
     /// Mounts volumes at targets; usually [`BindMounter`](super::BindMounter), for the directory of the same
     /// kubelet.
     pub mounter: Arc<dyn VolumeMounter>,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tonic::Status;
 
-use super::mounter::MountFlags;
+use super::mounter::MountRestrictions;
 use super::proto::csi;
 use super::target_path::TargetPath;
 use crate::id::VolumeId;
@@ -37,8 +37,8 @@ pub(super) struct MountOptions {
 impl MountOptions {
     /// The flags to mount with. By default, a volume permits executing programs, but neither set-user-ID nor
     /// devices.
-    pub(super) fn mount_flags(self) -> MountFlags {
-        MountFlags {
+    pub(super) fn mount_flags(self) -> MountRestrictions {
+        MountRestrictions {
             read_only: self.read_only,
             no_suid: !self.suid.unwrap_or(false),
             no_dev: !self.dev.unwrap_or(false),
@@ -48,7 +48,7 @@ impl MountOptions {
 
     /// Whether a mount with these flags satisfies the request. Unspecified options match either way: the
     /// defaults may have changed since the mount was created.
-    pub(super) fn match_flags(self, flags: MountFlags) -> bool {
+    pub(super) fn match_flags(self, flags: MountRestrictions) -> bool {
         let is_match =
             |requested: Option<bool>, denied: bool| requested.is_none_or(|allowed| allowed != denied);
         self.read_only == flags.read_only

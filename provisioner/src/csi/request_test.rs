@@ -112,12 +112,12 @@ fn the_last_mount_option_wins() {
     let flags = |flags: &[&str]| {
         parse_publish(&publish_message(Mode::SingleNodeWriter, flags)).map(|it| it.options.mount_flags())
     };
-    let default = MountFlags { no_suid: true, no_dev: true, ..Default::default() };
+    let default = MountRestrictions { no_suid: true, no_dev: true, ..Default::default() };
     assert_eq!(flags(&[]).expect("none"), default);
-    assert_eq!(flags(&["ro"]).expect("ro"), MountFlags { read_only: true, ..default });
+    assert_eq!(flags(&["ro"]).expect("ro"), MountRestrictions { read_only: true, ..default });
     assert_eq!(
         flags(&["suid,dev", "noexec"]).expect("three"),
-        MountFlags { no_exec: true, ..Default::default() }
+        MountRestrictions { no_exec: true, ..Default::default() }
     );
     assert_eq!(flags(&["noexec", "exec", ""]).expect("two"), default);
     assert!(flags(&["ro", "rw"]).expect("read-only wins").read_only);
@@ -130,9 +130,9 @@ fn unspecified_options_match_any_mount() {
     let options = |flags: &[&str]| {
         parse_publish(&publish_message(Mode::SingleNodeWriter, flags)).expect("options").options
     };
-    let strict = MountFlags { no_suid: true, no_dev: true, no_exec: true, read_only: false };
+    let strict = MountRestrictions { no_suid: true, no_dev: true, no_exec: true, read_only: false };
     assert!(options(&[]).match_flags(strict));
-    assert!(options(&[]).match_flags(MountFlags::default()));
+    assert!(options(&[]).match_flags(MountRestrictions::default()));
     assert!(!options(&["ro"]).match_flags(strict));
     assert!(!options(&["exec"]).match_flags(strict));
     assert!(options(&["noexec"]).match_flags(strict));

@@ -42,7 +42,7 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// Opening or creating the socket's directory failed.
-    #[error("open or create the socket directory {}", path.display())]
+    #[error("can't open or create the socket directory {}", path.display())]
     Parent {
         /// The directory.
         path: PathBuf,
@@ -51,7 +51,7 @@ pub enum SocketError {
         source: DirError,
     },
     /// Inspecting the path, or removing a stale socket, failed.
-    #[error("replace the socket {}", path.display())]
+    #[error("can't replace the socket {}", path.display())]
     Replace {
         /// The socket.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum SocketError {
         source: DirError,
     },
     /// Listening on the socket failed.
-    #[error("listen on {}", path.display())]
+    #[error("can't listen on {}", path.display())]
     Bind {
         /// The socket.
         path: PathBuf,

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use linux_raw_sys::general as raw;
 
-use super::mounter::MountFlags;
+use super::mounter::MountRestrictions;
 
 // The first version of the structure, which every kernel with this call supports. *Source:* linux/mount.h.
 const _: () = assert!(size_of::<raw::mount_attr>() == raw::MOUNT_ATTR_SIZE_VER0 as usize);
@@ -17,7 +17,7 @@ const _: () = assert!(size_of::<raw::mount_attr>() == raw::MOUNT_ATTR_SIZE_VER0 
 ///
 /// # Errors
 /// `ENOSYS` before Linux 5.12.
-pub(super) fn set_mount_flags(mount: BorrowedFd<'_>, flags: MountFlags) -> io::Result<()> {
+pub(super) fn set_mount_flags(mount: BorrowedFd<'_>, flags: MountRestrictions) -> io::Result<()> {
     let bits = [
         (flags.read_only, raw::MOUNT_ATTR_RDONLY),
         (flags.no_suid, raw::MOUNT_ATTR_NOSUID),

@@ -23,7 +23,7 @@ pub enum DirStoreError {
         path: PathBuf,
     },
     /// Locking the directory failed, so it is unknown whether another store uses it.
-    #[error("lock {}", path.display())]
+    #[error("can't lock {}", path.display())]
     Lock {
         /// The directory.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum DirStoreError {
         source: io::Error,
     },
     /// Reading or changing the quota of a directory failed.
-    #[error("read or set the quota of {}", path.display())]
+    #[error("can't read or set the quota of {}", path.display())]
     Quota {
         /// The directory.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum DirStoreError {
         path: PathBuf,
     },
     /// Checking whether a volume is empty, or removing the empty volume, failed.
-    #[error("remove {} if it is empty", path.display())]
+    #[error("can't check or remove {}, which should be empty", path.display())]
     RemoveEmpty {
         /// The volume's directory.
         path: PathBuf,
@@ -57,10 +57,10 @@ pub enum DirStoreError {
         source: io::Error,
     },
     /// Starting the thread that erases volumes failed.
-    #[error("start the thread that erases volumes")]
+    #[error("can't start the thread that erases volumes")]
     StartEraser(#[source] io::Error),
     /// The runtime shut down before the work was complete. The next store resumes it.
-    #[error("the runtime shut down before the work was complete")]
+    #[error("the provisioner shut down before the work was complete; its next start resumes it")]
     RuntimeStopped,
 }
 

@@ -11,7 +11,7 @@ use nodekeel_fsquota::{Bytes, Error, Inodes, ProjectId, QuotaChange, QuotaLimits
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
-use nodekeel_provisioner::{DirStore, DirStoreError, OpenVolume, VolumeId, VolumeStore, VolumeStoreError};
+use nodekeel_provisioner::{DirStore, DirStoreError, VolumeId, VolumeOpener, VolumeStore, VolumeStoreError};
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
 
@@ -181,13 +181,13 @@ async fn entries_that_are_not_volumes_are_not_listed_and_not_touched() {
 
 #[tokio::test]
 async fn a_limit_that_cannot_be_set_leaves_no_directory() {
-    use nodekeel_fsquota::KernelCall;
+    use nodekeel_fsquota::KernelOperation;
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
     let store = open(base.path(), &quota);
-    quota.fail_next_kernel_call(KernelCall::WriteLimits, std::io::ErrorKind::StorageFull);
+    quota.fail_next_kernel_call(KernelOperation::WriteLimits, std::io::ErrorKind::StorageFull);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
     assert!(error.is_exhausted(), "{error:?}");
-    quota.fail_next_kernel_call(KernelCall::WriteLimits, std::io::ErrorKind::PermissionDenied);
+    quota.fail_next_kernel_call(KernelOperation::WriteLimits, std::io::ErrorKind::PermissionDenied);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
     assert!(matches!(error, VolumeStoreError::Create { .. }), "{error:?}");
     assert_eq!(

@@ -21,13 +21,13 @@ pub enum AddChildError {
     Name(NameError),
     /// The runnable has already signaled ready. Add children before
     /// [`signal_ready`](crate::Context::signal_ready).
-    #[error("add children to {dn}: it has already signaled ready; add them before that")]
+    #[error("can't add children to {dn}: it has signaled ready; add them before")]
     AlreadyReady {
         /// The parent's DN.
         dn: String,
     },
     /// The context is canceled, so the children would never run.
-    #[error("add child runnables")]
+    #[error("can't add child runnables")]
     Canceled(#[source] CanceledError),
 }
 

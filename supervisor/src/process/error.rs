@@ -15,10 +15,10 @@ use crate::runnable::CanceledError;
 #[non_exhaustive]
 pub enum ProcessError {
     /// No process can be started; the source names what is missing, such as a mounted `/proc`.
-    #[error("prepare to run child processes")]
+    #[error("can't prepare to run child processes")]
     Prepare(#[source] io::Error),
     /// The program could not be started. A retry helps only after the hint has been followed.
-    #[error("start {}: {hint}", program.display())]
+    #[error("can't start {}: {hint}", program.display())]
     Start {
         /// The program.
         program: PathBuf,
@@ -29,7 +29,7 @@ pub enum ProcessError {
         source: io::Error,
     },
     /// The kernel's interface to watch the process failed; the process was killed.
-    #[error("wait for the exit of the process")]
+    #[error("can't wait for the exit of the process")]
     Watch(#[source] io::Error),
     /// It was not ready before its timeout, and was stopped.
     #[error("not ready within {timeout:?}: {missing}")]
@@ -45,7 +45,7 @@ pub enum ProcessError {
     #[error("{0}")]
     Exited(ProcessExit),
     /// The tree rejected the ready or done signal; the process was stopped.
-    #[error("signal ready")]
+    #[error("can't signal ready")]
     Signal(#[source] LifecycleSignalError),
     /// It was canceled, and stopped, whatever its exit code.
     #[error("stopped")]

@@ -75,7 +75,7 @@ use std::time::Duration;
 pub use cgroup::CgroupParent;
 pub use error::ProcessError;
 pub(crate) use host::ProcessHost;
-pub use output::{MAX_TAIL_LINE, MAX_TAIL_LINES};
+pub use output::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES};
 pub use readiness::{ProbeFuture, Readiness, ReadinessProbe};
 pub use status::{ProcessExit, Signal};
 

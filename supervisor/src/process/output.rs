@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// The maximum number of output lines that a [`ProcessExit`](super::ProcessExit) keeps.
 pub const MAX_TAIL_LINES: usize = 10;
 /// The maximum length of each of these lines, in bytes.
-pub const MAX_TAIL_LINE: usize = 512;
+pub const MAX_TAIL_LINE_BYTES: usize = 512;
 
 /// The size of a read, the default capacity of a pipe.
 const READ_SIZE: usize = 64 * 1024;
@@ -143,14 +143,14 @@ impl OutputTail {
         }
         self.partial[stream].clear();
         for line in found.into_iter().rev() {
-            self.push_line(line[..line.len().min(MAX_TAIL_LINE)].to_vec());
+            self.push_line(line[..line.len().min(MAX_TAIL_LINE_BYTES)].to_vec());
         }
         self.extend_partial(stream, &chunk[last_end + 1..]);
     }
 
     fn extend_partial(&mut self, stream: usize, bytes: &[u8]) {
         let partial = &mut self.partial[stream];
-        let room = MAX_TAIL_LINE.saturating_sub(partial.len());
+        let room = MAX_TAIL_LINE_BYTES.saturating_sub(partial.len());
         partial.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
@@ -179,7 +179,7 @@ fn sanitize_line(line: &[u8]) -> String {
     let mut safe = String::with_capacity(text.len());
     for char in text.chars() {
         let char = if char.is_control() && char != '\t' { char::REPLACEMENT_CHARACTER } else { char };
-        if safe.len() + char.len_utf8() > MAX_TAIL_LINE {
+        if safe.len() + char.len_utf8() > MAX_TAIL_LINE_BYTES {
             break;
         }
         safe.push(char);
@@ -225,7 +225,7 @@ mod tests {
         for _ in 0..100 {
             tail.append_chunk(0, &[b'x'; 4096]);
         }
-        assert_eq!(tail.partial[0].len(), MAX_TAIL_LINE);
+        assert_eq!(tail.partial[0].len(), MAX_TAIL_LINE_BYTES);
         assert!(tail.lines()[0].starts_with("start xxx"));
     }
 
@@ -236,6 +236,6 @@ mod tests {
         tail.append_chunk(0, &[0xff; 1000]);
         let lines = tail.lines();
         assert_eq!(lines[0], "\u{fffd}[2Jred\tend");
-        assert!(lines[1].len() <= MAX_TAIL_LINE && lines[1].starts_with('\u{fffd}'));
+        assert!(lines[1].len() <= MAX_TAIL_LINE_BYTES && lines[1].starts_with('\u{fffd}'));
     }
 }

@@ -92,7 +92,7 @@ pub struct ProcessExit {
     /// Whether it left a core dump.
     pub core_dumped: bool,
     /// The last lines of its standard output and error in order, at most
-    /// [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) lines of at most [`MAX_TAIL_LINE`](super::MAX_TAIL_LINE)
+    /// [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) lines of at most [`MAX_TAIL_LINE_BYTES`](super::MAX_TAIL_LINE_BYTES)
     /// bytes, without control characters.
     pub tail: Vec<String>,
 }

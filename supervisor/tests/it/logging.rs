@@ -103,7 +103,7 @@ async fn a_runnables_log_carries_its_dn_and_a_name_has_one_owner() {
             let dut = ctx.sub_span("dut")?;
             dut.in_scope(|| tracing::info!("in a part of foo"));
             ctx.sub_span("dut")?;
-            ctx.spawn_helper(async { tracing::info!("in a helper of foo") })?;
+            ctx.spawn_joined(async { tracing::info!("in a helper of foo") })?;
             let taken = NameError::AlreadyInUse { name: "dut".into(), parent: "root.foo".into() };
             assert_eq!(ctx.run_child("dut", steady), Err(AddChildError::Name(taken)));
             steady(ctx).await

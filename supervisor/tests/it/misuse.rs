@@ -155,7 +155,7 @@ async fn a_leaked_context_never_acts_for_the_next_incarnation() {
     assert_eq!(stale.signal_done(), Err(LifecycleSignalError::StaleContext));
     assert_eq!(stale.run_child("x", steady), Err(AddChildError::Name(NameError::StaleContext)));
     assert_eq!(stale.sub_span("x").err(), Some(NameError::StaleContext));
-    assert_eq!(stale.spawn_helper(async {}), Err(StaleContextError));
+    assert_eq!(stale.spawn_joined(async {}), Err(StaleContextError));
     assert_eq!(stale.wait_ready("root").await, Ok(()), "a stale context can still wait");
     assert_eq!((tree.state("root.child"), tree.generation("root.child")), (Some(RunnableState::New), 2));
 }
@@ -224,13 +224,13 @@ async fn helpers_are_joined_and_their_panics_fail_the_runnable() {
                 let count = Arc::clone(&count);
                 async move {
                     let helper = ctx.clone();
-                    ctx.spawn_helper(async move {
+                    ctx.spawn_joined(async move {
                         let _cancelled = helper.canceled().await;
                         tokio::time::sleep(Duration::from_secs(3)).await;
                         count.fetch_add(1, Ordering::SeqCst);
                     })?;
                     if ctx.generation() == 2 {
-                        ctx.spawn_helper(async { panic!("in a helper") })?;
+                        ctx.spawn_joined(async { panic!("in a helper") })?;
                         return Err(ctx.canceled().await.into());
                     }
                     Err(Failure::new("the runnable itself fails"))
@@ -292,7 +292,7 @@ async fn an_aborted_run_ends_only_with_its_helpers() {
             let deaf = move |ctx: Context| {
                 let (alone, released) = (alone.clone(), Arc::clone(&released));
                 async move {
-                    ctx.spawn_helper(async move {
+                    ctx.spawn_joined(async move {
                         let _inside = alone.enter();
                         while !released.load(Ordering::Relaxed) {
                             std::thread::yield_now();

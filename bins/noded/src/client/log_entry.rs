@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use nodekeel_logtree::{
-    Dn, DroppedEntries, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, LogOrigin, RawLine,
+    Dn, DroppedEntries, EntryBody, FieldValue, Level, LeveledEntry, LogEntry, LogField, RawLine, StreamOrigin,
 };
 use thiserror::Error;
 
@@ -13,16 +13,16 @@ use crate::v1;
 /// release.
 #[derive(Debug, Error)]
 #[error("invalid log entry {seq}: missing {what}; noded and its client have different versions")]
-pub struct EntryError {
+pub struct InvalidLogEntry {
     seq: u64,
     what: &'static str,
 }
 
 impl TryFrom<v1::LogEntry> for LogEntry {
-    type Error = EntryError;
+    type Error = InvalidLogEntry;
 
-    fn try_from(entry: v1::LogEntry) -> Result<Self, EntryError> {
-        let missing = |what| EntryError { seq: entry.seq, what };
+    fn try_from(entry: v1::LogEntry) -> Result<Self, InvalidLogEntry> {
+        let missing = |what| InvalidLogEntry { seq: entry.seq, what };
         Ok(Self {
             seq: entry.seq,
             dn: entry.dn.parse::<Dn>().map_err(|_| missing("valid dn"))?,
@@ -62,8 +62,8 @@ fn raw_from_wire(body: v1::Raw) -> RawLine {
     }
 }
 
-fn origin_from_wire(origin: v1::Origin) -> LogOrigin {
-    LogOrigin { stream: origin.stream, generation: origin.generation }
+fn origin_from_wire(origin: v1::Origin) -> StreamOrigin {
+    StreamOrigin { stream: origin.stream, generation: origin.generation }
 }
 
 fn field_from_wire(field: v1::Field) -> Option<LogField> {

@@ -81,7 +81,7 @@ fn check_sizes(config: &NodedConfig) -> Result<(), ConfigViolation> {
 }
 
 /// Whether a service name is valid: it becomes a part of a DN.
-pub fn is_valid_name(name: &str) -> bool {
+pub fn is_valid_runnable_name(name: &str) -> bool {
     let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
     (1..=64).contains(&name.len()) && name.bytes().all(valid)
 }
@@ -89,7 +89,7 @@ pub fn is_valid_name(name: &str) -> bool {
 fn check_service(config: &NodedConfig, index: usize, service: &UserService) -> Result<(), ConfigViolation> {
     let field = |name: &str| format!("service[{index}].{name}");
     let name = &service.name;
-    if !is_valid_name(name) {
+    if !is_valid_runnable_name(name) {
         return reject_field(
             field("name"),
             format!("{name:?} is not a valid name; use 1 to 64 of a-z, 0-9, '_' and '-'"),

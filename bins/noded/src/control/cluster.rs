@@ -179,7 +179,7 @@ fn membership_error_code(error: &MembershipError) -> Code {
 #[cfg(test)]
 mod tests {
     use nodekeel_cluster::consensus::kv::KvError;
-    use nodekeel_cluster::node::{RecordError, TicketError};
+    use nodekeel_cluster::node::{NodeStoreError, TicketError};
     use nodekeel_cluster::pki::CaError;
 
     use super::*;
@@ -212,7 +212,7 @@ mod tests {
             (TicketIssueError::Kv(KvError::DuplicateKey), Code::Internal),
             (TicketIssueError::Ca(CaError::Contended), Code::Aborted),
             (TicketIssueError::Ca(CaError::NotFound), Code::Internal),
-            (TicketIssueError::Record(RecordError::ClusterIdMissing), Code::Internal),
+            (TicketIssueError::Record(NodeStoreError::ClusterIdMissing), Code::Internal),
         ];
         for (error, code) in cases {
             let status = ticket_error_status(&error, None);

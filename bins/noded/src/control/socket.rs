@@ -32,7 +32,7 @@ pub(crate) enum BindError {
     NoParent { path: PathBuf, parent: PathBuf },
     #[error("can't create control socket {}: {reason}; set control.socket to another path", path.display())]
     UnusableParent { path: PathBuf, reason: String },
-    #[error("create control socket {}", path.display())]
+    #[error("can't create control socket {}", path.display())]
     Bind {
         path: PathBuf,
         #[source]

@@ -86,7 +86,7 @@ pub enum DataError {
         needed: u64,
     },
     /// The lock file can't be created, locked or written.
-    #[error("lock {}", path.display())]
+    #[error("can't lock {}", path.display())]
     Lock {
         /// The lock file.
         path: PathBuf,
@@ -95,10 +95,10 @@ pub enum DataError {
         source: io::Error,
     },
     /// Something in it can't be created, read or written.
-    #[error("access the data directory")]
+    #[error("can't access the data directory")]
     Access(#[source] DirError),
     /// The layout can't be placed in it.
-    #[error("create the directory layout in {}", path.display())]
+    #[error("can't create the directory layout in {}", path.display())]
     PlaceLayout {
         /// The data directory.
         path: PathBuf,

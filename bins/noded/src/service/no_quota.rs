@@ -95,7 +95,7 @@ mod tests {
         let status = quota.set_limits(dir.as_fd(), limits.into()).expect("never fails");
         assert_eq!(status.limits, QuotaLimits::default(), "limits that are not enforced are not reported");
         assert!(status.usage.bytes > Bytes(0));
-        let log = log_store.open_reader(LogQuery::backlog_of(dn)).expect("a query").read_backlog();
+        let log = log_store.open_reader(LogQuery::of_dn(dn)).expect("a query").read_backlog();
         let text = format!("{log:?}");
         assert!(
             text.contains("NOT limited: a limit of 64Mi") && text.contains("provisioner.quota"),

@@ -33,7 +33,7 @@ pub(crate) enum VolumesError {
         path.display()
     )]
     InUse { path: PathBuf },
-    #[error("open the volumes in {}", path.display())]
+    #[error("can't open the volumes in {}", path.display())]
     Store {
         path: PathBuf,
         #[source]
@@ -80,7 +80,7 @@ fn open_quota(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<Arc<dyn Qu
     match plan.limits {
         LimitEnforcement::Enforced { .. } => {
             let quota = ProjectQuota::open(&plan.directory).map_err(VolumesError::Quota)?;
-            quota.quota_warnings().iter().for_each(|warning| warn(format!("limits of volumes: {warning}")));
+            quota.enforcement_gaps().iter().for_each(|warning| warn(format!("limits of volumes: {warning}")));
             Ok(Arc::new(quota))
         }
         LimitEnforcement::None => {
@@ -154,7 +154,7 @@ async fn run_controller(provisioner: Provisioner, ctx: Context) -> Result<(), Fa
 
 /// The kubeconfig became invalid after the plan checked it.
 #[derive(Debug, Error)]
-#[error("load kubeconfig {}", path.display())]
+#[error("can't load kubeconfig {}", path.display())]
 struct ClientError {
     path: PathBuf,
     #[source]

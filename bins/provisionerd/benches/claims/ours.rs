@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use nodekeel_fsquota::{
-    Error, KernelCall, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus, QuotaUsage,
+    Error, KernelOperation, LimitChange, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus,
+    QuotaUsage,
 };
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{Deps, DirStore, FINALIZER, Provisioner, ProvisionerConfig};
@@ -43,7 +44,7 @@ impl MemoryQuota {
 }
 
 fn project_id(dir: BorrowedFd<'_>) -> Result<ProjectId, Error> {
-    let failed = |source: std::io::Error| Error::Kernel { call: KernelCall::ReadProject, source };
+    let failed = |source: std::io::Error| Error::Kernel { call: KernelOperation::ReadProject, source };
     let stat = rustix::fs::fstat(dir).map_err(|errno| failed(errno.into()))?;
     let number = u32::try_from(stat.st_ino & 0x7fff_ffff).ok().and_then(ProjectId::new);
     number.ok_or_else(|| failed(std::io::ErrorKind::InvalidData.into()))

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::consensus::{CLIENT_PORT, PEER_PORT};
+use crate::consensus::{DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT};
 
 /// etcd's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,9 +11,9 @@ use crate::consensus::{CLIENT_PORT, PEER_PORT};
 pub struct EtcdConfig {
     /// The etcd binary.
     pub binary: PathBuf,
-    /// The port for other members, at the node's address. Default: [`PEER_PORT`].
+    /// The port for other members, at the node's address. Default: [`DEFAULT_PEER_PORT`].
     pub peer_port: u16,
-    /// The port for clients, at the node's address. Default: [`CLIENT_PORT`].
+    /// The port for clients, at the node's address. Default: [`DEFAULT_CLIENT_PORT`].
     pub client_port: u16,
     /// Additional arguments, appended to the generated ones.
     pub extra_args: Vec<String>,
@@ -29,8 +29,8 @@ impl EtcdConfig {
     pub fn new(binary: impl Into<PathBuf>) -> EtcdConfig {
         EtcdConfig {
             binary: binary.into(),
-            peer_port: PEER_PORT,
-            client_port: CLIENT_PORT,
+            peer_port: DEFAULT_PEER_PORT,
+            client_port: DEFAULT_CLIENT_PORT,
             extra_args: Vec::new(),
             ready_within: Duration::from_secs(60),
             grace: Duration::from_secs(10),

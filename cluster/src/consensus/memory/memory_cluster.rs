@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::memory_kv::MemoryKv;
 use crate::consensus::{
-    ClusterMembers, Member, MemberId, MemberName, MembershipError, NewMember, PEER_PORT, Peer, PeerUrl,
+    ClusterMembers, DEFAULT_PEER_PORT, Member, MemberId, MemberName, MembershipError, NewMember, Peer,
+    PeerUrl,
 };
 
 /// A network of members in memory: members on one network can join each other's clusters. Clones share the
@@ -24,7 +25,7 @@ impl MemoryNetwork {
     }
 
     /// How many clusters were ever created on it.
-    pub fn cluster_count(&self) -> usize {
+    pub fn created_count(&self) -> usize {
         self.lock().len()
     }
 
@@ -98,7 +99,7 @@ impl MemoryCluster {
         let mut entries = self.lock();
         let entry = entries.iter_mut().find(|entry| entry.member.id == id)?;
         if !entry.has_address(address) {
-            entry.member.peer_urls = vec![PeerUrl::new(address, PEER_PORT).to_string()];
+            entry.member.peer_urls = vec![PeerUrl::new(address, DEFAULT_PEER_PORT).to_string()];
         }
         entry.has_started = true;
         entry.member.is_learner = false;

@@ -10,8 +10,9 @@ use tokio_util::sync::CancellationToken;
 use super::memory_cluster::{MemoryCluster, MemoryMembers, MemoryNetwork};
 use crate::consensus::kv::KvStore;
 use crate::consensus::{
-    ClusterAccess, Consensus, ConsensusError, Member, MemberId, MemberService, MemberStatus, MembershipError,
-    PEER_PORT, PeerUrl, PreparedMember, StartMode, StartOptions, StatusReporter, StatusWatch,
+    ClusterAccess, Consensus, ConsensusError, DEFAULT_PEER_PORT, Member, MemberId, MemberService,
+    MemberStatus, MembershipError, PeerUrl, PreparedMember, StartMode, StartOptions, StatusReporter,
+    StatusWatch,
 };
 use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa};
 
@@ -95,7 +96,8 @@ async fn start_member(
             let mut cluster_ca = PendingCa::generate().map_err(ConsensusError::Ca)?;
             let spec = CertificateSpec::for_member(start.name.clone(), start.address);
             cluster_ca.issue_credentials(&spec).map_err(ConsensusError::Ca)?;
-            let (cluster, id) = network.create_cluster(&start.name, PeerUrl::new(start.address, PEER_PORT));
+            let (cluster, id) =
+                network.create_cluster(&start.name, PeerUrl::new(start.address, DEFAULT_PEER_PORT));
             MemberDisk { cluster, id, pending_ca: Some(Arc::new(cluster_ca)) }
         }
         (None, StartMode::ExistingCluster { .. }) => join_cluster(start, network).await?,

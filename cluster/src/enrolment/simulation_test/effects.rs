@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::super::failure::StepError;
-use super::super::fsm::{EnrolmentAction, EnrolmentInput, StepOutcome};
-use super::super::plan::OnDiskState;
+use super::super::fsm::{EnrolmentAction, EnrolmentInput, EnrolmentStepOutput};
+use super::super::plan::InspectionResult;
 use super::super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
 use super::super::state::EnrolmentState;
 use super::invariants::action_id_of;
@@ -68,10 +68,10 @@ impl SimWorld {
         }
     }
 
-    pub(super) fn found(&mut self) -> Option<OnDiskState> {
+    pub(super) fn found(&mut self) -> Option<InspectionResult> {
         self.examined = Some(self.config);
         if let Some(progress) = self.journal.clone().filter(|progress| progress.next_step.is_none()) {
-            return Some(OnDiskState::Complete { progress });
+            return Some(InspectionResult::Complete { progress });
         }
         let ticket = match self.config {
             SimConfig::Absent => None,
@@ -79,17 +79,17 @@ impl SimWorld {
             SimConfig::Unreadable => return None,
         };
         Some(match self.journal.clone() {
-            Some(progress) => OnDiskState::InProgress { progress, ticket },
-            None => OnDiskState::Fresh { ticket, enrolment_id: EnrolmentId(self.bytes()) },
+            Some(progress) => InspectionResult::InProgress { progress, ticket },
+            None => InspectionResult::Fresh { ticket, enrolment_id: EnrolmentId(self.bytes()) },
         })
     }
 
     /// The effect of a step, as the real one has it; `None` if the step is rejected.
-    pub(super) fn do_step(&mut self, step: EnrolmentStep, mode: StepMode) -> Option<StepOutcome> {
+    pub(super) fn do_step(&mut self, step: EnrolmentStep, mode: StepMode) -> Option<EnrolmentStepOutput> {
         let progress = self.fsm().current_state().active_run().expect("a run in progress").progress().clone();
         match step {
-            EnrolmentStep::Network => Some(StepOutcome::Network),
-            EnrolmentStep::Local => Some(StepOutcome::Local),
+            EnrolmentStep::Network => Some(EnrolmentStepOutput::Network),
+            EnrolmentStep::Local => Some(EnrolmentStepOutput::Local),
             EnrolmentStep::Storage => {
                 if self.volume.is_none() && mode == StepMode::FirstRun {
                     assert!(
@@ -100,7 +100,7 @@ impl SimWorld {
                         Some(SimVolume { mark: progress.enrolment_id, identity: None, member: None });
                 }
                 let volume = self.volume.as_ref()?;
-                (volume.mark == progress.enrolment_id).then_some(StepOutcome::Storage)
+                (volume.mark == progress.enrolment_id).then_some(EnrolmentStepOutput::Storage)
             }
             EnrolmentStep::Identity => {
                 let fresh =
@@ -113,7 +113,7 @@ impl SimWorld {
                 if mode == StepMode::FirstRun {
                     volume.identity.get_or_insert(new);
                 }
-                volume.identity.clone().map(StepOutcome::Identity)
+                volume.identity.clone().map(EnrolmentStepOutput::Identity)
             }
             EnrolmentStep::Consensus => self.start_member(&progress, mode),
             EnrolmentStep::Record => {
@@ -125,7 +125,7 @@ impl SimWorld {
                 if !self.records.contains(&here) {
                     self.records.push(here);
                 }
-                Some(StepOutcome::Record)
+                Some(EnrolmentStepOutput::Record)
             }
         }
     }
@@ -134,7 +134,7 @@ impl SimWorld {
         &mut self,
         progress: &EnrolmentProgress,
         mode: StepMode,
-    ) -> Option<StepOutcome> {
+    ) -> Option<EnrolmentStepOutput> {
         let cluster = match progress.enrolment_kind {
             EnrolmentKind::Bootstrap => ClusterId::from_bytes(progress.enrolment_id.0),
             EnrolmentKind::Join(_) => OTHERS,
@@ -145,7 +145,7 @@ impl SimWorld {
             assert!(!is_recorded, "a second cluster was bootstrapped, or joined");
             volume.member = Some(cluster);
         }
-        volume.member.map(StepOutcome::Consensus)
+        volume.member.map(EnrolmentStepOutput::Consensus)
     }
 
     /// Whether the journal records this step as done.

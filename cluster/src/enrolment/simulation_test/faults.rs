@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::super::failure::StepError;
-use super::super::fsm::{ActionId, EnrolmentAction, EnrolmentInput, StepOutcome};
-use super::super::plan::OnDiskState;
+use super::super::fsm::{ActionId, EnrolmentAction, EnrolmentInput, EnrolmentStepOutput};
+use super::super::plan::InspectionResult;
 use super::super::progress::{EnrolmentId, EnrolmentStep};
 use super::invariants::action_id_of;
 use super::{SimConfig, SimWorld};
@@ -40,22 +40,22 @@ impl SimWorld {
         let input = match self.pick(6) {
             0 => EnrolmentInput::Start,
             1 => EnrolmentInput::Recorded(wrong),
-            2 => EnrolmentInput::StepDone(wrong, StepOutcome::Storage),
+            2 => EnrolmentInput::StepDone(wrong, EnrolmentStepOutput::Storage),
             3 => EnrolmentInput::ActionFailed(wrong, Arc::new(StepError::AddressWatchClosed)),
             4 => EnrolmentInput::Inspected(
                 wrong,
-                OnDiskState::Fresh { ticket: None, enrolment_id: EnrolmentId([1; 16]) },
+                InspectionResult::Fresh { ticket: None, enrolment_id: EnrolmentId([1; 16]) },
             ),
             _ => match &self.pending {
                 Some(EnrolmentAction::Inspect(action_id)) => EnrolmentInput::Recorded(*action_id),
                 Some(EnrolmentAction::Record(action_id, _)) => {
-                    EnrolmentInput::StepDone(*action_id, StepOutcome::Record)
+                    EnrolmentInput::StepDone(*action_id, EnrolmentStepOutput::Record)
                 }
                 Some(EnrolmentAction::RunStep(action_id, EnrolmentStep::Network, _)) => {
-                    EnrolmentInput::StepDone(*action_id, StepOutcome::Local)
+                    EnrolmentInput::StepDone(*action_id, EnrolmentStepOutput::Local)
                 }
                 Some(EnrolmentAction::RunStep(action_id, ..)) => {
-                    EnrolmentInput::StepDone(*action_id, StepOutcome::Network)
+                    EnrolmentInput::StepDone(*action_id, EnrolmentStepOutput::Network)
                 }
                 None => return,
             },

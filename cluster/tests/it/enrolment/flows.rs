@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{
     ClusterNode, EnrolmentPhase, EnrolmentState, FailureReason, NodeUnavailable, StepError, TicketAccessError,
 };
@@ -43,7 +43,7 @@ async fn an_empty_node_bootstraps_a_cluster_and_is_listed_in_it() {
         run.node.node_store().expect("a running node").cluster_id().await.ok(),
         Some(membership.cluster_id)
     );
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
     run.stop().await;
 }
 
@@ -66,7 +66,7 @@ async fn a_restarted_node_keeps_its_identity_its_cluster_and_its_keys() {
         assert_eq!(kept.map(|kv| kv.value), Some(b"yes".to_vec()));
         run.stop().await;
     }
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn a_node_with_a_ticket_joins_and_then_ignores_the_ticket() {
     first.settings.golden_tickets = true;
     let second = NodeFixture::on_network(&network, "192.0.2.2");
     let (first_run, first_membership) = first.run_to_running().await;
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
     let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
     let ticket = issuer.issue_ticket(&url).await.expect("created");
     second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
@@ -107,7 +107,7 @@ async fn a_node_with_a_ticket_joins_and_then_ignores_the_ticket() {
     assert_eq!(again, joined, "a node in a cluster has read its configuration");
     run.stop().await;
     first_run.stop().await;
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
 }
 
 #[tokio::test]
@@ -115,13 +115,14 @@ async fn a_node_without_an_esp_file_joins_by_the_firmware_ticket() {
     let network = MemoryNetwork::new();
     let (_first, first_run) = bootstrapped_node(&network).await;
     let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let ticket = issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT)).await.expect("created");
+    let ticket =
+        issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT)).await.expect("created");
     let second = NodeFixture::on_network(&network, "192.0.2.2");
     let firmware_file = second.disks.path().join("fw_cfg");
     std::fs::write(&firmware_file, &*ticket.to_config()).expect("written");
     let mut deps = second.deps();
     let esp_source = EnrolmentSource::EspFile(second.esp_enrolment().enrolment.clone());
-    deps.enrolment = EnrolmentSources::new([esp_source, EnrolmentSource::Firmware(firmware_file)]);
+    deps.enrolment = EnrolmentSources::new([esp_source, EnrolmentSource::FwCfg(firmware_file)]);
     let run = NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()));
     assert_eq!(&run.wait_finished().await.expect("the node is in its cluster").node_id, ticket.node_id());
     assert_eq!(
@@ -130,7 +131,7 @@ async fn a_node_without_an_esp_file_joins_by_the_firmware_ticket() {
     );
     run.stop().await;
     first_run.stop().await;
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
 }
 
 #[tokio::test]
@@ -138,7 +139,7 @@ async fn a_ticket_for_another_address_is_rejected_before_anything_is_started() {
     let network = MemoryNetwork::new();
     let (_first, first_run) = bootstrapped_node(&network).await;
     let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
     let ticket = issuer.issue_ticket(&url).await.expect("created");
     let second = NodeFixture::on_network(&network, "192.0.2.3");
     second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
@@ -170,7 +171,7 @@ async fn waiters_are_notified_before_during_and_after_a_run() {
             tokio::spawn(async move { cluster.wait_finished().await })
         })
         .collect();
-    let working = run.node.wait_phase_change(EnrolmentPhase::New).await;
+    let working = run.node.wait_phase_left(EnrolmentPhase::New).await;
     assert_eq!(working.phase(), EnrolmentPhase::CreatingCluster);
     let abandoned = tokio::spawn({
         let cluster = run.node.clone();
@@ -192,7 +193,7 @@ async fn waiters_are_notified_when_a_run_is_stopped() {
     let fixture = NodeFixture::single_node();
     fixture.network.set_address(None);
     let run = fixture.start();
-    run.node.wait_phase_change(EnrolmentPhase::New).await;
+    run.node.wait_phase_left(EnrolmentPhase::New).await;
     let cluster = run.node.clone();
     run.stop().await;
     let result = tokio::time::timeout(TIMEOUT, cluster.wait_finished()).await.expect("at once");
@@ -220,7 +221,7 @@ async fn only_a_running_node_has_a_membership_keys_and_members() {
     let fixture = NodeFixture::single_node();
     fixture.network.set_address(None);
     let run = fixture.start();
-    let EnrolmentState::CreatingCluster(work) = run.node.wait_phase_change(EnrolmentPhase::New).await else {
+    let EnrolmentState::CreatingCluster(work) = run.node.wait_phase_left(EnrolmentPhase::New).await else {
         panic!("it bootstraps")
     };
     assert!(work.node_id().is_none());
@@ -263,7 +264,7 @@ async fn listed_addresses(cluster: &ClusterNode, node: &NodeId) -> (Option<IpAdd
 }
 
 fn expected_addresses(address: &str) -> (Option<IpAddr>, Vec<String>) {
-    (Some(parse_ip(address)), vec![PeerUrl::new(parse_ip(address), PEER_PORT).to_string()])
+    (Some(parse_ip(address)), vec![PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT).to_string()])
 }
 
 #[tokio::test]

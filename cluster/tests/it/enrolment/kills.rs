@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
-use nodekeel_cluster::enrolment::{ClusterIdentity, ClusterNode};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl};
+use nodekeel_cluster::enrolment::{ClusterNode, NodeMembership};
 
 use super::node_fixture::{NodeFixture, NodeRun, parse_ip};
 
@@ -26,7 +26,7 @@ struct KillScenario {
     /// The first node of the cluster, if the flow needs one.
     first_node: Option<(NodeFixture, NodeRun)>,
     /// The membership of the victim before the kill.
-    before: Option<ClusterIdentity>,
+    before: Option<NodeMembership>,
 }
 
 impl KillScenario {
@@ -53,7 +53,7 @@ impl KillScenario {
         fixture.settings.golden_tickets = true;
         let (run, _) = fixture.run_to_running().await;
         let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
-        let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+        let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
         // Repeated requests return the same ticket.
         let ticket = issuer.issue_ticket(&url).await.expect("created");
         let again = issuer.issue_ticket(&url).await.expect("created");
@@ -99,7 +99,7 @@ impl KillScenario {
             }
         };
         let took = started_at.elapsed();
-        assert_eq!(self.network.cluster_count(), 1, "{flow:?}, killed {killed_at}: a second cluster");
+        assert_eq!(self.network.created_count(), 1, "{flow:?}, killed {killed_at}: a second cluster");
         let members =
             run.node.cluster_members().expect("a running node").list_members().await.expect("listed");
         let nodes = run.node.node_store().expect("a running node").list_records().await.expect("listed");

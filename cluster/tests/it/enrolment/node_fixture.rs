@@ -7,7 +7,7 @@ use std::time::Duration;
 use nodekeel_cluster::consensus::Consensus;
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryNetwork};
 use nodekeel_cluster::enrolment::{
-    ClusterIdentity, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason,
+    ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason, NodeMembership,
 };
 use nodekeel_cluster::network::{NodeAddress, StaticNetwork};
 use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
@@ -80,7 +80,7 @@ impl NodeFixture {
     }
 
     /// A run that has to succeed.
-    pub(crate) async fn run_to_running(&self) -> (NodeRun, ClusterIdentity) {
+    pub(crate) async fn run_to_running(&self) -> (NodeRun, NodeMembership) {
         let run = self.start();
         let membership = run.wait_finished().await.expect("the node is in its cluster");
         (run, membership)
@@ -130,7 +130,7 @@ impl NodeRun {
     }
 
     /// The result of the run, which has to end soon.
-    pub(crate) async fn wait_finished(&self) -> Result<ClusterIdentity, FailureReason> {
+    pub(crate) async fn wait_finished(&self) -> Result<NodeMembership, FailureReason> {
         // The run starts once the tree has started it: a handle that nothing runs would wait for ever.
         tokio::time::timeout(TIMEOUT, self.node.wait_finished()).await.expect("the run ends soon")
     }

@@ -4,7 +4,7 @@
 use std::fs;
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::consensus::{PEER_PORT, PeerUrl};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl};
 use nodekeel_cluster::enrolment::{FailureReason, StepError, reset_enrolment};
 use nodekeel_localstorage::volume::{ErasePolicy, VolumeContents, VolumeError};
 
@@ -32,7 +32,7 @@ async fn a_data_volume_without_a_journal_is_rejected_until_its_erasure_is_config
     };
     let found = found.clone();
     assert_eq!(fs::read(&key).expect("it exists"), before, "nothing was touched");
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
 
     fixture.settings.erase = ErasePolicy::Exactly(VolumeContents::Files { entries: 77 });
     fixture.run_to_failure().await;
@@ -89,7 +89,7 @@ async fn a_lost_data_volume_is_reported_and_not_recreated() {
     let reason = fixture.run_to_failure().await;
     assert!(matches!(step_error(&reason), StepError::Volume(VolumeError::Absent { .. })), "{reason:?}");
     assert_eq!(fs::read_dir(fixture.disks.path().join("data")).expect("it exists").count(), 0);
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn a_node_never_switches_between_bootstrap_and_join() {
     let network = MemoryNetwork::new();
     let (_first, first_run) = bootstrapped_node(&network).await;
     let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
-    let url = PeerUrl::new(parse_ip("192.0.2.2"), PEER_PORT);
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
     let ticket = issuer.issue_ticket(&url).await.expect("created");
 
     // Bootstrap is in progress, and a ticket appears.
@@ -130,7 +130,7 @@ async fn a_node_never_switches_between_bootstrap_and_join() {
     fs::remove_file(creating.disks.path().join("data/conflict")).expect("removed");
     creating.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
     assert!(matches!(creating.run_to_failure().await, FailureReason::TicketDuringBootstrap));
-    assert_eq!(network.cluster_count(), 1, "a cluster was bootstrapped");
+    assert_eq!(network.created_count(), 1, "a cluster was bootstrapped");
 
     // A join is in progress, and the ticket is missing, or another.
     let joining = NodeFixture::on_network(&network, "192.0.2.2");
@@ -145,7 +145,7 @@ async fn a_node_never_switches_between_bootstrap_and_join() {
     assert_ne!(another.node_id(), ticket.node_id());
     joining.esp_enrolment().enrolment.write(&another.to_config()).expect("written");
     assert!(matches!(joining.run_to_failure().await, FailureReason::TicketChanged { .. }));
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
     assert!(reset_enrolment(&joining.dir("esp")).expect("reset"));
     let (run, joined) = joining.run_to_running().await;
     assert_eq!(&joined.node_id, another.node_id());
@@ -160,7 +160,8 @@ async fn a_joining_node_resumes_with_its_ticket_reissued_for_other_members() {
     let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
     let join = async |address: &str| {
         let fixture = NodeFixture::on_network(&network, address);
-        let ticket = issuer.issue_ticket(&PeerUrl::new(parse_ip(address), PEER_PORT)).await.expect("created");
+        let ticket =
+            issuer.issue_ticket(&PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT)).await.expect("created");
         fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
         (fixture, ticket)
     };
@@ -174,14 +175,15 @@ async fn a_joining_node_resumes_with_its_ticket_reissued_for_other_members() {
     let this = leaving.node.cluster_access().expect("a running node").this_member().id;
     first_run.node.cluster_members().expect("a running node").remove_member(this).await.expect("removed");
     leaving.stop().await;
-    let again = issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.3"), PEER_PORT)).await.expect("created");
+    let again =
+        issuer.issue_ticket(&PeerUrl::new(parse_ip("192.0.2.3"), DEFAULT_PEER_PORT)).await.expect("created");
     assert_ne!(again.peers(), first_ticket.peers());
     joining.esp_enrolment().enrolment.write(&again.to_config()).expect("written");
     let (run, joined) = joining.run_to_running().await;
     assert_eq!(&joined.node_id, first_ticket.node_id());
     run.stop().await;
     first_run.stop().await;
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
 }
 
 #[tokio::test]

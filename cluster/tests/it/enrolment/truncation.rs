@@ -31,7 +31,7 @@ async fn a_truncated_enrolment_config_is_an_error_that_names_the_file_and_bootst
         }
         assert_eq!(fs::read(&file).expect("the file exists"), &whole[..length], "the file was changed");
     }
-    assert_eq!(network.cluster_count(), 0);
+    assert_eq!(network.created_count(), 0);
     assert_eq!(fs::read_dir(fixture.disks.path().join("data")).expect("it exists").count(), 0);
     println!("{} cuts, {runs} of them with a run", whole.len());
 }
@@ -62,7 +62,7 @@ async fn a_truncated_journal_resumes_from_its_previous_record_as_the_same_node()
         assert_eq!(again, first, "cut at {length}");
         run.stop().await;
     }
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
     println!("{} cuts", whole.len());
 }
 
@@ -90,7 +90,7 @@ async fn a_journal_with_both_records_truncated_is_an_error_that_names_it_and_des
     fs::write(&older, b"").expect("written");
     fixture.run_to_failure().await;
     assert_eq!(fs::read(&key).expect("it exists"), kept);
-    assert_eq!(network.cluster_count(), 1);
+    assert_eq!(network.created_count(), 1);
     // The truncated files can be restored.
     for name in ["enrolment.0", "enrolment.1"] {
         fs::remove_file(fixture.disks.path().join("esp").join(name)).expect("removed");

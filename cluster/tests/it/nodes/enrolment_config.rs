@@ -22,7 +22,7 @@ impl ConfigSources {
         let fixture = NodeFixture::single_node();
         let firmware = fixture.disks.path().join("fw_cfg");
         let kept = EnrolmentSource::EspFile(fixture.esp_enrolment().enrolment.clone());
-        let sources = EnrolmentSources::new([kept, EnrolmentSource::Firmware(firmware.clone())]);
+        let sources = EnrolmentSources::new([kept, EnrolmentSource::FwCfg(firmware.clone())]);
         Self { fixture, firmware, sources }
     }
 
@@ -115,7 +115,7 @@ fn an_unreadable_config_is_an_error_and_never_absent() {
 
 #[test]
 fn an_endless_file_is_not_read_into_memory() {
-    let enrolment = EnrolmentSources::new([EnrolmentSource::Firmware("/dev/zero".into())]);
+    let enrolment = EnrolmentSources::new([EnrolmentSource::FwCfg("/dev/zero".into())]);
     let text = error_chain(enrolment.load_ticket().expect_err("an endless file"));
     assert!(text.contains("larger than"), "{text}");
     let config = ConfigSources::new();

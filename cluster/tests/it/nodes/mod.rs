@@ -5,7 +5,7 @@ mod local_names;
 mod records;
 mod tickets;
 
-use nodekeel_cluster::consensus::{MemberName, PEER_PORT, Peer, PeerUrl};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, MemberName, Peer, PeerUrl};
 use nodekeel_cluster::node::{GoldenTicket, NodeId, TicketParts};
 use nodekeel_cluster::pki::{CertificateSpec, PendingCa};
 use nodekeel_localstorage::pki::{CertificateTemplate, PrivateKey};
@@ -32,6 +32,6 @@ pub(crate) fn ticket_parts(address: &str) -> TicketParts {
             .expect("issued"),
         revocation_list: pending_ca.empty_revocation_list().expect("a list"),
         peers: vec![Peer::new(other, "https://192.0.2.1:9999".parse().expect("a URL"))],
-        new_member: Peer::new(name, PeerUrl::new(address, PEER_PORT)),
+        new_member: Peer::new(name, PeerUrl::new(address, DEFAULT_PEER_PORT)),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nodekeel_cluster::consensus::kv::KvStore;
 use nodekeel_cluster::consensus::memory::MemoryKv;
-use nodekeel_cluster::node::{ClusterId, NodeId, NodeRecord, NodeRoles, NodeStore, RecordError};
+use nodekeel_cluster::node::{ClusterId, NodeId, NodeRecord, NodeRoles, NodeStore, NodeStoreError};
 use nodekeel_localstorage::pki::{CertificateTemplate, PrivateKey};
 use prost::Message as _;
 
@@ -79,14 +79,14 @@ async fn a_record_is_created_once_and_only_for_the_node_of_its_key() {
         "another record was created"
     );
     let wrong = nodes.create_record(&id, &foreign).await;
-    assert!(matches!(wrong, Err(RecordError::Invalid { .. })), "{wrong:?}");
+    assert!(matches!(wrong, Err(NodeStoreError::Invalid { .. })), "{wrong:?}");
     let key = PrivateKey::generate().expect("a key");
     let renewed = NodeRecord {
         certificate: CertificateTemplate::default().self_sign(&key).expect("created"),
         ..record.clone()
     };
     assert!(nodes.create_record(&id, &renewed).await.is_err());
-    assert!(matches!(nodes.update_record(&other, |_| {}).await, Err(RecordError::NotFound { .. })));
+    assert!(matches!(nodes.update_record(&other, |_| {}).await, Err(NodeStoreError::NotFound { .. })));
     assert_eq!(nodes.list_records().await.expect("listed").len(), 1);
 }
 
@@ -127,7 +127,7 @@ async fn an_invalid_record_is_an_error_that_names_its_key() {
         for error in
             [nodes.load_record(&id).await.map(drop), nodes.create_record(&id, &record).await.map(drop)]
         {
-            let Err(RecordError::Invalid { key: named, .. }) = error else { panic!("{error:?}") };
+            let Err(NodeStoreError::Invalid { key: named, .. }) = error else { panic!("{error:?}") };
             assert_eq!(named, key);
         }
     }
@@ -147,12 +147,12 @@ async fn a_role_is_set_once() {
 #[tokio::test]
 async fn the_cluster_id_is_written_once() {
     let (kv, nodes) = store_pair();
-    assert!(matches!(nodes.cluster_id().await, Err(RecordError::ClusterIdMissing)));
+    assert!(matches!(nodes.cluster_id().await, Err(NodeStoreError::ClusterIdMissing)));
     let (one, other) = (ClusterId::from_bytes([1; 16]), ClusterId::from_bytes([2; 16]));
     for asked in [one, other, one] {
         assert_eq!(nodes.init_cluster_id(asked).await.expect("written"), one);
     }
     assert_eq!(nodes.cluster_id().await.expect("written"), one);
     kv.put(b"/cluster", b"short").await.expect("put");
-    assert!(matches!(nodes.cluster_id().await, Err(RecordError::ClusterIdMissing)));
+    assert!(matches!(nodes.cluster_id().await, Err(NodeStoreError::ClusterIdMissing)));
 }

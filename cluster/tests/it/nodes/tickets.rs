@@ -1,7 +1,7 @@
 //! The content of golden tickets, and how a cluster issues them.
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
-use nodekeel_cluster::consensus::{MembershipError, PEER_PORT, PeerUrl};
+use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, MembershipError, PeerUrl};
 use nodekeel_cluster::node::{GoldenTicket, TicketError, TicketIssueError};
 use nodekeel_cluster::pki::ClusterCa;
 use nodekeel_localstorage::pki::{CertificateTemplate, PrivateKey};
@@ -169,7 +169,7 @@ fn a_ticket_built_from_parts_is_checked() {
 }
 
 fn peer_url(address: &str) -> PeerUrl {
-    PeerUrl::new(parse_ip(address), PEER_PORT)
+    PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT)
 }
 
 #[tokio::test]

@@ -131,7 +131,9 @@ fn inside_a_limited_directory_the_file_system_is_as_large_as_the_limit() {
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn ext4_does_not_limit_privileged_processes_as_the_warning_says() {
     let fixture = QuotaFixture::new(testbed::guest::disk::FileSystem::Ext4);
-    assert!(fixture.quota.quota_warnings().contains(&nodekeel_fsquota::QuotaWarning::PrivilegedCanExceed));
+    assert!(
+        fixture.quota.enforcement_gaps().contains(&nodekeel_fsquota::EnforcementGap::PrivilegedCanExceed)
+    );
     fixture.create_limited_dir("dir", both_limits(MIB, 100));
     fs::write(fixture.path("dir/file"), vec![1; 4 * MIB as usize]).unwrap();
     File::open(fixture.path("dir/file")).unwrap().sync_all().unwrap();

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
-use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaWarning};
+use nodekeel_fsquota::{EnforcementGap, OpenError, ProjectQuota};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 use rustix::thread::CapabilitySet;
 use testbed::guest::disk::{FileSystem, GuestDisk};
@@ -88,17 +88,17 @@ fn a_bind_mounted_subdirectory_opens_with_a_warning() {
         mount_bind(fixture.path("part"), &there).unwrap();
         let quota = ProjectQuota::open(&there).unwrap();
         assert!(
-            quota.quota_warnings().contains(&QuotaWarning::PartOfFileSystem),
+            quota.enforcement_gaps().contains(&EnforcementGap::PartOfFileSystem),
             "{:?}",
             quota.file_system()
         );
-        assert!(!fixture.quota.quota_warnings().contains(&QuotaWarning::PartOfFileSystem));
+        assert!(!fixture.quota.enforcement_gaps().contains(&EnforcementGap::PartOfFileSystem));
         assert!(
-            fixture.quota.quota_warnings().contains(&QuotaWarning::OthersCanLock),
+            fixture.quota.enforcement_gaps().contains(&EnforcementGap::OthersCanLock),
             "mkfs makes it readable for all users"
         );
         rustix::fs::fchmod(fixture.quota.mount_dir(), rustix::fs::Mode::RWXU).unwrap();
-        assert!(!fixture.quota.quota_warnings().contains(&QuotaWarning::OthersCanLock));
+        assert!(!fixture.quota.enforcement_gaps().contains(&EnforcementGap::OthersCanLock));
         drop(quota);
         unmount(&there, UnmountFlags::empty()).unwrap();
     });

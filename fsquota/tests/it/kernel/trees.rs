@@ -31,7 +31,8 @@ fn a_non_empty_directory_is_rejected_unless_its_tree_is_set() {
             Err(Error::NotEmpty)
         ));
         assert_eq!(fixture.read_status("full"), None);
-        let (status, changed) = fixture.quota.set_tree_limits(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        let (status, changed) =
+            fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
         assert_eq!((changed.changed, changed.special, changed.foreign), (5, 1, 0), "{changed:?}");
         assert_eq!(status.usage.inodes, Inodes(6));
         assert!(status.usage.bytes.0 >= 192 * 1024, "{status:?}");
@@ -39,7 +40,7 @@ fn a_non_empty_directory_is_rejected_unless_its_tree_is_set() {
         let (written, error) = without_sys_resource(|| write_until_error(&fixture.path("full/a/b/more")));
         assert_eq!(error.raw_os_error(), Some(fixture.limit_errno()));
         assert!(written <= MIB - 192 * 1024);
-        let (_, again) = fixture.quota.set_tree_limits(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        let (_, again) = fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
         assert_eq!((again.changed, again.unchanged), (0, 6), "{again:?}");
     });
 }
@@ -51,9 +52,9 @@ fn a_cleared_tree_frees_its_project() {
         create_tree(&fixture);
         fs::remove_file(fixture.path("full/link")).unwrap();
         let full = fixture.open_dir("full");
-        fixture.quota.set_tree_limits(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
         assert!(matches!(fixture.quota.clear_limits(full.as_fd()), Err(Error::NotEmpty)));
-        let changed = fixture.quota.clear_tree_limits(full.as_fd()).unwrap();
+        let changed = fixture.quota.clear_limits_recursive(full.as_fd()).unwrap();
         assert_eq!(changed.changed, 5, "{changed:?}");
         for name in ["full", "full/a", "full/a/b"] {
             assert_eq!(fixture.read_status(name), None);
@@ -61,7 +62,7 @@ fn a_cleared_tree_frees_its_project() {
         assert_eq!(fixture.quota.list_projects().unwrap(), []);
         fs::write(fixture.path("full/a/large"), vec![1; 4 * MIB as usize]).unwrap();
         assert_eq!(
-            fixture.quota.clear_tree_limits(full.as_fd()).unwrap().changed,
+            fixture.quota.clear_limits_recursive(full.as_fd()).unwrap().changed,
             0,
             "clearing again changes nothing"
         );
@@ -77,12 +78,12 @@ fn nested_directories_with_separate_limits_keep_them() {
         fs::write(fixture.path("full/inner/file"), "x").unwrap();
         let (outer, changed) = fixture
             .quota
-            .set_tree_limits(fixture.open_dir("full").as_fd(), both_limits(8 * MIB, 100))
+            .set_limits_recursive(fixture.open_dir("full").as_fd(), both_limits(8 * MIB, 100))
             .unwrap();
         assert_eq!((changed.changed, changed.foreign), (0, 1), "{changed:?}");
         assert_ne!(outer.project, inner.project);
         assert_eq!(fixture.read_status("full/inner").unwrap().limits, inner.limits);
-        fixture.quota.clear_tree_limits(fixture.open_dir("full").as_fd()).unwrap();
+        fixture.quota.clear_limits_recursive(fixture.open_dir("full").as_fd()).unwrap();
         assert_eq!(fixture.read_status("full/inner").unwrap().limits, inner.limits);
     });
 }

@@ -3,7 +3,9 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use crate::csi::mounter::{FileId, MountError, MountFlags, TargetConflict, TargetMount, VolumeMounter};
+use crate::csi::mounter::{
+    FileId, MountRestrictions, TargetConflict, TargetMount, TargetMountError, VolumeMounter,
+};
 use crate::csi::target_path::TargetPath;
 
 /// The directories that the suite uses.
@@ -53,7 +55,7 @@ fn check_absent_target(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>)
 fn check_mount_and_unmount(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
     let (volume, target) = (setup.volumes[0], setup.target_path("one"));
     for _ in 0..2 {
-        mounter.mount(volume, &target, MountFlags::default()).expect("mount, also after an unmount");
+        mounter.mount(volume, &target, MountRestrictions::default()).expect("mount, also after an unmount");
         let directory = FileId::from_fd(volume).expect("an open directory");
         assert_eq!(
             mount_at(mounter, &target).map(|mount| mount.directory),
@@ -69,7 +71,7 @@ fn check_flags(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
     let (volume, target) = (setup.volumes[0], setup.target_path("flags"));
     for bits in 0..16 {
         let bit = |at: u32| bits >> at & 1 == 1;
-        let flags = MountFlags { read_only: bit(0), no_suid: bit(1), no_dev: bit(2), no_exec: bit(3) };
+        let flags = MountRestrictions { read_only: bit(0), no_suid: bit(1), no_dev: bit(2), no_exec: bit(3) };
         mounter.mount(volume, &target, flags).expect("mount");
         assert_eq!(
             mount_at(mounter, &target).map(|mount| mount.flags),
@@ -82,10 +84,11 @@ fn check_flags(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
 
 fn check_no_stacking(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) {
     let ([one, two], target) = (setup.volumes, setup.target_path("twice"));
-    mounter.mount(one, &target, MountFlags::default()).expect("mount");
+    mounter.mount(one, &target, MountRestrictions::default()).expect("mount");
     for volume in [one, two] {
-        let again = mounter.mount(volume, &target, MountFlags::default());
-        let is_rejected = matches!(again, Err(MountError::Occupied { source: TargetConflict::Mount, .. }));
+        let again = mounter.mount(volume, &target, MountRestrictions::default());
+        let is_rejected =
+            matches!(again, Err(TargetMountError::Occupied { source: TargetConflict::Mount, .. }));
         assert!(is_rejected, "a mount is not stacked on another: {again:?}");
     }
     let directory = mount_at(mounter, &target).map(|mount| mount.directory);
@@ -97,7 +100,7 @@ fn check_list_targets(mounter: &dyn VolumeMounter, setup: ConformanceSetup<'_>) 
     let [one, two] = setup.volumes;
     let [first, second, other] = ["a", "b", "c"].map(|name| setup.target_path(name));
     for (volume, target) in [(one, &first), (one, &second), (two, &other)] {
-        mounter.mount(volume, target, MountFlags::default()).expect("mount");
+        mounter.mount(volume, target, MountRestrictions::default()).expect("mount");
     }
     let targets = |volume| mounter.list_targets(volume).expect("list the targets");
     assert_eq!(

@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::csi::mounter::{FileId, MountError, MountFlags, TargetConflict, TargetMount, VolumeMounter};
+use crate::csi::mounter::{
+    FileId, MountRestrictions, TargetConflict, TargetMount, TargetMountError, VolumeMounter,
+};
 use crate::csi::target_path::TargetPath;
 
 /// Keeps mounts in memory. Like the kernel, it can stack one mount on another. The parent directory of each
@@ -65,7 +67,7 @@ impl MemMounter {
 }
 
 impl VolumeMounter for MemMounter {
-    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, MountError> {
+    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, TargetMountError> {
         Ok(self.state().mounts.get(target).and_then(|stack| stack.last().copied()))
     }
 
@@ -73,13 +75,13 @@ impl VolumeMounter for MemMounter {
         &self,
         volume: BorrowedFd<'_>,
         target: &TargetPath,
-        flags: MountFlags,
-    ) -> Result<(), MountError> {
-        let failed = |source| MountError::Mount { target: target.clone(), source };
+        flags: MountRestrictions,
+    ) -> Result<(), TargetMountError> {
+        let failed = |source| TargetMountError::Mount { target: target.clone(), source };
         let directory = FileId::from_fd(volume).map_err(failed)?;
         let mut state = self.state();
         if state.mounts.contains_key(target) {
-            return Err(MountError::Occupied { target: target.clone(), source: TargetConflict::Mount });
+            return Err(TargetMountError::Occupied { target: target.clone(), source: TargetConflict::Mount });
         }
         if let Some(kind) = state.failures.pop_front() {
             return Err(failed(kind.into()));
@@ -89,18 +91,18 @@ impl VolumeMounter for MemMounter {
         Ok(())
     }
 
-    fn unmount(&self, target: &TargetPath) -> Result<(), MountError> {
+    fn unmount(&self, target: &TargetPath) -> Result<(), TargetMountError> {
         let mut state = self.state();
         if state.busy.contains(target) {
-            return Err(MountError::Busy { target: target.clone() });
+            return Err(TargetMountError::Busy { target: target.clone() });
         }
         state.mounts.remove(target);
         state.directories.remove(target);
         Ok(())
     }
 
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, MountError> {
-        let directory = FileId::from_fd(volume).map_err(|source| MountError::List { source })?;
+    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError> {
+        let directory = FileId::from_fd(volume).map_err(|source| TargetMountError::List { source })?;
         let all = self.list_mounts().into_iter();
         Ok(all.filter(|(_, mounted)| mounted.directory == directory).map(|(target, _)| target).collect())
     }

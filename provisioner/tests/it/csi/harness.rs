@@ -15,7 +15,7 @@ use nodekeel_provisioner::csi::proto::csi::*;
 use nodekeel_provisioner::csi::testing::{FakeKubelet, MemMounter, connect_socket};
 use nodekeel_provisioner::csi::{NodePlugin, PluginDeps, TargetPath, VolumeMounter};
 use nodekeel_provisioner::testing::MemStore;
-use nodekeel_provisioner::{DriverName, NodeName, OpenVolume, VolumeId, VolumeStore, VolumeStoreError};
+use nodekeel_provisioner::{DriverName, NodeName, VolumeId, VolumeOpener, VolumeStore, VolumeStoreError};
 use nodekeel_supervisor::{Context, Failure, Supervisor};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -96,7 +96,7 @@ impl VolumeDirectories {
     }
 }
 
-impl OpenVolume for VolumeDirectories {
+impl VolumeOpener for VolumeDirectories {
     fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
         match File::open(self.path(id)) {
             Ok(file) => Ok(file.into()),

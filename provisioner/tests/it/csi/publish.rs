@@ -11,7 +11,9 @@ use nodekeel_provisioner::csi::proto::csi::volume_capability::access_mode::Mode;
 use nodekeel_provisioner::csi::proto::csi::volume_usage::Unit;
 use nodekeel_provisioner::csi::proto::csi::*;
 use nodekeel_provisioner::csi::testing::MemMounter;
-use nodekeel_provisioner::csi::{FileId, MountError, MountFlags, TargetMount, TargetPath, VolumeMounter};
+use nodekeel_provisioner::csi::{
+    FileId, MountRestrictions, TargetMount, TargetMountError, TargetPath, VolumeMounter,
+};
 use tonic::Code;
 
 use super::harness::{TestPlugin, id, mount_capability, publish_message};
@@ -228,7 +230,7 @@ impl SlowMounter {
 }
 
 impl VolumeMounter for SlowMounter {
-    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, MountError> {
+    fn find_mount(&self, target: &TargetPath) -> Result<Option<TargetMount>, TargetMountError> {
         self.memory.find_mount(target)
     }
 
@@ -236,8 +238,8 @@ impl VolumeMounter for SlowMounter {
         &self,
         volume: BorrowedFd<'_>,
         target: &TargetPath,
-        flags: MountFlags,
-    ) -> Result<(), MountError> {
+        flags: MountRestrictions,
+    ) -> Result<(), TargetMountError> {
         let mut gate = self.gate.lock().expect("not poisoned");
         gate.0 = true;
         self.changed.notify_all();
@@ -245,11 +247,11 @@ impl VolumeMounter for SlowMounter {
         self.memory.mount(volume, target, flags)
     }
 
-    fn unmount(&self, target: &TargetPath) -> Result<(), MountError> {
+    fn unmount(&self, target: &TargetPath) -> Result<(), TargetMountError> {
         self.memory.unmount(target)
     }
 
-    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, MountError> {
+    fn list_targets(&self, volume: BorrowedFd<'_>) -> Result<Vec<TargetPath>, TargetMountError> {
         self.memory.list_targets(volume)
     }
 }

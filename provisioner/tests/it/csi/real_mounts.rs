@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nodekeel_provisioner::csi::testing::{ConformanceSetup, conformance};
 use nodekeel_provisioner::csi::{
-    BindMounter, MountError, MountFlags, TargetConflict, TargetPath, VolumeMounter,
+    BindMounter, MountRestrictions, TargetConflict, TargetMountError, TargetPath, VolumeMounter,
 };
 use tonic::Code;
 
@@ -85,7 +85,7 @@ fn the_os_mounter_keeps_the_contract() {
 fn a_mount_shows_the_volume_and_enforces_its_flags() {
     run_in_mount_namespace(|| {
         let (fixture, target) = (MountFixture::new(), "kubelet/pods/a");
-        let read_only = MountFlags { read_only: true, ..Default::default() };
+        let read_only = MountRestrictions { read_only: true, ..Default::default() };
         fixture
             .mounts
             .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), read_only)
@@ -107,11 +107,11 @@ fn a_busy_target_stays_until_it_is_free() {
         let fixture = MountFixture::new();
         fixture
             .mounts
-            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountFlags::default())
+            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountRestrictions::default())
             .expect("mount");
         let used = File::open(fixture.path("kubelet/pods/a/file")).expect("open");
         let error = fixture.mounts.unmount(&fixture.target("pods/a")).expect_err("in use");
-        assert!(matches!(error, MountError::Busy { .. }), "{error:?}");
+        assert!(matches!(error, TargetMountError::Busy { .. }), "{error:?}");
         assert!(fixture.mounts.find_mount(&fixture.target("pods/a")).expect("inspect").is_some());
         drop(used);
         fixture.mounts.unmount(&fixture.target("pods/a")).expect("unmount");
@@ -122,7 +122,7 @@ fn a_busy_target_stays_until_it_is_free() {
 #[ignore = "needs root"]
 fn links_and_conflicting_files_are_kept() {
     run_in_mount_namespace(|| {
-        let (fixture, flags) = (MountFixture::new(), MountFlags::default());
+        let (fixture, flags) = (MountFixture::new(), MountRestrictions::default());
         let outside = fixture.path("outside");
         fs::create_dir_all(outside.join("mount")).expect("create");
         symlink(&outside, fixture.path("kubelet/pods/way")).expect("link");
@@ -134,28 +134,28 @@ fn links_and_conflicting_files_are_kept() {
         for below in ["pods/way/mount", "pods/end", "pods/file", "pods/file/x"] {
             let target = fixture.target(below);
             assert!(
-                matches!(mount(below), Err(MountError::NotDirectory { .. })),
+                matches!(mount(below), Err(TargetMountError::NotDirectory { .. })),
                 "{below}: {:?}",
                 mount(below)
             );
             assert!(
-                matches!(fixture.mounts.unmount(&target), Err(MountError::NotDirectory { .. })),
+                matches!(fixture.mounts.unmount(&target), Err(TargetMountError::NotDirectory { .. })),
                 "{below}"
             );
             assert!(
-                matches!(fixture.mounts.find_mount(&target), Err(MountError::NotDirectory { .. })),
+                matches!(fixture.mounts.find_mount(&target), Err(TargetMountError::NotDirectory { .. })),
                 "{below}"
             );
         }
-        assert!(matches!(mount("pods/none/mount"), Err(MountError::NoParent { .. })));
+        assert!(matches!(mount("pods/none/mount"), Err(TargetMountError::NoParent { .. })));
         let full = mount("pods/full");
         assert!(
-            matches!(full, Err(MountError::Occupied { source: TargetConflict::NotEmpty, .. })),
+            matches!(full, Err(TargetMountError::Occupied { source: TargetConflict::NotEmpty, .. })),
             "{full:?}"
         );
         let full = fixture.mounts.unmount(&fixture.target("pods/full"));
         assert!(
-            matches!(full, Err(MountError::Occupied { source: TargetConflict::NotEmpty, .. })),
+            matches!(full, Err(TargetMountError::Occupied { source: TargetConflict::NotEmpty, .. })),
             "{full:?}"
         );
         assert_eq!(fixture.mounts.list_targets(volume.as_fd()).expect("list"), []);
@@ -172,7 +172,7 @@ fn a_mount_that_fails_leaves_no_directory() {
         let target = fixture.target("pods/a");
         fixture
             .mounts
-            .mount(file.as_fd(), &target, MountFlags::default())
+            .mount(file.as_fd(), &target, MountRestrictions::default())
             .expect_err("a file isn't a directory");
         assert!(!fixture.path("kubelet/pods/a").exists());
     });
@@ -189,7 +189,7 @@ fn mounts_inside_a_published_volume_do_not_reach_the_store() {
         fs::create_dir(fixture.path("volumes/one/sub")).expect("create");
         fixture
             .mounts
-            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountFlags::default())
+            .mount(fixture.volume("one").as_fd(), &fixture.target("pods/a"), MountRestrictions::default())
             .expect("mount");
         let sub = fixture.path("kubelet/pods/a/sub");
         mount(Some("none"), &sub, Some("tmpfs"), MsFlags::empty(), nothing).expect("mount");

@@ -1,6 +1,6 @@
 //! How an exit is reported.
 
-use nodekeel_supervisor::process::{MAX_TAIL_LINE, MAX_TAIL_LINES, Readiness, Signal};
+use nodekeel_supervisor::process::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES, Readiness, Signal};
 use nodekeel_supervisor::{ExitReason, RunnableState};
 
 use super::{ProcessFixture, perl, sh};
@@ -95,7 +95,10 @@ async fn the_last_lines_are_bounded_and_safe_to_print() {
     let script = r#"print "\e[31m", "x" x 100000, "\n", "\xff" x 3000, "\n", "\n" x 3, "end"; exit 1"#;
     let fixture = ProcessFixture::run_once(perl(script));
     let (_, exit) = fixture.wait_failure().await;
-    assert!(exit.tail.iter().all(|line| line.len() <= MAX_TAIL_LINE && !line.contains('\u{1b}')), "{exit:?}");
+    assert!(
+        exit.tail.iter().all(|line| line.len() <= MAX_TAIL_LINE_BYTES && !line.contains('\u{1b}')),
+        "{exit:?}"
+    );
     assert_eq!(exit.tail.last().map(String::as_str), Some("end"));
     fixture.shutdown().await;
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use nodekeel_cluster::enrolment::{ClusterIdentity, ClusterNode};
+use nodekeel_cluster::enrolment::{ClusterNode, NodeMembership};
 use nodekeel_supervisor::Failure;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use testbed::leftovers;
@@ -114,7 +114,7 @@ async fn run_and_report(run: &NodeRun, killer: &ProcessKiller) {
 /// stale, learners, and whether an earlier key exists.
 async fn probe_node(
     run: &NodeRun,
-    membership: &ClusterIdentity,
+    membership: &NodeMembership,
     kept: &mut Option<bool>,
 ) -> Result<String, Failure> {
     let kv = run.node.namespaced_kv("test", "kills")?;
