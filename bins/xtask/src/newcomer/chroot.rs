@@ -44,16 +44,15 @@ impl Chroot {
         chroot.copy_machine_settings()?;
         chroot.copy_toolchain()?;
         chroot.clone_checkout()?;
-        chroot.mount_kernel_file_systems()?;
         Ok(chroot)
     }
 
     /// How this machine reaches the package registries.
     fn copy_machine_settings(&self) -> Result<()> {
-        for file in ["/etc/resolv.conf", "/etc/hosts", "/etc/apt/.", "/etc/ssl/."] {
-            let to = self.root.join(file.trim_start_matches('/'));
-            fs::create_dir_all(to.parent().unwrap_or(&self.root)).context("prepare /etc")?;
-            testbed::command_output(Command::new("cp").args(["-rL", file]).arg(&to))
+        for path in ["etc/resolv.conf", "etc/hosts", "etc/apt", "etc/ssl"] {
+            // A directory is replaced as a whole; links lead outside the chroot, so their targets are copied.
+            let to = self.root.join("etc");
+            testbed::command_output(Command::new("cp").arg("-rL").arg(Path::new("/").join(path)).arg(&to))
                 .context("copy the settings")?;
         }
         Ok(())
@@ -75,22 +74,12 @@ impl Chroot {
         testbed::command_output(&mut clone).context("clone the checkout").map(drop)
     }
 
-    fn mount_kernel_file_systems(&self) -> Result<()> {
-        for directory in KERNEL_FILE_SYSTEMS {
-            let to = self.root.join(directory);
-            let mut mount = Command::new("mount");
-            mount.args(["--rbind", "--make-rslave"]).arg(Path::new("/").join(directory)).arg(&to);
-            testbed::command_output(&mut mount)
-                .with_context(|| format!("mount /{directory} in the chroot"))?;
-        }
-        Ok(())
-    }
-
     /// The line in the checkout, by a login shell that has cargo on its path.
     fn command(&self, line: &str) -> Command {
-        let mut command = Command::new("chroot");
+        let mut command = Command::new("unshare");
         let script = format!("export PATH=/{TOOLCHAIN}/bin:$PATH HOME=/root; cd /{CHECKOUT} && {line}");
-        command.arg(&self.root).args(["/bin/sh", "-ec", &script]);
+        command.args(["--mount", "--propagation", "private", "/bin/sh", "-ec", ENTER, "enter"]);
+        command.arg(&self.root).arg(script);
         command.env("DEBIAN_FRONTEND", "noninteractive");
         for name in [
             "CARGO",
@@ -106,18 +95,8 @@ impl Chroot {
         command
     }
 
-    /// Removes it, if it exists. Nothing is removed while anything is mounted below it: that would be this machine's.
+    /// Removes it, if it exists. Its mounts are in the mount namespaces of its commands alone.
     fn remove(&self) -> Result<()> {
-        for directory in KERNEL_FILE_SYSTEMS {
-            // Whether it worked is checked below, for all of them.
-            let _ = testbed::command_output(Command::new("umount").arg("-lR").arg(self.root.join(directory)));
-        }
-        let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
-        ensure!(
-            !has_mount_below(&table, &self.root),
-            "unmount what is below {}, then try again",
-            self.root.display()
-        );
         match fs::remove_dir_all(&self.root) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(error).with_context(|| format!("remove {}", self.root.display()))
@@ -127,13 +106,14 @@ impl Chroot {
     }
 }
 
-/// *Source:* proc_pid_mountinfo(5): the fifth field is the mount point.
-fn has_mount_below(table: &str, root: &Path) -> bool {
-    let mut targets = table.lines().filter_map(|line| line.split(' ').nth(4));
-    targets.any(|target| Path::new(target).starts_with(root))
-}
-
-const KERNEL_FILE_SYSTEMS: [&str; 3] = ["proc", "sys", "dev"];
+/// Enters the tree `$1` as a root file system, and runs the script `$2`: runc's `pivot_root` and mountinfo need `/` to be a mount.
+const ENTER: &str = r#"
+mount --bind "$1" "$1"
+for each in proc sys dev; do mount --rbind "/$each" "$1/$each"; done
+cd "$1"
+pivot_root . mnt
+exec chroot . /bin/sh -ec "umount -l /mnt; $2"
+"#;
 
 /// This machine's, so that its mirrors serve it.
 fn debian_release() -> Result<String> {
@@ -142,17 +122,4 @@ fn debian_release() -> Result<String> {
     codename
         .map(|name| name.trim_matches('"').to_owned())
         .context("/etc/os-release names no VERSION_CODENAME")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mount_below_the_chroot_is_found_and_one_beside_it_is_not() {
-        let table =
-            "22 1 0:21 / /w/chroot/proc rw - proc proc rw\n23 1 0:22 / /w/chrootless rw - tmpfs a rw\n";
-        assert!(has_mount_below(table, Path::new("/w/chroot")));
-        assert!(!has_mount_below(table, Path::new("/w/chroo")) && !has_mount_below(table, Path::new("/x")));
-    }
 }
