@@ -72,6 +72,11 @@ pub(crate) enum RejectReason {
     NotAFile,
     #[error("larger than {limit} bytes")]
     TooLarge { limit: u64 },
+    #[error(
+        "commit record is damaged, and the files of its directory may be old or new: restore the directory, or \
+         remove the record if the files match"
+    )]
+    DamagedCommit,
     #[error("stopped by the caller")]
     Stopped,
     #[error("directory changes during its removal: stop the process that adds entries, then try again")]
@@ -86,6 +91,7 @@ impl RejectReason {
             Self::Symlink | Self::NotAFile => io::ErrorKind::InvalidInput,
             Self::MountPoint | Self::Changing => io::ErrorKind::ResourceBusy,
             Self::TooLarge { .. } => io::ErrorKind::FileTooLarge,
+            Self::DamagedCommit => io::ErrorKind::InvalidData,
             Self::Stopped => io::ErrorKind::Interrupted,
             Self::NoOpenat2 => io::ErrorKind::Unsupported,
         }
@@ -174,6 +180,12 @@ impl Error {
     /// The file is larger than the limit.
     pub fn is_too_large(&self) -> bool {
         self.io_kind() == io::ErrorKind::FileTooLarge
+    }
+
+    /// The record of an interrupted [commit](crate::tree::LayoutDir::commit_files) is damaged: some files of
+    /// its directory may be replaced, and others not. Nothing was changed.
+    pub fn is_damaged_commit(&self) -> bool {
+        self.reject_reason() == Some(RejectReason::DamagedCommit)
     }
 
     /// The caller's hook stopped the operation. Earlier changes remain.

@@ -2,9 +2,15 @@
 //!
 //! A [`StepJournal`] keeps one record in two files, `NAME.0` and `NAME.1`, which are written in turn, in
 //! place, with a sync after each write. The newest complete record is the state; a record that was being
-//! written at a power cut is ignored, and the older one is the state. Nothing is ever renamed, so this also
-//! holds on vfat, where a rename is not atomic. Both files keep their blocks, so a full disk stops only a
-//! record that is longer than any before it.
+//! written at a power cut is ignored, and the older one is the state, also if the other file can't be read.
+//! Nothing is ever renamed, so this also holds on vfat, where a rename is not atomic. Both files get 64 KiB
+//! when they are created and keep their blocks: a commit of a record that fits changes neither their sizes
+//! nor, on vfat, their chains of clusters, and a full disk stops only a longer one. Where a longer record
+//! extends a file on vfat, a power cut at that moment may make the file system read-only until it is checked
+//! with fsck; the state is kept.
+//!
+//! While the files are created, the empty file `NAME.new` exists. Only then a journal without a complete
+//! record is a new one; otherwise empty or unknown files are damaged, and are not changed.
 //!
 //! ```text
 //!  offset  0        8        12       16           24         28
@@ -41,7 +47,7 @@
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -69,7 +75,7 @@ pub use step_list::{InvalidStepList, StepEvent, StepList, StepListError, StepRun
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The name is not a valid file name, or too long for two more bytes.
+    /// The name is not a valid file name, or too long for four more bytes.
     #[error("invalid step journal name {name:?}")]
     InvalidName {
         /// The requested name.
@@ -91,15 +97,21 @@ pub enum JournalError {
         /// The locked file.
         path: PathBuf,
     },
-    /// Both records are damaged. A crash cannot cause this: the disk did, or another program. Nothing was
-    /// changed. Restore the files, or remove both to start over, if the steps may be started over.
-    #[error("both records of step journal {} are damaged", .path.display())]
+    /// Both records are damaged, empty or missing. A crash cannot cause this: the disk did, or another program.
+    /// Nothing was changed. Restore the files, or remove both to start over, if the steps may be started over.
+    #[error(
+        "both records of step journal {} are damaged: restore both files, or remove both to start over",
+        .path.display()
+    )]
     Damaged {
         /// The file with the first record; the name of the second differs in its last byte.
         path: PathBuf,
     },
     /// A newer release has written it: run that release.
-    #[error("step journal {} was written by a newer release (format {version})", .path.display())]
+    #[error(
+        "step journal {} was written by a newer release (format {version}): run that release",
+        .path.display()
+    )]
     NewerFormat {
         /// The file.
         path: PathBuf,
@@ -145,6 +157,9 @@ impl JournalError {
     }
 }
 
+/// The size in bytes of a new file, and the unit in which it grows: far more than the state of a few steps.
+const SLOT_BYTES: usize = 64 << 10;
+
 /// A small state that survives a kill at any point. The [module](self) describes the format.
 ///
 /// An open journal is locked: one process at a time can open it, and only once.
@@ -161,6 +176,42 @@ struct JournalSlot {
     name: OsString,
     /// None if the file does not exist yet.
     file: Option<OwnedFd>,
+}
+
+impl JournalSlot {
+    /// Its record; no bytes if the file does not exist.
+    fn read(&self) -> io::Result<Vec<u8>> {
+        self.file.as_ref().map_or_else(|| Ok(Vec::new()), read_slot)
+    }
+
+    /// Writes a record at the start of the file, durably.
+    fn write(&mut self, dir: &Dir, bytes: &[u8]) -> io::Result<()> {
+        let file = self.allocate(dir, bytes.len())?;
+        syscalls::write_at(file, bytes, 0)?;
+        syscalls::sync(file)?;
+        Ok(())
+    }
+
+    /// Creates the file if it does not exist, and gives it blocks for this many bytes, durably.
+    fn allocate(&mut self, dir: &Dir, bytes: usize) -> io::Result<&OwnedFd> {
+        let file = match self.file.take() {
+            Some(file) => file,
+            // The file may exist: a sync after its creation may have failed.
+            None => match open_slot(dir, &self.name)? {
+                Some(file) => file,
+                None => syscalls::create_new_file(dir, &self.name)?,
+            },
+        };
+        let file = self.file.insert(file);
+        if syscalls::stat(&*file)?.st_size < bytes as i64 {
+            syscalls::allocate(&*file, bytes.next_multiple_of(SLOT_BYTES) as u64)?;
+            // vfat writes the chain of clusters by the first sync, and the new size by the second: in between, a
+            // power cut leaves a file that can be read.
+            syscalls::sync(dir)?;
+            syscalls::sync(&*file)?;
+        }
+        Ok(file)
+    }
 }
 
 /// Unlocks at once. Closing alone would not: a child that another thread is starting has the descriptor, and
@@ -181,28 +232,29 @@ impl StepJournal {
     /// [`JournalError::NewerFormat`], with nothing changed; [`JournalError::InvalidName`];
     /// [`JournalError::Open`].
     pub fn open(dir: &Dir, name: &str) -> Result<Self, JournalError> {
-        let names = [slot_name(name, 0)?, slot_name(name, 1)?];
-        let path = dir.path().join(&names[0]);
+        let names = JournalNames::try_new(name)?;
+        let path = dir.path().join(&names.slots[0]);
         let open_error = |source: io::Error| JournalError::Open { path: path.clone(), source };
         let dir = dir.open_dir("").map_err(|error| open_error(io::Error::other(error)))?;
-        let [first, second] = names;
-        let Some(file) = lock_first_slot(&dir, &first).map_err(open_error)? else {
+        let Some(file) = lock_first_slot(&dir, &names)? else {
             return Err(JournalError::InUse { path });
         };
+        let [first, second] = names.slots;
         let first = JournalSlot { name: first, file: Some(file) };
-        let file = open_slot(&dir, &second).map_err(open_error)?;
-        let slots = [first, JournalSlot { name: second, file }];
-        let mut contents = [Vec::new(), Vec::new()];
-        for (content, slot) in contents.iter_mut().zip(&slots) {
-            if let Some(file) = &slot.file {
-                *content = read_slot(file).map_err(open_error)?;
-            }
-        }
-        let newest = newest_record(&contents, &path)?;
-        let (generation, content) =
-            newest.map_or((0, Vec::new()), |record| (record.generation, record.content.to_vec()));
+        let second = JournalSlot { file: open_slot(&dir, &second).map_err(open_error)?, name: second };
+        let is_being_created = open_slot(&dir, &names.marker).map_err(open_error)?.is_some();
+        let slots = [first, second];
+        let contents = [slots[0].read(), slots[1].read()];
+        let newest = newest_record(contents, is_being_created, &path)?;
+        let (generation, content) = newest.unwrap_or_default();
         let mut journal = Self { dir, slots, generation, content };
         journal.sync_newest_record().map_err(open_error)?;
+        if is_being_created {
+            for slot in &mut journal.slots {
+                slot.allocate(&journal.dir, SLOT_BYTES).map_err(open_error)?;
+            }
+            journal.unlink_file(&names.marker).map_err(open_error)?;
+        }
         Ok(journal)
     }
 
@@ -246,13 +298,14 @@ impl StepJournal {
 
     /// Removes the first file last: it holds the lock.
     fn unlink_files(&self) -> io::Result<()> {
-        for slot in self.slots.iter().rev() {
-            match syscalls::unlink(&self.dir, &slot.name) {
-                Ok(()) | Err(Errno::NOENT) => syscalls::sync(&self.dir)?,
-                Err(source) => return Err(source.into()),
-            }
+        self.slots.iter().rev().try_for_each(|slot| self.unlink_file(&slot.name))
+    }
+
+    fn unlink_file(&self, name: &OsStr) -> io::Result<()> {
+        match syscalls::unlink(&self.dir, name) {
+            Ok(()) | Err(Errno::NOENT) => Ok(syscalls::sync(&self.dir)?),
+            Err(source) => Err(source.into()),
         }
-        Ok(())
     }
 
     /// Writes the newest record once more in place. The record that was read may not be on the disk: its
@@ -260,6 +313,8 @@ impl StepJournal {
     /// the older one, so this one must be durable first. A torn write does no harm: the bytes are the same,
     /// or the older record is complete.
     fn sync_newest_record(&mut self) -> io::Result<()> {
+        // The process that created or extended the files may have been killed before this.
+        syscalls::sync(&self.dir)?;
         let content = std::mem::take(&mut self.content);
         let record = JournalRecord { generation: self.generation, content: &content };
         let written = match record.to_bytes() {
@@ -267,29 +322,11 @@ impl StepJournal {
             None => Ok(()),
         };
         self.content = content;
-        written?;
-        // The process that created the files may have been killed before this.
-        syscalls::sync(&self.dir)?;
-        Ok(())
+        written
     }
 
     fn write_record(&mut self, generation: u64, bytes: &[u8]) -> io::Result<()> {
-        let slot = &mut self.slots[usize::from(generation % 2 == 1)];
-        let file = match &slot.file {
-            Some(file) => file,
-            None => {
-                // The file may exist: a sync after its creation may have failed.
-                let file = match open_slot(&self.dir, &slot.name)? {
-                    Some(file) => file,
-                    None => syscalls::create_new_file(&self.dir, &slot.name)?,
-                };
-                syscalls::sync(&self.dir)?;
-                slot.file.insert(file)
-            }
-        };
-        syscalls::write_at(file, bytes, 0)?;
-        syscalls::sync(file)?;
-        Ok(())
+        self.slots[usize::from(generation % 2 == 1)].write(&self.dir, bytes)
     }
 }
 
@@ -303,59 +340,100 @@ impl fmt::Debug for StepJournal {
     }
 }
 
-/// The newest complete record; none in a new journal.
-fn newest_record<'a>(
-    contents: &'a [Vec<u8>; 2],
+/// The generation and the content of the newest complete record; none in a new journal.
+///
+/// A file that can't be read counts as a torn one if the other has a complete record: on vfat, a power cut
+/// while a file grows can leave it longer than its chain of clusters.
+fn newest_record(
+    contents: [io::Result<Vec<u8>>; 2],
+    is_being_created: bool,
     path: &Path,
-) -> Result<Option<JournalRecord<'a>>, JournalError> {
-    let mut newest: Option<JournalRecord<'a>> = None;
+) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
+    let mut newest: Option<(u64, Vec<u8>)> = None;
+    let mut unreadable = None;
     for (slot, content) in (0..).zip(contents) {
-        match JournalRecord::from_bytes(content) {
-            // A record in the wrong file was copied there.
-            Ok(record) if record.generation % 2 != slot => {}
-            Ok(record) if newest.is_none_or(|other| other.generation < record.generation) => {
-                newest = Some(record)
+        let bytes = match content {
+            Ok(bytes) => bytes,
+            Err(source) => {
+                unreadable = Some(JournalError::Open { path: path.to_owned(), source });
+                continue;
             }
-            Ok(_) => {}
+        };
+        match JournalRecord::from_bytes(&bytes) {
+            // A record in the wrong file was copied there.
+            Ok(JournalRecord { generation, content })
+                if generation % 2 == slot && newest.as_ref().is_none_or(|newest| newest.0 < generation) =>
+            {
+                newest = Some((generation, content.to_vec()));
+            }
             Err(RecordFormatError::NewerVersion { version }) => {
                 return Err(JournalError::NewerFormat { path: path.to_owned(), version });
             }
-            Err(_) => {}
+            Ok(_) | Err(_) => {}
         }
     }
-    // If the creation was killed, the first file has no more than its header. The second is empty, since it
-    // is written only after the first is durable.
-    let is_new = contents[0].len() <= record::HEADER_BYTES && contents[1].is_empty();
-    if newest.is_none() && !is_new {
-        return Err(JournalError::Damaged { path: path.to_owned() });
+    match (newest, unreadable) {
+        (Some(newest), _) => Ok(Some(newest)),
+        (None, Some(unreadable)) => Err(unreadable),
+        (None, None) if is_being_created => Ok(None),
+        (None, None) => Err(JournalError::Damaged { path: path.to_owned() }),
     }
-    Ok(newest)
 }
 
-fn slot_name(name: &str, slot: u8) -> Result<OsString, JournalError> {
-    match FileName::try_new(format!("{name}.{slot}")) {
-        Ok(name) => Ok(name.as_os_str().to_owned()),
-        Err(source) => Err(JournalError::InvalidName { name: name.to_owned(), source }),
+/// The names of a journal's files.
+#[derive(Debug)]
+struct JournalNames {
+    slots: [OsString; 2],
+    /// Exists while the slots are being created.
+    marker: OsString,
+}
+
+impl JournalNames {
+    fn try_new(name: &str) -> Result<Self, JournalError> {
+        let with_suffix = |suffix| match FileName::try_new(format!("{name}.{suffix}")) {
+            Ok(name) => Ok(name.as_os_str().to_owned()),
+            Err(source) => Err(JournalError::InvalidName { name: name.to_owned(), source }),
+        };
+        Ok(Self { slots: [with_suffix("0")?, with_suffix("1")?], marker: with_suffix("new")? })
     }
 }
 
 /// Opens or creates the first file, and locks it. None if it is locked already.
-fn lock_first_slot(dir: &Dir, name: &OsString) -> io::Result<Option<OwnedFd>> {
+fn lock_first_slot(dir: &Dir, names: &JournalNames) -> Result<Option<OwnedFd>, JournalError> {
+    let [first, second] = &names.slots;
+    let path = dir.path().join(first);
+    let open_error = |source| JournalError::Open { path: path.clone(), source };
     loop {
-        let file = match open_slot(dir, name)? {
+        let file = match open_slot(dir, first).map_err(open_error)? {
             Some(file) => file,
-            None => match syscalls::create_new_file(dir, name) {
-                Err(Errno::EXIST) => continue,
-                created => created?,
-            },
+            None => {
+                match open_slot(dir, second).map_err(open_error)? {
+                    None => create_marker(dir, &names.marker).map_err(open_error)?,
+                    // The first file was lost.
+                    Some(file) => drop(newest_record([Ok(Vec::new()), read_slot(&file)], false, &path)?),
+                }
+                match syscalls::create_new_file(dir, first) {
+                    Err(Errno::EXIST) => continue,
+                    created => created.map_err(|source| open_error(source.into()))?,
+                }
+            }
         };
-        if !syscalls::try_lock(&file)? {
+        if !syscalls::try_lock(&file).map_err(|source| open_error(source.into()))? {
             return Ok(None);
         }
         // Another process may have removed the journal since the file was opened.
-        if syscalls::stat(&file)?.st_nlink > 0 {
+        if syscalls::stat(&file).map_err(|source| open_error(source.into()))?.st_nlink > 0 {
             return Ok(Some(file));
         }
+    }
+}
+
+/// Creates the marker, durably before the files: a power cut may leave those in any state. It may exist
+/// already, and does no harm beside a complete record.
+fn create_marker(dir: &Dir, name: &OsStr) -> io::Result<()> {
+    match syscalls::create_new_file(dir, name) {
+        Ok(_) | Err(Errno::EXIST) => Ok(syscalls::sync(dir)?),
+        Err(source) => Err(source.into()),
     }
 }
 
@@ -369,15 +447,22 @@ fn open_slot(dir: &Dir, name: &OsString) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// Reads the record. What follows does not belong to it, and on vfat may not even be readable.
 fn read_slot(file: &OwnedFd) -> io::Result<Vec<u8>> {
-    let mut content = Vec::new();
-    let mut buffer = [0; 4096];
-    // Bytes beyond the longest record do not belong to a record.
-    while content.len() < record::HEADER_BYTES + MAX_CONTENT_BYTES {
-        match syscalls::read(file.as_fd(), &mut buffer)? {
-            0 => break,
-            n => content.extend_from_slice(&buffer[..n]),
+    let mut bytes = Vec::new();
+    for length in [|_: &[u8]| record::HEADER_BYTES, record::record_bytes] {
+        let length = length(&bytes);
+        while bytes.len() < length {
+            let read = bytes.len();
+            bytes.resize(length, 0);
+            match syscalls::read(file.as_fd(), &mut bytes[read..])? {
+                0 => {
+                    bytes.truncate(read);
+                    return Ok(bytes);
+                }
+                n => bytes.truncate(read + n),
+            }
         }
     }
-    Ok(content)
+    Ok(bytes)
 }

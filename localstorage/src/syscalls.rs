@@ -5,7 +5,9 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{self, AtFlags, FlockOperation, IFlags, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
+use rustix::fs::{
+    self, AtFlags, FallocateFlags, FlockOperation, IFlags, Mode, OFlags, RenameFlags, ResolveFlags, Stat,
+};
 use rustix::io::{self, Result, retry_on_intr};
 
 use crate::failpoints;
@@ -132,6 +134,15 @@ pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], offset: u64) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Extends the file to this size, with blocks. A file system that can't reserve blocks (NFS) does nothing.
+pub(crate) fn allocate(file: impl AsFd, size: u64) -> Result<()> {
+    failpoints::check_failpoint("fallocate")?;
+    match retry_on_intr(|| fs::fallocate(file.as_fd(), FallocateFlags::empty(), 0, size)) {
+        Err(io::Errno::OPNOTSUPP) => Ok(()),
+        allocated => allocated,
+    }
 }
 
 pub(crate) fn sync(file: impl AsFd) -> Result<()> {

@@ -15,6 +15,7 @@ mod disk;
 mod disk_volume;
 mod lifecycle;
 mod marker;
+mod places;
 pub(crate) mod probe;
 mod uuid;
 

@@ -64,6 +64,12 @@ pub const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
 pub const TUNE2FS: Tool = Tool { name: "tune2fs", package: "e2fsprogs" };
 /// Formats FAT.
 pub const MKFS_VFAT: Tool = Tool { name: "mkfs.vfat", package: "dosfstools" };
+/// Formats btrfs.
+pub const MKFS_BTRFS: Tool = Tool { name: "mkfs.btrfs", package: "btrfs-progs" };
+/// Formats LUKS.
+pub const CRYPTSETUP: Tool = Tool { name: "cryptsetup", package: "cryptsetup-bin" };
+/// Makes a disk whose writes are logged, for power cuts.
+pub const DMSETUP: Tool = Tool { name: "dmsetup", package: "dmsetup" };
 /// Identifies the content of a disk.
 pub const BLKID: Tool = Tool { name: "blkid", package: "util-linux" };
 /// Runs a program with a file locked.
@@ -81,7 +87,7 @@ pub const CC: Tool = Tool { name: "cc", package: "gcc" };
 pub const GIT: Tool = Tool { name: "git", package: "git" };
 
 /// Every program that the workspace's builds, tests, benches and demo run.
-pub const ALL: [Tool; 32] = [
+pub const ALL: [Tool; 35] = [
     CC,
     GIT,
     IP,
@@ -110,6 +116,9 @@ pub const ALL: [Tool; 32] = [
     MKFS_EXT4,
     TUNE2FS,
     MKFS_VFAT,
+    MKFS_BTRFS,
+    CRYPTSETUP,
+    DMSETUP,
     BLKID,
     FLOCK,
     MOUNT,

@@ -52,9 +52,9 @@ impl PrivateKey {
     /// [`PkiError::Generate`] if random numbers are unavailable.
     pub fn generate() -> Result<PrivateKey, PkiError> {
         let mut pair = KeyPair::generate_for(&PKCS_ED25519).map_err(PkiError::generate)?;
-        let key = PrivateKey::from_pkcs8(pair.serialized_der()).map_err(PkiError::generate);
+        let der = to_version_1(pair.serialized_der());
         pair.zeroize();
-        key
+        PrivateKey::from_pkcs8(&der).map_err(PkiError::generate)
     }
 
     /// Parses PKCS #8 from exactly one PEM block.
@@ -100,9 +100,49 @@ impl PrivateKey {
     }
 }
 
+/// The same key in version 1 of PKCS #8, without the public key: OpenSSL reads version 2 only from 3.5 on.
+///
+/// *Source:* RFC 5958 section 2, RFC 8410 section 7: both versions have the seed at the same place.
+fn to_version_1(der: &[u8]) -> Zeroizing<Vec<u8>> {
+    const SEED: std::ops::Range<usize> = 16..48;
+    let mut version_1 = Zeroizing::new(Vec::with_capacity(SEED.end));
+    version_1.extend_from_slice(der.get(..SEED.end).unwrap_or(der));
+    if let [_, length, _, _, version, ..] = version_1.as_mut_slice() {
+        (*length, *version) = (0x2e, 0);
+    }
+    version_1
+}
+
 /// Prints nothing of the key, not even its length.
 impl fmt::Debug for PrivateKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PrivateKey").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generated_key_is_pkcs8_version_1_which_every_openssl_reads() {
+        let key = PrivateKey::generate().unwrap();
+        // What `openssl genpkey -algorithm ed25519 -outform DER` of OpenSSL 3.0 starts with.
+        let head = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+        assert_eq!((&key.expose_pkcs8()[..16], key.expose_pkcs8().len()), (&head[..], 48));
+        let again = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+        assert_eq!(again.public_key(), key.public_key());
+    }
+
+    #[test]
+    fn a_key_in_version_2_is_read_and_keeps_its_bytes() {
+        let pair = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+        let version_2 = pair.serialized_der();
+        assert_eq!(version_2[4], 1, "the library writes version 2");
+        let key = PrivateKey::from_pkcs8(version_2).unwrap();
+        // The digest of a ticket covers its keys.
+        assert_eq!(key.expose_pkcs8(), version_2);
+        let rewritten = PrivateKey::from_pkcs8(&to_version_1(version_2)).unwrap();
+        assert_eq!(rewritten.public_key(), key.public_key());
     }
 }

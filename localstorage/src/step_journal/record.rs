@@ -91,6 +91,13 @@ impl<'a> JournalRecord<'a> {
     }
 }
 
+/// The length of the record that begins with these bytes; that of its header if they are not a header.
+pub(super) fn record_bytes(start: &[u8]) -> usize {
+    let is_header = start.len() >= HEADER_BYTES && start.starts_with(MAGIC);
+    let content = is_header.then(|| u32_at(start, 12) as usize).filter(|&length| length <= MAX_CONTENT_BYTES);
+    HEADER_BYTES + content.unwrap_or_default()
+}
+
 /// The checksum of all fields but itself.
 fn checksum(header: &[u8], content: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&header[..CHECKSUM_RANGE.start]), content)

@@ -8,8 +8,13 @@ use super::{JournalError, StepJournal};
 /// A list of named steps.
 ///
 /// Each step must be repeatable after it was completed or started: it is repeated if the process is killed
-/// before the journal records it. The list is part of the content of the journal: a list with other names, or
-/// in another order, is a different one.
+/// before the journal records it.
+///
+/// The journal records the steps by their names, so that a later release may add steps anywhere, also to a
+/// run that an earlier release has completed: a run resumes with the steps that the journal does not record
+/// as completed, in the order of the list. A name is never reused for another step. A journal with a step
+/// that is missing from the list is rejected: a newer release has written it, and only that release knows
+/// what the step did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepList {
     step_names: Vec<String>,
@@ -37,20 +42,17 @@ pub enum StepListError {
     /// The journal cannot be read or written.
     #[error("can't access the step journal")]
     Journal(#[source] JournalError),
-    /// The journal was written for a different step list: by another program, or another release of this one.
-    /// Nothing was changed: let that one finish, or remove the journal to start over, if the steps may be
-    /// started over.
+    /// The journal records a step that is missing from the list: a newer release has written it. Nothing was
+    /// changed: run that release.
     #[error(
-        "step journal {} was written for a different step list: {recorded:?}, not {expected:?}",
+        "step journal {} was written by a newer release (step {step:?} is unknown): run that release",
         .path.display()
     )]
-    DifferentSteps {
+    UnknownStep {
         /// The file of the journal.
         path: PathBuf,
-        /// The names of its steps.
-        recorded: Vec<String>,
-        /// The names of this list.
-        expected: Vec<String>,
+        /// The first unknown step.
+        step: String,
     },
     /// The journal is complete, but its content is not step progress. Nothing was changed.
     #[error("step journal {} holds something other than step progress; nothing was changed", .path.display())]
@@ -107,10 +109,10 @@ impl StepList {
     }
 
     /// Starts at the first step with this state. If the journal has recorded progress, resumes with the
-    /// recorded step and state instead.
+    /// recorded state at the first step that it does not record as completed.
     ///
     /// # Errors
-    /// [`StepListError::DifferentSteps`] and [`StepListError::NotAStepRecord`], with nothing changed;
+    /// [`StepListError::UnknownStep`] and [`StepListError::NotAStepRecord`], with nothing changed;
     /// [`StepListError::Journal`].
     pub fn start_run(&self, journal: StepJournal, state: &[u8]) -> Result<StepRun, StepListError> {
         self.start_run_with_hook(journal, state, |_| {})
@@ -135,18 +137,12 @@ impl StepList {
             ),
         };
         let is_resumed = recorded.is_some();
-        let progress = recorded.unwrap_or_else(|| StepProgress {
-            names: self.step_names.clone(),
-            next: 0,
-            state: state.to_vec(),
-        });
-        if progress.names != self.step_names {
-            return Err(StepListError::DifferentSteps {
-                path,
-                recorded: progress.names,
-                expected: self.step_names.clone(),
-            });
-        }
+        let progress = match recorded {
+            Some(recorded) => {
+                recorded.continue_with(self).map_err(|step| StepListError::UnknownStep { path, step })?
+            }
+            None => StepProgress { names: self.step_names.clone(), next: 0, state: state.to_vec() },
+        };
         let mut run = StepRun { journal, progress, is_resumed, hook: Box::new(hook) };
         if is_resumed {
             run.report_next_step();
@@ -173,6 +169,11 @@ impl StepRun {
     /// The current step; none after the last.
     pub fn current_step(&self) -> Option<&str> {
         self.progress.names.get(self.progress.next).map(String::as_str)
+    }
+
+    /// The steps that the journal records as completed, in the order of their completion.
+    pub fn completed_steps(&self) -> &[String] {
+        &self.progress.names[..self.progress.next]
     }
 
     /// The state recorded by the last step, or by the start.
@@ -247,8 +248,8 @@ impl fmt::Debug for StepRun {
 }
 
 /// The recorded progress of a run: the number of names, the index of the next, each name after its length,
-/// the state.
-#[derive(Clone, PartialEq, Eq)]
+/// the state. The names before the next one are those of the completed steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepProgress {
     names: Vec<String>,
     next: usize,
@@ -284,6 +285,20 @@ impl StepProgress {
         (next <= steps.step_names.len()).then(|| Self { names: steps.step_names, next, state: rest.to_vec() })
     }
 
+    /// The same progress in a list that may have more steps, or another order. The error is the first recorded
+    /// step that is missing from the list.
+    fn continue_with(self, list: &StepList) -> Result<Self, String> {
+        let Self { mut names, next, state } = self;
+        if let Some(unknown) = names.iter().find(|name| !list.step_names.contains(name)) {
+            return Err(unknown.clone());
+        }
+        names.truncate(next);
+        let remaining: Vec<_> =
+            list.step_names.iter().filter(|name| !names.contains(name)).cloned().collect();
+        names.extend(remaining);
+        Ok(Self { names, next, state })
+    }
+
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         Self::encode(&self.names, self.next, &self.state)
@@ -313,6 +328,24 @@ mod tests {
             let read = StepProgress::from_bytes(&progress.to_bytes()).unwrap();
             prop_assert!(read == progress);
         }
+    }
+
+    #[test]
+    fn recorded_steps_are_known_by_their_names() {
+        let continued = |recorded: &[&str], next, list: &[&str]| {
+            let names = recorded.iter().map(|name| (*name).to_owned()).collect();
+            let list = StepList::try_new(list.iter().copied()).unwrap();
+            StepProgress { names, next, state: b"s".to_vec() }
+                .continue_with(&list)
+                .map(|progress| (progress.names[..next].join(" "), progress.names[next..].join(" ")))
+        };
+        let split = |done: &str, remaining: &str| Ok((done.to_owned(), remaining.to_owned()));
+        assert_eq!(continued(&["a", "b"], 1, &["a", "b"]), split("a", "b"));
+        assert_eq!(continued(&["a", "b"], 2, &["a", "b", "c"]), split("a b", "c"), "added at the end");
+        assert_eq!(continued(&["a", "b"], 2, &["x", "a", "y", "b"]), split("a b", "x y"), "added elsewhere");
+        assert_eq!(continued(&["a", "b", "c"], 1, &["c", "x", "b", "a"]), split("a", "c x b"), "reordered");
+        assert_eq!(continued(&["a", "b", "c"], 1, &["a", "b"]), Err("c".to_owned()), "a step is unknown");
+        assert_eq!(continued(&["a", "z", "b"], 3, &["a", "b"]), Err("z".to_owned()), "a step is unknown");
     }
 
     #[test]

@@ -49,13 +49,12 @@ pub(super) fn commit_files(directory: &LayoutDir, contents: &[(&LayoutFile, &[u8
 }
 
 /// Completes a commit that a crash interrupted.
+///
+/// The record got its name only when it was durable, so a damaged one may be that of a commit whose files are
+/// partly replaced: it stays, and is an error.
 pub(super) fn complete_commit(directory: &LayoutDir) -> Result<(), Error> {
     match read_record(directory)? {
-        Some(record) => match decode_record(&record) {
-            Some(changes) => replay_changes(directory, &changes),
-            // An incomplete record was never committed: all files have their old content.
-            None => remove_record(directory),
-        },
+        Some(record) => replay_changes(directory, &parse_record(directory, &record)?),
         None => Ok(()),
     }
 }
@@ -69,7 +68,7 @@ pub(crate) fn committed_content(
     let (Some(record), Some(name)) = (read_record(directory)?, name_in_directory(directory, file)) else {
         return Ok(None);
     };
-    let changes = decode_record(&record).unwrap_or_default();
+    let changes = parse_record(directory, &record)?;
     let change = changes.iter().find(|change| change.name == name);
     Ok(change.map(|change| Zeroizing::new(change.content.to_vec())))
 }
@@ -81,6 +80,13 @@ fn read_record(directory: &LayoutDir) -> Result<Option<Zeroizing<Vec<u8>>>, Erro
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn parse_record<'a>(directory: &LayoutDir, record: &'a [u8]) -> Result<Vec<FileChange<'a>>, Error> {
+    decode_record(record).ok_or_else(|| {
+        let path = directory.path().join(COMMIT_RECORD);
+        Error::new(FileOperation::Read, path, RejectReason::DamagedCommit)
+    })
 }
 
 fn replay_changes(directory: &LayoutDir, changes: &[FileChange<'_>]) -> Result<(), Error> {

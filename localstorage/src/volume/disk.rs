@@ -2,15 +2,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{Advice, FlockOperation, OFlags, fadvise, flock};
 
 use super::VolumeError;
+use super::places;
 use super::probe::{
-    SECTOR_BYTES, VolumeContents, claim_offset, encode_claim, is_claim, parse_claim_uuid, probe_disk,
+    SECTOR_BYTES, VolumeContents, claim_offset, encode_claim, is_blank_but_for_claim, is_claim,
+    parse_claim_uuid, probe_with_readahead,
 };
 use super::uuid::Uuid;
 
@@ -47,7 +50,16 @@ impl Disk {
     }
 
     pub(super) fn probe_contents(&self) -> Result<VolumeContents, VolumeError> {
-        probe_disk(&mut &self.file).map_err(device_error("probe", &self.path))
+        let readahead = |offsets: &[u64]| self.start_reading(offsets);
+        probe_with_readahead(&mut &self.file, readahead).map_err(device_error("probe", &self.path))
+    }
+
+    /// Starts to read blocks, so that the disk works on many of them at a time, in the best order. A failure
+    /// shows when they are read.
+    fn start_reading(&self, offsets: &[u64]) {
+        for offset in offsets {
+            let _ = fadvise(&self.file, *offset, NonZeroU64::new(places::BLOCK_BYTES), Advice::WillNeed);
+        }
     }
 
     /// The major and minor number, if it is a device.
@@ -61,7 +73,8 @@ impl Disk {
     /// Formats the disk as XFS, so that an interrupted format is detected.
     ///
     /// The claim is written before the first byte of the file system, and removed after the last one. While
-    /// it is present, the file system cannot contain data: it is formatted again.
+    /// it is present, the file system cannot contain data: it is formatted again. A format that failed before
+    /// it wrote anything leaves no claim, which would cover what another program writes later.
     pub(super) fn format_xfs(
         &self,
         format: &XfsFormat<'_>,
@@ -83,7 +96,18 @@ impl Disk {
                 uuid
             }
         };
-        format.run_mkfs(&self.path, uuid)?;
+        if let Err(error) = format.run_mkfs(&self.path, uuid) {
+            let readahead = |offsets: &[u64]| self.start_reading(offsets);
+            if is_blank_but_for_claim(&mut &self.file, readahead).unwrap_or(false) {
+                // The first error is the useful one.
+                let _ = self.release_claim();
+            }
+            return Err(error);
+        }
+        self.release_claim()
+    }
+
+    fn release_claim(&self) -> Result<(), VolumeError> {
         let sector = self.read_claim_sector()?;
         // mkfs.xfs does not write to the sector of the claim. Should that change, no claim is left to remove.
         if is_claim(&sector) {
@@ -147,7 +171,10 @@ impl XfsFormat<'_> {
         command.args(self.force.then_some("-f")).arg("--").arg(disk);
         command.env("LC_ALL", "C").stdin(Stdio::null());
         let to_error = |source, stderr| VolumeError::Format { path: disk.to_owned(), stderr, source };
-        let output = command.output().map_err(|source| to_error(source, String::new()))?;
+        let output = command.output().map_err(|source| {
+            let text = format!("can't run {}: {source}; install xfsprogs", self.mkfs.display());
+            to_error(io::Error::new(source.kind(), text), String::new())
+        })?;
         if output.status.success() {
             return Ok(());
         }

@@ -18,7 +18,7 @@ const MAX_LABEL_BYTES: usize = 12;
 /// # Behaviour
 /// | contents of the disk | `mount_new` | `mount_existing` |
 /// |---|---|---|
-/// | only zeros in the first 64 KiB, and no signature in the first and last MiB | writes a claim, formats, releases the claim, mounts, writes the marker | [`Absent`](VolumeError::Absent) |
+/// | [blank](VolumeContents::Blank) | writes a claim, formats, releases the claim, mounts, writes the marker | [`Absent`](VolumeError::Absent) |
 /// | a claim, and only the signatures that it names: killed while formatting | formats again | [`Unfinished`](VolumeError::Unfinished) |
 /// | an XFS with our label, without files and without the marker: killed before the end | mounts, writes the marker | [`Unfinished`](VolumeError::Unfinished) |
 /// | an XFS with our label and the marker | [`Occupied`](VolumeError::Occupied) | mounts |
@@ -29,7 +29,8 @@ const MAX_LABEL_BYTES: usize = 12;
 /// needed, and the disk may be moved to another host halfway. The claim names the file system to be created
 /// and, with [`ErasePolicy::Exactly`], the contents to be erased, by their
 /// [fingerprints](super::DiskSignature::fingerprint). It does not cover data that was written to the disk
-/// since, even of the same kind.
+/// since, even of the same kind, but it covers data without a signature, as a half-written file system is: if
+/// mkfs.xfs can't be started, or fails before it wrote anything, the claim is released again.
 #[derive(Debug)]
 pub struct DiskVolume {
     device_path: PathBuf,

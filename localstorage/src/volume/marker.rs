@@ -2,7 +2,7 @@
 
 use crate::dir::Dir;
 use crate::error::Error;
-use crate::metadata::FileMode;
+use crate::metadata::{FileKind, FileMode};
 
 /// Its name in the root directory of the volume.
 pub(super) const MARKER_NAME: &str = ".data-volume";
@@ -35,10 +35,17 @@ impl VolumeMarker {
             _ => {}
         }
         let entries = top.list()?;
-        // mkfs.ext4 creates this directory in every file system.
-        match entries.iter().filter(|entry| entry.name != "lost+found").count() {
-            0 => Ok(VolumeMarker::Unfinished),
-            entries => Ok(VolumeMarker::Foreign { entries }),
+        match entries.as_slice() {
+            [] => Ok(VolumeMarker::Unfinished),
+            // mkfs.ext4 creates this directory in every file system; fsck and xfs_repair put files into it.
+            [only]
+                if only.name == "lost+found"
+                    && only.kind == FileKind::Dir
+                    && top.open_dir("lost+found")?.list()?.is_empty() =>
+            {
+                Ok(VolumeMarker::Unfinished)
+            }
+            entries => Ok(VolumeMarker::Foreign { entries: entries.len() }),
         }
     }
 

@@ -5,13 +5,11 @@ use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::iter;
 
+use super::places;
 use super::uuid::Uuid;
 
 /// The bytes read at each end. Every signature in the table lies within.
 const WINDOW_BYTES: u64 = 1 << 20;
-
-/// The bytes at the start in which any value but zero counts as data.
-const ZEROED_START_BYTES: usize = 64 << 10;
 
 /// The block around a signature that its fingerprint covers: it contains the UUIDs and times of superblocks
 /// and headers.
@@ -71,6 +69,11 @@ fn xfs_fingerprint(uuid: &[u8], label: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(uuid), &label[..end])
 }
 
+/// The offset of the claim on a disk of this size.
+pub(crate) fn claim_offset(size: u64) -> u64 {
+    size.saturating_sub(CLAIM_FROM_END) / 4096 * 4096
+}
+
 /// One signature found on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskSignature {
@@ -84,7 +87,7 @@ pub struct DiskSignature {
 }
 
 impl DiskSignature {
-    /// The name for unknown data: bytes other than zero near the start of the disk.
+    /// The name for unknown data: bytes other than zero, found where a blank disk has none.
     pub const DATA: &'static str = "data";
 
     fn is_xfs(&self) -> bool {
@@ -107,7 +110,8 @@ impl fmt::Display for DiskSignature {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VolumeContents {
-    /// No signature, and nothing but zeros in the first 64 KiB.
+    /// Nothing but zeros in the first and the last MiB, where file systems, partition tables and encrypted
+    /// devices keep copies of their headers, and in 4 KiB at each of 4,096 even places.
     Blank,
     /// The claim of an interrupted format by this crate, and no data written since.
     Interrupted,
@@ -251,12 +255,21 @@ const ZFS_UBERBLOCKS: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\
 /// The magic of a Linux software RAID, which may lie near the end of a member.
 const MD_RAID_MAGIC: &[u8] = b"\xfc\x4e\x2b\xa9";
 
-/// Probes the contents of a disk or disk image. It reads only the first and the last MiB.
+/// Probes the contents of a disk or disk image. It reads the first and the last MiB and, if both are zero, up
+/// to 20 MiB more: a second or less on a solid-state disk.
 ///
 /// # Errors
 /// Errors of reading; [`io::ErrorKind::InvalidInput`] for a disk of less than 2 MiB. An unreadable disk is
 /// never reported as blank.
 pub fn probe_disk(disk: &mut (impl Read + Seek)) -> io::Result<VolumeContents> {
+    probe_with_readahead(disk, |_| {})
+}
+
+/// Like [`probe_disk`], with a function that is given the offsets of blocks before they are read.
+pub(crate) fn probe_with_readahead(
+    disk: &mut (impl Read + Seek),
+    readahead: impl Fn(&[u64]),
+) -> io::Result<VolumeContents> {
     let ends = DiskEnds::read(disk)?;
     let found = ends.find_signatures();
     let found = match found.first() {
@@ -266,7 +279,26 @@ pub fn probe_disk(disk: &mut (impl Read + Seek)) -> io::Result<VolumeContents> {
         }
         Some(_) => VolumeContents::Occupied { found },
     };
-    Ok(if ends.claim_explains(&found) { VolumeContents::Interrupted } else { found })
+    if ends.claim_explains(&found) {
+        return Ok(VolumeContents::Interrupted);
+    }
+    match found {
+        // The ends alone prove nothing: they may have been overwritten, and the rest can be recovered.
+        VolumeContents::Blank => Ok(match places::find_hidden_data(disk, ends.size, readahead)? {
+            Some(signature) => VolumeContents::Occupied { found: vec![signature] },
+            None => VolumeContents::Blank,
+        }),
+        found => Ok(found),
+    }
+}
+
+/// Whether a disk is [`VolumeContents::Blank`], apart from a claim.
+pub(crate) fn is_blank_but_for_claim(
+    disk: &mut (impl Read + Seek),
+    readahead: impl Fn(&[u64]),
+) -> io::Result<bool> {
+    let ends = DiskEnds::read(disk)?;
+    Ok(ends.find_signatures().is_empty() && places::find_hidden_data(disk, ends.size, readahead)?.is_none())
 }
 
 /// Checks that probing never panics, and that only zeros are reported as blank.
@@ -286,17 +318,11 @@ pub fn fuzz_disk_image(bytes: &[u8]) {
         let len = bytes.len().min(image.len() - start);
         image[start..start + len].copy_from_slice(&bytes[..len]);
         if let Ok(VolumeContents::Blank) = probe_disk(&mut io::Cursor::new(&image)) {
-            assert!(
-                image[..ZEROED_START_BYTES].iter().all(|byte| *byte == 0),
-                "a disk with data is not blank"
-            );
+            let (head, tail) =
+                (&image[..WINDOW_BYTES as usize], &image[image.len() - WINDOW_BYTES as usize..]);
+            assert!([head, tail].concat().iter().all(|byte| *byte == 0), "a disk with data is not blank");
         }
     }
-}
-
-/// The offset of the claim on a disk of this size.
-pub(crate) fn claim_offset(size: u64) -> u64 {
-    size.saturating_sub(CLAIM_FROM_END) / 4096 * 4096
 }
 
 /// The first and the last MiB of a disk.
@@ -375,9 +401,7 @@ impl DiskEnds {
         self.find_swap(&mut found);
         self.find_trailing_raid(&mut found);
         self.find_zfs(&mut found);
-        if let Some(at) = self.head[..ZEROED_START_BYTES].iter().position(|byte| *byte != 0) {
-            found.push(self.new_signature(DiskSignature::DATA, at as u64));
-        }
+        found.extend(self.find_data().map(|offset| self.new_signature(DiskSignature::DATA, offset)));
         // `data` sorts after other names of the same offset: it names a disk only without other signatures.
         found.sort_by_key(|signature| {
             (signature.offset, signature.name == DiskSignature::DATA, signature.name)
@@ -387,6 +411,21 @@ impl DiskEnds {
             found.retain(|signature| signature.name != DiskSignature::DATA);
         }
         found
+    }
+
+    /// The first byte other than zero, outside the sector of a claim.
+    fn find_data(&self) -> Option<u64> {
+        let first = |bytes: &[u8]| bytes.iter().position(|byte| *byte != 0);
+        if let Some(at) = first(&self.head) {
+            return Some(at as u64);
+        }
+        let start = self.size - WINDOW_BYTES;
+        let claim = (claim_offset(self.size) - start) as usize;
+        let (before, rest) = self.tail.split_at(claim);
+        let (sector, behind) = rest.split_at(SECTOR_BYTES);
+        let sector = if is_claim(sector) { &[] } else { sector };
+        let parts = [(0, before), (claim, sector), (claim + SECTOR_BYTES, behind)];
+        parts.iter().find_map(|(at, part)| Some(start + (at + first(part)?) as u64))
     }
 
     fn find_table_signatures(&self, found: &mut Vec<DiskSignature>) {

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
+use nodekeel_localstorage::pki::PkiError;
 use nodekeel_localstorage::testing::fuzz_commit_record;
 use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
-use nodekeel_localstorage::{FileStore as _, READ_LIMIT};
+use nodekeel_localstorage::{FileMode, FileStore as _, READ_LIMIT};
 use proptest::prelude::*;
 
 /// Reads two files of a commit through a layout created after a restart.
@@ -53,8 +54,8 @@ fn a_commit_killed_or_failing_at_any_step_is_all_old_or_all_new() {
     }
 }
 
-#[test]
-fn a_commit_record_cut_at_any_byte_is_ignored() {
+/// A directory with a half-replayed commit: the certificate is new, the key is old, the record is complete.
+fn half_replayed_commit() -> (Arc<MemFileStore>, LayoutTarget, Vec<u8>) {
     let store = Arc::new(MemFileStore::default());
     let target = LayoutTarget::new(store.clone(), "/data");
     let pki = target.create_layout::<DataPartition>().unwrap().node.credentials;
@@ -62,15 +63,41 @@ fn a_commit_record_cut_at_any_byte_is_ignored() {
     store.fail_nth(2, InjectedFault::CrashAfter);
     pki.commit_files(&[(&pki.certificate, b"new"), (&pki.key, b"new key")]).unwrap_err();
     store.clear_fault();
-    let path = Path::new("node/credentials/.commit");
-    let record = store.read(path).unwrap();
-    store.write(Path::new("node/credentials/cert.pem"), b"old", pki.certificate.mode()).unwrap();
-    for len in 0..record.len() {
-        store.write(path, &record[..len], pki.key.mode()).unwrap();
-        assert_eq!(read_both_files(&target).0, b"old", "cut at {len}");
+    assert_eq!(
+        (pki.certificate.read().unwrap(), pki.key.read().unwrap()),
+        (b"new".into(), b"old key".into())
+    );
+    let record = store.read(Path::new(RECORD)).unwrap();
+    (store, target, record)
+}
+
+const RECORD: &str = "node/credentials/.commit";
+
+#[test]
+fn a_damaged_commit_record_beside_half_replayed_files_is_an_error_and_stays() {
+    let (store, target, record) = half_replayed_commit();
+    let zeroed = vec![0; record.len()];
+    let flipped: Vec<u8> = record.iter().map(|byte| byte ^ 1).collect();
+    let cuts = (0..record.len()).map(|len| &record[..len]);
+    for damaged in cuts.chain([&zeroed[..], &flipped]) {
+        store.write(Path::new(RECORD), damaged, FileMode::PRIVATE_FILE).unwrap();
+        let error = anyhow::Error::from(target.create_layout::<DataPartition>().unwrap_err());
+        let text = format!("{error:#}");
+        assert!(text.contains("credentials/.commit: commit record is damaged"), "{text}");
+        assert_eq!(store.read(Path::new(RECORD)).unwrap(), damaged, "the record was changed");
     }
-    store.write(path, &record, pki.key.mode()).unwrap();
-    assert_eq!(read_both_files(&target), (b"new".to_vec(), b"new key".to_vec()));
+    store.write(Path::new(RECORD), &record, FileMode::PRIVATE_FILE).unwrap();
+    assert_eq!(read_both_files(&target), (b"new".to_vec(), b"new key".to_vec()), "the record was restored");
+}
+
+#[test]
+fn credentials_beside_a_damaged_commit_record_are_not_loaded() {
+    let (store, target, record) = half_replayed_commit();
+    let pki = target.create_layout::<DataPartition>().unwrap().node.credentials;
+    store.write(Path::new(RECORD), &record[..record.len() - 1], FileMode::PRIVATE_FILE).unwrap();
+    let error = pki.load_credentials().unwrap_err();
+    let PkiError::Read { source, .. } = &error else { panic!("{error:?}") };
+    assert!(source.is_damaged_commit(), "{error:?}");
 }
 
 #[test]

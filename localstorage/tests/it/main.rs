@@ -13,6 +13,7 @@ mod model;
 mod mount;
 mod paths;
 mod pki;
+mod power_cut;
 mod removal;
 mod replace;
 mod step_journal;

@@ -29,6 +29,11 @@ fn write_two_records(dir: &Dir) -> [Vec<u8>; 2] {
     slot_contents(dir.path())
 }
 
+/// The length of a record, without the zeros up to the end of its file.
+const fn record_bytes(content: &[u8]) -> usize {
+    28 + content.len()
+}
+
 fn slot_contents(path: &Path) -> [Vec<u8>; 2] {
     ["j.0", "j.1"].map(|name| fs::read(path.join(name)).expect("the entry exists"))
 }
@@ -45,6 +50,7 @@ fn a_new_journal_has_no_state_and_the_last_commit_is_the_state() {
         assert_eq!(committed_state(&dir), Some(vec![number; 3]));
     }
     assert_eq!(raw_names(temporary.path()), ["j.0", "j.1"]);
+    assert_eq!(slot_contents(temporary.path()).map(|slot| slot.len()), [64 << 10; 2]);
     open_journal(&dir).remove_files().expect("the entry is removed");
     assert_eq!(raw_names(temporary.path()), [""; 0]);
 }
@@ -71,11 +77,12 @@ fn files_are_written_in_turn_and_in_place() {
 fn a_newest_record_cut_at_any_byte_falls_back_to_the_older_state() {
     let (temporary, dir) = scratch_dir();
     let [newest, _] = write_two_records(&dir);
-    for length in 0..newest.len() {
+    let whole = record_bytes(b"new");
+    for length in 0..whole {
         for filler in [None, Some(0), Some(0xff)] {
             let mut cut = newest[..length].to_vec();
             if let Some(filler) = filler {
-                cut.resize(newest.len(), filler);
+                cut.resize(whole, filler);
             }
             fs::write(temporary.path().join("j.0"), &cut).expect("the file is written");
             assert_eq!(committed_state(&dir).as_deref(), Some(&b"old"[..]), "cut at {length}");
@@ -89,7 +96,7 @@ fn a_newest_record_cut_at_any_byte_falls_back_to_the_older_state() {
 fn a_newest_record_with_any_byte_flipped_falls_back_to_the_older_state() {
     let (temporary, dir) = scratch_dir();
     let [newest, _] = write_two_records(&dir);
-    for at in 0..newest.len() {
+    for at in 0..record_bytes(b"new") {
         for flip in [0x01, 0x80, 0xff] {
             let mut flipped = newest.clone();
             flipped[at] ^= flip;
@@ -103,31 +110,159 @@ fn a_newest_record_with_any_byte_flipped_falls_back_to_the_older_state() {
 fn a_commit_overwrites_the_torn_record() {
     let (temporary, dir) = scratch_dir();
     let [newest, older] = write_two_records(&dir);
-    fs::write(temporary.path().join("j.0"), &newest[..newest.len() - 1]).expect("the file is written");
+    fs::write(temporary.path().join("j.0"), &newest[..record_bytes(b"new") - 1])
+        .expect("the file is written");
     open_journal(&dir).commit(b"next").expect("the state is committed");
     assert_eq!(slot_contents(temporary.path())[1], older, "the only complete record is unchanged");
     assert_eq!(committed_state(&dir).as_deref(), Some(&b"next"[..]));
 }
 
+/// Opens a journal that is damaged, and checks that nothing was changed.
+fn check_damaged(dir: &Dir, files: &[(&str, &[u8])]) {
+    for name in ["j.0", "j.1"] {
+        dir.remove_file(name).expect("the file is removed");
+    }
+    for (name, content) in files {
+        fs::write(dir.path().join(name), content).expect("the file is written");
+    }
+    let error = StepJournal::open(dir, "j").expect_err("no record is complete");
+    assert!(
+        matches!(&error, JournalError::Damaged { path } if path.ends_with("j.0")),
+        "{files:?}: {error:?}"
+    );
+    for (name, content) in files {
+        assert_eq!(&fs::read(dir.path().join(name)).expect("the file exists"), content, "{name}");
+    }
+    assert_eq!(raw_names(dir.path()), files.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+}
+
 #[test]
 fn two_damaged_records_are_an_error_and_stay_unchanged() {
+    let (_temporary, dir) = scratch_dir();
+    write_two_records(&dir);
+    for damage in [b"x".as_slice(), &[0; 4096], &[0xff; 40]] {
+        check_damaged(&dir, &[("j.0", damage), ("j.1", damage)]);
+        check_damaged(&dir, &[("j.0", damage)]);
+        check_damaged(&dir, &[("j.1", damage)]);
+    }
+}
+
+#[test]
+fn empty_files_of_a_journal_are_damaged_and_not_a_new_journal() {
+    let (_temporary, dir) = scratch_dir();
+    write_two_records(&dir);
+    check_damaged(&dir, &[("j.0", b""), ("j.1", b"")]);
+    check_damaged(&dir, &[("j.0", b"")]);
+    check_damaged(&dir, &[("j.1", b"")]);
+    check_damaged(&dir, &[("j.0", b"short garbage"), ("j.1", b"")]);
+}
+
+#[test]
+fn a_creation_that_a_power_cut_left_in_any_state_is_repeated() {
+    let states: [Option<&[u8]>; 5] =
+        [None, Some(b""), Some(b"short garbage"), Some(&[0; 4096]), Some(&[0xff; 5000])];
+    for first in states {
+        for second in states {
+            let (temporary, dir) = scratch_dir();
+            // The marker is durable before the files, and removed after them.
+            fs::write(temporary.path().join("j.new"), "").expect("the file is written");
+            for (name, content) in [("j.0", first), ("j.1", second)] {
+                if let Some(content) = content {
+                    fs::write(temporary.path().join(name), content).expect("the file is written");
+                }
+            }
+            // A lost first file is no state of a creation.
+            if first.is_none() && second.is_some() {
+                continue;
+            }
+            let mut journal = open_journal(&dir);
+            assert_eq!(journal.committed_state(), None, "{first:?} and {second:?}");
+            assert_eq!(raw_names(temporary.path()), ["j.0", "j.1"]);
+            assert_eq!(slot_contents(temporary.path()).map(|slot| slot.len()), [64 << 10; 2]);
+            journal.commit(b"state").expect("the state is committed");
+            drop(journal);
+            assert_eq!(committed_state(&dir).as_deref(), Some(&b"state"[..]));
+        }
+    }
+}
+
+#[test]
+fn a_creation_that_failed_at_any_call_is_completed_by_the_next_open() {
+    for nth in 1.. {
+        let (temporary, dir) = scratch_dir();
+        let created = with_failpoint_hook(fail_nth_call(nth), || StepJournal::open(&dir, "j").map(drop));
+        assert_eq!(committed_state(&dir), None, "call {nth}");
+        assert_eq!(raw_names(temporary.path()), ["j.0", "j.1"], "call {nth}");
+        assert_eq!(slot_contents(temporary.path()).map(|slot| slot.len()), [64 << 10; 2], "call {nth}");
+        if created.is_ok() {
+            assert!(nth > 10, "a creation takes {nth} calls");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_marker_beside_a_complete_record_does_no_harm() {
     let (temporary, dir) = scratch_dir();
     write_two_records(&dir);
-    for damage in [b"".as_slice(), b"x", &[0; 4096], &[0xff; 40]] {
-        for name in ["j.0", "j.1"] {
-            fs::write(temporary.path().join(name), damage).expect("the file is written");
+    fs::write(temporary.path().join("j.new"), "").expect("the file is written");
+    assert_eq!(committed_state(&dir).as_deref(), Some(&b"new"[..]));
+    assert_eq!(raw_names(temporary.path()), ["j.0", "j.1"]);
+}
+
+/// Makes the nth read fail, as on a bad block, or on vfat beyond the end of a file's chain of clusters.
+fn fail_nth_read(nth: u32) -> impl FnMut(&'static str) -> SyscallAction {
+    let mut reads = 0;
+    move |call| {
+        reads += u32::from(call == "read");
+        match call == "read" && reads == nth {
+            true => SyscallAction::Fail(rustix::io::Errno::IO.raw_os_error()),
+            false => SyscallAction::Proceed,
         }
-        if damage.is_empty() {
-            continue;
-        }
-        let error = StepJournal::open(&dir, "j").expect_err("both records are damaged");
-        assert!(matches!(&error, JournalError::Damaged { path } if path.ends_with("j.0")), "{error:?}");
-        assert_eq!(slot_contents(temporary.path()), [damage, damage]);
     }
-    // A damaged record in one file and no other file: a killed creation cannot leave that.
-    fs::write(temporary.path().join("j.0"), [1; 100]).expect("the file is written");
-    fs::remove_file(temporary.path().join("j.1")).expect("the entry is removed");
-    assert!(matches!(StepJournal::open(&dir, "j"), Err(JournalError::Damaged { .. })));
+}
+
+#[test]
+fn an_unreadable_file_counts_as_a_torn_record_if_the_other_is_complete() {
+    // The first two reads are those of the first file, its header and its content.
+    for (nth, state) in [(1, "old"), (2, "old"), (3, "new"), (4, "new")] {
+        let (_temporary, dir) = scratch_dir();
+        write_two_records(&dir);
+        let journal = with_failpoint_hook(fail_nth_read(nth), || StepJournal::open(&dir, "j"));
+        let mut journal = journal.unwrap_or_else(|error| panic!("read {nth}: {error:?}"));
+        assert_eq!(journal.committed_state(), Some(state.as_bytes()), "read {nth}");
+        journal.commit(b"next").expect("the state is committed");
+        drop(journal);
+        assert_eq!(committed_state(&dir).as_deref(), Some(&b"next"[..]));
+    }
+}
+
+#[test]
+fn an_unreadable_file_beside_a_damaged_record_is_an_error_of_the_read() {
+    let (temporary, dir) = scratch_dir();
+    write_two_records(&dir);
+    fs::write(temporary.path().join("j.1"), [0; 4096]).expect("the file is written");
+    let error = with_failpoint_hook(fail_nth_read(1), || StepJournal::open(&dir, "j"));
+    let error = error.expect_err("no record is known");
+    assert!(
+        matches!(&error, JournalError::Open { source, .. } if source.raw_os_error() == Some(5)),
+        "{error:?}"
+    );
+    assert_eq!(committed_state(&dir).as_deref(), Some(&b"new"[..]), "nothing was changed");
+}
+
+#[test]
+fn a_commit_of_any_usual_length_changes_no_file_size() {
+    let (temporary, dir) = scratch_dir();
+    let mut journal = open_journal(&dir);
+    for length in [1, 4000, 10, (64 << 10) - 28] {
+        journal.commit(&vec![1; length]).expect("the state is committed");
+        assert_eq!(slot_contents(temporary.path()).map(|slot| slot.len()), [64 << 10; 2], "{length}");
+    }
+    for _ in 0..2 {
+        journal.commit(&[2; 64 << 10]).expect("the state is committed");
+    }
+    assert_eq!(slot_contents(temporary.path()).map(|slot| slot.len()), [128 << 10; 2]);
 }
 
 #[test]
@@ -164,7 +299,7 @@ fn a_record_over_the_limit_is_rejected_and_changes_nothing() {
 #[test]
 fn invalid_journal_names_are_rejected() {
     let (_temporary, dir) = scratch_dir();
-    for name in ["a/b", "../a", "a\0", &"x".repeat(254)] {
+    for name in ["a/b", "../a", "a\0", &"x".repeat(252)] {
         assert!(matches!(StepJournal::open(&dir, name), Err(JournalError::InvalidName { .. })), "{name:?}");
     }
 }
@@ -288,29 +423,85 @@ fn a_run_resumes_at_the_first_unrecorded_step() {
     assert_eq!(run.recorded_state(), b"after one");
 }
 
+fn step_list(names: &[&str]) -> StepList {
+    StepList::try_new(names.iter().copied()).expect("a valid step list")
+}
+
+/// Runs the remaining steps and returns their names.
+fn run_steps(dir: &Dir, names: &[&str]) -> Vec<String> {
+    let mut run = step_list(names).start_run(open_journal(dir), b"").expect("the run starts");
+    let mut done = Vec::new();
+    let result: Result<(), StepListError> = run.run_remaining(|step, state| {
+        done.push(step.to_owned());
+        Ok([state, step.as_bytes()].concat())
+    });
+    result.expect("all steps complete");
+    assert_eq!(run.completed_steps().len(), names.len());
+    done
+}
+
 #[test]
-fn a_journal_of_different_steps_is_an_error_and_stays_unchanged() {
+fn a_complete_journal_of_an_earlier_release_resumes_with_the_added_steps_alone() {
     let (temporary, dir) = scratch_dir();
+    assert_eq!(run_steps(&dir, &["one", "two", "three"]), ["one", "two", "three"]);
+    assert_eq!(run_steps(&dir, &["one", "new", "two", "three", "last"]), ["new", "last"]);
+    let before = slot_contents(temporary.path());
+    assert_eq!(run_steps(&dir, &["one", "new", "two", "three", "last"]), [""; 0]);
+    let run = step_list(&["last", "new", "three", "two", "one"])
+        .start_run(open_journal(&dir), b"")
+        .expect("the order of the list may change");
+    assert_eq!((run.is_resumed(), run.current_step()), (true, None));
+    assert_eq!(run.recorded_state(), b"onetwothreenewlast");
+    assert_eq!(slot_contents(temporary.path()), before, "a run without remaining steps records nothing");
+}
+
+#[test]
+fn a_journal_in_progress_resumes_with_the_added_steps_in_the_order_of_the_list() {
+    let (_temporary, dir) = scratch_dir();
     let mut run = three_steps().start_run(open_journal(&dir), b"").expect("the run starts");
+    run.complete_step("s").expect("the step is recorded");
+    drop(run);
+    let added = ["zero", "one", "new", "two", "three"];
+    let mut run = step_list(&added).start_run(open_journal(&dir), b"").expect("the run resumes");
+    assert_eq!((run.current_step(), run.completed_steps()), (Some("zero"), &["one".to_owned()][..]));
+    // A kill after an added step resumes behind it.
+    run.complete_step("s").expect("the step is recorded");
+    drop(run);
+    assert_eq!(run_steps(&dir, &added), ["new", "two", "three"]);
+}
+
+#[test]
+fn a_journal_of_a_newer_release_is_rejected_by_its_unknown_step_and_stays_unchanged() {
+    let (temporary, dir) = scratch_dir();
+    let mut run = step_list(&["one", "attest", "two"]).start_run(open_journal(&dir), b"").expect("started");
     run.complete_step("").expect("the step is recorded");
     drop(run);
     let before = slot_contents(temporary.path());
-    for other in [&["one", "two"][..], &["one", "two", "three", "four"], &["two", "one", "three"], &["one"]] {
-        let list = StepList::try_new(other.iter().copied()).expect("a valid step list");
-        let Err(StepListError::DifferentSteps { recorded, expected: asked, .. }) =
-            list.start_run(open_journal(&dir), b"")
-        else {
-            panic!("{other:?} are other steps");
+    for older in [&["one", "two"][..], &["one", "two", "three"], &["two", "one"]] {
+        let Err(error) = step_list(older).start_run(open_journal(&dir), b"") else {
+            panic!("{older:?} lacks a recorded step");
         };
-        assert_eq!((recorded.as_slice(), asked.as_slice()), (three_steps().step_names(), list.step_names()));
+        assert!(matches!(&error, StepListError::UnknownStep { step, .. } if step == "attest"), "{error:?}");
+        let text = error.to_string();
+        assert!(
+            text.contains("j.0") && text.contains("newer release (step \"attest\" is unknown)"),
+            "{text}"
+        );
     }
     assert_eq!(slot_contents(temporary.path()), before);
-    let (_temporary, dir) = scratch_dir();
+    assert_eq!(run_steps(&dir, &["one", "attest", "two"]), ["attest", "two"], "the newer release resumes");
+}
+
+#[test]
+fn a_journal_without_steps_is_an_error_and_stays_unchanged() {
+    let (temporary, dir) = scratch_dir();
     open_journal(&dir).commit(b"something else").expect("the state is committed");
+    let before = slot_contents(temporary.path());
     assert!(matches!(
         three_steps().start_run(open_journal(&dir), b""),
         Err(StepListError::NotAStepRecord { .. })
     ));
+    assert_eq!(slot_contents(temporary.path()), before);
 }
 
 #[test]

@@ -36,6 +36,13 @@ printf "$bytes" | dd of="$disk" bs=1 seek=32 conv=notrunc status=none
 printf 'nodekeel' | dd of="$disk" bs=1 seek=108 conv=notrunc status=none
 "#;
 
+/// Is killed after its first bytes.
+const HALF_MKFS_SCRIPT: &str = r#"#!/bin/sh
+for disk; do :; done
+printf 'half a file system' | dd of="$disk" bs=1k seek=1 conv=notrunc status=none
+kill -9 $$
+"#;
+
 impl VolumeFixture {
     fn new() -> VolumeFixture {
         let temporary = tempfile::tempdir().unwrap();
@@ -161,7 +168,7 @@ fn data_written_after_an_interrupted_format_is_never_erased() {
         [("ext", 1080, &b"\x53\xef"[..]), ("gpt", 512, b"EFI PART"), ("XFS", 0, b"XFSB")]
     {
         let fixture = VolumeFixture::new();
-        fixture.write_mkfs("#!/bin/sh\nkill -9 $$\n");
+        fixture.write_mkfs(HALF_MKFS_SCRIPT);
         assert!(matches!(fixture.volume().mount_new(ErasePolicy::Nothing), Err(VolumeError::Format { .. })));
         assert_eq!(fixture.contents(), VolumeContents::Interrupted);
         // Another program writes to the disk. Only the format of the claim wipes the claim.
@@ -294,11 +301,9 @@ fn a_disk_with_data_is_rejected_and_not_a_byte_changes() {
 
 #[test]
 fn a_volume_killed_at_any_point_of_its_creation_is_created_again() {
-    // Before the claim nothing has changed; these are the points after it.
-    let half = "#!/bin/sh\nfor disk; do :; done\n\
-        printf 'half a file system' | dd of=\"$disk\" bs=1k seek=1 conv=notrunc status=none\nkill -9 $$\n";
+    // Before the first byte of the file system nothing has changed; these are the points after it.
     let fixture = VolumeFixture::new();
-    for script in ["#!/bin/sh\nkill -9 $$\n", half, &format!("{MKFS_SCRIPT}kill -9 $$\n")] {
+    for script in [HALF_MKFS_SCRIPT, &format!("{MKFS_SCRIPT}kill -9 $$\n")] {
         fixture.write_mkfs(script);
         let killed = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
         assert!(matches!(killed, VolumeError::Format { .. }), "{killed:?}");
@@ -324,6 +329,27 @@ fn a_volume_killed_at_any_point_of_its_creation_is_created_again() {
     assert_eq!(fixture.mounter.recorded_calls().len(), 1, "the volume is mounted only once");
     volume.unmount().unwrap();
     volume.mount_existing().unwrap();
+}
+
+#[test]
+fn a_format_that_wrote_nothing_leaves_the_disk_as_it_was() {
+    let fixture = VolumeFixture::new();
+    let blank = fixture.bytes();
+    fixture.write_mkfs("#!/bin/sh\necho 'Filesystem must be larger than 300MB.' >&2\nexit 1\n");
+    for mkfs in ["mkfs", "missing"] {
+        let volume = fixture.volume().with_mkfs(fixture.path(mkfs));
+        let failed = volume.mount_new(ErasePolicy::Nothing).unwrap_err();
+        assert!(matches!(failed, VolumeError::Format { .. }), "{failed:?}");
+        assert!(fixture.bytes() == blank, "{mkfs}: the disk has changed");
+    }
+    // Another program writes data without a signature, which a claim would cover.
+    fixture.write(2 * MIB, b"diary");
+    fixture.write(40_000, b"diary");
+    fixture.write_mkfs(MKFS_SCRIPT);
+    let before = fixture.bytes();
+    let rejected = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
+    assert!(matches!(rejected, VolumeError::Occupied { .. }), "{rejected:?}");
+    assert!(before == fixture.bytes(), "the disk has changed");
 }
 
 #[test]
@@ -357,6 +383,8 @@ fn mkfs_output_is_in_the_error() {
     assert!(
         matches!(&missing, VolumeError::Format { source, .. } if source.kind() == io::ErrorKind::NotFound)
     );
+    let text = error_chain(&missing);
+    assert!(text.contains("can't run /nowhere/mkfs.xfs") && text.contains("install xfsprogs"), "{text}");
 }
 
 #[test]
@@ -390,4 +418,18 @@ fn an_invalid_or_unopenable_device_is_reported() {
     let lock = File::open(fixture.path("disk")).unwrap();
     lock.lock().unwrap();
     assert!(of(&fixture.path("disk")).starts_with("open "));
+}
+
+#[test]
+fn a_directory_with_recovered_files_in_lost_and_found_is_not_empty() {
+    let temporary = tempfile::tempdir().unwrap();
+    let volume = || DirectoryVolume::new(Dir::open(temporary.path()).unwrap());
+    fs::create_dir(temporary.path().join("lost+found")).unwrap();
+    fs::write(temporary.path().join("lost+found/131"), "recovered by xfs_repair").unwrap();
+    let rejected = volume().mount_new(ErasePolicy::Nothing);
+    assert!(matches!(rejected, Err(VolumeError::Occupied { .. })), "{rejected:?}");
+    assert!(matches!(volume().mount_existing(), Err(VolumeError::ForeignData { .. })));
+    // mkfs.ext4 creates an empty one.
+    fs::remove_file(temporary.path().join("lost+found/131")).unwrap();
+    volume().mount_new(ErasePolicy::Nothing).unwrap();
 }
