@@ -3,18 +3,26 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::error::KernelOperation;
-use crate::kernel::{KernelProjects, ProjectTag, QuotaKernel, QuotaRecord};
+use crate::error::{KernelOperation, LOCK_TIMEOUT};
+use crate::kernel::{KernelProjects, ProjectTag, QuotaKernel, QuotaRecord, next_project};
 use crate::limits::KernelLimitChange;
+use crate::owner::OwnerMark;
 use crate::range::{ProjectRange, find_free_project};
 use crate::{Error, ProjectId, QuotaChange, QuotaStatus, QuotaUsage};
 
 /// How often an allocation restarts because a program without our lock allocated the same number.
 const ALLOCATION_ATTEMPTS: u32 = 16;
+
+/// How often a tree is counted: its files may be created and removed meanwhile.
+const COUNT_ATTEMPTS: u32 = 2;
+
+/// The kernel's file times are up to one tick behind its clock: 10 ms with HZ=100.
+const FILE_TIME_UNIT: Duration = Duration::from_millis(20);
 
 /// [`QuotaSetter`](crate::QuotaSetter) over the calls of a kernel.
 #[derive(Debug)]
@@ -27,7 +35,7 @@ pub(crate) struct QuotaEngine<K> {
     device: Option<u64>,
 }
 
-/// What happens to a directory without a project that is not empty.
+/// What happens to a directory that is not empty and has no separate limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NonEmptyPolicy {
     Reject,
@@ -59,26 +67,56 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         if self.inspect_directory(dir)?.is_removed {
             return Err(Error::Removed);
         }
-        let mut allocation = self.lock_allocation()?;
-        let tag = self.project_tag(dir)?;
-        let project = ProjectId::new(tag.project);
-        // False also if clearing it was started and not finished: its entries may have lost the project
-        // already.
-        let is_counted = project.is_some() && tag.inherit;
-        if !is_counted && contents == NonEmptyPolicy::Reject && !is_empty_directory(dir)? {
-            return Err(Error::NotEmpty);
-        }
-        let project = match project {
-            Some(project) => self.change_limits(dir, project, change)?,
-            None => self.allocate_project(&mut allocation, dir, change)?,
+        let mut counted = None;
+        let project = loop {
+            let mut allocation = self.lock_allocation()?;
+            self.require_enforcement()?;
+            let claim = self.project_claim(dir)?;
+            if let ProjectClaim::Unmarked { project, .. } = claim
+                && counted.is_none_or(|(of, _)| of != project)
+            {
+                // Others don't wait while the tree is counted.
+                drop(allocation);
+                counted = Some((project, self.has_whole_project(dir, project)?));
+                continue;
+            }
+            let decision = decide_change(claim, counted.is_some_and(|(_, is_whole)| is_whole));
+            if contents == NonEmptyPolicy::Reject && !self.is_empty(dir)? {
+                decision.require_complete()?;
+            }
+            break match decision {
+                ChangeDecision::Change { project, .. } => self.change_limits(dir, project, change)?,
+                ChangeDecision::Allocate { carried } => {
+                    let previous = carried.filter(|_| contents == NonEmptyPolicy::Accept);
+                    self.allocate_project(&mut allocation, dir, (change, previous))?
+                }
+            };
         };
-        drop(allocation);
         self.project_status(project)
     }
 
     pub(crate) fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        let Some(project) = self.find_project(dir)? else { return Ok(None) };
+        self.require_enforcement()?;
+        self.project_status(project).map(Some)
+    }
+
+    pub(crate) fn find_project(&self, dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, Error> {
         self.inspect_directory(dir)?;
-        ProjectId::new(self.project_tag(dir)?.project).map(|project| self.project_status(project)).transpose()
+        Ok(ProjectId::new(self.project_tag(dir)?.project))
+    }
+
+    /// The project of another directory that entries of the tree still have, because giving the tree its own
+    /// project was started and not finished.
+    pub(crate) fn previous_project(&self, dir: BorrowedFd<'_>) -> Result<Option<u32>, Error> {
+        Ok(self.owner_mark(dir)?.and_then(|mark| mark.previous))
+    }
+
+    /// Completes giving a tree its own project, once no entry has the previous one.
+    pub(crate) fn forget_previous_project(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        let _allocation = self.lock_allocation()?;
+        let Some(mark) = self.owner_mark(dir)? else { return Ok(()) };
+        self.set_owner_mark(dir, Some(OwnerMark { previous: None, ..mark }))
     }
 
     pub(crate) fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
@@ -87,8 +125,8 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         let Some(project) = ProjectId::new(self.project_tag(dir)?.project) else { return Ok(()) };
         if !is_removed {
             // Checked first: that the project is inherited says more than that the directory is not empty.
-            self.reject_inherited(dir)?;
-            if !is_empty_directory(dir)? {
+            self.project_claim(dir)?;
+            if !self.is_empty(dir)? {
                 return Err(Error::NotEmpty);
             }
         }
@@ -103,7 +141,7 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         let _allocation = self.lock_allocation()?;
         let tag = self.project_tag(dir)?;
         let Some(project) = ProjectId::new(tag.project) else { return Ok(None) };
-        self.reject_inherited(dir)?;
+        self.project_claim(dir)?;
         self.set_project_tag(dir, ProjectTag { inherit: false, ..tag })?;
         Ok(Some(project))
     }
@@ -119,9 +157,10 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         self.detach_project(dir, (!has_more).then_some(project))
     }
 
-    /// Lifts the limits of the project, then removes the project from the directory: if the process is killed
-    /// in between, the directory still names the project.
+    /// Removes the mark, lifts the limits, then removes the project: a directory that can't be changed
+    /// (`chattr +i`) keeps its limits, and one whose clearing is killed still names the project.
     fn detach_project(&self, dir: BorrowedFd<'_>, unlimited: Option<ProjectId>) -> Result<(), Error> {
+        self.set_owner_mark(dir, None)?;
         if let Some(project) = unlimited {
             self.write_limits(project, KernelLimitChange::UNLIMITED)?;
         }
@@ -173,33 +212,25 @@ impl<K: QuotaKernel> QuotaEngine<K> {
 
     /// The projects of a range that have limits or usage, by number.
     pub(crate) fn list_projects(&self, range: ProjectRange) -> Result<Vec<QuotaStatus>, Error> {
-        let mut found = Vec::new();
-        let mut from = range.first_id().get();
-        while let Some((number, record)) =
-            self.kernel.next_record(from).map_err(KernelOperation::ReadLimits.into_error())?
+        let (mut found, mut from) = (Vec::new(), range.first_id().get());
+        while let Some((project, record)) =
+            next_project(&self.kernel, from).map_err(KernelOperation::ReadLimits.into_error())?
+            && range.contains(project)
         {
-            let Some(project) = ProjectId::new(number).filter(|project| range.contains(*project)) else {
-                break;
-            };
-            if record != QuotaRecord::default() {
-                found.push(record.status(project));
-            }
-            from = number + 1;
+            found.push(record.status(project));
+            from = project.get() + 1;
         }
         Ok(found)
     }
 
-    /// Changes the limits of a directory that has a project.
+    /// Changes the limits of a directory that owns its project, and marks it if it has no mark: an earlier
+    /// release wrote none.
     fn change_limits(
         &self,
         dir: BorrowedFd<'_>,
         project: ProjectId,
         change: KernelLimitChange,
     ) -> Result<ProjectId, Error> {
-        self.reject_inherited(dir)?;
-        if self.is_shared(dir, project)? {
-            return Err(Error::SharedProject { project });
-        }
         if !change.is_noop() {
             self.write_limits(project, change)?;
         }
@@ -207,25 +238,32 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         if self.project_tag(dir)? != tag {
             self.set_project_tag(dir, tag)?;
         }
+        if self.owner_mark(dir)?.is_none_or(|mark| mark.project != project.get()) {
+            self.set_owner_mark(dir, Some(OwnerMark { project: project.get(), previous: None }))?;
+        }
         Ok(project)
     }
 
     /// Gives a directory a project with limits. The limits come first, so nothing is ever created in it
-    /// without them.
+    /// without them; the mark comes before the project, so no owner is without it.
     fn allocate_project(
         &self,
         allocation: &mut AllocationGuard<'_, K>,
         dir: BorrowedFd<'_>,
-        change: KernelLimitChange,
+        (change, previous): (KernelLimitChange, Option<ProjectId>),
     ) -> Result<ProjectId, Error> {
+        let before = self.project_tag(dir)?;
         for _ in 0..ALLOCATION_ATTEMPTS {
             let project = allocation.next_free_project()?;
             self.write_limits(project, change.for_new_project())?;
-            let tagged = self.set_project_tag(dir, ProjectTag { project: project.get(), inherit: true });
+            let mark = OwnerMark { project: project.get(), previous: previous.map(ProjectId::get) };
+            let tag = ProjectTag { project: project.get(), inherit: true };
+            let tagged = self.set_owner_mark(dir, Some(mark)).and_then(|()| self.set_project_tag(dir, tag));
             if tagged.is_err() {
                 // The caller gets the error of the directory; `release_unused_projects` finds limits that
-                // stay.
+                // stay, and a mark without its project says nothing.
                 let _ = self.write_limits(project, KernelLimitChange::UNLIMITED);
+                let _ = self.set_owner_mark(dir, None);
             }
             tagged?;
             // A program without our lock may have allocated the same number between our lookup and our tag.
@@ -233,16 +271,53 @@ impl<K: QuotaKernel> QuotaEngine<K> {
                 return Ok(project);
             }
             // The limits may belong to the other program by now, so they stay.
-            self.set_project_tag(dir, ProjectTag::default())?;
+            self.set_project_tag(dir, before)?;
+            self.set_owner_mark(dir, None)?;
         }
         Err(Error::AllocationContended)
+    }
+
+    /// Whose project the directory has.
+    fn project_claim(&self, dir: BorrowedFd<'_>) -> Result<ProjectClaim, Error> {
+        let tag = self.project_tag(dir)?;
+        let Some(project) = ProjectId::new(tag.project) else { return Ok(ProjectClaim::Missing) };
+        match self.owner_mark(dir)? {
+            Some(mark) if mark.project == project.get() => {
+                Ok(ProjectClaim::Marked { project, is_complete: tag.inherit && mark.previous.is_none() })
+            }
+            _ => {
+                self.reject_inherited(dir)?;
+                Ok(ProjectClaim::Unmarked { project, is_complete: tag.inherit })
+            }
+        }
+    }
+
+    /// Whether all inodes of the project are in the tree of the directory: then no other directory can have the
+    /// project. In doubt, they are not: links and special files, whose project can't be read, and what is
+    /// created or removed meanwhile.
+    #[expect(clippy::disallowed_methods, reason = "file times have no finer unit to wait for")]
+    fn has_whole_project(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<bool, Error> {
+        for attempt in 0..COUNT_ATTEMPTS {
+            if attempt > 0 {
+                self.flush_removed_inodes()?;
+                std::thread::sleep(FILE_TIME_UNIT);
+            }
+            // Of what the kernel counts, only what existed before is looked for: what is created during the
+            // walk would make up for inodes elsewhere.
+            let before = SystemTime::now() - FILE_TIME_UNIT;
+            let counted = self.quota_record(project)?.inodes;
+            if counted <= self.kernel.count_tree(dir, project.get(), before)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the project of an empty directory has inodes elsewhere. For a directory that is not empty,
     /// that would require counting its tree, so the project counts as not shared.
     fn is_shared(&self, dir: BorrowedFd<'_>, project: ProjectId) -> Result<bool, Error> {
         Ok(self.quota_record(project)?.inodes > 1
-            && is_empty_directory(dir)?
+            && self.is_empty(dir)?
             && self.has_several_inodes(project)?)
     }
 
@@ -300,6 +375,23 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         self.kernel.set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
     }
 
+    fn owner_mark(&self, dir: BorrowedFd<'_>) -> Result<Option<OwnerMark>, Error> {
+        self.kernel.owner_mark(dir).map_err(KernelOperation::ReadOwner.into_error())
+    }
+
+    fn set_owner_mark(&self, dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> Result<(), Error> {
+        self.kernel.set_owner_mark(dir, mark).map_err(KernelOperation::WriteOwner.into_error())
+    }
+
+    fn is_empty(&self, dir: BorrowedFd<'_>) -> Result<bool, Error> {
+        is_empty_directory(dir, self.kernel.lock_inode(dir))
+    }
+
+    fn require_enforcement(&self) -> Result<(), Error> {
+        let is_enforced = self.kernel.is_enforced().map_err(KernelOperation::ReadEnforcement.into_error())?;
+        if is_enforced { Ok(()) } else { Err(Error::EnforcementOff) }
+    }
+
     fn flush_removed_inodes(&self) -> Result<(), Error> {
         self.kernel.flush_removed_inodes().map_err(KernelOperation::FlushRemoved.into_error())
     }
@@ -317,14 +409,66 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     }
 
     fn lock_allocation(&self) -> Result<AllocationGuard<'_, K>, Error> {
+        // Counted from before the mutex: threads that wait for the same process give up together.
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        self.kernel.lock_allocation().map_err(KernelOperation::LockAllocation.into_error())?;
+        self.kernel.lock_allocation(deadline)?;
         Ok(AllocationGuard { engine: self, cursor })
     }
 }
 
 struct DirectoryState {
     is_removed: bool,
+}
+
+/// The project of a directory, and what proves that it is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProjectClaim {
+    /// It has none.
+    Missing,
+    /// Its mark names the project.
+    Marked {
+        project: ProjectId,
+        /// Whether all its entries have the project.
+        is_complete: bool,
+    },
+    /// It was given the project by another program or an earlier release, or it is a copy of its owner, or
+    /// was moved out of it.
+    Unmarked { project: ProjectId, is_complete: bool },
+}
+
+/// What a change of limits does with the project of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChangeDecision {
+    /// Changes the limits of the project.
+    Change { project: ProjectId, is_complete: bool },
+    /// Allocates a project. The directory carries that of another one, if any.
+    Allocate { carried: Option<ProjectId> },
+}
+
+/// Changes limits only for the owner of a project: the directory with the mark, or without a mark the one
+/// whose tree has all inodes of the project.
+fn decide_change(claim: ProjectClaim, has_whole_project: bool) -> ChangeDecision {
+    match claim {
+        ProjectClaim::Missing => ChangeDecision::Allocate { carried: None },
+        ProjectClaim::Unmarked { project, .. } if !has_whole_project => {
+            ChangeDecision::Allocate { carried: Some(project) }
+        }
+        ProjectClaim::Marked { project, is_complete } | ProjectClaim::Unmarked { project, is_complete } => {
+            ChangeDecision::Change { project, is_complete }
+        }
+    }
+}
+
+impl ChangeDecision {
+    /// Fails if entries of the directory would not be counted.
+    fn require_complete(self) -> Result<(), Error> {
+        match self {
+            Self::Change { is_complete: true, .. } => Ok(()),
+            Self::Change { .. } | Self::Allocate { carried: None } => Err(Error::NotEmpty),
+            Self::Allocate { carried: Some(project) } => Err(Error::SharedProject { project }),
+        }
+    }
 }
 
 /// Held while the inodes or limits of a project are read and changed, so that no other caller allocates,
@@ -352,8 +496,8 @@ impl<K: QuotaKernel> Drop for AllocationGuard<'_, K> {
     }
 }
 
-/// Whether the directory has no entries.
-fn is_empty_directory(dir: BorrowedFd<'_>) -> Result<bool, Error> {
+/// Whether the directory has no entries, except the inode that is `skipped`.
+fn is_empty_directory(dir: BorrowedFd<'_>, skipped: Option<u64>) -> Result<bool, Error> {
     let failed = |error: Errno| KernelOperation::InspectDirectory.into_error()(error.into());
     let mut entries = rustix::fs::Dir::read_from(dir).map_err(failed)?;
     loop {
@@ -362,7 +506,7 @@ fn is_empty_directory(dir: BorrowedFd<'_>) -> Result<bool, Error> {
             None | Some(Err(Errno::NOENT)) => return Ok(true),
             Some(entry) => entry.map_err(failed)?,
         };
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") && Some(entry.ino()) != skipped {
             return Ok(false);
         }
     }

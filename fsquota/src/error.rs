@@ -2,10 +2,14 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use thiserror::Error;
 
 use crate::{LimitError, ProjectId};
+
+/// How long a change of limits waits for another one.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why an operation on a directory or on a project failed.
 #[derive(Debug, Error)]
@@ -32,15 +36,45 @@ pub enum Error {
         /// The project of the directory above.
         project: ProjectId,
     },
-    /// An inode elsewhere has the same project, for example because the directory is a copy with all
-    /// attributes or was moved out of a limited directory. The call would change the limits of both. Clear
-    /// the directory, which keeps those limits, and set it again.
+    /// The directory is not empty, and inodes elsewhere have its project: it was copied with all attributes,
+    /// or moved out of a limited directory, or removed files of it are still open, or its symbolic links and
+    /// special files, whose project can't be read, are counted. The call could change the limits of another
+    /// directory. Applied to the whole tree, it gives the tree a separate project.
     #[error(
-        "the directory shares project {project} with an inode elsewhere: clear this directory's limits (its files stay), then set them again"
+        "project {project} of the directory also has inodes elsewhere, whose limits would change, or links, \
+         whose project can't be read: apply to its tree, which gets another project, or close removed files \
+         that are still open"
     )]
     SharedProject {
         /// The shared project.
         project: ProjectId,
+    },
+    /// The file system no longer enforces the limits of projects.
+    #[error(
+        "the file system does not enforce the limits of projects: turn enforcement on, on XFS with \
+         `xfs_quota -x -c 'enable -p' MOUNT`, on ext4 with `quotaon -P MOUNT`"
+    )]
+    EnforcementOff,
+    /// The file system is mounted read-only. Remount it.
+    #[error("the file system is mounted read-only: remount it with `mount -o remount,rw`")]
+    ReadOnly,
+    /// Another process, which only root can start, has held the lock that serializes changes until the
+    /// deadline. A retry helps.
+    #[error(
+        "another process has held {0} for {1} s: wait for it, or stop it (`fuser -v {0}`)",
+        path.display(),
+        LOCK_TIMEOUT.as_secs()
+    )]
+    LockTimeout {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// Another user could hold the lock that serializes changes, because the lock file isn't one that only
+    /// root can open. Remove it.
+    #[error("{} is not a lock file that only root can open: remove it", path.display())]
+    UnsafeLock {
+        /// The lock file.
+        path: PathBuf,
     },
     /// The kernel can't store the limit.
     #[error("invalid limit")]
@@ -81,6 +115,16 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The tree of a directory without a mark could not be counted, so its owner is unknown. Nothing was
+    /// changed.
+    #[error("count the inodes of {}", path.display())]
+    CountTree {
+        /// The entry, relative to the directory.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
     /// Another implementation of [`QuotaSetter`](crate::QuotaSetter) failed.
     #[error("quota backend failed")]
     Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -96,6 +140,12 @@ pub enum KernelOperation {
     ReadProject,
     /// Write the project of the directory.
     WriteProject,
+    /// Read the mark that says that the project is the directory's own.
+    ReadOwner,
+    /// Write that mark.
+    WriteOwner,
+    /// Read whether limits are enforced.
+    ReadEnforcement,
     /// Read the limits and the usage of a project.
     ReadLimits,
     /// Write the limits of a project.
@@ -112,6 +162,9 @@ impl std::fmt::Display for KernelOperation {
             Self::InspectDirectory => "inspect the directory",
             Self::ReadProject => "read the directory's project",
             Self::WriteProject => "write the directory's project",
+            Self::ReadOwner => "read the owner mark of the directory",
+            Self::WriteOwner => "write the owner mark of the directory",
+            Self::ReadEnforcement => "read whether limits are enforced",
             Self::ReadLimits => "read the project's limits",
             Self::WriteLimits => "write the project's limits",
             Self::LockAllocation => "lock the allocation of projects",
@@ -123,17 +176,22 @@ impl std::fmt::Display for KernelOperation {
 impl KernelOperation {
     /// The error of this step, for `map_err`.
     pub(crate) fn into_error(self) -> impl FnOnce(io::Error) -> Error {
-        move |source| Error::Kernel { call: self, source }
+        move |source| match source.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => Error::ReadOnly,
+            _ => Error::Kernel { call: self, source },
+        }
     }
 }
 
 impl Error {
     /// Whether the same call may succeed later without intervention: the disk was full, memory was short, the
-    /// project was still being removed.
+    /// project was still being removed, another process held the lock.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::ProjectInUse { .. } | Self::AllocationContended => true,
-            Self::Kernel { source, .. } | Self::ChangeTree { source, .. } => matches!(
+            Self::ProjectInUse { .. } | Self::AllocationContended | Self::LockTimeout { .. } => true,
+            Self::Kernel { source, .. }
+            | Self::ChangeTree { source, .. }
+            | Self::CountTree { source, .. } => matches!(
                 source.raw_os_error(),
                 Some(
                     libc::EINTR
@@ -153,9 +211,9 @@ impl Error {
     /// Whether the caller lacks permission: only root in the initial user namespace may change projects.
     pub fn is_permission(&self) -> bool {
         match self {
-            Self::Kernel { source, .. } | Self::ChangeTree { source, .. } => {
-                source.kind() == io::ErrorKind::PermissionDenied
-            }
+            Self::Kernel { source, .. }
+            | Self::ChangeTree { source, .. }
+            | Self::CountTree { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => false,
         }
     }

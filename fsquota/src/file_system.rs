@@ -57,9 +57,6 @@ pub enum EnforcementGap {
     OwnersCanLeave,
     /// ext4 lets processes with CAP_SYS_RESOURCE exceed every limit.
     PrivilegedCanExceed,
-    /// A process that can open the directory where the file system is mounted can hold the lock between
-    /// processes, and so block all changes of limits.
-    OthersCanLock,
     /// Only a part of the file system is mounted here. A process that allocates projects through another
     /// mount of it does not see our lock. Both search in different parts of the range, and detect if they
     /// allocated the same number.
@@ -75,10 +72,6 @@ impl fmt::Display for EnforcementGap {
             }
             Self::PrivilegedCanExceed => {
                 "ext4 does not limit processes with CAP_SYS_RESOURCE, such as root's: use XFS to limit them"
-            }
-            Self::OthersCanLock => {
-                "every process that can open the mount point can block changes of limits: restrict it to \
-                 root (chmod 700)"
             }
             Self::PartOfFileSystem => {
                 "only a part of the file system is mounted here: allocate projects through one mount only"
@@ -124,7 +117,8 @@ pub enum OpenError {
         /// The mount point of both.
         mount_point: PathBuf,
     },
-    /// The file system is mounted read-only. Remount it.
+    /// The file system is mounted read-only. Remount it; on XFS,
+    /// [`open_for_reading`](crate::ProjectQuota::open_for_reading) works there.
     #[error("{} is mounted read-only: remount it with `mount -o remount,rw`", mount_point.display())]
     ReadOnly {
         /// The mount point.
@@ -202,6 +196,26 @@ fn mount_advice(kind: &FileSystemKind) -> &'static str {
     }
 }
 
+/// What a file system is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpenMode {
+    /// To change and read limits.
+    Change,
+    /// To read them, also on a read-only mount.
+    Read,
+}
+
+impl OpenMode {
+    /// Whether the mount is enough. ext4 turns its quotas off while the file system is read-only, XFS does
+    /// not.
+    fn accepts(self, mount: &MountinfoEntry, kind: FileSystemKind) -> bool {
+        match self {
+            Self::Change => !mount.is_read_only(),
+            Self::Read => kind == FileSystemKind::Xfs || !mount.is_read_only_file_system(),
+        }
+    }
+}
+
 /// How quotactl names the file system: by descriptor if the kernel supports that, or always by device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QuotactlMode {
@@ -212,6 +226,7 @@ pub(crate) enum QuotactlMode {
 /// Opens the file system that `path` is on, and checks that it enforces project quotas.
 pub(crate) fn open_file_system(
     path: &Path,
+    mode: OpenMode,
     way: QuotactlMode,
 ) -> Result<(LinuxKernel, FileSystem), OpenError> {
     let opened = |source: io::Error| OpenError::Open { path: path.into(), source };
@@ -226,7 +241,7 @@ pub(crate) fn open_file_system(
             return Err(OpenError::UnsupportedFileSystem { path: path.into(), found });
         }
     };
-    if mount.is_read_only() {
+    if !mode.accepts(&mount, kind) {
         return Err(OpenError::ReadOnly { mount_point: mount.mount_point });
     }
     let root = open_mount_dir(&mount)?;
@@ -237,7 +252,7 @@ pub(crate) fn open_file_system(
     } else {
         None
     };
-    let linux = LinuxKernel { root, device, kind };
+    let linux = LinuxKernel::new(root, device, kind, mount.mount_point.clone());
     check_quotas(&linux, &mount)?;
     let MountinfoEntry { mount_point: point, source, root, .. } = mount;
     Ok((linux, FileSystem { kind, mount_point: point, source, root }))
@@ -324,14 +339,10 @@ fn supports_projects(linux: &LinuxKernel) -> bool {
 }
 
 /// The warnings that apply to the file system.
-pub(crate) fn enforcement_gaps(file_system: &FileSystem, root: BorrowedFd<'_>) -> Vec<EnforcementGap> {
+pub(crate) fn enforcement_gaps(file_system: &FileSystem) -> Vec<EnforcementGap> {
     let mut warnings = vec![EnforcementGap::OwnersCanLeave];
     if file_system.kind == FileSystemKind::Ext4 {
         warnings.push(EnforcementGap::PrivilegedCanExceed);
-    }
-    let others = Mode::RGRP | Mode::ROTH;
-    if rustix::fs::fstat(root).is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).intersects(others)) {
-        warnings.push(EnforcementGap::OthersCanLock);
     }
     if file_system.root != Path::new("/") {
         warnings.push(EnforcementGap::PartOfFileSystem);

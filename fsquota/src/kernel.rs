@@ -3,12 +3,14 @@
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Instant, SystemTime};
 
 use rustix::fs::{Mode, OFlags};
 
 use crate::limits::{KIB, KernelLimitChange};
+use crate::owner::OwnerMark;
 use crate::range::ProjectLookup;
-use crate::{Bytes, Inodes, ProjectId, QuotaLimits, QuotaStatus, QuotaUsage};
+use crate::{Bytes, Error, Inodes, ProjectId, QuotaLimits, QuotaStatus, QuotaUsage};
 
 /// The attributes of an inode that assign it to a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,15 +54,31 @@ pub(crate) trait QuotaKernel: Debug + Send + Sync {
     fn project_tag(&self, file: BorrowedFd<'_>) -> io::Result<ProjectTag>;
     /// Changes the tag and no other attribute of the inode.
     fn set_project_tag(&self, file: BorrowedFd<'_>, tag: ProjectTag) -> io::Result<()>;
+    /// The mark of the directory; `None` also for the mark of another inode.
+    fn owner_mark(&self, dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>>;
+    /// Writes the mark of the directory, or removes it.
+    fn set_owner_mark(&self, dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> io::Result<()>;
+    /// Counts the inodes of the project in the tree of the directory, with the directory itself, that were
+    /// created before a time; except those of a directory that is marked as the project's owner, and those
+    /// whose project or age can't be read.
+    fn count_tree(&self, dir: BorrowedFd<'_>, project: u32, before: SystemTime) -> Result<u64, Error>;
+    /// Whether the limits of projects are enforced at present.
+    fn is_enforced(&self) -> io::Result<bool>;
     /// All 0 for a project without a record.
     fn quota_record(&self, project: u32) -> io::Result<QuotaRecord>;
     fn set_limits(&self, project: u32, change: KernelLimitChange) -> io::Result<()>;
-    /// The first project that is not below this number and has a record.
+    /// The first project that is not below this number and has a record. The number is below 2³² − 1, which
+    /// the kernel rejects.
     fn next_record(&self, from: u32) -> io::Result<Option<(u32, QuotaRecord)>>;
     /// Excludes other allocators, also in other processes, until
-    /// [`unlock_allocation`](Self::unlock_allocation).
-    fn lock_allocation(&self) -> io::Result<()>;
+    /// [`unlock_allocation`](Self::unlock_allocation). Fails at the deadline, after one attempt at least.
+    fn lock_allocation(&self, deadline: Instant) -> Result<(), Error>;
     fn unlock_allocation(&self);
+    /// The inode number of the entry that `lock_allocation` has made in this directory.
+    fn lock_inode(&self, dir: BorrowedFd<'_>) -> Option<u64> {
+        let _ = dir;
+        None
+    }
     /// The parent of the directory.
     fn parent_dir(&self, dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         open_parent_dir(dir)
@@ -83,16 +101,26 @@ impl<K: QuotaKernel> ProjectLookup for KernelProjects<'_, K> {
         self.0.quota_record(project).map(|record| record != QuotaRecord::default())
     }
 
-    fn next_allocated(&self, mut from: u32) -> io::Result<Option<u32>> {
-        while let Some((project, record)) = self.0.next_record(from)? {
-            if record != QuotaRecord::default() {
-                return Ok(Some(project));
-            }
-            match project.checked_add(1) {
-                Some(next) => from = next,
-                None => break,
-            }
-        }
-        Ok(None)
+    fn next_allocated(&self, from: u32) -> io::Result<Option<u32>> {
+        Ok(next_project(self.0, from)?.map(|(project, _)| project.get()))
     }
+}
+
+/// The first project that is not below this number and has limits or usage.
+pub(crate) fn next_project(
+    kernel: &impl QuotaKernel,
+    mut from: u32,
+) -> io::Result<Option<(ProjectId, QuotaRecord)>> {
+    // No project has the largest number, and the kernel rejects it.
+    while from < u32::MAX
+        && let Some((number, record)) = kernel.next_record(from)?
+    {
+        if let Some(project) = ProjectId::new(number)
+            && record != QuotaRecord::default()
+        {
+            return Ok(Some((project, record)));
+        }
+        from = number.saturating_add(1);
+    }
+    Ok(None)
 }

@@ -1,18 +1,19 @@
 //! Project quotas of XFS and ext4 by system call: limits and usage of a directory tree in bytes and inodes.
 //!
-//! It does not handle user or group quotas, run programs, keep files or mount file systems. Its errors name
-//! the mount options that are missing.
+//! It does not handle user or group quotas, run programs or mount file systems, and keeps one empty file, the
+//! lock. Its errors name the mount options that are missing.
 //!
 //! ```text
 //!             ┌────────────── file system, mounted with prjquota ───────────────┐
 //! set(dir) ──▶│ 1  project 2000000007: 10 GiB, 100,000 inodes       (quotactl)  │
-//!             │ 2  dir ── carries 2000000007, inherited by ┐  (FS_IOC_FSSETXATTR)│
+//!             │ 2  dir ── is marked as the owner of 2000000007  (trusted xattr) │
+//!             │ 3      └─ carries 2000000007, inherited by ┐  (FS_IOC_FSSETXATTR)│
 //!             │            everything created in it ◀──────┘                    │
 //!             └─────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! The limits are set first, so nothing is ever created in the directory without them. A project is never
-//! allocated to two directories. Finding a free project takes one query to the kernel, however many projects
+//! allocated to two directories, and only the directory that it was allocated to changes its limits. Finding a free project takes one query to the kernel, however many projects
 //! exist.
 //!
 //! ```
@@ -56,8 +57,7 @@
 //! # What it does not protect from
 //!
 //! A process in the initial user namespace can move a file that it owns out of its project, and so out of the
-//! limits. ext4 lets processes with CAP_SYS_RESOURCE exceed the limits. A process that can open the directory
-//! where the file system is mounted can hold the lock that serializes changes of limits.
+//! limits. ext4 lets processes with CAP_SYS_RESOURCE exceed the limits.
 //! [`ProjectQuota::enforcement_gaps`] lists which of these apply. Run limited programs in a user namespace, or
 //! deny them the ioctl `FS_IOC_FSSETXATTR`. A limit does not reserve space: the sum of all limits may exceed
 //! the file system (`examples/own_quota.rs` prevents that).
@@ -85,6 +85,7 @@ mod kernel;
 mod limits;
 mod linux;
 mod mounts;
+mod owner;
 mod project;
 mod quantity;
 mod range;

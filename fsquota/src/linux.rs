@@ -3,32 +3,96 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
 
+use crate::Error;
+use crate::error::KernelOperation;
 use crate::file_system::FileSystemKind;
 use crate::kernel::{ProjectTag, QuotaKernel, QuotaRecord, open_parent_dir};
-use crate::limits::KernelLimitChange;
-use crate::sys::{self, DiskQuotaBlock, QuotaTarget};
+use crate::limits::{KIB, KernelLimitChange};
+use crate::owner::{InodeId, OWNER_ATTRIBUTE, OwnerMark, OwnerRecord};
+use crate::sys::{self, DISK_QUOTA_UNIT, DiskQuotaBlock, QuotaTarget};
+use crate::tree;
 
 /// A file system, by its open root.
 ///
-/// Its lock is `flock` on the root directory. It needs no lock file, so nothing is left behind or stale. The
-/// kernel releases it with the last descriptor, also when the process is killed. It belongs to the inode, so
-/// it works across containers and mount namespaces.
+/// Its lock is `flock` on a file in the root directory that only root can open: on a directory, every process
+/// that can read it could hold the lock. The kernel releases it with the last descriptor, also when the
+/// process is killed. It belongs to the inode, so it works across containers and mount namespaces.
 #[derive(Debug)]
 pub(crate) struct LinuxKernel {
     pub(crate) root: OwnedFd,
     /// Set where the kernel does not accept descriptors.
     pub(crate) device: Option<CString>,
     pub(crate) kind: FileSystemKind,
+    pub(crate) mount_point: PathBuf,
+    /// The lock file while it is locked.
+    lock: Mutex<Option<OwnedFd>>,
 }
 
+/// The name of the lock file, in the directory where the file system is mounted.
+pub(crate) const LOCK_FILE: &str = ".nodekeel-quota.lock";
+
+/// The time between two attempts to lock, doubled from the shortest to the longest: `flock` has no deadline.
+const LOCK_PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(32)];
+
 impl LinuxKernel {
+    pub(crate) fn new(
+        root: OwnedFd,
+        device: Option<CString>,
+        kind: FileSystemKind,
+        mount_point: PathBuf,
+    ) -> Self {
+        Self { root, device, kind, mount_point, lock: Mutex::new(None) }
+    }
+
     pub(crate) fn quota_target(&self) -> QuotaTarget<'_> {
         match &self.device {
             Some(device) => QuotaTarget::Device(device),
             None => QuotaTarget::Descriptor(self.root.as_fd()),
+        }
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.mount_point.join(LOCK_FILE)
+    }
+
+    /// Opens the lock file, and creates it first if it doesn't exist.
+    fn open_lock(&self) -> Result<OwnedFd, Error> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let failed = |error: Errno| match error {
+            Errno::LOOP | Errno::ISDIR | Errno::NXIO => Error::UnsafeLock { path: self.lock_path() },
+            error => KernelOperation::LockAllocation.into_error()(error.into()),
+        };
+        let lock =
+            rustix::fs::openat(&self.root, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let stat = rustix::fs::fstat(&lock).map_err(failed)?;
+        let is_private = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_uid == rustix::process::geteuid().as_raw()
+            && Mode::from_raw_mode(stat.st_mode) & (Mode::RWXG | Mode::RWXO) == Mode::empty();
+        if !is_private {
+            return Err(Error::UnsafeLock { path: self.lock_path() });
+        }
+        // In a mount of a limited directory it has inherited the project, and would keep it in use.
+        let failed = KernelOperation::LockAllocation;
+        if read_project_tag(lock.as_fd()).map_err(failed.into_error())? != ProjectTag::default() {
+            write_project_tag(lock.as_fd(), ProjectTag::default()).map_err(failed.into_error())?;
+        }
+        Ok(lock)
+    }
+
+    /// Whether the open lock file is still the one that other processes would open.
+    fn is_current(&self, lock: &OwnedFd) -> io::Result<bool> {
+        let opened = rustix::fs::fstat(lock)?;
+        match rustix::fs::statat(&self.root, LOCK_FILE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -36,8 +100,8 @@ impl LinuxKernel {
 impl From<DiskQuotaBlock> for QuotaRecord {
     fn from(account: DiskQuotaBlock) -> Self {
         Self {
-            kib_limit: account.hard_blocks,
-            bytes: account.bytes,
+            kib_limit: account.hard_blocks.div_ceil(KIB / DISK_QUOTA_UNIT),
+            bytes: account.blocks.saturating_mul(DISK_QUOTA_UNIT),
             inode_limit: account.hard_inodes,
             inodes: account.inodes,
         }
@@ -62,6 +126,22 @@ impl QuotaKernel for LinuxKernel {
         write_project_tag(file, tag)
     }
 
+    fn owner_mark(&self, dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>> {
+        read_owner_mark(dir)
+    }
+
+    fn set_owner_mark(&self, dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> io::Result<()> {
+        write_owner_mark(dir, mark)
+    }
+
+    fn count_tree(&self, dir: BorrowedFd<'_>, project: u32, before: SystemTime) -> Result<u64, Error> {
+        tree::count_tree(dir, project, before)
+    }
+
+    fn is_enforced(&self) -> io::Result<bool> {
+        sys::is_enforcement_on(self.quota_target())
+    }
+
     fn quota_record(&self, project: u32) -> io::Result<QuotaRecord> {
         match existing_quota(sys::read_quota(self.quota_target(), project))? {
             Some(account) => Ok(account.into()),
@@ -75,14 +155,15 @@ impl QuotaKernel for LinuxKernel {
     fn set_limits(&self, project: u32, change: KernelLimitChange) -> io::Result<()> {
         let mut account = DiskQuotaBlock::default();
         if let Some(kib) = change.kib {
-            (account.hard_blocks, account.soft_blocks) = (kib, kib);
-            account.valid |= sys::BLOCK_LIMITS;
+            let blocks = kib * (KIB / DISK_QUOTA_UNIT);
+            (account.hard_blocks, account.soft_blocks) = (blocks, blocks);
+            account.fields |= sys::BLOCK_LIMITS;
         }
         if let Some(inodes) = change.inodes {
             (account.hard_inodes, account.soft_inodes) = (inodes, inodes);
-            account.valid |= sys::INODE_LIMITS;
+            account.fields |= sys::INODE_LIMITS;
         }
-        sys::write_quota(self.quota_target(), project, account)
+        sys::write_limits(self.quota_target(), project, account)
     }
 
     fn next_record(&self, from: u32) -> io::Result<Option<(u32, QuotaRecord)>> {
@@ -90,14 +171,41 @@ impl QuotaKernel for LinuxKernel {
         Ok(next.map(|account| (account.project, account.into())))
     }
 
-    fn lock_allocation(&self) -> io::Result<()> {
-        let lock = || rustix::fs::flock(&self.root, FlockOperation::LockExclusive);
-        Ok(rustix::io::retry_on_intr(lock)?)
+    #[expect(clippy::disallowed_methods, reason = "flock has no deadline")]
+    fn lock_allocation(&self, deadline: Instant) -> Result<(), Error> {
+        let failed = |error: io::Error| KernelOperation::LockAllocation.into_error()(error);
+        let [mut pause, longest] = LOCK_PAUSES;
+        loop {
+            let lock = self.open_lock()?;
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if self.is_current(&lock).map_err(failed)? => {
+                    *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
+                    return Ok(());
+                }
+                Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::LockTimeout { path: self.lock_path() });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(longest);
+        }
     }
 
     fn unlock_allocation(&self) {
-        // It can't fail for a descriptor that is open and was locked.
-        let _ = rustix::fs::flock(&self.root, FlockOperation::Unlock);
+        if let Some(lock) = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // Closing it would not be enough: a child that another thread is starting keeps a copy of the
+            // descriptor until it executes its program. It can't fail for a descriptor that was locked.
+            let _ = rustix::fs::flock(&lock, FlockOperation::Unlock);
+        }
+    }
+
+    fn lock_inode(&self, dir: BorrowedFd<'_>) -> Option<u64> {
+        let identity = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        let (dir, root) = (rustix::fs::fstat(dir).ok()?, rustix::fs::fstat(&self.root).ok()?);
+        let stat = rustix::fs::statat(&self.root, LOCK_FILE, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        (identity(dir) == identity(root)).then_some(stat.st_ino)
     }
 
     /// A container may see the directory as a separate mount, whose `..` is not the directory's parent.
@@ -129,6 +237,42 @@ pub(crate) fn write_project_tag(file: BorrowedFd<'_>, tag: ProjectTag) -> io::Re
     attributes.flags =
         (attributes.flags & !sys::INHERIT_PROJECT) | if tag.inherit { sys::INHERIT_PROJECT } else { 0 };
     sys::write_attributes(file, &attributes)
+}
+
+/// Whether the attributes of the inode can't be changed.
+pub(crate) fn is_immutable(file: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(sys::read_attributes(file)?.flags & sys::IMMUTABLE != 0)
+}
+
+/// Longer than every mark of this release.
+const MAX_MARK_BYTES: usize = 256;
+
+pub(crate) fn read_owner_mark(dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>> {
+    let mut value = [0; MAX_MARK_BYTES];
+    let record = match rustix::fs::fgetxattr(dir, OWNER_ATTRIBUTE, &mut value) {
+        Ok(length) => OwnerRecord::parse(&value[..length]),
+        Err(Errno::NODATA | Errno::RANGE) => None,
+        Err(error) => return Err(error.into()),
+    };
+    match record {
+        Some(record) if record.inode == inode_id(dir)? => Ok(Some(record.mark)),
+        _ => Ok(None),
+    }
+}
+
+fn write_owner_mark(dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> io::Result<()> {
+    let Some(mark) = mark else {
+        return match rustix::fs::fremovexattr(dir, OWNER_ATTRIBUTE) {
+            Ok(()) | Err(Errno::NODATA) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+    };
+    let record = OwnerRecord { mark, inode: inode_id(dir)? };
+    Ok(rustix::fs::fsetxattr(dir, OWNER_ATTRIBUTE, record.to_string().as_bytes(), XattrFlags::empty())?)
+}
+
+fn inode_id(dir: BorrowedFd<'_>) -> io::Result<InodeId> {
+    Ok(InodeId { inode: rustix::fs::fstat(dir)?.st_ino, generation: sys::read_generation(dir)? })
 }
 
 #[cfg(test)]

@@ -51,8 +51,14 @@ impl MountinfoEntry {
         })
     }
 
+    /// Whether nothing can be written through this mount.
     pub(crate) fn is_read_only(&self) -> bool {
-        [&self.options, &self.super_options].iter().any(|options| has_option(options, "ro"))
+        has_option(&self.options, "ro") || self.is_read_only_file_system()
+    }
+
+    /// Whether nothing can be written through any mount of the file system.
+    pub(crate) fn is_read_only_file_system(&self) -> bool {
+        has_option(&self.super_options, "ro")
     }
 }
 

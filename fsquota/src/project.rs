@@ -4,7 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
 use crate::engine::{NonEmptyPolicy, QuotaEngine};
-use crate::file_system::{self, EnforcementGap, FileSystem, OpenError, QuotactlMode};
+use crate::file_system::{self, EnforcementGap, FileSystem, OpenError, OpenMode, QuotactlMode};
 use crate::linux::LinuxKernel;
 use crate::tree::{self, TreeSummary};
 use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus};
@@ -14,8 +14,16 @@ use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatu
 /// Each directory gets its number from a [`ProjectRange`], and no two directories share one: a number with
 /// inodes or limits is never allocated again. Finding a free number takes one query to the kernel, however
 /// many are allocated; the first search of a process takes 2 log₂ n queries. No register is written: the
-/// kernel's quota records are the register. A mutex excludes other threads, `flock` on the directory where
-/// the file system is mounted excludes other processes; the kernel releases it when its holder is killed.
+/// kernel's quota records are the register. A mutex excludes other threads, `flock` on the file
+/// `.nodekeel-quota.lock`, in the directory where the file system is mounted, excludes other processes; only
+/// root can open it, and the kernel releases it when its holder is killed. A change waits for it at most ten
+/// seconds ([`Error::LockTimeout`]).
+///
+/// The directory that was given a project is marked as its owner, in the extended attribute
+/// `trusted.nodekeel.project`, with its inode: only its limits change with it. A directory without the mark,
+/// which was limited by another program or an earlier release, counts as the owner if all inodes of its
+/// project are in its tree, and is marked then. Other directories with a project were moved out of a limited
+/// one, or copied with all attributes: they get another project.
 #[derive(Debug)]
 pub struct ProjectQuota {
     engine: QuotaEngine<LinuxKernel>,
@@ -36,15 +44,24 @@ impl ProjectQuota {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with_range(path: &Path, range: ProjectRange) -> Result<Self, OpenError> {
-        Self::open_with_mode(path, range, QuotactlMode::Auto)
+        Self::open_with_mode(path, range, (OpenMode::Change, QuotactlMode::Auto))
+    }
+
+    /// As [`open`](Self::open), also on a read-only XFS, to read limits: changes fail there with
+    /// [`Error::ReadOnly`]. On a read-only ext4 the kernel has no quotas.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`OpenError::ReadOnly`] only for ext4.
+    pub fn open_for_reading(path: &Path) -> Result<Self, OpenError> {
+        Self::open_with_mode(path, ProjectRange::default(), (OpenMode::Read, QuotactlMode::Auto))
     }
 
     pub(crate) fn open_with_mode(
         path: &Path,
         range: ProjectRange,
-        way: QuotactlMode,
+        (mode, way): (OpenMode, QuotactlMode),
     ) -> Result<Self, OpenError> {
-        let (linux, file_system) = file_system::open_file_system(path, way)?;
+        let (linux, file_system) = file_system::open_file_system(path, mode, way)?;
         let source = |error: rustix::io::Errno| OpenError::Open { path: path.into(), source: error.into() };
         let stat = rustix::fs::fstat(&linux.root).map_err(source)?;
         let is_whole = file_system.root == Path::new("/");
@@ -62,7 +79,7 @@ impl ProjectQuota {
 
     /// The ways around the limits that apply to this file system.
     pub fn enforcement_gaps(&self) -> Vec<EnforcementGap> {
-        file_system::enforcement_gaps(&self.file_system, self.mount_dir())
+        file_system::enforcement_gaps(&self.file_system)
     }
 
     /// Every project of the file system that has inodes or limits, by number; also those that other programs
@@ -75,8 +92,9 @@ impl ProjectQuota {
     }
 
     /// As [`set_limits`](QuotaSetter::set_limits), for a directory that is not empty: every entry without a
-    /// project gets the directory's. Entries of other projects, symbolic links, special files and other file
-    /// systems are skipped and counted.
+    /// project gets the directory's. If the directory has the project of another one, it gets its own, and so
+    /// do its entries with that project. Entries of other projects, directories that own theirs, symbolic
+    /// links, special files, mounts and, on ext4, immutable entries are skipped and counted.
     ///
     /// It follows no symbolic link. Repeat the call if it was killed, or if files were added meanwhile to
     /// directories that it had not reached.
@@ -90,13 +108,18 @@ impl ProjectQuota {
         change: QuotaChange,
     ) -> Result<(QuotaStatus, TreeSummary), Error> {
         let status = self.engine.set_limits(dir, change, NonEmptyPolicy::Accept)?;
-        let changed = tree::retag_tree(dir, 0, status.project.get())?;
+        let previous = self.engine.previous_project(dir)?;
+        let from: Vec<u32> = [0].into_iter().chain(previous).collect();
+        let changed = tree::retag_tree(dir, &from, status.project.get())?;
+        if previous.is_some() {
+            self.engine.forget_previous_project(dir)?;
+        }
         Ok((self.engine.read_status(dir)?.unwrap_or(status), changed))
     }
 
     /// As [`clear_limits`](QuotaSetter::clear_limits), for a directory that is not empty: every entry with
-    /// the directory's project loses it. Symbolic links and special files keep it, so the project and its
-    /// limits stay until those are removed and
+    /// the directory's project loses it. Symbolic links, special files and, on ext4, immutable entries keep
+    /// it, so the project and its limits stay until those are removed and
     /// [`release_unused_projects`](QuotaSetter::release_unused_projects) runs. They also stay if an inode
     /// outside of the tree has the project. The limits stay in force until the call completes.
     ///
@@ -104,7 +127,7 @@ impl ProjectQuota {
     /// As [`clear_limits`](QuotaSetter::clear_limits), and [`Error::ChangeTree`]; repeat the call to resume.
     pub fn clear_limits_recursive(&self, dir: BorrowedFd<'_>) -> Result<TreeSummary, Error> {
         let Some(project) = self.engine.start_clearing(dir)? else { return Ok(TreeSummary::default()) };
-        let changed = tree::retag_tree(dir, project.get(), 0)?;
+        let changed = tree::retag_tree(dir, &[project.get()], 0)?;
         self.engine.finish_clearing(dir, project)?;
         Ok(changed)
     }
@@ -127,6 +150,10 @@ impl QuotaSetter for ProjectQuota {
 
     fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
         self.engine.read_status(dir)
+    }
+
+    fn find_project(&self, dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, Error> {
+        self.engine.find_project(dir)
     }
 
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {

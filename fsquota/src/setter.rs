@@ -23,9 +23,11 @@ use crate::{Error, ProjectId, QuotaChange, QuotaStatus};
 /// - [`clear_limits`](Self::clear_limits) leaves the directory without limits and without a project, also if
 ///   it had none. The directory has to be empty. For a removed directory, it changes nothing or removes the
 ///   project; the limits end with [`release_project`](Self::release_project).
-/// - The limits of other directories stay: if an inode elsewhere has the project of an empty directory, as
-///   for a copy with all attributes, [`set_limits`](Self::set_limits) rejects the directory
-///   ([`Error::SharedProject`]) and [`clear_limits`](Self::clear_limits) only removes the project from it.
+/// - The limits of other directories stay. A directory that has the project of another one, because it is a
+///   copy with all attributes or was moved out of it, gets a separate project; it has to be empty
+///   ([`Error::SharedProject`]), because its entries would stay in the other one.
+///   [`clear_limits`](Self::clear_limits) only removes the project from it.
+/// - Limits that are no longer enforced are neither set nor reported ([`Error::EnforcementOff`]).
 /// - Limits are as durable as data written to the file system: they survive a crash if the file system was
 ///   synced since.
 /// - All methods may be called from many threads at once, and repeated after a kill at any point.
@@ -41,6 +43,14 @@ pub trait QuotaSetter: Send + Sync + Debug {
     /// # Errors
     /// As the contract says, and [`Error::Kernel`].
     fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error>;
+
+    /// The project of a directory, also while limits are not enforced: what is needed to remove it.
+    ///
+    /// # Errors
+    /// As [`read_status`](Self::read_status), which the default calls.
+    fn find_project(&self, dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, Error> {
+        Ok(self.read_status(dir)?.map(|status| status.project))
+    }
 
     /// Removes the limits and the project from an empty directory.
     ///

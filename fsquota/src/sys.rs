@@ -24,6 +24,9 @@ const _: () = assert!(size_of::<InodeAttributes>() == 28);
 /// New entries of the directory inherit its project. *Source:* linux/fs.h, `FS_XFLAG_PROJINHERIT`.
 pub(crate) const INHERIT_PROJECT: u32 = 0x200;
 
+/// Nothing of the inode may be changed. *Source:* linux/fs.h, `FS_XFLAG_IMMUTABLE`.
+pub(crate) const IMMUTABLE: u32 = 0x8;
+
 /// `_IOR` (2) and `_IOW` (1) of asm-generic/ioctl.h.
 const fn ioctl_number(direction: c_ulong, number: c_ulong, size: usize) -> c_ulong {
     (direction << 30) | ((size as c_ulong) << 16) | ((b'X' as c_ulong) << 8) | number
@@ -33,6 +36,18 @@ const fn ioctl_number(direction: c_ulong, number: c_ulong, size: usize) -> c_ulo
 const GET_ATTRIBUTES: c_ulong = ioctl_number(2, 31, size_of::<InodeAttributes>());
 const SET_ATTRIBUTES: c_ulong = ioctl_number(1, 32, size_of::<InodeAttributes>());
 const _: () = assert!(GET_ATTRIBUTES == 0x801C_581F && SET_ATTRIBUTES == 0x401C_5820);
+
+/// *Source:* linux/fs.h, `FS_IOC_GETVERSION`.
+const GET_GENERATION: c_ulong = (2 << 30) | ((size_of::<c_long>() as c_ulong) << 16) | 0x7601;
+
+/// Reads the number that distinguishes an inode from an earlier one with the same inode number.
+pub(crate) fn read_generation(file: BorrowedFd<'_>) -> io::Result<u32> {
+    // The kernel writes an `int`, although the number says `long`.
+    let mut generation: [c_int; 2] = [0; 2];
+    // SAFETY: the kernel writes at most one `c_long`, and the descriptor is borrowed.
+    syscall_result(unsafe { libc::ioctl(file.as_raw_fd(), GET_GENERATION as _, &mut generation) }.into())?;
+    Ok(generation[0] as u32)
+}
 
 /// Which preallocated blocks to free. *Source:* xfsprogs, xfs/xfs_fs.h, `struct xfs_fs_eofblocks`.
 #[repr(C)]
@@ -55,28 +70,39 @@ const _: () = assert!(FREE_EOF_BLOCKS == 0x8080_583A);
 const EOF_BLOCKS_VERSION: u32 = 1;
 const FILTER_BY_PROJECT: u32 = 1 << 3;
 
-/// The quota record of a project. *Source:* linux/quota.h, `struct if_nextdqblk`; `struct if_dqblk` is the
-/// same without the last field, where it has padding.
+/// The quota record of a project. *Source:* linux/dqblk_xfs.h, `struct fs_disk_quota`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DiskQuotaBlock {
-    /// KiB.
+    version: i8,
+    flags: u8,
+    pub(crate) fields: u16,
+    pub(crate) project: u32,
+    /// In units of [`DISK_QUOTA_UNIT`], as `blocks`.
     pub(crate) hard_blocks: u64,
     pub(crate) soft_blocks: u64,
-    pub(crate) bytes: u64,
     pub(crate) hard_inodes: u64,
     pub(crate) soft_inodes: u64,
+    pub(crate) blocks: u64,
     pub(crate) inodes: u64,
-    block_time: u64,
-    inode_time: u64,
-    pub(crate) valid: u32,
-    pub(crate) project: u32,
+    /// Timers and warnings.
+    times: [u32; 4],
+    realtime_blocks: [u64; 3],
+    realtime_times: [u32; 2],
+    padding: [u8; 8],
 }
-const _: () = assert!(size_of::<DiskQuotaBlock>() == 72);
+const _: () = assert!(size_of::<DiskQuotaBlock>() == 112);
 
-/// *Source:* linux/quota.h, `QIF_BLIMITS` and `QIF_ILIMITS`.
-pub(crate) const BLOCK_LIMITS: u32 = 1;
-pub(crate) const INODE_LIMITS: u32 = 4;
+/// *Source:* linux/dqblk_xfs.h, "basic blocks".
+pub(crate) const DISK_QUOTA_UNIT: u64 = 512;
+
+/// *Source:* linux/dqblk_xfs.h, `FS_DQUOT_VERSION` and `FS_PROJ_QUOTA`.
+const DISK_QUOTA_VERSION: i8 = 1;
+const PROJECT_QUOTA: u8 = 1 << 1;
+
+/// *Source:* linux/dqblk_xfs.h, `FS_DQ_ISOFT`, `FS_DQ_IHARD`, `FS_DQ_BSOFT`, `FS_DQ_BHARD`.
+pub(crate) const INODE_LIMITS: u16 = 1 | 1 << 1;
+pub(crate) const BLOCK_LIMITS: u16 = 1 << 2 | 1 << 3;
 
 /// Settings of one quota type. *Source:* linux/quota.h, `struct if_dqinfo`.
 #[repr(C)]
@@ -125,14 +151,19 @@ const fn project_command(number: u32) -> u32 {
     (number << 8) | 2
 }
 
-/// *Source:* linux/quota.h, `Q_GETINFO`, `Q_GETQUOTA`, `Q_SETQUOTA`, `Q_GETNEXTQUOTA`; linux/dqblk_xfs.h,
-/// `Q_XGETQSTATV`.
+/// *Source:* linux/quota.h, `Q_GETINFO`.
 const GET_INFO: u32 = project_command(0x80_0005);
-const GET_QUOTA: u32 = project_command(0x80_0007);
-const SET_QUOTA: u32 = project_command(0x80_0008);
-const GET_NEXT_QUOTA: u32 = project_command(0x80_0009);
+/// These work on XFS and ext4. Reading with them needs no write access to the mount, unlike with `Q_GETQUOTA`.
+/// *Source:* linux/dqblk_xfs.h, `Q_XGETQUOTA`, `Q_XSETQLIM`, `Q_XGETQSTATV`, `Q_XGETNEXTQUOTA`;
+/// fs/quota/quota.c, `quotactl_cmd_write`.
+const GET_QUOTA: u32 = project_command(0x5803);
+const SET_LIMITS: u32 = project_command(0x5804);
 const GET_STATE: u32 = project_command(0x5808);
-const _: () = assert!(SET_QUOTA == 0x8000_0802 && GET_NEXT_QUOTA == 0x8000_0902);
+const GET_NEXT_QUOTA: u32 = project_command(0x5809);
+/// *Source:* linux/dqblk_xfs.h, `Q_XQUOTAOFF`.
+#[cfg(feature = "testing")]
+const QUOTA_OFF: u32 = project_command(0x5802);
+const _: () = assert!(GET_INFO == 0x8000_0502 && GET_NEXT_QUOTA == 0x58_0902);
 
 /// The same on every architecture, since Linux 5.14. *Source:* asm-generic/unistd.h.
 const QUOTACTL_FD: c_long = 443;
@@ -235,15 +266,23 @@ pub(crate) fn probe_accounting(target: QuotaTarget<'_>) -> io::Result<()> {
 /// Whether the limits of projects are enforced.
 pub(crate) fn is_enforcement_on(target: QuotaTarget<'_>) -> io::Result<bool> {
     let mut state = QuotaState { version: QUOTA_STATE_VERSION, ..QuotaState::default() };
-    // SAFETY: `GET_STATE` writes one `MemoryState` of the version that is in it.
+    // SAFETY: `GET_STATE` writes one `QuotaState` of the version that is in it.
     unsafe { quotactl(target, GET_STATE, 0, &mut state) }?;
     Ok(state.flags & PROJECTS_ENFORCED != 0)
+}
+
+/// Turns the enforcement of the limits of projects off; they are still counted.
+#[cfg(feature = "testing")]
+pub(crate) fn turn_enforcement_off(target: QuotaTarget<'_>) -> io::Result<()> {
+    let mut flags = u32::from(PROJECTS_ENFORCED);
+    // SAFETY: `QUOTA_OFF` reads one `u32`.
+    unsafe { quotactl(target, QUOTA_OFF, 0, &mut flags) }
 }
 
 /// Reads the quota record of a project.
 pub(crate) fn read_quota(target: QuotaTarget<'_>, project: u32) -> io::Result<DiskQuotaBlock> {
     let mut account = DiskQuotaBlock::default();
-    // SAFETY: `GET_QUOTA` writes one `struct if_dqblk`, which is as large as an `DiskQuotaBlock`.
+    // SAFETY: `GET_QUOTA` writes one `DiskQuotaBlock`.
     unsafe { quotactl(target, GET_QUOTA, project, &mut account) }?;
     Ok(account)
 }
@@ -251,19 +290,17 @@ pub(crate) fn read_quota(target: QuotaTarget<'_>, project: u32) -> io::Result<Di
 /// Reads the first quota record whose project is not below `project`.
 pub(crate) fn read_next_quota(target: QuotaTarget<'_>, project: u32) -> io::Result<DiskQuotaBlock> {
     let mut account = DiskQuotaBlock::default();
-    // SAFETY: `GET_NEXT_QUOTA` writes one `struct if_nextdqblk`, which an `DiskQuotaBlock` is.
+    // SAFETY: `GET_NEXT_QUOTA` writes one `DiskQuotaBlock`.
     unsafe { quotactl(target, GET_NEXT_QUOTA, project, &mut account) }?;
     Ok(account)
 }
 
-/// Writes the fields of the quota record that `valid` selects.
-pub(crate) fn write_quota(
-    target: QuotaTarget<'_>,
-    project: u32,
-    mut account: DiskQuotaBlock,
-) -> io::Result<()> {
-    // SAFETY: `SET_QUOTA` reads one `struct if_dqblk`, which is as large as an `DiskQuotaBlock`.
-    unsafe { quotactl(target, SET_QUOTA, project, &mut account) }
+/// Writes the limits of the quota record that `fields` selects.
+pub(crate) fn write_limits(target: QuotaTarget<'_>, project: u32, account: DiskQuotaBlock) -> io::Result<()> {
+    let mut account =
+        DiskQuotaBlock { version: DISK_QUOTA_VERSION, flags: PROJECT_QUOTA, project, ..account };
+    // SAFETY: `SET_LIMITS` reads one `DiskQuotaBlock`.
+    unsafe { quotactl(target, SET_LIMITS, project, &mut account) }
 }
 
 /// # Safety

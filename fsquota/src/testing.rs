@@ -68,6 +68,10 @@ impl QuotaSetter for MemQuota {
         self.0.read_status(dir)
     }
 
+    fn find_project(&self, dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, Error> {
+        self.0.find_project(dir)
+    }
+
     fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
         self.0.clear_limits(dir)
     }
@@ -89,6 +93,6 @@ pub fn open_by_device(path: &std::path::Path) -> Result<crate::ProjectQuota, cra
     crate::ProjectQuota::open_with_mode(
         path,
         ProjectRange::default(),
-        crate::file_system::QuotactlMode::ByDevice,
+        (crate::file_system::OpenMode::Change, crate::file_system::QuotactlMode::ByDevice),
     )
 }

@@ -1,19 +1,24 @@
-//! Changes the project of everything in a directory.
+//! Changes, or counts, the projects of everything in a directory.
 
+use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::Error;
 use crate::kernel::ProjectTag;
-use crate::linux;
+use crate::{Error, linux};
+
+/// How many paths of immutable entries are kept.
+const MAX_IMMUTABLE_PATHS: usize = 10;
 
 /// How many entries of a tree were changed or skipped; the directory itself is not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TreeSummary {
     /// Directories and files whose project was changed.
@@ -22,24 +27,150 @@ pub struct TreeSummary {
     pub unchanged: u64,
     /// Symbolic links, sockets, FIFOs and device nodes, which can't be opened to change them.
     pub special: u64,
-    /// Entries with another project, and directories on which another file system is mounted.
+    /// Entries with another project, directories with their own limits, and entries on which a file system or
+    /// a directory is mounted.
     pub foreign: u64,
+    /// Immutable entries (`chattr +i`), whose project ext4 does not change.
+    pub immutable: u64,
+    /// The first ten of them, relative to the directory.
+    pub immutable_paths: Vec<PathBuf>,
 }
 
-/// Changes the project of every entry below `dir` from `from` to `to`, but not of `dir` itself.
+/// Changes the project of every entry below `dir` from one of `from` to `to`, but not of `dir` itself.
+pub(crate) fn retag_tree(dir: BorrowedFd<'_>, from: &[u32], to: u32) -> Result<TreeSummary, Error> {
+    let mut retag = Retag { from, to, summary: TreeSummary::default() };
+    walk_tree(dir, &mut retag).map_err(|(path, source)| Error::ChangeTree { path, source })?;
+    Ok(retag.summary)
+}
+
+/// Counts the inodes of the project in the tree of `dir`, with `dir` itself, that were created before a time;
+/// except those of a directory that is marked as the project's owner. Whatever is created, removed and renamed
+/// meanwhile, no inode counts that the tree did not have then.
+pub(crate) fn count_tree(dir: BorrowedFd<'_>, project: u32, before: SystemTime) -> Result<u64, Error> {
+    let mut count = Count { project, before, inodes: HashSet::new() };
+    let counted = count.visit_inode(dir, true, &PathBuf::new).map_err(|source| (PathBuf::new(), source));
+    counted
+        .and_then(|_| walk_tree(dir, &mut count))
+        .map_err(|(path, source)| Error::CountTree { path, source })?;
+    Ok(count.inodes.len() as u64)
+}
+
+/// What is done with the entries of a tree. The files of a directory are visited directly after it.
+trait TreeVisitor {
+    /// Visits a directory or a file; returns whether the directory is entered.
+    fn visit_inode(
+        &mut self,
+        file: BorrowedFd<'_>,
+        is_directory: bool,
+        path: &dyn Fn() -> PathBuf,
+    ) -> io::Result<bool>;
+    /// Visits a symbolic link, a socket, a FIFO or a device node.
+    fn visit_special(&mut self);
+    /// Visits an entry on which something is mounted.
+    fn visit_mount(&mut self);
+}
+
+struct Retag<'a> {
+    from: &'a [u32],
+    to: u32,
+    summary: TreeSummary,
+}
+
+/// Whether the directory was given the project itself, and merely lies in the tree.
+fn is_owner(dir: BorrowedFd<'_>, project: u32) -> io::Result<bool> {
+    Ok(project != 0 && linux::read_owner_mark(dir)?.is_some_and(|mark| mark.project == project))
+}
+
+impl TreeVisitor for Retag<'_> {
+    fn visit_inode(
+        &mut self,
+        file: BorrowedFd<'_>,
+        is_directory: bool,
+        path: &dyn Fn() -> PathBuf,
+    ) -> io::Result<bool> {
+        let tag = linux::read_project_tag(file)?;
+        let wanted = ProjectTag { project: self.to, inherit: is_directory && self.to != 0 };
+        if tag == wanted {
+            self.summary.unchanged += 1;
+            return Ok(true);
+        }
+        let is_ours = tag.project == self.to || self.from.contains(&tag.project);
+        if !is_ours || is_directory && is_owner(file, tag.project)? {
+            self.summary.foreign += 1;
+            return Ok(false);
+        }
+        match linux::write_project_tag(file, wanted) {
+            Ok(()) => self.summary.changed += 1,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && linux::is_immutable(file)? => {
+                self.summary.immutable += 1;
+                if self.summary.immutable_paths.len() < MAX_IMMUTABLE_PATHS {
+                    self.summary.immutable_paths.push(path());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    fn visit_special(&mut self) {
+        self.summary.special += 1;
+    }
+
+    fn visit_mount(&mut self) {
+        self.summary.foreign += 1;
+    }
+}
+
+struct Count {
+    project: u32,
+    before: SystemTime,
+    /// Their numbers: an inode may have several names, or be visited again where it was moved.
+    inodes: HashSet<u64>,
+}
+
+impl TreeVisitor for Count {
+    fn visit_inode(
+        &mut self,
+        file: BorrowedFd<'_>,
+        is_directory: bool,
+        _: &dyn Fn() -> PathBuf,
+    ) -> io::Result<bool> {
+        if linux::read_project_tag(file)?.project == self.project {
+            if is_directory && is_owner(file, self.project)? {
+                return Ok(false);
+            }
+            let (inode, created) = inode_and_birth(file)?;
+            if created.is_some_and(|created| created < self.before) {
+                self.inodes.insert(inode);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Its project can't be read: it may be in the tree without being of the project.
+    fn visit_special(&mut self) {}
+
+    fn visit_mount(&mut self) {}
+}
+
+/// The number of an inode, and when it was created, if the file system keeps that.
+fn inode_and_birth(file: BorrowedFd<'_>) -> io::Result<(u64, Option<SystemTime>)> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME)?;
+    let is_kept = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let seconds = u64::try_from(stat.stx_btime.tv_sec).ok().filter(|_| is_kept);
+    let created = seconds.map(|seconds| Duration::new(seconds, stat.stx_btime.tv_nsec));
+    Ok((stat.stx_ino, created.map(|created| SystemTime::UNIX_EPOCH + created)))
+}
+
+/// Visits every entry below `dir`. Nothing that is mounted in the tree is entered, not even another directory
+/// of the same file system.
 ///
 /// It needs two descriptors and no recursion at any depth: for each directory above, it keeps the names still
 /// to be entered. It returns by `..`, and checks that this is the directory it came from.
-pub(crate) fn retag_tree(dir: BorrowedFd<'_>, from: u32, to: u32) -> Result<TreeSummary, Error> {
-    let mut walk = TreeWalk { from, to, summary: TreeSummary::default(), levels: Vec::new() };
-    match walk.run(dir) {
-        Ok(()) => Ok(walk.summary),
-        Err((name, source)) => {
-            let names = walk.levels.iter().skip(1).map(|level| &level.name).chain(&name);
-            let path = names.map(|name| OsStr::from_bytes(name.to_bytes())).collect();
-            Err(Error::ChangeTree { path, source })
-        }
-    }
+fn walk_tree(dir: BorrowedFd<'_>, visitor: &mut dyn TreeVisitor) -> Result<(), (PathBuf, io::Error)> {
+    let mut walk = TreeWalk { visitor, levels: Vec::new() };
+    let walked = walk.run(dir);
+    walked.map_err(|(name, source)| (entry_path(&walk.levels, name.as_deref()), source))
 }
 
 /// A directory on the way down.
@@ -52,10 +183,8 @@ struct DirectoryLevel {
     pending: Vec<CString>,
 }
 
-struct TreeWalk {
-    from: u32,
-    to: u32,
-    summary: TreeSummary,
+struct TreeWalk<'a> {
+    visitor: &'a mut dyn TreeVisitor,
     levels: Vec<DirectoryLevel>,
 }
 
@@ -65,7 +194,7 @@ type WalkFailure = (Option<CString>, io::Error);
 const OPEN_DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-impl TreeWalk {
+impl TreeWalk<'_> {
     fn run(&mut self, dir: BorrowedFd<'_>) -> Result<(), WalkFailure> {
         let here = |error: Errno| (None, error.into());
         let mut at = rustix::fs::openat(dir, ".", OPEN_DIRECTORY, Mode::empty()).map_err(here)?;
@@ -85,7 +214,7 @@ impl TreeWalk {
         Ok(())
     }
 
-    /// Changes the files of a directory, which itself is already changed, and collects its subdirectories.
+    /// Visits the files of a directory, which itself has been visited, and collects its subdirectories.
     fn enter_directory(&mut self, name: CString, at: &OwnedFd) -> Result<(), WalkFailure> {
         let here = |error: Errno| (None, error.into());
         let stat = rustix::fs::fstat(at).map_err(here)?;
@@ -122,7 +251,7 @@ impl TreeWalk {
         if (stat.st_dev, stat.st_ino) == (level.device, level.inode) { Ok(above) } else { Err(Errno::AGAIN) }
     }
 
-    /// Changes an entry that is not a directory; returns whether it is a directory.
+    /// Visits an entry that is not a directory; returns whether it is a directory.
     fn visit_entry(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
         let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(false),
@@ -132,7 +261,7 @@ impl TreeWalk {
             FileType::Directory => return Ok(true),
             FileType::RegularFile => {}
             _ => {
-                self.summary.special += 1;
+                self.visitor.visit_special();
                 return Ok(false);
             }
         }
@@ -140,45 +269,36 @@ impl TreeWalk {
         // block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         if let Some(file) = self.open_entry(dir, name, flags)? {
-            self.retag(file.as_fd(), false)?;
+            let path = || entry_path(&self.levels, Some(name));
+            self.visitor.visit_inode(file.as_fd(), false, &path)?;
         }
         Ok(false)
     }
 
-    /// Changes a directory; `None` if it is skipped.
+    /// Visits a directory; `None` if it is not entered.
     fn open_subdirectory(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<OwnedFd>> {
         let Some(below) = self.open_entry(dir, name, OPEN_DIRECTORY)? else { return Ok(None) };
+        let path = || entry_path(&self.levels, Some(name));
         // Before its entries: those created meanwhile inherit the right project.
-        Ok(self.retag(below.as_fd(), true)?.then_some(below))
+        Ok(self.visitor.visit_inode(below.as_fd(), true, &path)?.then_some(below))
     }
 
-    /// `None` if the entry has just been removed, or is on another file system.
+    /// `None` if the entry has just been removed, or something is mounted on it.
     fn open_entry(&mut self, dir: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> io::Result<Option<OwnedFd>> {
-        let file = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
-            file => file?,
-        };
-        let device = rustix::fs::fstat(&file)?.st_dev;
-        if self.levels.first().is_some_and(|top| top.device != device) {
-            self.summary.foreign += 1;
-            return Ok(None);
+        match rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
+            Ok(file) => Ok(Some(file)),
+            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(None),
+            Err(Errno::XDEV) => {
+                self.visitor.visit_mount();
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
         }
-        Ok(Some(file))
     }
+}
 
-    /// Changes one inode; returns whether it has the right project now.
-    fn retag(&mut self, file: BorrowedFd<'_>, is_directory: bool) -> io::Result<bool> {
-        let tag = linux::read_project_tag(file)?;
-        let wanted = ProjectTag { project: self.to, inherit: is_directory && self.to != 0 };
-        if tag == wanted {
-            self.summary.unchanged += 1;
-        } else if tag.project == self.from || tag.project == self.to {
-            linux::write_project_tag(file, wanted)?;
-            self.summary.changed += 1;
-        } else {
-            self.summary.foreign += 1;
-            return Ok(false);
-        }
-        Ok(true)
-    }
+/// The path of an entry of the deepest directory, `None` for that directory itself.
+fn entry_path(levels: &[DirectoryLevel], name: Option<&CStr>) -> PathBuf {
+    let names = levels.iter().skip(1).map(|level| level.name.as_c_str()).chain(name);
+    names.map(|name| OsStr::from_bytes(name.to_bytes())).collect()
 }

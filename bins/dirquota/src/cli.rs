@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use nodekeel_fsquota::{Bytes, Inodes, LimitChange};
 
 const EXIT_CODES: &str = "Exit codes: 0 success (also if the reader of the output closed the pipe), 1 failure, 2 usage \
-    error, 3 the file system does not enforce project quotas (the message has the mount options needed), 4 the directory \
+    error, 3 the file system does not enforce project quotas or is read-only (the message has what to run), 4 the directory \
     does not exist or has no limits, 5 permission denied.";
 
 const LIMITS_NOTE: &str = "Limits are project quotas of XFS or ext4. They bind processes in a separate user namespace. \
@@ -100,8 +100,8 @@ pub(crate) struct SetArgs {
     /// Limit of files and directories, including DIR, such as 100k, or `none`; unchanged if not set.
     #[arg(short, long, value_name = "QUANTITY", value_parser = parse_limit::<Inodes>)]
     pub(crate) inodes: Option<LimitChange<Inodes>>,
-    /// Also for a non-empty directory: its content is counted, too. Does not follow symbolic links, stays on
-    /// the file system.
+    /// Also for a non-empty directory: its content is counted, too. Does not follow symbolic links, enters
+    /// no mount.
     #[arg(short, long)]
     pub(crate) recursive: bool,
 }

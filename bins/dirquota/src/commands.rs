@@ -33,6 +33,11 @@ fn open_quota(path: &Path) -> Result<ProjectQuota, CommandError> {
     ProjectQuota::open(path).map_err(CommandError::OpenQuota)
 }
 
+/// As `open_quota`, also on a read-only mount.
+fn open_quota_for_reading(path: &Path) -> Result<ProjectQuota, CommandError> {
+    ProjectQuota::open_for_reading(path).map_err(CommandError::OpenQuota)
+}
+
 pub(crate) fn set_limits(args: &SetArgs, out: &mut OutputWriter) -> Result<(), CommandError> {
     let path = &args.directory;
     let dir = open_directory(path)?;
@@ -70,11 +75,22 @@ fn warn_about_result(status: &StatusReport, args: &SetArgs, out: &OutputWriter) 
     if status.over_limit {
         out.warn("the usage already exceeds the limit: existing content stays, but cannot grow");
     }
-    if let Some(TreeCounts { special, foreign, .. }) = status.tree
-        && special + foreign > 0
-    {
+    warn_about_tree(status.tree.as_ref(), "not counted", out);
+}
+
+/// Warns of entries that were skipped.
+fn warn_about_tree(tree: Option<&TreeCounts>, effect: &str, out: &OutputWriter) {
+    let Some(TreeCounts { special, foreign, immutable, immutable_paths, .. }) = tree else { return };
+    if special + foreign > 0 {
         out.warn(&format!(
-            "not counted: {special} symbolic links and special files, {foreign} trees of other projects or file systems"
+            "{effect}: {special} symbolic links and special files, {foreign} trees of other projects or mounts"
+        ));
+    }
+    if *immutable > 0 {
+        let more = if immutable_paths.len() as u64 == *immutable { "" } else { ", …" };
+        let paths = immutable_paths.join(", ");
+        out.warn(&format!(
+            "{effect}: {immutable} immutable entries: {paths}{more}: run `chattr -i` on them, then try again"
         ));
     }
 }
@@ -83,8 +99,9 @@ pub(crate) fn show_limits(directories: &[PathBuf], out: &mut OutputWriter) -> Re
     let mut found = Vec::new();
     for path in directories {
         let dir = open_directory(path)?;
-        let status =
-            open_quota(path)?.read_status(dir.as_fd()).map_err(CommandError::for_action("look at", path))?;
+        let status = open_quota_for_reading(path)?
+            .read_status(dir.as_fd())
+            .map_err(CommandError::for_action("look at", path))?;
         let status = status.ok_or_else(|| CommandError::NoLimits { path: path.clone() })?;
         found.push(StatusReport::new(Some(path), &status));
     }
@@ -92,7 +109,7 @@ pub(crate) fn show_limits(directories: &[PathBuf], out: &mut OutputWriter) -> Re
 }
 
 pub(crate) fn list_projects(mount: &Path, out: &mut OutputWriter) -> Result<(), CommandError> {
-    let listed = open_quota(mount)?
+    let listed = open_quota_for_reading(mount)?
         .list_projects()
         .map_err(CommandError::for_action("list the projects of", mount))?;
     let found: Vec<StatusReport> = listed.iter().map(|status| StatusReport::new(None, status)).collect();
@@ -114,11 +131,13 @@ pub(crate) fn clear_limits(path: &Path, recursive: bool, out: &mut OutputWriter)
         quota.clear_limits(dir.as_fd()).map_err(failed)?;
         None
     };
-    let name = path.to_string_lossy().into_owned();
+    let (name, tree) = (path.to_string_lossy().into_owned(), tree.map(TreeCounts::from));
     if out.json {
-        return Ok(out.print_json(&ClearReport { directory: name, tree: tree.map(TreeCounts::from) })?);
+        return Ok(out.print_json(&ClearReport { directory: name, tree })?);
     }
-    Ok(out.print_line(&format!("{} has no limits", escape_control(&name)))?)
+    out.print_line(&format!("{} has no limits", escape_control(&name)))?;
+    warn_about_tree(tree.as_ref(), "still in the project", out);
+    Ok(())
 }
 
 pub(crate) fn release_projects(mount: &Path, out: &mut OutputWriter) -> Result<(), CommandError> {

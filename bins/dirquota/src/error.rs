@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use nodekeel_fsquota::{Error, OpenError};
+use nodekeel_fsquota::{Error, OpenError, ProjectId};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -20,6 +20,8 @@ pub(crate) enum CommandError {
     Action { what: &'static str, path: PathBuf, source: Error },
     #[error("{what} {}: the directory is not empty, and its content would not be counted; use --recursive to include it", path.display())]
     NotEmpty { what: &'static str, path: PathBuf },
+    #[error("{what} {}: project {project} also has inodes elsewhere, whose limits would change, or links, whose project can't be read; use --recursive to give the tree another project, or close removed files that are still open", path.display())]
+    SharedProject { what: &'static str, path: PathBuf, project: ProjectId },
     #[error("{} has no limits", path.display())]
     NoLimits { path: PathBuf },
     #[error("can't write the output")]
@@ -37,6 +39,7 @@ impl CommandError {
     pub(crate) fn for_action(what: &'static str, path: &std::path::Path) -> impl FnOnce(Error) -> Self {
         move |source| match source {
             Error::NotEmpty => Self::NotEmpty { what, path: path.into() },
+            Error::SharedProject { project } => Self::SharedProject { what, path: path.into(), project },
             source => Self::Action { what, path: path.into(), source },
         }
     }
@@ -70,6 +73,7 @@ impl CommandError {
             Self::OpenQuota(OpenError::Permission { .. }) => 5,
             Self::OpenQuota(OpenError::FindMount { .. } | OpenError::Probe { .. }) => 1,
             Self::OpenQuota(_) => 3,
+            Self::Action { source: Error::EnforcementOff | Error::ReadOnly, .. } => 3,
             Self::Action { source, .. } if source.is_permission() => 5,
             Self::NoLimits { .. } => 4,
             _ => 1,

@@ -56,12 +56,17 @@ pub(crate) struct TreeCounts {
     pub(crate) unchanged: u64,
     pub(crate) special: u64,
     pub(crate) foreign: u64,
+    pub(crate) immutable: u64,
+    /// The first of them, relative to the directory.
+    pub(crate) immutable_paths: Vec<String>,
 }
 
 impl From<TreeSummary> for TreeCounts {
     fn from(changed: TreeSummary) -> Self {
-        let TreeSummary { changed, unchanged, special, foreign, .. } = changed;
-        Self { changed, unchanged, special, foreign }
+        let TreeSummary { changed, unchanged, special, foreign, immutable, immutable_paths, .. } = changed;
+        let immutable_paths =
+            immutable_paths.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+        Self { changed, unchanged, special, foreign, immutable, immutable_paths }
     }
 }
 
@@ -114,7 +119,6 @@ fn warning_key(warning: EnforcementGap) -> &'static str {
     match warning {
         EnforcementGap::OwnersCanLeave => "owners_can_leave",
         EnforcementGap::PrivilegedCanExceed => "privileged_can_exceed",
-        EnforcementGap::OthersCanLock => "others_can_lock",
         EnforcementGap::PartOfFileSystem => "part_of_file_system",
         _ => "other",
     }

@@ -5,12 +5,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
+use crate::Error;
 use crate::error::KernelOperation;
 use crate::kernel::{ProjectTag, QuotaKernel, QuotaRecord};
 use crate::limits::KernelLimitChange;
+use crate::owner::OwnerMark;
 
 /// Device and inode.
 type InodeIdentity = (u64, u64);
@@ -26,13 +29,21 @@ pub(crate) struct MemoryKernel {
 struct MemoryState {
     /// The descriptor prevents reuse of the inode number, and shows when the directory has been removed.
     tagged: HashMap<InodeIdentity, (OwnedFd, ProjectTag)>,
+    /// Of tagged directories, and of those that are about to be.
+    marks: HashMap<InodeIdentity, (OwnedFd, OwnerMark)>,
     /// Limits in KiB and inodes, by project.
     limits: BTreeMap<u32, (u64, u64)>,
+    is_enforcement_off: bool,
 }
 
 impl MemoryKernel {
     pub(crate) fn fail_next_call(&self, call: KernelOperation, error: io::ErrorKind) {
         lock_mutex(&self.failures).push_back((call, error));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn turn_enforcement_off(&self) {
+        lock_mutex(&self.state).is_enforcement_off = true;
     }
 
     pub(crate) fn without_failures<T>(&self, work: impl FnOnce() -> T) -> T {
@@ -52,7 +63,9 @@ impl MemoryKernel {
         }
         drop(failures);
         let mut state = lock_mutex(&self.state);
-        state.tagged.retain(|_, (fd, _)| rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink != 0));
+        let exists = |fd: &OwnedFd| rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink != 0);
+        state.tagged.retain(|_, (fd, _)| exists(fd));
+        state.marks.retain(|_, (fd, _)| exists(fd));
         Ok(state)
     }
 }
@@ -73,6 +86,37 @@ impl QuotaKernel for MemoryKernel {
         Ok(())
     }
 
+    fn owner_mark(&self, dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>> {
+        let state = self.start_call(KernelOperation::ReadOwner)?;
+        Ok(state.marks.get(&inode_identity(&rustix::fs::fstat(dir)?)).map(|(_, mark)| *mark))
+    }
+
+    fn set_owner_mark(&self, dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> io::Result<()> {
+        let mut state = self.start_call(KernelOperation::WriteOwner)?;
+        let identity = inode_identity(&rustix::fs::fstat(dir)?);
+        let descriptor = rustix::fs::openat(dir, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        match mark {
+            Some(mark) => drop(state.marks.insert(identity, (descriptor, mark))),
+            None => drop(state.marks.remove(&identity)),
+        }
+        Ok(())
+    }
+
+    /// Those of the tree are the directory's; a tagged directory below it counts for its own project.
+    fn count_tree(&self, dir: BorrowedFd<'_>, project: u32, _: SystemTime) -> Result<u64, Error> {
+        let failed = KernelOperation::InspectDirectory;
+        let state = self.start_call(failed).map_err(failed.into_error())?;
+        let mut record = QuotaRecord::default();
+        if state.effective_tag(dir).map_err(failed.into_error())?.project == project {
+            state.count_usage(dir, &mut record).map_err(failed.into_error())?;
+        }
+        Ok(record.inodes)
+    }
+
+    fn is_enforced(&self) -> io::Result<bool> {
+        self.start_call(KernelOperation::ReadEnforcement).map(|state| !state.is_enforcement_off)
+    }
+
     fn quota_record(&self, project: u32) -> io::Result<QuotaRecord> {
         self.start_call(KernelOperation::ReadLimits)?.quota_record(project)
     }
@@ -87,6 +131,10 @@ impl QuotaKernel for MemoryKernel {
 
     fn next_record(&self, from: u32) -> io::Result<Option<(u32, QuotaRecord)>> {
         let state = self.start_call(KernelOperation::ReadLimits)?;
+        // As the kernel does for the number that is not a project.
+        if from == u32::MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let limited = state.limits.range(from..).next().map(|(project, _)| *project);
         let tagged =
             state.tagged.values().map(|(_, tag)| tag.project).filter(|number| *number >= from.max(1));
@@ -94,9 +142,10 @@ impl QuotaKernel for MemoryKernel {
         first.map(|project| Ok((project, state.quota_record(project)?))).transpose()
     }
 
-    fn lock_allocation(&self) -> io::Result<()> {
+    fn lock_allocation(&self, _: Instant) -> Result<(), Error> {
         // The mutex of the engine is enough: no other process shares this memory.
-        self.start_call(KernelOperation::LockAllocation).map(drop)
+        let operation = KernelOperation::LockAllocation;
+        self.start_call(operation).map(drop).map_err(operation.into_error())
     }
 
     fn unlock_allocation(&self) {}

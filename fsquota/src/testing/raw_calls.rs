@@ -47,6 +47,15 @@ impl RawQuotaCalls<'_> {
         self.0.engine().kernel.set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
     }
 
+    /// Turns the enforcement of limits off, as `xfs_quota -x -c 'disable -p'` and `quotaoff -P` do.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn turn_enforcement_off(self) -> Result<(), Error> {
+        let target = self.0.engine().kernel.quota_target();
+        crate::sys::turn_enforcement_off(target).map_err(KernelOperation::WriteLimits.into_error())
+    }
+
     /// Finds a free number as [`set_limits`](crate::QuotaSetter::set_limits) does, including the lock,
     /// without using it.
     ///

@@ -131,3 +131,88 @@ fn limits_of_removed_directories_are_released() {
     assert_eq!(run_json(&["release", mount])["projects"], Value::Array(vec![project]));
     assert_eq!(run_json(&["list", mount]), Value::Array(Vec::new()));
 }
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_moved_directory_changes_no_other_limits() {
+    for kind in [FileSystem::Xfs, FileSystem::Ext4] {
+        let mounted = mount_disk(kind);
+        let (origin, moved) =
+            (create_dir(&mounted, "origin"), path_text(&mounted.mount_point().join("moved")).to_owned());
+        let before = run_json(&["set", &origin, "--bytes", "100Mi"]);
+        fs::create_dir(Path::new(&origin).join("sub")).unwrap();
+        fs::write(Path::new(&origin).join("sub/f"), "x").unwrap();
+        fs::rename(Path::new(&origin).join("sub"), &moved).unwrap();
+        for limit in ["1Mi", "none"] {
+            let (said, code) = run_failing(&["set", &moved, "--bytes", limit]);
+            assert!(code == Some(1) && said.contains("--recursive"), "{said}");
+        }
+        let own = run_json(&["set", &moved, "--bytes", "1Mi", "--recursive"]);
+        assert_eq!((&own["bytes"]["limit"], &own["inodes"]["used"]), (&(1 << 20).into(), &2.into()));
+        let after = &run_json(&["show", &origin])[0];
+        assert_eq!((&after["project"], &after["bytes"]["limit"]), (&before["project"], &(100 << 20).into()));
+        assert_ne!(own["project"], before["project"]);
+    }
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_read_only_xfs_is_shown_and_listed_and_a_read_only_ext4_says_why_not() {
+    for kind in [FileSystem::Xfs, FileSystem::Ext4] {
+        let mut mounted = mount_disk(kind);
+        let (mount, dir) = (path_text(mounted.mount_point()).to_owned(), create_dir(&mounted, "dir"));
+        let set = run_json(&["set", &dir, "--bytes", "10Mi"]);
+        mounted.remount("prjquota,ro").unwrap();
+        if kind == FileSystem::Xfs {
+            assert_eq!(run_json(&["show", &dir])[0], set);
+            assert_eq!(run_json(&["list", &mount])[0]["project"], set["project"]);
+        } else {
+            for args in [["show", &dir], ["list", &mount]] {
+                let (said, code) = run_failing(&args);
+                assert!(code == Some(3) && said.contains("is mounted read-only"), "{said}");
+            }
+        }
+        for args in [&["set", &dir, "--bytes", "20Mi"][..], &["check", &mount], &["release", &mount]] {
+            let (said, code) = run_failing(args);
+            assert!(code == Some(3) && said.contains("remount,rw"), "{said}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn an_immutable_file_is_skipped_counted_and_named() {
+    for kind in [FileSystem::Ext4, FileSystem::Xfs] {
+        let mounted = mount_disk(kind);
+        let dir = create_dir(&mounted, "dir");
+        let at = |name: &str| Path::new(&dir).join(name);
+        fs::create_dir_all(at("a/b")).unwrap();
+        for name in ["a/file", "a/immutable", "a/b/file"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        let set_immutable = |is_immutable: bool| {
+            let file = fs::File::open(at("a/immutable")).unwrap();
+            let flags = rustix::fs::ioctl_getflags(&file).unwrap();
+            let immutable = rustix::fs::IFlags::IMMUTABLE;
+            let flags = if is_immutable { flags | immutable } else { flags - immutable };
+            rustix::fs::ioctl_setflags(&file, flags).unwrap();
+        };
+        set_immutable(true);
+        let output = run_dirquota(&["set", &dir, "--bytes", "10Mi", "--recursive", "-o", "json"]);
+        let said = run_dirquota(&["set", &dir, "--bytes", "10Mi", "--recursive"]);
+        let cleared = run_dirquota(&["clear", &dir, "--recursive"]);
+        set_immutable(false);
+        assert!(output.status.success(), "{output:?}");
+        let tree = serde_json::from_slice::<Value>(&output.stdout).unwrap()["tree"].clone();
+        if kind == FileSystem::Xfs {
+            assert_eq!((&tree["changed"], &tree["immutable"]), (&5.into(), &0.into()), "XFS changes it");
+            continue;
+        }
+        assert_eq!((&tree["changed"], &tree["immutable"]), (&4.into(), &1.into()), "{tree}");
+        assert_eq!(tree["immutable_paths"], serde_json::json!(["a/immutable"]));
+        let said = String::from_utf8(said.stderr).unwrap();
+        assert!(said.contains("not counted: 1 immutable entries: a/immutable"), "{said}");
+        assert!(cleared.status.success(), "{cleared:?}");
+        assert_eq!(run_json(&["set", &dir, "--bytes", "10Mi", "--recursive"])["tree"]["changed"], 5);
+    }
+}

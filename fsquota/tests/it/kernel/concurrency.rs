@@ -1,14 +1,22 @@
 //! Several processes allocate projects at once.
 
 use std::collections::HashSet;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use nodekeel_fsquota::{ProjectQuota, QuotaSetter as _};
+use testbed::guest::disk::FileSystem;
 
-use super::{both_limits, on_xfs_and_ext4};
+use super::{QuotaFixture, both_limits, on_xfs_and_ext4};
+
+const LOCK_FILE: &str = ".nodekeel-quota.lock";
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
@@ -33,23 +41,93 @@ fn independent_instances_never_allocate_the_same_number() {
     });
 }
 
+/// A program that holds a lock (`flock`), in a separate process group.
+struct LockHolder(Child);
+
+impl LockHolder {
+    /// Runs `flock` with the arguments, after those of `before`, and waits until it holds the lock.
+    fn start(before: &[&str], arguments: &[&str], path: &Path) -> Self {
+        let mut words = before.iter().chain(&["flock"]).chain(arguments);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).arg(path).args(["sh", "-c", "echo locked; exec sleep 1000"]);
+        let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "locked\n");
+        Self(child)
+    }
+
+    fn kill(mut self) {
+        let group = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn a_process_killed_while_it_holds_the_lock_blocks_no_other() {
     on_xfs_and_ext4(|fixture| {
-        let mut holder = Command::new("flock");
-        holder.arg(fixture.mounted.mount_point()).args(["sh", "-c", "echo locked; exec sleep 1000"]);
-        let mut holder = holder.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "locked\n");
+        fixture.create_limited_dir("first", both_limits(1 << 20, 10));
+        let holder = LockHolder::start(&[], &[], &fixture.path(LOCK_FILE));
         let dir = fixture.create_dir("dir");
         std::thread::scope(|scope| {
             let set = scope.spawn(|| fixture.quota.set_limits(dir.as_fd(), both_limits(1 << 20, 10)));
-            let group = rustix::process::Pid::from_child(&holder);
-            rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+            holder.kill();
             set.join().unwrap().unwrap();
         });
-        holder.wait().unwrap();
     });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn another_user_can_not_block_changes_of_limits() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_limited_dir("first", both_limits(1 << 20, 10));
+        // The user reaches the mount point.
+        let above = fixture.mounted.mount_point().parent().unwrap();
+        fs::set_permissions(above, fs::Permissions::from_mode(0o755)).unwrap();
+        let user = ["setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups"];
+        let holder = LockHolder::start(&user, &["-s"], fixture.mounted.mount_point());
+        let dir = fixture.create_dir("dir");
+        let (sender, receiver) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let set = fixture.quota.set_limits(dir.as_fd(), both_limits(1 << 20, 10));
+                sender.send(set.map(drop))
+            });
+            let set = receiver.recv_timeout(Duration::from_secs(5));
+            holder.kill();
+            set.expect("the user's lock blocks no change").unwrap();
+        });
+        let opened = Command::new(user[0])
+            .args(&user[1..])
+            .args(["flock", "-n", "-s"])
+            .arg(fixture.path(LOCK_FILE))
+            .arg("true")
+            .output()
+            .unwrap();
+        assert!(String::from_utf8_lossy(&opened.stderr).contains("Permission denied"), "{opened:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_held_lock_is_an_error_after_its_deadline() {
+    let fixture = QuotaFixture::new(FileSystem::Xfs);
+    fixture.create_limited_dir("first", both_limits(1 << 20, 10));
+    let holder = LockHolder::start(&[], &[], &fixture.path(LOCK_FILE));
+    let dirs = ["a", "b", "c"].map(|name| fixture.create_dir(name));
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let set = |dir| fixture.quota.set_limits(File::as_fd(dir), both_limits(1 << 20, 10));
+        let threads: Vec<_> = dirs.iter().map(|dir| scope.spawn(move || set(dir))).collect();
+        for thread in threads {
+            let error = thread.join().unwrap().unwrap_err();
+            assert!(error.is_retryable() && error.to_string().contains(LOCK_FILE), "{error}");
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(20), "those that wait give up together");
+    holder.kill();
+    fixture.quota.set_limits(dirs[0].as_fd(), both_limits(1 << 20, 10)).unwrap();
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsFd as _;
 use std::process::Command;
 
-use nodekeel_fsquota::testing::{conformance, open_by_device};
+use nodekeel_fsquota::testing::{RawQuotaCalls, conformance, open_by_device};
 use nodekeel_fsquota::{Error, ProjectId, ProjectQuota, ProjectRange, QuotaSetter as _};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use testbed::guest::disk::FileSystem;
@@ -142,24 +142,37 @@ fn projects_of_removed_directories_are_released_by_number_or_found() {
 
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
-fn a_directory_moved_out_of_a_limited_one_neither_changes_nor_lifts_its_limits() {
+fn an_empty_directory_moved_out_of_a_limited_one_gets_its_own_project() {
     on_xfs_and_ext4(|fixture| {
         let outer = fixture.create_limited_dir("outer", both_limits(1 << 20, 10));
-        fs::create_dir(fixture.path("outer/inner")).unwrap();
-        fs::rename(fixture.path("outer/inner"), fixture.path("moved")).unwrap();
-        let moved = fixture.open_dir("moved");
-        assert_eq!(
-            fixture.read_status("moved").unwrap().project,
-            outer.project,
-            "the kernel lets it keep its project"
-        );
-        let rejected = fixture.quota.set_limits(moved.as_fd(), both_limits(4 << 20, 20));
-        assert!(matches!(rejected, Err(Error::SharedProject { .. })), "{rejected:?}");
-        fixture.quota.clear_limits(moved.as_fd()).unwrap();
-        assert_eq!(fixture.read_status("moved"), None);
-        assert_eq!(fixture.read_status("outer").unwrap().limits, outer.limits);
-        let own = fixture.quota.set_limits(moved.as_fd(), both_limits(4 << 20, 20)).unwrap();
+        for name in ["set", "cleared"] {
+            fs::create_dir(fixture.path(&format!("outer/{name}"))).unwrap();
+            fs::rename(fixture.path(&format!("outer/{name}")), fixture.path(name)).unwrap();
+            assert_eq!(
+                fixture.read_status(name).unwrap().project,
+                outer.project,
+                "the kernel lets it keep its project"
+            );
+        }
+        let own =
+            fixture.quota.set_limits(fixture.open_dir("set").as_fd(), both_limits(4 << 20, 20)).unwrap();
         assert_ne!(own.project, outer.project);
+        fixture.quota.clear_limits(fixture.open_dir("cleared").as_fd()).unwrap();
+        assert_eq!(fixture.read_status("cleared"), None);
+        assert_eq!(fixture.read_status("outer").unwrap().limits, outer.limits);
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn the_largest_project_is_listed() {
+    on_xfs_and_ext4(|fixture| {
+        let ours = fixture.create_limited_dir("ours", both_limits(1 << 20, 10));
+        let largest = ProjectId::new(u32::MAX - 1).unwrap();
+        RawQuotaCalls(&fixture.quota).write_limits(largest, 4096, 0).unwrap();
+        let listed = fixture.quota.list_projects().unwrap();
+        let numbers: Vec<ProjectId> = listed.into_iter().map(|status| status.project).collect();
+        assert_eq!(numbers, [ours.project, largest]);
     });
 }
 

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 
+use nodekeel_fsquota::testing::RawQuotaCalls;
 use nodekeel_fsquota::{Bytes, Inodes, LimitChange, ProjectQuota, QuotaChange, QuotaSetter as _};
 
 use super::{
@@ -138,4 +139,25 @@ fn ext4_does_not_limit_privileged_processes_as_the_warning_says() {
     fs::write(fixture.path("dir/file"), vec![1; 4 * MIB as usize]).unwrap();
     File::open(fixture.path("dir/file")).unwrap().sync_all().unwrap();
     assert!(fixture.read_status("dir").unwrap().is_over_limit());
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn limits_that_are_no_longer_enforced_are_neither_set_nor_reported() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_limited_dir("dir", both_limits(MIB, 100));
+        // As `xfs_quota -x -c 'disable -p'` and `quotaoff -P` do, while the quotas are open.
+        RawQuotaCalls(&fixture.quota).turn_enforcement_off().unwrap();
+        let other = fixture.create_dir("other");
+        for dir in [fixture.open_dir("dir"), other] {
+            let set = fixture.quota.set_limits(dir.as_fd(), both_limits(MIB, 100));
+            let error = set.expect_err("the limits would not bind");
+            assert!(error.to_string().contains("does not enforce the limits"), "{error}");
+        }
+        let error =
+            fixture.quota.read_status(fixture.open_dir("dir").as_fd()).expect_err("not true any more");
+        assert!(error.to_string().contains("does not enforce the limits"), "{error}");
+        let listed = fixture.quota.list_projects().unwrap();
+        assert_eq!(listed.len(), 1, "nothing was set: {listed:?}");
+    });
 }

@@ -15,6 +15,7 @@ mod concurrency;
 mod contract;
 mod enforcement;
 mod open_errors;
+mod ownership;
 mod trees;
 
 /// A file system on a dedicated disk that enforces limits.

@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::symlink;
 
 use nodekeel_fsquota::{Error, Inodes, QuotaSetter as _};
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
 use super::{QuotaFixture, both_limits, on_xfs_and_ext4, without_sys_resource, write_until_error};
 
@@ -85,5 +86,23 @@ fn nested_directories_with_separate_limits_keep_them() {
         assert_eq!(fixture.read_status("full/inner").unwrap().limits, inner.limits);
         fixture.quota.clear_limits_recursive(fixture.open_dir("full").as_fd()).unwrap();
         assert_eq!(fixture.read_status("full/inner").unwrap().limits, inner.limits);
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_bind_mount_in_a_tree_is_a_border() {
+    on_xfs_and_ext4(|fixture| {
+        create_tree(&fixture);
+        mount_bind(fixture.path("outside"), fixture.path("full/a/b")).unwrap();
+        let full = fixture.open_dir("full");
+        let set = fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100));
+        unmount(fixture.path("full/a/b"), UnmountFlags::DETACH).unwrap();
+        let (_, tree) = set.unwrap();
+        assert_eq!((tree.changed, tree.foreign), (3, 1), "{tree:?}");
+        assert_eq!(fixture.read_status("outside"), None, "what is mounted lies elsewhere");
+        assert_eq!(fixture.read_status("full/a/b"), None, "what it covers is reported as skipped");
+        let (_, tree) = fixture.quota.set_limits_recursive(full.as_fd(), both_limits(MIB, 100)).unwrap();
+        assert_eq!((tree.changed, tree.foreign), (2, 0), "{tree:?}");
     });
 }
