@@ -21,10 +21,11 @@ pub(crate) struct MissedEntries {
 }
 
 impl MissedEntries {
-    pub(crate) fn add(&mut self, count: u64, seq: u64) {
-        if count > 0 {
-            self.count += count;
-            self.seq = self.seq.max(seq);
+    pub(crate) fn add(&mut self, other: MissedEntries) {
+        if other.count > 0 {
+            self.count += other.count;
+            self.seq = self.seq.max(other.seq);
+            self.is_upper_bound |= other.is_upper_bound;
         }
     }
 }
@@ -47,7 +48,7 @@ impl RingCursor {
     fn catch_up(&mut self, ring: &LogRing, mask: ClassMask) {
         if self.position < ring.start {
             let count = mask.sum_over(|class| ring.evicted[class] - self.passed[class]);
-            self.missed.add(count, ring.evicted_seq(mask));
+            self.missed.add(MissedEntries { count, seq: ring.evicted_seq(mask), is_upper_bound: false });
             self.passed = ring.evicted;
             self.position = ring.start;
         }
@@ -66,7 +67,7 @@ impl RingCursor {
         // Records evicted during the rewind are those that the reader will miss; the rewind ends there.
         let record =
             (self.position > ring.start).then(|| ring.read_head(ring.previous_record(self.position)).seq);
-        let evicted = (self.missed.count == 0 && self.position >= ring.start).then(|| ring.dropped_seq(mask));
+        let evicted = (self.missed.count == 0 && self.position >= ring.start).then(|| ring.evicted_seq(mask));
         record.into_iter().chain(evicted.filter(|&seq| seq > 0)).max()
     }
 }
@@ -77,12 +78,13 @@ pub(crate) struct ReaderCursors {
     query: LogQuery,
     mask: ClassMask,
     cursors: Vec<RingCursor>,
-    /// The entries it missed under names that were forgotten.
+    /// The entries it missed under names that were forgotten; and those that it misses if it rewinds to them.
     forgotten: MissedEntries,
+    older_forgotten: MissedEntries,
     waker: Option<Waker>,
 }
 
-/// Stands for [`ReaderCursors::forgotten`] among the indices of cursors.
+/// Stands for the entries of forgotten names among the indices of cursors.
 const FORGOTTEN_INDEX: usize = usize::MAX;
 
 /// Records copied out of the rings, to be decoded without the lock.
@@ -100,8 +102,14 @@ pub(crate) enum BatchItem {
 }
 
 impl ReaderCursors {
-    pub(crate) fn new(query: LogQuery, mask: ClassMask) -> ReaderCursors {
-        ReaderCursors { query, mask, cursors: Vec::new(), forgotten: MissedEntries::default(), waker: None }
+    pub(crate) fn new(query: LogQuery, mask: ClassMask, older_forgotten: MissedEntries) -> ReaderCursors {
+        let forgotten = MissedEntries::default();
+        ReaderCursors { query, mask, cursors: Vec::new(), forgotten, older_forgotten, waker: None }
+    }
+
+    /// Reports the entries that were under forgotten names before it was opened.
+    pub(crate) fn report_forgotten(&mut self) {
+        self.forgotten.add(std::mem::take(&mut self.older_forgotten));
     }
 
     pub(crate) fn matches_dn(&self, dn: &Dn) -> bool {
@@ -114,8 +122,7 @@ impl ReaderCursors {
 
     /// Reads a ring from its oldest record on; evicted records count as missed.
     pub(crate) fn add_ring_from_start(&mut self, slot: usize, ring: &LogRing) {
-        let mut missed = MissedEntries::default();
-        missed.add(self.mask.sum_over(|class| ring.evicted[class]), ring.dropped_seq(self.mask));
+        let missed = ring.evicted_after(self.mask, 0);
         self.cursors.push(RingCursor { slot, position: ring.start, passed: ring.evicted, missed });
     }
 
@@ -125,31 +132,12 @@ impl ReaderCursors {
         self.cursors.push(RingCursor { slot, position: ring.end(), passed: ring.appended, missed });
     }
 
-    /// Removes the ring of a name that is about to be forgotten and whose counts move to another ring, its
-    /// heir. Returns whether the reader missed entries.
-    pub(crate) fn forget_ring(
-        &mut self,
-        slot: usize,
-        ring: &LogRing,
-        heir_slot: usize,
-        heir: &LogRing,
-    ) -> bool {
-        if let Some(index) = self.cursors.iter().position(|cursor| cursor.slot == slot) {
-            let mut cursor = self.cursors.swap_remove(index);
-            cursor.catch_up(ring, self.mask);
-            let unread = self.mask.sum_over(|class| ring.appended[class] - cursor.passed[class]);
-            self.forgotten.add(unread, ring.last_seq_of(self.mask));
-            self.forgotten.add(cursor.missed.count, cursor.missed.seq);
-            self.forgotten.is_upper_bound |= cursor.missed.is_upper_bound;
-        }
-        if let Some(cursor) = self.cursors.iter_mut().find(|cursor| cursor.slot == heir_slot) {
-            // The reader has just counted these records as missed, or does not read them: skip them in the
-            // heir.
-            cursor.catch_up(heir, self.mask);
-            for (passed, appended) in cursor.passed.iter_mut().zip(ring.appended) {
-                *passed += appended;
-            }
-        }
+    /// Removes the ring of a name that is about to be forgotten. Returns whether the reader missed entries.
+    pub(crate) fn forget_ring(&mut self, slot: usize, ring: &LogRing) -> bool {
+        let Some(index) = self.cursors.iter().position(|cursor| cursor.slot == slot) else { return false };
+        let mut cursor = self.cursors.swap_remove(index);
+        cursor.catch_up(ring, self.mask);
+        self.forgotten.add(cursor.missed);
         self.forgotten.count > 0
     }
 
@@ -182,11 +170,19 @@ impl ReaderCursors {
         let mut newest: BinaryHeap<(u64, usize)> = (self.cursors.iter().enumerate())
             .filter_map(|(index, cursor)| Some((cursor.previous_seq(ring_of(cursor), mask)?, index)))
             .collect();
+        if self.older_forgotten.count > 0 {
+            newest.push((self.older_forgotten.seq, FORGOTTEN_INDEX));
+        }
         for _ in 0..steps {
             let Some(mut top) = newest.peek_mut() else { return true };
             let (seq, index) = *top;
             if *n == 0 || seq <= after {
                 return true;
+            }
+            if index == FORGOTTEN_INDEX {
+                PeekMut::pop(top);
+                self.forgotten.add(std::mem::take(&mut self.older_forgotten));
+                continue;
             }
             let cursor = &mut self.cursors[index];
             let ring = ring_of(cursor);
@@ -197,12 +193,7 @@ impl ReaderCursors {
                     cursor.passed[usize::from(head.class)] -= 1;
                     *n -= usize::from(mask.contains(head.class));
                 }
-                None => {
-                    let evicted = mask.sum_over(|class| ring.evicted[class]);
-                    let is_upper_bound = after >= ring.first_seq;
-                    let count = if is_upper_bound { evicted.min(seq - after) } else { evicted };
-                    cursor.missed = MissedEntries { count, seq, is_upper_bound };
-                }
+                None => cursor.missed = ring.evicted_after(mask, after),
             }
             match cursor.previous_seq(ring, mask) {
                 Some(seq) => *top = (seq, index),

@@ -15,7 +15,8 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::log_store::SharedLogStore;
 use crate::record::{RecordBuffer, now_nanos, short_source_path};
 use crate::state::RingAddress;
-use crate::{Dn, FieldValue, Level};
+use crate::text::floor_char_boundary;
+use crate::{Dn, FieldValue, Level, LogField};
 
 /// The field of a span or an event that contains the name for its entries.
 const DN_FIELD: &str = "dn";
@@ -31,8 +32,12 @@ thread_local! {
 ///
 /// An event is stored under the name in its field `dn`; otherwise under the name of the innermost enclosing
 /// span with that field; otherwise under the default name. A `dn` that is not a valid name is stored as an
-/// ordinary field. Events below the minimum level of their name are not formatted. Spans themselves are not
-/// stored.
+/// ordinary field. Events below the minimum level of their name are not formatted.
+///
+/// Spans themselves are not stored, but their fields are, with each event in them: after the fields of the
+/// event, those of the innermost span first. Of two fields with the same name, the inner one is stored. Spans
+/// below the layer's minimum level have no fields, unless a minimum level is
+/// [set](crate::LogStore::set_min_level) for any name.
 ///
 /// The layer gives no hint of its maximum verbosity: the hint would apply to all layers of the subscriber,
 /// and spans below that level could no longer carry a name. If libraries trace a lot, filter this layer
@@ -47,6 +52,10 @@ pub struct LogStoreLayer {
 
 /// The name that a span assigns to the events in it.
 struct SpanDn(Arc<RingAddress>);
+
+/// The fields of a span, without its name.
+#[derive(Default)]
+struct SpanFields(Arc<Vec<LogField>>);
 
 impl LogStoreLayer {
     pub(crate) fn new(shared: Arc<SharedLogStore>) -> LogStoreLayer {
@@ -66,7 +75,7 @@ impl LogStoreLayer {
         self
     }
 
-    fn store_event(&self, event: &Event<'_>, to: &RingAddress, level: Level) {
+    fn store_event(&self, event: &Event<'_>, to: &RingAddress, level: Level, spans: &[Arc<Vec<LogField>>]) {
         let min_level = if self.shared.has_min_levels() { self.shared.min_level(&to.dn) } else { None };
         if level < min_level.unwrap_or(self.min_level) {
             return;
@@ -77,20 +86,62 @@ impl LogStoreLayer {
         let line = metadata.line().unwrap_or_default();
         record.start_leveled(level, now_nanos(), file, line, self.shared.limits.message_bytes);
         event.record(&mut EventRecorder(&mut record));
+        for (depth, fields) in spans.iter().enumerate() {
+            let is_hidden = |name: &str| {
+                metadata.fields().field(name).is_some_and(|field| has_value(event, &field))
+                    || spans[..depth].iter().any(|inner| inner.iter().any(|field| field.name == name))
+            };
+            for field in fields.iter().filter(|field| !is_hidden(&field.name)) {
+                record.push_field(&field.name, &field.value);
+            }
+        }
         record.finish_leveled(None);
         self.shared.append_record(to, &mut record);
         let _ = RECORD.try_with(|kept| kept.set(record));
+    }
+
+    /// Keeps the name and the fields of a span, or their new values.
+    fn keep_span<S: Subscriber + for<'a> LookupSpan<'a>>(
+        &self,
+        metadata: &Metadata<'_>,
+        record: impl Fn(&mut dyn Visit),
+        id: &Id,
+        context: &Context<'_, S>,
+    ) {
+        let dn = find_dn(metadata, |finder| record(finder));
+        let level = Level::from(*metadata.level());
+        let mut recorder = SpanRecorder { fields: Vec::new(), room: self.shared.limits.message_bytes };
+        if metadata.fields().len() > usize::from(dn.is_some())
+            && (level >= self.min_level || self.shared.has_min_levels())
+        {
+            record(&mut recorder);
+        }
+        if dn.is_none() && recorder.fields.is_empty() {
+            return;
+        }
+        let Some(span) = context.span(id) else { return };
+        let mut extensions = span.extensions_mut();
+        if let Some(dn) = dn {
+            extensions.replace(SpanDn(Arc::new(RingAddress::new(dn))));
+        }
+        if !recorder.fields.is_empty() {
+            let mut kept = extensions.remove::<SpanFields>().unwrap_or_default();
+            let fields = Arc::make_mut(&mut kept.0);
+            fields.retain(|old| recorder.fields.iter().all(|new| new.name != old.name));
+            fields.append(&mut recorder.fields);
+            extensions.insert(kept);
+        }
     }
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogStoreLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        set_span_dn(attributes.metadata(), |name| attributes.record(name), id, &context);
+        self.keep_span(attributes.metadata(), |visit| attributes.record(visit), id, &context);
     }
 
     fn on_record(&self, id: &Id, values: &tracing::span::Record<'_>, context: Context<'_, S>) {
         if let Some(metadata) = context.metadata(id) {
-            set_span_dn(metadata, |name| values.record(name), id, &context);
+            self.keep_span(metadata, |visit| values.record(visit), id, &context);
         }
     }
 
@@ -99,28 +150,21 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogStoreLayer {
         if level < self.min_level && !self.shared.has_min_levels() {
             return;
         }
-        if let Some(dn) = find_dn(event.metadata(), |name| event.record(name)) {
-            return self.store_event(event, &RingAddress::new(dn), level);
+        let own = find_dn(event.metadata(), |finder| event.record(finder));
+        let mut address = own.map(|dn| Arc::new(RingAddress::new(dn)));
+        let mut fields = Vec::new();
+        for span in context.event_scope(event).into_iter().flatten() {
+            let extensions = span.extensions();
+            if address.is_none() {
+                address = extensions.get::<SpanDn>().map(|named| Arc::clone(&named.0));
+            }
+            fields.extend(extensions.get::<SpanFields>().map(|kept| Arc::clone(&kept.0)));
         }
-        let named = context
-            .event_scope(event)
-            .and_then(|mut scope| scope.find_map(|span| Some(span.extensions().get::<SpanDn>()?.0.clone())));
-        self.store_event(event, named.as_deref().unwrap_or(&self.default_address), level);
+        self.store_event(event, address.as_deref().unwrap_or(&self.default_address), level, &fields);
     }
 }
 
-fn set_span_dn<S: Subscriber + for<'a> LookupSpan<'a>>(
-    metadata: &Metadata<'_>,
-    record: impl FnOnce(&mut DnFinder),
-    id: &Id,
-    context: &Context<'_, S>,
-) {
-    if let (Some(dn), Some(span)) = (find_dn(metadata, record), context.span(id)) {
-        span.extensions_mut().replace(SpanDn(Arc::new(RingAddress::new(dn))));
-    }
-}
-
-fn find_dn(metadata: &Metadata<'_>, record: impl FnOnce(&mut DnFinder)) -> Option<Dn> {
+fn find_dn(metadata: &Metadata<'_>, record: impl FnOnce(&mut dyn Visit)) -> Option<Dn> {
     metadata.fields().field(DN_FIELD)?;
     let mut finder = DnFinder(None);
     record(&mut finder);
@@ -141,6 +185,82 @@ impl Visit for DnFinder {
         if field.name() == DN_FIELD {
             self.0 = format!("{value:?}").parse().ok();
         }
+    }
+}
+
+/// Keeps the values of a span. Texts are cut at a number of bytes, so that spans stay small.
+struct SpanRecorder {
+    fields: Vec<LogField>,
+    room: usize,
+}
+
+impl SpanRecorder {
+    fn push_field(&mut self, field: &Field, mut value: FieldValue) {
+        self.room = self.room.saturating_sub(field.name().len());
+        if let FieldValue::Text(text) = &mut value {
+            let kept = floor_char_boundary(text, self.room);
+            self.room -= kept;
+            if kept < text.len() {
+                text.truncate(kept);
+                text.push_str("...");
+            }
+        }
+        self.fields.push(LogField { name: field.name().to_owned(), value });
+    }
+
+    fn push_formatted(&mut self, field: &Field, text: String) {
+        // Used as the span's name already.
+        if field.name() != DN_FIELD || text.parse::<Dn>().is_err() {
+            self.push_field(field, FieldValue::Text(text));
+        }
+    }
+}
+
+impl Visit for SpanRecorder {
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.push_field(field, FieldValue::Int(value));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.push_field(field, FieldValue::Uint(value));
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.push_field(field, FieldValue::Float(value));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.push_field(field, FieldValue::Bool(value));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.push_formatted(field, value.to_owned());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
+        self.push_formatted(field, ErrorChain(value).to_string());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.push_formatted(field, format!("{value:?}"));
+    }
+}
+
+/// Whether an event has a value for one of its fields. One that is empty or `None` has not.
+fn has_value(event: &Event<'_>, field: &Field) -> bool {
+    let mut finder = ValueFinder { field, found: false };
+    event.record(&mut finder);
+    finder.found
+}
+
+struct ValueFinder<'a> {
+    field: &'a Field,
+    found: bool,
+}
+
+impl Visit for ValueFinder<'_> {
+    fn record_debug(&mut self, field: &Field, _: &dyn fmt::Debug) {
+        self.found |= field == self.field;
     }
 }
 

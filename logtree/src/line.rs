@@ -1,6 +1,10 @@
 //! Splits bytes into lines.
 
+use std::sync::Arc;
+
 use memchr::memchr;
+
+use crate::partial_lines::{PartialLine, PartialLineBudget};
 
 /// A line without its terminator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,20 +21,21 @@ impl OutputLine<'_> {
     }
 }
 
-/// Splits chunks of bytes at `\n` and `\r\n`, keeping at most `limit` bytes of a line.
+/// Splits chunks of bytes at `\n` and `\r\n`, keeping at most `limit` bytes of a line, fewer if the
+/// budget for partial lines is used up.
 #[derive(Debug)]
 pub(crate) struct LineSplitter {
     limit: usize,
     /// The start of a line whose end has not arrived.
-    kept: Vec<u8>,
+    kept: PartialLine,
     /// Its length so far, and whether it ends in `\r`.
     length: u64,
     ends_in_cr: bool,
 }
 
 impl LineSplitter {
-    pub(crate) fn new(limit: usize) -> LineSplitter {
-        LineSplitter { limit, kept: Vec::new(), length: 0, ends_in_cr: false }
+    pub(crate) fn new(limit: usize, budget: Arc<PartialLineBudget>) -> LineSplitter {
+        LineSplitter { limit, kept: PartialLine::new(budget), length: 0, ends_in_cr: false }
     }
 
     /// Appends the next bytes and calls `each` with every line that ends in them.
@@ -60,16 +65,19 @@ impl LineSplitter {
     }
 
     fn keep_partial(&mut self, bytes: &[u8]) {
-        let room = self.limit - self.kept.len();
-        self.kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        // Nothing is kept after a cut, also if there is space again.
+        if self.length == self.kept.bytes().len() as u64 {
+            self.kept.extend(bytes, self.limit);
+        }
         self.length += bytes.len() as u64;
         self.ends_in_cr = bytes.last().map_or(self.ends_in_cr, |&last| last == b'\r');
     }
 
     fn finish_line(&mut self, each: impl FnOnce(OutputLine<'_>)) {
         // The `\r` that was just subtracted from the length may have been kept.
-        let kept = usize::try_from(self.length).map_or(self.kept.len(), |length| length.min(self.kept.len()));
-        each(OutputLine { bytes: &self.kept[..kept], length: self.length });
+        let kept = self.kept.bytes();
+        let end = usize::try_from(self.length).map_or(kept.len(), |length| length.min(kept.len()));
+        each(OutputLine { bytes: &kept[..end], length: self.length });
         self.kept.clear();
         self.length = 0;
         self.ends_in_cr = false;

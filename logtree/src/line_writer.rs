@@ -66,6 +66,7 @@ impl LineWriter {
         let limit =
             limits.line_bytes.max(if options.line_parser.is_some() { limits.message_bytes } else { 0 });
         let raw = RecordBuffer::for_raw_lines(&options.origin);
+        let splitter = LineSplitter::new(limit, Arc::clone(&shared.partial_lines));
         let sink = LineSink {
             address: RingAddress::new(dn),
             options,
@@ -73,7 +74,7 @@ impl LineWriter {
             leveled: RecordBuffer::default(),
             shared,
         };
-        LineWriter { splitter: LineSplitter::new(limit), sink }
+        LineWriter { splitter, sink }
     }
 
     /// Stores a partial line without its end. Dropping the writer does the same.
@@ -95,6 +96,7 @@ impl LineSink {
         let (origin, limit) = (Some(&self.options.origin), self.shared.limits.message_bytes);
         self.leveled.write_message(&message, now, origin, limit, original_bytes);
         self.shared.append_record(&self.address, &mut self.leveled);
+        self.leveled.free_memory();
         true
     }
 
@@ -110,6 +112,7 @@ impl LineSink {
             self.raw.write_raw_line(now, safe.text.as_bytes(), original_bytes, safe.lossy);
         }
         self.shared.append_record(&self.address, &mut self.raw);
+        self.raw.free_memory();
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::task::coop::poll_proceed;
 use crate::cursor::{BatchItem, RecordBatch};
 use crate::decode::decode_record;
 use crate::log_store::SharedLogStore;
-use crate::{DroppedEntries, EntryBody, LogEntry};
+use crate::{DroppedEntries, EntryBody, LogCursor, LogEntry};
 
 /// Maximum number of entries fetched under one lock.
 const CHUNK_ENTRIES: usize = 512;
@@ -38,12 +38,10 @@ pub struct LogReader {
 impl LogReader {
     pub(crate) fn new(
         shared: Arc<SharedLogStore>,
-        id: usize,
-        live_from: u64,
+        (id, live_from): (usize, u64),
         follow: bool,
-        after: Option<u64>,
+        last_seq: u64,
     ) -> LogReader {
-        let last_seq = after.unwrap_or(0);
         LogReader { shared, id, follow, live_from, in_backlog: true, decoded: VecDeque::new(), last_seq }
     }
 
@@ -87,8 +85,13 @@ impl LogReader {
         self.take_decoded()
     }
 
-    /// The sequence number of the last entry read: pass it to
-    /// [`LogQuery::after_seq`](crate::LogQuery::after_seq) to resume after it.
+    /// The position of the last entry read: pass it to [`LogQuery::after`](crate::LogQuery::after) to resume
+    /// after it.
+    pub fn cursor(&self) -> LogCursor {
+        LogCursor { store_id: self.shared.lock_state().store_id, seq: self.last_seq }
+    }
+
+    /// The sequence number of the last entry read.
     pub fn last_seq(&self) -> u64 {
         self.last_seq
     }

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::query::{BacklogLimit, LogQuery, QueryError};
+use crate::partial_lines::PartialLineBudget;
+use crate::query::{BacklogLimit, LogCursor, LogQuery, QueryError};
 use crate::record::{RecordBuffer, now_nanos};
 use crate::state::{LogStoreState, RingAddress};
 use crate::{Dn, Level, LineWriter, LogMessage, LogReader, LogStoreLayer, WriterOptions};
@@ -21,9 +22,15 @@ pub struct LogLimits {
     pub entries_per_dn: Option<usize>,
     /// Memory for all entries, at least `bytes_per_dn`. When it is used up, names that need more get it from
     /// the names that use most: a flooding name cannot evict a quiet one. Default 64 MiB.
+    ///
+    /// In addition, lines whose end has not been written take up to a quarter of it, over all
+    /// [`LineWriter`]s: beyond that they are cut. A writer itself takes up to 2 KiB, a name with dropped
+    /// entries up to 10 KiB.
     pub total_bytes: usize,
-    /// Maximum number of names, at least 2. Beyond it, the name that is idle for longest is forgotten; its
-    /// entries count as dropped from the nearest name above it. Default 1024.
+    /// Maximum number of names with entries, at least 2. Beyond it, the name that is idle for longest loses
+    /// its entries, and its readers find their number. It is forgotten when there are five times as many
+    /// names: its readers then find an upper bound, and the nearest name above it inherits its number of
+    /// dropped entries. Default 1024.
     pub max_names: usize,
     /// Maximum length of raw lines, in bytes, at most a quarter of `bytes_per_dn`; longer lines are cut.
     /// Default 1024.
@@ -91,6 +98,7 @@ pub struct DnStats {
 /// Shared by all handles, writers, layers and readers.
 pub(crate) struct SharedLogStore {
     pub(crate) limits: LogLimits,
+    pub(crate) partial_lines: Arc<PartialLineBudget>,
     state: Mutex<LogStoreState>,
     min_levels: RwLock<HashMap<Dn, Level>>,
     has_min_levels: AtomicBool,
@@ -135,6 +143,7 @@ impl LogStore {
         LogStore {
             shared: Arc::new(SharedLogStore {
                 limits,
+                partial_lines: Arc::new(PartialLineBudget::new(limits.total_bytes / 4)),
                 state: Mutex::new(LogStoreState::new(limits)),
                 min_levels: RwLock::default(),
                 has_min_levels: AtomicBool::new(false),
@@ -162,22 +171,28 @@ impl LogStore {
     /// Opens a reader of the stored entries, which continues with new entries if the query follows.
     ///
     /// # Errors
-    /// [`QueryError`] if the query is contradictory. A name without entries is valid: it may be written to
-    /// later.
+    /// [`QueryError`] if the query is contradictory, or its cursor is not a position in this store. A name
+    /// without entries is valid: it may be written to later.
     pub fn open_reader(&self, query: LogQuery) -> Result<LogReader, QueryError> {
         let mask = query.class_mask()?;
-        let (follow, after, backlog) = (query.follow, query.after_seq, query.backlog_limit);
-        let (id, live_from) = self.shared.lock_state().add_reader(query, mask);
+        let (follow, after, backlog) = (query.follow, query.after, query.backlog_limit);
+        let after_seq = after.map_or(0, |cursor| cursor.seq);
+        let (id, live_from) = self.shared.lock_state().add_reader(query, mask)?;
         // From here on, dropping the reader unregisters it.
-        let reader = LogReader::new(self.shared.clone(), id, live_from, follow, after);
+        let reader = LogReader::new(self.shared.clone(), (id, live_from), follow, after_seq);
         let mut n = match backlog {
             BacklogLimit::None => 0,
             BacklogLimit::Last(n) => n,
             BacklogLimit::All if after.is_some() => usize::MAX,
             BacklogLimit::All => 0,
         };
-        while !self.shared.lock_state().rewind_reader(id, &mut n, after.unwrap_or(0)) {}
+        while !self.shared.lock_state().rewind_reader(id, &mut n, after_seq) {}
         Ok(reader)
+    }
+
+    /// The position of the entry with this sequence number.
+    pub fn cursor_at(&self, seq: u64) -> LogCursor {
+        LogCursor { store_id: self.shared.lock_state().store_id, seq }
     }
 
     /// Sets the minimum level that the [layer](LogStore::layer) stores for exactly this name, instead of the
@@ -198,8 +213,8 @@ impl LogStore {
             dn: ring.dn.clone(),
             entries: ring.entries,
             bytes: ring.len(),
-            appended: ring.appended.iter().sum(),
-            dropped: ring.evicted.iter().sum(),
+            appended: ring.total_appended(),
+            dropped: ring.total_appended() - ring.entries as u64,
         };
         self.shared.lock_state().rings().map(stats).collect()
     }

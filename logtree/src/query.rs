@@ -21,16 +21,16 @@ pub struct LogQuery {
     pub min_level: Option<Level>,
     /// Whether raw lines, which have no level, pass a `min_level`. They do not by default.
     pub raw_passes_min_level: bool,
-    /// Only entries newer than this sequence number, at which an earlier reader stopped
-    /// ([`LogReader::last_seq`](crate::LogReader::last_seq)).
-    pub after_seq: Option<u64>,
+    /// Only entries after this position, at which an earlier reader stopped
+    /// ([`LogReader::cursor`](crate::LogReader::cursor)).
+    pub after: Option<LogCursor>,
 }
 
 /// How many stored entries a reader starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "complete by nature")]
 pub enum BacklogLimit {
-    /// None; [`LogQuery::after_seq`] then has no effect.
+    /// None; entries after [`LogQuery::after`] are not read, either.
     None,
     /// All.
     All,
@@ -50,13 +50,48 @@ pub enum KindFilter {
     Raw,
 }
 
-/// Why a query is contradictory.
+/// A position in a store, at which a reader stopped. Plain data: a client can keep it, and resume after it while
+/// the store exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "plain data, complete")]
+pub struct LogCursor {
+    /// Identifies the store: each has a random number, also after a restart of the program.
+    pub store_id: u64,
+    /// The sequence number of the last entry read; 0 before the first.
+    pub seq: u64,
+}
+
+impl LogCursor {
+    pub(crate) fn check(self, store_id: u64, newest: u64) -> Result<(), QueryError> {
+        if self.store_id != store_id {
+            return Err(QueryError::ForeignCursor);
+        }
+        if self.seq > newest {
+            return Err(QueryError::FutureCursor { seq: self.seq, newest });
+        }
+        Ok(())
+    }
+}
+
+/// Why a query can't be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
     /// Raw lines have no level: omit one of the two.
     #[error("raw lines have no level: query raw lines or a minimum level, not both")]
     MinLevelOnRaw,
+    /// The cursor is a position in another store, such as that of an earlier run of the program, whose entries
+    /// are gone. Read the backlog without a cursor.
+    #[error("cursor of another log store, or from before its restart: read without a cursor")]
+    ForeignCursor,
+    /// The cursor is newer than all entries: it was not read from this store.
+    #[error("cursor {seq} is newer than the newest entry {newest}: read without a cursor")]
+    FutureCursor {
+        /// The cursor's sequence number.
+        seq: u64,
+        /// That of the newest entry, 0 without entries.
+        newest: u64,
+    },
 }
 
 impl LogQuery {
@@ -70,7 +105,7 @@ impl LogQuery {
             kind_filter: KindFilter::All,
             min_level: None,
             raw_passes_min_level: false,
-            after_seq: None,
+            after: None,
         }
     }
 
@@ -115,9 +150,9 @@ impl LogQuery {
         self
     }
 
-    /// Omits entries up to and including this sequence number.
-    pub fn after_seq(mut self, seq: u64) -> LogQuery {
-        self.after_seq = Some(seq);
+    /// Resumes after this position.
+    pub fn after(mut self, cursor: LogCursor) -> LogQuery {
+        self.after = Some(cursor);
         self
     }
 

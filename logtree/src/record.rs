@@ -18,6 +18,8 @@ use crate::{FieldValue, Level, LogMessage, StreamOrigin};
 pub(crate) const TRAILER_BYTES: usize = 4;
 /// Maximum length of a stored stream, file or field name, in bytes.
 const MAX_NAME_BYTES: usize = 255;
+/// Memory that a buffer keeps for its next record.
+const KEPT_CAPACITY: usize = 512;
 /// The class of raw records; the class of leveled records is their level.
 pub(crate) const RAW_CLASS: u8 = 6;
 
@@ -87,6 +89,14 @@ impl RecordBuffer {
         let length = (self.buf.len() + TRAILER_BYTES) as u32;
         self.buf[..4].copy_from_slice(&length.to_le_bytes());
         self.buf.extend_from_slice(&length.to_le_bytes());
+    }
+
+    /// Frees the memory of a large record, so that an idle writer keeps little.
+    pub(crate) fn free_memory(&mut self) {
+        if self.buf.capacity() > KEPT_CAPACITY {
+            self.buf.truncate(self.prefix);
+            self.buf.shrink_to(KEPT_CAPACITY);
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

@@ -3,8 +3,13 @@
 use std::collections::VecDeque;
 
 use crate::Dn;
+use crate::cursor::MissedEntries;
+use crate::eviction_history::EvictionHistory;
 use crate::query::ClassMask;
 use crate::record::{RecordHead, TRAILER_BYTES};
+
+/// How many records are evicted, at most, between two points of the history.
+const EVICTIONS_PER_POINT: usize = 16;
 
 /// One number per record class: the six levels, and raw.
 pub(crate) type ClassCounts = [u64; 7];
@@ -22,10 +27,11 @@ pub(crate) struct LogRing {
     pub(crate) entries: usize,
     pub(crate) appended: ClassCounts,
     pub(crate) evicted: ClassCounts,
-    /// Sequence number of the newest evicted record, by class; and of the newest record of forgotten names
-    /// below it.
+    /// Sequence number of the newest evicted record, by class.
     evicted_seq: ClassCounts,
-    inherited_seq: ClassCounts,
+    eviction_history: EvictionHistory,
+    /// The records of forgotten names below it.
+    pub(crate) inherited: InheritedCounts,
     /// Sequence number of the first record ever, and of the newest.
     pub(crate) first_seq: u64,
     pub(crate) newest_seq: u64,
@@ -33,6 +39,31 @@ pub(crate) struct LogRing {
     pub(crate) followers: Vec<usize>,
     /// The position from which a growth that was rejected is retried.
     pub(crate) retry_growth_at: u64,
+}
+
+/// The number of records that forgotten names have had.
+#[derive(Debug)]
+pub(crate) struct InheritedCounts {
+    counts: ClassCounts,
+    /// Sequence number of the newest of them, by class, and of the first of all.
+    newest_seq: ClassCounts,
+    first_seq: u64,
+}
+
+impl InheritedCounts {
+    pub(crate) fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Those that are newer than `after` and older than `before`, as far as it is known.
+    pub(crate) fn missed_between(&self, mask: ClassMask, after: u64, before: u64) -> MissedEntries {
+        let newest = mask.max_over(|class| self.newest_seq[class]).min(before.saturating_sub(1));
+        let all = mask.sum_over(|class| self.counts[class]);
+        let is_exact = after < self.first_seq && mask.max_over(|class| self.newest_seq[class]) < before;
+        let oldest = self.first_seq.max(after.saturating_add(1));
+        let count = if is_exact { all } else { all.min((newest + 1).saturating_sub(oldest)) };
+        MissedEntries { count, seq: if count > 0 { newest } else { 0 }, is_upper_bound: !is_exact }
+    }
 }
 
 impl LogRing {
@@ -45,7 +76,8 @@ impl LogRing {
             appended: [0; 7],
             evicted: [0; 7],
             evicted_seq: [0; 7],
-            inherited_seq: [0; 7],
+            eviction_history: EvictionHistory::default(),
+            inherited: InheritedCounts { counts: [0; 7], newest_seq: [0; 7], first_seq: u64::MAX },
             first_seq: u64::MAX,
             newest_seq: 0,
             followers: Vec::new(),
@@ -55,6 +87,11 @@ impl LogRing {
 
     pub(crate) fn len(&self) -> usize {
         self.buf.len()
+    }
+
+    /// The number of records ever, including those of forgotten names below it.
+    pub(crate) fn total_appended(&self) -> u64 {
+        self.appended.iter().sum::<u64>() + self.inherited.total()
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -81,6 +118,12 @@ impl LogRing {
         self.buf.shrink_to(capacity);
     }
 
+    /// Evicts all records, and frees their memory.
+    pub(crate) fn clear(&mut self) {
+        self.shrink_to(0);
+        self.eviction_history = EvictionHistory::default();
+    }
+
     /// Drops the oldest record.
     pub(crate) fn evict_oldest(&mut self) {
         self.evict_bytes(1);
@@ -103,6 +146,10 @@ impl LogRing {
             self.entries -= 1;
             self.evicted[usize::from(head.class)] += 1;
             self.evicted_seq[usize::from(head.class)] = head.seq;
+            // Of many evictions at once, some points suffice.
+            if at >= end || self.entries.is_multiple_of(EVICTIONS_PER_POINT) {
+                self.eviction_history.add_point(head.seq, self.evicted);
+            }
         }
         self.buf.drain(..(at - self.start) as usize);
         self.start = at;
@@ -119,15 +166,15 @@ impl LogRing {
         self.first_seq = self.first_seq.min(seq);
     }
 
-    /// Adds the records of a forgotten name to the counts, as evicted.
+    /// Adds the records of a forgotten name, and those that it has inherited.
     pub(crate) fn inherit_counts(&mut self, forgotten: &LogRing) {
-        for class in 0..self.appended.len() {
-            self.appended[class] += forgotten.appended[class];
-            self.evicted[class] += forgotten.appended[class];
-            let seq = forgotten.last_seq_of_class(class).max(forgotten.inherited_seq[class]);
-            self.inherited_seq[class] = self.inherited_seq[class].max(seq);
+        let (own, from) = (&mut self.inherited, &forgotten.inherited);
+        for class in 0..own.counts.len() {
+            own.counts[class] += forgotten.appended[class] + from.counts[class];
+            let newest = forgotten.last_seq_of_class(class).max(from.newest_seq[class]);
+            own.newest_seq[class] = own.newest_seq[class].max(newest);
         }
-        self.first_seq = self.first_seq.min(forgotten.first_seq);
+        own.first_seq = own.first_seq.min(forgotten.first_seq).min(from.first_seq);
     }
 
     /// A sequence number between that of the last record of a class and that of the newest record.
@@ -135,19 +182,24 @@ impl LogRing {
         if self.appended[class] > self.evicted[class] { self.newest_seq } else { self.evicted_seq[class] }
     }
 
+    /// The evicted records that are newer than `after`.
+    pub(crate) fn evicted_after(&self, mask: ClassMask, after: u64) -> MissedEntries {
+        let seq = self.evicted_seq(mask);
+        if seq <= after {
+            return MissedEntries::default();
+        }
+        let evicted = mask.sum_over(|class| self.evicted[class]);
+        if after < self.first_seq {
+            return MissedEntries { count: evicted, seq, is_upper_bound: false };
+        }
+        let (known, is_exact) = self.eviction_history.evicted_up_to(after);
+        let count = evicted - mask.sum_over(|class| known[class]);
+        MissedEntries { count: count.min(seq - after), seq, is_upper_bound: !is_exact }
+    }
+
     /// The sequence number of the newest evicted record that the mask contains.
     pub(crate) fn evicted_seq(&self, mask: ClassMask) -> u64 {
         mask.max_over(|class| self.evicted_seq[class])
-    }
-
-    /// The same, including records of forgotten names.
-    pub(crate) fn dropped_seq(&self, mask: ClassMask) -> u64 {
-        mask.max_over(|class| self.evicted_seq[class].max(self.inherited_seq[class]))
-    }
-
-    /// The sequence number of the newest record that the mask contains, or a slightly larger one.
-    pub(crate) fn last_seq_of(&self, mask: ClassMask) -> u64 {
-        mask.max_over(|class| self.last_seq_of_class(class))
     }
 
     /// Reads the head of the record at a position.

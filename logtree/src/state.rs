@@ -1,12 +1,13 @@
 //! The state of the log store, which one lock guards.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
 
-use crate::cursor::{ReaderCursors, RecordBatch};
-use crate::query::{BacklogLimit, ClassMask, LogQuery};
-use crate::record::RecordBuffer;
+use crate::cursor::{MissedEntries, ReaderCursors, RecordBatch};
+use crate::query::{BacklogLimit, ClassMask, LogQuery, QueryError};
+use crate::record::{RecordBuffer, now_nanos};
 use crate::ring::LogRing;
 use crate::{Dn, LogLimits};
 
@@ -14,6 +15,8 @@ use crate::{Dn, LogLimits};
 const INITIAL_CAPACITY: usize = 1 << 10;
 /// A ring is not shrunk below this to give another ring space.
 const MIN_CAPACITY: usize = 4 << 10;
+/// How many cleared names are remembered with their counts, for each name with entries.
+const CLEARED_PER_NAME: usize = 4;
 /// Maximum number of records that a reader visits under one lock, so that writers wait for microseconds, not
 /// for a whole read.
 const MAX_STEPS_PER_LOCK: usize = 4096;
@@ -39,7 +42,15 @@ pub(crate) struct LogStoreState {
     limits: LogLimits,
     rings: Vec<Option<LogRing>>,
     slots_by_dn: BTreeMap<Dn, usize>,
+    free_slots: Vec<usize>,
+    /// The slots of names with memory for entries, without the root.
+    live_slots: Vec<usize>,
+    /// The slots of names without entries whose records had to be cleared for other names, by the sequence
+    /// number of their newest record.
+    cleared: BTreeMap<u64, usize>,
     readers: Vec<Option<ReaderCursors>>,
+    /// Identifies the store in cursors.
+    pub(crate) store_id: u64,
     next_seq: u64,
     /// Sum of the rings' capacities.
     capacity: usize,
@@ -51,7 +62,11 @@ impl LogStoreState {
             limits,
             rings: Vec::new(),
             slots_by_dn: BTreeMap::new(),
+            free_slots: Vec::new(),
+            live_slots: Vec::new(),
+            cleared: BTreeMap::new(),
             readers: Vec::new(),
+            store_id: RandomState::new().hash_one(now_nanos()),
             next_seq: 1,
             capacity: 0,
         };
@@ -78,7 +93,7 @@ impl LogStoreState {
     ) {
         let slot = self.find_or_create_slot(to, wake);
         if self.ring_mut(slot).free_bytes() < record.bytes().len() {
-            self.grow_ring(slot, record.bytes().len(), wake);
+            self.grow_ring(slot, record.bytes().len());
         }
         let seq = self.next_seq;
         self.next_seq += 1;
@@ -107,8 +122,8 @@ impl LogStoreState {
         let slot = match self.slots_by_dn.get(&to.dn) {
             Some(&slot) => slot,
             None => {
-                if self.slots_by_dn.len() >= self.limits.max_names {
-                    self.forget_idlest_dn(usize::MAX, wake);
+                if self.slots_by_dn.len() >= self.limits.max_names.saturating_mul(1 + CLEARED_PER_NAME) {
+                    self.forget_idlest_cleared(wake);
                 }
                 self.create_ring(to.dn.clone())
             }
@@ -119,7 +134,7 @@ impl LogStoreState {
 
     fn create_ring(&mut self, dn: Dn) -> usize {
         let mut ring = LogRing::new(dn.clone());
-        let slot = self.rings.iter().position(Option::is_none).unwrap_or(self.rings.len());
+        let slot = self.free_slots.pop().unwrap_or(self.rings.len());
         for (index, reader) in self.readers.iter_mut().enumerate() {
             if let Some(reader) =
                 reader.as_mut().filter(|reader| reader.is_following() && reader.matches_dn(&dn))
@@ -138,19 +153,22 @@ impl LogStoreState {
 
     /// Grows the buffer of a ring if the limits allow it: from the total budget, or from a ring that is
     /// larger than the new size. The buffer always grows to at least `length`, the size of a single record.
-    fn grow_ring(&mut self, slot: usize, length: usize, wake: &mut Vec<Waker>) {
+    fn grow_ring(&mut self, slot: usize, length: usize) {
         let limits = self.limits;
+        self.clear_names_beyond_limit(slot);
         let ring = self.ring_mut(slot);
         let have = ring.capacity();
         let must = have < length;
         if !must && (have >= limits.bytes_per_dn || ring.start < ring.retry_growth_at) {
             return;
         }
-        let want = (have * 2).max(INITIAL_CAPACITY).min(limits.bytes_per_dn).max(length);
+        // Room beside the records that it has: one long record must not evict them all.
+        let need = (ring.len() + length).max(have * 2);
+        let want = need.max(INITIAL_CAPACITY).min(limits.bytes_per_dn).max(length);
         while self.capacity + want - have > limits.total_bytes {
             match self.largest_ring(slot, if must { MIN_CAPACITY } else { want }) {
                 Some(larger) => self.resize_ring(larger, |ring| ring.shrink_to(ring.capacity() / 2)),
-                None if must && self.forget_idlest_dn(slot, wake) => {}
+                None if must && self.clear_idlest_dn(slot) => {}
                 None if must => break,
                 None => {
                     let ring = self.ring_mut(slot);
@@ -182,36 +200,78 @@ impl LogStoreState {
             .map(|(i, _)| i)
     }
 
-    /// Forgets the name whose last write is oldest, but not the root and not `keep`. Its records count as
-    /// evicted from the nearest name above it.
-    fn forget_idlest_dn(&mut self, keep: usize, wake: &mut Vec<Waker>) -> bool {
-        let rings = self.rings.iter().enumerate().filter_map(|(slot, ring)| Some((slot, ring.as_ref()?)));
-        let idlest = rings
-            .filter(|(slot, ring)| *slot != keep && !ring.dn.is_root())
-            .min_by_key(|(_, r)| r.newest_seq);
-        let Some(slot) = idlest.map(|(slot, _)| slot) else { return false };
-        let ring = self.rings[slot].take().expect("the slot was just found");
+    /// Makes the name in `slot` one of those with entries, if it isn't yet, and clears others for it.
+    fn clear_names_beyond_limit(&mut self, slot: usize) {
+        let ring = self.ring_mut(slot);
+        // The root has its place in the limit, with or without entries.
+        if ring.capacity() == 0 && !ring.dn.is_root() {
+            let newest_seq = ring.newest_seq;
+            self.cleared.remove(&newest_seq);
+            while self.live_slots.len() >= self.limits.max_names - 1 && self.clear_idlest_dn(slot) {}
+            self.live_slots.push(slot);
+        }
+    }
+
+    /// Drops the entries of the name whose last write is oldest, but not of the root and not of `keep`. Its
+    /// counts stay, and report to its readers what was dropped.
+    fn clear_idlest_dn(&mut self, keep: usize) -> bool {
+        let newest_seq = |slot: usize| self.rings[slot].as_ref().map_or(0, |ring| ring.newest_seq);
+        let others = self.live_slots.iter().enumerate().filter(|(_, slot)| **slot != keep);
+        let idlest = others.map(|(at, &slot)| (newest_seq(slot), at)).min();
+        let Some((newest_seq, at)) = idlest else { return false };
+        let slot = self.live_slots.swap_remove(at);
+        self.resize_ring(slot, LogRing::clear);
+        self.cleared.insert(newest_seq, slot);
+        true
+    }
+
+    /// Forgets the cleared name whose last write is oldest. The nearest name above it inherits its counts.
+    fn forget_idlest_cleared(&mut self, wake: &mut Vec<Waker>) {
+        let Some((_, slot)) = self.cleared.pop_first() else { return };
+        let ring = self.rings[slot].take().expect("a cleared slot is in use");
+        self.free_slots.push(slot);
         self.slots_by_dn.remove(&ring.dn);
-        self.capacity -= ring.capacity();
         let heir = std::iter::successors(ring.dn.parent(), Dn::parent)
             .find_map(|above| self.slots_by_dn.get(&above).copied())
             .expect("the root is never forgotten");
-        let above = self.rings[heir].as_mut().expect("a slot in use has a ring");
         for reader in self.readers.iter_mut().flatten() {
-            if reader.forget_ring(slot, &ring, heir, above) {
+            if reader.forget_ring(slot, &ring) {
                 wake.extend(reader.take_waker());
             }
         }
-        above.inherit_counts(&ring);
-        true
+        self.ring_mut(heir).inherit_counts(&ring);
+    }
+
+    /// The entries that names of a query lost when they were forgotten, newer than `after`. The names within
+    /// the query have inherited them; or a name above it has, which may also have inherited those of others,
+    /// but only from before the present ring of the query's name.
+    fn forgotten_after(&self, query: &LogQuery, mask: ClassMask, after: u64) -> MissedEntries {
+        let ring_of = |dn: &Dn| self.rings[*self.slots_by_dn.get(dn)?].as_ref();
+        let before = ring_of(&query.dn).map_or(u64::MAX, |ring| ring.first_seq);
+        let mut forgotten = MissedEntries::default();
+        for above in std::iter::successors(query.dn.parent(), Dn::parent).filter_map(|dn| ring_of(&dn)) {
+            let missed = above.inherited.missed_between(mask, after, before);
+            forgotten.add(MissedEntries { is_upper_bound: true, ..missed });
+        }
+        let within = self.rings().filter(|ring| query.include_descendants && query.matches_dn(&ring.dn));
+        within.for_each(|ring| forgotten.add(ring.inherited.missed_between(mask, after, u64::MAX)));
+        forgotten
     }
 
     /// Registers a reader; returns its id and the first sequence number after the backlog.
     /// [`LogStoreState::rewind_reader`] must follow.
-    pub(crate) fn add_reader(&mut self, query: LogQuery, mask: ClassMask) -> (usize, u64) {
+    pub(crate) fn add_reader(
+        &mut self,
+        query: LogQuery,
+        mask: ClassMask,
+    ) -> Result<(usize, u64), QueryError> {
+        if let Some(cursor) = query.after {
+            cursor.check(self.store_id, self.next_seq - 1)?;
+        }
         let id = self.readers.iter().position(Option::is_none).unwrap_or(self.readers.len());
-        let from_start = query.after_seq.is_none() && query.backlog_limit == BacklogLimit::All;
-        let mut cursors = ReaderCursors::new(query, mask);
+        let from_start = query.after.is_none() && query.backlog_limit == BacklogLimit::All;
+        let forgotten = self.forgotten_after(&query, mask, query.after.map_or(0, |cursor| cursor.seq));
+        let mut cursors = ReaderCursors::new(query, mask, forgotten);
         for (slot, ring) in self.rings.iter_mut().enumerate() {
             let Some(ring) = ring.as_mut().filter(|ring| cursors.matches_dn(&ring.dn)) else { continue };
             if from_start {
@@ -223,11 +283,14 @@ impl LogStoreState {
                 ring.followers.push(id);
             }
         }
+        if from_start {
+            cursors.report_forgotten();
+        }
         if id == self.readers.len() {
             self.readers.push(None);
         }
         self.readers[id] = Some(cursors);
-        (id, self.next_seq)
+        Ok((id, self.next_seq))
     }
 
     /// Moves a reader back by up to `n` entries newer than `after`; false if it must be called again.
@@ -279,9 +342,13 @@ mod tests {
             assert_eq!(state.capacity, state.rings().map(LogRing::capacity).sum::<usize>());
             assert!(state.capacity <= limits.total_bytes, "{number}: {}", state.capacity);
             assert!(state.rings().all(|ring| ring.capacity() <= limits.bytes_per_dn));
-            assert!(state.slots_by_dn.len() <= limits.max_names);
+            assert!(state.slots_by_dn.len() <= limits.max_names * (1 + CLEARED_PER_NAME));
+            let with_memory = state.rings().filter(|ring| ring.capacity() > 0 && !ring.dn.is_root());
+            assert_eq!(with_memory.count(), state.live_slots.len());
+            assert!(state.live_slots.len() < limits.max_names);
+            assert_eq!(state.live_slots.len() + state.cleared.len() + 1, state.slots_by_dn.len());
         }
-        let appended: u64 = state.rings().map(|ring| ring.appended.iter().sum::<u64>()).sum();
+        let appended: u64 = state.rings().map(LogRing::total_appended).sum();
         assert_eq!(appended, 30_000);
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use unicode_width::UnicodeWidthStr;
 
 use crate::parse::{self, LineParser};
+use crate::text::is_unprintable;
 use crate::{
     Dn, EntryBody, Level, LogEntry, LogLimits, LogMessage, LogQuery, LogStore, NameAbbreviations, RawLine,
     WriterOptions, render,
@@ -66,10 +67,11 @@ fn read_all(store: &LogStore) -> Vec<LogEntry> {
 
 /// Every rendering of an entry is safe to print, compact text fits the width, JSON is valid and on one line.
 pub fn fuzz_rendering(entry: &LogEntry) {
-    let safe = |text: &str| assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+    let safe = |text: &str| assert!(!text.contains(|c| is_unprintable(c) && c != '\n'), "{text:?}");
     safe(&render::full_text(entry));
     let json = render::json_object(entry);
     assert!(!json.contains('\n'), "{json}");
+    safe(&json);
     let value: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(value["seq"], entry.seq);
     for width in [1, 2, 3, 10, 59, 60, 79, 80, 120] {

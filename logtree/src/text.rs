@@ -11,8 +11,12 @@ pub(crate) fn floor_char_boundary(text: &str, limit: usize) -> usize {
 }
 
 /// Whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
-pub(crate) fn is_unprintable(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}'
+        )
 }
 
 /// Valid UTF-8 text made from untrusted bytes, once for all readers.

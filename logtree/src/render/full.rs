@@ -8,7 +8,8 @@ use crate::{EntryBody, LeveledEntry, LogEntry};
 /// Renders the entry in full, in the format of the original logtree: the name in 32 columns (longer names are
 /// not cut), a space, then for a message `LMMDD hh:mm:ss.uuuuuu file:line] text key=value`, for a raw line `R
 /// text`, for dropped entries `- 3 entries dropped here`. Each line of a multi-line message repeats the
-/// prefix. The file is without its directories, `???:1` if unknown. Text that was cut ends in `...`.
+/// prefix. The file is without its directories; if it is unknown, file and line are left out. Text that was cut
+/// ends in `...`.
 pub fn full_text(entry: &LogEntry) -> String {
     let prefix = match &entry.body {
         EntryBody::Leveled(leveled) => header(entry, leveled),
@@ -24,12 +25,12 @@ pub fn full_text(entry: &LogEntry) -> String {
 
 fn header(entry: &LogEntry, leveled: &LeveledEntry) -> String {
     let at = utc_time(entry.time);
-    let (file, line) = match leveled.file.rsplit('/').next() {
-        None | Some("") => ("???", leveled.line.max(1)),
-        Some(file) => (file, leveled.line),
+    let location = match leveled.file.rsplit('/').next() {
+        None | Some("") => String::new(),
+        Some(file) => format!(" {file}:{}", leveled.line),
     };
     format!(
-        "{}{:02}{:02} {:02}:{:02}:{:02}.{:06} {file}:{line}] ",
+        "{}{:02}{:02} {:02}:{:02}:{:02}.{:06}{location}] ",
         leveled.level.letter(),
         at.month(),
         at.day(),

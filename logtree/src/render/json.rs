@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::text::utc_time;
+use crate::text::is_unprintable;
 use crate::{EntryBody, FieldValue, LogEntry, StreamOrigin};
 
 /// Renders the entry as one JSON object, on one line. Keys, in this order; those in brackets are optional:
@@ -83,7 +84,24 @@ impl JsonObject {
 }
 
 fn json_string(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    printable_json(serde_json::Value::from(text).to_string())
+}
+
+/// Escapes in JSON what could control a terminal or reorder its text: the JSON means the same, and is as safe to
+/// print as the other renderings. JSON itself requires escapes only for the control characters of ASCII.
+pub fn printable_json(json: String) -> String {
+    if !json.contains(is_unprintable) {
+        return json;
+    }
+    let mut safe = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        // Such characters occur only in strings, and none of them needs two escapes.
+        match is_unprintable(c) && c != '\n' {
+            true => _ = write!(safe, "\\u{:04x}", u32::from(c)),
+            false => safe.push(c),
+        }
+    }
+    safe
 }
 
 fn json_value(value: &FieldValue) -> String {

@@ -1,8 +1,8 @@
 //! Renders entries as text: [`full_text`] for files and pipes, [`compact_text`] for consoles, [`json_object`]
 //! for programs.
 //!
-//! All times are UTC. Lines are separated by `\n`, without one at the end. Control characters, which could
-//! control the terminal, are escaped.
+//! All times are UTC. Lines are separated by `\n`, without one at the end. Characters that could
+//! control the terminal or reorder its text are escaped.
 
 mod compact;
 mod full;
@@ -11,4 +11,4 @@ mod text;
 
 pub use compact::compact_text;
 pub use full::full_text;
-pub use json::json_object;
+pub use json::{json_object, printable_json};

@@ -188,25 +188,25 @@ fn a_reader_resumes_where_an_earlier_one_stopped() {
     }
     let mut reader = store.open_reader(subtree_query("").last_entries(3)).unwrap();
     assert_eq!(entry_texts(&reader.read_backlog()), ["1", "2", "2"]);
-    let position = reader.last_seq();
-    assert_eq!(read_backlog(&store, subtree_query("").after_seq(position)), []);
+    let position = reader.cursor();
+    assert_eq!(read_backlog(&store, subtree_query("").after(position)), []);
     append_info(&store, "a", "3");
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("").after_seq(position))), ["3"]);
+    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("").after(position))), ["3"]);
     for number in 4..9 {
         append_info(&store, "a", number.to_string());
     }
     // Two of the six new entries of `a` were dropped; the sequence numbers show that it can't be more than
     // two.
     assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("").after_seq(position))),
+        entry_texts(&read_backlog(&store, subtree_query("").after(position))),
         ["-2?", "5", "6", "7", "8"]
     );
     assert_eq!(
-        entry_texts(&read_backlog(&store, subtree_query("").after_seq(position).last_entries(2))),
+        entry_texts(&read_backlog(&store, subtree_query("").after(position).last_entries(2))),
         ["7", "8"]
     );
     assert_eq!(
-        entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("a")).after_seq(0))),
+        entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("a")).after(store.cursor_at(0)))),
         ["-5", "5", "6", "7", "8"]
     );
 }
@@ -231,4 +231,42 @@ fn a_large_backlog_is_read_in_chunks_and_ends_where_the_reader_was_opened() {
     assert_eq!(all, (0..5000).map(|n| n.to_string()).collect::<Vec<_>>());
     assert_eq!(entry_text(&reader.try_next().unwrap()), "live");
     assert_eq!(reader.try_next(), None);
+}
+
+#[test]
+fn a_cursor_of_the_future_or_of_another_life_is_an_error() {
+    let store = LogStore::default();
+    for number in 0..10 {
+        append_info(&store, "a", number.to_string());
+    }
+    let open = |store: &LogStore, cursor| store.open_reader(subtree_query("").after(cursor)).map(drop);
+    assert_eq!(
+        open(&store, store.cursor_at(1_000_000)),
+        Err(QueryError::FutureCursor { seq: 1_000_000, newest: 10 })
+    );
+    assert_eq!(open(&store, store.cursor_at(10)), Ok(()));
+    let next_life = LogStore::default();
+    append_info(&next_life, "a", "0");
+    assert_eq!(open(&next_life, store.cursor_at(1)), Err(QueryError::ForeignCursor));
+    assert_eq!(open(&next_life.clone(), next_life.cursor_at(0)), Ok(()));
+}
+
+/// Other names take as many sequence numbers, and what was read before the cursor is no loss.
+#[test]
+fn the_loss_that_a_resume_reports_is_little_more_than_it_is() {
+    for (before, since) in [(1000, 8000), (100_000, 3000), (3000, 100_000), (50_000, 50_000)] {
+        let store = LogStore::new(LogLimits { bytes_per_dn: 64 << 10, ..LogLimits::default() });
+        let mut append_both = |number: i32| {
+            append_info(&store, "mine", number.to_string());
+            append_info(&store, "other", number.to_string());
+        };
+        (0..before).for_each(&mut append_both);
+        let mut reader = store.open_reader(subtree_query("mine").last_entries(1)).unwrap();
+        reader.read_backlog();
+        (0..since).for_each(&mut append_both);
+        let found = read_backlog(&store, subtree_query("mine").after(reader.cursor()));
+        let EntryBody::Dropped(reported) = found[0].body else { panic!("{:?}", found[0]) };
+        let lost = since as u64 - (found.len() as u64 - 1);
+        assert!(reported.count >= lost && reported.count <= lost + lost / 2 + 16, "{reported:?} for {lost}");
+    }
 }

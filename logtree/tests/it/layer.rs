@@ -251,3 +251,61 @@ fn two_log_stores_in_one_program_do_not_mix() {
     assert_eq!(entry_texts(&read_backlog(&one, LogQuery::of_dn(dn("a")))), ["1", "2"]);
     assert_eq!(entry_texts(&read_backlog(&other, LogQuery::of_dn(dn("a")))), ["2"]);
 }
+
+#[test]
+fn the_fields_of_spans_are_stored_with_the_events_in_them() {
+    let store = LogStore::default();
+    with_store_layer(&store, || {
+        let _service = info_span!("service", dn = "main", zone = "a").entered();
+        info!("outside");
+        let request = info_span!("request", id = 42, zone = "b", user = tracing::field::Empty);
+        let _entered = request.enter();
+        info!("inside");
+        request.record("user", "eve");
+        request.record("id", 43);
+        info!(code = 7, zone = "own", "answered");
+        info!(dn = "elsewhere", "named");
+        info!(parent: None, "without");
+    });
+    let fields = |entry: &LogEntry| -> Vec<String> {
+        leveled_entry(entry).fields.iter().map(|field| format!("{}={}", field.name, field.value)).collect()
+    };
+    let found: Vec<_> = read_all(&store).iter().map(|entry| (entry.dn.to_string(), fields(entry))).collect();
+    let expected: [(&str, &[&str]); 5] = [
+        ("main", &["zone=a"]),
+        ("main", &["id=42", "zone=b"]),
+        ("main", &["code=7", "zone=own", "user=eve", "id=43"]),
+        ("elsewhere", &["zone=b", "user=eve", "id=43"]),
+        ("", &[]),
+    ];
+    for ((dn, fields), (expected_dn, expected)) in found.iter().zip(expected) {
+        assert_eq!((dn.as_str(), fields.len()), (expected_dn, expected.len()), "{found:?}");
+        assert!(expected.iter().all(|field| fields.contains(&(*field).to_owned())), "{found:?}");
+    }
+}
+
+#[test]
+fn a_field_without_a_value_hides_no_field_of_a_span() {
+    let store = LogStore::default();
+    with_store_layer(&store, || {
+        let _span = info_span!("request", id = 42).entered();
+        info!(id = Option::<u64>::None, "none");
+        info!(id = tracing::field::Empty, "empty");
+        info!(id = 7, "own");
+    });
+    let ids: Vec<_> =
+        read_all(&store).iter().map(|entry| leveled_entry(entry).fields[0].value.clone()).collect();
+    assert_eq!(ids, [FieldValue::Int(42), FieldValue::Int(42), FieldValue::Int(7)]);
+}
+
+#[test]
+fn a_spans_field_is_cut_and_an_invalid_name_stays_a_field() {
+    let store = LogStore::new(nodekeel_logtree::LogLimits { message_bytes: 64, ..Default::default() });
+    with_store_layer(&store, || {
+        info_span!("long", text = "ü".repeat(1000)).in_scope(|| info!(""));
+        info_span!("invalid", dn = "not..valid").in_scope(|| info!("x"));
+    });
+    let found = read_all(&store);
+    assert_eq!(leveled_entry(&found[0]).original_bytes.map(|bytes| bytes < 200), Some(true), "{found:?}");
+    assert_eq!(leveled_entry(&found[1]).fields[0].value, FieldValue::from("not..valid"));
+}

@@ -27,6 +27,18 @@ fn a_name_is_bounded_in_bytes_whatever_the_size_of_its_entries() {
 }
 
 #[test]
+fn a_long_message_evicts_nothing_while_its_name_has_space() {
+    let store = LogStore::default();
+    for number in 0..12 {
+        append_info(&store, "a", format!("short {number}"));
+    }
+    for length in [16_000, 5_000, 16_000] {
+        append_info(&store, "a", "x".repeat(length));
+    }
+    assert_eq!(totals(&store), (15, 15, 0));
+}
+
+#[test]
 fn a_long_message_is_cut_and_marked() {
     let store = LogStore::new(LogLimits { message_bytes: 100, ..LogLimits::default() });
     append_info(&store, "a", "ü".repeat(1000));
@@ -65,7 +77,7 @@ fn a_flood_does_not_evict_quiet_names() {
 }
 
 #[test]
-fn beyond_the_name_limit_the_idlest_name_is_forgotten_and_counted_at_its_ancestor() {
+fn beyond_the_name_limit_the_idlest_name_loses_its_entries_and_reports_them() {
     let store = LogStore::new(LogLimits { max_names: 4, ..LogLimits::default() });
     let mut follower = store.open_reader(subtree_query("").follow()).unwrap();
     let mut below = store.open_reader(subtree_query("a").follow()).unwrap();
@@ -74,33 +86,81 @@ fn beyond_the_name_limit_the_idlest_name_is_forgotten_and_counted_at_its_ancesto
     }
     append_info(&store, "a", "again");
     append_info(&store, "c", "one too many");
-    let names: Vec<_> = store.dn_stats().iter().map(|name| name.dn.to_string()).collect();
-    assert_eq!(names, ["", "a", "b", "c"]);
     assert_eq!(totals(&store), (5, 4, 1));
-    // A later reader finds the count at the nearest name above.
+    let idle = &store.dn_stats()[2];
+    assert_eq!((idle.dn.as_str(), idle.entries, idle.bytes, idle.dropped), ("a.idle", 0, 0, 1));
+    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("a.idle")))), ["-1"]);
     let found = entry_texts(&read_backlog(&store, subtree_query("")));
     assert_eq!(found, ["in a", "-1", "in b", "again", "one too many"]);
-    // A following reader gets the count at the name that it follows.
-    let live: Vec<_> = std::iter::from_fn(|| follower.try_next()).collect();
-    assert_eq!(entry_texts(&live), ["in a", "-1", "in b", "again", "one too many"]);
-    assert_eq!(live[1].dn, dn(""));
-    let live: Vec<_> = std::iter::from_fn(|| below.try_next()).collect();
-    assert_eq!(entry_texts(&live), ["in a", "-1", "again"]);
-    assert_eq!(live[1].dn, dn("a"));
+    for (reader, texts) in
+        [(&mut follower, &found[..]), (&mut below, &["in a", "-1", "again"].map(Into::into))]
+    {
+        let live: Vec<_> = std::iter::from_fn(|| reader.try_next()).collect();
+        assert_eq!(entry_texts(&live), texts);
+        assert_eq!(live[1].dn, dn("a.idle"));
+    }
+    append_info(&store, "a.idle", "back");
+    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("a.idle"))), ["-1", "back"]);
+}
+
+/// Five names for each that may have entries: beyond that, one is forgotten.
+#[test]
+fn beyond_five_times_the_name_limit_a_name_is_forgotten_and_its_readers_find_an_upper_bound() {
+    let store = LogStore::new(LogLimits { max_names: 2, ..LogLimits::default() });
+    let mut follower = store.open_reader(LogQuery::of_dn(dn("quiet.a")).follow()).unwrap();
+    append_info(&store, "old", "1");
+    append_info(&store, "quiet.a", "2");
+    append_info(&store, "quiet.a", "3");
+    for number in 0..9 {
+        append_info(&store, &format!("flood.{number}"), "x");
+    }
+    let names: Vec<_> = store.dn_stats().iter().map(|name| name.dn.to_string()).collect();
+    assert!(!names.contains(&"quiet.a".to_owned()) && !names.contains(&"old".to_owned()), "{names:?}");
+    assert_eq!(totals(&store), (12, 1, 11));
+    // The root has inherited three entries, of which two were under this name.
+    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("quiet.a")))), ["-3?"]);
+    assert_eq!(entry_texts(&read_backlog(&store, subtree_query("quiet"))), ["-3?"]);
+    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("quiet.a")).last_entries(1))), ["-3?"]);
+    let resumed = LogQuery::of_dn(dn("quiet.a")).after(store.cursor_at(2));
+    assert_eq!(entry_texts(&read_backlog(&store, resumed)), ["-1?"]);
+    let resumed = LogQuery::of_dn(dn("quiet.a")).after(store.cursor_at(3));
+    assert_eq!(entry_texts(&read_backlog(&store, resumed)), [""; 0]);
+    let warnings = LogQuery::of_dn(dn("quiet.a")).min_level(Level::Warn);
+    assert_eq!(entry_texts(&read_backlog(&store, warnings)), [""; 0], "no warning was dropped");
+    // A reader from before knows it exactly.
+    assert_eq!(entry_text(&follower.try_next().unwrap()), "-2");
+    // Written again, it still says what it may have lost before.
+    append_info(&store, "quiet.a", "4");
+    assert_eq!(entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("quiet.a")))), ["-4?", "4"]);
 }
 
 #[test]
-fn a_reader_that_has_read_a_forgotten_name_has_missed_nothing() {
+fn a_quiet_name_in_a_flood_of_names_is_not_lost_silently() {
+    let store = LogStore::default();
+    for number in 0..5 {
+        append_message(&store, "root.etcd", Level::Error, number.to_string());
+    }
+    let mut flood = (0..).map(|number| append_info(&store, &format!("root.flood-{number}"), "one line"));
+    flood.by_ref().take(1100).for_each(drop);
+    let errors = || LogQuery::of_dn(dn("root.etcd")).min_level(Level::Error);
+    assert_eq!(entry_texts(&read_backlog(&store, errors())), ["-5"]);
+    flood.take(10_000).for_each(drop);
+    assert_eq!(entry_texts(&read_backlog(&store, errors())), ["-5?"]);
+}
+
+#[test]
+fn a_reader_that_has_read_a_cleared_or_forgotten_name_has_missed_nothing() {
     let store = LogStore::new(LogLimits { max_names: 2, ..LogLimits::default() });
     let mut follower = store.open_reader(subtree_query("").follow()).unwrap();
-    for name in ["a", "b", "c", "d"] {
-        append_info(&store, name, name);
-        assert_eq!(entry_text(&follower.try_next().unwrap()), name);
+    for number in 0..12 {
+        append_info(&store, &format!("n{number}"), number.to_string());
+        assert_eq!(entry_text(&follower.try_next().unwrap()), number.to_string());
     }
     append_info(&store, "", "root");
     assert_eq!(entry_text(&follower.try_next().unwrap()), "root");
     assert_eq!(follower.try_next(), None);
-    assert_eq!(entry_texts(&read_backlog(&store, subtree_query(""))), ["-3", "d", "root"]);
+    let found = entry_texts(&read_backlog(&store, subtree_query("")));
+    assert_eq!(found.concat(), ["-3", &"-1".repeat(8), "11", "root"].concat());
 }
 
 #[test]

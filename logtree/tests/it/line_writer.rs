@@ -116,3 +116,39 @@ fn an_endless_line_needs_constant_memory() {
     assert_eq!(raw_lines(&store)[0].original_bytes, Some(64 << 20));
     assert!(store.dn_stats()[1].bytes < 2048);
 }
+
+/// 2,000 writers with half a line of 15 KB each.
+#[test]
+fn the_partial_lines_of_many_writers_stay_within_a_quarter_of_the_budget() {
+    let limits = LogLimits {
+        total_bytes: 4 << 20,
+        bytes_per_dn: 4 << 20,
+        line_bytes: 16 << 10,
+        ..LogLimits::default()
+    };
+    let store = LogStore::new(limits);
+    let mut writers: Vec<_> = (0..2000).map(|start| open_writer(&store, start)).collect();
+    for piece in 0..15 {
+        writers.iter_mut().for_each(|writer| writer.write_all(&[b'a' + piece; 1000]).unwrap());
+    }
+    drop(writers);
+    let lines = raw_lines(&store);
+    assert_eq!(lines.len(), 2000);
+    let kept: usize = lines.iter().map(|line| line.text.len()).sum();
+    assert!(kept > 1 << 20 && kept <= (1 << 20) + 2000 * 256, "{kept}");
+    for line in &lines {
+        let is_whole = line.text.len() == 15_000;
+        assert_eq!(line.original_bytes, (!is_whole).then_some(15_000), "a cut line is marked");
+        assert!(
+            line.text
+                .bytes()
+                .zip((0..15).flat_map(|piece| [b'a' + piece; 1000]))
+                .all(|(one, other)| one == other)
+        );
+    }
+    // The next writers have all of it again.
+    let mut writer = open_writer(&store, 1);
+    writer.write_all(&[b'x'; 15_000]).unwrap();
+    writer.close();
+    assert_eq!(raw_lines(&store).last().unwrap().original_bytes, None);
+}

@@ -60,7 +60,7 @@ fn full_lines_match_the_original_format() {
     let long = "a.name.that.is.longer.than.thirty-two.columns";
     assert_eq!(render::full_text(&raw_entry(long, "x", None)), format!("{long} R x"));
     let unknown = LeveledEntry { file: String::new(), line: 0, ..leveled_body(Level::Info, "x") };
-    assert!(render::full_text(&build_entry("a", EntryBody::Leveled(unknown))).ends_with(" ???:1] x"));
+    assert!(render::full_text(&build_entry("a", EntryBody::Leveled(unknown))).ends_with(".703131] x"));
 }
 
 #[test]
@@ -85,6 +85,25 @@ fn terminal_control_characters_are_escaped() {
         LeveledEntry { fields: vec![log_field("k", "a\u{1b} b\nc")], ..leveled_body(Level::Info, "m") };
     let text = render::full_text(&build_entry("a", EntryBody::Leveled(value)));
     assert!(text.ends_with(r#"m k="a\\u{1b} b\nc""#), "{text}");
+}
+
+#[test]
+fn json_escapes_what_controls_a_terminal_or_reorders_its_text() {
+    let hostile = "csi\u{9b}2J del\u{7f} bidi\u{202e}\u{2066}\u{61c} line\u{2028} \"quoted\" ü漢\u{1f600}";
+    let with =
+        LeveledEntry { fields: vec![log_field(hostile, hostile)], ..leveled_body(Level::Info, hostile) };
+    for entry in [raw_entry("a", hostile, None), build_entry("a", EntryBody::Leveled(with))] {
+        let json = render::json_object(&entry);
+        let shown = r#"csi\u009b2J del\u007f bidi\u202e\u2066\u061c line\u2028 \"quoted\" ü漢😀"#;
+        assert!(json.contains(shown), "{json}");
+        assert!(
+            !json.contains(['\u{9b}', '\u{7f}', '\u{202e}', '\u{2066}', '\u{61c}', '\u{2028}']),
+            "{json}"
+        );
+        let value: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let text = value.get("text").or(value.get("message"));
+        assert_eq!(text.and_then(|text| text.as_str()), Some(hostile), "the escapes mean the same");
+    }
 }
 
 #[test]
