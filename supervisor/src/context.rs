@@ -14,7 +14,7 @@ use crate::driver::TreeDriver;
 use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
 use crate::name::NameError;
 use crate::output::{OutputOrigin, OutputStream};
-use crate::process::{ProcessExit, ProcessHost};
+use crate::process::{ForcedKill, ProcessExit, ProcessHost};
 use crate::runnable::{CanceledError, ChildSpec, Runnable};
 use crate::state::ExitReason;
 use crate::task;
@@ -89,13 +89,28 @@ impl Context {
         self.0.driver.add_group(self.0.key, children.into_iter().collect())
     }
 
-    /// Signals that this runnable now does its work. No children can be added after this.
+    /// Signals that this runnable now does its work. No children can be added after this. It can be repeated
+    /// only after [`signal_not_ready`](Self::signal_not_ready).
     ///
     /// # Errors
     /// [`LifecycleSignalError::StaleContext`], [`LifecycleSignalError::ForeignContext`], or
     /// [`LifecycleSignalError::ReadyTwice`], which has canceled this run.
     pub fn signal_ready(&self) -> Result<(), LifecycleSignalError> {
         self.apply_signal(|fsm, now| fsm.signal_ready(now, self.0.key))
+    }
+
+    /// Signals that this runnable can't do its work at present, and why: a clause that says what an operator
+    /// can do, like `has no leader: start the other members`. It may be sent before the first ready signal, and
+    /// repeated when the reason changes. Its children and those who waited for it keep running; the next
+    /// [`signal_ready`](Self::signal_ready) ends it. It has no effect after [`signal_done`](Self::signal_done).
+    ///
+    /// # Errors
+    /// [`LifecycleSignalError::StaleContext`], [`LifecycleSignalError::ForeignContext`].
+    pub fn signal_not_ready(&self, reason: impl Into<Arc<str>>) -> Result<(), LifecycleSignalError> {
+        let reason = reason.into();
+        self.apply_signal(|fsm, now| fsm.signal_not_ready(now, self.0.key, reason))?;
+        self.0.driver.announce_status_change();
+        Ok(())
     }
 
     /// Signals that the work is done and the runnable is about to return `Ok`. The supervisor does not
@@ -181,7 +196,7 @@ impl Context {
         let context = self.clone();
         let contained = async move {
             if let Some(Err(message)) = task::run_catching_panics(&context, helper).await {
-                context.fail_run(ExitReason::Panicked { message });
+                context.fail_run(ExitReason::panicked(message));
             }
         };
         let tasks = helpers.tasks.get_or_insert_default();
@@ -239,6 +254,11 @@ impl Context {
     /// Records how the runnable's child process exited.
     pub(crate) fn record_process_exit(&self, exit: ProcessExit) {
         self.0.driver.apply(|fsm, _| fsm.record_process_exit(self.0.key, Arc::new(exit)));
+    }
+
+    /// The processes of the run did not stop in time, and are being killed.
+    pub(crate) fn report_kill(&self, kill: ForcedKill) {
+        self.0.driver.apply(|fsm, _| fsm.report_kill(self.0.key, kill));
     }
 
     pub(crate) fn report_exit(&self, outcome: RunOutcome) {

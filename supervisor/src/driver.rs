@@ -9,12 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cancellation::RunCancellation;
+use crate::containment::Contained;
 use crate::context::Context;
 use crate::event::{Event, RunnableChange};
+use crate::event_buffer::EventQueue;
 use crate::fsm::{AddChildError, RunKey, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::output::OutputSink;
 use crate::process::{CgroupParent, ProcessHost};
@@ -34,7 +36,7 @@ pub(crate) struct TreeDriver {
     /// Counts the tree's changes.
     version: watch::Sender<u64>,
     finished: watch::Sender<bool>,
-    pub(crate) output: Box<dyn OutputSink>,
+    pub(crate) output: Contained<Box<dyn OutputSink>>,
     cgroups: CgroupParent,
     /// The host of child processes, from the first of them on.
     process_host: Mutex<Option<Arc<ProcessHost>>>,
@@ -45,14 +47,14 @@ struct DriverState {
     /// Indexed by slot.
     runs: Vec<Option<SlotRun>>,
     waiters: Vec<ReadyWaiter>,
-    /// `None` without a hook, or when the last event has been sent.
-    events: Option<mpsc::UnboundedSender<Event>>,
+    /// The hook's queue, if there is a hook.
+    events: Option<Arc<EventQueue>>,
     next_seq: u64,
     armed_deadline: Option<TreeTime>,
 }
 
 struct SlotRun {
-    runnable: Arc<dyn Runnable>,
+    runnable: Contained<Arc<dyn Runnable>>,
     /// Of the latest start.
     cancellation: Arc<RunCancellation>,
 }
@@ -86,13 +88,13 @@ impl TreeDriver {
         root: ChildSpec,
         defaults: RunnableSettings,
         output: Box<dyn OutputSink>,
-        events: Option<mpsc::UnboundedSender<Event>>,
+        events: Option<Arc<EventQueue>>,
         cgroups: CgroupParent,
     ) -> Arc<Self> {
         let settings = child_settings(&root, &defaults);
         let state = DriverState {
             fsm: TreeFsm::new(TreeTime::ZERO, settings, random_seed()),
-            runs: vec![Some(SlotRun::from_runnable(root.runnable))],
+            runs: vec![Some(SlotRun::from_runnable(root.runnable.into_inner()))],
             waiters: Vec::new(),
             events,
             next_seq: 1,
@@ -107,7 +109,7 @@ impl TreeDriver {
             deadline_changed: Notify::new(),
             version: watch::Sender::new(0),
             finished: watch::Sender::new(false),
-            output,
+            output: Contained::new(output),
             cgroups,
             process_host: Mutex::default(),
         });
@@ -146,7 +148,7 @@ impl TreeDriver {
             if state.runs.len() <= slot {
                 state.runs.resize_with(slot + 1, || None);
             }
-            state.runs[slot] = Some(SlotRun::from_runnable(child.runnable));
+            state.runs[slot] = Some(SlotRun::from_runnable(child.runnable.into_inner()));
         }
         let outcome = self.perform_actions(&mut state);
         drop(state);
@@ -189,6 +191,11 @@ impl TreeDriver {
     /// Records for the status that a runnable waits for another one, or no longer does.
     pub(crate) fn set_dependency(&self, key: RunKey, dn: Option<Arc<str>>) {
         self.lock().fsm.set_dependency(key, dn);
+        self.announce_status_change();
+    }
+
+    /// Notifies those who watch the tree of a change without an event.
+    pub(crate) fn announce_status_change(&self) {
         self.version.send_modify(|version| *version += 1);
     }
 
@@ -212,6 +219,10 @@ impl TreeDriver {
             host.wait_reaped().await;
         }
         *self.process_host.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    pub(crate) fn now(&self) -> TreeTime {
+        self.started_at.elapsed()
     }
 
     /// The wall-clock time of a point in the tree's time.
@@ -241,7 +252,9 @@ impl TreeDriver {
                     outcome.events.push(self.publish_event(state, dn, generation, change));
                 }
                 TreeAction::ShutdownComplete => {
-                    state.events = None;
+                    if let Some(events) = &state.events {
+                        events.close();
+                    }
                     outcome.dropped_runs.extend(state.runs.drain(..).flatten());
                     self.finished.send_replace(true);
                 }
@@ -262,7 +275,8 @@ impl TreeDriver {
         let run = state.run_mut(key.slot);
         run.cancellation = Arc::default();
         let context = Context::new(Arc::clone(self), key, dn, generation, Arc::clone(&run.cancellation));
-        self.runtime.spawn(task::run_incarnation(Arc::clone(&run.runnable), context));
+        let runnable = Contained::new(Arc::clone(&run.runnable));
+        self.runtime.spawn(task::run_incarnation(runnable, context));
     }
 
     fn publish_event(
@@ -291,8 +305,7 @@ impl TreeDriver {
             }
         }
         if let Some(events) = &state.events {
-            // The hook's task drains the channel until this sender is dropped.
-            drop(events.send(event.clone()));
+            events.push(event.clone());
         }
         event
     }
@@ -306,7 +319,7 @@ impl DriverState {
 
 impl SlotRun {
     fn from_runnable(runnable: Box<dyn Runnable>) -> Self {
-        Self { runnable: runnable.into(), cancellation: Arc::default() }
+        Self { runnable: Contained::new(runnable.into()), cancellation: Arc::default() }
     }
 }
 
@@ -352,7 +365,7 @@ async fn run_timers(driver: Arc<TreeDriver>) {
     }
 }
 
-/// Logs a change of a runnable: failures under its DN, everything else under `supervisor`.
+/// Logs a change of a runnable: failures and forced kills under its DN, everything else under `supervisor`.
 fn log_event(event: &Event) {
     let (dn, change) = (&*event.dn, &event.change);
     match change {
@@ -362,10 +375,14 @@ fn log_event(event: &Event) {
         RunnableChange::Scheduled { delay } => {
             tracing::info!(dn = "supervisor", "restarting runnable {dn} with backoff {delay:?}");
         }
+        RunnableChange::Killed { kill } => tracing::warn!(dn, generation = event.generation, "{kill}"),
         RunnableChange::Straggling { after } => tracing::warn!(
             dn = "supervisor",
             "runnable {dn} is still running {after:?} after its cancellation; its ancestors can't restart before it exits"
         ),
+        RunnableChange::NotReady { reason } => {
+            tracing::warn!(dn, generation = event.generation, "runnable is not ready: {reason}");
+        }
         _ => tracing::debug!(dn = "supervisor", "{dn}: {change}"),
     }
 }

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::process::ForcedKill;
 use crate::state::{ExitReason, RunnableState};
 
 /// One change of one runnable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// Its sequence number among the supervisor's events, from 1 without gaps.
+    /// Its sequence number among the supervisor's events, from 1. A gap means that events were dropped.
     pub seq: u64,
     /// When it happened.
     pub at: SystemTime,
@@ -38,6 +39,11 @@ pub enum RunnableChange {
     Started,
     /// The runnable signaled ready.
     Ready,
+    /// A ready runnable signaled that it can't do its work at present.
+    NotReady {
+        /// Why, in its own words.
+        reason: Arc<str>,
+    },
     /// Its context was canceled while it ran.
     Canceling {
         /// The reason.
@@ -47,6 +53,11 @@ pub enum RunnableChange {
     Straggling {
         /// The time since the cancellation.
         after: Duration,
+    },
+    /// Its child process, or a descendant of it, did not stop within the grace period and is being killed.
+    Killed {
+        /// The signal and the time that were not enough.
+        kill: ForcedKill,
     },
     /// It exited, with its helpers; or it will not be started because its parent ended.
     Exited {
@@ -67,11 +78,11 @@ impl RunnableChange {
     pub fn new_state(&self) -> Option<RunnableState> {
         match self {
             Self::Scheduled { .. } => Some(RunnableState::Waiting),
-            Self::Started => Some(RunnableState::New),
+            Self::Started | Self::NotReady { .. } => Some(RunnableState::New),
             Self::Ready => Some(RunnableState::Ready),
             Self::Exited { state, .. } => Some(*state),
             Self::Stopped => Some(RunnableState::Stopped),
-            Self::Canceling { .. } | Self::Straggling { .. } | Self::Removed => None,
+            Self::Canceling { .. } | Self::Straggling { .. } | Self::Killed { .. } | Self::Removed => None,
         }
     }
 }
@@ -82,8 +93,12 @@ impl fmt::Display for RunnableChange {
             Self::Scheduled { delay } => write!(f, "scheduled with backoff {delay:?}"),
             Self::Started => f.write_str("started"),
             Self::Ready => f.write_str("ready"),
+            Self::NotReady { reason } => write!(f, "not ready: {reason}"),
             Self::Canceling { cause } => write!(f, "canceling: {cause}"),
             Self::Straggling { after } => write!(f, "still running {after:?} after its cancellation"),
+            Self::Killed { kill } => kill.fmt(f),
+            // The exit starts with the state.
+            Self::Exited { exit: exit @ ExitReason::Killed { .. }, .. } => exit.fmt(f),
             Self::Exited { state, exit } => write!(f, "{state}: {exit}"),
             Self::Stopped => f.write_str("stopped by an operator"),
             Self::Removed => f.write_str("removed"),
@@ -119,13 +134,15 @@ impl fmt::Display for CancelCause {
     }
 }
 
-/// Gets every [`Event`].
+/// Gets the [`Event`]s.
 ///
 /// # Contract
-/// Called from one task, with one event after the other in the order of [`Event::seq`], each exactly once.
-/// All events have been delivered when [`shutdown`](crate::Supervisor::shutdown) returns. A slow hook does
-/// not delay runnables; pending events stay in memory. The supervisor logs a panic of the hook, and the hook
-/// loses only that event.
+/// Called from one task, with one event after the other in the order of [`Event::seq`], each at most once.
+/// The last events have been delivered when [`shutdown`](crate::Supervisor::shutdown) returns. A slow hook
+/// does not delay runnables: events wait in a [bounded](crate::SupervisorBuilder::max_pending_events)
+/// [`EventBuffer`](crate::EventBuffer). Events that do not fit are a gap in the sequence numbers, which the
+/// supervisor logs; a [`snapshot`](crate::Supervisor::snapshot) shows the state after them. The supervisor
+/// logs a panic of the hook, and the hook loses only that event.
 pub trait EventHook: Send + Sync + 'static {
     /// Handles one event.
     fn on_event(&self, event: &Event);

@@ -56,7 +56,7 @@
 //! # Bring your own
 //! - [`Runnable`]: one method; implemented for every
 //!   `Fn(Context) -> impl Future<OutputBuffer = Result<(), E>>`.
-//! - [`EventHook`]: gets every event once, in order; implemented for every `Fn(&Event)`.
+//! - [`EventHook`]: gets events in order, from a bounded queue; implemented for every `Fn(&Event)`.
 //! - [`OutputSink`]: takes raw output by DN, stream and generation; implemented for every
 //!   `Fn(OutputOrigin) -> impl io::Write`.
 //! - A log: the span field `dn` names the runnable; nodekeel-logtree's layer collects by it.
@@ -71,9 +71,11 @@
 //! millisecond, a backoff that flapping resets, a SIGKILL of the first process only.
 
 mod cancellation;
+mod containment;
 mod context;
 mod driver;
 mod event;
+mod event_buffer;
 mod fsm;
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -92,6 +94,7 @@ mod tree;
 
 pub use context::{Context, StaleContextError, WaitReadyError};
 pub use event::{CancelCause, Event, EventHook, RunnableChange};
+pub use event_buffer::EventBuffer;
 pub use fsm::{AddChildError, ControlError, LifecycleSignalError};
 #[cfg(feature = "tonic")]
 pub use grpc::{GrpcServer, ServeError, serve_grpc};
@@ -99,6 +102,8 @@ pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
 pub use policy::{Backoff, ChildPolicy, RestartPolicy};
 pub use runnable::{CanceledError, ChildSpec, Failure, RunFuture, Runnable};
-pub use state::{ExitReason, ExitRecord, MAX_EXITS, RunnableState, RunnableStatus, WaitReason};
+pub use state::{
+    ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,
+};
 pub use stop_signals::StopSignals;
 pub use tree::{ShutdownReport, Straggler, Supervisor, SupervisorBuilder};

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+use crate::containment::{Contained, await_contained, catch_panic};
 use crate::context::Context;
 use crate::policy::ChildPolicy;
 
@@ -41,7 +42,7 @@ where
     E: Into<Failure>,
 {
     fn run(&self, ctx: Context) -> RunFuture {
-        let run = self(ctx);
+        let run = await_contained(self(ctx));
         Box::pin(async move { run.await.map_err(Into::into) })
     }
 }
@@ -73,8 +74,17 @@ impl Failure {
 fn next_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
         Some(inner) => Some(inner),
-        None => error.source(),
+        None => catch_panic(|| error.source()).ok().flatten(),
     }
+}
+
+/// The text of an error. If its `Display` fails, its `Debug` form with a note.
+fn error_text(error: &(dyn Error + 'static)) -> String {
+    catch_panic(|| error.to_string()).unwrap_or_else(|panic| {
+        let debug = catch_panic(|| format!("{error:?}"));
+        let debug = debug.unwrap_or_else(|_| "an error whose Debug panicked as well".to_owned());
+        format!("{debug} (its Display panicked: {panic})")
+    })
 }
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
@@ -84,11 +94,12 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The error with its causes, joined by `: `. A cause that repeats the text before it is left out.
+    /// The error with its causes, joined by `: `. A cause that repeats the text before it is left out. An
+    /// error whose `Display` panics appears in its `Debug` form, with a note.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut last = String::new();
         for error in self.error_chain() {
-            let text = error.to_string();
+            let text = error_text(error);
             if last.is_empty() {
                 f.write_str(&text)?;
             } else if !last.ends_with(&text) {
@@ -114,7 +125,7 @@ pub struct CanceledError;
 /// A runnable with its name and, optionally, a policy and a stop timeout. A group consists of these.
 pub struct ChildSpec {
     pub(crate) name: String,
-    pub(crate) runnable: Box<dyn Runnable>,
+    pub(crate) runnable: Contained<Box<dyn Runnable>>,
     pub(crate) policy: Option<ChildPolicy>,
     pub(crate) stop_timeout: Option<Duration>,
 }
@@ -122,7 +133,8 @@ pub struct ChildSpec {
 impl ChildSpec {
     /// A child with this name and the supervisor's default policy.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
-        Self { name: name.into(), runnable: Box::new(runnable), policy: None, stop_timeout: None }
+        let runnable: Contained<Box<dyn Runnable>> = Contained::new(Box::new(runnable));
+        Self { name: name.into(), runnable, policy: None, stop_timeout: None }
     }
 
     /// Restarts it by this policy.
@@ -171,7 +183,7 @@ mod tests {
     fn each_cause_is_printed_once() {
         assert_eq!(
             Failure::new(ReadConfigError(io::Error::other("disk gone"))).to_string(),
-            "read the config: disk gone"
+            "can't read the config: disk gone"
         );
     }
 }

@@ -2,16 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use crate::process::ProcessExit;
+use crate::process::{ForcedKill, ProcessExit};
 
 /// The state of a runnable.
 ///
 /// ```text
-///            ┌──────────────────────────────┐
 /// Waiting ──▶ New ──ready──▶ Ready ──done + Ok──▶ Done
-///    ▲         │               │
+///    ▲         │ ◀─not ready── │
 ///    │         └──────┬────────┘
 ///    │                ├─ failed ──▶ Dead ─────┐
 ///    │                └─ canceled ─▶ Canceled ┤
@@ -22,7 +21,7 @@ use crate::process::ProcessExit;
 pub enum RunnableState {
     /// Not running: its start is due after a backoff.
     Waiting,
-    /// Running, not ready yet. It may add children only in this state.
+    /// Running, not ready: not yet, or not at present. It may add children until it is ready for the first time.
     New,
     /// Running and ready.
     Ready,
@@ -72,14 +71,14 @@ pub enum ExitReason {
     ReturnedWithoutDone,
     /// It returned an error; or its child process exited with code 0 although it should keep running.
     Failed {
-        /// The error with its causes, outermost first, joined by `: `.
+        /// The error with its causes, outermost first, joined by `: `, cut at [`MAX_ERROR_BYTES`].
         error: String,
         /// How the child process exited, where that was the failure.
         process: Option<Arc<ProcessExit>>,
     },
     /// It, or one of its helpers, panicked.
     Panicked {
-        /// The message of the panic.
+        /// The message of the panic, cut at [`MAX_ERROR_BYTES`].
         message: String,
     },
     /// It sent signals in an invalid order.
@@ -89,9 +88,38 @@ pub enum ExitReason {
     },
     /// Its context was canceled, and it returned [`CanceledError`](crate::CanceledError).
     Canceled,
+    /// Its context was canceled. Its child process, or a descendant of it, did not stop within the grace
+    /// period, and was killed. The state after it is [`Canceled`](RunnableState::Canceled).
+    Killed {
+        /// Why it was killed.
+        kill: ForcedKill,
+        /// How the child process exited.
+        process: Arc<ProcessExit>,
+    },
     /// It did not stop within its timeout after its context was canceled, and the supervisor dropped its
     /// task.
     Aborted,
+}
+
+impl ExitReason {
+    pub(crate) fn failed(error: String, process: Option<Arc<ProcessExit>>) -> Self {
+        Self::Failed { error: cut_error(error), process }
+    }
+
+    pub(crate) fn panicked(message: String) -> Self {
+        Self::Panicked { message: cut_error(message) }
+    }
+}
+
+/// Cuts a text at [`MAX_ERROR_BYTES`].
+fn cut_error(mut text: String) -> String {
+    let length = text.len();
+    if length > MAX_ERROR_BYTES {
+        let end = (0..=MAX_ERROR_BYTES).rev().find(|&at| text.is_char_boundary(at));
+        text.truncate(end.unwrap_or(0));
+        text.push_str(&format!("... (cut from {length} bytes)"));
+    }
+    text
 }
 
 impl fmt::Display for ExitReason {
@@ -103,6 +131,7 @@ impl fmt::Display for ExitReason {
             Self::Panicked { message } => write!(f, "panicked: {message}"),
             Self::InvalidSignal { error } => f.write_str(error),
             Self::Canceled => f.write_str("canceled"),
+            Self::Killed { kill, .. } => write!(f, "canceled; {kill}"),
             Self::Aborted => f.write_str("did not stop within its timeout and was aborted"),
         }
     }
@@ -131,6 +160,9 @@ pub enum WaitReason<At = SystemTime> {
     Nothing,
     /// The ready signal of its runnable.
     ReadySignal,
+    /// The end of what its runnable has reported by
+    /// [`signal_not_ready`](crate::Context::signal_not_ready): a clause in the runnable's own words.
+    Condition(Arc<str>),
     /// Another runnable to become ready, after a call of [`wait_ready`](crate::Context::wait_ready).
     Dependency(Arc<str>),
     /// Its backoff, until this time.
@@ -151,6 +183,7 @@ impl<At> WaitReason<At> {
         match self {
             Self::Nothing => WaitReason::Nothing,
             Self::ReadySignal => WaitReason::ReadySignal,
+            Self::Condition(reason) => WaitReason::Condition(reason),
             Self::Dependency(dn) => WaitReason::Dependency(dn),
             Self::Backoff(until) => WaitReason::Backoff(time(until)),
             Self::RunnableReturn => WaitReason::RunnableReturn,
@@ -166,6 +199,7 @@ impl<At> fmt::Display for WaitReason<At> {
         match self {
             Self::Nothing => f.write_str("nothing"),
             Self::ReadySignal => f.write_str("its ready signal"),
+            Self::Condition(reason) => f.write_str(reason),
             Self::Dependency(dn) => write!(f, "{dn} to become ready"),
             Self::Backoff(_) => f.write_str("its backoff"),
             Self::RunnableReturn => f.write_str("its runnable to return after the cancellation"),
@@ -190,6 +224,9 @@ pub struct RunnableStatus {
     pub generation: u64,
     /// Consecutive failures. Readiness for [`stable_after`](crate::ChildPolicy::stable_after) clears them.
     pub failures: u32,
+    /// How much longer it must stay ready until its failures are cleared; `None` if it is not ready, or has
+    /// none.
+    pub failures_clear_in: Option<Duration>,
     /// The last exits, the newest last, at most [`MAX_EXITS`].
     pub exits: Vec<ExitRecord>,
     /// What it waits for.
@@ -205,3 +242,6 @@ impl RunnableStatus {
 
 /// The number of past exits that the tree keeps for each runnable.
 pub const MAX_EXITS: usize = 8;
+
+/// The length at which the tree cuts the text of an error, in bytes. It keeps each exit and each event small.
+pub const MAX_ERROR_BYTES: usize = 4096;

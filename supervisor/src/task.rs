@@ -1,6 +1,5 @@
 //! The task of one run: runs the runnable and its helpers, catches panics, and reports the exit exactly once.
 
-use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 
+use crate::containment::{Contained, await_contained, panic_message};
 use crate::context::Context;
 use crate::fsm::{RunKey, RunOutcome};
 use crate::process::ProcessError;
@@ -32,32 +32,34 @@ pub(crate) async fn run_catching_panics<T>(
     part: impl Future<Output = T>,
 ) -> Option<Result<T, String>> {
     let part = CURRENT_RUN.scope(context.run_key(), part).instrument(context.span());
+    // A panic of the part is caught before the part is dropped, because that may panic, too.
+    let part = AssertUnwindSafe(part).catch_unwind();
     let until_aborted = async move {
         // Pinned here to avoid another copy of the future.
         let mut part = pin!(part);
         tokio::select! {
             biased;
             () = context.wait_aborted() => None,
-            ended = &mut part => Some(ended),
+            ended = &mut part => Some(ended.map_err(panic_message)),
         }
     };
-    match AssertUnwindSafe(until_aborted).catch_unwind().await {
-        Ok(ended) => ended.map(Ok),
-        Err(panic) => Some(Err(panic_message(&*panic))),
-    }
+    AssertUnwindSafe(until_aborted)
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|panic| Some(Err(panic_message(panic))))
 }
 
 /// Runs one incarnation to its end.
-pub(crate) async fn run_incarnation(runnable: Arc<dyn Runnable>, context: Context) {
+pub(crate) async fn run_incarnation(runnable: Contained<Arc<dyn Runnable>>, context: Context) {
     // Reports the exit also if the task is dropped with its runtime.
     let mut report =
         ExitReporter { context: context.clone(), outcome: Some(RunOutcome::Failed(ExitReason::Aborted)) };
-    let run = async { runnable.run(context.clone()).await };
+    let run = async { await_contained(runnable.run(context.clone())).await.map_err(Contained::new) };
     let outcome = match run_catching_panics(&context, run).await {
         Some(Ok(Ok(()))) => RunOutcome::Ok,
         Some(Ok(Err(failure))) if failure.is_canceled() => RunOutcome::Canceled,
         Some(Ok(Err(failure))) => RunOutcome::Failed(failure_exit(&failure)),
-        Some(Err(message)) => RunOutcome::Failed(ExitReason::Panicked { message }),
+        Some(Err(message)) => RunOutcome::Failed(ExitReason::panicked(message)),
         None => RunOutcome::Failed(ExitReason::Aborted),
     };
     drop(runnable);
@@ -83,12 +85,5 @@ fn failure_exit(failure: &Failure) -> ExitReason {
         .error_chain()
         .find_map(|error| error.downcast_ref::<ProcessError>())
         .and_then(ProcessError::process_exit);
-    ExitReason::Failed { error: failure.to_string(), process: process.cloned().map(Arc::new) }
-}
-
-/// The message of a panic, if it is text.
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic value that is not text").to_owned()
+    ExitReason::failed(failure.to_string(), process.cloned().map(Arc::new))
 }

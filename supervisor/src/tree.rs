@@ -1,14 +1,17 @@
 //! The supervisor: the owner of a tree, which inspects it and shuts it down.
 
-use std::panic::AssertUnwindSafe;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc, watch};
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
+use tokio::task::coop::consume_budget;
 
+use crate::containment::{Contained, catch_panic};
 use crate::driver::TreeDriver;
-use crate::event::{Event, EventHook};
+use crate::event::EventHook;
+use crate::event_buffer::EventQueue;
 use crate::fsm::{ControlError, EntryStatus, RunnableSettings, TreeFsm};
 use crate::name::ROOT;
 use crate::output::{DiscardOutput, OutputSink};
@@ -19,6 +22,9 @@ use crate::state::{ExitRecord, RunnableStatus};
 
 /// The stop timeout where neither the runnable nor its child specification sets one.
 const DEFAULT_STOP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How many events wait for a slow hook: some megabytes, at about 0.3 KiB and the text of the exit for each.
+const DEFAULT_PENDING_EVENTS: NonZeroUsize = NonZeroUsize::new(16_384).expect("not zero");
 
 /// A running tree.
 ///
@@ -36,6 +42,7 @@ pub struct SupervisorBuilder {
     stop_timeout: Duration,
     output_sink: Box<dyn OutputSink>,
     event_hook: Option<Box<dyn EventHook>>,
+    max_pending_events: NonZeroUsize,
     cgroup_parent: CgroupParent,
 }
 
@@ -66,6 +73,7 @@ impl Supervisor {
             stop_timeout: DEFAULT_STOP_TIMEOUT,
             output_sink: Box::new(DiscardOutput),
             event_hook: None,
+            max_pending_events: DEFAULT_PENDING_EVENTS,
             cgroup_parent: CgroupParent::default(),
         }
     }
@@ -141,12 +149,15 @@ impl Supervisor {
             state: past.state,
             exit: past.exit.clone(),
         };
+        let clear_in = status.failures_clear_at.map(|at| at.saturating_sub(self.driver.now()));
+        let is_stable = clear_in == Some(Duration::ZERO);
         RunnableStatus {
             dn: Arc::clone(status.dn),
             state: status.state,
             since: self.driver.wall_time(status.since),
             generation: status.generation,
-            failures: status.failures,
+            failures: if is_stable { 0 } else { status.failures },
+            failures_clear_in: clear_in.filter(|_| !is_stable),
             exits: status.exits.iter().map(record).collect(),
             waiting_for: status.waiting_for.clone().map_time(|until| self.driver.wall_time(until)),
         }
@@ -181,10 +192,18 @@ impl SupervisorBuilder {
         self
     }
 
-    /// The hook that gets every event. Default: none.
+    /// The hook that gets the events. Default: none.
     #[must_use]
     pub fn event_hook(mut self, hook: impl EventHook) -> Self {
         self.event_hook = Some(Box::new(hook));
+        self
+    }
+
+    /// How many events wait for a slow hook. Beyond it, the runnable with the most waiting events loses its
+    /// oldest one, see [`EventBuffer`](crate::EventBuffer). Default 16,384.
+    #[must_use]
+    pub fn max_pending_events(mut self, events: NonZeroUsize) -> Self {
+        self.max_pending_events = events;
         self
     }
 
@@ -202,8 +221,9 @@ impl SupervisorBuilder {
     pub fn start(self, root: impl Runnable) -> Supervisor {
         let (events, hook) = match self.event_hook {
             Some(hook) => {
-                let (events, received) = mpsc::unbounded_channel();
-                (Some(events), Some(tokio::spawn(deliver_events(received, hook))))
+                let events = Arc::new(EventQueue::new(self.max_pending_events));
+                let delivery = tokio::spawn(deliver_events(Arc::clone(&events), Contained::new(hook)));
+                (Some(events), Some(delivery))
             }
             None => (None, None),
         };
@@ -220,11 +240,18 @@ impl std::fmt::Debug for SupervisorBuilder {
     }
 }
 
-/// Passes the events to the hook, until the sender is gone.
-async fn deliver_events(mut events: mpsc::UnboundedReceiver<Event>, hook: Box<dyn EventHook>) {
-    while let Some(event) = events.recv().await {
-        if std::panic::catch_unwind(AssertUnwindSafe(|| hook.on_event(&event))).is_err() {
-            tracing::error!(dn = "supervisor", "the event hook panicked at event {}", event.seq);
+/// Passes the events to the hook, until the queue is closed.
+async fn deliver_events(events: Arc<EventQueue>, hook: Contained<Box<dyn EventHook>>) {
+    let mut next_report = 1;
+    while let Some((event, dropped)) = events.next().await {
+        if dropped >= next_report {
+            tracing::warn!(dn = "supervisor", "the event hook is too slow: {dropped} events dropped so far");
+            next_report = dropped * 2;
         }
+        if let Err(panic) = catch_panic(|| hook.on_event(&event)) {
+            tracing::error!(dn = "supervisor", "the event hook panicked at event {}: {panic}", event.seq);
+        }
+        // With a queue that never empties, the task would starve the others of its thread.
+        consume_budget().await;
     }
 }

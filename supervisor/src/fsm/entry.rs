@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::TreeTime;
 use super::shutdown::StopProgress;
+use super::{MAX_DELAY, TreeTime};
 use crate::policy::ChildPolicy;
-use crate::process::ProcessExit;
+use crate::process::{ForcedKill, ProcessExit};
 use crate::state::{ExitReason, MAX_EXITS, RunnableState};
 
 /// The settings of one runnable.
@@ -72,11 +72,17 @@ pub(super) struct TreeEntry {
     pub(super) ending_since: Option<TreeTime>,
     /// Its context is canceled, and so are its descendants'.
     pub(super) canceled: bool,
+    /// This run has signaled ready at least once: it can add no more children.
+    pub(super) was_ready: bool,
+    /// Why it can't do its work at present, in its own words.
+    pub(super) not_ready_reason: Option<Arc<str>>,
     pub(super) signaled_done: bool,
     /// The exit to record, whatever its runnable returns.
     pub(super) forced_exit: Option<Box<ExitReason>>,
     /// How this run's child process exited. It is reported if the run ends without an error.
     pub(super) process_exit: Option<Arc<ProcessExit>>,
+    /// The kill that this run's stop needed.
+    pub(super) forced_kill: Option<Box<ForcedKill>>,
     /// An operator has stopped it.
     pub(super) held_by_operator: bool,
     /// An operator canceled its run: its group keeps running, however the run ends.
@@ -118,9 +124,12 @@ impl TreeEntry {
             since: now,
             ending_since: None,
             canceled: false,
+            was_ready: false,
+            not_ready_reason: None,
             signaled_done: false,
             forced_exit: None,
             process_exit: None,
+            forced_kill: None,
             held_by_operator: history.held_by_operator,
             canceled_by_operator: false,
             restart_requested: false,
@@ -141,6 +150,19 @@ impl TreeEntry {
         self.dn.rsplit('.').next().unwrap_or(&self.dn)
     }
 
+    /// Clears the failures of an entry that was ready for long enough, until `worked_until`.
+    pub(super) fn clear_failures_if_stable(&mut self, worked_until: TreeTime) {
+        if self.failures_clear_at().is_some_and(|at| at <= worked_until) {
+            self.failures = 0;
+        }
+    }
+
+    /// When its readiness clears its failures, if it stays ready.
+    pub(super) fn failures_clear_at(&self) -> Option<TreeTime> {
+        let counts = self.state == RunnableState::Ready && self.failures > 0;
+        counts.then(|| self.since + self.settings.policy.stable_after.min(MAX_DELAY))
+    }
+
     pub(super) fn enter_state(&mut self, state: RunnableState, now: TreeTime) {
         self.state = state;
         self.since = now;
@@ -151,6 +173,14 @@ impl TreeEntry {
         match self.process_exit.take() {
             Some(exit) => ExitReason::Failed { error: format!("{exit} by itself"), process: Some(exit) },
             None => ExitReason::ReturnedWithoutDone,
+        }
+    }
+
+    /// The exit of a run that ended as requested.
+    pub(super) fn exit_after_cancellation(&self) -> ExitReason {
+        match (&self.forced_kill, &self.process_exit) {
+            (Some(kill), Some(process)) => ExitReason::Killed { kill: **kill, process: Arc::clone(process) },
+            _ => ExitReason::Canceled,
         }
     }
 

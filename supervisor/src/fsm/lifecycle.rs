@@ -6,7 +6,7 @@ use super::entry::{ChildHistories, NameOwner, PastExit, RunnableHistory};
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::policy::RestartPolicy;
-use crate::process::ProcessExit;
+use crate::process::{ForcedKill, ProcessExit};
 use crate::state::{ExitReason, RunnableState};
 
 /// How many histories an entry keeps of children that its runs no longer add. Operators' stops are kept
@@ -48,6 +48,14 @@ impl TreeFsm {
         }
     }
 
+    /// The processes of a run did not stop in time, and are being killed.
+    pub(crate) fn report_kill(&mut self, key: RunKey, kill: ForcedKill) {
+        if let Some(slot) = self.running_slot(key) {
+            self.entry_mut(slot).forced_kill = Some(Box::new(kill));
+            self.report_change(slot, RunnableChange::Killed { kill });
+        }
+    }
+
     /// A run and its helpers have ended.
     pub(crate) fn handle_exit(&mut self, now: TreeTime, key: RunKey, outcome: RunOutcome) {
         let Some(slot) = self.running_slot(key) else {
@@ -71,7 +79,9 @@ impl TreeFsm {
                 (RunnableState::Done, ExitReason::Done)
             }
             RunOutcome::Ok => (RunnableState::Dead, entry.exit_after_return()),
-            RunOutcome::Canceled if entry.canceled => (RunnableState::Canceled, ExitReason::Canceled),
+            RunOutcome::Canceled if entry.canceled => {
+                (RunnableState::Canceled, entry.exit_after_cancellation())
+            }
             RunOutcome::Canceled => {
                 let error = "returned CanceledError although its context was live".to_owned();
                 (RunnableState::Dead, ExitReason::Failed { error, process: None })
@@ -85,9 +95,8 @@ impl TreeFsm {
         self.disarm_timer(slot);
         let entry = self.entry_mut(slot);
         let worked_until = entry.ending_since.unwrap_or(now);
-        let was_stable = entry.state == RunnableState::Ready
-            && worked_until.saturating_sub(entry.since) >= entry.settings.policy.stable_after;
-        if was_stable || state == RunnableState::Done {
+        entry.clear_failures_if_stable(worked_until);
+        if state == RunnableState::Done {
             entry.failures = 0;
         }
         if state == RunnableState::Dead {
@@ -249,6 +258,7 @@ impl TreeFsm {
         entry.signaled_done = false;
         entry.forced_exit = None;
         entry.process_exit = None;
+        entry.forced_kill = None;
         entry.dependency = None;
         entry.groups.clear();
         self.entry_mut(slot).former_children = self.remove_children(slot);

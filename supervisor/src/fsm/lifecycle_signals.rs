@@ -106,8 +106,10 @@ impl TreeFsm {
             RunnableState::New if entry.canceled || self.is_shutting_down() => {
                 Err(AddChildError::Canceled(CanceledError))
             }
-            RunnableState::New => Ok(slot),
-            RunnableState::Ready => Err(AddChildError::AlreadyReady { dn: entry.dn.to_string() }),
+            RunnableState::New if !entry.was_ready => Ok(slot),
+            RunnableState::New | RunnableState::Ready => {
+                Err(AddChildError::AlreadyReady { dn: entry.dn.to_string() })
+            }
             _ => Err(AddChildError::Name(NameError::StaleContext)),
         }
     }
@@ -162,8 +164,34 @@ impl TreeFsm {
             let error = LifecycleSignalError::ReadyTwice { dn: entry.dn.to_string() };
             return Err(self.fail_invalid_signal(slot, error, now));
         }
-        self.entry_mut(slot).enter_state(RunnableState::Ready, now);
+        let entry = self.entry_mut(slot);
+        (entry.was_ready, entry.not_ready_reason) = (true, None);
+        entry.enter_state(RunnableState::Ready, now);
         self.report_change(slot, RunnableChange::Ready);
+        Ok(())
+    }
+
+    /// The runnable signals that it can't do its work at present. It has no effect after a done signal.
+    ///
+    /// # Errors
+    /// [`LifecycleSignalError::StaleContext`].
+    pub(crate) fn signal_not_ready(
+        &mut self,
+        now: TreeTime,
+        key: RunKey,
+        reason: Arc<str>,
+    ) -> Result<(), LifecycleSignalError> {
+        let slot = self.running_slot(key).ok_or(LifecycleSignalError::StaleContext)?;
+        let entry = self.entry_mut(slot);
+        if entry.signaled_done {
+            return Ok(());
+        }
+        entry.not_ready_reason = Some(Arc::clone(&reason));
+        if entry.state == RunnableState::Ready {
+            entry.clear_failures_if_stable(entry.ending_since.unwrap_or(now));
+            entry.enter_state(RunnableState::New, now);
+            self.report_change(slot, RunnableChange::NotReady { reason });
+        }
         Ok(())
     }
 
@@ -225,6 +253,7 @@ impl TreeFsm {
         debug_assert!(!entry.canceled && entry.live_tasks == 0 && entry.groups.is_empty());
         entry.generation += 1;
         entry.restart_requested = false;
+        (entry.was_ready, entry.not_ready_reason) = (false, None);
         entry.enter_state(RunnableState::New, now);
         let start = TreeAction::StartRun {
             key: RunKey { slot, incarnation: entry.incarnation },

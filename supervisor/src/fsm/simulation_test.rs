@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::policy::{ChildPolicy, RestartPolicy};
-use crate::process::ProcessExit;
+use crate::process::{ForcedKill, ProcessExit, Signal};
 use crate::state::{ExitReason, RunnableState, WaitReason};
 
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,6 +29,8 @@ struct ExpectedEntry {
     /// Since when it has been ending.
     ending_since: Option<TreeTime>,
     last_exit: Option<RunnableState>,
+    /// Its processes did not stop in time.
+    killed: bool,
     /// An operator has requested a start that skips the backoff.
     restart_requested: bool,
     settings: RunnableSettings,
@@ -71,7 +73,12 @@ impl ExpectedEntry {
             let as_agreed = self.signaled_ready && self.signaled_done;
             assert!(self.ended_ok && (as_agreed || one_shot), "{dn} is done without the signals");
         }
-        assert_eq!(state == RunnableState::Canceled, *exit == ExitReason::Canceled, "{dn}: {exit}");
+        let was_killed = matches!(exit, ExitReason::Killed { .. });
+        let as_requested = was_killed || *exit == ExitReason::Canceled;
+        assert_eq!(state == RunnableState::Canceled, as_requested, "{dn}: {exit}");
+        let has_process = self.key.is_some_and(|key| key.incarnation.is_multiple_of(2));
+        let needed_kill = state == RunnableState::Canceled && has_process && self.killed;
+        assert_eq!(was_killed, before.is_running() && needed_kill, "{dn}: {exit}");
         let worked = self.ending_since.unwrap_or(now).saturating_sub(self.ready_since);
         let stable = before == RunnableState::Ready && worked >= self.settings.policy.stable_after;
         if stable || state == RunnableState::Done {
@@ -163,12 +170,14 @@ impl SimulatedDriver {
     fn random_step(&mut self) {
         match self.random_below(100) {
             0..=24 => self.add_children(),
-            25..=39 => self.signal_ready(),
+            25..=36 => self.signal_ready(),
+            37..=39 => self.signal_not_ready(),
             40..=46 => self.signal_done(),
             47..=69 => self.end_random_task(),
             70..=76 => self.use_stale_key(),
             77..=90 => self.advance_time(),
-            91..=98 => self.send_control_request(),
+            91..=95 => self.send_control_request(),
+            96..=98 => self.kill_processes(),
             _ => self.panic_in_helper(),
         }
         self.apply_actions();
@@ -210,7 +219,7 @@ impl SimulatedDriver {
                 "invalid names were accepted"
             );
             assert!(!task.canceled, "children were added below a canceled context");
-            assert_eq!(self.entries[&task.dn].state, RunnableState::New, "children were added after ready");
+            assert!(!self.entries[&task.dn].signaled_ready, "children were added after ready");
             self.count_operation("groups added");
         } else {
             self.count_operation("groups rejected");
@@ -226,6 +235,14 @@ impl SimulatedDriver {
             assert_eq!(result.is_ok(), was_new, "ready is accepted exactly from new runnables");
             self.count_operation("ready");
         }
+    }
+
+    fn signal_not_ready(&mut self) {
+        let Some(at) = self.random_task() else { return };
+        let task = self.tasks[at].clone();
+        let result = self.fsm.signal_not_ready(self.now, task.key, "no leader".into());
+        assert!(result.is_ok(), "a running runnable may always say that it is not ready");
+        self.count_operation("not ready");
     }
 
     fn signal_done(&mut self) {
@@ -289,11 +306,15 @@ impl SimulatedDriver {
         let key = self.stale_keys[at];
         let before = self.fsm.next_deadline();
         assert!(self.fsm.signal_ready(self.now, key).is_err(), "a stale context signaled ready");
+        let not_ready = self.fsm.signal_not_ready(self.now, key, "stale".into());
+        assert!(not_ready.is_err(), "a stale context signaled that it is not ready");
         assert!(self.fsm.signal_done(self.now, key).is_err(), "a stale context signaled done");
         assert!(self.fsm.reserve_sub_span(key, "x").is_err(), "a stale context took a name");
         let spawned = self.fsm.add_group(self.now, key, &[("stale", settings_with(RestartPolicy::Always))]);
         assert!(spawned.is_err(), "a stale context added a child");
         self.fsm.record_process_exit(key, exit_of_process(key));
+        let grace_period = Duration::from_secs(1);
+        self.fsm.report_kill(key, ForcedKill { stop_signal: Signal::TERM, grace_period, main_process: true });
         self.fsm.fail_run(self.now, key, ExitReason::ReturnedWithoutDone);
         self.fsm.handle_exit(self.now, key, RunOutcome::Failed(ExitReason::ReturnedWithoutDone));
         assert_eq!(self.fsm.drain_actions().count(), 0, "a stale context had an effect");
@@ -335,6 +356,14 @@ impl SimulatedDriver {
             self.entries.get_mut(&dn).expect("known").restart_requested = true;
             self.count_operation("control requests");
         }
+    }
+
+    fn kill_processes(&mut self) {
+        let Some(at) = self.random_task() else { return };
+        let (stop_signal, grace_period) = (Signal::TERM, Duration::from_secs(1));
+        let kill = ForcedKill { stop_signal, grace_period, main_process: true };
+        self.fsm.report_kill(self.tasks[at].key, kill);
+        self.count_operation("kills");
     }
 
     fn panic_in_helper(&mut self) {
@@ -420,6 +449,7 @@ impl SimulatedDriver {
                 ready_since: TreeTime::ZERO,
                 ending_since: None,
                 last_exit: None,
+                killed: false,
                 restart_requested: false,
                 settings,
                 group,
@@ -452,14 +482,24 @@ impl SimulatedDriver {
                     "{dn}: {before} → {change}"
                 );
                 (known.signaled_ready, known.signaled_done, known.ended_ok) = (false, false, false);
-                (known.restart_requested, known.ending_since) = (false, None);
+                (known.restart_requested, known.ending_since, known.killed) = (false, None, false);
             }
             RunnableChange::Ready => {
                 assert_eq!(before, RunnableState::New, "{dn}: {before} → {change}");
                 (known.signaled_ready, known.ready_since) = (true, now);
             }
+            RunnableChange::NotReady { .. } => {
+                assert_eq!(before, RunnableState::Ready, "{dn}: {before} → {change}");
+                assert!(!known.signaled_done, "{dn} is not ready after it signaled done");
+                let worked = known.ending_since.unwrap_or(now).saturating_sub(known.ready_since);
+                if worked >= known.settings.policy.stable_after {
+                    self.failures.insert(Arc::clone(dn), 0);
+                }
+            }
             RunnableChange::Exited { state, exit } => {
-                if let ExitReason::Failed { process: Some(process), .. } = exit {
+                if let ExitReason::Failed { process: Some(process), .. }
+                | ExitReason::Killed { process, .. } = exit
+                {
                     let of = known.key.map(exit_of_process);
                     assert_eq!(
                         Some(process),
@@ -470,6 +510,10 @@ impl SimulatedDriver {
                 let expected = self.failures.entry(Arc::clone(dn)).or_default();
                 known.check_exited(dn, *state, exit, now, expected);
                 assert_eq!(failures.unwrap_or(*expected), *expected, "{dn} counts its failures wrong");
+            }
+            RunnableChange::Killed { .. } => {
+                assert!(before.is_running(), "{dn}: {before} and {change}");
+                known.killed = true;
             }
             RunnableChange::Stopped => assert_ne!(before, RunnableState::Stopped, "{dn} was stopped twice"),
             RunnableChange::Removed => {

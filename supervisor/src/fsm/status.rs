@@ -18,6 +18,8 @@ pub(crate) struct EntryStatus<'a> {
     pub(crate) since: TreeTime,
     pub(crate) generation: u64,
     pub(crate) failures: u32,
+    /// When its readiness clears its failures, if it stays ready.
+    pub(crate) failures_clear_at: Option<TreeTime>,
     pub(crate) exits: &'a VecDeque<PastExit>,
     pub(crate) waiting_for: WaitReason<TreeTime>,
 }
@@ -47,6 +49,7 @@ impl TreeFsm {
             since: entry.since,
             generation: entry.generation,
             failures: entry.failures,
+            failures_clear_at: entry.failures_clear_at(),
             exits: &entry.exits,
             waiting_for: self.wait_reason(slot),
         }
@@ -58,9 +61,11 @@ impl TreeFsm {
             RunnableState::Waiting => WaitReason::Backoff(entry.timer.unwrap_or(entry.since)),
             RunnableState::Stopped => WaitReason::OperatorStart,
             RunnableState::New | RunnableState::Ready if entry.canceled => WaitReason::RunnableReturn,
-            RunnableState::New => {
-                entry.dependency.clone().map_or(WaitReason::ReadySignal, WaitReason::Dependency)
-            }
+            RunnableState::New => match (&entry.not_ready_reason, &entry.dependency) {
+                (Some(reason), _) => WaitReason::Condition(Arc::clone(reason)),
+                (None, Some(dn)) => WaitReason::Dependency(Arc::clone(dn)),
+                (None, None) => WaitReason::ReadySignal,
+            },
             RunnableState::Ready => WaitReason::Nothing,
             _ if !entry.canceled => WaitReason::Nothing,
             _ if entry.live_tasks > 0 => WaitReason::Descendants(self.running_descendants(slot)),

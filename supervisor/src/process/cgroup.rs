@@ -155,7 +155,7 @@ impl RunCgroup {
     }
 
     /// Reads the current value, which also re-arms the notification of the next change.
-    fn is_populated(&self) -> io::Result<bool> {
+    pub(super) fn is_populated(&self) -> io::Result<bool> {
         let mut text = [0; 256];
         let length = rustix::io::pread(&*self.events, &mut text, 0)?;
         Ok(!text[..length].split(|&byte| byte == b'\n').any(|line| line == b"populated 0"))
@@ -193,10 +193,10 @@ fn end_leftovers(parent: &Path) {
         match cgroup.wait_empty_blocking(deadline) {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!(cgroup = %cgroup.dir.display(), "leftover processes do not exit after SIGKILL")
+                tracing::warn!(dn = "supervisor", cgroup = %cgroup.dir.display(), "leftover processes do not exit after SIGKILL")
             }
             Err(error) => {
-                tracing::warn!(cgroup = %cgroup.dir.display(), %error, "can't wait for leftover processes")
+                tracing::warn!(dn = "supervisor", cgroup = %cgroup.dir.display(), %error, "can't wait for leftover processes")
             }
         }
     }
@@ -222,7 +222,7 @@ fn kill_leftover(dir: PathBuf) -> Option<LeftoverCgroup> {
     let lock = try_lock_dir(&dir).ok().flatten()?;
     let cgroup = RunCgroup::open(&dir).ok()?;
     if cgroup.is_populated().unwrap_or(true) {
-        tracing::info!(cgroup = %dir.display(), "ending leftover processes of a killed supervisor");
+        tracing::info!(dn = "supervisor", cgroup = %dir.display(), "ending leftover processes of a killed supervisor");
     }
     cgroup.kill_all().ok()?;
     Some(LeftoverCgroup { cgroup, _lock: lock })

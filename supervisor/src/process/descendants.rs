@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -84,6 +85,8 @@ pub(super) struct DescendantSet {
     not_permitted: HashSet<DescendantProcess>,
     /// Processes that have exited, but that their parent has not reaped.
     unreaped: HashSet<DescendantProcess>,
+    /// Processes other than the main one had to be killed.
+    needed_kill: bool,
 }
 
 impl DescendantSet {
@@ -104,6 +107,7 @@ impl DescendantSet {
             signaled: HashMap::new(),
             not_permitted: HashSet::new(),
             unreaped: HashSet::new(),
+            needed_kill: false,
         }
     }
 
@@ -116,6 +120,11 @@ impl DescendantSet {
     /// Whether the deadline for a signal has passed.
     fn is_past_deadline(&self, signal: Signal) -> bool {
         signal != Signal::KILL && self.term_deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Whether processes other than the main one were still running when they were killed.
+    pub(super) fn needed_kill(&self) -> bool {
+        self.needed_kill
     }
 
     /// Sends `stop_signal` to every process, and kills from the deadline on, until none is left.
@@ -150,6 +159,7 @@ impl DescendantSet {
                 return empty;
             }
         }
+        self.needed_kill |= cgroup.is_populated()?;
         cgroup.kill_all()?;
         cgroup.wait_empty().await
     }
@@ -369,6 +379,8 @@ impl DescendantSet {
             let known = self.signaled.get(&member) == Some(&signal);
             // The pid may now refer to another process of this set: to kill it twice does no harm.
             if !known || signal == Signal::KILL {
+                let is_late = self.term_deadline.is_some_and(|deadline| Instant::now() >= deadline);
+                self.needed_kill |= signal == Signal::KILL && is_late && !has_exited(fd.as_fd());
                 if let Err(error) = signal_and_continue(&fd, signal)
                     && error.raw_os_error() == Some(libc::EPERM)
                 {
@@ -442,6 +454,14 @@ fn is_resource_shortage(error: &io::Error) -> bool {
 /// Whether the process has exited; at most a thread has its id.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
+}
+
+/// Whether the process of a pidfd has exited, even if its parent has not reaped it.
+///
+/// *Source:* pidfd_open(2): the descriptor becomes readable when the process terminates.
+pub(super) fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
+    let mut watched = [PollFd::new(&pidfd, PollFlags::IN)];
+    matches!(poll(&mut watched, Some(&Timespec::default())), Ok(1..))
 }
 
 /// Sends a signal, then SIGCONT: a stopped process handles a signal only after it is continued.

@@ -174,12 +174,12 @@ impl HostState {
 fn create_host_cgroup(cgroups: &CgroupParent, host_id: HostId) -> Option<HostCgroup> {
     match HostCgroup::create(cgroups, host_id) {
         Ok(Some(cgroup)) => {
-            tracing::debug!(cgroup = %cgroup.dir().display(), "descendants are identified by cgroup");
+            tracing::debug!(dn = "supervisor", cgroup = %cgroup.dir().display(), "descendants are identified by cgroup");
             Some(cgroup)
         }
         Ok(None) => None,
         Err(error) => {
-            tracing::info!(%error, "descendants are identified by mark: cgroups are not available");
+            tracing::info!(dn = "supervisor", %error, "descendants are identified by mark: cgroups are not available");
             None
         }
     }

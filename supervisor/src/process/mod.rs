@@ -77,7 +77,7 @@ pub use error::ProcessError;
 pub(crate) use host::ProcessHost;
 pub use output::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES};
 pub use readiness::{ProbeFuture, Readiness, ReadinessProbe};
-pub use status::{ProcessExit, Signal};
+pub use status::{ForcedKill, ProcessExit, Signal};
 
 /// Clocks can still add it to the current time.
 const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);

@@ -9,6 +9,8 @@ use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::containment::Contained;
+
 /// The maximum number of output lines that a [`ProcessExit`](super::ProcessExit) keeps.
 pub const MAX_TAIL_LINES: usize = 10;
 /// The maximum length of each of these lines, in bytes.
@@ -44,6 +46,7 @@ impl OutputReaders {
         let mut tasks = Vec::with_capacity(streams.len());
         for (index, (fd, sink)) in streams.into_iter().enumerate() {
             let source = pipe::Receiver::from_owned_fd(fd)?;
+            let sink = Contained::new(sink);
             let pump = StreamReader { source, sink, index, tail: Arc::clone(&tail) };
             tasks.push(AbortOnDropHandle::new(tokio::spawn(pump.run(ended.clone()))));
         }
@@ -63,7 +66,7 @@ impl OutputReaders {
 
 struct StreamReader {
     source: pipe::Receiver,
-    sink: StreamSink,
+    sink: Contained<StreamSink>,
     index: usize,
     tail: Arc<Mutex<OutputTail>>,
 }
@@ -172,13 +175,21 @@ fn last_newline(bytes: &[u8]) -> Option<usize> {
     bytes.iter().rposition(|&byte| byte == b'\n')
 }
 
+/// Whether a character controls the terminal, or reorders or breaks its line, instead of being printed.
+fn is_unprintable(char: char) -> bool {
+    matches!(
+        char,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}'
+    ) || char.is_control() && char != '\t'
+}
+
 /// Converts a line to text that is safe to print on any terminal.
 fn sanitize_line(line: &[u8]) -> String {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = String::from_utf8_lossy(line);
     let mut safe = String::with_capacity(text.len());
     for char in text.chars() {
-        let char = if char.is_control() && char != '\t' { char::REPLACEMENT_CHARACTER } else { char };
+        let char = if is_unprintable(char) { char::REPLACEMENT_CHARACTER } else { char };
         if safe.len() + char.len_utf8() > MAX_TAIL_LINE_BYTES {
             break;
         }
@@ -233,9 +244,11 @@ mod tests {
     fn tail_lines_are_printable_and_bounded() {
         let mut tail = OutputTail::default();
         tail.append_chunk(0, b"\x1b[2Jred\tend\r\n");
+        tail.append_chunk(0, "a\u{9b}b\u{7f}c\u{202e}d\u{61c}e\u{2066}f\u{2028}\n".as_bytes());
         tail.append_chunk(0, &[0xff; 1000]);
         let lines = tail.lines();
-        assert_eq!(lines[0], "\u{fffd}[2Jred\tend");
-        assert!(lines[1].len() <= MAX_TAIL_LINE_BYTES && lines[1].starts_with('\u{fffd}'));
+        let replaced = "\u{fffd}[2Jred\tend a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}f\u{fffd}";
+        assert_eq!(lines[..2].join(" "), replaced);
+        assert!(lines[2].len() <= MAX_TAIL_LINE_BYTES && lines[2].starts_with('\u{fffd}'));
     }
 }

@@ -36,7 +36,7 @@ async fn run_command(
         ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
         () = given_up.cancelled() => {}
     }
-    running.stop(Signal::KILL, Instant::now()).await.map_err(ProcessError::Watch)?;
+    running.stop(Signal::KILL, Instant::now(), |_| ()).await.map_err(ProcessError::Watch)?;
     let exit = running.into_exit().await;
     match exit.tail.last() {
         _ if exit.is_success() => Ok(()),

@@ -15,13 +15,14 @@ use super::Process;
 use super::host::ProcessHost;
 use super::notify::NotifyState;
 use super::probe_command;
+use crate::containment::{Contained, await_contained, panic_message};
 use crate::runnable::Failure;
 
 /// The pause after the first failed probe; it doubles after each further failure.
 const INITIAL_PROBE_PAUSE: Duration = Duration::from_millis(20);
 /// The maximum pause between probes.
 const MAX_PROBE_PAUSE: Duration = Duration::from_secs(1);
-/// The timeout of one probe, so that one lost packet does not use up the whole start timeout.
+/// The default timeout of a [`ReadinessProbe`], so that one lost packet does not use up the whole start timeout.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What [`ReadinessProbe::probe`] returns.
@@ -31,7 +32,8 @@ pub type ProbeFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>
 ///
 /// # Contract
 /// A probe makes one real request and does not retry. The supervisor repeats it, with growing pauses from 20
-/// ms to 1 s, and drops it after five seconds, or when the process exits. A probe that panics has failed.
+/// ms to 1 s, and drops it at its [timeout](Readiness::with_probe_timeout), or when the process exits. A probe
+/// that panics has failed.
 pub trait ReadinessProbe: Send + Sync + 'static {
     /// Probes once.
     fn probe(&self) -> ProbeFuture;
@@ -58,6 +60,7 @@ pub struct Readiness {
     /// Replaced by a probe once there is a host to run it.
     on_command: Option<Arc<Process>>,
     timeout: Option<Duration>,
+    probe_timeout: Option<Duration>,
 }
 
 impl Readiness {
@@ -79,8 +82,8 @@ impl Readiness {
     }
 
     /// When another program exits with code 0. The program is started for each probe, under the same rules as
-    /// a [`ReadinessProbe`]; its descendants end with it. Its output is discarded, except the last line of a
-    /// failed probe. Its readiness and stop settings are ignored.
+    /// a [`ReadinessProbe`], but has all the time until the start timeout; its descendants end with it. Its output is
+    /// discarded, except the last line of a failed probe. Its readiness and stop settings are ignored.
     pub fn on_command(command: Process) -> Self {
         Self { on_command: Some(Arc::new(command)), ..Self::default() }
     }
@@ -107,10 +110,19 @@ impl Readiness {
         self
     }
 
+    /// The timeout of one probe, after which it is dropped and repeated. Default: five seconds; for a
+    /// [command](Self::on_command), the start timeout.
+    #[must_use]
+    pub fn with_probe_timeout(mut self, time: Duration) -> Self {
+        self.probe_timeout = Some(time);
+        self
+    }
+
     /// Replaces the command by a probe that runs it.
     pub(super) fn with_command_probe(mut self, host: &Arc<ProcessHost>) -> Self {
         let Some(command) = self.on_command.take() else { return self };
         let host = Arc::clone(host);
+        self.probe_timeout.get_or_insert(Duration::MAX);
         self.and_probe(move || probe_command::run_probe(Arc::clone(&host), Arc::clone(&command)))
     }
 
@@ -134,7 +146,10 @@ impl Readiness {
             None => Ok(()),
         };
         let missing = match (missing, &self.on_probe) {
-            (Ok(()), Some(probe)) => wait_probe_success(&**probe, notify, &mut deadline).await,
+            (Ok(()), Some(probe)) => {
+                let probe_timeout = self.probe_timeout.unwrap_or(PROBE_TIMEOUT);
+                wait_probe_success(&**probe, probe_timeout, notify, &mut deadline).await
+            }
             (missing, _) => missing,
         };
         missing.map_err(|missing| (deadline.map_or(within, |at| at - started), missing))
@@ -181,6 +196,7 @@ async fn wait_expired(deadline: Option<Instant>, within: Duration) -> Duration {
 
 async fn wait_probe_success(
     probe: &dyn ReadinessProbe,
+    probe_timeout: Duration,
     mut notify: Option<watch::Receiver<NotifyState>>,
     deadline: &mut Option<Instant>,
 ) -> Result<(), String> {
@@ -189,12 +205,12 @@ async fn wait_probe_success(
     let probing = async {
         loop {
             // The probe shares no state with this task that a panic could leave inconsistent.
-            let attempt = AssertUnwindSafe(async { probe.probe().await }).catch_unwind();
-            match timeout(PROBE_TIMEOUT, attempt).await {
+            let attempt = AssertUnwindSafe(async { await_contained(probe.probe()).await }).catch_unwind();
+            match timeout(probe_timeout, attempt).await {
                 Ok(Ok(Ok(()))) => return,
-                Ok(Ok(Err(failure))) => last = failure.to_string(),
-                Ok(Err(_panic)) => last = "it panicked".to_owned(),
-                Err(_) => last = format!("no result within {PROBE_TIMEOUT:?}"),
+                Ok(Ok(Err(failure))) => last = Contained::new(failure).to_string(),
+                Ok(Err(panic)) => last = format!("it panicked: {}", panic_message(panic)),
+                Err(_) => last = format!("no result within {probe_timeout:?}"),
             }
             sleep(pause).await;
             pause = (pause * 2).min(MAX_PROBE_PAUSE);
@@ -237,6 +253,7 @@ impl fmt::Debug for Readiness {
             .field("on_probe", &self.on_probe.is_some())
             .field("on_command", &self.on_command.as_ref().map(|command| command.program_path()))
             .field("timeout", &self.timeout)
+            .field("probe_timeout", &self.probe_timeout)
             .finish()
     }
 }
@@ -284,6 +301,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_probe_has_the_time_that_it_is_given() {
+        let slow = || async {
+            sleep(Duration::from_secs(6)).await;
+            Ok::<(), Failure>(())
+        };
+        let readiness = |time| Readiness::on_probe(slow).with_probe_timeout(time);
+        readiness(Duration::from_secs(7)).wait_ready(None).await.expect("it answers after 6 s");
+        readiness(Duration::MAX).wait_ready(None).await.expect("it answers after 6 s");
+        let cut = Readiness::on_probe(slow).with_timeout(Duration::from_secs(20)).wait_ready(None).await;
+        assert_eq!(cut, Err((Duration::from_secs(20), "its probe fails: no result within 5s".to_owned())));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_process_can_extend_its_start_timeout() {
         let (sender, notify) = watch::channel(NotifyState::default());
         let started = Instant::now();
@@ -316,6 +346,37 @@ mod tests {
         assert_eq!(started.elapsed().as_secs(), 9);
     }
 
+    #[derive(Debug)]
+    struct PanicsInDrop;
+
+    impl Drop for PanicsInDrop {
+        fn drop(&mut self) {
+            panic!("in its drop");
+        }
+    }
+
+    impl fmt::Display for PanicsInDrop {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("no answer")
+        }
+    }
+
+    impl std::error::Error for PanicsInDrop {}
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_whose_errors_and_panic_values_panic_in_their_drop_has_failed() {
+        let missing = async |readiness: Readiness| {
+            let late = readiness.with_timeout(Duration::from_secs(3)).wait_ready(None).await;
+            late.expect_err("it never succeeds").1
+        };
+        let fails = || async { Err::<(), Failure>(PanicsInDrop.into()) };
+        assert_eq!(missing(Readiness::on_probe(fails)).await, "its probe fails: no answer");
+        let panics =
+            || async { if true { std::panic::panic_any(PanicsInDrop) } else { Ok::<(), Failure>(()) } };
+        let text = "its probe fails: it panicked: a panic value that is not text";
+        assert_eq!(missing(Readiness::on_probe(panics)).await, text);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_panicking_probe_has_failed_and_is_retried() {
         let attempts = AtomicU32::new(0);
@@ -327,6 +388,6 @@ mod tests {
         Readiness::on_probe(probe).wait_ready(None).await.expect("the second attempt succeeds");
         let always = || async { if true { panic!("a bug") } else { Ok::<(), Failure>(()) } };
         let late = Readiness::on_probe(always).with_timeout(Duration::from_secs(3)).wait_ready(None).await;
-        assert_eq!(late, Err((Duration::from_secs(3), "its probe fails: it panicked".to_owned())));
+        assert_eq!(late, Err((Duration::from_secs(3), "its probe fails: it panicked: a bug".to_owned())));
     }
 }

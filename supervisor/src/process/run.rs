@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Process;
 use super::error::ProcessError;
 use super::running_process::RunningProcess;
+use super::status::ForcedKill;
 use crate::context::Context;
 use crate::output::OutputStream;
 use crate::runnable::{CanceledError, RunFuture, Runnable};
@@ -45,9 +46,18 @@ impl Process {
         let turn = self.wait_for_stop_reason(&mut running, ctx).await;
         ctx.mark_ending();
         let deadline = Instant::now() + self.grace_period;
+        let report_kill = |main_process| {
+            let (stop_signal, grace_period) = (self.stop_signal, self.grace_period);
+            ctx.report_kill(ForcedKill { stop_signal, grace_period, main_process });
+        };
         match &turn {
-            StopReason::Exited => running.stop_descendants(self.stop_signal, deadline).await,
-            _ => running.stop(self.stop_signal, deadline).await.map_err(ProcessError::Watch)?,
+            StopReason::Exited => {
+                running.stop_descendants(self.stop_signal, deadline, report_kill).await;
+            }
+            _ => {
+                let stopped = running.stop(self.stop_signal, deadline, report_kill).await;
+                stopped.map_err(ProcessError::Watch)?;
+            }
         }
         let exit = running.into_exit().await;
         match turn {
@@ -60,7 +70,11 @@ impl Process {
                 ctx.record_process_exit(exit);
                 Ok(())
             }
-            StopReason::Canceled(canceled) => Err(ProcessError::Canceled(canceled)),
+            StopReason::Canceled(canceled) => {
+                // It is reported if the stop needed SIGKILL.
+                ctx.record_process_exit(exit);
+                Err(ProcessError::Canceled(canceled))
+            }
             StopReason::NotReady(timeout, missing) => Err(ProcessError::NotReady { timeout, missing, exit }),
             StopReason::Failed(error) => Err(error),
         }

@@ -1,13 +1,14 @@
 //! A running process: waits for its exit, and stops it.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus};
 use tokio::time::{Instant, timeout_at};
 
 use super::Process;
-use super::descendants::DescendantSet;
+use super::descendants::{DescendantSet, has_exited};
 use super::error::ProcessError;
 use super::host::ProcessHost;
 use super::notify::{NotifyListener, NotifySocket, SenderFilter};
@@ -80,8 +81,14 @@ impl RunningProcess {
         Ok(())
     }
 
-    /// Sends the stop signal to every process, and kills them at the deadline.
-    pub(super) async fn stop(&mut self, signal: Signal, deadline: Instant) -> io::Result<()> {
+    /// Sends the stop signal to every process, and kills them at the deadline. If that is necessary, it calls
+    /// `report_kill` with whether the main process is still running.
+    pub(super) async fn stop(
+        &mut self,
+        signal: Signal,
+        deadline: Instant,
+        report_kill: impl Fn(bool) + Sync,
+    ) -> io::Result<()> {
         let mut descendants =
             self.main_process().descendants().map(|descendants| descendants.with_term_deadline(deadline));
         let host = Arc::clone(&self.host);
@@ -91,9 +98,14 @@ impl RunningProcess {
             }
             None => self.request_stop(signal),
         }
+        let mut is_reported = false;
         if let Ok(ended) = timeout_at(deadline, self.wait_exit()).await {
             ended?;
         } else {
+            is_reported = !has_exited(self.main_process().pidfd.as_fd());
+            if is_reported {
+                report_kill(true);
+            }
             if descendants.is_none()
                 && let Err(error) = self.main_process().send_signal(Signal::KILL)
             {
@@ -108,15 +120,27 @@ impl RunningProcess {
         // Also what the main process forked while it was being killed.
         terminate_descendants(descendants.as_mut(), &host, signal, deadline).await;
         self.all_ended = true;
+        if !is_reported && descendants.is_some_and(|descendants| descendants.needed_kill()) {
+            report_kill(false);
+        }
         Ok(())
     }
 
     /// Stops the descendants that the main process has left behind, if they must stop with it.
-    pub(super) async fn stop_descendants(&mut self, signal: Signal, deadline: Instant) {
+    /// If any of them had to be killed, it calls `report_kill` with false.
+    pub(super) async fn stop_descendants(
+        &mut self,
+        signal: Signal,
+        deadline: Instant,
+        report_kill: impl Fn(bool) + Sync,
+    ) {
         let mut descendants =
             self.main_process().descendants().map(|descendants| descendants.with_term_deadline(deadline));
         terminate_descendants(descendants.as_mut(), &self.host, signal, deadline).await;
         self.all_ended = true;
+        if descendants.is_some_and(|descendants| descendants.needed_kill()) {
+            report_kill(false);
+        }
     }
 
     /// The exit to report, after all output that was written before it.

@@ -1,6 +1,7 @@
 //! How a process exited.
 
 use std::fmt;
+use std::time::Duration;
 
 use rustix::process::WaitIdStatus;
 
@@ -123,6 +124,27 @@ impl fmt::Display for ProcessExit {
             (Some(code), None) => write!(f, "exited with code {code}"),
             (None, None) => f.write_str("ended"),
         }
+    }
+}
+
+/// A stop that needed SIGKILL: the stop signal was not enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ForcedKill {
+    /// The signal that requested the stop.
+    pub stop_signal: Signal,
+    /// How long the processes had to exit after it.
+    pub grace_period: Duration,
+    /// Whether the process itself was still running; otherwise only descendants of it were.
+    pub main_process: bool,
+}
+
+impl fmt::Display for ForcedKill {
+    /// `killed by SIGKILL: still running 10s after SIGTERM`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stop_signal, grace_period, main_process } = self;
+        let subject = if *main_process { "" } else { "descendants " };
+        write!(f, "{subject}killed by {}: still running {grace_period:?} after {stop_signal}", Signal::KILL)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::tree::steady;
 
 /// A subscriber that keeps (dn, message), as a log store does that knows only the field `dn` of this crate.
 #[derive(Clone, Default)]
-struct LineCollector {
+pub(crate) struct LineCollector {
     lines: Arc<Mutex<Vec<(String, String)>>>,
     spans: Arc<Mutex<Vec<String>>>,
     entered: Arc<Mutex<Vec<u64>>>,
@@ -76,7 +76,7 @@ impl tracing::Subscriber for LineCollector {
 
 impl LineCollector {
     /// Collects the log lines of this thread, until the guard is dropped.
-    fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
+    pub(crate) fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
         // Tracing caches for all threads whether a line is enabled: without a collector that exists as long
         // as the program, a test without a collector can race with this one for the cached value.
         static FOR_ALL: std::sync::Once = std::sync::Once::new();
@@ -87,7 +87,7 @@ impl LineCollector {
         (lines.clone(), tracing::subscriber::set_default(lines))
     }
 
-    fn lines_of(&self, dn: &str) -> Vec<String> {
+    pub(crate) fn lines_of(&self, dn: &str) -> Vec<String> {
         let lines = self.lines.lock().expect("no panic holds it");
         lines.iter().filter(|(of, _)| of == dn).map(|(_, line)| line.clone()).collect()
     }

@@ -44,6 +44,27 @@ async fn backoff_grows_with_each_failure_and_resets_after_the_stable_time() {
     assert!(restart > Duration::from_millis(100) && restart < Duration::from_secs(1), "{restart:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn failures_are_reported_until_the_runnable_has_been_ready_for_the_stable_time() {
+    let child = RemoteRunnable::default();
+    let tree = TestTree::with_group(&[("child", &child)]);
+    let reported = || {
+        let status = tree.supervisor.snapshot().remove(1);
+        (status.failures, status.failures_clear_in)
+    };
+    child.signal_ready().await;
+    assert_eq!(reported(), (0, None));
+    child.fail("gone").await;
+    tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
+    assert_eq!(reported(), (1, None));
+    child.signal_ready().await;
+    assert_eq!(reported(), (1, Some(Duration::from_secs(10))));
+    tokio::time::sleep(Duration::from_millis(9_999)).await;
+    assert_eq!(reported(), (1, Some(Duration::from_millis(1))));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(reported(), (0, None));
+}
+
 // reference case 9, sequence c
 #[tokio::test(start_paused = true)]
 async fn only_the_parents_backoff_counts_when_both_have_failed() {

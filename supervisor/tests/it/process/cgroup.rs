@@ -9,6 +9,8 @@ use std::time::Duration;
 use nodekeel_supervisor::process::{CgroupParent, KillMode};
 use nodekeel_supervisor::{ExitReason, RunnableState};
 
+use crate::logging::LineCollector;
+
 use super::{ProcessFixture, mark_of, marked_processes, read_mark, sh, wait_gone};
 
 /// Set in the program that is to be killed: the parent of its cgroups.
@@ -30,6 +32,30 @@ fn cgroup_of(pid: i32) -> PathBuf {
 
 fn is_run_of_a_host(dir: &Path) -> bool {
     dir.parent().and_then(Path::file_name).is_some_and(|name| name.to_string_lossy().starts_with("nodekeel-"))
+}
+
+/// Files with the names of a cgroup's stand for the cgroup of a killed supervisor.
+#[tokio::test]
+async fn what_a_killed_supervisor_has_left_is_logged_under_the_supervisor_and_not_a_service() {
+    let parent = tempfile::tempdir().expect("a directory");
+    let left = parent.path().join("nodekeel-1-1-0");
+    fs::create_dir(&left).expect("it is new");
+    fs::write(parent.path().join("cgroup.procs"), "").expect("it is writable");
+    fs::write(left.join("cgroup.kill"), "").expect("it is writable");
+    fs::write(left.join("cgroup.events"), "populated 1\n").expect("it is writable");
+    let (lines, _guard) = LineCollector::collect();
+    let fixture = ProcessFixture::with_cgroups(sh("echo ran"), CgroupParent::Path(parent.path().to_owned()));
+    fixture.wait_exit().await;
+    assert_eq!(lines.lines_of("root.p"), [""; 0], "the service has nothing to do with it");
+    let of_the_supervisor = lines.lines_of("supervisor");
+    for line in [
+        "ending leftover processes of a killed supervisor",
+        "leftover processes do not exit after SIGKILL",
+        "descendants are identified by mark: cgroups are not available",
+    ] {
+        assert!(of_the_supervisor.iter().any(|of| of == line), "{line}: {of_the_supervisor:?}");
+    }
+    fixture.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,9 +1,13 @@
 //! How an exit is reported.
 
+use std::time::Duration;
+
 use nodekeel_supervisor::process::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES, Readiness, Signal};
 use nodekeel_supervisor::{ExitReason, RunnableState};
 
 use super::{ProcessFixture, perl, sh};
+
+const GRACE: Duration = Duration::from_millis(200);
 
 #[tokio::test]
 async fn an_exit_code_is_reported_with_the_last_lines() {
@@ -69,7 +73,7 @@ async fn a_task_that_exits_with_another_code_has_failed() {
 
 #[tokio::test]
 async fn a_canceled_process_has_not_failed_however_it_exits() {
-    let fixture = ProcessFixture::run_once(sh("trap 'exit 9' TERM; echo pid $$; sleep 100 & wait"));
+    let fixture = ProcessFixture::run_once(sh("trap 'exit 9' TERM; sleep 100 & echo pid $$; wait"));
     fixture.output.wait_pid().await;
     fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
     assert_eq!(fixture.wait_exit().await, (RunnableState::Canceled, ExitReason::Canceled));
@@ -101,4 +105,54 @@ async fn the_last_lines_are_bounded_and_safe_to_print() {
     );
     assert_eq!(exit.tail.last().map(String::as_str), Some("end"));
     fixture.shutdown().await;
+}
+
+/// The events of a process that was stopped, as text, and its last exit.
+async fn stop(fixture: &ProcessFixture) -> (Vec<String>, nodekeel_supervisor::ExitRecord) {
+    fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
+    fixture.wait_exit().await;
+    let events = fixture.recorder.events().into_iter().filter(|event| &*event.dn == "root.p");
+    let status = fixture.supervisor.snapshot().remove(1);
+    let exit = status.exits.last().expect("it has exited").clone();
+    (events.map(|event| event.change.to_string()).collect(), exit)
+}
+
+#[tokio::test]
+async fn a_stop_that_needed_sigkill_is_an_event_and_names_the_timeout_and_the_signal() {
+    let ignores = perl("$SIG{TERM} = 'IGNORE'; $| = 1; print \"pid $$\\n\"; sleep 100 while 1");
+    let fixture = ProcessFixture::run_once(ignores.grace_period(GRACE));
+    fixture.output.wait_pid().await;
+    let (events, exit) = stop(&fixture).await;
+    let kill = "killed by SIGKILL: still running 200ms after SIGTERM";
+    assert!(events.contains(&kill.to_owned()), "{events:?}");
+    let ExitReason::Killed { process, .. } = &exit.exit else { panic!("{exit:?}") };
+    assert_eq!(process.signal, Some(Signal::KILL));
+    assert_eq!((exit.state, exit.exit.to_string()), (RunnableState::Canceled, format!("canceled; {kill}")));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_descendant_that_needed_sigkill_is_reported_apart_from_its_process() {
+    let script =
+        "sh -c \"trap '' TERM; echo pid \\$\\$; while :; do sleep 100; done\" & trap 'exit 0' TERM; wait";
+    let fixture = ProcessFixture::run_once(sh(script).grace_period(GRACE));
+    fixture.output.wait_pid().await;
+    let (events, exit) = stop(&fixture).await;
+    let kill = "descendants killed by SIGKILL: still running 200ms after SIGTERM";
+    assert!(events.contains(&kill.to_owned()), "{events:?}");
+    let ExitReason::Killed { process, .. } = &exit.exit else { panic!("{exit:?}") };
+    assert_eq!(process.code, Some(0));
+    fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_stop_in_time_reports_no_kill() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let script = "sleep 100 & echo pid $$; wait";
+        let fixture = ProcessFixture::run_once(sh(script).stop_signal(signal));
+        fixture.output.wait_pid().await;
+        let (events, exit) = stop(&fixture).await;
+        assert_eq!(exit.exit, ExitReason::Canceled, "{events:?}");
+        fixture.shutdown().await;
+    }
 }

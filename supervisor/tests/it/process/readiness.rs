@@ -150,7 +150,7 @@ async fn a_failing_probe_command_is_reported_with_its_last_line() {
     let failing = sh("echo first; echo connection refused >&2; exit 7");
     tokio::join!(
         assert_reported(failing, "fails: exited with code 7: connection refused"),
-        assert_reported(Process::new("/no/such"), "fails: start /no/such: no such file"),
+        assert_reported(Process::new("/no/such"), "fails: can't start /no/such: no such file"),
     );
 }
 

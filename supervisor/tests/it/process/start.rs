@@ -33,19 +33,22 @@ async fn a_start_error_names_the_program_the_reason_and_the_fix() {
     let at = dir.path().display();
     let no_mode = Process::new(file("no-mode", "#!/bin/sh\n", 0o644));
     let expected = "not executable: check its mode, its directories' and the mount's noexec: Permission denied (os error 13)";
-    assert_eq!(start_failure(no_mode).await, format!("start {at}/no-mode: {expected}"));
+    assert_eq!(start_failure(no_mode).await, format!("can't start {at}/no-mode: {expected}"));
     let garbage = Process::new(file("garbage", "no program", 0o755));
     let expected = "not a program for this host, nor a script with a #! line: Exec format error (os error 8)";
-    assert_eq!(start_failure(garbage).await, format!("start {at}/garbage: {expected}"));
+    assert_eq!(start_failure(garbage).await, format!("can't start {at}/garbage: {expected}"));
     let interpreter = Process::new(file("interpreter", "#!/no/such\n", 0o755));
     let expected = "its interpreter or loader is missing: check its #! line, or run `ldd`: No such file or directory (os error 2)";
-    assert_eq!(start_failure(interpreter).await, format!("start {at}/interpreter: {expected}"));
+    assert_eq!(start_failure(interpreter).await, format!("can't start {at}/interpreter: {expected}"));
     let expected = "no such file: install it or correct the path: No such file or directory (os error 2)";
-    assert_eq!(start_failure(Process::new("/no/such")).await, format!("start /no/such: {expected}"));
+    assert_eq!(start_failure(Process::new("/no/such")).await, format!("can't start /no/such: {expected}"));
     let expected = "not found in its PATH: install it or configure its full path: No such file or directory (os error 2)";
-    assert_eq!(start_failure(Process::new("no-such")).await, format!("start no-such: {expected}"));
+    assert_eq!(start_failure(Process::new("no-such")).await, format!("can't start no-such: {expected}"));
     let expected = "can't enter the working directory /no/such: create it or configure another: No such file or directory (os error 2)";
-    assert_eq!(start_failure(sh("true").current_dir("/no/such")).await, format!("start /bin/sh: {expected}"));
+    assert_eq!(
+        start_failure(sh("true").current_dir("/no/such")).await,
+        format!("can't start /bin/sh: {expected}")
+    );
     let error = start_failure(sh("true").arg("a\0b")).await;
     assert!(error.contains("contains a NUL byte"), "{error}");
     let error = start_failure(sh("true").uid(1234)).await;
@@ -126,7 +129,10 @@ async fn a_process_runs_as_the_given_user_or_the_error_says_that_only_root_may()
         fixture.shutdown().await;
     } else {
         let error = start_failure(process).await;
-        assert!(error.starts_with("start /usr/bin/id: can't change user or group: only root may"), "{error}");
+        assert!(
+            error.starts_with("can't start /usr/bin/id: can't change user or group: only root may"),
+            "{error}"
+        );
     }
 }
 

@@ -1,0 +1,110 @@
+//! A runnable that can't do its work at present is not ready, and says why.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_supervisor::{AddChildError, Context, Failure, RunnableChange, RunnableState, WaitReason};
+use tokio::sync::watch;
+
+use nodekeel_supervisor::testing::settle;
+
+use super::tree::{TestTree, steady};
+
+/// A tree whose child is ready while the channel holds no reason.
+fn tree_with_reasons(reasons: watch::Receiver<Option<&'static str>>) -> TestTree {
+    TestTree::with_root(move |ctx: Context| {
+        let reasons = reasons.clone();
+        async move {
+            ctx.run_child("child", move |ctx| report_reasons(ctx, reasons.clone()))?;
+            steady(ctx).await
+        }
+    })
+}
+
+async fn report_reasons(
+    ctx: Context,
+    mut reasons: watch::Receiver<Option<&'static str>>,
+) -> Result<(), Failure> {
+    loop {
+        let reason = *reasons.borrow_and_update();
+        match reason {
+            Some(reason) => ctx.signal_not_ready(reason)?,
+            None => ctx.signal_ready()?,
+        }
+        tokio::select! {
+            canceled = ctx.canceled() => return Err(canceled.into()),
+            changed = reasons.changed() => changed?,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ready_runnable_that_can_not_work_is_not_ready_with_its_reason_until_it_is_ready_again() {
+    let (reasons, watched) = watch::channel(Some("waits for a disk"));
+    let tree = tree_with_reasons(watched);
+    let state = || {
+        let status = tree.supervisor.snapshot().swap_remove(1);
+        (status.state, status.waiting_for, status.generation)
+    };
+    let not_ready = |reason: &str| (RunnableState::New, WaitReason::Condition(Arc::from(reason)), 1);
+    settle().await;
+    assert_eq!(state(), not_ready("waits for a disk"));
+    for _ in 0..3 {
+        let mut changes = tree.supervisor.watch_changes();
+        changes.borrow_and_update();
+        reasons.send_replace(None);
+        settle().await;
+        assert_eq!(state(), (RunnableState::Ready, WaitReason::Nothing, 1));
+        for reason in ["has no leader", "waits for a majority"] {
+            changes.borrow_and_update();
+            reasons.send_replace(Some(reason));
+            settle().await;
+            assert_eq!(state(), not_ready(reason));
+            assert!(changes.has_changed().expect("a tree"), "a new reason is not announced");
+        }
+    }
+    let of_child = |change: &RunnableChange| match change {
+        RunnableChange::NotReady { reason } => Some(Some(Arc::clone(reason))),
+        RunnableChange::Ready => Some(None),
+        _ => None,
+    };
+    let events = tree.recorder.events();
+    let seen: Vec<_> = events
+        .iter()
+        .filter(|event| &*event.dn == "root.child")
+        .filter_map(|event| of_child(&event.change))
+        .collect();
+    let lost = Some(Arc::from("has no leader"));
+    assert_eq!(seen, [None, lost.clone(), None, lost.clone(), None, lost]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runnable_that_was_ready_adds_no_children_while_it_is_not_ready() {
+    let (sender, result) = watch::channel(None);
+    let tree = TestTree::with_root(move |ctx: Context| {
+        let sender = sender.clone();
+        async move {
+            ctx.signal_ready()?;
+            ctx.signal_not_ready("waits for a disk")?;
+            sender.send_replace(Some(ctx.run_child("late", steady)));
+            Err::<(), Failure>(ctx.canceled().await.into())
+        }
+    });
+    settle().await;
+    assert_eq!(tree.state("root"), Some(RunnableState::New));
+    assert_eq!(*result.borrow(), Some(Err(AddChildError::AlreadyReady { dn: "root".into() })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runnable_that_was_ready_for_long_has_no_failures_when_it_stops_being_ready() {
+    let (reasons, watched) = watch::channel(None);
+    let tree = tree_with_reasons(watched);
+    settle().await;
+    tokio::time::advance(Duration::from_secs(24 * 3600)).await;
+    reasons.send_replace(Some("has no leader"));
+    settle().await;
+    drop(reasons);
+    settle().await;
+    let status = tree.supervisor.snapshot().swap_remove(1);
+    assert_eq!((status.state, status.failures), (RunnableState::Waiting, 1));
+}
