@@ -4,10 +4,12 @@
 
 mod compression;
 mod error;
+mod outline;
 mod pax;
 mod reader;
 mod tar;
 
 pub(crate) use compression::Compression;
 pub use error::{ArchiveError, ArchiveLimitKind};
-pub(crate) use reader::{ArchiveContents, BlobSink, ReadError, StoredBlob, read_archive};
+pub(crate) use outline::read_outline;
+pub(crate) use reader::{ArchiveContents, BlobSink, ReadError, StoredBlob, measure_archive, read_archive};

@@ -11,15 +11,18 @@ use std::sync::atomic::AtomicU64;
 use async_trait::async_trait;
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::namespaces_client::NamespacesClient;
 use containerd_client::services::v1::version_client::VersionClient;
-use containerd_client::services::v1::{InfoRequest, ListImagesRequest, ReadContentRequest};
+use containerd_client::services::v1::{
+    InfoRequest, ListImagesRequest, ListNamespacesRequest, ReadContentRequest,
+};
 use containerd_client::types;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::image::{Descriptor, Image};
 use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
-use crate::{Digest, Namespace};
+use crate::{Digest, DiskReserve, DiskSpace, Namespace};
 
 use import::ContainerdImport;
 
@@ -31,6 +34,8 @@ const DEFAULT_SNAPSHOTTER: &str = "overlayfs";
 pub struct ContainerdImages {
     channel: Channel,
     snapshotter_name: String,
+    /// A directory on the disk of the content, and what stays free there.
+    disk: Option<(PathBuf, DiskReserve)>,
     /// Makes the lease ids of one process unique.
     import_count: Arc<AtomicU64>,
 }
@@ -55,7 +60,8 @@ impl ContainerdImages {
             source: source.into(),
         };
         let channel = containerd_client::connect(socket).await.map_err(failed)?;
-        Ok(Self { channel, snapshotter_name: DEFAULT_SNAPSHOTTER.to_owned(), import_count: Arc::default() })
+        let snapshotter_name = DEFAULT_SNAPSHOTTER.to_owned();
+        Ok(Self { channel, snapshotter_name, disk: None, import_count: Arc::default() })
     }
 
     /// Sets the snapshotter that layers are unpacked into. Default: `overlayfs`.
@@ -63,6 +69,34 @@ impl ContainerdImages {
     pub fn with_snapshotter(mut self, snapshotter: impl Into<String>) -> Self {
         self.snapshotter_name = snapshotter.into();
         self
+    }
+
+    /// Keeps a reserve free on the disk of this directory, containerd's root. Default: nothing is checked before
+    /// it is written.
+    #[must_use]
+    pub fn with_disk(mut self, root: impl Into<PathBuf>, reserve: DiskReserve) -> Self {
+        self.disk = Some((root.into(), reserve));
+        self
+    }
+
+    /// Discards what imports have written that were killed with their process or containerd, in all namespaces;
+    /// it would stay for a day. No other process may import into this containerd.
+    ///
+    /// # Errors
+    /// [`ImageStoreError`]; a retry can help.
+    pub(crate) async fn discard_abandoned_imports(&self) -> Result<(), ImageStoreError> {
+        for namespace in self.list_namespaces().await? {
+            import::discard_abandoned_imports(self, &namespace).await?;
+        }
+        Ok(())
+    }
+
+    fn read_disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
+        let Some((root, reserve)) = &self.disk else { return Ok(None) };
+        let disk = rustix::fs::statvfs(root).map_err(|error| ImageStoreError::ReadDiskSpace(error.into()))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
+        let [all, free, users] = [disk.f_blocks, disk.f_bfree, disk.f_bavail].map(bytes);
+        Ok(Some(DiskSpace::above_reserve(*reserve, all, free, users)))
     }
 }
 
@@ -92,14 +126,20 @@ fn has_code(status: &Status, code: Code) -> bool {
     status.code() == code
 }
 
-/// Converts a status to a store error; a full disk has a separate variant.
+/// The kernel's messages for ENOSPC and EDQUOT.
+///
+/// *Source:* Go's `syscall`, `zerrors_linux_*.go`.
+const DISK_FULL_TEXTS: [&str; 2] = ["no space left on device", "disk quota exceeded"];
+
+/// Converts a status to a store error; a full disk or quota has a separate variant.
 fn store_error(
     status: Status,
     what: &str,
     other: impl FnOnce(ErrorSource) -> ImageStoreError,
 ) -> ImageStoreError {
     // containerd passes on the kernel's message without a separate status code.
-    if status.message().contains("no space left on device") || has_code(&status, Code::ResourceExhausted) {
+    let is_full = DISK_FULL_TEXTS.iter().any(|text| status.message().contains(text));
+    if is_full || has_code(&status, Code::ResourceExhausted) {
         return ImageStoreError::NoSpace { what: what.to_owned(), source: status.into() };
     }
     other(status.into())
@@ -150,6 +190,14 @@ impl ContainerdImages {
 
 #[async_trait]
 impl ImageStore for ContainerdImages {
+    async fn list_namespaces(&self) -> Result<Vec<Namespace>, ImageStoreError> {
+        let answer = NamespacesClient::new(self.channel.clone()).list(ListNamespacesRequest::default()).await;
+        let answer = answer.map_err(|status| ImageStoreError::ListNamespaces(status.into()))?;
+        let namespaces = answer.into_inner().namespaces.into_iter();
+        // This crate never uses another name.
+        Ok(namespaces.filter_map(|namespace| namespace.name.parse().ok()).collect())
+    }
+
     async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError> {
         let request = namespaced_request(ListImagesRequest::default(), namespace, None);
         let answer = ImagesClient::new(self.channel.clone()).list(request).await;
@@ -201,5 +249,20 @@ impl ImageStore for ContainerdImages {
 
     async fn begin_import(&self, namespace: &Namespace) -> Result<Box<dyn ImportSession>, ImageStoreError> {
         Ok(Box::new(ContainerdImport::begin(self.clone(), namespace.clone()).await?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_and_a_full_quota_are_no_space() {
+        for text in ["write /a: no space left on device", "write /a: disk quota exceeded"] {
+            let error = store_error(Status::unknown(text), "layer", ImageStoreError::BeginImport);
+            assert!(matches!(error, ImageStoreError::NoSpace { .. }), "{error:?}");
+        }
+        let other = store_error(Status::unknown("permission denied"), "layer", ImageStoreError::BeginImport);
+        assert!(matches!(other, ImageStoreError::BeginImport(_)), "{other:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! containerd as a runnable of the supervision tree.
 
+mod preseed_task;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,27 +15,30 @@ use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
-use crate::config::ContainerdSettings;
-use crate::containerd::{ContainerdImages, daemon_version};
+use crate::config::{ContainerdSettings, has_cri};
+use crate::containerd::daemon_version;
+use crate::cri::cri_version;
 use crate::layout::DirectoryLayout;
 use crate::prepare::prepare_layout;
-use crate::preseed::{BundleOutcome, Preseed};
-use crate::{ImageStoreError, ImportError, runsc};
+use crate::preseed::Preseed;
+use crate::{DiskReserve, runsc};
+
+use preseed_task::{PreseedTask, preseed_runnable};
 
 /// Additional time for a stop beyond the grace period: its children stop first.
 const STOP_MARGIN: Duration = Duration::from_secs(10);
 
-/// Maximum time until the tree reports the exit of a containerd that does not answer; after that, it is still
-/// running.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// A containerd with its log reader and its preseed import.
 ///
 /// ```text
-/// …containerd           the daemon; ready when its version call answers
+/// …containerd           the daemon; ready when it answers Version, and its CRI too, if it has one
 /// ├─ runsc              gVisor's log, if gVisor is among the runtimes
-/// └─ preseed            images; ready and done when imported, so that other runnables can wait for it
+/// └─ preseed            images; ready when they are imported and the CRI lists them
 /// ```
+///
+/// Other runnables can wait for `preseed`. It is done if every bundle is imported. Otherwise, it fails after it
+/// was ready, so that the others start with what there is; its failure names the bundles, and each attempt
+/// imports what has been repaired, or fits now. While the store itself fails, it is not ready.
 ///
 /// Its environment is `PATH`, where it looks up its shims and runc, `TMPDIR`, and the variables of `env`;
 /// nothing else, because the shims inherit all of it. A stop affects the daemon only: its shims, and so the
@@ -59,6 +64,8 @@ pub struct Containerd {
     pub liveness: Option<LivenessProbe>,
     /// Images to import. Default: none.
     pub preseed: Option<Preseed>,
+    /// What they leave free on the disk of the data. Default: [`DiskReserve::default`].
+    pub disk_reserve: DiskReserve,
     /// The journal that receives gVisor's log.
     pub journal: LogStore,
 }
@@ -82,7 +89,7 @@ pub enum ContainerdConfig {
 /// The liveness probe of a running containerd, which is killed and restarted when it fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LivenessProbe {
-    /// Interval between version calls. Default: one minute.
+    /// Interval between version calls to the daemon, and to its CRI if it has one. Default: one minute.
     pub period: Duration,
     /// Timeout of a call. Default: ten seconds.
     pub timeout: Duration,
@@ -97,10 +104,12 @@ impl Default for LivenessProbe {
 }
 
 /// containerd does not answer its liveness probe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("containerd failed {failures} consecutive liveness probes")]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("containerd failed {failures} consecutive liveness probes, the last one with: {last}")]
 pub struct LivenessError {
     failures: u32,
+    /// Why the last one failed.
+    last: String,
 }
 
 impl Containerd {
@@ -121,6 +130,7 @@ impl Containerd {
             grace_period: Duration::from_secs(10),
             liveness: Some(LivenessProbe::default()),
             preseed: None,
+            disk_reserve: DiskReserve::default(),
             journal,
         }
     }
@@ -129,6 +139,13 @@ impl Containerd {
         match &self.config {
             ContainerdConfig::Settings(settings) => settings.runsc_settings().is_some(),
             ContainerdConfig::Verbatim { runsc, .. } => *runsc,
+        }
+    }
+
+    fn has_cri(&self) -> bool {
+        match &self.config {
+            ContainerdConfig::Settings(settings) => settings.cri.is_some(),
+            ContainerdConfig::Verbatim { text, .. } => has_cri(text),
         }
     }
 
@@ -146,11 +163,11 @@ impl Containerd {
     }
 
     fn build_process(&self, answered: Arc<Notify>) -> Process {
-        let socket = self.layout.socket_path();
+        let (socket, has_cri) = (self.layout.socket_path(), self.has_cri());
         let probe = move || {
             let (socket, answered) = (socket.clone(), Arc::clone(&answered));
             async move {
-                daemon_version(&socket).await?;
+                probe_daemon(&socket, has_cri).await?;
                 answered.notify_one();
                 Ok::<(), Failure>(())
             }
@@ -184,7 +201,7 @@ impl Containerd {
         if let Some(preseed) = &self.preseed {
             ctx.run_child(
                 "preseed",
-                preseed_runnable(ctx.dn().to_owned(), self.layout.clone(), preseed.clone()),
+                preseed_runnable(ctx.dn().to_owned(), PreseedTask::new(&self, preseed.clone())),
             )?;
         }
         let answered = Arc::new(Notify::new());
@@ -202,26 +219,29 @@ impl Containerd {
             return std::future::pending().await;
         };
         answered.notified().await;
-        let socket = self.layout.socket_path();
-        let mut failures = 0;
+        let (socket, has_cri) = (self.layout.socket_path(), self.has_cri());
+        let (mut failures, mut last) = (0, String::new());
         // `interval_at` panics for a zero interval.
         let period = period.max(Duration::from_millis(1));
         let mut due = interval_at(Instant::now() + period, period);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while failures <= tolerated_failures {
             due.tick().await;
-            match timeout(call_timeout, daemon_version(&socket)).await {
-                Ok(Ok(_)) => failures = 0,
+            match timeout(call_timeout, probe_daemon(&socket, has_cri)).await {
+                Ok(Ok(())) => failures = 0,
                 missed => {
                     failures += 1;
-                    let why = missed.map_or_else(|_| "timed out".to_owned(), |answer| format!("{answer:?}"));
+                    last = match missed {
+                        Ok(answer) => answer.err().map(|failure| failure.to_string()).unwrap_or_default(),
+                        Err(_) => "timed out".to_owned(),
+                    };
                     tracing::warn!(
-                        "containerd liveness probe failed, {failures} consecutive failures: {why}"
+                        "containerd liveness probe failed, {failures} consecutive failures: {last}"
                     );
                 }
             }
         }
-        LivenessError { failures }
+        LivenessError { failures, last }
     }
 }
 
@@ -235,80 +255,11 @@ impl Runnable for Containerd {
     }
 }
 
-/// Creates a runnable that imports once its containerd is ready. Invalid bundles are logged once; bundles
-/// that the store rejected are retried.
-///
-/// If the store failed because containerd exited, that is containerd's failure only: this runnable is
-/// cancelled with it.
-fn preseed_runnable(containerd: String, layout: DirectoryLayout, preseed: Preseed) -> impl Runnable {
-    move |ctx: Context| {
-        let (containerd, layout, preseed) = (containerd.clone(), layout.clone(), preseed.clone());
-        async move {
-            ctx.wait_ready(&containerd).await?;
-            let imported = tokio::select! {
-                biased;
-                cancelled = ctx.canceled() => return Err(cancelled.into()),
-                imported = import_bundles(&layout, &preseed) => imported,
-            };
-            if let Err(failure) = imported {
-                if daemon_version(&layout.socket_path()).await.is_err()
-                    && let Ok(cancelled) = timeout(EXIT_TIMEOUT, ctx.canceled()).await
-                {
-                    return Err(cancelled.into());
-                }
-                return Err(failure);
-            }
-            ctx.signal_ready()?;
-            ctx.signal_done()?;
-            Ok(())
-        }
+/// Asks the daemon for its version, and its CRI, if it should have one.
+async fn probe_daemon(socket: &Path, has_cri: bool) -> Result<(), Failure> {
+    daemon_version(socket).await?;
+    if has_cri {
+        cri_version(socket).await?;
     }
-}
-
-/// Runs one pass; an error if bundles have to be retried.
-async fn import_bundles(layout: &DirectoryLayout, preseed: &Preseed) -> Result<(), Failure> {
-    let store = ContainerdImages::connect(&layout.socket_path()).await?;
-    let report = preseed.run(&store).await?;
-    let is_full = |outcome: &BundleOutcome| {
-        matches!(
-            outcome,
-            BundleOutcome::Failed(ImportError::Store { source: ImageStoreError::NoSpace { .. }, .. })
-        )
-    };
-    if report.outcomes.iter().any(is_full) {
-        tracing::error!("{}", describe_free_space(&layout.root_dir()));
-    }
-    match report.retryable_count() {
-        0 => Ok(()),
-        failed => Err(Failure::new(format!("{failed} bundles will be retried"))),
-    }
-}
-
-/// Describes the free space of a file system.
-fn describe_free_space(root: &Path) -> String {
-    let name = root.display();
-    match rustix::fs::statvfs(root) {
-        Ok(space) => {
-            let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
-            let (free, all) = (bytes(space.f_bavail), bytes(space.f_blocks));
-            format!(
-                "{name} has {free} of {all} bytes free, and {} of {} inodes",
-                space.f_favail, space.f_files
-            )
-        }
-        Err(error) => format!("free space of {name} is unknown: {error}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn free_space_is_given_in_bytes_and_inodes() {
-        let text = describe_free_space(Path::new("/"));
-        let numbers: Vec<u64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
-        assert!(matches!(numbers[..], [free, all, inodes, of] if free <= all && inodes <= of), "{text}");
-        assert!(describe_free_space(Path::new("/nowhere/at/all")).contains("is unknown"));
-    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod bridge;
 mod names;
+mod space;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,6 +15,7 @@ use crate::store::{ImportSession, IncomingBlob};
 use crate::{ImageName, ImageStoreError};
 
 use names::ImageCandidates;
+pub(crate) use space::MeasuredFiles;
 
 /// The parameters of one import.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +25,8 @@ pub(crate) struct ImportJob<'a> {
     pub(crate) repository: &'a str,
     /// Whether layers are unpacked during the import.
     pub(crate) unpack: bool,
+    /// The sizes of the archive's files, once it had to be measured.
+    pub(crate) measured: &'a MeasuredFiles,
 }
 
 /// Creates the listed images from names and targets.
@@ -35,7 +39,10 @@ pub(crate) async fn import_bundle(
     listing: &mut ImageMapper<'_>,
 ) -> Result<Vec<Image>, BundleError> {
     let import = job.scope.store.begin_import(job.scope.namespace).await?;
-    let (mut import, read) = bridge::read_archive(file, job.scope.limits.clone(), import).await;
+    let (mut import, read) = match space::check_archive_fits(job, &file, &*import).await {
+        Ok(()) => bridge::read_archive(file, job.scope.limits.clone(), import).await,
+        Err(error) => (Some(import), Err(error)),
+    };
     let done = match (&mut import, read) {
         (Some(import), Ok(contents)) => finish_import(job, &contents, &mut **import, listing).await,
         (_, Err(wrong)) => Err(wrong),

@@ -10,7 +10,7 @@
 //!                                     │    ├─ runsc ── FIFO ─▶ journal
 //!  NAMESPACE/NAME.tar ────────────────┘    └─ preseed
 //!     │                                         │
-//!     └─ scan ─▶ plan_imports (pure) ─▶ decompress, split, verify ─▶ ImageStore: blobs, labels, images
+//!     └─ scan ─▶ plan_preseed (pure) ─▶ decompress, split, verify ─▶ ImageStore: blobs, labels, images
 //! ```
 //!
 //! ```
@@ -39,14 +39,19 @@
 //!
 //! # How it behaves
 //! - A bundle is read once, from start to end, and never unpacked to a file system by this crate. Memory is
-//!   bounded: a few chunks of 512 KiB, one document and a list of names ([`ImportLimits`]).
+//!   bounded by 32 MiB: a few chunks of 512 KiB, one document and a list of names ([`ImportLimits`]), and
+//!   zstd's window, which may have 16 MiB: an archive with a larger one is rejected by name.
+//! - Before the first byte of a bundle, and again before each blob, the free space of the store's disk is
+//!   compared with what is to be written: [`DiskReserve`] stays free. The size of a compressed bundle is known
+//!   only blob by blob.
 //! - An image is listed once everything that this node's platform needs of it is present and verified. Before
 //!   that, nothing of it is visible, and what was written is garbage. Content for other platforms may be
 //!   missing.
 //! - An invalid bundle is logged with its file and the reason, and does not affect any other bundle. It is
 //!   not read again until it changes.
-//! - Labels on the images record which bundle they came from. No other record is kept, and an image that is
-//!   removed, moved or damaged is imported again.
+//! - Labels on the images record which bundles bring them: their marks. No other record is kept, and an image
+//!   that is removed, moved or damaged is imported again. A name belongs to the first bundle that brings it. An
+//!   image that no bundle brings any more loses its marks and its pin; it is not removed.
 //! - No name in an archive is used as a path: names are looked up in maps, and a name with path traversal
 //!   rejects the bundle.
 //!
@@ -69,8 +74,11 @@ mod config;
 #[cfg(feature = "client")]
 mod containerd;
 #[cfg(feature = "client")]
+mod cri;
+#[cfg(feature = "client")]
 mod daemon;
 mod digest;
+mod disk_space;
 mod documents;
 mod error;
 mod image;
@@ -100,12 +108,16 @@ pub use containerd::{ConnectError, ContainerdImages, daemon_version};
 #[cfg(feature = "client")]
 pub use daemon::{Containerd, ContainerdConfig, LivenessError, LivenessProbe};
 pub use digest::{Digest, InvalidDigest};
+pub use disk_space::{DiskReserve, DiskSpace};
 pub use error::{ArchivedImageError, ImportError};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
 pub use layout::{DirectoryLayout, InvalidDirectories};
 pub use limits::ImportLimits;
 pub use name::{ImageName, InvalidContainerdName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, Namespace};
-pub use plan::{BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleFingerprint, ImportReason, plan_imports};
+pub use plan::{
+    BUNDLE_LABEL_PREFIX, Bundle, BundleAction, BundleFingerprint, ImageChange, ImageChangeKind, ImportReason,
+    PreseedPlan, WantedBundles, plan_preseed,
+};
 pub use platform::Platform;
 pub use prepare::{PrepareError, prepare_layout};
 pub use preseed::{BundleOutcome, Preseed, PreseedError, PreseedReport};

@@ -1,19 +1,29 @@
-//! Plans imports: a pure function of the bundles in the directory and the listed images.
+//! Plans a pass: a pure function of the bundles in the directory and of the listed images with their marks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
 use crate::image::{Image, Labels};
-use crate::{Digest, Namespace};
+use crate::{Descriptor, Digest, Namespace};
 
-/// Key prefix of the label that names the bundle of a listed image.
+/// Key prefix of the label that names a bundle of a listed image: its mark.
 pub const BUNDLE_LABEL_PREFIX: &str = "nodekeel.preseed/";
 
-/// Identifies a file without reading all of it: by its size, modification time, and first and last 64 KiB.
+/// The label of a pinned image, which the kubelet keeps also on a full disk.
 ///
-/// A new archive has another index or checksum there, so this is as good as a digest unless a file is forged;
-/// and the images are identified by their digests in any case.
+/// *Source:* containerd 1.7 and later, `pkg/cri/labels`; older releases ignore it.
+pub(crate) const PINNED_LABEL: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
+
+/// Identifies a file without reading all of it.
+///
+/// It covers the size, the modification time, and the first and last 64 KiB. Of a larger file it also covers,
+/// where it is an uncompressed tar, all headers and all files of at most 64 KiB: the index, the manifests and
+/// the configurations, which have the digests of all other content. Where it is compressed, it covers the
+/// change time, which every write sets and no program can choose. So it sees a changed file also where size
+/// and modification time are the same. The exception is a compressed file on an image of a read-only file
+/// system whose times are all fixed: there the checksum at its end, which gzip and zstd write by default, has
+/// to differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BundleFingerprint(pub Digest);
 
@@ -28,11 +38,32 @@ pub struct Bundle {
     pub fingerprint: BundleFingerprint,
 }
 
+/// What the directory of bundles brings.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WantedBundles {
+    /// The bundles, in the order of namespaces and names: the first one that brings a name owns it.
+    pub bundles: Vec<Bundle>,
+    /// Files that exist but could not be read; `None` stands for a whole namespace. What they brought earlier
+    /// stays as it is.
+    pub unreadable: BTreeSet<(Namespace, Option<String>)>,
+}
+
+/// The plan of a pass.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct PreseedPlan {
+    /// The action for each bundle, in their order.
+    pub bundles: Vec<(Bundle, BundleAction)>,
+    /// The changes of listed images, which are due after the imports.
+    pub images: Vec<ImageChange>,
+}
+
 /// The planned action for a bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BundleAction {
-    /// All of its images are listed: check that their content exists, and import it otherwise.
+    /// All of its images are listed: check that the content of those that it owns exists, and import it
+    /// otherwise.
     Verify(Vec<Image>),
     /// Import it.
     Import(ImportReason),
@@ -46,7 +77,7 @@ pub enum ImportReason {
     New,
     /// The file changed since it was imported.
     Changed,
-    /// An image of it was removed, or has another target now.
+    /// An image of it was removed, or its name has another target now.
     Incomplete,
     /// Its layers were not unpacked, and unpacking is enabled now.
     NotUnpacked,
@@ -63,27 +94,52 @@ impl fmt::Display for ImportReason {
     }
 }
 
-/// The content of a label: the file, how many images it names, the target of this one, and whether it is
+/// A change of a listed image. No image is ever removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageChange {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// What changes.
+    pub kind: ImageChangeKind,
+    /// The image after the change, for [`ImportSession::put_image`](crate::ImportSession::put_image): a label
+    /// to be removed is empty.
+    pub image: Image,
+}
+
+/// What changes of a listed image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ImageChangeKind {
+    /// No bundle brings it any more: it loses its marks and its pin, and stays listed.
+    Unpin,
+    /// It loses the mark of a bundle that does not bring it any more; another bundle does.
+    Unmark,
+    /// Its name gets the target that its bundle has for it, which the store already has.
+    Repoint,
+}
+
+/// The content of a mark: the file, how many images it names, its target for this one, and whether that is
 /// unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BundleLabel {
+pub(crate) struct BundleMark {
     pub(crate) fingerprint: BundleFingerprint,
     pub(crate) count: usize,
+    /// The target in this bundle, also where the name belongs to another one.
     pub(crate) target: Digest,
     pub(crate) unpacked: bool,
 }
 
-/// The suffix of a label if layers are unpacked.
+/// The suffix of a mark if layers are unpacked.
 const UNPACKED_SUFFIX: &str = "unpacked";
 
-impl fmt::Display for BundleLabel {
+impl fmt::Display for BundleMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.fingerprint.0.to_hex(), self.count, self.target)?;
         if self.unpacked { write!(f, " {UNPACKED_SUFFIX}") } else { Ok(()) }
     }
 }
 
-impl FromStr for BundleLabel {
+impl FromStr for BundleMark {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -102,164 +158,202 @@ impl FromStr for BundleLabel {
 }
 
 impl Bundle {
-    /// The key of the label on its images.
+    /// The key of the mark on its images.
     pub(crate) fn label_key(&self) -> String {
         format!("{BUNDLE_LABEL_PREFIX}{}", self.file)
     }
 
-    /// The label of one of its images.
+    /// The mark on one of its images.
     pub(crate) fn image_labels(&self, count: usize, target: Digest, unpacked: bool) -> Labels {
-        let label = BundleLabel { fingerprint: self.fingerprint, count, target, unpacked };
-        Labels::from([(self.label_key(), label.to_string())])
+        let mark = BundleMark { fingerprint: self.fingerprint, count, target, unpacked };
+        Labels::from([(self.label_key(), mark.to_string())])
+    }
+
+    /// The valid marks of this very file.
+    fn marked_images<'a>(&self, images: &'a [Image]) -> Vec<(&'a Image, BundleMark)> {
+        let key = self.label_key();
+        let marked = images.iter().filter_map(|image| {
+            let mark: BundleMark = image.labels.get(&key)?.parse().ok()?;
+            (mark.fingerprint == self.fingerprint).then_some((image, mark))
+        });
+        marked.collect()
     }
 }
 
-/// Plans the action for each bundle, in their order. `listed` holds the images of each namespace;
-/// `unpack` says whether layers should be unpacked. Layers that are already unpacked stay unpacked.
-pub fn plan_imports(
-    bundles: Vec<Bundle>,
+/// Plans a pass over the bundles and the listed images of each namespace; `unpack` says whether layers should
+/// be unpacked. Layers that are already unpacked stay unpacked.
+///
+/// A name belongs to the first bundle that brings it. A bundle that has to be imported, or that can't be read,
+/// keeps what it brought earlier until that has succeeded.
+pub fn plan_preseed(
+    wanted: &WantedBundles,
     listed: &BTreeMap<Namespace, Vec<Image>>,
     unpack: bool,
-) -> Vec<(Bundle, BundleAction)> {
-    let planned = bundles.into_iter().map(|bundle| {
-        let images = listed.get(&bundle.namespace).map_or(&[][..], Vec::as_slice);
-        let action = plan_bundle(&bundle, images, unpack);
-        (bundle, action)
-    });
-    planned.collect()
+) -> PreseedPlan {
+    let mut plan = PreseedPlan::default();
+    let unlisted = wanted.bundles.iter().map(|bundle| (&bundle.namespace, &[][..]));
+    let listed = listed.iter().map(|(namespace, images)| (namespace, &images[..]));
+    let namespaces: BTreeMap<&Namespace, &[Image]> = unlisted.chain(listed).collect();
+    for (namespace, images) in namespaces {
+        let files = BundleFiles::new(wanted, namespace, images, unpack);
+        let changes: Vec<_> = images.iter().map(|image| files.plan_image(image, images)).collect();
+        for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
+            plan.bundles.push((bundle.clone(), files.plan_bundle(bundle, images, &changes)));
+        }
+        let change = |(kind, image)| ImageChange { namespace: namespace.clone(), kind, image };
+        plan.images.extend(changes.into_iter().filter_map(|planned| planned.change).map(change));
+    }
+    plan
 }
 
-fn plan_bundle(bundle: &Bundle, images: &[Image], unpack: bool) -> BundleAction {
+/// The listed image that keeps a name when this bundle is imported: one of an earlier bundle.
+pub(crate) fn find_name_owner<'a>(
+    wanted: &WantedBundles,
+    bundle: &Bundle,
+    images: &'a [Image],
+    name: &str,
+) -> Option<&'a Image> {
+    let files = BundleFiles::new(wanted, &bundle.namespace, images, false);
+    let image = images.iter().find(|image| image.name == name)?;
+    let (owner, _) = files.live_marks(image).into_iter().next()?;
+    (owner < bundle.file.as_str()).then_some(image)
+}
+
+/// Removes the marks of this file from images that it does not bring: copies of its images with their labels, as
+/// `ctr images tag` makes them. Without a mark of another file, a copy loses the pin too. The result has only the
+/// labels that change.
+pub(crate) fn unmark_copies(bundle: &Bundle, images: &[Image], brought: &BTreeSet<&str>) -> Vec<Image> {
     let key = bundle.label_key();
-    let labelled: Vec<(&Image, &String)> =
-        images.iter().filter_map(|image| Some((image, image.labels.get(&key)?))).collect();
-    if labelled.is_empty() {
-        return BundleAction::Import(ImportReason::New);
-    }
-    let Ok(labels) =
-        labelled.iter().map(|(_, label)| label.parse::<BundleLabel>()).collect::<Result<Vec<_>, _>>()
-    else {
-        return BundleAction::Import(ImportReason::Changed);
+    let marked = bundle.marked_images(images).into_iter().map(|(image, _)| image);
+    let copies = marked.filter(|image| !brought.contains(image.name.as_str()));
+    let unmark = |image: &Image| {
+        let mut removed = vec![key.clone()];
+        if !image.labels.keys().any(|label| label.starts_with(BUNDLE_LABEL_PREFIX) && *label != key) {
+            removed.extend(image.labels.contains_key(PINNED_LABEL.0).then(|| PINNED_LABEL.0.to_owned()));
+        }
+        let labels = removed.into_iter().map(|label| (label, String::new())).collect();
+        Image { labels, ..image.clone() }
     };
-    if labels.iter().any(|label| label.fingerprint != bundle.fingerprint) {
-        return BundleAction::Import(ImportReason::Changed);
+    copies.map(unmark).collect()
+}
+
+/// The files of a namespace, and how far the listed images have them.
+struct BundleFiles<'a> {
+    files: BTreeMap<&'a str, BundleFileState>,
+    /// Nothing is known of the namespace.
+    is_unreadable: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum BundleFileState {
+    /// It can't be read, or has to be imported: what it brought earlier stays.
+    Pending(Option<ImportReason>),
+    /// All of its images are listed, with marks of this file.
+    Imported(BundleFingerprint),
+}
+
+/// The plan of one image.
+struct PlannedImage {
+    /// The change, with the image after it.
+    change: Option<(ImageChangeKind, Image)>,
+    /// The file that owns the name, with the target that it has for it.
+    owner: Option<(String, Digest)>,
+    /// Whether the store has that target.
+    is_present: bool,
+}
+
+impl<'a> BundleFiles<'a> {
+    fn new(wanted: &'a WantedBundles, namespace: &Namespace, images: &[Image], unpack: bool) -> Self {
+        let unreadable = wanted.unreadable.iter().filter(|(of, _)| of == namespace);
+        let pending = |file: &'a Option<String>| Some((file.as_deref()?, BundleFileState::Pending(None)));
+        let mut files: BTreeMap<_, _> = unreadable.clone().filter_map(|(_, file)| pending(file)).collect();
+        for bundle in wanted.bundles.iter().filter(|bundle| bundle.namespace == *namespace) {
+            files.insert(&bundle.file, BundleFileState::of_bundle(bundle, images, unpack));
+        }
+        Self { files, is_unreadable: unreadable.clone().any(|(_, file)| file.is_none()) }
     }
-    let is_complete = labels.iter().all(|label| label.count == labelled.len());
-    let is_unmoved =
-        labels.iter().zip(&labelled).all(|(label, (image, _))| label.target == image.target.digest);
-    if !(is_complete && is_unmoved) {
-        return BundleAction::Import(ImportReason::Incomplete);
+
+    /// The marks of an image that count, in the order of their files; the target is that of an imported file.
+    fn live_marks<'i>(&self, image: &'i Image) -> Vec<(&'i str, Option<Digest>)> {
+        let marks = image.labels.iter().filter_map(|(key, text)| {
+            let file = key.strip_prefix(BUNDLE_LABEL_PREFIX)?;
+            match (self.files.get(file), text.parse::<BundleMark>()) {
+                (Some(BundleFileState::Pending(_)), _) => Some((file, None)),
+                (Some(BundleFileState::Imported(of)), Ok(mark)) if mark.fingerprint == *of => {
+                    Some((file, Some(mark.target)))
+                }
+                (None, _) if self.is_unreadable => Some((file, None)),
+                _ => None,
+            }
+        });
+        marks.collect()
     }
-    if unpack && labels.iter().any(|label| !label.unpacked) {
-        return BundleAction::Import(ImportReason::NotUnpacked);
+
+    fn plan_image(&self, image: &Image, images: &[Image]) -> PlannedImage {
+        let live = self.live_marks(image);
+        let is_dead = |key: &&String| {
+            let file = key.strip_prefix(BUNDLE_LABEL_PREFIX);
+            file.is_some_and(|file| live.iter().all(|(known, _)| *known != file))
+        };
+        let dead: Vec<&String> = image.labels.keys().filter(is_dead).collect();
+        let mut changed = image.clone();
+        changed.labels.extend(dead.iter().map(|key| ((*key).clone(), String::new())));
+        let mut kind = (!dead.is_empty()).then_some(ImageChangeKind::Unmark);
+        if live.is_empty() && kind.is_some() {
+            kind = Some(ImageChangeKind::Unpin);
+            changed.labels.entry(PINNED_LABEL.0.to_owned()).and_modify(String::clear);
+        }
+        let owner = live.first().and_then(|(file, target)| Some(((*file).to_owned(), (*target)?)));
+        let mut is_present = true;
+        if let Some((_, target)) = &owner
+            && *target != image.target.digest
+        {
+            match images.iter().find(|other| other.target.digest == *target) {
+                Some(other) => {
+                    changed.target = Descriptor::clone(&other.target);
+                    kind = Some(ImageChangeKind::Repoint);
+                }
+                None => is_present = false,
+            }
+        }
+        PlannedImage { change: kind.map(|kind| (kind, changed)), owner, is_present }
     }
-    BundleAction::Verify(labelled.into_iter().map(|(image, _)| image.clone()).collect())
+
+    fn plan_bundle(&self, bundle: &Bundle, images: &[Image], planned: &[PlannedImage]) -> BundleAction {
+        if let Some(BundleFileState::Pending(Some(reason))) = self.files.get(bundle.file.as_str()) {
+            return BundleAction::Import(*reason);
+        }
+        let is_owned =
+            |planned: &PlannedImage| planned.owner.as_ref().is_some_and(|(file, _)| *file == bundle.file);
+        let owned: Vec<_> = images.iter().zip(planned).filter(|(_, planned)| is_owned(planned)).collect();
+        if owned.iter().any(|(_, planned)| !planned.is_present) {
+            return BundleAction::Import(ImportReason::Incomplete);
+        }
+        let after = |(image, planned): (&Image, &PlannedImage)| {
+            planned.change.as_ref().map_or_else(|| image.clone(), |(_, after)| after.clone())
+        };
+        BundleAction::Verify(owned.into_iter().map(after).collect())
+    }
+}
+
+impl BundleFileState {
+    fn of_bundle(bundle: &Bundle, images: &[Image], unpack: bool) -> Self {
+        let marked = bundle.marked_images(images);
+        let key = bundle.label_key();
+        let reason = if marked.is_empty() {
+            let was_imported = images.iter().any(|image| image.labels.contains_key(&key));
+            if was_imported { ImportReason::Changed } else { ImportReason::New }
+        } else if marked.iter().any(|(_, mark)| mark.count != marked.len()) {
+            ImportReason::Incomplete
+        } else if unpack && marked.iter().any(|(_, mark)| !mark.unpacked) {
+            ImportReason::NotUnpacked
+        } else {
+            return Self::Imported(bundle.fingerprint);
+        };
+        Self::Pending(Some(reason))
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::image::Descriptor;
-
-    fn test_bundle(file: &str, content: &str) -> Bundle {
-        let namespace = "k8s.io".parse().expect("a namespace");
-        Bundle {
-            namespace,
-            file: file.into(),
-            fingerprint: BundleFingerprint(Digest::of_content(content.as_bytes())),
-        }
-    }
-
-    fn test_image(name: &str, target: &str, labels: Labels) -> Image {
-        let digest = Digest::of_content(target.as_bytes());
-        Image { name: name.into(), target: Descriptor { media_type: "x".into(), digest, size: 1 }, labels }
-    }
-
-    fn planned_action(bundle: &Bundle, images: &[Image]) -> BundleAction {
-        planned_action_with(bundle, images, false)
-    }
-
-    fn planned_action_with(bundle: &Bundle, images: &[Image], unpack: bool) -> BundleAction {
-        let listed = BTreeMap::from([(bundle.namespace.clone(), images.to_vec())]);
-        plan_imports(vec![bundle.clone()], &listed, unpack).remove(0).1
-    }
-
-    /// Two images of a bundle, as an import lists them.
-    fn imported_images(bundle: &Bundle, unpacked: bool) -> [Image; 2] {
-        ["x", "y"].map(|name| {
-            test_image(name, name, bundle.image_labels(2, Digest::of_content(name.as_bytes()), unpacked))
-        })
-    }
-
-    #[test]
-    fn a_new_bundle_is_imported() {
-        let bundle = test_bundle("a.tar", "1");
-        assert_eq!(planned_action(&bundle, &[]), BundleAction::Import(ImportReason::New));
-        let other =
-            test_image("x", "t", test_bundle("b.tar", "1").image_labels(1, Digest::of_content(b"t"), false));
-        assert_eq!(planned_action(&bundle, &[other]), BundleAction::Import(ImportReason::New));
-        assert_eq!(
-            plan_imports(vec![bundle.clone()], &BTreeMap::new(), true),
-            [(bundle, BundleAction::Import(ImportReason::New))]
-        );
-    }
-
-    #[test]
-    fn a_listed_unchanged_bundle_is_only_verified() {
-        let bundle = test_bundle("a.tar", "1");
-        let images = imported_images(&bundle, false);
-        assert_eq!(planned_action(&bundle, &images), BundleAction::Verify(images.to_vec()));
-    }
-
-    #[test]
-    fn changed_missing_and_moved_images_are_imported_again() {
-        let bundle = test_bundle("a.tar", "1");
-        let images = imported_images(&bundle, false);
-        assert_eq!(
-            planned_action(&test_bundle("a.tar", "2"), &images),
-            BundleAction::Import(ImportReason::Changed)
-        );
-        assert_eq!(planned_action(&bundle, &images[..1]), BundleAction::Import(ImportReason::Incomplete));
-        let mut moved = images.clone();
-        moved[1].target.digest = Digest::of_content(b"elsewhere");
-        assert_eq!(planned_action(&bundle, &moved), BundleAction::Import(ImportReason::Incomplete));
-        let mut corrupted = images;
-        corrupted[0].labels.insert(bundle.label_key(), "corrupt".into());
-        assert_eq!(planned_action(&bundle, &corrupted), BundleAction::Import(ImportReason::Changed));
-    }
-
-    #[test]
-    fn a_bundle_is_imported_again_when_unpacking_is_turned_on() {
-        let bundle = test_bundle("a.tar", "1");
-        let (packed, unpacked) = (imported_images(&bundle, false), imported_images(&bundle, true));
-        assert_eq!(
-            planned_action_with(&bundle, &packed, true),
-            BundleAction::Import(ImportReason::NotUnpacked)
-        );
-        for unpack in [false, true] {
-            assert_eq!(
-                planned_action_with(&bundle, &unpacked, unpack),
-                BundleAction::Verify(unpacked.to_vec())
-            );
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_label_makes_planning_panic(text in "[0-9a-f:sh ]{0,200}") {
-            let bundle = test_bundle("a.tar", "1");
-            let labels = Labels::from([(bundle.label_key(), text)]);
-            let action = planned_action(&bundle, &[test_image("x", "x", labels)]);
-            prop_assert!(!matches!(action, BundleAction::Verify(_)));
-        }
-
-        #[test]
-        fn a_bundle_label_survives_formatting_and_parsing(count: usize, a: [u8; 8], b: [u8; 8], unpacked: bool) {
-            let (fingerprint, target) = (BundleFingerprint(Digest::of_content(&a)), Digest::of_content(&b));
-            let label = BundleLabel { fingerprint, count, target, unpacked };
-            prop_assert_eq!(label.to_string().parse(), Ok(label));
-        }
-    }
-}
+#[path = "plan_test.rs"]
+mod tests;

@@ -1,26 +1,29 @@
 //! Preseeds images: imports a directory of bundles.
 
+mod pass;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::spawn_blocking;
 
-use crate::error::{ArchivedImageError, BundleError, ImportError};
-use crate::image::{Image, Labels};
-use crate::image_walk::{ImageScope, is_complete};
-use crate::import::{self, ImportJob, error_chain};
-use crate::plan::{Bundle, BundleAction, plan_imports};
-use crate::scan::{self, ScanResult, SkippedEntry, repository_name};
+use crate::error::ImportError;
+use crate::import::{MeasuredFiles, error_chain};
+use crate::plan::{Bundle, ImageChange};
+use crate::scan::{self, ScanResult, SkippedEntry};
 use crate::store::{ImageStore, ImageStoreError};
-use crate::{Digest, ImportLimits, Namespace, Platform};
+use crate::{ImportLimits, Platform};
+
+use pass::PreseedPass;
 
 /// A directory of bundles: `NAMESPACE/NAME.tar`, also `.tar.gz`, `.tgz`, `.tar.zst` and `.tzst`.
 ///
 /// A bundle is a tar of an OCI layout or a docker-archive, with one or more images. Other files are reported
-/// and skipped. If two bundles give one name to different images, the first bundle in the order of names
-/// keeps it.
+/// and skipped. If two bundles give one name to different images, it belongs to the first bundle in the order
+/// of names. An image that no bundle brings any more loses its marks and its pin, and stays listed; where the
+/// whole directory is missing or empty, nothing changes: its disk may not be mounted. A copy
+/// of an image with all of its labels, as `ctr images tag` makes it, is none of its bundle's images.
 #[derive(Debug, Clone)]
 pub struct Preseed {
     bundle_dir: PathBuf,
@@ -28,17 +31,26 @@ pub struct Preseed {
     import_limits: ImportLimits,
     unpacks_layers: bool,
     pins_images: bool,
+    memory: Arc<Mutex<PassMemory>>,
+}
+
+/// What a later pass knows of earlier ones.
+#[derive(Debug, Default)]
+struct PassMemory {
     /// Invalid bundles, which are skipped until they change.
-    known_invalid: Arc<Mutex<BTreeMap<Bundle, BundleFault>>>,
+    invalid: BTreeMap<Bundle, BundleFault>,
+    /// Bundles that did not fit.
+    measured: BTreeMap<Bundle, Arc<MeasuredFiles>>,
+    /// Unchanged bundles that the log has already.
+    logged: BTreeSet<Bundle>,
 }
 
 /// Why a bundle cannot be imported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BundleFault {
-    /// It lacks content that another bundle may bring.
-    MissingContent,
-    /// It is invalid by itself.
-    Invalid,
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct BundleFault {
+    /// It lacks content that another bundle may bring; otherwise it is invalid by itself.
+    lacks_content: bool,
+    reason: String,
 }
 
 /// A failure that affects all bundles.
@@ -51,6 +63,9 @@ pub enum PreseedError {
     /// Listing the images of the store failed; a retry can help.
     #[error("can't list the images in the store")]
     ListImages(#[source] ImageStoreError),
+    /// Changing the marks, the pin or the target of an image failed; a retry can help.
+    #[error("can't update the images in the store")]
+    UpdateImages(#[source] ImageStoreError),
 }
 
 /// The outcome for one bundle.
@@ -61,20 +76,22 @@ pub enum BundleOutcome {
     Imported {
         /// The bundle.
         bundle: Bundle,
-        /// Names of its images.
+        /// Names of its images, without those that belong to an earlier bundle.
         images: Vec<String>,
     },
     /// The bundle is unchanged, and all of its content exists.
     Unchanged {
         /// The bundle.
         bundle: Bundle,
-        /// Names of its images.
+        /// Names of its images, without those that belong to an earlier bundle.
         images: Vec<String>,
     },
     /// An earlier pass found the bundle invalid, and it has not changed.
     KnownInvalid {
         /// The bundle.
         bundle: Bundle,
+        /// Why it is invalid.
+        reason: String,
     },
     /// The bundle was not imported; this does not affect other bundles.
     Failed(ImportError),
@@ -84,11 +101,12 @@ pub enum BundleOutcome {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct PreseedReport {
-    /// An outcome for each bundle: unreadable ones first, the others in their order, and last those that lack
-    /// content.
+    /// An outcome for each bundle: unreadable ones first, the others in the order of namespaces and names.
     pub outcomes: Vec<BundleOutcome>,
     /// Skipped entries that are not bundles.
     pub skipped: Vec<SkippedEntry>,
+    /// The listed images that were changed, because of what bundles no longer bring.
+    pub changes: Vec<ImageChange>,
 }
 
 impl PreseedReport {
@@ -96,6 +114,16 @@ impl PreseedReport {
     pub fn retryable_count(&self) -> usize {
         let failed = |outcome: &&BundleOutcome| matches!(outcome, BundleOutcome::Failed(error) if error.is_retryable());
         self.outcomes.iter().filter(failed).count()
+    }
+
+    /// Why bundles are not imported: a line for each, with its path.
+    pub fn failures(&self) -> Vec<String> {
+        let failure = |outcome: &BundleOutcome| match outcome {
+            BundleOutcome::Failed(error) => Some(error_chain(error)),
+            BundleOutcome::KnownInvalid { reason, .. } => Some(reason.clone()),
+            BundleOutcome::Imported { .. } | BundleOutcome::Unchanged { .. } => None,
+        };
+        self.outcomes.iter().filter_map(failure).collect()
     }
 }
 
@@ -108,7 +136,7 @@ impl Preseed {
             import_limits: ImportLimits::default(),
             unpacks_layers: false,
             pins_images: true,
-            known_invalid: Arc::default(),
+            memory: Arc::default(),
         }
     }
 
@@ -148,53 +176,33 @@ impl Preseed {
         &self.bundle_dir
     }
 
-    /// Processes all bundles once, one at a time, and logs a line for each. An invalid bundle does not affect
-    /// the others.
+    /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle does not affect the
+    /// others. What bundles no longer bring loses its marks and its pin at the end.
     ///
     /// # Errors
-    /// [`PreseedError`] if the pass cannot start. Errors of single bundles are in the report.
+    /// [`PreseedError`] if the store fails for all of them. Errors of single bundles are in the report.
     ///
     /// # Cancel safety
     /// A bundle in progress when this is dropped is not listed, and the next pass reads it again.
     pub async fn run(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
-        let ScanResult { bundles, skipped, failed } = self.scan_bundles().await?;
+        let Some(ScanResult { wanted, skipped, failed }) = self.scan_bundles().await? else {
+            tracing::warn!(
+                "{} does not exist or is empty: images stay as they are",
+                self.bundle_dir.display()
+            );
+            return Ok(PreseedReport::default());
+        };
         for SkippedEntry { path, reason } in &skipped {
             tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
         }
-        let mut report = PreseedReport { skipped, ..PreseedReport::default() };
-        let mut report_outcome = |outcome: BundleOutcome| {
-            log_outcome(&outcome);
-            report.outcomes.push(outcome);
-        };
-        failed.into_iter().map(BundleOutcome::Failed).for_each(&mut report_outcome);
-        let listed = list_images(store, &bundles).await.map_err(PreseedError::ListImages)?;
-        let (mut owners, mut pending) =
-            (NameOwners::default(), plan_imports(bundles, &listed, self.unpacks_layers));
-        // Bundles that lack content are tried again after a later bundle was imported, which may have brought
-        // it.
-        loop {
-            let (mut lacking, mut is_any_imported) = (Vec::new(), false);
-            for (bundle, action) in pending {
-                let outcome = self.process_bundle(store, bundle.clone(), action.clone(), &mut owners).await;
-                is_any_imported |= matches!(outcome, BundleOutcome::Imported { .. });
-                match self.known_invalid().get(&bundle) {
-                    Some(BundleFault::MissingContent) => lacking.push((bundle, action, outcome)),
-                    _ => report_outcome(outcome),
-                }
-            }
-            if lacking.is_empty() || !is_any_imported {
-                lacking.into_iter().for_each(|(.., outcome)| report_outcome(outcome));
-                return Ok(report);
-            }
-            let again = |(bundle, action, _): (Bundle, BundleAction, BundleOutcome)| {
-                self.known_invalid().remove(&bundle);
-                (bundle, action)
-            };
-            pending = lacking.into_iter().map(again).collect();
-        }
+        let mut outcomes: Vec<_> = failed.into_iter().map(BundleOutcome::Failed).collect();
+        outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
+        let (processed, changes) = PreseedPass::new(self, store, wanted).run().await?;
+        outcomes.extend(processed);
+        Ok(PreseedReport { outcomes, skipped, changes })
     }
 
-    async fn scan_bundles(&self) -> Result<ScanResult, PreseedError> {
+    async fn scan_bundles(&self) -> Result<Option<ScanResult>, PreseedError> {
         let directory = self.bundle_dir.clone();
         let scanned = spawn_blocking(move || scan::scan_bundles(&directory)).await;
         scanned
@@ -202,159 +210,36 @@ impl Preseed {
             .map_err(PreseedError::ListBundles)
     }
 
-    async fn process_bundle(
-        &self,
-        store: &dyn ImageStore,
-        bundle: Bundle,
-        action: BundleAction,
-        owners: &mut NameOwners,
-    ) -> BundleOutcome {
-        if self.known_invalid().contains_key(&bundle) {
-            return BundleOutcome::KnownInvalid { bundle };
-        }
-        match self.import_or_verify(store, &bundle, action, owners).await {
-            Ok((images, is_new)) => {
-                owners.add_images(&bundle.namespace, &images);
-                let images = images.into_iter().map(|image| image.name).collect();
-                match is_new {
-                    true => BundleOutcome::Imported { bundle, images },
-                    false => BundleOutcome::Unchanged { bundle, images },
-                }
+    fn lock_memory(&self) -> MutexGuard<'_, PassMemory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find_fault(&self, bundle: &Bundle) -> Option<BundleFault> {
+        self.lock_memory().invalid.get(bundle).cloned()
+    }
+
+    /// Logs what happened to a bundle; that it is unchanged only once, since passes may be repeated.
+    fn log_outcome(&self, outcome: &BundleOutcome) {
+        match outcome {
+            BundleOutcome::Imported { bundle, images } => {
+                tracing::info!("preseeded {} into {}: {}", bundle.file, bundle.namespace, images.join(","));
             }
-            Err(error) => {
-                if !error.is_retryable() {
-                    let lacks = matches!(
-                        &error,
-                        ImportError::Image { source: ArchivedImageError::MissingContent { .. }, .. }
-                    );
-                    self.known_invalid().insert(
-                        bundle,
-                        if lacks { BundleFault::MissingContent } else { BundleFault::Invalid },
+            BundleOutcome::Unchanged { bundle, images } => {
+                if self.lock_memory().logged.insert(bundle.clone()) {
+                    tracing::info!(
+                        "{} in {} is unchanged: {}",
+                        bundle.file,
+                        bundle.namespace,
+                        images.join(",")
                     );
                 }
-                BundleOutcome::Failed(error)
             }
-        }
-    }
-
-    /// The images of a bundle, and whether it was imported now.
-    async fn import_or_verify(
-        &self,
-        store: &dyn ImageStore,
-        bundle: &Bundle,
-        action: BundleAction,
-        owners: &NameOwners,
-    ) -> Result<(Vec<Image>, bool), ImportError> {
-        let path = self.bundle_dir.join(bundle.namespace.as_str()).join(&bundle.file);
-        let to_import_error = |error: BundleError| error.with_path(path.clone());
-        let (namespace, platform, limits) = (&bundle.namespace, &self.target_platform, &self.import_limits);
-        let scope = ImageScope { store, namespace, platform, limits };
-        if let BundleAction::Verify(images) = action
-            && are_complete(scope, &images).await.map_err(to_import_error)?
-        {
-            return Ok((images, false));
-        }
-        let (directory, opened) = (self.bundle_dir.clone(), bundle.clone());
-        let file = spawn_blocking(move || scan::open_bundle(&directory, &opened)).await;
-        let file = file.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
-        let file = file.map_err(|source| ImportError::Open { path: path.clone(), source })?;
-        let job = ImportJob {
-            scope,
-            repository: repository_name(&bundle.file).unwrap_or_default(),
-            unpack: self.unpacks_layers,
-        };
-        let start = Instant::now();
-        let images =
-            import::import_bundle(job, file, &mut |targets| self.label_images(bundle, targets, owners)).await;
-        tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
-        Ok((images.map_err(to_import_error)?, true))
-    }
-
-    /// Creates the images of a bundle with their labels. A name of an earlier bundle keeps its target.
-    fn label_images(
-        &self,
-        bundle: &Bundle,
-        targets: &[(crate::ImageName, crate::Descriptor)],
-        owners: &NameOwners,
-    ) -> Vec<Image> {
-        let mut pinned = Labels::new();
-        if self.pins_images {
-            pinned.insert("io.cri-containerd.pinned".into(), "pinned".into());
-        }
-        let image = |(name, target): &(crate::ImageName, crate::Descriptor)| {
-            let owner = owners.owner_image(&bundle.namespace, name.as_str());
-            if owner.is_some_and(|image| image.target.digest != target.digest) {
-                tracing::warn!(
-                    "{} has another image for {name} than an earlier bundle, which keeps the name",
-                    bundle.file
-                );
-            }
-            let (target, before) = match owner {
-                Some(image) => (image.target.clone(), image.labels.clone()),
-                None => (target.clone(), Labels::new()),
-            };
-            let mut labels: Labels = before.into_iter().chain(pinned.clone()).collect();
-            labels.extend(bundle.image_labels(targets.len(), target.digest, self.unpacks_layers));
-            Image { name: name.to_string(), target, labels }
-        };
-        targets.iter().map(image).collect()
-    }
-
-    fn known_invalid(&self) -> std::sync::MutexGuard<'_, BTreeMap<Bundle, BundleFault>> {
-        self.known_invalid.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn list_images(
-    store: &dyn ImageStore,
-    bundles: &[Bundle],
-) -> Result<BTreeMap<Namespace, Vec<Image>>, ImageStoreError> {
-    let mut listed = BTreeMap::new();
-    for Bundle { namespace, .. } in bundles {
-        if !listed.contains_key(namespace) {
-            listed.insert(namespace.clone(), store.list_images(namespace).await?);
-        }
-    }
-    Ok(listed)
-}
-
-async fn are_complete(scope: ImageScope<'_>, images: &[Image]) -> Result<bool, BundleError> {
-    let mut seen: BTreeSet<Digest> = BTreeSet::new();
-    for image in images {
-        if seen.insert(image.target.digest) && !is_complete(scope, &image.target).await? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn log_outcome(outcome: &BundleOutcome) {
-    match outcome {
-        BundleOutcome::Imported { bundle, images } => {
-            tracing::info!("preseeded {} into {}: {}", bundle.file, bundle.namespace, images.join(","));
-        }
-        BundleOutcome::Unchanged { bundle, images } => {
-            tracing::info!("{} in {} is unchanged: {}", bundle.file, bundle.namespace, images.join(","));
-        }
-        BundleOutcome::KnownInvalid { bundle } => {
-            tracing::warn!("{} in {} is still invalid and was not read again", bundle.file, bundle.namespace);
-        }
-        BundleOutcome::Failed(error) => tracing::error!("{}", error_chain(error)),
-    }
-}
-
-/// The images that earlier bundles of the pass listed, by name.
-#[derive(Debug, Default)]
-struct NameOwners(BTreeMap<(Namespace, String), Image>);
-
-impl NameOwners {
-    fn owner_image(&self, namespace: &Namespace, name: &str) -> Option<&Image> {
-        self.0.get(&(namespace.clone(), name.to_owned()))
-    }
-
-    fn add_images(&mut self, namespace: &Namespace, images: &[Image]) {
-        for image in images {
-            self.0.insert((namespace.clone(), image.name.clone()), image.clone());
+            BundleOutcome::KnownInvalid { bundle, .. } => tracing::warn!(
+                "{} in {} is still invalid and was not read again",
+                bundle.file,
+                bundle.namespace
+            ),
+            BundleOutcome::Failed(error) => tracing::error!("{}", error_chain(error)),
         }
     }
 }

@@ -4,11 +4,12 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use nodekeel_localstorage::{Dir, DirEntry, Error, FileKind};
+use nodekeel_localstorage::{Dir, DirEntry, Error, FileKind, FileOperation};
 
+use crate::archive::read_outline;
 use crate::digest::DigestHasher;
 use crate::error::ImportError;
-use crate::plan::{Bundle, BundleFingerprint};
+use crate::plan::{Bundle, BundleFingerprint, WantedBundles};
 use crate::{Digest, Namespace};
 
 /// The suffixes of bundle file names.
@@ -16,6 +17,11 @@ const BUNDLE_SUFFIXES: [&str; 5] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzs
 
 /// Bytes at the start and the end of a file that its fingerprint covers.
 const FINGERPRINT_PART_BYTES: u64 = 64 << 10;
+
+/// Links that are followed one after the other to a bundle.
+///
+/// *Source:* `MAXSYMLINKS` of POSIX is at least 8.
+const MAX_LINKS: usize = 8;
 
 /// An entry of the directory that is not a bundle, and is skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,22 +35,26 @@ pub struct SkippedEntry {
 /// The result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct ScanResult {
-    /// In the order of namespaces and names.
-    pub(crate) bundles: Vec<Bundle>,
+    pub(crate) wanted: WantedBundles,
     pub(crate) skipped: Vec<SkippedEntry>,
     /// Bundles and namespaces that cannot be opened.
     pub(crate) failed: Vec<ImportError>,
 }
 
-/// Scans the directory; a missing one is empty. Links in it are not followed.
-pub(crate) fn scan_bundles(directory: &Path) -> Result<ScanResult, Error> {
+/// Scans the directory; `None` if it is missing or empty, like the mount point of a disk that is not mounted:
+/// that says nothing about bundles. Links to files are followed, links to directories are not.
+pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error> {
     let mut found = ScanResult::default();
     let top = match Dir::open(directory) {
         Ok(top) => top,
-        Err(error) if error.is_not_found() => return Ok(found),
+        Err(error) if error.is_not_found() => return Ok(None),
         Err(error) => return Err(error),
     };
-    for entry in top.list()? {
+    let entries = top.list()?;
+    if entries.is_empty() {
+        return Ok(None);
+    }
+    for entry in entries {
         let path = directory.join(entry.name.as_os_str());
         match parse_namespace(&entry) {
             // An unreadable namespace does not affect the others.
@@ -52,13 +62,14 @@ pub(crate) fn scan_bundles(directory: &Path) -> Result<ScanResult, Error> {
                 let opened = top.open_dir(entry.name.as_os_str());
                 if let Err(source) = opened.and_then(|dir| scan_namespace(&dir, &namespace, &mut found)) {
                     found.failed.push(ImportError::Open { path, source });
+                    found.wanted.unreadable.insert((namespace, None));
                 }
             }
             Ok(None) => {}
             Err(why) => found.skipped.push(SkippedEntry { path, reason: why }),
         }
     }
-    Ok(found)
+    Ok(Some(found))
 }
 
 fn parse_namespace(entry: &DirEntry) -> Result<Option<Namespace>, &'static str> {
@@ -83,24 +94,26 @@ fn scan_namespace(directory: &Dir, namespace: &Namespace, found: &mut ScanResult
         let why = match entry.kind {
             _ if file.starts_with('.') => continue,
             FileKind::Dir => Some("a directory within a namespace"),
-            FileKind::File if repository_name(file).is_some() => None,
-            FileKind::File => Some("unknown suffix: use .tar, .tar.gz, .tgz, .tar.zst or .tzst"),
-            _ => Some("not a regular file; links are not followed"),
+            FileKind::File | FileKind::Symlink if repository_name(file).is_some() => None,
+            FileKind::File | FileKind::Symlink => {
+                Some("unknown suffix: use .tar, .tar.gz, .tgz, .tar.zst or .tzst")
+            }
+            _ => Some("not a regular file"),
         };
         if let Some(why) = why {
             found.skipped.push(SkippedEntry { path, reason: why });
             continue;
         }
-        let opened = directory.open_file(file).and_then(|open| {
-            compute_fingerprint(&open)
-                .map_err(|error| Error::new(nodekeel_localstorage::FileOperation::Read, &path, error))
+        let opened = open_linked_file(directory, file).and_then(|open| {
+            compute_fingerprint(&open).map_err(|error| Error::new(FileOperation::Read, &path, error))
         });
+        let (namespace, file) = (namespace.clone(), file.to_owned());
         match opened {
-            Ok(fingerprint) => {
-                let (namespace, file) = (namespace.clone(), file.to_owned());
-                found.bundles.push(Bundle { namespace, file, fingerprint });
+            Ok(fingerprint) => found.wanted.bundles.push(Bundle { namespace, file, fingerprint }),
+            Err(source) => {
+                found.failed.push(ImportError::Open { path, source });
+                found.wanted.unreadable.insert((namespace, Some(file)));
             }
-            Err(source) => found.failed.push(ImportError::Open { path, source }),
         }
     }
     Ok(())
@@ -113,9 +126,45 @@ pub(crate) fn repository_name(file: &str) -> Option<&str> {
 
 /// Opens the current file of a bundle.
 pub(crate) fn open_bundle(directory: &Path, bundle: &Bundle) -> Result<File, Error> {
-    Dir::open(directory)?.open_file(Path::new(bundle.namespace.as_str()).join(&bundle.file))
+    open_linked_file(&Dir::open(directory)?.open_dir(bundle.namespace.as_str())?, &bundle.file)
 }
 
+/// Opens a regular file, also behind links, which the operator put there. Nothing else is opened: a link to a
+/// pipe or a device neither blocks nor reads.
+fn open_linked_file(directory: &Dir, file: &str) -> Result<File, Error> {
+    let mut opened = directory.open_file(file);
+    let mut path = directory.path().join(file);
+    for _ in 0..MAX_LINKS {
+        match opened {
+            Err(error) if error.is_symlink() => {}
+            opened => return opened,
+        }
+        let linked =
+            std::fs::read_link(&path).map_err(|error| Error::new(FileOperation::Open, &path, error))?;
+        let parent = path.parent().unwrap_or(Path::new("/")).to_owned();
+        path = parent.join(linked);
+        opened = match (path.parent(), path.file_name()) {
+            (Some(parent), Some(name)) => Dir::open(parent).and_then(|parent| parent.open_file(name)),
+            _ => {
+                return Err(Error::new(
+                    FileOperation::Open,
+                    &path,
+                    std::io::Error::from(std::io::ErrorKind::IsADirectory),
+                ));
+            }
+        };
+    }
+    match opened {
+        Err(error) if error.is_symlink() => Err(Error::new(
+            FileOperation::Open,
+            &path,
+            std::io::Error::other("too many links, or a loop of them"),
+        )),
+        opened => opened,
+    }
+}
+
+/// See [`BundleFingerprint`].
 fn compute_fingerprint(file: &File) -> std::io::Result<BundleFingerprint> {
     let metadata = file.metadata()?;
     let size = metadata.size();
@@ -128,6 +177,17 @@ fn compute_fingerprint(file: &File) -> std::io::Result<BundleFingerprint> {
             vec![0; usize::try_from(size.saturating_sub(at).min(FINGERPRINT_PART_BYTES)).unwrap_or_default()];
         file.read_exact_at(&mut part, at)?;
         hasher.update(&part);
+    }
+    // Of a smaller file, that was all.
+    if size > 2 * FINGERPRINT_PART_BYTES {
+        match read_outline(|buffer, at| file.read_exact_at(buffer, at), 0)? {
+            Some(outline) => hasher.update(outline.digest.to_hex().as_bytes()),
+            None => {
+                for number in [metadata.ctime(), metadata.ctime_nsec()] {
+                    hasher.update(&number.to_le_bytes());
+                }
+            }
+        }
     }
     let digest: Digest = hasher.finish();
     Ok(BundleFingerprint(digest))
@@ -142,8 +202,7 @@ mod tests {
 
     #[test]
     fn a_missing_directory_imports_nothing() {
-        let found = scan_bundles(Path::new("/nowhere/at/all")).expect("nothing");
-        assert!(found.bundles.is_empty() && found.skipped.is_empty());
+        assert!(scan_bundles(Path::new("/nowhere/at/all")).expect("nothing").is_none());
     }
 
     #[test]
@@ -160,12 +219,11 @@ mod tests {
         }
         symlink(at("k8s.io/b.tar"), at("k8s.io/link.tar")).expect("linked");
         symlink(at("k8s.io"), at("link")).expect("linked");
-        let found = scan_bundles(scratch.path()).expect("listed");
-        let files: Vec<_> = found.bundles.iter().map(|bundle| bundle.file.as_str()).collect();
-        assert_eq!(files, ["a.tar.zst", "b.tar"]);
+        let found = scan_bundles(scratch.path()).expect("listed").expect("it exists");
+        let files: Vec<_> = found.wanted.bundles.iter().map(|bundle| bundle.file.as_str()).collect();
+        assert_eq!(files, ["a.tar.zst", "b.tar", "link.tar"]);
         let skipped: Vec<_> = found.skipped.iter().map(|entry| entry.path.clone()).collect();
-        let expected =
-            ["k8s.io/README", "k8s.io/deep", "k8s.io/link.tar", "link", "not a namespace", "top.tar"];
+        let expected = ["k8s.io/README", "k8s.io/deep", "link", "not a namespace", "top.tar"];
         assert_eq!(skipped, expected.map(at));
     }
 
@@ -180,16 +238,16 @@ mod tests {
             file.set_modified(time).expect("set");
             compute_fingerprint(&file).expect("read")
         };
-        let mut content = vec![0; 200_000];
+        let mut content = vec![0; 131_072];
         let first = print(&content, time);
         assert_eq!(first, print(&content, time));
         assert_ne!(first, print(&content, time + std::time::Duration::from_nanos(1)));
-        for at in [0, 65_535, 140_000, 199_999] {
+        for at in [0, 65_535, 65_536, 131_071] {
             content[at] = 1;
             assert_ne!(first, print(&content, time), "{at}");
             content[at] = 0;
         }
-        for size in [0, 1, 65_535, 65_536, 65_537, 131_072] {
+        for size in [0, 1, 65_535, 65_536, 65_537, 131_071] {
             assert_ne!(first, print(&content[..size], time));
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::error::ImportError;
 use crate::image::{Image, Labels};
 use crate::image_walk::ImageScope;
-use crate::import::{self, ImportJob};
+use crate::import::{self, ImportJob, MeasuredFiles};
 use crate::scan::repository_name;
 use crate::{Descriptor, ImageName, ImageStore, ImportLimits, Namespace, Platform};
 
@@ -32,6 +32,7 @@ pub async fn import_archive(
         scope: ImageScope { store, namespace, platform: &platform, limits: &limits },
         repository: repository_name(&name).unwrap_or(&name),
         unpack: false,
+        measured: &MeasuredFiles::new(),
     };
     let image = |(name, target): &(ImageName, Descriptor)| Image {
         name: name.to_string(),

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::image::{Image, ImageLayer, Labels};
-use crate::{Digest, Namespace};
+use crate::{Digest, DiskSpace, Namespace};
 
 /// The cause of a store error.
 pub type ErrorSource = Box<dyn Error + Send + Sync>;
@@ -22,6 +22,8 @@ pub type ErrorSource = Box<dyn Error + Send + Sync>;
 ///   that, as long as a listed image refers to it. An image refers to its target, and content to the digests
 ///   in its labels `containerd.io/gc.ref.content.*`. Other content may be removed at any time.
 /// - **Verification.** Content matches its digest: readers need not verify it again.
+/// - **Free space.** A session with a [disk](ImportSession::disk_space) reports what is left of it above its
+///   reserve; an import that would need more stops before it writes.
 /// - **Idempotence.** Existing content and images are a success.
 /// - **Concurrency.** Several sessions may be open at the same time.
 /// - **Cancel safety.** A dropped future has had its complete effect, or none.
@@ -29,6 +31,12 @@ pub type ErrorSource = Box<dyn Error + Send + Sync>;
 /// `testing::conformance` (feature `testing`) checks this contract for any store.
 #[async_trait]
 pub trait ImageStore: Send + Sync + fmt::Debug {
+    /// Lists the namespaces that may have images, in any order.
+    ///
+    /// # Errors
+    /// [`ImageStoreError::ListNamespaces`]; a retry can help.
+    async fn list_namespaces(&self) -> Result<Vec<Namespace>, ImageStoreError>;
+
     /// Lists the images of a namespace, in any order; an unused namespace has none.
     ///
     /// # Errors
@@ -102,7 +110,8 @@ pub trait ImportSession: Send + Sync + fmt::Debug {
     /// [`ImageStoreError::UnpackLayer`] or [`ImageStoreError::NoSpace`]; a retry can help.
     async fn unpack_layers(&mut self, layers: &[ImageLayer]) -> Result<Labels, ImageStoreError>;
 
-    /// Lists an image; it replaces an image with the same name.
+    /// Lists an image. An image with the same name gets its target and its labels, and keeps its other labels;
+    /// a label with an empty value is removed.
     ///
     /// # Errors
     /// [`ImageStoreError::PutImage`]; a retry can help.
@@ -113,6 +122,15 @@ pub trait ImportSession: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`ImageStoreError::FinishImport`]: listed images stay listed; unneeded content may stay for a day.
     async fn finish(self: Box<Self>) -> Result<(), ImageStoreError>;
+
+    /// The free space of the disk that content is written to. Default: unknown, and then nothing is checked
+    /// before it is written.
+    ///
+    /// # Errors
+    /// [`ImageStoreError::ReadDiskSpace`]; a retry can help.
+    async fn disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
+        Ok(None)
+    }
 }
 
 /// Writes one blob. Dropping it before the commit discards what was written.
@@ -136,6 +154,12 @@ pub trait BlobWriter: Send + fmt::Debug {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageStoreError {
+    /// Listing the namespaces failed.
+    #[error("can't list the namespaces")]
+    ListNamespaces(#[source] ErrorSource),
+    /// Reading the free space of the disk failed.
+    #[error("can't read the free space of the image store's disk")]
+    ReadDiskSpace(#[source] ErrorSource),
     /// Listing the images of a namespace failed.
     #[error("can't list the images of namespace {namespace}")]
     ListImages {
@@ -157,8 +181,8 @@ pub enum ImageStoreError {
     /// Beginning an import session failed.
     #[error("begin an import")]
     BeginImport(#[source] ErrorSource),
-    /// The store's disk is full: free space on it.
-    #[error("no space left in the image store for {what}: free space on its disk")]
+    /// The store's disk is full, or would be full up to its reserve: free space on it.
+    #[error("no space left in the image store for {what}: free space on its disk, or lower its reserve")]
     NoSpace {
         /// What did not fit.
         what: String,

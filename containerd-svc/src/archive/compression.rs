@@ -6,8 +6,16 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::error::ArchiveError;
 
-/// Maximum zstd window that gets memory, as a power of two: 128 MiB, the default limit of `zstd` itself.
-const ZSTD_WINDOW_LOG: u32 = 27;
+/// Maximum zstd window that gets memory, as a power of two: 16 MiB, half of what an import may take. Up to
+/// level 19, `zstd` uses 8 MiB.
+///
+/// *Source:* RFC 8878, 3.1.1.1.2: decoders should support at least 8 MB, and may reject more.
+const ZSTD_WINDOW_LOG: u32 = 24;
+
+/// zstd's text for a larger window.
+///
+/// *Source:* `ERR_getErrorString` of `ZSTD_error_frameParameter_windowTooLarge`, in zstd's `error_private.c`.
+const ZSTD_WINDOW_ERROR: &str = "Frame requires too much memory for decoding";
 
 /// Bytes read from the file at a time.
 const READ_BUFFER_BYTES: usize = 256 << 10;
@@ -78,6 +86,9 @@ impl<R: Read> DecompressedStream<R> {
         let is_of_file = matches!(self, Self::Raw(_)) || source.raw_os_error().is_some();
         match source.kind() {
             io::ErrorKind::UnexpectedEof => ArchiveError::Truncated { at },
+            _ if source.to_string() == ZSTD_WINDOW_ERROR => {
+                ArchiveError::Window { at, limit: 1 << ZSTD_WINDOW_LOG }
+            }
             _ if is_of_file => ArchiveError::Io(source),
             _ => ArchiveError::Decompress { at, source },
         }

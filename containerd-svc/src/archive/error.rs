@@ -16,6 +16,8 @@ pub enum ArchiveLimitKind {
     Document,
     /// Bytes of a name.
     Name,
+    /// Bytes of all names together.
+    Names,
 }
 
 impl fmt::Display for ArchiveLimitKind {
@@ -25,6 +27,7 @@ impl fmt::Display for ArchiveLimitKind {
             Self::Entries => "files in the archive",
             Self::Document => "bytes in index.json or manifest.json",
             Self::Name => "bytes in a file name",
+            Self::Names => "bytes in all file names",
         })
     }
 }
@@ -41,6 +44,17 @@ pub enum ArchiveError {
     Compression {
         /// The compression found.
         found: &'static str,
+    },
+    /// Decompressing needs more memory than an import may take: compress the archive with a smaller window.
+    #[error(
+        "zstd window at byte {at} of the archive exceeds {limit} bytes: compress it again with \
+         zstd -19 or lower, and without --long or with --long=24"
+    )]
+    Window {
+        /// The position.
+        at: u64,
+        /// The maximum in bytes.
+        limit: u64,
     },
     /// The compressed data are corrupt: copy or create the file again.
     #[error("corrupt compressed data at byte {at} of the archive: copy or create the file again")]

@@ -131,6 +131,21 @@ pub(crate) fn read_archive<R: Read, S: BlobSink>(
     Ok(contents)
 }
 
+/// Reads an archive to its end for the sizes of its files, and the digests in their names.
+pub(crate) fn measure_archive<R: Read>(
+    file: R,
+    limits: &ImportLimits,
+) -> Result<Vec<(Option<Digest>, u64)>, ArchiveError> {
+    let mut tar = TarReader::open(file, limits)?;
+    let mut files = Vec::new();
+    while let Some(entry) = tar.next_entry()? {
+        if entry.kind == EntryKind::File {
+            files.push((digest_from_name(&entry.name), entry.size));
+        }
+    }
+    Ok(files)
+}
+
 fn read_file<R: Read, S: BlobSink>(
     tar: &mut TarReader<R>,
     entry: TarEntry,
@@ -224,7 +239,7 @@ fn read_chunk<R: Read>(tar: &mut TarReader<R>, size: u64) -> Result<Bytes, Archi
 
 /// The digest in a file's name: of a blob in an OCI layout, or of a file that a docker-archive names by its
 /// digest.
-fn digest_from_name(name: &str) -> Option<Digest> {
+pub(super) fn digest_from_name(name: &str) -> Option<Digest> {
     if let Some(blob) = name.strip_prefix("blobs/") {
         return blob.strip_prefix("sha256/").and_then(Digest::from_hex);
     }

@@ -9,10 +9,14 @@ use super::error::{ArchiveError, ArchiveLimitKind};
 use super::pax::PaxHeader;
 use crate::ImportLimits;
 
-const BLOCK_BYTES: usize = 512;
+pub(super) const BLOCK_BYTES: usize = 512;
 
 /// Maximum size of a name or pax header: image archives stay far below it.
 const MAX_NAME_BYTES: u64 = 64 << 10;
+
+/// Maximum size of all names and link targets together, which are kept in memory: four times what 65,536 blobs
+/// need.
+const MAX_NAMES_BYTES: u64 = 8 << 20;
 
 /// The type of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,12 +50,22 @@ pub(super) struct TarReader<R: Read> {
     /// Bytes between the content and the next header.
     padding: u64,
     entries: u32,
+    /// Bytes of all names so far.
+    names: u64,
 }
 
 impl<R: Read> TarReader<R> {
     pub(super) fn open(file: R, limits: &ImportLimits) -> Result<Self, ArchiveError> {
         let stream = DecompressedStream::open(file)?;
-        Ok(Self { stream, limits: limits.clone(), position: 0, remaining: 0, padding: 0, entries: 0 })
+        Ok(Self {
+            stream,
+            limits: limits.clone(),
+            position: 0,
+            remaining: 0,
+            padding: 0,
+            entries: 0,
+            names: 0,
+        })
     }
 
     /// Skips the rest of the current entry and reads the next one; `None` at the end.
@@ -98,17 +112,20 @@ impl<R: Read> TarReader<R> {
         link: &[u8],
         size: u64,
     ) -> Result<TarEntry, ArchiveError> {
+        self.names += (name.len() + link.len()) as u64;
+        if self.names > MAX_NAMES_BYTES {
+            return Err(ArchiveError::Limit { limit: MAX_NAMES_BYTES, of: ArchiveLimitKind::Names });
+        }
         let text = |bytes: &[u8]| String::from_utf8_lossy(until_nul(bytes)).into_owned();
+        let size = if is_link_kind(kind) { 0 } else { size };
         let kind = match kind {
             // The oldest tars mark directories only by a trailing slash.
-            b'0' | 0 | b'7' if until_nul(name).ends_with(b"/") => EntryKind::Other,
-            b'0' | 0 | b'7' => EntryKind::File,
+            kind if is_file_kind(kind) && until_nul(name).ends_with(b"/") => EntryKind::Other,
+            kind if is_file_kind(kind) => EntryKind::File,
             b'1' => EntryKind::Hardlink(text(link)),
             b'2' => EntryKind::Symlink(text(link)),
             _ => EntryKind::Other,
         };
-        // Links have no content, even if their size is not 0.
-        let size = if matches!(kind, EntryKind::Symlink(_) | EntryKind::Hardlink(_)) { 0 } else { size };
         self.expect_content(size)?;
         let name = normalize_name(&text(name))?;
         Ok(TarEntry { name, kind, size })
@@ -213,6 +230,26 @@ impl<R: Read> TarReader<R> {
     }
 }
 
+/// Whether a header is of a regular file.
+pub(super) fn is_file_kind(kind: u8) -> bool {
+    matches!(kind, b'0' | 0 | b'7')
+}
+
+/// Whether a header is of a link, which has no content, even if its size is not 0.
+pub(super) fn is_link_kind(kind: u8) -> bool {
+    matches!(kind, b'1' | b'2')
+}
+
+/// The name of a regular file in a header; `None` for a directory, which the oldest tars mark only by a trailing
+/// slash.
+pub(super) fn file_name(name: &[u8]) -> Result<Option<String>, ArchiveError> {
+    let name = until_nul(name);
+    match name.ends_with(b"/") {
+        true => Ok(None),
+        false => normalize_name(&String::from_utf8_lossy(name)).map(Some),
+    }
+}
+
 /// Removes `./` and double slashes from a name.
 fn normalize_name(name: &str) -> Result<String, ArchiveError> {
     let parts = name.split('/').filter(|part| !part.is_empty() && *part != ".");
@@ -227,15 +264,15 @@ fn until_nul(bytes: &[u8]) -> &[u8] {
 }
 
 /// A header block of the archive.
-struct TarHeader {
-    name: Vec<u8>,
+pub(super) struct TarHeader {
+    pub(super) name: Vec<u8>,
     link: Vec<u8>,
-    kind: u8,
-    size: u64,
+    pub(super) kind: u8,
+    pub(super) size: u64,
 }
 
 impl TarHeader {
-    fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Self, &'static str> {
+    pub(super) fn parse(block: &[u8; BLOCK_BYTES]) -> Result<Self, &'static str> {
         let expected = parse_number(&block[148..156]).ok_or("a header without a checksum")?;
         let sum = |value: fn(u8) -> i64| -> i64 {
             let of_field = 8 * i64::from(b' ');

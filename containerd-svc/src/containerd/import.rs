@@ -1,14 +1,16 @@
 //! An import session under a lease, which keeps content until its image is listed.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::{
-    self as wire, CreateImageRequest, CreateRequest, DeleteRequest, UpdateImageRequest, UpdateRequest,
+    self as wire, CreateImageRequest, CreateRequest, DeleteRequest, ListRequest, UpdateImageRequest,
+    UpdateRequest,
 };
 use prost_types::{FieldMask, Timestamp};
 use tonic::{Code, Request, Status};
@@ -17,10 +19,54 @@ use super::writer::ContentWriter;
 use super::{ContainerdImages, descriptor_to_proto, has_code, namespaced_request, store_error};
 use crate::image::{Image, ImageLayer, Labels};
 use crate::store::{BlobWriter, ImageStoreError, ImportSession, IncomingBlob};
-use crate::{Digest, Namespace};
+use crate::{Digest, DiskSpace, Namespace};
 
 /// Time after which the lease of a killed import expires.
 const LEASE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Lease ids begin with it, and go on with the process, the time and a number.
+const LEASE_PREFIX: &str = "nodekeel-";
+
+/// The leases of this process's sessions.
+static OPEN_LEASES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn lock_open_leases() -> MutexGuard<'static, BTreeSet<String>> {
+    OPEN_LEASES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a lease is that of an import that no session of this process belongs to.
+fn is_abandoned(id: &str) -> bool {
+    let Some(rest) = id.strip_prefix(LEASE_PREFIX) else { return false };
+    let parts: Vec<_> = rest.split('-').map(str::parse::<u128>).collect();
+    parts.len() == 3 && parts.iter().all(Result::is_ok) && !lock_open_leases().contains(id)
+}
+
+/// Deletes the leases of killed imports, and so what these have written.
+pub(super) async fn discard_abandoned_imports(
+    images: &ContainerdImages,
+    namespace: &Namespace,
+) -> Result<(), ImageStoreError> {
+    let to_error = |status: Status| ImageStoreError::BeginImport(status.into());
+    let mut leases = LeasesClient::new(images.channel.clone());
+    let listed = leases.list(namespaced_request(ListRequest::default(), namespace, None)).await;
+    for lease in
+        listed.map_err(to_error)?.into_inner().leases.into_iter().filter(|lease| is_abandoned(&lease.id))
+    {
+        tracing::info!("discarding what the killed import {} in {namespace} has written", lease.id);
+        delete_lease(images, namespace, lease.id).await.map_err(to_error)?;
+    }
+    Ok(())
+}
+
+async fn delete_lease(images: &ContainerdImages, namespace: &Namespace, id: String) -> Result<(), Status> {
+    let mut leases = LeasesClient::new(images.channel.clone());
+    // Synchronous: garbage is collected before the response arrives.
+    let request = DeleteRequest { id, sync: true };
+    match leases.delete(namespaced_request(request, namespace, None)).await {
+        Err(status) if has_code(&status, Code::NotFound) => Ok(()),
+        done => done.map(drop),
+    }
+}
 
 /// The lease of one import.
 #[derive(Debug)]
@@ -43,13 +89,13 @@ impl ImportLease {
     }
 
     async fn delete_lease(&self) -> Result<(), Status> {
-        let mut leases = LeasesClient::new(self.images.channel.clone());
-        // Synchronous: garbage is collected before the response arrives.
-        let request = DeleteRequest { id: self.id.clone(), sync: true };
-        match leases.delete(namespaced_request(request, &self.namespace, None)).await {
-            Err(status) if has_code(&status, Code::NotFound) => Ok(()),
-            done => done.map(drop),
-        }
+        delete_lease(&self.images, &self.namespace, self.id.clone()).await
+    }
+}
+
+impl Drop for ImportLease {
+    fn drop(&mut self) {
+        lock_open_leases().remove(&self.id);
     }
 }
 
@@ -67,13 +113,14 @@ impl ContainerdImport {
         let now = SystemTime::now();
         let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let number = images.import_count.fetch_add(1, Ordering::Relaxed);
-        let id = format!("nodekeel-{}-{nanoseconds}-{number}", std::process::id());
+        let id = format!("{LEASE_PREFIX}{}-{nanoseconds}-{number}", std::process::id());
         let expires = Timestamp::from(now + LEASE_TTL).to_string();
         let labels = [("containerd.io/gc.expire".to_owned(), expires)].into();
         let request = namespaced_request(CreateRequest { id: id.clone(), labels }, &namespace, None);
-        let created = LeasesClient::new(images.channel.clone()).create(request).await;
-        created.map_err(|status| store_error(status, "a lease", ImageStoreError::BeginImport))?;
+        lock_open_leases().insert(id.clone());
         let lease = ImportLease { images, namespace, id, key_count: AtomicU64::new(0) };
+        let created = LeasesClient::new(lease.images.channel.clone()).create(request).await;
+        created.map_err(|status| store_error(status, "a lease", ImageStoreError::BeginImport))?;
         Ok(Self { lease: Arc::new(lease), finished: false })
     }
 
@@ -84,7 +131,10 @@ impl ContainerdImport {
             Err(status) if has_code(&status, Code::AlreadyExists) => {}
             done => return done.map(drop),
         }
-        let update_mask = Some(FieldMask { paths: vec!["target".into(), "labels".into()] });
+        // Of each label alone: the CRI adds its own meanwhile. An empty value removes a label.
+        let labels = image.labels.keys().map(|key| format!("labels.{key}"));
+        let paths = std::iter::once("target".to_owned()).chain(labels).collect();
+        let update_mask = Some(FieldMask { paths });
         let update = UpdateImageRequest { image: Some(image), update_mask, source_date_epoch: None };
         images.update(self.lease.leased_request(update)).await.map(drop)
     }
@@ -129,6 +179,10 @@ impl ImportSession for ContainerdImport {
         self.finished = true;
         self.lease.delete_lease().await.map_err(|status| ImageStoreError::FinishImport(status.into()))
     }
+
+    async fn disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
+        self.lease.images.read_disk_space()
+    }
 }
 
 impl Drop for ContainerdImport {
@@ -141,5 +195,24 @@ impl Drop for ContainerdImport {
             let lease = Arc::clone(&self.lease);
             runtime.spawn(async move { lease.delete_lease().await });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_leases_of_imports_that_are_not_open_are_abandoned() {
+        for id in ["nodekeel-1-2-3", "nodekeel-4294967295-1795372012957359869-0"] {
+            assert!(is_abandoned(id), "{id}");
+        }
+        for id in
+            ["nodekeel-1-2", "nodekeel-1-2-3-4", "nodekeel-1-2-3-x", "nodekeel-1-x-3", "nodekeel-", "1-2-3"]
+        {
+            assert!(!is_abandoned(id), "{id}");
+        }
+        lock_open_leases().insert("nodekeel-7-7-7".to_owned());
+        assert!(!is_abandoned("nodekeel-7-7-7"));
     }
 }

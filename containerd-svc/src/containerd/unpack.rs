@@ -13,7 +13,11 @@ use super::import::ImportLease;
 use super::{descriptor_to_proto, has_code, store_error};
 use crate::Digest;
 use crate::image::{ImageLayer, Labels};
+use crate::import::error_chain;
 use crate::store::ImageStoreError;
+
+/// How much larger than its blob a compressed layer is, about: distributions' images have 2 to 3.
+const UNPACKED_FACTOR: u64 = 4;
 
 /// Unpacks the layers without a snapshot. The returned label keeps the last snapshot, and so its parents.
 pub(super) async fn unpack_layers(
@@ -55,6 +59,7 @@ async fn unpack_layer(
         Err(status) if has_code(&status, Code::NotFound) => {}
         found => return found.map(drop),
     }
+    check_disk_space(lease, layer).map_err(|error| Status::resource_exhausted(error_chain(&error)))?;
     let key = lease.unique_key("unpack");
     let prepare = PrepareSnapshotRequest {
         snapshotter: snapshotter.clone(),
@@ -84,6 +89,16 @@ async fn unpack_layer(
         Err(status) if has_code(&status, Code::AlreadyExists) => Ok(()),
         done => done,
     }
+}
+
+/// Checks that the layer fits, as far as that can be known: compressed layers grow by
+/// [`UNPACKED_FACTOR`].
+fn check_disk_space(lease: &ImportLease, layer: &ImageLayer) -> Result<(), ImageStoreError> {
+    let Some(space) = lease.images.read_disk_space()? else { return Ok(()) };
+    let media_type = &layer.blob.media_type;
+    let is_compressed = ["gzip", "zstd"].iter().any(|compression| media_type.ends_with(compression));
+    let factor = if is_compressed { UNPACKED_FACTOR } else { 1 };
+    space.check_fits(layer.blob.size.saturating_mul(factor), "its unpacked layer")
 }
 
 async fn apply_layer(

@@ -70,6 +70,12 @@ impl BlobSink for StoreBridge {
 
     fn begin(&mut self, blob: IncomingBlob) -> Result<bool, ImageStoreError> {
         let writer = wait_for_store(&self.runtime, &mut self.cancelled, self.import.open_writer(&blob))?;
+        if writer.is_some()
+            && let Some(space) = wait_for_store(&self.runtime, &mut self.cancelled, self.import.disk_space())?
+        {
+            // Other programs write to the disk too, and the size of a compressed archive may be unknown.
+            space.check_fits(blob.size, &blob.file)?;
+        }
         self.writer = writer;
         Ok(self.writer.is_some())
     }

@@ -55,6 +55,7 @@ pub fn fuzz_archive(bytes: &[u8]) {
     let mut limits = ImportLimits::default();
     (limits.archive_bytes, limits.entries, limits.document_bytes) = (8 << 20, 1000, 64 << 10);
     let mut witness = CheckingSink::default();
+    check_outline(bytes, &limits);
     match archive::read_archive(bytes, &limits, &mut witness) {
         Ok(contents) => {
             assert!(witness.open.is_none(), "all announced blobs are committed");
@@ -64,6 +65,18 @@ pub fn fuzz_archive(bytes: &[u8]) {
         Err(ReadError::Sink(never)) => match never {},
     }
     assert!(witness.bytes <= limits.archive_bytes, "the limit is enforced");
+}
+
+/// The outline of an uncompressed tar lists the files that reading it does.
+fn check_outline(bytes: &[u8], limits: &ImportLimits) {
+    let read_at = |buffer: &mut [u8], at: u64| {
+        let mut rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)).unwrap_or_default();
+        std::io::Read::read_exact(&mut rest, buffer)
+    };
+    let outline = archive::read_outline(read_at, 0).expect("memory can be read");
+    if let (Some(outline), Ok(files)) = (outline, archive::measure_archive(bytes, limits)) {
+        assert_eq!(outline.files, files);
+    }
 }
 
 /// Parses any bytes as each kind of document: never panics.

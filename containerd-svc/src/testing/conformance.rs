@@ -17,6 +17,7 @@ pub async fn conformance(store: &dyn ImageStore, namespace: &Namespace) {
     abandoned_content_can_be_written_again(store, namespace).await;
     an_image_keeps_its_content(store, namespace).await;
     a_name_moves_to_another_image(store, namespace).await;
+    labels_of_an_image_are_merged(store, namespace).await;
 }
 
 fn content_of(text: &str) -> (Digest, Bytes) {
@@ -131,4 +132,19 @@ async fn a_name_moves_to_another_image(store: &dyn ImageStore, namespace: &Names
     import.put_image(&image).await.expect("listed again");
     import.finish().await.expect("finished");
     assert_eq!(store.list_images(namespace).await.expect("listed"), [image]);
+}
+
+async fn labels_of_an_image_are_merged(store: &dyn ImageStore, namespace: &Namespace) {
+    let image = test_image("localhost/conformance:kept", "another target");
+    for (label, expected) in [("added", Some("added")), ("", None)] {
+        let mut import = begin_import(store, namespace).await;
+        let labels = Labels::from([("nodekeel.added".into(), label.into())]);
+        import.put_image(&Image { labels, ..image.clone() }).await.expect("the label is put");
+        import.finish().await.expect("finished");
+        let listed = store.list_images(namespace).await.expect("listed").remove(0);
+        assert_eq!(listed.labels.get("nodekeel.added").map(String::as_str), expected, "{listed:?}");
+        assert_eq!(listed.labels.get("nodekeel.test"), image.labels.get("nodekeel.test"), "others are kept");
+    }
+    let namespaces = store.list_namespaces().await.expect("listed");
+    assert!(namespaces.contains(namespace), "{namespaces:?}");
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::image::{Image, ImageLayer, Labels};
 use crate::store::{BlobWriter, ErrorSource, ImageStore, ImageStoreError, ImportSession, IncomingBlob};
-use crate::{Digest, Namespace};
+use crate::{Digest, DiskReserve, DiskSpace, Namespace};
 
 /// An image store in memory. Content that no image refers to is removed when the last import session has
 /// finished.
@@ -45,6 +45,8 @@ struct StoreState {
     failures: BTreeSet<(StoreCall, usize)>,
     /// All bytes written, including those of removed content.
     written: u64,
+    /// The size of the disk; `None` for an unknown one.
+    disk_bytes: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +79,18 @@ impl MemStore {
     /// An empty store.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Sets the size of the disk, of which [`DiskReserve::default`] stays free. Default: unknown.
+    pub fn set_disk_bytes(&self, bytes: u64) {
+        self.lock_state().disk_bytes = Some(bytes);
+    }
+
+    /// The bytes of all content.
+    pub fn content_bytes(&self) -> u64 {
+        let state = self.lock_state();
+        let content = state.namespaces.values().flat_map(|space| space.content.values());
+        content.map(|(bytes, _)| bytes.len() as u64).sum()
     }
 
     /// Makes one call of this kind fail: the one with this number, counted from 0 from now on.
@@ -140,6 +154,10 @@ impl StoreState {
 
 #[async_trait]
 impl ImageStore for MemStore {
+    async fn list_namespaces(&self) -> Result<Vec<Namespace>, ImageStoreError> {
+        Ok(self.lock_state().namespaces.keys().cloned().collect())
+    }
+
     async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError> {
         let failed = |source| ImageStoreError::ListImages { namespace: namespace.clone(), source };
         self.record_call(StoreCall::ListImages).map_err(failed)?;
@@ -243,16 +261,27 @@ impl ImportSession for MemImport {
     async fn put_image(&mut self, image: &Image) -> Result<(), ImageStoreError> {
         let failed = |source| ImageStoreError::PutImage { name: image.name.clone(), source };
         self.store.record_call(StoreCall::PutImage).map_err(failed)?;
-        self.store
-            .lock_state()
-            .namespace_mut(&self.namespace)
-            .images
-            .insert(image.name.clone(), image.clone());
+        let mut state = self.store.lock_state();
+        let images = &mut state.namespace_mut(&self.namespace).images;
+        let listed = images.entry(image.name.clone()).or_insert_with(|| image.clone());
+        listed.target = image.target.clone();
+        listed.labels.extend(image.labels.clone());
+        listed.labels.retain(|_, value| !value.is_empty());
         Ok(())
     }
 
     async fn finish(self: Box<Self>) -> Result<(), ImageStoreError> {
         self.store.record_call(StoreCall::Finish).map_err(ImageStoreError::FinishImport)
+    }
+
+    async fn disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
+        let used = self.store.content_bytes();
+        let disk = self.store.lock_state().disk_bytes;
+        let space = |disk: u64| {
+            let free = disk.saturating_sub(used);
+            DiskSpace::above_reserve(DiskReserve::default(), disk, free, free)
+        };
+        Ok(disk.map(space))
     }
 }
 

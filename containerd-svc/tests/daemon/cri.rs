@@ -95,6 +95,19 @@ mod wire {
         pub(super) image: Option<Name>,
     }
 
+    /// An image in a list.
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct ListedImage {
+        #[prost(string, repeated, tag = "2")]
+        pub(super) tags: Vec<String>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct ImageList {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) images: Vec<ListedImage>,
+    }
+
     #[derive(Clone, PartialEq, Message)]
     pub(super) struct ContainerConfig {
         #[prost(message, optional, tag = "1")]
@@ -158,6 +171,14 @@ impl CriClient {
         };
         block_in_place(|| testbed::wait_until(Duration::from_secs(60), POD_IMAGE, is_seen)).unwrap();
         cri
+    }
+
+    /// The tags of all images that the CRI lists now.
+    pub(crate) async fn list_images(socket: &Path) -> Vec<String> {
+        let cri = Self { channel: containerd_client::connect(socket).await.unwrap() };
+        let list: wire::ImageList =
+            cri.call("ImageService/ListImages", wire::ImageStatus::default()).await.unwrap();
+        list.images.into_iter().flat_map(|image| image.tags).collect()
     }
 
     async fn call<A: Message + Default + 'static>(

@@ -10,7 +10,10 @@ use testbed::ScratchDir;
 
 use crate::harness::{Release, TestDaemon, bundle_dir, namespace, noise_layer, put_bundle};
 
-crate::on_both!(a_daemon_killed_while_importing_has_every_image_in_the_end);
+crate::on_both!(
+    a_daemon_killed_while_importing_has_every_image_in_the_end,
+    what_a_killed_import_wrote_is_discarded_by_the_next_one,
+);
 
 const BUNDLES: usize = 4;
 const KILLS: u64 = 20;
@@ -59,5 +62,30 @@ async fn a_daemon_killed_while_importing_has_every_image_in_the_end(release: Rel
     let checked = daemon.ctr(&["images", "check"]);
     assert_eq!(checked.matches("complete (2/2)").count(), BUNDLES, "{checked}");
     println!("killed {kills} times");
+    daemon.stop().await;
+}
+
+/// Otherwise a small disk has no space for the same bundle until the lease expires, after a day.
+async fn what_a_killed_import_wrote_is_discarded_by_the_next_one(release: Release) {
+    let scratch = Arc::new(ScratchDir::new().unwrap());
+    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout)
+        .with_image(&["localhost/large:1"], &noise_layer(100_000_000));
+    put_bundle(&scratch, "large.tar", &archive.to_tar());
+    let directory = bundle_dir(&scratch);
+    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
+        containerd.preseed = Some(Preseed::new(directory));
+    })
+    .await;
+    // A lease of somebody else stays.
+    daemon.ctr(&["leases", "create", "--id", "nodekeel-of-the-operator"]);
+    testbed::wait_until(Duration::from_secs(60), "content in progress", || {
+        anyhow::ensure!(daemon.ctr(&["content", "active"]).contains("nodekeel-"));
+        Ok(())
+    })
+    .unwrap();
+    daemon.kill();
+    daemon.wait_state("root.containerd.preseed", 2, RunnableState::Done).await;
+    assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]).trim(), "nodekeel-of-the-operator");
+    assert!(!daemon.ctr(&["content", "active"]).contains("nodekeel-"), "nothing is half written");
     daemon.stop().await;
 }

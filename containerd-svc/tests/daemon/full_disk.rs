@@ -47,7 +47,7 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(rele
             images.list_images(&namespace()).await.unwrap().into_iter().map(|image| image.name).collect();
         assert_eq!(names, ["localhost/a:1", "localhost/z:1"]);
     }
-    // A service retries until the disk has free space.
+    // A service keeps its reserve, and tries again until the disk has free space.
     let directory = bundle_dir(&daemon.scratch);
     let scratch = daemon.stop().await;
     let daemon = TestDaemon::start_with(release, scratch, |containerd| {
@@ -57,7 +57,8 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(rele
     let preseed = "root.containerd.preseed";
     let node = wait_node(&daemon.supervisor, preseed, |node| node.failures >= 2).await.unwrap();
     let exit = node.exits[0].exit.to_string();
-    assert!(exit.contains("1 bundles will be retried"), "{exit}");
+    assert!(exit.contains("1 of 3 bundles are not imported") && exit.contains("big.tar"), "{exit}");
+    assert!(exit.contains("above the reserve of"), "{exit}");
     mount("remount,size=64m");
     daemon.wait_state(preseed, 3, RunnableState::Done).await;
     assert_eq!(daemon.ctr(&["images", "check"]).matches("complete (2/2)").count(), 3);

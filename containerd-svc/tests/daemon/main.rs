@@ -3,6 +3,7 @@
 
 mod archives;
 mod cri;
+mod cri_health;
 mod daemon_killed;
 mod fake_daemons;
 mod full_disk;
@@ -11,6 +12,7 @@ mod harness;
 mod images;
 mod pods;
 mod process;
+mod second_version;
 
 /// Runs tests on each release.
 macro_rules! on_both {

@@ -21,6 +21,7 @@ crate::on_both!(
     a_stale_socket_does_not_prevent_a_start,
     a_restart_leaves_containers_running,
     images_are_listed_when_preseed_is_done,
+    a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repaired,
     every_config_version_is_accepted,
     an_unresponsive_daemon_is_killed_and_restarted,
     runsc_lines_are_in_the_journal,
@@ -92,7 +93,6 @@ async fn images_are_listed_when_preseed_is_done(release: Release) {
             .with_image(&["registry.k8s.io/pause:3.10"], b"x")
             .to_gzip(),
     );
-    put_bundle(&scratch, "bad.tar", b"scribble");
     let directory = bundle_dir(&scratch);
     let daemon = TestDaemon::start_with(release, scratch, |containerd| {
         containerd.preseed = Some(Preseed::new(directory));
@@ -103,6 +103,33 @@ async fn images_are_listed_when_preseed_is_done(release: Release) {
     daemon.kill();
     daemon.wait_state("root.containerd", 2, RunnableState::Ready).await;
     daemon.wait_state("root.containerd.preseed", 2, RunnableState::Done).await;
+    daemon.stop().await;
+}
+
+/// Review D8.
+async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repaired(release: Release) {
+    let scratch = Arc::new(ScratchDir::new().unwrap());
+    let pause = ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive).with_image(&["pause:3.10"], b"x");
+    put_bundle(&scratch, "pause.tar", &pause.to_tar());
+    put_bundle(&scratch, "bad.tar", b"scribble");
+    let (directory, bad) = (bundle_dir(&scratch), bundle_dir(&scratch).join("k8s.io/bad.tar"));
+    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
+        containerd.preseed = Some(Preseed::new(directory));
+    })
+    .await;
+    let preseed = "root.containerd.preseed";
+    let node = wait_node(&daemon.supervisor, preseed, |node| node.failures >= 3).await.unwrap();
+    for exit in &node.exits {
+        let text = exit.exit.to_string();
+        assert!(
+            text.contains("1 of 2 bundles are not imported") && text.contains("k8s.io/bad.tar"),
+            "{text}"
+        );
+        assert!(text.contains("archive truncated"), "also where it is not read again: {text}");
+    }
+    assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("pause:3.10"));
+    fs::rename(bad.with_file_name("pause.tar"), bad).unwrap();
+    daemon.wait_state(preseed, 1, RunnableState::Done).await;
     daemon.stop().await;
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use nodekeel_containerd_svc::{
     Bundle, BundleAction, BundleFingerprint, CgroupDriver, ConfigVersion, ContainerdSettings, CriSettings,
     Descriptor, Digest, DirectoryLayout, Image, ImageStore as _, ImportReason, OomScorePolicy, Preseed,
-    RunscSettings, RuntimeHandler, plan_imports,
+    RunscSettings, RuntimeHandler, WantedBundles, plan_preseed,
 };
 
 use crate::bundles::{BundleFixture, k8s_namespace};
@@ -87,8 +87,10 @@ fn an_image_preseeded_by_the_first_release_is_not_imported_again() {
                 file: "a.tar.gz".to_owned(),
                 fingerprint: BundleFingerprint(fingerprint),
             };
-            let planned = plan_imports(vec![bundle], &[(k8s_namespace(), images.clone())].into(), unpack);
-            planned.into_iter().map(|(_, action)| action).next().unwrap()
+            let wanted = WantedBundles { bundles: vec![bundle], ..WantedBundles::default() };
+            let planned = plan_preseed(&wanted, &[(k8s_namespace(), images.clone())].into(), unpack);
+            assert_eq!(planned.images, [], "its images stay as they are");
+            planned.bundles.into_iter().map(|(_, action)| action).next().unwrap()
         };
         assert_eq!(plan(fingerprint, is_unpacked), BundleAction::Verify(images.clone()), "{kind}");
         let other = images[0].target.digest;

@@ -60,7 +60,7 @@ async fn an_invalid_bundle_is_read_once_until_it_changes() {
     assert_eq!(count_outcomes(&bundles.run_preseed().await), [1, 0, 1]);
     let report = bundles.run_preseed().await;
     assert!(
-        matches!(&report.outcomes[0], BundleOutcome::KnownInvalid { bundle } if bundle.file == "a.tar"),
+        matches!(&report.outcomes[0], BundleOutcome::KnownInvalid { bundle, .. } if bundle.file == "a.tar"),
         "{report:?}"
     );
     assert_eq!(

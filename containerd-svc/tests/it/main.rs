@@ -8,6 +8,8 @@ mod faults;
 mod golden;
 mod hostile;
 mod incremental;
+mod reconcile;
 mod runsc;
 mod single_archive;
+mod space;
 mod stalled_store;

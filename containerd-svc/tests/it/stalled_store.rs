@@ -36,6 +36,10 @@ impl Drop for StalledImport {
 
 #[async_trait]
 impl ImageStore for StalledStore {
+    async fn list_namespaces(&self) -> Result<Vec<Namespace>, ImageStoreError> {
+        self.store.list_namespaces().await
+    }
+
     async fn list_images(&self, namespace: &Namespace) -> Result<Vec<Image>, ImageStoreError> {
         self.store.list_images(namespace).await
     }

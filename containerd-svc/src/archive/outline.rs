@@ -1,0 +1,84 @@
+//! The outline of an uncompressed archive: what it holds, without reading large files.
+
+use std::io;
+
+use super::pax::PaxHeader;
+use super::reader::digest_from_name;
+use super::tar::{BLOCK_BYTES, TarHeader, file_name, is_file_kind, is_link_kind};
+use crate::Digest;
+use crate::digest::DigestHasher;
+
+/// Files up to this size count with their content: every index, manifest and configuration of usual images.
+const SMALL_FILE_BYTES: u64 = 64 << 10;
+
+/// Headers that are read; [`ImportLimits::entries`](crate::ImportLimits::entries) rejects longer archives.
+const MAX_HEADERS: usize = 65_536;
+
+/// The files of an uncompressed tar.
+#[derive(Debug)]
+pub(crate) struct ArchiveOutline {
+    /// Of all headers and all small files, and so of all digests in an image's documents.
+    pub(crate) digest: Digest,
+    /// The size of each file, and its digest if its name has one.
+    pub(crate) files: Vec<(Option<Digest>, u64)>,
+}
+
+/// Reads the outline of the tar that begins at this offset, by a function that fills a buffer from an offset;
+/// `None` if that is not a complete, uncompressed tar.
+pub(crate) fn read_outline(
+    read_at: impl Fn(&mut [u8], u64) -> io::Result<()>,
+    start: u64,
+) -> io::Result<Option<ArchiveOutline>> {
+    let read_all = |buffer: &mut [u8], at| match read_at(buffer, at) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        read => read.map(Some),
+    };
+    let (mut hasher, mut files, mut at) = (DigestHasher::default(), Vec::new(), start);
+    let (mut pax, mut long_name) = (PaxHeader::default(), None);
+    for _ in 0..MAX_HEADERS {
+        let mut block = [0; BLOCK_BYTES];
+        if read_all(&mut block, at)?.is_none() {
+            return Ok(None);
+        }
+        if block.iter().all(|byte| *byte == 0) {
+            return Ok(Some(ArchiveOutline { digest: hasher.finish(), files }));
+        }
+        let Ok(header) = TarHeader::parse(&block) else { return Ok(None) };
+        hasher.update(&block);
+        let is_extension = matches!(header.kind, b'x' | b'g' | b'L' | b'K');
+        let size = match &pax {
+            _ if is_extension => header.size,
+            _ if is_link_kind(header.kind) => 0,
+            PaxHeader { size, .. } => size.unwrap_or(header.size),
+        };
+        let mut content = Vec::new();
+        if size <= SMALL_FILE_BYTES {
+            content.resize(usize::try_from(size).unwrap_or_default(), 0);
+            if read_all(&mut content, at + BLOCK_BYTES as u64)?.is_none() {
+                return Ok(None);
+            }
+            hasher.update(&content);
+        }
+        match header.kind {
+            b'x' => pax = PaxHeader::parse(&content).unwrap_or_default(),
+            b'L' => long_name = Some(content),
+            b'g' | b'K' => {}
+            kind => {
+                let long_name = long_name.take();
+                let name = std::mem::take(&mut pax).path.or(long_name).unwrap_or(header.name);
+                let is_file = is_file_kind(kind);
+                match file_name(&name) {
+                    Ok(Some(name)) if is_file => files.push((digest_from_name(&name), size)),
+                    Ok(_) => {}
+                    Err(_) => return Ok(None),
+                }
+            }
+        }
+        let blocks = size.checked_next_multiple_of(BLOCK_BYTES as u64);
+        match blocks.and_then(|bytes| at.checked_add(BLOCK_BYTES as u64)?.checked_add(bytes)) {
+            Some(next) => at = next,
+            None => return Ok(None),
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,262 @@
+//! One pass over the directory: executes plans until nothing is left to import.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use tokio::task::spawn_blocking;
+
+use super::{BundleFault, BundleOutcome, Preseed, PreseedError};
+use crate::error::{ArchivedImageError, BundleError, ImportError};
+use crate::image::{Image, Labels};
+use crate::image_walk::{ImageScope, is_complete};
+use crate::import::{self, ImportJob, error_chain};
+use crate::plan::{
+    Bundle, BundleAction, ImageChange, ImageChangeKind, PINNED_LABEL, WantedBundles, find_name_owner,
+    plan_preseed, unmark_copies,
+};
+use crate::scan::{self, repository_name};
+use crate::store::{ImageStore, ImageStoreError, IncomingBlob};
+use crate::{Descriptor, Digest, ImageName, Namespace};
+
+/// A pass in progress.
+pub(super) struct PreseedPass<'a> {
+    preseed: &'a Preseed,
+    store: &'a dyn ImageStore,
+    wanted: WantedBundles,
+    /// The listed images; those of this pass included.
+    listed: BTreeMap<Namespace, Vec<Image>>,
+    outcomes: BTreeMap<Bundle, BundleOutcome>,
+}
+
+impl<'a> PreseedPass<'a> {
+    pub(super) fn new(preseed: &'a Preseed, store: &'a dyn ImageStore, wanted: WantedBundles) -> Self {
+        Self { preseed, store, wanted, listed: BTreeMap::new(), outcomes: BTreeMap::new() }
+    }
+
+    /// Plans and imports until a plan imports nothing more, then applies its changes of images. An import may
+    /// bring content that another bundle lacks, and a changed bundle may give a name to another one.
+    pub(super) async fn run(mut self) -> Result<(Vec<BundleOutcome>, Vec<ImageChange>), PreseedError> {
+        loop {
+            self.listed = list_images(self.store, &self.wanted).await.map_err(PreseedError::ListImages)?;
+            let plan = plan_preseed(&self.wanted, &self.listed, self.preseed.unpacks_layers);
+            if self.process_bundles(plan.bundles).await {
+                continue;
+            }
+            let lacking = self.outcomes.iter().filter(|(bundle, _)| self.lacks_content(bundle));
+            lacking.for_each(|(_, outcome)| self.preseed.log_outcome(outcome));
+            let changes = apply_changes(self.store, plan.images).await.map_err(PreseedError::UpdateImages)?;
+            return Ok((self.outcomes.into_values().collect(), changes));
+        }
+    }
+
+    /// Processes the bundles that are due; returns whether any was imported.
+    async fn process_bundles(&mut self, planned: Vec<(Bundle, BundleAction)>) -> bool {
+        let mut is_any_imported = false;
+        for (bundle, action) in planned {
+            let is_due = match self.outcomes.get(&bundle) {
+                None => true,
+                Some(BundleOutcome::Unchanged { .. }) => matches!(action, BundleAction::Import(_)),
+                Some(_) => false,
+            };
+            if is_due {
+                let outcome = self.process_bundle(&bundle, action).await;
+                is_any_imported |= matches!(outcome, BundleOutcome::Imported { .. });
+                if !self.lacks_content(&bundle) {
+                    self.preseed.log_outcome(&outcome);
+                }
+                self.outcomes.insert(bundle, outcome);
+            }
+        }
+        if is_any_imported {
+            let lacking: Vec<_> =
+                self.outcomes.keys().filter(|bundle| self.lacks_content(bundle)).cloned().collect();
+            for bundle in lacking {
+                self.outcomes.remove(&bundle);
+                self.preseed.lock_memory().invalid.remove(&bundle);
+            }
+        }
+        is_any_imported
+    }
+
+    /// Whether the bundle lacks content that another one may bring.
+    fn lacks_content(&self, bundle: &Bundle) -> bool {
+        self.preseed.find_fault(bundle).is_some_and(|fault| fault.lacks_content)
+    }
+
+    async fn process_bundle(&mut self, bundle: &Bundle, action: BundleAction) -> BundleOutcome {
+        if let Some(BundleFault { reason, .. }) = self.preseed.find_fault(bundle) {
+            return BundleOutcome::KnownInvalid { bundle: bundle.clone(), reason };
+        }
+        match self.import_or_verify(bundle, action).await {
+            Ok((images, true)) => BundleOutcome::Imported { bundle: bundle.clone(), images },
+            Ok((images, false)) => BundleOutcome::Unchanged { bundle: bundle.clone(), images },
+            Err(error) => {
+                if !error.is_retryable() {
+                    let lacks_content = matches!(
+                        &error,
+                        ImportError::Image { source: ArchivedImageError::MissingContent { .. }, .. }
+                    );
+                    let fault = BundleFault { lacks_content, reason: error_chain(&error) };
+                    self.preseed.lock_memory().invalid.insert(bundle.clone(), fault);
+                }
+                BundleOutcome::Failed(error)
+            }
+        }
+    }
+
+    /// The names that a bundle owns, and whether it was imported now.
+    async fn import_or_verify(
+        &mut self,
+        bundle: &Bundle,
+        action: BundleAction,
+    ) -> Result<(Vec<String>, bool), ImportError> {
+        let Preseed { bundle_dir, target_platform: platform, import_limits: limits, unpacks_layers, .. } =
+            self.preseed;
+        let path = bundle_dir.join(bundle.namespace.as_str()).join(&bundle.file);
+        let to_import_error = |error: BundleError| error.with_path(path.clone());
+        let scope = ImageScope { store: self.store, namespace: &bundle.namespace, platform, limits };
+        if let BundleAction::Verify(images) = action
+            && are_complete(scope, &images).await.map_err(to_import_error)?
+        {
+            return Ok((images.into_iter().map(|image| image.name).collect(), false));
+        }
+        let (directory, opened) = (bundle_dir.clone(), bundle.clone());
+        let file = spawn_blocking(move || scan::open_bundle(&directory, &opened)).await;
+        let file = file.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
+        let file = file.map_err(|source| ImportError::Open { path: path.clone(), source })?;
+        let repository = repository_name(&bundle.file).unwrap_or_default();
+        let measured = self.preseed.lock_memory().measured.remove(bundle).unwrap_or_default();
+        let job = ImportJob { scope, repository, unpack: *unpacks_layers, measured: &measured };
+        let start = Instant::now();
+        let mut owned = Vec::new();
+        let imported =
+            import::import_bundle(job, file, &mut |targets| self.map_images(bundle, targets, &mut owned))
+                .await;
+        tracing::debug!(took = ?start.elapsed(), "read {}", path.display());
+        if let Err(BundleError::Store(ImageStoreError::NoSpace { .. })) = &imported {
+            self.preseed.lock_memory().measured.insert(bundle.clone(), measured.clone());
+        }
+        let images = imported.map_err(to_import_error)?;
+        merge_images(self.listed.entry(bundle.namespace.clone()).or_default(), images);
+        Ok((owned, true))
+    }
+
+    /// Creates the images of a bundle with their marks, and collects the names that it owns. A name of an
+    /// earlier bundle keeps its target, and copies of its images lose their marks.
+    fn map_images(
+        &self,
+        bundle: &Bundle,
+        targets: &[(ImageName, Descriptor)],
+        owned: &mut Vec<String>,
+    ) -> Vec<Image> {
+        let listed = self.listed.get(&bundle.namespace).map_or(&[][..], Vec::as_slice);
+        let image = |(name, target): &(ImageName, Descriptor)| {
+            let unpacked = self.preseed.unpacks_layers;
+            let mut labels: Labels = bundle.image_labels(targets.len(), target.digest, unpacked);
+            if self.preseed.pins_images {
+                labels.insert(PINNED_LABEL.0.into(), PINNED_LABEL.1.into());
+            }
+            let owner = find_name_owner(&self.wanted, bundle, listed, name.as_str());
+            let target = match owner {
+                Some(owner) if owner.target.digest != target.digest => {
+                    tracing::warn!(
+                        "{} has another image for {name} than an earlier bundle, which keeps the name",
+                        bundle.file
+                    );
+                    owner.target.clone()
+                }
+                _ => {
+                    owned.push(name.to_string());
+                    target.clone()
+                }
+            };
+            Image { name: name.to_string(), target, labels }
+        };
+        let brought: Vec<Image> = targets.iter().map(image).collect();
+        let names = brought.iter().map(|image| image.name.as_str()).collect();
+        let copies = unmark_copies(bundle, listed, &names);
+        for Image { name, .. } in &copies {
+            tracing::info!(
+                "{name} in {} is a copy, which no longer counts as an image of {}",
+                bundle.namespace,
+                bundle.file
+            );
+        }
+        brought.into_iter().chain(copies).collect()
+    }
+}
+
+/// Updates a list of images as [`ImportSession::put_image`](crate::ImportSession::put_image) does.
+fn merge_images(listed: &mut Vec<Image>, images: Vec<Image>) {
+    for image in images {
+        match listed.iter_mut().find(|known| known.name == image.name) {
+            Some(known) => {
+                known.target = image.target;
+                known.labels.extend(image.labels);
+                known.labels.retain(|_, value| !value.is_empty());
+            }
+            None => listed.push(image),
+        }
+    }
+}
+
+/// Lists the images of all namespaces, also of those without a bundle: they may have lost their last one.
+async fn list_images(
+    store: &dyn ImageStore,
+    wanted: &WantedBundles,
+) -> Result<BTreeMap<Namespace, Vec<Image>>, ImageStoreError> {
+    let mut namespaces: BTreeSet<Namespace> = store.list_namespaces().await?.into_iter().collect();
+    namespaces.extend(wanted.bundles.iter().map(|bundle| bundle.namespace.clone()));
+    let mut listed = BTreeMap::new();
+    for namespace in namespaces {
+        let images = store.list_images(&namespace).await?;
+        listed.insert(namespace, images);
+    }
+    Ok(listed)
+}
+
+/// Applies changes of images whose content exists; returns these. The others are planned again.
+async fn apply_changes(
+    store: &dyn ImageStore,
+    changes: Vec<ImageChange>,
+) -> Result<Vec<ImageChange>, ImageStoreError> {
+    let mut applied = Vec::new();
+    for changes in changes.chunk_by(|a, b| a.namespace == b.namespace) {
+        let mut session = store.begin_import(&changes[0].namespace).await?;
+        for change in changes {
+            let image = &change.image;
+            // The session keeps the content until the image refers to it.
+            let (digest, size) = (Some(image.target.digest), image.target.size);
+            let content = IncomingBlob { digest, size, file: image.name.clone() };
+            if session.open_writer(&content).await?.is_none() {
+                session.put_image(image).await?;
+                log_change(change);
+                applied.push(change.clone());
+            }
+        }
+        session.finish().await?;
+    }
+    Ok(applied)
+}
+
+fn log_change(ImageChange { namespace, kind, image: Image { name, target, .. } }: &ImageChange) {
+    match kind {
+        ImageChangeKind::Unpin => {
+            tracing::info!("{name} in {namespace} is unpinned: no bundle brings it any more");
+        }
+        ImageChangeKind::Unmark => tracing::info!("{name} in {namespace} belongs to one bundle less"),
+        ImageChangeKind::Repoint => {
+            tracing::info!("{name} in {namespace} points to {} again, as its bundle has it", target.digest);
+        }
+    }
+}
+
+async fn are_complete(scope: ImageScope<'_>, images: &[Image]) -> Result<bool, BundleError> {
+    let mut seen: BTreeSet<Digest> = BTreeSet::new();
+    for image in images {
+        if seen.insert(image.target.digest) && !is_complete(scope, &image.target).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
