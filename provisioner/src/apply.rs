@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
@@ -19,10 +19,11 @@ use crate::manifest::build_persistent_volume;
 use crate::metrics::VolumeMetrics;
 use crate::plan::{
     ClaimAction, ClaimRejection, ObservedClaim, ProvisionerIdentity, SELECTED_NODE, VolumeAction, VolumeSpec,
-    has_finalizer, ownership_mismatch, plan_claim, plan_volume,
+    has_finalizer, named_store, ownership_mismatch, plan_claim, plan_volume, taint_against_volumes,
 };
 use crate::step::{StepRunner, VolumeStep};
 use crate::store::{VolumeStore, VolumeStoreError};
+use crate::store_id::StoreId;
 use crate::volume_locks::VolumeLocks;
 
 mod sweep;
@@ -51,6 +52,14 @@ pub(crate) enum ApplyError {
         /// The claim's name.
         claim: String,
     },
+    /// The volume is neither in this store, nor was it: a missing directory does not prove its removal.
+    #[error("volume {id} is in store {named}, not in this one: mount its disk; nothing was deleted")]
+    OtherStore {
+        /// The volume.
+        id: VolumeId,
+        /// The store that its PersistentVolume names.
+        named: StoreId,
+    },
     /// The volume is in use on this node, or checking it failed.
     #[error(transparent)]
     Guard(GuardError),
@@ -72,6 +81,7 @@ pub(crate) enum ApiCall {
     DeleteVolume,
     PatchVolume,
     PatchClaim,
+    ReadNode,
 }
 
 impl fmt::Display for ApiCall {
@@ -82,13 +92,28 @@ impl fmt::Display for ApiCall {
             Self::ReadVolume => "read the PersistentVolume",
             Self::CreateVolume => "create the PersistentVolume",
             Self::DeleteVolume => "delete the PersistentVolume",
-            Self::PatchVolume => "patch the PersistentVolume's finalizers",
+            Self::PatchVolume => "patch the PersistentVolume",
             Self::PatchClaim => "patch the claim's selected node",
+            Self::ReadNode => "read this node",
         })
     }
 }
 
 impl ApiCall {
+    /// The name in metrics.
+    pub(crate) fn metric_label(self) -> &'static str {
+        match self {
+            Self::ReadClaim => "get_persistentvolumeclaim",
+            Self::ListClaims => "list_persistentvolumeclaims",
+            Self::ReadVolume => "get_persistentvolume",
+            Self::CreateVolume => "create_persistentvolume",
+            Self::DeleteVolume => "delete_persistentvolume",
+            Self::PatchVolume => "patch_persistentvolume",
+            Self::PatchClaim => "patch_persistentvolumeclaim",
+            Self::ReadNode => "get_node",
+        }
+    }
+
     fn wrap_error(self) -> impl FnOnce(kube::Error) -> ApplyError {
         move |source| ApplyError::Api { call: self, source }
     }
@@ -181,7 +206,7 @@ impl ActionApplier {
     pub(crate) async fn provision_claim(
         &self,
         seen: &VolumeSpec,
-        class: &StorageClass,
+        (class, store): (&StorageClass, Option<&StoreId>),
         may_reschedule: bool,
     ) -> Result<ApplyOutcome, ApplyError> {
         let _lock = self.locks.lock(&seen.id).await;
@@ -194,22 +219,22 @@ impl ActionApplier {
             ClaimAction::Reject(rejection) => return Ok(ApplyOutcome::Rejected(rejection)),
             _ => return Ok(ApplyOutcome::Done),
         };
-        let outcome = self.create_volume(&spec).await;
-        // An existing volume was recorded and reported before, unless a crash came between; the claim is
-        // bound either way.
-        if !matches!(outcome, Ok(CreateOutcome::AlreadyExists | CreateOutcome::OnOtherNode)) {
-            self.metrics.record_provision(
-                &spec.storage_class,
-                started.elapsed(),
-                matches!(outcome, Ok(CreateOutcome::Created)),
-            );
-        }
-        match outcome {
+        match self.create_volume(store, &spec).await {
             Ok(CreateOutcome::Created) => {
+                self.metrics.record_provision(&spec.storage_class, started.elapsed(), true);
+                let (namespace, name) = (&spec.claim_ref.namespace, &spec.claim_ref.name);
+                tracing::info!(
+                    pv = %spec.id,
+                    namespace = namespace.as_deref(),
+                    claim = name.as_deref(),
+                    bytes = spec.capacity.0,
+                    "provisioned volume"
+                );
                 let note = format!("Successfully provisioned volume {}", spec.id);
                 self.recorder.record_event(&spec.claim_ref, EventReason::ProvisioningSucceeded, &note).await;
                 Ok(ApplyOutcome::Done)
             }
+            // It was recorded and reported before, unless a crash came between; the claim is bound either way.
             Ok(CreateOutcome::AlreadyExists) => Ok(ApplyOutcome::Done),
             Ok(CreateOutcome::OnOtherNode) => {
                 self.remove_if_empty(&spec.id).await.map(|_| ApplyOutcome::Done)
@@ -228,9 +253,13 @@ impl ActionApplier {
         }
     }
 
-    async fn create_volume(&self, spec: &VolumeSpec) -> Result<CreateOutcome, ApplyError> {
+    async fn create_volume(
+        &self,
+        store: Option<&StoreId>,
+        spec: &VolumeSpec,
+    ) -> Result<CreateOutcome, ApplyError> {
         self.store.create(&spec.id, spec.limits).await.map_err(ApplyError::Store)?;
-        let volume = build_persistent_volume(&self.identity, spec);
+        let volume = build_persistent_volume(&self.identity, store, spec);
         let (api, params) = (self.volumes_api(), PostParams::default());
         match self
             .steps
@@ -264,11 +293,19 @@ impl ActionApplier {
     }
 
     /// Writes this node into a claim without a selected node. The first node wins; the watch notifies the
-    /// others.
-    pub(crate) async fn select_node(&self, claim: &PersistentVolumeClaim) -> Result<(), ApplyError> {
+    /// others. `false`: no pod could use the volume on this node now, so that it is left to others.
+    pub(crate) async fn select_node(&self, claim: &PersistentVolumeClaim) -> Result<bool, ApplyError> {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
+        let nodes: Api<Node> = Api::all(self.client.0.clone());
+        let node = with_timeout(nodes.get(self.identity.node.as_str())).await;
+        let node = none_if_not_found(node).map_err(ApiCall::ReadNode.wrap_error())?;
+        if let Some(taint) = node.as_ref().map_or(Some("not registered"), taint_against_volumes) {
+            tracing::info!(claim = name, taint, "leaving a claim with immediate binding to other nodes");
+            return Ok(false);
+        }
         tracing::info!(claim = name, "selecting this node for a claim with immediate binding");
-        self.patch_selected_node(VolumeStep::SelectNode, claim, json!(self.identity.node.as_str())).await
+        let node = json!(self.identity.node.as_str());
+        self.patch_selected_node(VolumeStep::SelectNode, claim, node).await.map(|()| true)
     }
 
     /// Removes this node from a claim, so that the scheduler selects another.
@@ -312,16 +349,32 @@ impl ActionApplier {
     pub(crate) async fn delete_volume(
         &self,
         seen: &PersistentVolume,
-        id: &VolumeId,
+        (id, store): (&VolumeId, Option<&StoreId>),
         is_claim_cached: bool,
     ) -> Result<(), ApplyError> {
         let _lock = self.locks.lock(id).await;
         let started = Instant::now();
-        let Some(live) = self.read_volume(id.as_str()).await? else { return Ok(()) };
+        let deleted = self.delete_locked_volume(seen, (id, store), is_claim_cached).await;
+        let class = seen.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
+        // A volume that is gone, or no longer to be deleted, counts neither as a success nor as a failure.
+        if !matches!(deleted, Ok(false)) {
+            self.metrics.record_delete(class.unwrap_or_default(), started.elapsed(), deleted.is_ok());
+        }
+        deleted.map(drop)
+    }
+
+    /// Returns whether this call has deleted the volume.
+    async fn delete_locked_volume(
+        &self,
+        seen: &PersistentVolume,
+        (id, store): (&VolumeId, Option<&StoreId>),
+        is_claim_cached: bool,
+    ) -> Result<bool, ApplyError> {
+        let Some(live) = self.read_volume(id.as_str()).await? else { return Ok(false) };
         // The cached volume may be stale: it may be in use again, or be another object of the same name.
         let is_same = live.metadata.uid == seen.metadata.uid;
         if !is_same || plan_volume(&self.identity, &live) != VolumeAction::Delete(id.clone()) {
-            return Ok(());
+            return Ok(false);
         }
         let spec = live.spec.clone().unwrap_or_default();
         let claim = match self.read_claim(&spec.claim_ref.unwrap_or_default()).await? {
@@ -331,12 +384,14 @@ impl ActionApplier {
         if let Some(claim) = claim.filter(|claim| !is_bound_elsewhere(claim, id)) {
             return Err(ApplyError::ClaimExists { claim: claim.metadata.name.unwrap_or_default() });
         }
+        if let Some(named) = named_store(&live).filter(|named| store.is_some_and(|store| store != named))
+            && !self.volume_exists(id).await
+        {
+            return Err(ApplyError::OtherStore { id: id.clone(), named });
+        }
         let _reservation = self.reserve_volume(id).await?;
         tracing::info!(pv = %id, handle = %id, claim_uid = id.claim_uid(), "deleting volume");
-        let deleted = self.remove_volume(&live, id).await;
-        let class = spec.storage_class_name.unwrap_or_default();
-        self.metrics.record_delete(&class, started.elapsed(), deleted.is_ok());
-        deleted
+        self.remove_volume(&live, id).await.map(|()| true)
     }
 
     /// Ensures that a volume is not in use on this node, and is not used from now on.
@@ -371,43 +426,60 @@ impl ActionApplier {
         }
     }
 
-    /// Removes our finalizer.
+    /// Removes our finalizer, whatever the volume's version is: the volume controllers remove theirs at the
+    /// same time.
     pub(crate) async fn remove_finalizer(&self, volume: &PersistentVolume) -> Result<(), ApplyError> {
         if !has_finalizer(&self.identity, volume) {
             return Ok(());
         }
-        let finalizers = volume.metadata.finalizers.iter().flatten();
-        let others = finalizers.filter(|finalizer| Some(*finalizer) != self.identity.finalizer.as_ref());
         let name = volume.metadata.name.as_deref().unwrap_or_default();
         tracing::info!(pv = name, "removing the finalizer of the PersistentVolume");
-        self.patch_finalizers(VolumeStep::RemoveFinalizer, volume, others.cloned().collect()).await
+        let patch = Patch::Strategic(json!({ "metadata": {
+            "uid": volume.metadata.uid,
+            "$deleteFromPrimitiveList/finalizers": self.identity.finalizer.as_slice(),
+        } }));
+        // A conflict is not tolerated: the volume would be deleted a second time, and counted twice.
+        self.patch_volume((VolumeStep::RemoveFinalizer, &[404]), name, &patch).await
     }
 
-    /// Adds our finalizer.
+    /// Adds our finalizer to exactly this version of a volume.
     pub(crate) async fn add_finalizer(&self, volume: &PersistentVolume) -> Result<(), ApplyError> {
-        let finalizers = volume.metadata.finalizers.iter().flatten().chain(&self.identity.finalizer);
-        self.patch_finalizers(VolumeStep::AddFinalizer, volume, finalizers.cloned().collect()).await
+        let finalizers: Vec<_> =
+            volume.metadata.finalizers.iter().flatten().chain(&self.identity.finalizer).collect();
+        self.patch_version(VolumeStep::AddFinalizer, volume, json!({ "finalizers": finalizers })).await
     }
 
-    /// Patches the finalizers of exactly this version of a volume.
-    async fn patch_finalizers(
+    /// Records the claim that exactly this version of a volume is bound to.
+    pub(crate) async fn record_claim(&self, volume: &PersistentVolume, uid: &str) -> Result<(), ApplyError> {
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        tracing::info!(pv = name, claim_uid = uid, "recording that the volume is bound to another claim");
+        let annotations = json!({ "annotations": { self.identity.driver.claim_annotation(): uid } });
+        self.patch_version(VolumeStep::RecordClaim, volume, annotations).await
+    }
+
+    /// Patches the metadata of exactly this version of a volume.
+    async fn patch_version(
         &self,
         step: VolumeStep,
         volume: &PersistentVolume,
-        finalizers: Vec<String>,
+        mut metadata: Value,
     ) -> Result<(), ApplyError> {
-        let meta = &volume.metadata;
-        let patch = Patch::Merge(json!({ "metadata": {
-            "uid": meta.uid,
-            "resourceVersion": meta.resource_version,
-            "finalizers": finalizers,
-        } }));
-        let (api, name) = (self.volumes_api(), meta.name.as_deref().unwrap_or_default());
-        let patched =
-            self.steps.run_async(step, with_timeout(api.patch(name, &PatchParams::default(), &patch))).await;
-        match patched {
-            // The object has changed or is deleted: the watch reports it.
-            Err(error) if !matches!(status_code(&error), Some(404 | 409)) => {
+        metadata["uid"] = json!(volume.metadata.uid);
+        metadata["resourceVersion"] = json!(volume.metadata.resource_version);
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        // The object has changed or is deleted: the watch reports it.
+        self.patch_volume((step, &[404, 409]), name, &Patch::Merge(json!({ "metadata": metadata }))).await
+    }
+
+    async fn patch_volume(
+        &self,
+        (step, tolerated): (VolumeStep, &[u16]),
+        name: &str,
+        patch: &Patch<Value>,
+    ) -> Result<(), ApplyError> {
+        let (api, params) = (self.volumes_api(), PatchParams::default());
+        match self.steps.run_async(step, with_timeout(api.patch(name, &params, patch))).await {
+            Err(error) if !status_code(&error).is_some_and(|code| tolerated.contains(&code)) => {
                 Err(ApiCall::PatchVolume.wrap_error()(error))
             }
             _ => Ok(()),

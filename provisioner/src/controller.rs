@@ -12,6 +12,7 @@ use kube::Api;
 use kube::runtime::controller::{Action, Config as ControllerConfig, Error as ControllerError, applier};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::{ApplyError, ApplyOutcome, status_code, volume_reference};
@@ -21,13 +22,16 @@ use crate::plan::{
     ClaimAction, ClaimIgnoreReason, ClaimRejection, ObservedClaim, VolumeAction, claim_reference, class_name,
     plan_claim, plan_volume,
 };
-use crate::provisioner::Provisioner;
+use crate::provisioner::{Provisioner, RunError};
+use crate::store_id::StoreIdentity;
 
+pub(crate) mod api_health;
 mod event_filter;
 mod live_claims;
 mod orphan_sweeper;
 mod retry_tracker;
-mod watch_errors;
+mod store_guard;
+pub(crate) mod watch_errors;
 
 use event_filter::{EventFilter, WatchSignals};
 use live_claims::LiveClaims;
@@ -37,6 +41,9 @@ use watch_errors::{WatchErrors, with_backoff};
 /// How long to wait for an object that may not be in the cache yet, before it is reported as missing.
 const CACHE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
+/// After this time a node that was cordoned or tainted looks again whether a claim is still without a node.
+const RESELECT_AFTER: Duration = Duration::from_secs(60);
+
 /// Everything that reconciling an object needs.
 struct ReconcileContext {
     provisioner: Provisioner,
@@ -45,14 +52,16 @@ struct ReconcileContext {
     classes: Store<StorageClass>,
     retries: Arc<RetryTracker>,
     live_claims: Arc<LiveClaims>,
+    /// The store that is served; `None` until it is known to be the one of this node's volumes.
+    store: watch::Sender<Option<StoreIdentity>>,
 }
 
-/// Runs the controller until the token is canceled or a watch ends.
+/// Runs the controller until the token is canceled, a watch ends, or the store cannot be served.
 pub(crate) async fn run_controller(
     provisioner: &Provisioner,
     token: &CancellationToken,
     on_ready: impl FnOnce() + Send,
-) {
+) -> Result<(), RunError> {
     let (claims, claims_writer) = reflector::store();
     let (volumes, volumes_writer) = reflector::store();
     let (classes, classes_writer) = reflector::store();
@@ -65,6 +74,7 @@ pub(crate) async fn run_controller(
         classes,
         retries: Arc::clone(&retries),
         live_claims: Arc::clone(&live_claims),
+        store: watch::Sender::new(None),
     });
     let filter = EventFilter {
         identity: provisioner.config.identity.clone(),
@@ -75,20 +85,20 @@ pub(crate) async fn run_controller(
         volumes: volumes.clone(),
     };
 
-    let watch_errors = WatchErrors::default();
+    let watch_errors = &provisioner.watch_errors;
     let claim_events = {
         let filter = filter.clone();
-        watch_resource(context.resource_api(), &watch_errors)
+        watch_resource(context.resource_api(), watch_errors)
             .filter_map(move |event| ready(filter.filter_claim(event)))
             .reflect(claims_writer)
     };
     let volume_events = {
         let filter = filter.clone();
-        watch_resource(context.resource_api(), &watch_errors)
+        watch_resource(context.resource_api(), watch_errors)
             .filter_map(move |event| ready(filter.filter_volume(event)))
             .reflect(volumes_writer)
     };
-    let class_events = watch_resource(context.resource_api(), &watch_errors)
+    let class_events = watch_resource(context.resource_api(), watch_errors)
         .filter_map(move |event| ready(filter.filter_class(event)))
         .reflect(classes_writer)
         .for_each(|_| ready(()));
@@ -118,7 +128,7 @@ pub(crate) async fn run_controller(
         std::future::pending().await
     };
     let sweeping = async {
-        context.wait_for_cache_sync().await;
+        context.served_store().await;
         orphan_sweeper::run_sweeper(&context, receivers.sweeps).await;
     };
     tokio::select! {
@@ -126,8 +136,10 @@ pub(crate) async fn run_controller(
         () = class_events => {}
         () = readiness => {}
         () = sweeping => {}
-        () = context.canceled_before_sync(token) => {}
+        error = context.guard_store() => return Err(error),
+        () = context.canceled_before_serving(token) => {}
     }
+    Ok(())
 }
 
 /// Watches all objects of a kind: lists them, then follows changes, with bookmarks, and retries after errors.
@@ -166,17 +178,16 @@ impl ReconcileContext {
         std::future::pending().await
     }
 
-    /// Waits for a cancellation before the first lists are complete: then the loops have not started and
-    /// would never end.
-    async fn canceled_before_sync(&self, token: &CancellationToken) {
+    /// Waits for a cancellation before the store is served: then the loops wait for it and would never end.
+    async fn canceled_before_serving(&self, token: &CancellationToken) {
         token.cancelled().await;
-        if self.wait_for_cache_sync().now_or_never().is_some() {
+        if self.served_store().now_or_never().is_some() {
             std::future::pending().await
         }
     }
 
     async fn report_ready(&self, on_ready: impl FnOnce() + Send) {
-        self.wait_for_cache_sync().await;
+        self.served_store().await;
         if let Some(mut registered) = self.provisioner.registered.clone() {
             // The sender is dropped: the driver will never be registered, so the provisioner never becomes
             // ready.
@@ -195,7 +206,7 @@ impl ReconcileContext {
     }
 
     async fn try_reconcile_claim(&self, claim: &PersistentVolumeClaim) -> Result<Action, ApplyError> {
-        self.wait_for_cache_sync().await;
+        let store = self.served_store().await;
         let applier = &self.provisioner.applier;
         let class = class_name(claim).and_then(|name| self.classes.get(&ObjectRef::new(name)));
         let volume = self.cached_volume(claim);
@@ -210,7 +221,7 @@ impl ReconcileContext {
                 let Some(class) = &class else { return Ok(Action::await_change()) };
                 let may_reschedule =
                     self.retries.failure_count(&uid) + 1 >= self.provisioner.config.reschedule_after;
-                applier.provision_claim(&spec, class, may_reschedule).await?
+                applier.provision_claim(&spec, (class, store.id()), may_reschedule).await?
             }
             ClaimAction::SelectNode => {
                 let within = self.provisioner.config.node_selection_delay;
@@ -220,10 +231,12 @@ impl ReconcileContext {
                     .remaining_wait(&uid, || hold.max(within.mul_f64(retry_tracker::random_fraction())))
                 {
                     Some(time) => return Ok(Action::requeue(time)),
-                    None => applier.select_node(claim).await?,
+                    // Earlier failures are kept: whether the claim can be provisioned here is not known yet.
+                    None => match applier.select_node(claim).await? {
+                        true => return Ok(Action::await_change()),
+                        false => return Ok(Action::requeue(RESELECT_AFTER)),
+                    },
                 }
-                // Earlier failures are kept: whether the claim can be provisioned here is not known yet.
-                return Ok(Action::await_change());
             }
             ClaimAction::Wait(rejection) => match self.retries.remaining_wait(&uid, || CACHE_GRACE_PERIOD) {
                 Some(time) => return Ok(Action::requeue(time)),
@@ -239,6 +252,7 @@ impl ReconcileContext {
                 Ok(Action::await_change())
             }
             ApplyOutcome::Rescheduled => {
+                self.record_failed_provision(claim);
                 self.retries.record_reschedule(&uid);
                 Ok(Action::await_change())
             }
@@ -257,6 +271,9 @@ impl ReconcileContext {
         let text = rejection.to_string();
         if self.retries.is_new_rejection(uid, &text) {
             let about = claim_reference(claim);
+            let (namespace, name) = (about.namespace.as_deref(), about.name.as_deref());
+            tracing::warn!(namespace, claim = name, "claim rejected: {text}");
+            self.record_failed_provision(claim);
             self.provisioner
                 .applier
                 .recorder
@@ -269,14 +286,28 @@ impl ReconcileContext {
         }
     }
 
+    /// Counts an error of the API server.
+    fn record_api_error(&self, error: &ApplyError) {
+        if let ApplyError::Api { call, .. } = error {
+            self.provisioner.applier.metrics.record_api_error(call.metric_label());
+        }
+    }
+
+    fn record_failed_provision(&self, claim: &PersistentVolumeClaim) {
+        let class = class_name(claim).unwrap_or_default();
+        self.provisioner.applier.metrics.record_provision(class, Duration::ZERO, false);
+    }
+
     async fn try_reconcile_volume(&self, volume: &PersistentVolume) -> Result<Action, ApplyError> {
-        self.wait_for_cache_sync().await;
+        let store = self.served_store().await;
         let applier = &self.provisioner.applier;
         let uid = volume.metadata.uid.clone().unwrap_or_default();
         match plan_volume(&applier.identity, volume) {
             VolumeAction::Delete(id) => {
-                applier.delete_volume(volume, &id, self.live_claims.contains_uid(id.claim_uid())).await?;
+                let is_claim_cached = self.live_claims.contains_uid(id.claim_uid());
+                applier.delete_volume(volume, (&id, store.id()), is_claim_cached).await?;
             }
+            VolumeAction::RecordClaim { uid } => applier.record_claim(volume, &uid).await?,
             VolumeAction::AddFinalizer => applier.add_finalizer(volume).await?,
             VolumeAction::RemoveFinalizer => applier.remove_finalizer(volume).await?,
             VolumeAction::Ignore(_) => {}
@@ -285,6 +316,8 @@ impl ReconcileContext {
                 let name = volume.metadata.name.as_deref().unwrap_or_default();
                 if self.retries.is_new_rejection(&uid, &text) {
                     tracing::warn!(pv = name, "volume not deleted: {text}");
+                    let class = volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
+                    applier.metrics.record_delete(class.unwrap_or_default(), Duration::ZERO, false);
                     let about = volume_reference(volume);
                     applier.recorder.record_event(&about, EventReason::VolumeFailedDelete, &text).await;
                 }
@@ -311,6 +344,10 @@ async fn reconcile_claim(
     context: Arc<ReconcileContext>,
 ) -> Result<Action, ApplyError> {
     let done = catch_panic(context.try_reconcile_claim(&claim)).await;
+    if let Err(error) = &done {
+        context.record_failed_provision(&claim);
+        context.record_api_error(error);
+    }
     if let Err(error) = &done
         && is_worth_an_event(error)
     {
@@ -325,6 +362,9 @@ async fn reconcile_volume(
     context: Arc<ReconcileContext>,
 ) -> Result<Action, ApplyError> {
     let done = catch_panic(context.try_reconcile_volume(&volume)).await;
+    if let Err(error) = &done {
+        context.record_api_error(error);
+    }
     if let Err(error) = &done
         && is_worth_an_event(error)
     {

@@ -50,6 +50,6 @@ pub mod testing;
 
 pub use bind_mounter::BindMounter;
 pub use mounter::{FileId, MountRestrictions, TargetConflict, TargetMount, TargetMountError, VolumeMounter};
-pub use plugin::{NodePlugin, PluginDeps, PluginError};
+pub use plugin::{DriverLock, NodePlugin, PluginDeps, PluginError};
 pub use socket::SocketError;
 pub use target_path::{TargetError, TargetPath};

@@ -4,20 +4,24 @@ use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{QuotaLimits, QuotaSetter, QuotaStatus};
-use nodekeel_localstorage::{Dir, Error as DirError, FileKind, FileMode, RenameMode};
+use nodekeel_fsquota::{ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
+use nodekeel_localstorage::{Dir, FileKind, FileMode, RenameMode};
 use rustix::fs::{AtFlags, FlockOperation};
 use rustix::io::Errno;
+use tokio::sync::Notify;
 
 use crate::error_chain::format_chain;
 use crate::id::VolumeId;
 use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store::{VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
+use crate::store_id::{StoreId, StoreIdentity};
 
 mod error;
+mod location;
+mod mount_table;
 mod trash;
 
 pub use error::DirStoreError;
@@ -26,6 +30,7 @@ pub use error::DirStoreError;
 pub(crate) use trash::read_trash_name;
 
 use error::store_error;
+use mount_table::MountTable;
 use trash::{EraseQueue, TrashEntry, VolumeEraser};
 
 /// Directory of volumes, by id.
@@ -43,7 +48,8 @@ const LOCK_COUNT: usize = 64;
 /// A store that keeps each volume as a directory with a dedicated project quota.
 ///
 /// ```text
-/// <base>/volumes/pvc-<uid>          a volume with its limits
+/// <base>/store-id                   its identity: a UUID and a newline
+///        volumes/pvc-<uid>          a volume with its limits
 ///        .new/pvc-<uid>             staging: a directory that is not a volume yet and not listed
 ///        .trash/pvc-<uid>.7.0/      a trash entry: a removed volume whose quota has project 7
 ///               └─ volume           its remaining data
@@ -62,6 +68,14 @@ const LOCK_COUNT: usize = 64;
 /// A new store in the same directory sweeps `.new` and resumes erasing. So each directory has at most one
 /// store: it locks `volumes` (`flock`) until it is dropped and its actions in progress are complete. The
 /// kernel releases the lock of a killed process.
+///
+/// # Identity
+/// Where a directory is the mount point of a disk, it looks like an empty store while the disk isn't mounted.
+/// The file `store-id` distinguishes the two. Without it the store lists volumes and changes none; the
+/// [`Provisioner`](crate::Provisioner) creates it where no PersistentVolume of the node names a store yet.
+/// Each call checks that the path still leads to the directory that was opened, through the same mount, and
+/// that it has the same identity; so does [`wait_until_lost`](VolumeStore::wait_until_lost) when the kernel
+/// reports a changed mount, or a call has failed so.
 ///
 /// # Erasing
 /// A dedicated thread erases one trash entry after the other, so that removing a large volume does not delay
@@ -89,6 +103,8 @@ impl Default for DirStoreOptions {
 }
 
 struct StoreInner {
+    base: Dir,
+    identity: OnceLock<StoreId>,
     volumes: Dir,
     staging: Dir,
     trash: Dir,
@@ -97,6 +113,8 @@ struct StoreInner {
     steps: StepRunner,
     locks: [Mutex<()>; LOCK_COUNT],
     hasher: RandomState,
+    /// A call found that the directory is not the store.
+    missed: Notify,
 }
 
 impl DirStore {
@@ -119,17 +137,23 @@ impl DirStore {
         options: DirStoreOptions,
     ) -> Result<Self, DirStoreError> {
         let ensure = |name| base.ensure_dir(name, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory);
+        let identity = location::read_identity(&base)?;
+        let (volumes, staging, trash) = (ensure(VOLUMES_DIR)?, ensure(STAGING_DIR)?, ensure(TRASH_DIR)?);
         let inner = Arc::new(StoreInner {
-            volumes: ensure(VOLUMES_DIR)?,
-            staging: ensure(STAGING_DIR)?,
-            trash: ensure(TRASH_DIR)?,
+            base,
+            identity: identity.map(OnceLock::from).unwrap_or_default(),
+            volumes,
+            staging,
+            trash,
             quota,
             mode: options.mode,
             steps: StepRunner::new(options.hook),
             locks: [const { Mutex::new(()) }; LOCK_COUNT],
             hasher: RandomState::new(),
+            missed: Notify::new(),
         });
         inner.lock_directory()?;
+        inner.base.remove_stale_files().map_err(DirStoreError::Directory)?;
         inner.sweep_staging()?;
         let trash_entries = inner.list_trash()?;
         inner.release_leaked_projects(&trash_entries);
@@ -149,6 +173,14 @@ impl DirStore {
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(DirStoreError::Directory(error)),
         }
+    }
+
+    /// The identity of the store in a directory; `None` if it has none. Changes nothing.
+    ///
+    /// # Errors
+    /// [`DirStoreError::Directory`], [`DirStoreError::InvalidIdentity`].
+    pub fn read_identity(base: &Dir) -> Result<Option<StoreId>, DirStoreError> {
+        location::read_identity(base)
     }
 
     /// Waits until all removed volumes are erased.
@@ -173,6 +205,7 @@ impl DirStore {
         let (inner, id) = (Arc::clone(&self.inner), id.cloned());
         let work = move || {
             let _held = id.map(|id| inner.lock_volume(&id));
+            inner.check_location()?;
             work(&inner)
         };
         tokio::task::spawn_blocking(work).await.unwrap_or(Err(DirStoreError::RuntimeStopped))
@@ -181,7 +214,8 @@ impl DirStore {
 
 impl StoreInner {
     /// Locks the directory against other stores. Locks `volumes`, not its parent, which may be the root of
-    /// its file system: processes that set limits there lock that, and would wait for this store forever.
+    /// its file system: processes of earlier releases that set limits there lock that, and would wait for
+    /// this store forever.
     fn lock_directory(&self) -> Result<(), DirStoreError> {
         match try_lock(&self.volumes)? {
             true => Ok(()),
@@ -205,6 +239,7 @@ impl StoreInner {
     }
 
     fn create_volume(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), DirStoreError> {
+        self.require_identity()?;
         if let Some(dir) = self.find_volume(id)? {
             self.raise_limits(&dir, limits)?;
             return self.sync_volumes();
@@ -219,6 +254,13 @@ impl StoreInner {
             }
         }
         created
+    }
+
+    /// Confirms that a missing volume was removed: that it is missing from the store, and not from another
+    /// directory, or from a disk that can no longer be read.
+    fn confirm_removed(&self) -> Result<(), DirStoreError> {
+        self.check_location()?;
+        self.sync_volumes()
     }
 
     /// Makes renames and removals of a killed instance durable.
@@ -253,18 +295,22 @@ impl StoreInner {
     }
 
     fn read_status(&self, dir: &Dir) -> Result<QuotaStatus, DirStoreError> {
-        self.find_status(dir)?.ok_or_else(|| DirStoreError::NoLimits { path: dir.path().to_owned() })
+        let status = self.quota.read_status(dir.as_fd());
+        let status = status.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })?;
+        status.ok_or_else(|| DirStoreError::NoLimits { path: dir.path().to_owned() })
     }
 
-    fn find_status(&self, dir: &Dir) -> Result<Option<QuotaStatus>, DirStoreError> {
-        let status = self.quota.read_status(dir.as_fd());
-        status.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
+    /// The project of a volume, also while the limits are not enforced.
+    fn find_project(&self, dir: &Dir) -> Result<Option<ProjectId>, DirStoreError> {
+        let project = self.quota.find_project(dir.as_fd());
+        project.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
     }
 
     /// Renames a volume, if it exists, into a trash entry, and queues that for erasing.
     fn move_to_trash(&self, id: &VolumeId, queue: &EraseQueue) -> Result<(), DirStoreError> {
-        let Some(dir) = self.find_volume(id)? else { return self.sync_volumes() };
-        let project = self.find_status(&dir)?.map(|status| status.project);
+        self.require_identity()?;
+        let Some(dir) = self.find_volume(id)? else { return self.confirm_removed() };
+        let project = self.find_project(&dir)?;
         let create = || TrashEntry::create_entry(&self.trash, id, project);
         let entry =
             self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)?;
@@ -279,12 +325,13 @@ impl StoreInner {
 
     /// Removes an empty volume, whatever the quota counts: the kernel removes only empty directories.
     fn remove_empty(&self, id: &VolumeId, queue: &EraseQueue) -> Result<bool, DirStoreError> {
-        let Some(dir) = self.find_volume(id)? else { return self.sync_volumes().map(|()| true) };
+        self.require_identity()?;
+        let Some(dir) = self.find_volume(id)? else { return self.confirm_removed().map(|()| true) };
         let failed = |source: io::Error| DirStoreError::RemoveEmpty { path: dir.path().to_owned(), source };
         if !is_empty(dir.as_fd()).map_err(failed)? {
             return Ok(false);
         }
-        let project = self.find_status(&dir)?.map(|status| status.project);
+        let project = self.find_project(&dir)?;
         let create = || TrashEntry::create_entry(&self.trash, id, project);
         let entry =
             self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)?;
@@ -397,9 +444,10 @@ impl VolumeStore for DirStore {
 
     async fn resize(&self, id: &VolumeId, limits: QuotaLimits) -> Result<(), VolumeStoreError> {
         let owned = id.clone();
-        let resize = move |inner: &StoreInner| match inner.find_volume(&owned)? {
-            Some(dir) => inner.set_limits(&dir, limits).map(Some),
-            None => Ok(None),
+        let resize = move |inner: &StoreInner| {
+            inner.require_identity()?;
+            let dir = inner.find_volume(&owned)?;
+            dir.map(|dir| inner.set_limits(&dir, limits)).transpose()
         };
         let resized = self.run_blocking(Some(id), resize).await;
         let resized = resized
@@ -438,18 +486,49 @@ impl VolumeStore for DirStore {
         let listed = self.run_blocking(None, StoreInner::list_volumes).await;
         listed.map_err(|source| VolumeStoreError::List { source: Box::new(source) })
     }
+
+    async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
+        let found = self.run_blocking(None, |inner| Ok(inner.identity.get().cloned())).await;
+        let found = found.map_err(|source| VolumeStoreError::Lost { source: Box::new(source) })?;
+        Ok(found.map_or(StoreIdentity::Absent, StoreIdentity::Present))
+    }
+
+    async fn wait_until_lost(&self) -> VolumeStoreError {
+        loop {
+            // Before the check, so that no change is missed.
+            let mounts = MountTable::open();
+            if let Err(error) = self.identity().await {
+                return error;
+            }
+            let changed = tokio::select! {
+                changed = async { mounts?.wait_for_change().await } => changed,
+                () = self.inner.missed.notified() => Ok(()),
+            };
+            if let Err(error) = changed {
+                return VolumeStoreError::Lost { source: Box::new(DirStoreError::WatchMounts(error)) };
+            }
+        }
+    }
+
+    async fn create_identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
+        let created = self.run_blocking(None, StoreInner::create_identity).await;
+        created
+            .map(StoreIdentity::Present)
+            .map_err(|source| VolumeStoreError::Lost { source: Box::new(source) })
+    }
 }
 
 impl VolumeOpener for DirStore {
     fn open(&self, id: &VolumeId) -> Result<OwnedFd, VolumeStoreError> {
-        let failed = |source: DirError| VolumeStoreError::Open { id: id.clone(), source: Box::new(source) };
-        match self.inner.volumes.open_dir(id.as_str()) {
-            Ok(dir) => dir
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(|source| VolumeStoreError::Open { id: id.clone(), source: Box::new(source) }),
-            Err(error) if error.is_not_found() => Err(VolumeStoreError::NotFound { id: id.clone() }),
-            Err(error) => Err(failed(error)),
+        let failed = |source| VolumeStoreError::Open { id: id.clone(), source };
+        let find = || {
+            self.inner.require_identity()?;
+            self.inner.check_location()?;
+            self.inner.find_volume(id)
+        };
+        match find().map_err(|error| failed(error.into()))? {
+            Some(dir) => dir.as_fd().try_clone_to_owned().map_err(|error| failed(error.into())),
+            None => Err(VolumeStoreError::NotFound { id: id.clone() }),
         }
     }
 }
@@ -480,6 +559,7 @@ mod tests {
         let base = tempfile::tempdir().expect("a directory");
         let dir = Dir::open(base.path()).expect("the base");
         let store = DirStore::new(dir, Arc::new(MemQuota::new())).expect("a store");
+        store.inner.create_identity().expect("an identity");
         let (inner, queue) = (&store.inner, store.eraser.queue());
         let id = VolumeId::from_uid("9f0e5d3c-1b2a-4c5d-8e6f-0a1b2c3d4e5f").expect("a UUID");
         let limits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };

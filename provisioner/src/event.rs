@@ -12,6 +12,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 
 use crate::api_timeout::with_timeout;
+use crate::error_chain::format_chain;
 use crate::plan::ProvisionerIdentity;
 use crate::step::{StepRunner, VolumeStep};
 
@@ -100,7 +101,7 @@ impl EventRecorder {
             self.steps.run_async(VolumeStep::CreateEvent, self.write_event(about, reason, note)).await
         {
             let object = about.name.as_deref().unwrap_or_default();
-            tracing::warn!(object, reason = reason.as_str(), note, "record event: {error}");
+            tracing::warn!(object, reason = reason.as_str(), note, "record event: {}", format_chain(&error));
         }
     }
 

@@ -62,7 +62,7 @@ impl VolumeIdError {
 }
 
 /// Whether a text is a UUID in canonical form: 8-4-4-4-12 lower-case hexadecimal digits.
-fn is_uuid(text: &str) -> bool {
+pub(crate) fn is_uuid(text: &str) -> bool {
     let fits = |(at, byte): (usize, u8)| match HYPHENS.contains(&at) {
         true => byte == b'-',
         false => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),

@@ -61,6 +61,11 @@
 //!   claim agree. Before the provisioner deletes one, it reads the volume and its claim from the API server
 //!   again, and logs the deletion. Volumes of another driver or node are skipped without an event; otherwise
 //!   every node would emit one for every other node's volumes.
+//! - A directory whose disk isn't mounted looks like an empty one. So a store has an identity ([`StoreId`]), on
+//!   its disk and in each PersistentVolume: nothing is served without it, and a missing volume counts as
+//!   removed only in the store that it was created in.
+//! - The node affinity of volumes refers to a label of this driver ([`DriverName::topology_key`]), which the
+//!   kubelet sets when it registers the plugin.
 //! - Before it creates a volume, it reads the claim again: a stale cache causes no second volume.
 //! - A failure is retried after 1 s, doubled up to 5 min, for each object separately. A rejection emits one
 //!   event and is not retried until the object changes.
@@ -102,6 +107,8 @@ mod provisioner;
 mod quantity;
 mod step;
 mod store;
+mod store_id;
+mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod volume_locks;
@@ -117,9 +124,11 @@ pub use name::{DriverName, InvalidObjectName, MAX_DRIVER_NAME_BYTES, MAX_NODE_NA
 pub use plan::{
     BETA_STORAGE_PROVISIONER, ClaimAction, ClaimIgnoreReason, ClaimRejection, FINALIZER, HOSTNAME,
     ObservedClaim, PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE, STORAGE_PROVISIONER,
-    SizeError, VolumeAction, VolumeIgnoreReason, VolumeRejection, VolumeSpec, plan_claim, plan_volume,
+    STORE_ATTRIBUTE, SizeError, StoreAction, StoreRejection, VolumeAction, VolumeIgnoreReason,
+    VolumeRejection, VolumeSpec, plan_claim, plan_store, plan_volume,
 };
 pub use provisioner::{Deps, Provisioner, ProvisionerConfig, RunError};
 pub use quantity::QuantityError;
 pub use step::{StepHook, StepMoment, VolumeStep};
 pub use store::{ErrorSource, VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage};
+pub use store_id::{StoreId, StoreIdError, StoreIdentity};

@@ -8,14 +8,19 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::plan::{HOSTNAME, PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, VolumeSpec};
+use crate::plan::{PROVISIONED_BY, ProvisionerIdentity, ReclaimPolicy, STORE_ATTRIBUTE, VolumeSpec};
 use crate::quantity;
+use crate::store_id::StoreId;
 
-/// Builds the PersistentVolume to create for a volume.
+/// Builds the PersistentVolume to create for a volume in this store; `None` is a store without identities.
 ///
 /// It is complete: its reference to the claim has the UID, so binding adds nothing, and it has the finalizer
 /// from the start. A retained volume has no finalizer, because its object may be deleted while its data stay.
-pub fn build_persistent_volume(identity: &ProvisionerIdentity, volume: &VolumeSpec) -> PersistentVolume {
+pub fn build_persistent_volume(
+    identity: &ProvisionerIdentity,
+    store: Option<&StoreId>,
+    volume: &VolumeSpec,
+) -> PersistentVolume {
     PersistentVolume {
         metadata: ObjectMeta {
             name: Some(volume.id.to_string()),
@@ -36,6 +41,8 @@ pub fn build_persistent_volume(identity: &ProvisionerIdentity, volume: &VolumeSp
             claim_ref: Some(volume.claim_ref.clone()),
             csi: Some(CSIPersistentVolumeSource {
                 driver: identity.driver.to_string(),
+                volume_attributes: store
+                    .map(|store| BTreeMap::from([(STORE_ATTRIBUTE.to_owned(), store.to_string())])),
                 volume_handle: volume.id.to_string(),
                 ..CSIPersistentVolumeSource::default()
             }),
@@ -53,7 +60,7 @@ pub fn build_persistent_volume(identity: &ProvisionerIdentity, volume: &VolumeSp
 /// Affinity to this node alone.
 fn node_affinity(identity: &ProvisionerIdentity) -> VolumeNodeAffinity {
     let expression = NodeSelectorRequirement {
-        key: HOSTNAME.to_owned(),
+        key: identity.driver.topology_key(),
         operator: "In".to_owned(),
         values: Some(vec![identity.node.to_string()]),
     };

@@ -13,7 +13,8 @@ pub use prometheus::PrometheusMetrics;
 ///
 /// # Contract
 /// Methods are called once per completed attempt, and after each search for orphans, from any thread. They
-/// must not block.
+/// must not block. An attempt that failed before it reached the store counts, too, and so does a rejected
+/// claim, once per reason.
 pub trait VolumeMetrics: Send + Sync + fmt::Debug {
     /// An attempt to create a volume of this class succeeded or failed after this time.
     fn record_provision(&self, class: &str, took: Duration, succeeded: bool);
@@ -26,6 +27,12 @@ pub trait VolumeMetrics: Send + Sync + fmt::Debug {
     /// PersistentVolume was deleted; the log names each orphan.
     fn set_orphans(&self, volumes: usize, objects: usize) {
         let _ = (volumes, objects);
+    }
+
+    /// A call of the API server failed: it was not answered, or rejected. `call` is a verb and a kind, such as
+    /// `create_persistentvolume`.
+    fn record_api_error(&self, call: &str) {
+        let _ = call;
     }
 }
 

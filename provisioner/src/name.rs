@@ -6,8 +6,9 @@ use std::str::FromStr;
 /// Maximum length of a driver name in bytes. *Source:* CSI specification, `GetPluginInfoResponse.name`.
 pub const MAX_DRIVER_NAME_BYTES: usize = 63;
 
-/// Maximum length of a node name in bytes. *Source:* Kubernetes object names (DNS subdomain).
-pub const MAX_NODE_NAME_BYTES: usize = 253;
+/// Maximum length of a node name in bytes. A longer one is not a label's value, so no node affinity could
+/// name the node. *Source:* Kubernetes, "Labels and Selectors".
+pub const MAX_NODE_NAME_BYTES: usize = 63;
 
 /// Why a text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,8 +22,10 @@ pub enum InvalidObjectName {
         /// The given name.
         name: String,
     },
-    /// The node name is not a valid Kubernetes node name.
-    #[error("invalid node name {name:?}: use the lower-case name under which the node registers")]
+    /// The node name is not a valid Kubernetes node name of at most [`MAX_NODE_NAME_BYTES`].
+    #[error(
+        "invalid node name {name:?}: use the lower-case name under which the node registers, of at most 63 bytes"
+    )]
     Node {
         /// The given name.
         name: String,
@@ -53,6 +56,18 @@ impl DriverName {
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The label that a node has if its kubelet knows the driver, with the node's name as its value; the node
+    /// affinity of volumes refers to it. Only this driver sets it, so it cannot differ from the node's name.
+    pub fn topology_key(&self) -> String {
+        format!("topology.{}/node", self.0)
+    }
+
+    /// The annotation of a PersistentVolume with the UID of the claim that it is bound to, if that is not the
+    /// one that it was created for.
+    pub fn claim_annotation(&self) -> String {
+        format!("{}/claim-uid", self.0)
     }
 }
 
@@ -151,10 +166,20 @@ mod tests {
     }
 
     #[test]
-    fn a_node_name_may_be_longer() {
-        assert!(NodeName::try_new(format!("{}.{}", "a".repeat(126), "b".repeat(126))).is_ok());
-        assert!(NodeName::try_new("a".repeat(254)).is_err());
+    fn a_node_name_is_the_value_of_a_label() {
+        assert!(NodeName::try_new(format!("{}.{}", "a".repeat(31), "b".repeat(31))).is_ok());
+        assert!(NodeName::try_new("a".repeat(64)).is_err());
         assert!(NodeName::try_new("Node").is_err());
+    }
+
+    #[test]
+    fn the_topology_key_is_derived_from_the_drivers_name_and_is_the_key_of_a_label() {
+        let driver = DriverName::try_new("volumes.nodekeel").expect("a driver name");
+        assert_eq!(driver.topology_key(), "topology.volumes.nodekeel/node");
+        let longest = DriverName::try_new("a".repeat(63)).expect("a driver name");
+        let key = longest.topology_key();
+        let (prefix, name) = key.split_once('/').expect("a prefix");
+        assert!(is_domain(prefix, 253) && name == "node", "{prefix}");
     }
 
     proptest! {

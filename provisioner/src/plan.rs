@@ -1,11 +1,16 @@
 //! Plans the action for a claim or a volume: pure functions of the observed objects.
 
 mod claim;
+mod mount_option;
+mod node;
 mod size;
+mod store;
 mod volume;
 
 #[cfg(test)]
 mod claim_test;
+#[cfg(test)]
+mod store_test;
 #[cfg(test)]
 mod volume_test;
 
@@ -18,6 +23,10 @@ use crate::quantity::QuantityError;
 
 pub use claim::{ClaimAction, ClaimIgnoreReason, ObservedClaim, plan_claim};
 pub(crate) use claim::{claim_ignore_reason, claim_reference, class_name};
+pub(crate) use mount_option::{MountOption, UnknownMountOption, split_options};
+pub(crate) use node::taint_against_volumes;
+pub(crate) use store::named_store;
+pub use store::{STORE_ATTRIBUTE, StoreAction, StoreRejection, plan_store};
 pub use volume::{VolumeAction, VolumeIgnoreReason, plan_volume};
 pub(crate) use volume::{has_finalizer, ownership_mismatch};
 
@@ -34,7 +43,8 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Names the driver that provisioned a volume.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// The node label that the node affinity of volumes refers to.
+/// The node label that the node affinity of volumes of release 0.1.0 refers to; later ones refer to
+/// [`DriverName::topology_key`].
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// The finalizer that keeps a deleted PersistentVolume until its data are removed.
@@ -47,12 +57,19 @@ pub const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer
 pub struct ProvisionerIdentity {
     /// The driver that claims and volumes name.
     pub driver: DriverName,
-    /// The node of the volumes. Their node affinity refers to its label `kubernetes.io/hostname`, which must
-    /// have this value.
+    /// The node of the volumes: the value of its label [`DriverName::topology_key`], which their node affinity
+    /// refers to and which the kubelet sets.
     pub node: NodeName,
     /// The finalizer that volumes get, usually [`FINALIZER`]. With `None`, a volume's data leak if its object
     /// is deleted by hand before its claim.
     pub finalizer: Option<String>,
+}
+
+impl ProvisionerIdentity {
+    /// Whether a label names this node, in a node affinity of this release or of an earlier one.
+    fn is_label_of_node(&self, key: &str, values: &[String]) -> bool {
+        (key == HOSTNAME || key == self.driver.topology_key()) && values == [self.node.as_str()]
+    }
 }
 
 /// A volume to create: everything that determines its directory and its PersistentVolume.
@@ -198,13 +215,18 @@ pub enum VolumeRejection {
         /// The handle.
         handle: VolumeId,
     },
-    /// Its claim is not the one that the volume was created for.
-    #[error("volume {handle} was created for another claim than {claim:?}; nothing was deleted")]
+    /// Its claim is neither the one that the volume was created for, nor one that it was seen bound to.
+    #[error(
+        "volume {handle} was created for another claim than {claim:?}; nothing was deleted (to delete its data, \
+         annotate it: {annotation}={claim})"
+    )]
     ClaimMismatch {
         /// The handle.
         handle: VolumeId,
         /// The UID of the claim in its reference.
         claim: String,
+        /// The annotation of a volume that was bound to another claim.
+        annotation: String,
     },
     /// The annotation of volumes provisioned by this driver is missing.
     #[error("the PersistentVolume was not provisioned by this driver; nothing was deleted")]

@@ -13,12 +13,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apply::{ActionApplier, ClientHandle};
 use crate::controller;
+use crate::controller::api_health::ApiProbe;
+use crate::controller::watch_errors::WatchErrors;
 use crate::event::EventRecorder;
 use crate::guard::VolumeGuard;
 use crate::metrics::VolumeMetrics;
-use crate::plan::ProvisionerIdentity;
+use crate::plan::{ProvisionerIdentity, StoreRejection};
 use crate::step::{StepHook, StepRunner};
-use crate::store::VolumeStore;
+use crate::store::{VolumeStore, VolumeStoreError};
 use crate::volume_locks::VolumeLocks;
 
 /// The dependencies of a provisioner.
@@ -88,6 +90,13 @@ pub enum RunError {
     /// A watch of the API server ended, which is not expected. Run the provisioner again.
     #[error("the watch of the API server ended")]
     WatchEnded,
+    /// The store is not the one of this node's volumes; nothing was changed. Open the store again once its
+    /// disk is mounted.
+    #[error(transparent)]
+    StoreRejected(StoreRejection),
+    /// The store is no longer there, or creating its identity failed. Open it again.
+    #[error(transparent)]
+    StoreLost(VolumeStoreError),
 }
 
 /// Provisions the claims of one node, and deletes its released volumes. It is a [`Runnable`].
@@ -96,6 +105,8 @@ pub struct Provisioner {
     pub(crate) config: ProvisionerConfig,
     pub(crate) applier: Arc<ActionApplier>,
     pub(crate) registered: Option<watch::Receiver<bool>>,
+    pub(crate) watch_errors: WatchErrors,
+    api_probe: ApiProbe,
 }
 
 impl Provisioner {
@@ -108,20 +119,37 @@ impl Provisioner {
             client: ClientHandle(deps.client),
             store: deps.store,
             guard: deps.guard,
-            metrics: deps.metrics,
+            metrics: Arc::clone(&deps.metrics),
             locks: VolumeLocks::default(),
             steps,
             identity,
         };
-        Self { config, applier: Arc::new(applier), registered: deps.registered }
+        Self {
+            config,
+            applier: Arc::new(applier),
+            registered: deps.registered,
+            watch_errors: WatchErrors::new(deps.metrics),
+            api_probe: ApiProbe::default(),
+        }
     }
 
-    /// Runs until canceled. Calls `ready` once, when the first lists are complete and the kubelet has
-    /// registered the driver.
+    /// Asks the API server whether it answers and accepts the credentials, at most once a second. Returns
+    /// after at most four seconds why it cannot be used: that, or the error of a watch that it rejects.
+    ///
+    /// # Cancel safety
+    /// Has no side effects.
+    pub async fn check_api(&self) -> Option<String> {
+        let error = self.api_probe.probe_server(&self.applier).await;
+        error.or_else(|| self.watch_errors.rejection())
+    }
+
+    /// Runs until canceled. Calls `ready` once, when the first lists are complete, the store is the one of
+    /// this node's volumes, and the kubelet has registered the driver.
     ///
     /// # Errors
     /// Always returns one: [`RunError::Canceled`] after the token is canceled and actions in progress have
-    /// ended, else [`RunError::WatchEnded`].
+    /// ended; [`RunError::StoreRejected`] or [`RunError::StoreLost`], as soon as the store reports
+    /// it; else [`RunError::WatchEnded`].
     ///
     /// # Cancel safety
     /// Dropping the future is like a crash: the next run resumes.
@@ -130,7 +158,7 @@ impl Provisioner {
         token: CancellationToken,
         ready: impl FnOnce() + Send,
     ) -> Result<Infallible, RunError> {
-        controller::run_controller(self, &token, ready).await;
+        controller::run_controller(self, &token, ready).await?;
         match token.is_cancelled() {
             true => Err(RunError::Canceled),
             false => Err(RunError::WatchEnded),

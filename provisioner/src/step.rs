@@ -35,13 +35,15 @@ pub enum VolumeStep {
     AddFinalizer,
     /// Remove the finalizer.
     RemoveFinalizer,
+    /// Record the claim that a volume is bound to.
+    RecordClaim,
     /// Create or update an event.
     CreateEvent,
 }
 
 impl VolumeStep {
     /// All steps of a volume's life cycle, in order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::SelectNode,
         Self::CreateDirectory,
         Self::SetLimits,
@@ -49,6 +51,7 @@ impl VolumeStep {
         Self::CreatePersistentVolume,
         Self::CreateEvent,
         Self::DeselectNode,
+        Self::RecordClaim,
         Self::AddFinalizer,
         Self::CreateTrashEntry,
         Self::MoveToTrash,

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
+use crate::store_id::StoreIdentity;
 
 /// The source of an error, of any type.
 pub type ErrorSource = Box<dyn Error + Send + Sync>;
@@ -30,6 +31,9 @@ pub struct VolumeUsage {
 /// - **Removal.** When [`remove`](Self::remove) returns, no other method finds the volume, a crash does not
 ///   bring it back, and its name is free. Removing a missing volume succeeds. Its data may be erased in the
 ///   background, also after a restart; `remove` does not wait for it.
+/// - **Identity.** A store that can be absent, such as a directory whose disk isn't mounted, has an
+///   [`identity`](Self::identity). Without it, or once it is lost, the store changes nothing, and a missing
+///   volume does not count as removed: each other method fails.
 /// - **Emptiness.** [`remove_empty`](Self::remove_empty) is a removal like [`remove`](Self::remove), of an
 ///   empty volume only. [`usage`](Self::usage) is informational; no deletion depends on it.
 /// - **Idempotence.** Each method can be called again after an error, a crash, or a dropped future, and then
@@ -88,6 +92,33 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`VolumeStoreError::List`]: a retry can help.
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError>;
+
+    /// Reads the identity of this store anew. `Unsupported`, the default: it cannot be absent.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Lost`]: this is no longer the store that it was. The caller must stop using it, and
+    /// open it again.
+    async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
+        Ok(StoreIdentity::Unsupported)
+    }
+
+    /// Waits until this is no longer the store that it was, without asking again and again. Never returns, the
+    /// default: it cannot be lost.
+    ///
+    /// # Cancel safety
+    /// Has no side effects.
+    async fn wait_until_lost(&self) -> VolumeStoreError {
+        std::future::pending().await
+    }
+
+    /// Creates the identity of a new store, unless it has one. The caller has made sure that this is not an
+    /// empty directory in the place of the store.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Lost`]: a retry can help.
+    async fn create_identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
+        Ok(StoreIdentity::Unsupported)
+    }
 }
 
 /// A store whose volumes are directories that can be bind-mounted into a pod.
@@ -163,6 +194,14 @@ pub enum VolumeStoreError {
     /// Listing the volumes failed.
     #[error("can't list the volumes")]
     List {
+        /// The cause.
+        #[source]
+        source: ErrorSource,
+    },
+    /// The store is not there: its identity is missing, unreadable or another one, usually because its disk
+    /// isn't mounted.
+    #[error("can't find the store of volumes")]
+    Lost {
         /// The cause.
         #[source]
         source: ErrorSource,

@@ -1,24 +1,29 @@
 //! `provisionerd check`: checks everything that `run` needs, without changing anything.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use k8s_openapi::api::storage::v1::CSIDriver;
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use nodekeel_fsquota::ProjectQuota;
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::csi::BindMounter;
-use nodekeel_provisioner::{DirStore, HOSTNAME};
+use nodekeel_provisioner::{
+    DirStore, FINALIZER, NodeName, ProvisionerIdentity, StoreAction, StoreIdentity, VolumeId, plan_store,
+};
 
 use crate::config::DaemonConfig;
 use crate::permissions::{self, ApiPermission};
@@ -26,6 +31,12 @@ use crate::{api_server, print_stdout, volumes};
 
 /// The exit code for a missing requirement.
 const EXIT_CHECK_FAILED: u8 = 4;
+
+/// Timeout of the metrics of a running instance on this machine.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// More than the metrics of an instance.
+const MAX_METRICS_BYTES: u64 = 4 << 20;
 
 /// The result of one check.
 #[derive(Debug)]
@@ -66,11 +77,12 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
     let mut findings = vec![CheckFinding::from_result(
         config.node_name().map(|node| format!("this is node {node}")).map_err(Into::into),
     )];
-    findings.extend(check_directory(&config));
+    let is_running = is_served_by_provisionerd(config.listen);
+    findings.extend(check_directory(&config, is_running));
     if config.csi {
         findings.extend(check_kubelet(&config));
     }
-    findings.push(check_address(&config));
+    findings.push(check_address(&config, is_running));
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     findings.extend(runtime.block_on(check_api_server(&config)));
@@ -82,7 +94,7 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
     })
 }
 
-fn check_directory(config: &DaemonConfig) -> Vec<CheckFinding> {
+fn check_directory(config: &DaemonConfig, is_running: bool) -> Vec<CheckFinding> {
     let (base, quota) = match volumes::open_directory(config) {
         Ok(opened) => opened,
         Err(error) => return vec![CheckFinding::Failure(error.into())],
@@ -104,6 +116,9 @@ fn check_directory(config: &DaemonConfig) -> Vec<CheckFinding> {
     findings.push(check_writable(&base));
     match DirStore::is_in_use(&base) {
         Ok(false) => {}
+        Ok(true) if is_running => {
+            findings.push(CheckFinding::Pass("provisionerd is running and uses the directory".into()));
+        }
         Ok(true) => findings.push(CheckFinding::Warning("another instance is using the directory".into())),
         Err(error) => findings.push(CheckFinding::Failure(
             anyhow!(error).context("check whether another instance uses the directory"),
@@ -186,10 +201,12 @@ pub(crate) fn is_in_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
-fn check_address(config: &DaemonConfig) -> CheckFinding {
+fn check_address(config: &DaemonConfig, is_running: bool) -> CheckFinding {
     match TcpListener::bind(config.listen) {
+        Err(_) if is_running => {
+            CheckFinding::Pass(format!("provisionerd is running and serves {}", config.listen))
+        }
         Ok(_) => CheckFinding::Pass(format!("{} is available to listen on", config.listen)),
-        // It may be the running instance.
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => CheckFinding::Warning(format!(
             "{} is in use: stop the process that listens there, or set another --listen",
             config.listen
@@ -198,6 +215,21 @@ fn check_address(config: &DaemonConfig) -> CheckFinding {
             anyhow!(error).context(format!("listen on {}: set another --listen", config.listen)),
         ),
     }
+}
+
+/// Whether a running provisionerd serves its metrics at an address: `check` in its pod is not a second instance.
+fn is_served_by_provisionerd(address: SocketAddr) -> bool {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;
+        stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
+        stream.write_all(
+            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
+        )?;
+        let mut answer = String::new();
+        stream.take(MAX_METRICS_BYTES).read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer.contains("provisionerd_build_info"))
 }
 
 async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
@@ -213,6 +245,9 @@ async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
                 version.git_version
             ))];
             findings.extend(check_api_objects(config, &client).await);
+            if let Ok(node) = config.node_name() {
+                findings.push(check_store(config, node, &client).await);
+            }
             findings
         }
         Err(error) => {
@@ -227,7 +262,7 @@ pub(crate) async fn check_api_objects(config: &DaemonConfig, client: &Client) ->
     let mut findings = vec![check_permissions(client).await];
     if let Ok(name) = config.node_name() {
         let node = Api::<Node>::all(client.clone()).get_opt(name.as_str()).await;
-        findings.push(check_node_label(name.as_str(), node));
+        findings.push(check_node_label(config, &name, node));
     }
     if config.csi {
         let driver = Api::<CSIDriver>::all(client.clone()).get_opt(config.driver.as_str()).await;
@@ -236,8 +271,13 @@ pub(crate) async fn check_api_objects(config: &DaemonConfig, client: &Client) ->
     findings
 }
 
-/// Checks the hostname label: volumes are bound to a node by the label, pods by the node's name.
-fn check_node_label(name: &str, node: kube::Result<Option<Node>>) -> CheckFinding {
+/// Checks the label that the node affinity of volumes refers to. The kubelet sets it when it registers the
+/// driver, so that it may be missing before.
+fn check_node_label(
+    config: &DaemonConfig,
+    name: &NodeName,
+    node: kube::Result<Option<Node>>,
+) -> CheckFinding {
     let node = match node {
         Ok(Some(node)) => node,
         Ok(None) => {
@@ -247,16 +287,47 @@ fn check_node_label(name: &str, node: kube::Result<Option<Node>>) -> CheckFindin
         }
         Err(error) => return CheckFinding::Failure(anyhow!(error).context(format!("get node {name}"))),
     };
-    match node.metadata.labels.unwrap_or_default().get(HOSTNAME) {
-        Some(label) if label == name => {
-            CheckFinding::Pass(format!("node {name} has the label {HOSTNAME}={name}"))
+    let key = config.driver.topology_key();
+    match node.metadata.labels.unwrap_or_default().get(&key) {
+        Some(label) if label == name.as_str() => {
+            CheckFinding::Pass(format!("node {name} has the label {key}={name}"))
         }
-        label => CheckFinding::Failure(anyhow!(
-            "node {name} has {HOSTNAME}={:?}, so no pod can use its volumes: `kubectl label node {name} --overwrite \
-             {HOSTNAME}={name}`, or start the kubelet with that --hostname-override",
-            label.map(String::as_str).unwrap_or_default()
+        Some(label) => CheckFinding::Failure(anyhow!(
+            "node {name} has {key}={label:?}, so no pod can use its volumes: `kubectl label node {name} {key}-`, and \
+             restart provisionerd"
+        )),
+        None if config.csi => CheckFinding::Pass(format!(
+            "node {name} exists; the kubelet adds the label {key} when it registers the driver"
+        )),
+        None => CheckFinding::Warning(format!(
+            "node {name} has no label {key}, so no pod is scheduled to its volumes: without --no-csi, the kubelet \
+             adds it"
         )),
     }
+}
+
+/// Checks that the directory is the store of the node's volumes.
+async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> CheckFinding {
+    let found = async {
+        let base = Dir::open(&config.directory)?;
+        let found = DirStore::read_identity(&base)?.map_or(StoreIdentity::Absent, StoreIdentity::Present);
+        let volumes = base.open_dir("volumes").and_then(|volumes| volumes.list()).unwrap_or_default();
+        let present: BTreeSet<VolumeId> =
+            volumes.iter().filter_map(|entry| entry.name.as_os_str().to_str()?.parse().ok()).collect();
+        let objects = Api::<PersistentVolume>::all(client.clone()).list(&ListParams::default()).await?;
+        let driver = config.driver.clone();
+        let identity = ProvisionerIdentity { driver, node, finalizer: Some(FINALIZER.to_owned()) };
+        match (plan_store(&identity, (&found, &present), &objects.items), found.id()) {
+            (StoreAction::Reject(rejection), _) => Err(anyhow!(rejection)),
+            (_, Some(id)) => Ok(format!("the directory is store {id}")),
+            (_, None) => {
+                Ok("the directory becomes a new store: no PersistentVolume of this node names one".into())
+            }
+        }
+    };
+    CheckFinding::from_result(
+        found.await.with_context(|| format!("use the volumes in {}", config.directory.display())),
+    )
 }
 
 fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> CheckFinding {
@@ -336,16 +407,45 @@ mod tests {
     }
 
     #[test]
-    fn a_node_label_other_than_its_name_fails_the_check() {
-        let node = |label: &str| -> Node {
-            serde_json::from_value(serde_json::json!({ "metadata": { "labels": { HOSTNAME: label } } }))
-                .expect("a node")
+    fn a_topology_label_other_than_the_nodes_name_fails_the_check() {
+        let name = NodeName::try_new("node-a").expect("a node name");
+        let find = |labels: serde_json::Value, csi: bool| {
+            let node = serde_json::from_value(serde_json::json!({ "metadata": { "labels": labels } }));
+            let config = DaemonConfig { csi, ..DaemonConfig::default() };
+            check_node_label(&config, &name, Ok(Some(node.expect("a node"))))
         };
-        assert!(!check_node_label("node-a", Ok(Some(node("node-a")))).is_failure());
-        let other = check_node_label("node-a", Ok(Some(node("ip-10-0-0-1"))));
+        let labels = |value: &str| serde_json::json!({ "topology.volumes.nodekeel/node": value });
+        assert!(matches!(find(labels("node-a"), true), CheckFinding::Pass(_)));
+        let other = find(labels("ip-10-0-0-1"), true);
         assert!(other.is_failure() && other.to_string().contains("kubectl label node node-a"), "{other}");
-        assert!(check_node_label("node-a", Ok(Some(Node::default()))).is_failure());
-        assert!(check_node_label("node-a", Ok(None)).to_string().contains("--node"));
+        let hostname = serde_json::json!({ "kubernetes.io/hostname": "ip-10-0-0-1" });
+        assert!(matches!(find(hostname.clone(), true), CheckFinding::Pass(_)), "the kubelet adds the label");
+        assert!(matches!(find(hostname, false), CheckFinding::Warning(_)), "and without CSI nothing does");
+        let missing = check_node_label(&DaemonConfig::default(), &name, Ok(None));
+        assert!(missing.to_string().contains("--node"), "{missing}");
+    }
+
+    #[test]
+    fn a_check_beside_the_running_instance_does_not_warn_of_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let config =
+            DaemonConfig { listen: listener.local_addr().expect("bound"), ..DaemonConfig::default() };
+        let serve = |body: &'static str| {
+            let listener = listener.try_clone().expect("a descriptor");
+            std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let _ = stream.read(&mut [0; 1024]);
+                let _ = write!(stream, "HTTP/1.1 200 OK\r\n\r\n{body}");
+            })
+        };
+        for (body, is_ours) in [("provisionerd_build_info{version=\"0.1.0\"} 1\n", true), ("ok\n", false)] {
+            let server = serve(body);
+            let found = is_served_by_provisionerd(config.listen);
+            server.join().expect("no panic");
+            assert_eq!(found, is_ours, "{body}");
+            let finding = check_address(&config, found);
+            assert_eq!(matches!(finding, CheckFinding::Pass(_)), is_ours, "{finding}");
+        }
     }
 
     #[test]

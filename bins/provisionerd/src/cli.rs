@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::config::ConfigFlags;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, or graceful shutdown; 1 failure; 2 usage error; 3 invalid configuration; \
-    4 a requirement is missing, in use or not permitted; 5 another instance uses the directory; \
+    4 a requirement is missing, in use or not permitted; 5 another instance uses the directory, or serves the driver; \
     6 stopped, but a runnable exceeded its stop timeout; 7 a second signal forced the exit.";
 
 /// Per-node volumes with limits for Kubernetes: provisioner and CSI node plugin in one program.

@@ -59,7 +59,12 @@ fn the_policy_names_this_driver_and_this_account() {
     let condition = &spec.match_conditions.expect("a condition")[0].expression;
     assert!(condition.contains(&format!("'system:serviceaccount:{namespace}:{name}'")), "{condition}");
     let driver = format!("'{}'", DaemonConfig::default().driver);
-    assert!(spec.variables.expect("variables").iter().any(|it| it.expression.contains(&driver)));
+    let variables = spec.variables.expect("variables");
+    assert!(variables.iter().any(|it| it.expression.contains(&driver)));
+    let topology_key = format!("'{}'", DaemonConfig::default().driver.topology_key());
+    for key in [topology_key.as_str(), "'kubernetes.io/hostname'"] {
+        assert!(variables.iter().any(|it| it.expression.contains(key)), "{key}");
+    }
 }
 
 #[test]
@@ -97,6 +102,8 @@ fn the_daemon_set_matches_the_programs_configuration() {
         assert_eq!(text_at(container, &format!("/{probe}/httpGet/host")), config.listen.ip().to_string());
     }
     assert_eq!(text_at(container, "/readinessProbe/httpGet/path"), "/readyz");
+    let timeout = container.pointer("/readinessProbe/timeoutSeconds").and_then(Value::as_i64);
+    assert_eq!(timeout, Some(5), "longer than the answer of an API server that hangs takes");
     let inside: BTreeSet<_> =
         list_at(container, "/volumeMounts").iter().map(|it| text_at(it, "/mountPath")).collect();
     let kubelet = config.kubelet.display();

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
 use axum::routing::get;
-use nodekeel_provisioner::DirStore;
+use nodekeel_provisioner::{DirStore, Provisioner};
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -23,6 +22,8 @@ pub(crate) struct HttpState {
     pub(crate) store: Arc<DirStore>,
     /// Whether the kubelet has registered the driver; `None` without CSI.
     pub(crate) registered: Option<watch::Receiver<bool>>,
+    /// Knows whether the API server can be used.
+    pub(crate) provisioner: Provisioner,
     /// The DNs of the runnables that are not ready.
     pub(crate) not_ready: watch::Receiver<Vec<String>>,
 }
@@ -47,20 +48,23 @@ pub(crate) struct HttpServer {
 const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 fn build_router(state: HttpState) -> Router {
-    let HttpState { metrics, store, registered, not_ready } = state;
-    let text = move || {
-        std::future::ready((
-            [(CONTENT_TYPE, OPENMETRICS_TYPE)],
-            metrics.encode_text(&store, registered.as_ref()),
-        ))
+    let HttpState { metrics, store, registered, provisioner, not_ready } = state;
+    let text = {
+        let provisioner = provisioner.clone();
+        async move || {
+            let is_up = provisioner.check_api().await.is_none();
+            let text = metrics.encode_text(&store, registered.as_ref(), is_up);
+            ([(CONTENT_TYPE, OPENMETRICS_TYPE)], text)
+        }
     };
-    let is_ready = move || {
-        let not_ready = not_ready.borrow().clone();
-        std::future::ready(match not_ready.is_empty() {
-            true => (StatusCode::OK, "ready\n".to_owned()).into_response(),
-            false => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", not_ready.join(", ")))
-                .into_response(),
-        })
+    let is_ready = async move || {
+        let api_error = provisioner.check_api().await;
+        let mut waiting = not_ready.borrow().clone();
+        waiting.extend(api_error.map(|error| format!("the API server ({error})")));
+        match waiting.is_empty() {
+            true => (StatusCode::OK, "ready\n".to_owned()),
+            false => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", waiting.join(", "))),
+        }
     };
     Router::new()
         // An answer is enough: the supervisor restarts failed parts.

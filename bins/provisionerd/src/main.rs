@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
+use nodekeel_provisioner::csi::PluginError;
 
 use crate::cli::{Cli, Command};
 use crate::config::ConfigError;
@@ -67,6 +68,7 @@ fn print_stdout(text: &str) -> ExitCode {
 fn exit_code(error: &anyhow::Error) -> u8 {
     match (error.downcast_ref::<VolumesError>(), error.downcast_ref::<StartError>()) {
         (Some(VolumesError::InUse { .. }), _) => 5,
+        _ if matches!(error.downcast_ref(), Some(PluginError::InUse { .. })) => 5,
         (Some(_), _) | (_, Some(_)) => 4,
         _ if error.is::<ConfigError>() => 3,
         _ => 1,

@@ -16,6 +16,7 @@ pub(crate) struct DaemonMetrics {
     pub(crate) meter: PrometheusMetrics,
     erasing: Gauge,
     registered: Gauge,
+    api_server_up: Gauge,
 }
 
 impl DaemonMetrics {
@@ -24,7 +25,7 @@ impl DaemonMetrics {
         let meter = PrometheusMetrics::register_in(&mut registry);
         let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("provisionerd_build", "Build information", version);
-        let (erasing, registered) = (Gauge::default(), Gauge::default());
+        let (erasing, registered, api_server_up) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register(
             "provisionerd_volumes_erasing",
             "Deleted volumes that are still being erased",
@@ -35,7 +36,12 @@ impl DaemonMetrics {
             "Whether the kubelet knows the driver",
             registered.clone(),
         );
-        Self { registry, meter, erasing, registered }
+        registry.register(
+            "provisionerd_api_server_up",
+            "Whether the API server answers, and accepts the credentials",
+            api_server_up.clone(),
+        );
+        Self { registry, meter, erasing, registered, api_server_up }
     }
 
     /// Encodes the metrics as text.
@@ -43,9 +49,11 @@ impl DaemonMetrics {
         &self,
         store: &Arc<DirStore>,
         registered: Option<&watch::Receiver<bool>>,
+        is_api_server_up: bool,
     ) -> String {
         self.erasing.set(i64::try_from(store.pending_erasures()).unwrap_or(i64::MAX));
         self.registered.set(registered.is_some_and(|registered| *registered.borrow()).into());
+        self.api_server_up.set(is_api_server_up.into());
         let mut text = String::new();
         // Writing into a string cannot fail.
         let _ = encode(&mut text, &self.registry);

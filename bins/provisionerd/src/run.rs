@@ -1,18 +1,22 @@
 //! `provisionerd run`.
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use nodekeel_provisioner::csi::{BindMounter, NodePlugin, PluginDeps};
+use nodekeel_provisioner::csi::{BindMounter, DriverLock, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
-    Deps, DirStore, FINALIZER, Provisioner, ProvisionerConfig, ProvisionerIdentity, StepHook,
+    Deps, DirStore, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
+    StepHook,
 };
-use nodekeel_supervisor::{Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor};
+use nodekeel_supervisor::{
+    CanceledError, Context, Event, Failure, RunnableChange, RunnableState, StopSignals, Supervisor,
+};
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::check::{self, CheckFinding};
 use crate::config::DaemonConfig;
@@ -32,6 +36,12 @@ pub(crate) enum StartError {
         #[source]
         source: std::io::Error,
     },
+    #[error("can't serve the volumes in {}", path.display())]
+    Store {
+        path: PathBuf,
+        #[source]
+        source: RunError,
+    },
 }
 
 pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
@@ -49,16 +59,24 @@ pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
 async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
     let mut signals = StopSignals::listen().context("listen for signals")?;
     let parts = DaemonParts::assemble(config).await?;
+    let (store_failed, mut store_failure) = mpsc::channel(1);
     let (not_ready_sender, not_ready) = watch::channel(vec!["the start".to_owned()]);
     tokio::spawn(log_findings(config.clone(), parts.client.clone()));
-    let supervisor = Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready)));
+    let supervisor =
+        Arc::new(Supervisor::builder().event_hook(log_event).start(parts.into_root(not_ready, store_failed)));
     let watching = tokio::spawn(track_readiness(Arc::clone(&supervisor), not_ready_sender));
     tracing::info!(directory = %config.directory.display(), listen = %config.listen, "started");
-    signals.wait_for_stop().await;
+    let failure = tokio::select! {
+        () = signals.wait_for_stop() => None,
+        failure = store_failure.recv() => failure,
+    };
     tracing::info!("shutting down; a second signal forces the exit");
     let code = shut_down(&supervisor, &mut signals).await;
     watching.abort();
-    Ok(code)
+    match failure {
+        Some(failure) => Err(StartError::Store { path: config.directory.clone(), source: failure }.into()),
+        None => Ok(code),
+    }
 }
 
 /// Logs conditions that keep pods from their volumes although everything runs; none of them prevents the
@@ -101,7 +119,7 @@ struct DaemonParts {
     store: Arc<DirStore>,
     client: kube::Client,
     provisioner: Provisioner,
-    plugin: Option<NodePlugin>,
+    plugin: Option<(NodePlugin, DriverLock)>,
     listener: TcpListener,
     metrics: Arc<DaemonMetrics>,
 }
@@ -115,16 +133,7 @@ impl DaemonParts {
         let client = api_server::api_client(config.kubeconfig.as_deref()).await?;
         let metrics = Arc::new(DaemonMetrics::new());
         let plugin = match config.csi {
-            true => Some(NodePlugin::new(
-                PluginDeps {
-                    driver: config.driver.clone(),
-                    node: node.clone(),
-                    store: store.clone(),
-                    volumes: store.clone(),
-                    mounter: Arc::new(BindMounter::new(&config.kubelet)),
-                },
-                &config.kubelet,
-            )?),
+            true => Some(open_plugin(config, &node, &store)?),
             false => None,
         };
         let identity = ProvisionerIdentity {
@@ -138,20 +147,28 @@ impl DaemonParts {
             client: client.clone(),
             store: store.clone(),
             metrics: Arc::new(metrics.meter.clone()),
-            guard: plugin.as_ref().map(NodePlugin::volume_guard),
-            registered: plugin.as_ref().map(NodePlugin::registration_state),
+            guard: plugin.as_ref().map(|(plugin, _)| plugin.volume_guard()),
+            registered: plugin.as_ref().map(|(plugin, _)| plugin.registration_state()),
             hook,
         };
         Ok(Self { provisioner: Provisioner::new(wanted, deps), client, store, plugin, listener, metrics })
     }
 
     /// The root runnable of the tree.
-    fn into_root(self, not_ready: watch::Receiver<Vec<String>>) -> impl Fn(Context) -> RootFuture {
+    fn into_root(
+        self,
+        not_ready: watch::Receiver<Vec<String>>,
+        store_failed: mpsc::Sender<RunError>,
+    ) -> impl Fn(Context) -> RootFuture {
         let Self { store, client: _, provisioner, plugin, listener, metrics } = self;
+        let (plugin, lock) = plugin.unzip();
         let registered = plugin.as_ref().map(NodePlugin::registration_state);
-        let state = HttpState { metrics, store, registered, not_ready };
+        let state = HttpState { metrics, store, registered, provisioner: provisioner.clone(), not_ready };
         let parts = std::sync::Mutex::new(Some((HttpServer { listener, state }, plugin, provisioner)));
         move |ctx: Context| {
+            // Held for as long as the tree exists.
+            let _ = &lock;
+            let store_failed = store_failed.clone();
             let parts = parts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             Box::pin(async move {
                 // The root fails only by a bug, and then its parts cannot be started again.
@@ -160,11 +177,54 @@ impl DaemonParts {
                 if let Some(plugin) = plugin {
                     ctx.run_child("csi", plugin)?;
                 }
-                ctx.run_child("provisioner", provisioner)?;
+                ctx.run_child("provisioner", move |ctx: Context| {
+                    run_provisioner(provisioner.clone(), ctx, store_failed.clone())
+                })?;
                 ctx.signal_ready()?;
                 Err(Failure::from(ctx.canceled().await))
             }) as RootFuture
         }
+    }
+}
+
+/// Creates the node plugin, and rejects a second instance at the same kubelet.
+fn open_plugin(
+    config: &DaemonConfig,
+    node: &NodeName,
+    store: &Arc<DirStore>,
+) -> Result<(NodePlugin, DriverLock)> {
+    let deps = PluginDeps {
+        driver: config.driver.clone(),
+        node: node.clone(),
+        store: Arc::clone(store) as _,
+        volumes: Arc::clone(store) as _,
+        mounter: Arc::new(BindMounter::new(&config.kubelet)),
+    };
+    let plugin = NodePlugin::new(deps, &config.kubelet)?;
+    let lock = plugin.lock_driver()?;
+    Ok((plugin, lock))
+}
+
+/// Runs the provisioner. A restart cannot replace a store whose disk isn't mounted: the process exits, and its
+/// next start opens the directory again.
+async fn run_provisioner(
+    provisioner: Provisioner,
+    ctx: Context,
+    store_failed: mpsc::Sender<RunError>,
+) -> Result<(), Failure> {
+    let ready = || {
+        // Fails only if this incarnation has exited, and then readiness does not matter.
+        let _ = ctx.signal_ready();
+    };
+    let Err(error) = provisioner.run_until(ctx.cancellation_token(), ready).await;
+    match error {
+        RunError::Canceled => Err(CanceledError.into()),
+        RunError::StoreRejected(_) | RunError::StoreLost(_) => {
+            // Full only if the process is exiting for the same reason.
+            let _ = store_failed.try_send(error);
+            Err(ctx.canceled().await.into())
+        }
+        error => Err(Failure::new(error)),
     }
 }
 

@@ -89,7 +89,7 @@ impl OrphanSweeper<'_> {
                     self.find_orphaned_objects(&ids).await;
                 }
                 Err(error) => {
-                    log_failure(&ApplyError::Store(error));
+                    self.report_failure(&ApplyError::Store(error));
                     left.all = true;
                 }
             }
@@ -101,13 +101,14 @@ impl OrphanSweeper<'_> {
         let states = match applier.claim_states(&ids).await {
             Ok(states) => states,
             Err(error) => {
-                log_failure(&error);
+                self.report_failure(&error);
                 left.ids = ids;
                 return left;
             }
         };
         for (id, state) in states {
-            if self.sweep_volume(&id, state).await.inspect_err(log_failure).is_err() {
+            if let Err(error) = self.sweep_volume(&id, state).await {
+                self.report_failure(&error);
                 left.ids.insert(id);
             }
         }
@@ -163,6 +164,11 @@ impl OrphanSweeper<'_> {
         existing
     }
 
+    fn report_failure(&self, error: &ApplyError) {
+        self.context.record_api_error(error);
+        tracing::warn!("sweep unused volumes: {}; retrying", format_chain(error));
+    }
+
     async fn sweep_volume(&mut self, id: &VolumeId, state: ClaimState) -> Result<(), ApplyError> {
         match self.context.provisioner.applier.sweep_volume(id, state).await? {
             SweepOutcome::Orphan if self.orphaned_volumes.insert(id.clone()) => {
@@ -173,8 +179,4 @@ impl OrphanSweeper<'_> {
         }
         Ok(())
     }
-}
-
-fn log_failure(error: &ApplyError) {
-    tracing::warn!("sweep unused volumes: {}; retrying", format_chain(error));
 }

@@ -3,9 +3,10 @@
 use tonic::{Request, Response, Status};
 
 use super::proto::csi::identity_server::Identity;
+use super::proto::csi::plugin_capability::{Service, Type, service};
 use super::proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
-    ProbeRequest, ProbeResponse,
+    PluginCapability, ProbeRequest, ProbeResponse,
 };
 use crate::name::DriverName;
 
@@ -28,12 +29,14 @@ impl Identity for IdentityService {
         }))
     }
 
-    /// None: without a controller service, the PersistentVolume's node affinity replaces topology.
+    /// A volume is on one node only; the plugin has no controller service.
     async fn get_plugin_capabilities(
         &self,
         _: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        Ok(Response::new(GetPluginCapabilitiesResponse::default()))
+        let service = Service { r#type: service::Type::VolumeAccessibilityConstraints.into() };
+        let capability = PluginCapability { r#type: Some(Type::Service(service)) };
+        Ok(Response::new(GetPluginCapabilitiesResponse { capabilities: vec![capability] }))
     }
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {

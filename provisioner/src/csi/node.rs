@@ -152,9 +152,9 @@ impl Node for NodeService {
         let (id, target) = (wanted.id.clone(), wanted.target.clone());
         let already_published = self.run_exclusive(&id, move |volumes| volumes.publish_volume(&wanted)).await;
         let already_published = already_published.inspect_err(|status| {
-            tracing::warn!(volume = %id, target = %target, "publish volume: {}", status.message());
+            tracing::warn!(volume = %id, target_path = %target, "publish volume: {}", status.message());
         })?;
-        tracing::info!(volume = %id, target = %target, already_published, "published volume");
+        tracing::info!(volume = %id, target_path = %target, already_published, "published volume");
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
@@ -169,9 +169,9 @@ impl Node for NodeService {
             volumes.mounter.unmount(&target_path).map_err(|error| mount_status(&error))
         });
         result.await.inspect_err(|status| {
-            tracing::warn!(volume = %id, target = %target, "unpublish volume: {}", status.message());
+            tracing::warn!(volume = %id, target_path = %target, "unpublish volume: {}", status.message());
         })?;
-        tracing::info!(volume = %id, target = %target, "unpublished volume");
+        tracing::info!(volume = %id, target_path = %target, "unpublished volume");
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -195,14 +195,15 @@ impl Node for NodeService {
         Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: CAPABILITIES.map(rpc).into() }))
     }
 
-    /// No topology: the PersistentVolume's node affinity uses the label `kubernetes.io/hostname`, which every
-    /// node has.
+    /// The kubelet labels the node with this topology, which the node affinity of PersistentVolumes refers to.
     async fn node_get_info(
         &self,
         _: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
         let node_id = self.deps.node.to_string();
-        Ok(Response::new(NodeGetInfoResponse { node_id, ..Default::default() }))
+        let segments = [(self.deps.driver.topology_key(), node_id.clone())].into();
+        let accessible_topology = Some(Topology { segments });
+        Ok(Response::new(NodeGetInfoResponse { node_id, accessible_topology, ..Default::default() }))
     }
 
     async fn node_stage_volume(

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use nodekeel_localstorage::Dir;
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable, serve_grpc};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
@@ -57,6 +60,21 @@ pub enum PluginError {
     /// The path of a socket is invalid.
     #[error("choose the paths of the plugin's sockets")]
     InvalidSocket(#[source] SocketError),
+    /// Another instance serves the same driver to the same kubelet, whatever its directory is.
+    #[error("another instance serves this driver to the kubelet, in {}: stop it, or set another driver name", path.display())]
+    InUse {
+        /// The directory of the plugin's socket.
+        path: PathBuf,
+    },
+    /// Locking the directory of the plugin's socket failed.
+    #[error("can't lock {}", path.display())]
+    Lock {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// The CSI node plugin, as a runnable.
@@ -74,6 +92,19 @@ pub struct NodePlugin {
     sockets: SocketPaths,
     in_flight: InFlightCalls,
     registration_state: watch::Sender<bool>,
+}
+
+/// Reserves a driver at a kubelet until it is dropped.
+#[derive(Debug)]
+pub struct DriverLock {
+    dir: Dir,
+}
+
+/// Releases the lock at once, even if a child process that is being started has a copy of the descriptor.
+impl Drop for DriverLock {
+    fn drop(&mut self) {
+        let _ = flock(&self.dir, FlockOperation::Unlock);
+    }
 }
 
 /// The paths of the two sockets.
@@ -109,6 +140,20 @@ impl NodePlugin {
             in_flight: InFlightCalls::default(),
             registration_state: registered,
         })
+    }
+
+    /// Reserves the driver at this kubelet until the lock is dropped: two instances would both provision each
+    /// claim. Creates the directory of the plugin's socket if it is missing.
+    ///
+    /// # Errors
+    /// [`PluginError::InUse`], [`PluginError::InvalidSocket`] or [`PluginError::Lock`].
+    pub fn lock_driver(&self) -> Result<DriverLock, PluginError> {
+        let (dir, path) = socket::open_parent(&self.sockets.node).map_err(PluginError::InvalidSocket)?;
+        match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(DriverLock { dir }),
+            Err(Errno::WOULDBLOCK) => Err(PluginError::InUse { path }),
+            Err(errno) => Err(PluginError::Lock { path, source: errno.into() }),
+        }
     }
 
     /// Whether the kubelet has registered the driver. False again while the plugin restarts.

@@ -8,6 +8,7 @@ use super::mounter::MountRestrictions;
 use super::proto::csi;
 use super::target_path::TargetPath;
 use crate::id::VolumeId;
+use crate::plan::{MountOption, UnknownMountOption, split_options};
 
 /// Maximum length of a text in bytes. *Source:* CSI specification, "Size Limits".
 const MAX_TEXT_BYTES: usize = 128;
@@ -58,13 +59,11 @@ impl MountOptions {
     }
 
     fn apply_option(&mut self, flag: &str) -> Result<(), Status> {
-        match flag {
-            "ro" => self.read_only = true,
-            "rw" => {}
-            "suid" | "nosuid" => self.suid = Some(flag == "suid"),
-            "dev" | "nodev" => self.dev = Some(flag == "dev"),
-            "exec" | "noexec" => self.exec = Some(flag == "exec"),
-            _ => return Err(unknown_option(flag)),
+        match flag.parse().map_err(|_| unknown_option(flag))? {
+            MountOption::ReadOnly(read_only) => self.read_only |= read_only,
+            MountOption::Suid(allowed) => self.suid = Some(allowed),
+            MountOption::Dev(allowed) => self.dev = Some(allowed),
+            MountOption::Exec(allowed) => self.exec = Some(allowed),
         }
         Ok(())
     }
@@ -72,9 +71,7 @@ impl MountOptions {
 
 fn unknown_option(flag: &str) -> Status {
     let shown: String = flag.chars().take(MAX_TEXT_BYTES / 4).collect();
-    Status::invalid_argument(format!(
-        "unknown mount option {shown:?}: use ro, rw, suid, nosuid, dev, nodev, exec or noexec"
-    ))
+    Status::invalid_argument(format!("unknown mount option {shown:?}{}", UnknownMountOption::HINT))
 }
 
 impl PublishRequest {
@@ -192,8 +189,7 @@ fn requested_options(capability: &csi::VolumeCapability) -> Result<impl Iterator
     if size > MAX_FLAGS_BYTES {
         return Err(Status::invalid_argument(format!("mount_flags exceeds {MAX_FLAGS_BYTES} bytes")));
     }
-    // Each element is one option or, as in fstab, several.
-    Ok(mount.mount_flags.iter().flat_map(|flags| flags.split(',')).filter(|flag| !flag.is_empty()))
+    Ok(split_options(&mount.mount_flags))
 }
 
 #[cfg(test)]

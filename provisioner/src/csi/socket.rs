@@ -85,9 +85,7 @@ const DIRECTORY_MODE: FileMode = FileMode::new(0o750);
 /// listener removes the file.
 pub(super) async fn listen(path: &Path) -> Result<SocketListener, SocketError> {
     check_path_length(path)?;
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    let dir =
-        ensure_directory(parent).map_err(|source| SocketError::Parent { path: parent.to_owned(), source })?;
+    let dir = open_parent(path)?.0;
     let socket = SocketLocation { dir, path: path.to_owned() };
     socket.remove_stale()?;
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };
@@ -100,6 +98,15 @@ pub(super) async fn listen(path: &Path) -> Result<SocketListener, SocketError> {
     rustix::fs::chmodat(&location.dir, location.file_name(), only_root, AtFlags::empty())
         .map_err(|errno| failed(errno.into()))?;
     Ok(socket_listener)
+}
+
+/// Opens or creates the directory of a socket; returns it with its path.
+pub(super) fn open_parent(path: &Path) -> Result<(Dir, PathBuf), SocketError> {
+    let parent = path.parent().unwrap_or(Path::new("/")).to_owned();
+    match ensure_directory(&parent) {
+        Ok(dir) => Ok((dir, parent)),
+        Err(source) => Err(SocketError::Parent { path: parent, source }),
+    }
 }
 
 /// Opens a directory at a path chosen by the operator, and creates its missing components.

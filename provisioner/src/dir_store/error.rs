@@ -56,6 +56,32 @@ pub enum DirStoreError {
         #[source]
         source: io::Error,
     },
+    /// The directory has no identity yet: nothing shows that it is the store, and not an empty directory whose
+    /// disk isn't mounted.
+    #[error("directory {} has no store-id: is its disk mounted?", path.display())]
+    NoIdentity {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The identity is unreadable. Restore the file from a PersistentVolume's `volumeAttributes.store`.
+    #[error("invalid {}: expected the UUID in volumeAttributes.store of its PersistentVolumes", path.display())]
+    InvalidIdentity {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The directory is no longer the store that was opened: its disk was unmounted, or it was replaced or
+    /// emptied. Mount it again.
+    #[error("it is no longer at {}: mount its disk again", path.display())]
+    Lost {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Watching the mounts failed, so that an unmounted disk would not be noticed.
+    #[error("can't watch the mounts")]
+    WatchMounts(#[source] io::Error),
+    /// Generating an identity failed.
+    #[error("can't generate a store-id")]
+    GenerateIdentity(#[source] io::Error),
     /// Starting the thread that erases volumes failed.
     #[error("can't start the thread that erases volumes")]
     StartEraser(#[source] io::Error),

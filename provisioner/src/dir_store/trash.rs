@@ -290,10 +290,8 @@ impl EraseWorker {
     /// the volume.
     fn is_volume_in_place(&self, entry: &TrashEntry, project: ProjectId) -> bool {
         let _held = self.inner.lock_volume(&entry.id);
-        let status = self.inner.find_volume(&entry.id).ok().flatten().map(|dir| self.inner.find_status(&dir));
-        status.is_some_and(|status| {
-            status.is_ok_and(|status| status.is_some_and(|status| status.project == project))
-        })
+        let found = self.inner.find_volume(&entry.id).ok().flatten();
+        found.is_some_and(|dir| matches!(self.inner.find_project(&dir), Ok(Some(found)) if found == project))
     }
 
     fn release_project(&self, entry: &TrashEntry, project: ProjectId) -> Result<(), DirStoreError> {

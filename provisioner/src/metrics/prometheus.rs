@@ -23,6 +23,8 @@ type MetricLabels = Vec<(&'static str, String)>;
 /// - `controller_persistentvolume_orphans`, with `missing`: `persistentvolume` counts volumes that may hold
 ///   data and have no PersistentVolume, `volume` counts PersistentVolumes whose volume does not exist.
 ///
+/// - `controller_api_errors_total`, with `call`: failed calls of the API server.
+///
 /// Durations are those of successful attempts, in buckets from 1 ms to about 16 s.
 ///
 /// *Source:* sig-storage-lib-external-provisioner, `controller/metrics`.
@@ -34,6 +36,7 @@ pub struct PrometheusMetrics {
     orphaned_volumes: Gauge,
     /// PersistentVolumes without a volume.
     orphaned_objects: Gauge,
+    api_errors: Family<MetricLabels, Counter>,
 }
 
 #[derive(Debug, Clone)]
@@ -66,7 +69,13 @@ impl PrometheusMetrics {
         registry.register("controller_persistentvolume_orphans", help, Family::clone(&orphans));
         let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
         let (orphaned_volumes, orphaned_objects) = (missing("persistentvolume"), missing("volume"));
-        Self { provision, delete, orphaned_volumes, orphaned_objects }
+        let api_errors = Family::default();
+        registry.register(
+            "controller_api_errors",
+            "Calls of the API server that failed",
+            Family::clone(&api_errors),
+        );
+        Self { provision, delete, orphaned_volumes, orphaned_objects, api_errors }
     }
 }
 
@@ -111,6 +120,10 @@ impl VolumeMetrics for PrometheusMetrics {
         self.orphaned_volumes.set(i64::try_from(volumes).unwrap_or(i64::MAX));
         self.orphaned_objects.set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
+
+    fn record_api_error(&self, call: &str) {
+        self.api_errors.get_or_create(&vec![("call", call.to_owned())]).inc();
+    }
 }
 
 #[cfg(test)]
@@ -126,6 +139,7 @@ mod tests {
             metrics.record_delete("local", Duration::from_millis(3), succeeded);
         }
         metrics.set_orphans(2, 1);
+        metrics.record_api_error("create_persistentvolume");
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encode");
         for line in [
@@ -137,6 +151,7 @@ mod tests {
             "controller_persistentvolume_delete_duration_seconds_count{class=\"local\"} 1",
             "controller_persistentvolume_orphans{missing=\"persistentvolume\"} 2",
             "controller_persistentvolume_orphans{missing=\"volume\"} 1",
+            "controller_api_errors_total{call=\"create_persistentvolume\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

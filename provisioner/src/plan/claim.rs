@@ -8,8 +8,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 
 use crate::id::VolumeId;
 use crate::plan::{
-    BETA_STORAGE_PROVISIONER, ClaimRejection, HOSTNAME, ProvisionerIdentity, ReclaimPolicy, SELECTED_NODE,
-    STORAGE_PROVISIONER, VolumeSpec, size,
+    BETA_STORAGE_PROVISIONER, ClaimRejection, HOSTNAME, MountOption, ProvisionerIdentity, ReclaimPolicy,
+    SELECTED_NODE, STORAGE_PROVISIONER, UnknownMountOption, VolumeSpec, size, split_options,
 };
 
 /// The annotation that named a claim's class before the field existed; it overrides the field, as in
@@ -137,12 +137,15 @@ fn waits_for_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// Whether the class allows volumes on this node. Terms with keys other than the hostname label never match.
+/// Whether the class allows volumes on this node. Terms with keys other than the driver's topology key and
+/// the hostname label never match.
 fn allows_node(identity: &ProvisionerIdentity, class: &StorageClass) -> bool {
+    let topology_key = identity.driver.topology_key();
     let names_node = |term: &TopologySelectorTerm| {
         let mut expressions = term.match_label_expressions.iter().flatten();
         expressions.all(|label| {
-            label.key == HOSTNAME && label.values.iter().any(|value| value == identity.node.as_str())
+            (label.key == HOSTNAME || label.key == topology_key)
+                && label.values.iter().any(|value| value == identity.node.as_str())
         })
     };
     class.allowed_topologies.as_ref().is_none_or(|terms| terms.is_empty() || terms.iter().any(names_node))
@@ -171,7 +174,7 @@ fn build_spec(claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<Vol
         claim_ref: claim_reference(claim),
         access_modes: checked_access_modes(request)?,
         storage_class: class_name(claim).unwrap_or_default().to_owned(),
-        mount_options: class.mount_options.clone().unwrap_or_default(),
+        mount_options: checked_mount_options(class)?,
         reclaim_policy: parse_reclaim_policy(class)?,
     })
 }
@@ -209,6 +212,20 @@ fn checked_access_modes(request: &PersistentVolumeClaimSpec) -> Result<Vec<Strin
     let Some(value) = rejected else { return Ok(modes) };
     let hint = ": use ReadWriteOnce, ReadWriteOncePod or ReadOnlyMany";
     Err(ClaimRejection::Unsupported { field: "spec.accessModes", value, hint })
+}
+
+/// The class's mount options. The kubelet would report an unknown one only once a pod waits for its mount.
+fn checked_mount_options(class: &StorageClass) -> Result<Vec<String>, ClaimRejection> {
+    let options = class.mount_options.as_deref().unwrap_or_default();
+    let mut unknown = split_options(options).filter(|flag| flag.parse::<MountOption>().is_err());
+    match unknown.next() {
+        None => Ok(options.to_owned()),
+        Some(flag) => Err(ClaimRejection::Unsupported {
+            field: "the class's mountOptions",
+            value: flag.to_owned(),
+            hint: UnknownMountOption::HINT,
+        }),
+    }
 }
 
 fn parse_reclaim_policy(class: &StorageClass) -> Result<ReclaimPolicy, ClaimRejection> {

@@ -87,6 +87,31 @@ fn the_stable_annotation_wins_over_the_beta_one_which_counts_alone() {
 }
 
 #[test]
+fn a_class_with_an_unknown_mount_option_is_rejected_at_the_claim() {
+    for known in [json!([]), json!(["noexec", "nodev"]), json!(["ro,suid", ""]), Value::Null] {
+        expect_provision(plan_patched(json!({}), json!({ "mountOptions": known })));
+    }
+    for unknown in [json!(["noatime"]), json!(["noexec,noatime"]), json!(["nodev", "noatime"])] {
+        let text = expect_rejection(plan_patched(json!({}), json!({ "mountOptions": unknown })));
+        assert!(text.contains("mountOptions \"noatime\"") && text.contains("noexec"), "{text}");
+    }
+}
+
+#[test]
+fn a_class_may_name_the_node_by_the_drivers_label_or_its_hostname() {
+    let topologies = |key: &str, node: &str| {
+        let label = json!({ "key": key, "values": [node] });
+        json!({ "volumeBindingMode": "Immediate", "allowedTopologies": [{ "matchLabelExpressions": [label] }] })
+    };
+    let unselected = annotations(json!(DRIVER), Value::Null);
+    for key in ["topology.volumes.nodekeel.example/node", "kubernetes.io/hostname"] {
+        assert_eq!(plan_patched(unselected.clone(), topologies(key, NODE)), ClaimAction::SelectNode);
+        let other = plan_patched(unselected.clone(), topologies(key, "node-b"));
+        assert_eq!(expect_ignored(other), ClaimIgnoreReason::OtherNode);
+    }
+}
+
+#[test]
 fn a_claim_for_another_node_is_ignored() {
     assert_eq!(
         expect_ignored(plan_patched(annotations(json!(DRIVER), json!("node-b")), json!({}))),

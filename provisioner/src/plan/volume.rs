@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::id::VolumeId;
-use crate::plan::{HOSTNAME, PROVISIONED_BY, ProvisionerIdentity, VolumeRejection};
+use crate::plan::{PROVISIONED_BY, ProvisionerIdentity, VolumeRejection};
 
 /// Maximum characters of a handle in a rejection.
 const SHOWN_CHARS: usize = 64;
@@ -22,6 +22,12 @@ pub enum VolumeAction {
     AddFinalizer,
     /// Remove our finalizer, and keep the data.
     RemoveFinalizer,
+    /// Annotate it with the UID of the claim that it is bound to, which is not the one that it was created
+    /// for: an administrator has made it available again. So it can be deleted after that claim.
+    RecordClaim {
+        /// The claim's UID.
+        uid: String,
+    },
     /// Emit an event with the reason why it is not deleted, and wait until it changes.
     Reject(VolumeRejection),
 }
@@ -59,6 +65,11 @@ pub fn plan_volume(identity: &ProvisionerIdentity, volume: &PersistentVolume) ->
         "Available" | "Failed" => is_deleting && is_protected,
         _ => false,
     };
+    if phase == "Bound"
+        && let Err(VolumeRejection::ClaimMismatch { claim, .. }) = verify_ownership(identity, volume, spec)
+    {
+        return VolumeAction::RecordClaim { uid: claim };
+    }
     match spec.persistent_volume_reclaim_policy.as_deref() {
         Some("Delete") if may_delete && is_deleting && !is_protected && identity.finalizer.is_some() => {
             VolumeAction::Ignore(VolumeIgnoreReason::FinalizerRemoved)
@@ -100,7 +111,7 @@ pub(crate) fn ownership_mismatch(
 fn selects_only_node(identity: &ProvisionerIdentity, term: &NodeSelectorTerm) -> bool {
     let is_node = |expression: &NodeSelectorRequirement| {
         let values = expression.values.as_deref().unwrap_or_default();
-        expression.key == HOSTNAME && expression.operator == "In" && values == [identity.node.as_str()]
+        expression.operator == "In" && identity.is_label_of_node(&expression.key, values)
     };
     term.match_expressions.iter().flatten().any(is_node)
 }
@@ -129,9 +140,13 @@ fn verify_ownership(
         .map(|claim| [&claim.namespace, &claim.name, &claim.uid].map(|text| text.as_deref().unwrap_or("")));
     match claim {
         Some([namespace, name, uid]) if !namespace.is_empty() && !name.is_empty() && !uid.is_empty() => {
-            match uid == id.claim_uid() {
+            let annotation = identity.driver.claim_annotation();
+            let recorded = annotations.and_then(|all| all.get(&annotation)).map(String::as_str);
+            match uid == id.claim_uid() || recorded == Some(uid) {
                 true => Ok(id),
-                false => Err(VolumeRejection::ClaimMismatch { handle: id, claim: uid.to_owned() }),
+                false => {
+                    Err(VolumeRejection::ClaimMismatch { handle: id, claim: uid.to_owned(), annotation })
+                }
             }
         }
         _ => Err(VolumeRejection::NoClaim { handle: id }),

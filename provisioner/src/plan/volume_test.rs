@@ -74,6 +74,43 @@ fn without_finalizers_a_released_volume_is_deleted_even_while_its_object_is_dele
 }
 
 #[test]
+fn a_volume_is_ours_by_the_drivers_label_or_by_the_hostname_of_the_first_release() {
+    for key in ["topology.volumes.nodekeel.example/node", "kubernetes.io/hostname"] {
+        let expression = |node: &str| json!([{ "key": key, "operator": "In", "values": [node] }]);
+        assert_eq!(plan_patched(affinity(expression(NODE))), VolumeAction::Delete(id()), "{key}");
+        let other = plan_patched(affinity(expression("node-b")));
+        assert_eq!(other, VolumeAction::Ignore(VolumeIgnoreReason::OtherNode), "{key}");
+    }
+    let other_driver = json!([{ "key": "topology.other.example/node", "operator": "In", "values": [NODE] }]);
+    assert_eq!(plan_patched(affinity(other_driver)), VolumeAction::Ignore(VolumeIgnoreReason::OtherNode));
+}
+
+#[test]
+fn a_volume_bound_to_another_claim_is_recorded_and_deleted_after_that_claim() {
+    let rebound = |phase: &str, policy: &str, recorded: Value| {
+        let mut patch = state(phase, policy, false, json!([FINALIZER]));
+        patch["spec"]["claimRef"] = json!({ "name": "claim-2", "uid": sample_uid(2) });
+        patch["metadata"]["annotations"] = json!({ "volumes.nodekeel.example/claim-uid": recorded });
+        plan_patched(patch)
+    };
+    for policy in ["Delete", "Retain"] {
+        let record = VolumeAction::RecordClaim { uid: sample_uid(2) };
+        assert_eq!(rebound("Bound", policy, Value::Null), record);
+        assert_eq!(rebound("Bound", policy, json!(sample_uid(3))), record);
+        assert_ne!(rebound("Bound", policy, json!(sample_uid(2))), record);
+    }
+    let released = |recorded| rebound("Released", "Delete", recorded);
+    assert_eq!(released(json!(sample_uid(2))), VolumeAction::Delete(id()));
+    for other in [Value::Null, json!(sample_uid(3))] {
+        let action = released(other);
+        let VolumeAction::Reject(rejection) = action else { panic!("{action:?}") };
+        assert!(rejection.to_string().contains("volumes.nodekeel.example/claim-uid="), "{rejection}");
+    }
+    let retained = rebound("Released", "Retain", json!(sample_uid(2)));
+    assert_eq!(retained, VolumeAction::RemoveFinalizer);
+}
+
+#[test]
 fn another_drivers_volume_is_ignored() {
     for csi in [Value::Null, json!({ "driver": "other.example" })] {
         assert_eq!(

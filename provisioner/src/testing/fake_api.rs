@@ -26,8 +26,9 @@ pub use server_state::{ObjectKind, RequestFault, RequestVerb};
 /// versions, create, merge patch, delete, conflicts, preconditions, finalizers. Clones are the same server.
 ///
 /// After each change it acts like a cluster's volume controllers: binds a volume to the claim that it names
-/// by UID, releases a volume whose claim is deleted, removes its own protection finalizer, and changes
-/// nothing else.
+/// by UID, releases a volume whose claim is deleted, removes the protection finalizer that each volume gets,
+/// and changes nothing else. These are changes after the answer: as with a real server, the object in the
+/// answer of a deletion is outdated when the client reads it.
 #[derive(Clone)]
 pub struct FakeApi(Arc<SharedServer>);
 
@@ -118,6 +119,11 @@ impl FakeApi {
         self.lock_state().requests.iter().filter(|request| **request == (verb, kind)).count()
     }
 
+    /// The number of requests for the server's version, with which clients find out whether it answers.
+    pub fn version_request_count(&self) -> usize {
+        self.lock_state().version_requests
+    }
+
     /// Makes the next such request fail. Several faults occur in turn.
     pub fn fail_next(&self, verb: RequestVerb, kind: ObjectKind, fault: RequestFault) {
         self.lock_state().faults.push(PlannedFault { verb, kind, fault });
@@ -138,6 +144,15 @@ impl FakeApi {
     /// Ends all watches and compacts the event log: clients have to list again.
     pub fn reset_watches(&self) {
         self.lock_state().compact_log();
+        self.0.changed.send_replace(());
+    }
+
+    /// Makes the server unreachable, or reachable again: requests fail, and watches end.
+    pub fn set_reachable(&self, is_reachable: bool) {
+        let mut state = self.lock_state();
+        state.is_unreachable = !is_reachable;
+        state.end_watches();
+        drop(state);
         self.0.changed.send_replace(());
     }
 
@@ -172,6 +187,13 @@ impl FakeApi {
     /// A connection error, if a [`RequestFault`] simulates one.
     pub async fn answer_request(&self, request: Request<Bytes>) -> std::io::Result<Response<ResponseBody>> {
         let (parts, body) = request.into_parts();
+        if self.lock_state().is_unreachable {
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
+        if parts.uri.path() == "/version" {
+            self.lock_state().version_requests += 1;
+            return Ok(json_response(Ok(server_version())));
+        }
         let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let Some(call) = ApiRequest::parse(&parts.method, &parts.uri) else {
             return Ok(json_response(Err(StatusCode::NOT_FOUND)));
@@ -272,6 +294,21 @@ impl ApiRequest {
         let version = asked("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
         Some(Self { verb, key: ObjectKey { kind, namespace, name: name.to_owned() }, version })
     }
+}
+
+fn server_version() -> Value {
+    let fields = [
+        "buildDate",
+        "compiler",
+        "gitCommit",
+        "gitTreeState",
+        "gitVersion",
+        "goVersion",
+        "major",
+        "minor",
+        "platform",
+    ];
+    fields.iter().map(|field| ((*field).to_owned(), json!(""))).collect::<serde_json::Map<_, _>>().into()
 }
 
 fn json_response(result: Result<Value, StatusCode>) -> Response<ResponseBody> {

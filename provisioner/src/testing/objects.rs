@@ -1,6 +1,6 @@
 //! Sample objects, as the API server returns them.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 
@@ -92,6 +92,11 @@ pub fn sample_volume(number: u32, patch: Value) -> PersistentVolume {
         "status": { "phase": "Released" },
     });
     patched_object(plain, patch)
+}
+
+/// A node without taints, changed by a JSON merge patch.
+pub fn sample_node(name: &str, patch: Value) -> Node {
+    patched_object(json!({ "metadata": { "name": name } }), patch)
 }
 
 fn patched_object<T: serde::de::DeserializeOwned>(mut plain: Value, patch: Value) -> T {

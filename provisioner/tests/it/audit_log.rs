@@ -18,7 +18,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Record};
 use tracing::{Event, Id, Level, Metadata};
 
-use crate::service::harness::{id, test_api, wait_bound, wait_no_volumes};
+use crate::service::harness::{id, test_api, wait_bound, wait_for_event, wait_no_volumes};
 
 /// The log lines of all threads of this program.
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -132,6 +132,22 @@ async fn a_deletion_is_logged_before_the_volume_is_moved_and_before_it_is_erased
     let (store, logged) = store_with_log_checks(base.path(), &id(31), lines);
     provision_and_delete(&test_api(), Arc::new(store)).await;
     assert_eq!(*logged.lock().expect("not poisoned"), [true, true]);
+}
+
+#[tokio::test]
+async fn each_provisioned_and_each_rejected_claim_is_logged() {
+    LogCapture::install();
+    let base = tempfile::tempdir().expect("a directory");
+    let (store, _) = store_with_log_checks(base.path(), &id(31), &[]);
+    let api = test_api();
+    let rejected = json!({ "metadata": { "name": "blocked" }, "spec": { "volumeMode": "Block" } });
+    api.create_object(ObjectKind::Claim, sample_claim(34, rejected));
+    provision_and_delete(&api, Arc::new(store)).await;
+    wait_for_event(&api, "blocked", "ProvisioningFailed").await;
+    assert!(LogCapture::contains("provisioned volume", &id(31), &["pv"]));
+    let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let words = ["claim=blocked ", "claim rejected", "spec.volumeMode"];
+    assert!(lines.iter().any(|line| words.iter().all(|word| line.contains(word))));
 }
 
 #[tokio::test]

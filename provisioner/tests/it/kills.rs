@@ -91,9 +91,11 @@ fn id() -> VolumeId {
     VolumeId::from_uid(&sample_uid(1)).expect("a UUID")
 }
 
-fn open(base: &Path, options: DirStoreOptions) -> DirStore {
+async fn open(base: &Path, options: DirStoreOptions) -> DirStore {
     let quota = Arc::new(FileQuota(base.join("records")));
-    DirStore::with_options(Dir::open(base).expect("the base"), quota, options).expect("a store")
+    let store = DirStore::with_options(Dir::open(base).expect("the base"), quota, options).expect("a store");
+    store.create_identity().await.expect("an identity");
+    store
 }
 
 async fn create_and_remove(store: &DirStore, base: &Path) {
@@ -117,7 +119,7 @@ async fn child() {
             let _ = kill_process(getpid(), Signal::KILL);
         }
     }));
-    create_and_remove(&open(&base, options), &base).await;
+    create_and_remove(&open(&base, options).await, &base).await;
 }
 
 fn run_child(base: &Path, step: &str) -> ExitStatus {
@@ -142,7 +144,7 @@ async fn a_process_killed_at_any_step_leaves_a_complete_volume_or_none() {
             let status = run_child(base.path(), &point);
             assert_eq!(status.signal(), Some(9), "{point}: the step happens");
 
-            let store = open(base.path(), DirStoreOptions::default());
+            let store = open(base.path(), DirStoreOptions::default()).await;
             store.wait_until_erased().await;
             let volumes = store.list().await.expect("list");
             assert_eq!(names(&base.path().join(".new")), Vec::<String>::new(), "{point}");

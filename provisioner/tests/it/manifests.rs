@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_class, sample_identity};
+use nodekeel_provisioner::testing::objects::{NODE, sample_claim, sample_class, sample_identity, sample_uid};
 use nodekeel_provisioner::{
     ClaimAction, ObservedClaim, ProvisionerIdentity, build_persistent_volume, plan_claim,
 };
@@ -42,7 +42,7 @@ pub(crate) fn variants() -> Vec<ClaimVariant> {
             json!({ "spec": { "resources": { "requests": { "storage": "1G" } } } }),
             plain(),
         ),
-        variant("mount-options", plain(), json!({ "mountOptions": ["noatime", "nodev"] })),
+        variant("mount-options", plain(), json!({ "mountOptions": ["noexec", "nodev"] })),
         variant("retain", plain(), json!({ "reclaimPolicy": "Retain" })),
         variant("class-of-defaults", plain(), json!({ "reclaimPolicy": null, "volumeBindingMode": null })),
     ]
@@ -59,7 +59,9 @@ fn build_manifest(variant: &ClaimVariant) -> String {
     let ClaimAction::Provision(spec) = plan_claim(&identity, seen) else {
         panic!("{} is not provisioned", variant.name)
     };
-    serde_json::to_string_pretty(&build_persistent_volume(&identity, &spec)).expect("JSON") + "\n"
+    let store = sample_uid(77).parse().expect("a UUID");
+    serde_json::to_string_pretty(&build_persistent_volume(&identity, Some(&store), &spec)).expect("JSON")
+        + "\n"
 }
 
 #[test]

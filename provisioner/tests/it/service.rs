@@ -5,4 +5,5 @@ pub(crate) mod harness;
 mod lifecycle;
 mod model;
 mod orphans;
+mod store;
 mod volumes;

@@ -19,8 +19,10 @@ fn id(number: u32) -> VolumeId {
     VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
 }
 
-fn open(base: &Path, quota: &Arc<MemQuota>) -> DirStore {
-    DirStore::new(Dir::open(base).expect("the base"), Arc::clone(quota) as _).expect("a store")
+async fn open(base: &Path, quota: &Arc<MemQuota>) -> DirStore {
+    let store = DirStore::new(Dir::open(base).expect("the base"), Arc::clone(quota) as _).expect("a store");
+    store.create_identity().await.expect("an identity");
+    store
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -39,13 +41,37 @@ async fn the_mem_store_keeps_the_contract() {
 #[tokio::test]
 async fn the_dir_store_keeps_the_contract() {
     let base = tempfile::tempdir().expect("a directory");
-    conformance(&open(base.path(), &Arc::default())).await;
+    conformance(&open(base.path(), &Arc::default()).await).await;
+}
+
+#[tokio::test]
+#[ignore = "needs root: it mounts"]
+async fn an_unmounted_disk_is_noticed_at_once_and_other_mounts_are_not() {
+    let [base, disk, other] = [(); 3].map(|()| tempfile::tempdir().expect("a directory"));
+    let mount = |from: &Path, to: &Path| {
+        nix::mount::mount(Some(from), to, None::<&str>, nix::mount::MsFlags::MS_BIND, None::<&str>)
+            .expect("root may mount");
+    };
+    let unmount = |at: &Path| {
+        nix::mount::umount2(at, nix::mount::MntFlags::MNT_DETACH).expect("root may unmount");
+    };
+    mount(disk.path(), base.path());
+    let store = open(base.path(), &Arc::default()).await;
+    let mut lost = std::pin::pin!(store.wait_until_lost());
+    let second = std::time::Duration::from_secs(1);
+    mount(disk.path(), other.path());
+    unmount(other.path());
+    let early = tokio::time::timeout(second, &mut lost).await;
+    unmount(base.path());
+    early.expect_err("another mount has changed");
+    let error = tokio::time::timeout(second, &mut lost).await.expect("noticed");
+    assert!(matches!(error, VolumeStoreError::Lost { .. }), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_volume_is_open_to_pods_and_its_parents_only_to_root() {
     let base = tempfile::tempdir().expect("a directory");
-    let store = open(base.path(), &Arc::default());
+    let store = open(base.path(), &Arc::default()).await;
     store.create(&id(1), LIMITS).await.expect("create");
     let mode =
         |path: &str| fs::metadata(base.path().join(path)).expect("metadata").permissions().mode() & 0o7777;
@@ -56,7 +82,7 @@ async fn a_volume_is_open_to_pods_and_its_parents_only_to_root() {
 #[tokio::test]
 async fn a_removed_volume_is_erased_in_the_background_and_its_name_is_free_at_once() {
     let base = tempfile::tempdir().expect("a directory");
-    let store = open(base.path(), &Arc::default());
+    let store = open(base.path(), &Arc::default()).await;
     for round in 0..3 {
         store.create(&id(1), LIMITS).await.expect("create");
         let dir = base.path().join("volumes").join(id(1).as_str());
@@ -73,14 +99,14 @@ async fn a_removed_volume_is_erased_in_the_background_and_its_name_is_free_at_on
 #[tokio::test]
 async fn a_new_store_sweeps_staging_and_resumes_erasing() {
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::default());
-    drop(open(base.path(), &quota));
+    drop(open(base.path(), &quota).await);
     let (staged, trash) = (base.path().join(".new").join(id(1).as_str()), base.path().join(".trash"));
     fs::create_dir(&staged).expect("a staged directory");
     fs::create_dir(base.path().join(".new/not-ours")).expect("another directory");
     fs::create_dir_all(trash.join(format!("{}.0.0/volume/deep", id(2)))).expect("a trash entry");
     fs::create_dir_all(trash.join(format!("bare-{}.0.1/deep", id(2)))).expect("a bare trash entry");
     fs::create_dir(trash.join("not-ours")).expect("another directory");
-    let store = open(base.path(), &quota);
+    let store = open(base.path(), &quota).await;
     store.wait_until_erased().await;
     assert_eq!(names(&base.path().join(".new")), ["not-ours"]);
     assert_eq!(names(&trash), ["not-ours"]);
@@ -91,7 +117,7 @@ async fn a_second_store_is_rejected_and_changes_nothing() {
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
     let dir = || Dir::open(base.path()).expect("the base");
     assert!(!DirStore::is_in_use(&dir()).expect("inspect"), "no store has been opened yet");
-    let first = open(base.path(), &quota);
+    let first = open(base.path(), &quota).await;
     // A directory that the first store is creating.
     let staged = base.path().join(".new").join(id(1).as_str());
     fs::create_dir(&staged).expect("a staged directory");
@@ -104,7 +130,7 @@ async fn a_second_store_is_rejected_and_changes_nothing() {
     assert!(staged.exists());
     drop(first);
     assert!(!DirStore::is_in_use(&dir()).expect("inspect"));
-    drop(open(base.path(), &quota));
+    drop(open(base.path(), &quota).await);
     assert!(!staged.exists(), "the next store sweeps it");
 }
 
@@ -163,7 +189,7 @@ async fn a_new_store_releases_leaked_projects_except_those_of_trash_entries() {
 #[tokio::test]
 async fn entries_that_are_not_volumes_are_not_listed_and_not_touched() {
     let base = tempfile::tempdir().expect("a directory");
-    let store = open(base.path(), &Arc::default());
+    let store = open(base.path(), &Arc::default()).await;
     let volumes = base.path().join("volumes");
     fs::create_dir(volumes.join("lost+found")).expect("a directory");
     fs::write(volumes.join(id(1).as_str()), "a file").expect("a file");
@@ -183,7 +209,7 @@ async fn entries_that_are_not_volumes_are_not_listed_and_not_touched() {
 async fn a_limit_that_cannot_be_set_leaves_no_directory() {
     use nodekeel_fsquota::KernelOperation;
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
-    let store = open(base.path(), &quota);
+    let store = open(base.path(), &quota).await;
     quota.fail_next_kernel_call(KernelOperation::WriteLimits, std::io::ErrorKind::StorageFull);
     let error = store.create(&id(1), LIMITS).await.expect_err("no limit");
     assert!(error.is_exhausted(), "{error:?}");
@@ -200,7 +226,7 @@ async fn a_limit_that_cannot_be_set_leaves_no_directory() {
 #[tokio::test]
 async fn only_a_volume_without_any_entry_is_removed_as_empty() {
     let (base, quota) = (tempfile::tempdir().expect("a directory"), Arc::<MemQuota>::default());
-    let store = open(base.path(), &quota);
+    let store = open(base.path(), &quota).await;
     // The last is the temporary name of a durable write in localstorage.
     for (number, name) in (1..).zip(["data", ".hidden", ".nodekeel-0123456789abcdef.new"]) {
         store.create(&id(number), LIMITS).await.expect("create");

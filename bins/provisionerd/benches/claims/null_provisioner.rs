@@ -98,7 +98,7 @@ impl NullProvisioner {
     }
 
     async fn serve(&self, spec: VolumeSpec) -> Result<()> {
-        let mut volume = build_persistent_volume(&self.me, &spec);
+        let mut volume = build_persistent_volume(&self.me, None, &spec);
         volume.metadata.labels = Some(BTreeMap::from([("bench".to_owned(), "null".to_owned())]));
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
         volumes.create(&PostParams::default(), &volume).await.context("create the volume")?;

@@ -103,8 +103,17 @@ impl TestDaemon {
 
     /// Starts provisionerd, which is killed when the child is dropped.
     pub(crate) fn start(&self, environment: &[(&str, &str)]) -> Child {
+        self.spawn("127.0.0.1:0", environment)
+    }
+
+    /// The same, with its metrics at an address.
+    pub(crate) fn start_listening(&self, listen: &str) -> Child {
+        self.spawn(listen, &[])
+    }
+
+    fn spawn(&self, listen: &str, environment: &[(&str, &str)]) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
-        command.args(["run", "--no-csi", "--listen=127.0.0.1:0", "--driver", DRIVER, "--node", &self.node]);
+        command.args(["run", "--no-csi", "--listen", listen, "--driver", DRIVER, "--node", &self.node]);
         command.arg("--directory").arg(self.base.path()).arg("--kubeconfig").arg(&self.kubeconfig);
         command
             .env_clear()

@@ -12,10 +12,10 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Client;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use nodekeel_provisioner::{FINALIZER, SELECTED_NODE};
+use nodekeel_provisioner::{DriverName, FINALIZER, SELECTED_NODE};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
-use testbed::leftovers;
+use serde_json::{Value, json};
+use testbed::{FakeNode, leftovers};
 use tokio::process::Child;
 
 use crate::cluster::{
@@ -37,12 +37,14 @@ enum ClaimScenario {
     Immediate,
     /// The same, and another client removes the finalizer in between.
     FinalizerRemoved,
+    /// The same, and its volume is given to a second claim.
+    Rebound,
     /// The claim does not fit.
     TooLarge,
 }
 
 /// The steps of each scenario.
-const STEPS: [(ClaimScenario, &[&str]); 4] = [
+const STEPS: [(ClaimScenario, &[&str]); 5] = [
     (
         ClaimScenario::Selected,
         &[
@@ -62,6 +64,7 @@ const STEPS: [(ClaimScenario, &[&str]); 4] = [
     ),
     (ClaimScenario::Immediate, &["SelectNode"]),
     (ClaimScenario::FinalizerRemoved, &["AddFinalizer"]),
+    (ClaimScenario::Rebound, &["RecordClaim"]),
     (ClaimScenario::TooLarge, &["DeselectNode"]),
 ];
 
@@ -152,7 +155,11 @@ impl CrashRun {
             _ => self.use_volume(scenario, &volume).await,
         };
         let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
-        claims.delete(&self.name, &DeleteParams::default()).await.expect("the claim is deleted");
+        let last = match scenario {
+            ClaimScenario::Rebound => self.rebind_volume(&volume).await,
+            _ => self.name.clone(),
+        };
+        claims.delete(&last, &DeleteParams::default()).await.expect("the claim is deleted");
         self.wait_through_kill(wait_object(&volumes, &volume, |volume| volume.is_none())).await;
         if self.kills == 0 {
             self.wait_for_kill().await;
@@ -213,6 +220,40 @@ impl CrashRun {
         count.max(self.program.list_names("volumes").len()) - 1
     }
 
+    /// Retains the volume for a second claim, which is returned, and has it deleted with that.
+    async fn rebind_volume(&mut self, volume: &str) -> String {
+        let (claims, volumes) = (claims_api(&self.client), volumes_api(&self.client));
+        let patch = async |patch: Value| {
+            volumes.patch(volume, &PatchParams::default(), &Patch::Merge(patch)).await.expect("a patch");
+        };
+        patch(json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } })).await;
+        claims.delete(&self.name, &DeleteParams::default()).await.expect("the claim is deleted");
+        let is_released = |volume: Option<&PersistentVolume>| {
+            volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
+        };
+        wait_object(&volumes, volume, is_released).await;
+        patch(json!({ "spec": { "claimRef": null } })).await;
+        let second = format!("{}-second", self.name);
+        let claim = json!({
+            "metadata": { "name": second },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": { "requests": { "storage": "1Mi" } },
+                "storageClassName": "nodekeel",
+                "volumeName": volume,
+            },
+        });
+        let claim = create_object(&claims, claim).await;
+        let annotation = DriverName::try_new(DRIVER).expect("a driver name").claim_annotation();
+        let is_recorded = |volume: Option<&PersistentVolume>| {
+            let annotations = volume.and_then(|volume| volume.metadata.annotations.as_ref());
+            annotations.and_then(|all| all.get(&annotation)) == claim.metadata.uid.as_ref()
+        };
+        self.wait_through_kill(wait_object(&volumes, volume, is_recorded)).await;
+        patch(json!({ "spec": { "persistentVolumeReclaimPolicy": "Delete" } })).await;
+        second
+    }
+
     async fn count_volumes(&self) -> usize {
         let all = volumes_api(&self.client).list(&ListParams::default()).await.expect("a list").items;
         let is_own = |volume: &PersistentVolume| {
@@ -265,6 +306,11 @@ const IMMEDIATE_CLASS: &str = "immediate";
 /// Every claim fits, except for the one of `TooLarge`.
 const MAX_BYTES: &str = "1048576";
 
+/// The name of the node and the claim of a run.
+fn node_name(moment: &str, pass: usize) -> String {
+    format!("{}-{pass}", moment.replace(' ', "-").to_lowercase())
+}
+
 /// Kills provisionerd at every moment, this many times.
 fn kill_at_each_moment(rounds: usize) -> LeakCounts {
     let kube = cluster::start_control_plane();
@@ -273,6 +319,14 @@ fn kill_at_each_moment(rounds: usize) -> LeakCounts {
     );
     kube.apply_manifests(&class).expect("a class");
     let kubeconfig = cluster::account_kubeconfig(&kube);
+    // Only a schedulable node selects itself.
+    for pass in 0..rounds {
+        for (scenario, moment) in kill_moments() {
+            if scenario == ClaimScenario::Immediate {
+                kube.create_fake_node(&FakeNode::new(node_name(&moment, pass))).expect("a node");
+            }
+        }
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -284,7 +338,7 @@ fn kill_at_each_moment(rounds: usize) -> LeakCounts {
         let pass = |(pass, (scenario, moment)): (usize, (ClaimScenario, String))| {
             let (client, kubeconfig) = (client.clone(), kubeconfig.clone());
             async move {
-                let name = format!("{}-{pass}", moment.replace(' ', "-").to_lowercase());
+                let name = node_name(&moment, pass);
                 let program = TestDaemon::new(&kubeconfig, name.clone());
                 let child =
                     program.start(&[("PROVISIONERD_KILL_AT", &moment), ("PROVISIONERD_ROOM", MAX_BYTES)]);

@@ -153,7 +153,7 @@ fn an_inaccessible_directory_is_reported() {
 }
 
 /// A kubeconfig for an API server that does not run.
-fn unreachable_kubeconfig() -> tempfile::NamedTempFile {
+pub(crate) fn unreachable_kubeconfig() -> tempfile::NamedTempFile {
     let kubeconfig = tempfile::NamedTempFile::new().expect("a file");
     let config = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
         contexts: [{name: a, context: {cluster: a, user: a}}]\n\

@@ -9,3 +9,5 @@ mod errors;
 mod messages;
 #[cfg(feature = "kill-points")]
 mod policy;
+#[cfg(feature = "kill-points")]
+mod store;

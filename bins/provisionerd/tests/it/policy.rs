@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use nodekeel_provisioner::DriverName;
 use serde_json::{Value, json};
 use testbed::{Kube, ScratchDir, command_output, wait_until};
 
@@ -80,7 +81,9 @@ fn volume_manifest(name: &str, driver: &str, nodes: &[&str]) -> Value {
     volume["metadata"]["name"] = name.into();
     volume["spec"]["csi"]["driver"] = driver.into();
     let terms = &mut volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
-    terms[0]["matchExpressions"][0]["values"] = nodes.into();
+    let label = &mut terms[0]["matchExpressions"][0];
+    label["key"] = DriverName::try_new(DRIVER).expect("a driver name").topology_key().into();
+    label["values"] = nodes.into();
     volume
 }
 
@@ -102,6 +105,15 @@ fn an_account_on_one_node_cannot_change_the_volumes_of_another() {
     }
     let other = volume_manifest("other", DRIVER, &["node-a", "node-b"]);
     assert_rejected(site.create_as("node-a", &other, "--output=name"), FOREIGN);
+    // A volume of release 0.1.0.
+    let mut old = volume_manifest("old", DRIVER, &["node-a"]);
+    let key = "/spec/nodeAffinity/required/nodeSelectorTerms/0/matchExpressions/0/key";
+    *old.pointer_mut(key).expect("a key") = "kubernetes.io/hostname".into();
+    assert_rejected(site.create_as("node-b", &old, "--output=name"), FOREIGN);
+    site.create_as("node-a", &old, "--output=name").expect("of its node");
+    site.delete_as("node-a", "old").expect("of its node");
+    *old.pointer_mut(key).expect("a key") = "topology.other.example/node".into();
+    assert_rejected(site.create_as("node-a", &old, "--output=name"), FOREIGN);
     let mut nowhere = other.clone();
     nowhere["spec"]["nodeAffinity"] = Value::Null;
     assert_rejected(site.create_as("node-a", &nowhere, "--output=name"), FOREIGN);

@@ -168,7 +168,8 @@ impl DaemonRunner {
 fn run_lifecycles(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
     cluster.wait_driver_registered()?;
     cluster.times.log_step("driver registered");
-    let is_of_others = |moment: &String| moment.ends_with("DeselectNode") || moment.ends_with("SelectNode");
+    let others = ["DeselectNode", "SelectNode", "RecordClaim"];
+    let is_of_others = |moment: &String| others.iter().any(|step| moment.ends_with(step));
     for number in 0.. {
         let before = program.pending().len();
         check_claim_with_pod(cluster, &format!("data-{number}"))?;
@@ -181,6 +182,7 @@ fn run_lifecycles(cluster: &TestCluster, program: &DaemonRunner) -> Result<()> {
     }
     check_claim_without_space(cluster, program)?;
     check_claim_without_pod(cluster)?;
+    check_rebound_volume(cluster)?;
     cluster.times.log_step("a claim without space, and one without a pod");
     let never = program.pending().clone();
     ensure!(never.is_empty(), "never reached {never:?}");
@@ -210,6 +212,29 @@ fn check_claim_without_pod(cluster: &TestCluster) -> Result<()> {
     cluster.kube.apply_manifests(&claim_manifest("alone", "immediate").to_string())?;
     let volume = wait_bound(cluster, "alone")?;
     cluster.kube.delete_object("pvc", "default/alone")?;
+    cluster.wait_gone("pv", &volume)?;
+    assert_nothing_left(cluster)
+}
+
+/// A volume is retained, given to a second claim, and deleted with that.
+fn check_rebound_volume(cluster: &TestCluster) -> Result<()> {
+    let (kube, policy) = (&cluster.kube, |policy| json!({"spec": {"persistentVolumeReclaimPolicy": policy}}));
+    kube.apply_manifests(&claim_manifest("first", "immediate").to_string())?;
+    let volume = wait_bound(cluster, "first")?;
+    kube.patch_object("pv", &volume, &policy("Retain"))?;
+    kube.delete_object("pvc", "default/first")?;
+    let is_released = |volume: &Value| volume["status"]["phase"] == "Released";
+    kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_released)?;
+    kube.patch_object("pv", &volume, &json!({"spec": {"claimRef": null}}))?;
+    let mut second = claim_manifest("second", "immediate");
+    second["spec"]["volumeName"] = json!(volume);
+    kube.apply_manifests(&second.to_string())?;
+    wait_bound(cluster, "second")?;
+    let annotation = format!("{DRIVER}/claim-uid");
+    let is_recorded = |volume: &Value| volume["metadata"]["annotations"][&annotation].is_string();
+    kube.wait_for_object_within(TIMEOUT, "pv", &volume, is_recorded)?;
+    kube.patch_object("pv", &volume, &policy("Delete"))?;
+    kube.delete_object("pvc", "default/second")?;
     cluster.wait_gone("pv", &volume)?;
     assert_nothing_left(cluster)
 }

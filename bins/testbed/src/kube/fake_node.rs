@@ -26,7 +26,8 @@ impl FakeNode {
         self
     }
 
-    /// Registers a CSI driver on it, by the node's name and the label of its host name.
+    /// Registers a CSI driver on it, with the topology label that the kubelet would add for this workspace's
+    /// driver.
     #[must_use]
     pub fn with_driver(mut self, driver: impl Into<String>) -> Self {
         self.drivers.push(driver.into());
@@ -37,12 +38,14 @@ impl FakeNode {
         let mut labels: serde_json::Map<_, _> =
             self.labels.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
         labels.insert(HOST_NAME.into(), self.name.clone().into());
+        for driver in &self.drivers {
+            labels.insert(topology_key(driver), self.name.clone().into());
+        }
         let node = json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {"name": self.name, "labels": labels},
         });
-        let driver =
-            |driver: &String| json!({"name": driver, "nodeID": self.name, "topologyKeys": [HOST_NAME]});
+        let driver = |driver: &String| json!({"name": driver, "nodeID": self.name, "topologyKeys": [topology_key(driver)]});
         let drivers: Vec<_> = self.drivers.iter().map(driver).collect();
         let csi = json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSINode",
@@ -50,6 +53,11 @@ impl FakeNode {
         });
         [node, csi]
     }
+}
+
+/// The label of the provisioner's volumes. *Source:* `DriverName::topology_key`.
+fn topology_key(driver: &str) -> String {
+    format!("topology.{driver}/node")
 }
 
 /// *Source:* kubernetes.io, well-known labels.

@@ -2,11 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::server_state::{ObjectKey, ObjectKind, ServerState};
-
-/// The finalizer that protects a PersistentVolume in use. *Source:* Kubernetes, storage object in use
-/// protection.
-const PROTECTION: &str = "kubernetes.io/pv-protection";
+use super::server_state::{ObjectKey, ObjectKind, PROTECTION, ServerState};
 
 /// Binds and releases all volumes.
 pub(super) fn run_controllers(state: &mut ServerState) {

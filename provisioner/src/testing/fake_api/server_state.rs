@@ -7,6 +7,10 @@ use serde_json::{Value, json};
 
 use crate::testing::objects::merge_patch;
 
+/// The finalizer that protects a PersistentVolume in use. *Source:* Kubernetes, storage object in use
+/// protection.
+pub(super) const PROTECTION: &str = "kubernetes.io/pv-protection";
+
 /// A kind of object that the server supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -19,6 +23,8 @@ pub enum ObjectKind {
     Class,
     /// An Event.
     Event,
+    /// A Node.
+    Node,
 }
 
 /// The verb of a request.
@@ -60,6 +66,7 @@ impl ObjectKind {
             "persistentvolumes" => Self::Volume,
             "storageclasses" => Self::Class,
             "events" => Self::Event,
+            "nodes" => Self::Node,
             _ => return None,
         })
     }
@@ -70,6 +77,7 @@ impl ObjectKind {
             Self::Volume => ("v1", "PersistentVolume"),
             Self::Class => ("storage.k8s.io/v1", "StorageClass"),
             Self::Event => ("events.k8s.io/v1", "Event"),
+            Self::Node => ("v1", "Node"),
         }
     }
 }
@@ -106,6 +114,8 @@ pub(super) struct ServerState {
     pub(super) paused: BTreeSet<ObjectKind>,
     pub(super) requests: Vec<(RequestVerb, ObjectKind)>,
     pub(super) epoch: u64,
+    pub(super) version_requests: usize,
+    pub(super) is_unreachable: bool,
     version: u64,
     compacted: u64,
     log: Vec<ObjectChange>,
@@ -168,6 +178,9 @@ impl ServerState {
         if !object["metadata"]["uid"].is_string() {
             object["metadata"]["uid"] = json!(format!("aaaaaaaa-0000-4000-8000-{:012x}", self.version));
         }
+        if kind == ObjectKind::Volume {
+            protect_volume(&mut object);
+        }
         Ok(self.store_object(key, object, "ADDED"))
     }
 
@@ -183,6 +196,7 @@ impl ServerState {
             }
         }
         let before = object.clone();
+        remove_finalizers(&mut object, &mut patch);
         merge_patch(&mut object, patch);
         if object == before {
             return Ok(object);
@@ -212,9 +226,14 @@ impl ServerState {
         })
     }
 
+    /// Ends the watches. They can resume, if the event log is not compacted.
+    pub(super) fn end_watches(&mut self) {
+        self.epoch += 1;
+    }
+
     /// Ends the watches, and compacts the event log.
     pub(super) fn compact_log(&mut self) {
-        self.epoch += 1;
+        self.end_watches();
         self.version += 1;
         self.compacted = self.version;
         self.log.clear();
@@ -253,6 +272,28 @@ impl ServerState {
         let gone = self.store_object(key.clone(), object, "DELETED");
         self.objects.remove(key);
         gone
+    }
+}
+
+/// Adds the finalizer that protects a volume in use, as the admission plugin StorageObjectInUseProtection does.
+fn protect_volume(volume: &mut Value) {
+    let mut finalizers = volume["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+    if !finalizers.contains(&json!(PROTECTION)) {
+        finalizers.push(json!(PROTECTION));
+        volume["metadata"]["finalizers"] = finalizers.into();
+    }
+}
+
+/// Applies the directive of a strategic merge patch that removes finalizers by their names.
+fn remove_finalizers(object: &mut Value, patch: &mut Value) {
+    let metadata = patch.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(Value::Array(removed)) =
+        metadata.and_then(|metadata| metadata.remove("$deleteFromPrimitiveList/finalizers"))
+    else {
+        return;
+    };
+    if let Some(finalizers) = object["metadata"]["finalizers"].as_array_mut() {
+        finalizers.retain(|finalizer| !removed.contains(finalizer));
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use nodekeel_provisioner::csi::proto::csi::{
-    GetPluginCapabilitiesRequest, GetPluginInfoRequest, ProbeRequest,
+    GetPluginCapabilitiesRequest, GetPluginInfoRequest, PluginCapability, ProbeRequest, plugin_capability,
 };
 use nodekeel_provisioner::csi::testing::MemMounter;
 
@@ -20,7 +20,9 @@ async fn the_kubelet_finds_the_driver_and_its_node() {
     assert_eq!(kubelet.info.endpoint, plugin.socket.display().to_string());
     assert_eq!(kubelet.info.supported_versions, ["1.0.0"]);
     let node = kubelet.register_plugin().await.expect("registered");
-    assert_eq!((node.node_id.as_str(), node.accessible_topology), ("node-a", None));
+    let topology = node.accessible_topology.expect("a topology").segments;
+    let key = format!("topology.{DRIVER}/node");
+    assert_eq!((node.node_id.as_str(), topology), ("node-a", [(key, "node-a".to_owned())].into()));
     assert!(*plugin.registered.borrow());
     // A restarted kubelet registers the existing sockets.
     plugin.discover_plugin().await.register_plugin().await.expect("registered again");
@@ -98,6 +100,10 @@ async fn the_identity_service_names_the_driver() {
     assert_eq!(info.name, DRIVER);
     assert!(!info.vendor_version.is_empty());
     let asked = identity.get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await;
-    assert!(asked.expect("capabilities").into_inner().capabilities.is_empty());
+    let capabilities = asked.expect("capabilities").into_inner().capabilities;
+    let constraints = plugin_capability::service::Type::VolumeAccessibilityConstraints.into();
+    let service = plugin_capability::Service { r#type: constraints };
+    let expected = PluginCapability { r#type: Some(plugin_capability::Type::Service(service)) };
+    assert_eq!(capabilities, [expected], "a volume is on one node only, and there is no controller service");
     assert_eq!(identity.probe(ProbeRequest {}).await.expect("probe").into_inner().ready, Some(true));
 }

@@ -250,6 +250,7 @@ async fn run_suite(base: &Path) -> Value {
     fs::create_dir_all(kubelet.join("pods")).expect("create");
     let quota = ProjectQuota::open(base).expect("project quotas");
     let store = Arc::new(DirStore::new(Dir::open(base).expect("open"), Arc::new(quota)).expect("a store"));
+    store.create_identity().await.expect("an identity");
     let deps = PluginDeps {
         driver: DriverName::try_new(DRIVER).expect("a name"),
         node: NodeName::try_new("node-a").expect("a name"),

@@ -46,6 +46,10 @@ fn a_claim_waits_for_its_pod_and_is_bound_on_the_node_that_the_scheduler_selects
         cluster.create_object(pods, pod(&cluster, "data")).await;
         let volume = cluster.wait_bound("data").await;
         assert_eq!(volume.metadata.name.as_deref(), Some(id(&claim).as_str()));
+        // The scheduler has accepted this affinity: the node has the driver's label.
+        let affinity = serde_json::to_value(volume.spec.expect("a spec").node_affinity).expect("JSON");
+        let key = &affinity["required"]["nodeSelectorTerms"][0]["matchExpressions"][0]["key"];
+        assert_eq!(*key, cluster.driver.topology_key());
         let (kind, note) = cluster.wait_for_event("data", "ProvisioningSucceeded").await;
         assert_eq!(
             (kind.as_str(), note),

@@ -11,11 +11,11 @@ use nodekeel_provisioner::{
     Deps, DirStore, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
 };
 use serde_json::json;
+use testbed::{FakeNode, Kube, command_output};
 use tokio_util::sync::CancellationToken;
 
 use super::harness::{
-    TestCluster, TestNode, id, names, run_test, shared_control_plane, start_control_plane, test_runtime,
-    user_client,
+    TestCluster, TestNode, id, names, shared_control_plane, start_control_plane, test_runtime, user_client,
 };
 
 /// The node of a volume.
@@ -30,7 +30,12 @@ fn volume_node(volume: &PersistentVolume) -> String {
 #[ignore = "needs kube"]
 fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer() {
     const CLAIMS: usize = 24;
-    run_test("immediate", async |cluster| {
+    let (kube, runtime) = (shared_control_plane(), test_runtime());
+    let cluster = runtime.block_on(TestCluster::new(&kube, "immediate"));
+    for node in ["a", "b", "c"] {
+        kube.create_fake_node(&FakeNode::new(cluster.node_name(node))).expect("a node");
+    }
+    runtime.block_on(async {
         cluster.create_class("immediate-now", json!({ "volumeBindingMode": "Immediate" })).await;
         let nodes = [
             cluster.start_provisioner("a").await,
@@ -71,6 +76,44 @@ fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer()
             node.stop().await;
         }
     });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_cordoned_or_tainted_node_takes_no_claim_that_waits_for_no_consumer() {
+    const CLAIMS: usize = 20;
+    let (kube, runtime) = (shared_control_plane(), test_runtime());
+    let cluster = runtime.block_on(TestCluster::new(&kube, "cordoned"));
+    for node in ["a", "b", "c"] {
+        kube.create_fake_node(&FakeNode::new(cluster.node_name(node))).expect("a node");
+    }
+    kubectl(&kube, &["cordon", &cluster.node_name("a")]);
+    let taint = "node-role.kubernetes.io/control-plane:NoSchedule";
+    kubectl(&kube, &["taint", "node", &cluster.node_name("b"), taint]);
+    runtime.block_on(async {
+        cluster.create_class("cordoned-now", json!({ "volumeBindingMode": "Immediate" })).await;
+        let nodes = [
+            cluster.start_provisioner("a").await,
+            cluster.start_provisioner("b").await,
+            cluster.start_provisioner("c").await,
+        ];
+        let patch =
+            json!({ "metadata": { "annotations": null }, "spec": { "storageClassName": "cordoned-now" } });
+        for number in 0..CLAIMS {
+            cluster.create_claim(&format!("claim-{number}"), patch.clone()).await;
+        }
+        for number in 0..CLAIMS {
+            cluster.wait_bound(&format!("claim-{number}")).await;
+        }
+        assert_eq!(nodes.each_ref().map(|node| node.volumes().len()), [0, 0, CLAIMS]);
+        for node in nodes {
+            node.stop().await;
+        }
+    });
+}
+
+fn kubectl(kube: &Kube, arguments: &[&str]) {
+    command_output(kube.kubectl_command().args(arguments)).expect("kubectl succeeds");
 }
 
 #[test]

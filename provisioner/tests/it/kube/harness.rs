@@ -19,7 +19,7 @@ use nodekeel_fsquota::testing::MemQuota;
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
     Deps, DirStore, DriverName, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity,
-    RunError, SELECTED_NODE, VolumeId,
+    RunError, SELECTED_NODE, StepMoment, VolumeId, VolumeStep,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -28,6 +28,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use crate::service::harness::AttemptCounts;
 
 /// Timeout of waits, on a busy machine.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(150);
@@ -38,6 +40,7 @@ pub(crate) fn start_control_plane() -> Kube {
     let builder = Kube::builder()
         .with_user(account)
         .with_user(KubeUser::new("nobody"))
+        .with_user(KubeUser::new("reader"))
         .with_controller_requests_per_second(500);
     let kube = builder.start().expect("a control plane");
     kube.apply_manifests(include_str!("../../../../deploy/namespace.yaml")).expect("the namespace");
@@ -102,6 +105,11 @@ impl TestCluster {
             )
             .await;
         cluster
+    }
+
+    /// The same with provisioners that run as another user.
+    pub(crate) fn with_account(self, account: Client) -> Self {
+        Self { account, ..self }
     }
 
     pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
@@ -227,6 +235,16 @@ impl TestCluster {
 
     pub(crate) async fn start_provisioner_with(&self, node: &str, finalizer: Option<String>) -> TestNode {
         let base = tempfile::tempdir().expect("a directory");
+        self.start_provisioner_in(node, finalizer, base).await
+    }
+
+    /// The same with a directory that another run has left.
+    pub(crate) async fn start_provisioner_in(
+        &self,
+        node: &str,
+        finalizer: Option<String>,
+        base: tempfile::TempDir,
+    ) -> TestNode {
         TestNode::start(self, node, finalizer, base).await
     }
 
@@ -244,6 +262,8 @@ pub(crate) struct TestNode {
     pub(crate) base: tempfile::TempDir,
     pub(crate) quota: Arc<MemQuota>,
     pub(crate) store: Arc<DirStore>,
+    pub(crate) counts: Arc<AttemptCounts>,
+    steps: Arc<Mutex<Vec<VolumeStep>>>,
     token: CancellationToken,
     run: JoinHandle<Result<std::convert::Infallible, RunError>>,
 }
@@ -259,15 +279,21 @@ impl TestNode {
         let dir = Dir::open(base.path()).expect("the base");
         let store = Arc::new(DirStore::new(dir, Arc::clone(&quota) as _).expect("a store"));
         let node = NodeName::try_new(name).expect("a node name");
+        let (counts, steps) = (Arc::<AttemptCounts>::default(), Arc::<Mutex<Vec<VolumeStep>>>::default());
+        let started = Arc::clone(&steps);
         let config =
             ProvisionerConfig::new(ProvisionerIdentity { driver: cluster.driver.clone(), node, finalizer });
         let deps = Deps {
             client: cluster.account.clone(),
             store: Arc::clone(&store) as _,
-            metrics: Arc::new(()),
+            metrics: Arc::clone(&counts) as _,
             registered: None,
             guard: None,
-            hook: None,
+            hook: Some(Arc::new(move |step: VolumeStep, moment: StepMoment| {
+                if moment == StepMoment::Before {
+                    started.lock().unwrap_or_else(PoisonError::into_inner).push(step);
+                }
+            })),
         };
         let (token, (is_ready, ready)) = (CancellationToken::new(), oneshot::channel());
         let (provisioner, canceled) = (Provisioner::new(config, deps), token.clone());
@@ -275,7 +301,13 @@ impl TestNode {
             provisioner.run_until(canceled, || is_ready.send(()).expect("the receiver waits")).await
         });
         tokio::time::timeout(WAIT_TIMEOUT, ready).await.expect("within the timeout").expect("ready");
-        Self { name: name.to_owned(), base, quota, store, token, run }
+        Self { name: name.to_owned(), base, quota, store, counts, steps, token, run }
+    }
+
+    /// How often a step was started: each is one request, if it is one.
+    pub(crate) fn step_count(&self, step: VolumeStep) -> usize {
+        let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        steps.iter().filter(|started| **started == step).count()
     }
 
     /// The names of the volumes' directories.
@@ -292,11 +324,17 @@ impl TestNode {
         assert_eq!(self.quota.list_projects(), [], "no project is left");
     }
 
-    /// Stops it, and asserts that it was running.
-    pub(crate) async fn stop(self) {
+    /// Stops it, asserts that it was running, and returns its directory.
+    pub(crate) async fn stop(self) -> tempfile::TempDir {
         self.token.cancel();
         let ended = self.run.await.expect("no panic");
         assert!(matches!(ended, Err(RunError::Canceled)), "{ended:?}");
+        drop(self.store);
+        // A check of the store may still be in progress on another thread.
+        while DirStore::is_in_use(&Dir::open(self.base.path()).expect("the base")).expect("inspect") {
+            tokio::task::yield_now().await;
+        }
+        self.base
     }
 }
 

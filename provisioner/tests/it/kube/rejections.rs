@@ -2,10 +2,47 @@
 
 use serde_json::{Value, json};
 
-use super::harness::{phase, run_test};
+use super::harness::{TestCluster, phase, run_test, shared_control_plane, test_runtime, user_client};
 
 fn storage_request(size: &str) -> Value {
     json!({ "spec": { "resources": { "requests": { "storage": size } } } })
+}
+
+/// The permissions of deploy/rbac.yaml without changes of claims and volumes.
+const READER: &str = r#"
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reader}
+rules:
+- {apiGroups: [""], resources: [persistentvolumes, persistentvolumeclaims, nodes], verbs: [get, list, watch]}
+- {apiGroups: [storage.k8s.io], resources: [storageclasses], verbs: [list, watch]}
+- {apiGroups: [events.k8s.io], resources: [events], verbs: [create, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
+"#;
+
+#[test]
+#[ignore = "needs kube"]
+fn a_forbidden_request_is_one_sentence_in_the_event_and_counted() {
+    let (kube, runtime) = (shared_control_plane(), test_runtime());
+    kube.apply_manifests(READER).expect("the permissions");
+    runtime.block_on(async {
+        let reader = user_client(&kube, "reader").await;
+        let cluster = TestCluster::new(&kube, "reader").await.with_account(reader);
+        let node = cluster.start_provisioner("a").await;
+        cluster.create_claim("data", json!({})).await;
+        let (_, note) = cluster.wait_for_event("data", "ProvisioningFailed").await;
+        let start = "create the PersistentVolume (forbidden: grant this service account the rules of deploy/rbac.yaml): \
+                     persistentvolumes is forbidden: User \"reader\" cannot create resource";
+        assert!(note.starts_with(start) && note.matches("is forbidden").count() == 1, "{note}");
+        assert!(note.len() < 300 && !note.contains("Status {"), "{note}");
+        assert!(node.counts.get()[1] > 0, "the failure is counted");
+        node.stop().await;
+    });
 }
 
 #[test]
@@ -15,6 +52,7 @@ fn unsupported_claims_are_rejected_with_an_event() {
         let node = cluster.start_provisioner("a").await;
         cluster.create_class("rejected-odd", json!({ "parameters": { "inodes": "none" } })).await;
         cluster.create_class("rejected-unknown", json!({ "parameters": { "path": "../x" } })).await;
+        cluster.create_class("rejected-options", json!({ "mountOptions": ["noatime"] })).await;
         let source = json!({ "kind": "PersistentVolumeClaim", "name": "other" });
         let of_class = |class: &str| json!({ "spec": { "storageClassName": class } });
         // The claim, and a part of its event's note.
@@ -26,6 +64,7 @@ fn unsupported_claims_are_rejected_with_an_event() {
             ("selector", json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }), "spec.selector"),
             ("odd", of_class("rejected-odd"), r#"parameter "inodes""#),
             ("unknown", of_class("rejected-unknown"), r#"parameter "path""#),
+            ("options", of_class("rejected-options"), r#"mountOptions "noatime" is not supported: use ro"#),
             ("most", storage_request("9223372036854775807"), "2^63 - 64Ki"),
             ("more", storage_request("9223372036854775808"), "2^63 - 64Ki"),
             ("exa", storage_request("8Ei"), "2^63 - 64Ki"),

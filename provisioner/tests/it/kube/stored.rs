@@ -14,13 +14,14 @@ use crate::manifests::{ClaimVariant, variants};
 
 const NAME: &str = "stored";
 
-/// A stored volume, without the fields that differ between runs.
+/// A stored volume, without the fields that differ between runs, and with a fixed store.
 fn normalize_volume(volume: &PersistentVolume, claim_uid: &str) -> String {
     let mut value = serde_json::to_value(volume).expect("JSON");
     for field in ["managedFields", "creationTimestamp", "resourceVersion", "uid"] {
         value["metadata"].as_object_mut().expect("an object").remove(field);
     }
     value["spec"]["claimRef"].as_object_mut().expect("an object").remove("resourceVersion");
+    value["spec"]["csi"]["volumeAttributes"]["store"] = json!(sample_uid(77));
     value["status"].as_object_mut().expect("an object").remove("lastPhaseTransitionTime");
     let text = serde_json::to_string_pretty(&value).expect("JSON") + "\n";
     text.replace(claim_uid, &sample_uid(1))
@@ -56,8 +57,10 @@ fn each_claim_variant_gets_the_volume_of_its_golden_file() {
     runtime.block_on(async {
         let driver = DriverName::try_new(DRIVER).expect("a driver name");
         let cluster = TestCluster::with_driver(&kube, NAME, driver).await;
+        let mut base = tempfile::tempdir().expect("a directory");
         for finalizer in [true, false] {
-            let node = cluster.start_provisioner_with(NODE, finalizer.then(|| FINALIZER.to_owned())).await;
+            let finalizer_name = finalizer.then(|| FINALIZER.to_owned());
+            let node = cluster.start_provisioner_in(NODE, finalizer_name, base).await;
             for variant in variants().iter().filter(|variant| variant.finalizer == finalizer) {
                 let (path, stored) =
                     (dir.join(variant.name).with_extension("json"), store_variant(&cluster, variant).await);
@@ -68,7 +71,7 @@ fn each_claim_variant_gets_the_volume_of_its_golden_file() {
                 let golden = fs::read_to_string(&path).unwrap_or_default();
                 assert_eq!(stored, golden, "{}; UPDATE=1 rewrites it", path.display());
             }
-            node.stop().await;
+            base = node.stop().await;
         }
     });
 }

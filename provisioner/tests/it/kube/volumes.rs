@@ -5,7 +5,7 @@ use std::fs;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits};
 use nodekeel_provisioner::testing::objects::sample_uid;
-use nodekeel_provisioner::{FINALIZER, PROVISIONED_BY, VolumeId, VolumeStore as _};
+use nodekeel_provisioner::{FINALIZER, PROVISIONED_BY, VolumeId, VolumeStep, VolumeStore as _};
 use serde_json::{Value, json};
 
 use super::harness::{TestCluster, TestNode, id, merge, names, run_test, wait_for_object};
@@ -42,6 +42,85 @@ fn a_deleted_claim_removes_its_volume_its_directory_and_its_project() {
         cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
         node.assert_empty().await;
         assert_eq!(cluster.event_reasons(id.as_str()).await, Vec::<String>::new(), "no failure event");
+        node.stop().await;
+    });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_hundred_deletions_are_counted_once_each_with_one_delete_and_one_patch() {
+    const CLAIMS: usize = 100;
+    run_test("counted", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        let mut ids = Vec::new();
+        for number in 0..CLAIMS {
+            ids.push(id(&cluster.create_claim(&format!("claim-{number}"), json!({})).await));
+        }
+        for number in 0..CLAIMS {
+            cluster.wait_bound(&format!("claim-{number}")).await;
+        }
+        for number in 0..CLAIMS {
+            cluster.delete_object(&cluster.claims(), &format!("claim-{number}")).await;
+        }
+        for id in &ids {
+            cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
+        }
+        node.assert_empty().await;
+        // Changes of the deleted objects that are still queued.
+        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+        assert_eq!(node.counts.get(), [CLAIMS, 0, CLAIMS, 0]);
+        let requests = [VolumeStep::DeletePersistentVolume, VolumeStep::RemoveFinalizer];
+        assert_eq!(requests.map(|step| node.step_count(step)), [CLAIMS; 2]);
+        node.stop().await;
+    });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_rebound_volume_is_deleted_after_its_second_claim() {
+    run_test("rebound", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        cluster.create_class("rebound-kept", json!({ "reclaimPolicy": "Retain" })).await;
+        let of_class = json!({ "spec": { "storageClassName": "rebound-kept" } });
+        let (_, id) = create_used_volume(&cluster, &node, "first", of_class.clone()).await;
+        cluster.delete_object(&cluster.claims(), "first").await;
+        cluster.wait_released(id.as_str()).await;
+        let patch = async |patch: Value| {
+            let patch = kube::api::Patch::Merge(patch);
+            cluster.volumes().patch(id.as_str(), &Default::default(), &patch).await.expect("a patch");
+        };
+        patch(json!({ "spec": { "claimRef": null } })).await;
+        let mut second = of_class;
+        merge(&mut second, json!({ "spec": { "volumeName": id.as_str() } }));
+        let second = cluster.create_claim("second", second).await;
+        cluster.wait_bound("second").await;
+        assert_eq!(read_data(&node, &id).as_deref(), Some("data"), "it has the first claim's data");
+        let annotation = cluster.driver.claim_annotation();
+        let is_recorded = |volume: Option<&PersistentVolume>| {
+            let annotations = volume.and_then(|volume| volume.metadata.annotations.as_ref());
+            annotations.and_then(|all| all.get(&annotation)) == second.metadata.uid.as_ref()
+        };
+        wait_for_object(&cluster.volumes(), id.as_str(), is_recorded).await;
+        patch(json!({ "spec": { "persistentVolumeReclaimPolicy": "Delete" } })).await;
+        cluster.delete_object(&cluster.claims(), "second").await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
+        node.assert_empty().await;
+        assert_eq!(cluster.event_reasons(id.as_str()).await, Vec::<String>::new(), "no failure event");
+        node.stop().await;
+    });
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn a_volume_with_the_affinity_of_the_first_release_is_deleted() {
+    run_test("hostname", async |cluster| {
+        let node = cluster.start_provisioner("a").await;
+        let id = VolumeId::from_uid(&sample_uid(500)).expect("a UUID");
+        node.store.create(&id, LIMITS).await.expect("create");
+        let uid = json!({ "spec": { "claimRef": { "uid": id.claim_uid() } } });
+        cluster.create_object(cluster.volumes(), forged_volume(&cluster, id.as_str(), uid)).await;
+        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
+        node.assert_empty().await;
         node.stop().await;
     });
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_provisioner::testing::objects::{sample_class, sample_identity, sample_uid};
+use nodekeel_provisioner::testing::objects::{sample_class, sample_identity, sample_node, sample_uid};
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind};
-use nodekeel_provisioner::{Deps, Provisioner, ProvisionerConfig, RunError, VolumeId};
+use nodekeel_provisioner::{Deps, Provisioner, ProvisionerConfig, RunError, VolumeId, VolumeMetrics};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,31 @@ pub(crate) struct TestNode {
     pub(crate) store: MemStore,
     token: CancellationToken,
     run: tokio::task::JoinHandle<Result<std::convert::Infallible, RunError>>,
+}
+
+/// Counts successes and failures.
+#[derive(Debug, Default)]
+pub(crate) struct AttemptCounts(std::sync::Mutex<[usize; 4]>);
+
+impl AttemptCounts {
+    fn add(&self, at: usize) {
+        self.0.lock().expect("not poisoned")[at] += 1;
+    }
+
+    /// Provisioned, not provisioned, deleted, not deleted.
+    pub(crate) fn get(&self) -> [usize; 4] {
+        *self.0.lock().expect("not poisoned")
+    }
+}
+
+impl VolumeMetrics for AttemptCounts {
+    fn record_provision(&self, _: &str, _: Duration, succeeded: bool) {
+        self.add(usize::from(!succeeded));
+    }
+
+    fn record_delete(&self, _: &str, _: Duration, succeeded: bool) {
+        self.add(2 + usize::from(!succeeded));
+    }
 }
 
 pub(crate) fn test_deps(api: &FakeApi, store: &MemStore) -> Deps {
@@ -80,9 +105,12 @@ pub(crate) fn id(number: u32) -> VolumeId {
     VolumeId::from_uid(&sample_uid(number)).expect("a UUID")
 }
 
-/// An API server with the sample class.
+/// An API server with the sample class and nodes.
 pub(crate) fn test_api() -> FakeApi {
     let api = FakeApi::default();
+    for node in ["node-a", "node-b", "node-c", "node-d", "node-e"] {
+        api.create_object(ObjectKind::Node, sample_node(node, json!({})));
+    }
     api.create_object(ObjectKind::Class, sample_class(json!({})));
     api
 }

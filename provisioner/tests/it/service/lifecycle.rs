@@ -80,6 +80,51 @@ async fn a_provisioner_is_ready_once_its_lists_are_complete_and_the_driver_is_re
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_api_server_that_is_unreachable_or_rejects_a_watch_is_reported_until_it_serves() {
+    let api = test_api();
+    let provisioner = Provisioner::new(
+        ProvisionerConfig::new(sample_identity(NODE)),
+        test_deps(&api, &MemStore::default()),
+    );
+    let token = CancellationToken::new();
+    let run = tokio::spawn({
+        let (provisioner, token) = (provisioner.clone(), token.clone());
+        async move { provisioner.run_until(token, || {}).await }
+    });
+    advance_time(60).await;
+    assert_eq!(provisioner.check_api().await, None);
+    api.set_reachable(false);
+    advance_time(1).await;
+    assert!(provisioner.check_api().await.is_some());
+    advance_time(60).await;
+    api.set_reachable(true);
+    advance_time(1).await;
+    assert_eq!(provisioner.check_api().await, None, "at once, and not when the watches try again");
+
+    advance_time(60).await;
+    api.fail_next(RequestVerb::Watch, ObjectKind::Volume, RequestFault::Status(403));
+    api.reset_watches();
+    advance_time(2).await;
+    let error = provisioner.check_api().await.expect("the watch of volumes is forbidden");
+    assert!(error.contains("forbidden"), "{error}");
+    advance_time(60).await;
+    assert_eq!(provisioner.check_api().await, None);
+    token.cancel();
+    assert!(matches!(run.await.expect("no panic"), Err(RunError::Canceled)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_provisioner_does_not_ask_whether_the_api_server_answers() {
+    let api = test_api();
+    let node = TestNode::start(&api, NODE).await;
+    advance_time(60).await;
+    let before = api.version_request_count();
+    advance_time(3600).await;
+    assert_eq!(api.version_request_count(), before);
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn watches_resume_after_an_api_server_restart() {
     let api = test_api();
     let node = TestNode::start(&api, NODE).await;

@@ -9,13 +9,14 @@ use nodekeel_provisioner::testing::objects::{
 };
 use nodekeel_provisioner::testing::{FakeApi, MemStore, ObjectKind, RequestFault, RequestVerb};
 use nodekeel_provisioner::{
-    Deps, GuardError, ProvisionerConfig, ProvisionerIdentity, VolumeGuard, VolumeId, VolumeReservation,
-    VolumeStore as _,
+    Deps, FINALIZER, GuardError, ProvisionerConfig, ProvisionerIdentity, VolumeGuard, VolumeId,
+    VolumeReservation, VolumeStore as _,
 };
 use serde_json::{Value, json};
 
 use super::harness::{
-    TestNode, advance_time, id, phase, test_api, test_deps, wait_for_event, wait_no_volumes, wait_until,
+    AttemptCounts, TestNode, advance_time, id, phase, test_api, test_deps, wait_for_event, wait_no_volumes,
+    wait_until,
 };
 
 const LIMITS: QuotaLimits = QuotaLimits { bytes: Some(Bytes(1 << 20)), inodes: Some(Inodes(1024)) };
@@ -44,6 +45,70 @@ async fn a_deleted_claim_removes_its_volume_with_one_delete_and_one_patch() {
     assert_eq!(api.event_counts(id(1).as_str()), []);
 }
 
+async fn start_counted(api: &FakeApi) -> (TestNode, Arc<AttemptCounts>) {
+    let counts = Arc::<AttemptCounts>::default();
+    let deps = Deps { metrics: counts.clone(), ..test_deps(api, &MemStore::default()) };
+    (TestNode::start_with(ProvisionerConfig::new(sample_identity(NODE)), deps, None).await, counts)
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_deletion_is_counted_once_although_the_volume_changes_meanwhile() {
+    let api = test_api();
+    let (_node, counts) = start_counted(&api).await;
+    for number in 0..50 {
+        provision(&api, number).await;
+    }
+    for number in 0..50 {
+        api.delete_object(ObjectKind::Claim, &format!("claim-{number}"));
+    }
+    wait_no_volumes(&api).await;
+    advance_time(600).await;
+    assert_eq!(counts.get(), [50, 0, 50, 0]);
+    let requests =
+        [RequestVerb::Delete, RequestVerb::Patch].map(|verb| api.request_count(verb, ObjectKind::Volume));
+    assert_eq!(requests, [50, 50]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_counted_wherever_it_happens() {
+    let api = test_api();
+    let (_node, counts) = start_counted(&api).await;
+    api.create_object(ObjectKind::Claim, sample_claim(1, json!({ "spec": { "volumeMode": "Block" } })));
+    wait_for_event(&api, "claim-1", "ProvisioningFailed").await;
+    assert_eq!(counts.get(), [0, 1, 0, 0], "a rejected claim");
+    api.fail_next(RequestVerb::Get, ObjectKind::Claim, RequestFault::Status(401));
+    provision(&api, 2).await;
+    assert_eq!(counts.get(), [1, 2, 0, 0], "a claim that could not be read");
+    api.fail_next(RequestVerb::Get, ObjectKind::Volume, RequestFault::Status(401));
+    api.delete_object(ObjectKind::Claim, "claim-2");
+    wait_no_volumes(&api).await;
+    assert_eq!(counts.get(), [1, 2, 1, 1], "a volume that could not be read");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebound_volume_is_deleted_after_its_second_claim() {
+    let api = test_api();
+    api.patch_object(ObjectKind::Class, "local", json!({ "reclaimPolicy": "Retain" }));
+    let node = TestNode::start(&api, NODE).await;
+    provision(&api, 1).await;
+    api.delete_object(ObjectKind::Claim, "claim-1");
+    wait_until(&api, |api| phase(api, ObjectKind::Volume, id(1).as_str()) == "Released").await;
+    // The administrator gives the volume to another claim, and later has it deleted with that.
+    let second = json!({ "spec": { "volumeName": id(1).as_str() } });
+    api.create_object(ObjectKind::Claim, sample_claim(2, second));
+    let claim = json!({ "name": "claim-2", "uid": sample_uid(2) });
+    api.patch_object(ObjectKind::Volume, id(1).as_str(), json!({ "spec": { "claimRef": claim } }));
+    wait_until(&api, |api| phase(api, ObjectKind::Volume, id(1).as_str()) == "Bound").await;
+    advance_time(60).await;
+    let policy = json!({ "spec": { "persistentVolumeReclaimPolicy": "Delete" } });
+    api.patch_object(ObjectKind::Volume, id(1).as_str(), policy);
+    advance_time(60).await;
+    assert_eq!(node.store.remove_count(&id(1)), 0, "it is in use");
+    api.delete_object(ObjectKind::Claim, "claim-2");
+    wait_no_volumes(&api).await;
+    assert_eq!((node.store.remove_count(&id(1)), api.event_counts(id(1).as_str())), (1, Vec::new()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_a_finalizer_a_deleted_claim_costs_one_delete() {
     let api = test_api();
@@ -51,7 +116,7 @@ async fn without_a_finalizer_a_deleted_claim_costs_one_delete() {
     let node = TestNode::start_with(config, test_deps(&api, &MemStore::default()), None).await;
     provision(&api, 1).await;
     let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("a volume");
-    assert!(volume["metadata"]["finalizers"].is_null());
+    assert_eq!(volume["metadata"]["finalizers"], json!(["kubernetes.io/pv-protection"]));
     api.delete_object(ObjectKind::Claim, "claim-1");
     wait_no_volumes(&api).await;
     assert_eq!(node.store.remove_count(&id(1)), 1);
@@ -102,7 +167,8 @@ async fn a_changed_reclaim_policy_changes_the_finalizer() {
     provision(&api, 1).await;
     let finalizers = |api: &FakeApi| {
         let volume = api.get_object(ObjectKind::Volume, id(1).as_str()).expect("a volume");
-        volume["metadata"]["finalizers"].as_array().map_or(0, Vec::len)
+        let finalizers = volume["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+        finalizers.iter().filter(|finalizer| **finalizer == FINALIZER).count()
     };
     let policy = |policy: &str| json!({ "spec": { "persistentVolumeReclaimPolicy": policy } });
     api.patch_object(ObjectKind::Volume, id(1).as_str(), policy("Retain"));

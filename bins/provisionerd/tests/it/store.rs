@@ -1,0 +1,197 @@
+//! The disk of the volumes is not mounted, is lost while provisionerd runs, or belongs to another instance.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::DeleteParams;
+use nodekeel_provisioner::SELECTED_NODE;
+use serde_json::json;
+use testbed::{KubeDaemon, ScratchDir};
+use tokio::process::Child;
+
+use crate::cluster::{
+    self, TIMEOUT, TestDaemon, claims_api, create_object, list_names, volumes_api, wait_object,
+};
+
+fn mount(arguments: &[&str], directory: &Path) {
+    let done = Command::new("mount").args(arguments).arg(directory).status().expect("mount runs");
+    assert!(done.success());
+}
+
+fn unmount(arguments: &[&str], directory: &Path) {
+    let done = Command::new("umount").args(arguments).arg(directory).status().expect("umount runs");
+    assert!(done.success());
+}
+
+/// A claim of the daemon's node.
+async fn create_claim(client: &kube::Client, daemon: &TestDaemon, name: &str) -> PersistentVolumeClaim {
+    let claim = json!({
+        "metadata": { "name": name, "annotations": { SELECTED_NODE: daemon.node } },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Mi" } },
+            "storageClassName": "nodekeel",
+        },
+    });
+    create_object(&claims_api(client), claim).await
+}
+
+async fn wait_bound(client: &kube::Client, name: &str) {
+    let is_bound = |claim: Option<&PersistentVolumeClaim>| {
+        claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
+    };
+    wait_object(&claims_api(client), name, is_bound).await;
+}
+
+/// Waits until the process exits because of its store.
+async fn wait_rejected(child: &mut Child, daemon: &TestDaemon, why: &str) {
+    let status = tokio::time::timeout(TIMEOUT, child.wait()).await;
+    let status = status.unwrap_or_else(|_| panic!("still running: {}", daemon.log_text())).expect("a status");
+    let log = daemon.log_text();
+    assert_eq!(status.code(), Some(4), "{log}");
+    let line = log.lines().rfind(|line| line.starts_with("provisionerd: ")).expect("a message");
+    assert!(line.contains(why) && line.contains("mount"), "{line}");
+}
+
+#[test]
+#[ignore = "needs kube and root: it mounts"]
+fn a_daemon_whose_disk_is_not_mounted_does_not_start_and_stops_serving_when_it_is_lost() {
+    let kube = cluster::start_control_plane();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let disk = ScratchDir::new().expect("a directory");
+    let disk_text = disk.path().to_str().expect("UTF-8");
+    runtime.block_on(async {
+        let client = cluster::admin_client(&kube).await;
+        let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "disk-node".to_owned());
+        let below = daemon.base.path().to_owned();
+        mount(&["--bind", disk_text], &below);
+
+        let mut child = daemon.start(&[]);
+        let claim = create_claim(&client, &daemon, "kept").await;
+        wait_bound(&client, "kept").await;
+        let volume = format!("pvc-{}", claim.metadata.uid.as_deref().expect("a UID"));
+        let file = disk.path().join("volumes").join(&volume).join("file");
+        fs::write(&file, "data").expect("the volume is writable");
+
+        // Lost while it serves: it exits by itself, and the deletion waits.
+        unmount(&["--lazy"], &below);
+        let lost = Instant::now();
+        claims_api(&client).delete("kept", &DeleteParams::default()).await.expect("the claim is deleted");
+        wait_rejected(&mut child, &daemon, "no longer at").await;
+        println!("noticed after {:?}", lost.elapsed());
+        let is_released = |volume: Option<&PersistentVolume>| {
+            volume.and_then(|volume| volume.status.as_ref()?.phase.as_deref()) == Some("Released")
+        };
+        wait_object(&volumes_api(&client), &volume, is_released).await;
+
+        // Not mounted at the start: nothing is deleted, and nothing created on the disk below.
+        create_claim(&client, &daemon, "waiting").await;
+        let mut child = daemon.start(&[]);
+        wait_rejected(&mut child, &daemon, "has no store-id").await;
+        wait_object(&volumes_api(&client), &volume, is_released).await;
+        assert_eq!(list_names(&below.join("volumes")), Vec::<String>::new());
+        assert!(!below.join("store-id").exists());
+        assert_eq!(fs::read_to_string(&file).expect("it exists"), "data");
+
+        // Mounted again: the deletion ends, and the claim gets its volume.
+        mount(&["--bind", disk_text], &below);
+        let mut child = daemon.start(&[]);
+        wait_object(&volumes_api(&client), &volume, |volume| volume.is_none()).await;
+        wait_bound(&client, "waiting").await;
+        assert_eq!(daemon.list_names("volumes").len(), 1);
+        child.kill().await.expect("killed");
+        unmount(&[], &below);
+    });
+}
+
+#[test]
+fn a_second_instance_with_another_directory_at_the_same_kubelet_is_rejected() {
+    let kubelet = tempfile::tempdir().expect("a directory");
+    for below in ["pods", "plugins_registry"] {
+        fs::create_dir(kubelet.path().join(below)).expect("a directory");
+    }
+    let kubeconfig = crate::errors::unreachable_kubeconfig();
+    let start = |directory: &Path, quota_dir: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_provisionerd"));
+        command.args(["run", "--listen=127.0.0.1:0", "--node=node-a", "--log-format=json", "--kubelet"]);
+        command.arg(kubelet.path()).arg("--directory").arg(directory);
+        command.arg("--kubeconfig").arg(kubeconfig.path()).env_clear().env("PROVISIONERD_BOOKS", quota_dir);
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        command
+    };
+    let [first, second, quota_dir] = [(); 3].map(|()| tempfile::tempdir().expect("a directory"));
+    let mut running = start(first.path(), quota_dir.path()).spawn().expect("provisionerd starts");
+    let socket = kubelet.path().join("plugins/volumes.nodekeel/csi.sock");
+    let listening = testbed::wait_until(TIMEOUT, "the plugin to listen", || {
+        anyhow::ensure!(socket.exists(), "no socket");
+        Ok(())
+    });
+    let mut rejected = start(second.path(), quota_dir.path()).spawn().expect("provisionerd starts");
+    let exited = testbed::wait_until(Duration::from_secs(30), "the second instance to exit", || {
+        anyhow::ensure!(rejected.try_wait()?.is_some(), "it runs");
+        Ok(())
+    });
+    for child in [&mut running, &mut rejected] {
+        let _ = child.kill();
+    }
+    let _ = running.wait();
+    let output = rejected.wait_with_output().expect("it has exited");
+    listening.and(exited).unwrap_or_else(|error| panic!("{error:#}"));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{text}");
+    let line = text.lines().find(|line| line.starts_with("provisionerd: ")).expect("a message");
+    assert!(line.contains("another instance serves this driver"), "{line}");
+}
+
+/// The answer of the daemon's HTTP server.
+fn http_get(port: u16, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn an_api_server_that_is_down_is_reported_by_readyz_and_metrics_within_five_seconds() {
+    let mut kube = cluster::start_control_plane();
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let daemon = TestDaemon::new(&cluster::account_kubeconfig(&kube), "health-node".to_owned());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let _running = runtime.block_on(async { daemon.start_listening(&format!("127.0.0.1:{port}")) });
+    let wait = |ready: bool, within: Duration| {
+        let code = if ready { "200" } else { "503" };
+        testbed::wait_until(within, &format!("/readyz to answer {code}"), || {
+            anyhow::ensure!(TcpStream::connect(("127.0.0.1", port)).is_ok(), "not listening yet");
+            let answer = http_get(port, "/readyz");
+            anyhow::ensure!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{answer}");
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.log_text()));
+    };
+    let up = || http_get(port, "/metrics").contains("provisionerd_api_server_up 1");
+    wait(true, TIMEOUT);
+    assert!(up());
+    kube.kill_daemon(KubeDaemon::Apiserver);
+    wait(false, Duration::from_secs(5));
+    assert!(!up() && http_get(port, "/readyz").contains("the API server ("), "{}", http_get(port, "/readyz"));
+    assert!(http_get(port, "/metrics").contains("controller_api_errors_total{call="));
+    kube.launch_daemon(KubeDaemon::Apiserver).expect("it starts again");
+    wait(true, Duration::from_secs(60));
+    assert!(up());
+}

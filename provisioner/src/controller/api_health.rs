@@ -1,0 +1,51 @@
+//! Finds out whether the API server answers, when somebody wants to know: an idle provisioner asks nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+
+use crate::apply::ActionApplier;
+use crate::error_chain::format_chain;
+
+/// Timeout of an answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// How long an answer is valid, so that the caller that asks for it again and again does not load the API server.
+const PROBE_VALID: Duration = Duration::from_secs(1);
+
+/// Name of the probe in metrics.
+const PROBE_CALL: &str = "probe";
+
+/// The last answer of the API server.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ApiProbe(Arc<Mutex<Option<ProbeAnswer>>>);
+
+#[derive(Debug)]
+struct ProbeAnswer {
+    at: Instant,
+    /// Why the server could not be used.
+    error: Option<String>,
+}
+
+impl ApiProbe {
+    /// Asks for the version, which is cheap, and needs valid credentials if some are sent. Returns why the
+    /// server cannot be used.
+    pub(crate) async fn probe_server(&self, applier: &ActionApplier) -> Option<String> {
+        let mut last = self.0.lock().await;
+        if let Some(answer) = last.as_ref().filter(|answer| answer.at.elapsed() < PROBE_VALID) {
+            return answer.error.clone();
+        }
+        let error = match timeout(PROBE_TIMEOUT, applier.client.0.apiserver_version()).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(format_chain(&error)),
+            Err(_) => Some(format!("no answer within {PROBE_TIMEOUT:?}")),
+        };
+        if error.is_some() {
+            applier.metrics.record_api_error(PROBE_CALL);
+        }
+        *last = Some(ProbeAnswer { at: Instant::now(), error: error.clone() });
+        error
+    }
+}

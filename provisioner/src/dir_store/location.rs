@@ -1,0 +1,92 @@
+//! Whether the directory is still the store that was opened.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use nodekeel_localstorage::{Dir, FileMode};
+use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::dir_store::{DirStoreError, StoreInner, VOLUMES_DIR};
+use crate::store_id::StoreId;
+
+/// The file with the identity.
+const IDENTITY_FILE: &str = "store-id";
+
+/// Maximum length of the file: more than a UUID and a newline.
+const MAX_IDENTITY_BYTES: u64 = 64;
+
+/// A directory as a mount shows it: the device, the inode, and the mount.
+#[derive(PartialEq, Eq)]
+struct MountedDir {
+    device: (u32, u32),
+    inode: u64,
+    mount: u64,
+}
+
+impl MountedDir {
+    fn from_fd(dir: BorrowedFd<'_>) -> rustix::io::Result<Self> {
+        let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
+        let stat = rustix::fs::statx(dir, "", AtFlags::EMPTY_PATH, wanted)?;
+        let device = (stat.stx_dev_major, stat.stx_dev_minor);
+        Ok(Self { device, inode: stat.stx_ino, mount: stat.stx_mnt_id })
+    }
+}
+
+/// Reads the identity through the descriptor of the directory; `None` if it has none.
+pub(super) fn read_identity(base: &Dir) -> Result<Option<StoreId>, DirStoreError> {
+    match base.read_at_most(IDENTITY_FILE, MAX_IDENTITY_BYTES) {
+        Ok(content) => {
+            let text = String::from_utf8(content).unwrap_or_default();
+            let invalid = |_| DirStoreError::InvalidIdentity { path: base.path().join(IDENTITY_FILE) };
+            text.trim_end().parse().map(Some).map_err(invalid)
+        }
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(DirStoreError::Directory(error)),
+    }
+}
+
+impl StoreInner {
+    /// Checks that the path leads to the directory that was opened, and that it has the same identity. A store
+    /// without an identity can be anywhere.
+    pub(super) fn check_location(&self) -> Result<(), DirStoreError> {
+        let Some(identity) = self.identity.get() else { return Ok(()) };
+        match self.is_in_place() && read_identity(&self.base)?.as_ref() == Some(identity) {
+            true => Ok(()),
+            false => {
+                self.missed.notify_one();
+                Err(DirStoreError::Lost { path: self.base.path().to_owned() })
+            }
+        }
+    }
+
+    /// Whether the paths of the store lead to its open directories.
+    fn is_in_place(&self) -> bool {
+        let is_same = |found: Option<Dir>, open: &Dir| {
+            let found = found.and_then(|dir| MountedDir::from_fd(dir.as_fd()).ok());
+            found.is_some() && found == MountedDir::from_fd(open.as_fd()).ok()
+        };
+        is_same(Dir::open(self.base.path()).ok(), &self.base)
+            && is_same(self.base.open_dir(VOLUMES_DIR).ok(), &self.volumes)
+    }
+
+    /// Rejects changes without an identity: the volumes may be on a disk that isn't mounted.
+    pub(super) fn require_identity(&self) -> Result<(), DirStoreError> {
+        match self.identity.get() {
+            Some(_) => Ok(()),
+            None => Err(DirStoreError::NoIdentity { path: self.base.path().to_owned() }),
+        }
+    }
+
+    /// Writes a new identity, unless there is one.
+    pub(super) fn create_identity(&self) -> Result<StoreId, DirStoreError> {
+        if let Some(identity) = self.identity.get() {
+            return Ok(identity.clone());
+        }
+        let new = StoreId::generate().map_err(DirStoreError::GenerateIdentity)?;
+        let content = format!("{new}\n");
+        self.base
+            .write(IDENTITY_FILE, content.as_bytes(), FileMode::PRIVATE_FILE)
+            .map_err(DirStoreError::Directory)?;
+        tracing::info!(store = %new, directory = %self.base.path().display(), "created the identity of the store");
+        Ok(self.identity.get_or_init(|| new).clone())
+    }
+}
