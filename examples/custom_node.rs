@@ -86,7 +86,9 @@ async fn main() -> anyhow::Result<()> {
             consensus: ConsensusFactory::without_volume(consensus.clone()),
             local_names: LocalNames::default(),
         };
-        let cluster = ClusterNode::new(deps, EnrolmentSettings::default());
+        let mut settings = EnrolmentSettings::default();
+        settings.bootstrap = true;
+        let cluster = ClusterNode::new(deps, settings);
         let node = cluster.clone();
         let supervisor = Supervisor::builder().start(move |ctx: Context| {
             let (lease, node) = (lease.clone(), node.clone());

@@ -47,7 +47,9 @@ async fn main() -> anyhow::Result<()> {
         consensus: ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
         local_names: LocalNames::default(),
     };
-    let cluster = ClusterNode::new(deps, EnrolmentSettings::default());
+    let mut settings = EnrolmentSettings::default();
+    settings.bootstrap = true;
+    let cluster = ClusterNode::new(deps, settings);
     let node = cluster.clone();
     let supervisor = Supervisor::builder().start(move |ctx: Context| {
         let node = node.clone();

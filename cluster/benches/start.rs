@@ -103,7 +103,9 @@ impl BenchNode {
             consensus: ConsensusFactory::etcd_on_volume(etcd),
             local_names: LocalNames::default(),
         };
-        Ok(ClusterNode::new(deps, EnrolmentSettings::default()))
+        let mut settings = EnrolmentSettings::default();
+        settings.bootstrap = true;
+        Ok(ClusterNode::new(deps, settings))
     }
 
     fn bare_etcd(&self) -> Result<Process> {

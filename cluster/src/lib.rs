@@ -39,7 +39,9 @@
 //!         consensus: ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
 //!         local_names: LocalNames::default(),
 //!     };
-//!     let node = ClusterNode::new(deps, EnrolmentSettings::default());
+//!     let mut settings = EnrolmentSettings::default();
+//!     settings.bootstrap = true;
+//!     let node = ClusterNode::new(deps, settings);
 //!     let supervisor = Supervisor::builder().start(node.clone());
 //!     let identity = node.wait_finished().await?;
 //!     println!("node {} is in cluster {}", identity.node_id, identity.cluster_id);

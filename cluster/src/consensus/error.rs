@@ -8,7 +8,7 @@ use nodekeel_localstorage::pki::PkiError;
 use thiserror::Error;
 
 use super::kv::KvError;
-use super::{MemberId, MemberName};
+use super::{JoinRefusal, MemberId, MemberName, PeerUrl};
 use crate::BoxError;
 use crate::pki::CaError;
 
@@ -50,6 +50,17 @@ pub enum ConsensusError {
         /// The requested address.
         address: IpAddr,
     },
+    /// The member runs at its former address too: one of the two is a copy of the other's data. Nothing was started.
+    #[error(
+        "{name} runs at {} already: never run a copy of a node's data; reset one of the two and join it by a \
+         ticket, or stop it there to move it here", .url.as_str()
+    )]
+    RunsElsewhere {
+        /// The member.
+        name: MemberName,
+        /// Where it answers.
+        url: PeerUrl,
+    },
     /// The certificate is revoked: the node was expelled.
     #[error("the certificate {} is revoked", .certificate.display())]
     CertificateRevoked {
@@ -65,9 +76,18 @@ pub enum ConsensusError {
         /// The requested address.
         address: IpAddr,
     },
+    /// The cluster does not admit the member. Nothing was started.
+    #[error("can't join the cluster")]
+    JoinRefused(#[source] JoinRefusal),
     /// The cluster's CA could not be saved, or the saved one is invalid.
     #[error("can't save or load the cluster's CA")]
     Ca(#[source] CaError),
+    /// The list of revoked certificates was missing, and has been read from the member's data: the next start has
+    /// it.
+    #[error(
+        "the list of revoked certificates was missing, and is restored from the member's data: restarting"
+    )]
+    RevocationListRestored,
     /// The running store did not answer. A retry may help.
     #[error("{operation}")]
     Kv {
@@ -122,6 +142,15 @@ pub enum MembershipError {
     /// first.
     #[error("the change would lose quorum: start the other members first")]
     QuorumLoss,
+    /// etcd changes its members only while those that vote have been connected to each other for five seconds,
+    /// and they were not, also after a wait. Nothing was changed.
+    #[error("{operation}: {condition}")]
+    UnhealthyCluster {
+        /// The operation.
+        operation: &'static str,
+        /// Which members do not answer, and what to do.
+        condition: String,
+    },
     /// The cluster did not answer. Whether the call took effect is unknown; it can be repeated.
     #[error("{operation}: no answer")]
     Unavailable {
@@ -153,6 +182,7 @@ impl MembershipError {
             Self::TooManyLearners
                 | Self::LearnerNotReady { .. }
                 | Self::QuorumLoss
+                | Self::UnhealthyCluster { .. }
                 | Self::Unavailable { .. }
         )
     }

@@ -42,6 +42,11 @@ impl Member {
     pub fn new(id: MemberId, name: Option<String>, peer_urls: Vec<String>, is_learner: bool) -> Member {
         Member { id, name, peer_urls, is_learner }
     }
+
+    /// Whether it is listed at this URL.
+    pub(crate) fn has_peer_url(&self, url: &PeerUrl) -> bool {
+        self.peer_urls.iter().any(|listed| listed == url.as_str())
+    }
 }
 
 /// A member to add.

@@ -11,9 +11,11 @@
 //! ```
 
 mod cluster_access;
+mod condition;
 mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+mod join;
 pub mod kv;
 mod member;
 pub mod memory;
@@ -24,7 +26,9 @@ mod status;
 use std::fmt::Debug;
 
 pub use cluster_access::ClusterAccess;
+pub use condition::{MemberCondition, StoreAlarm, VoterReach};
 pub use error::{ConsensusError, MembershipError};
+pub use join::JoinRefusal;
 pub use member::{ClusterMembers, Member, MemberId, NewMember, Peer};
 pub use names::{InvalidName, MemberName, PeerUrl};
 pub use start::{StartMode, StartOptions};
@@ -48,11 +52,15 @@ pub const DEFAULT_CLIENT_PORT: u16 = 2379;
 ///   [`PreparedMember::service`]. At most one service runs at a time for one location on the disk.
 /// - The service is [`MemberStatus::Running`] once the member takes part (a learner: once it is promoted) and
 ///   serves linearizable reads. It signals ready to the tree then.
+/// - A member that loses its majority, its leader or its room is [`MemberStatus::Impaired`] within five seconds,
+///   and not ready in the tree, with the reason; and `Running` and ready again once it takes part again.
 /// - A restarted service resumes from what is on the disk, whatever its original mode:
 ///   [`StartMode::NewCluster`] and [`StartMode::ExistingCluster`] take effect once, and can be killed at any
 ///   step.
 /// - A member that has run and starts at another address is the same member, with the same key: it is
 ///   certified for the new address and listed there before it is `Running`.
+/// - A member without data starts in an existing cluster only if a majority of that cluster lists it as a
+///   learner that has never started: otherwise its status is [`MemberStatus::Refused`].
 /// - No mode destroys existing data. Data that does not match the mode is an error that names it.
 /// - When the service ends, for any reason, the status leaves `Running` before the service's future
 ///   completes. A [`ClusterAccess`] that is still held returns errors, and never accesses a later run.

@@ -8,15 +8,18 @@ use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::volume::{DataVolume, ErasePolicy};
 #[cfg(feature = "etcd")]
 use nodekeel_localstorage::{OsFileStore, tree::LayoutTarget};
-use nodekeel_supervisor::{Context, RunFuture, Runnable};
+use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
 use tokio::sync::watch;
 
+use super::bootstrap_record::{self, BootstrapRecord};
 use super::data_volume::MountedVolume;
 use super::driver;
-use super::failure::FailureReason;
+use super::failure::{FailureReason, StepError};
 use super::journal::TestHook;
-use super::state::{EnrolmentPhase, EnrolmentState, NodeMembership};
+use super::plan::BootstrapPermission;
+use super::progress::{EnrolmentKind, EnrolmentProgress, StepMode};
+use super::state::{EnrolmentPhase, EnrolmentState, NodeMembership, WaitCause};
 use crate::BoxError;
 #[cfg(feature = "etcd")]
 use crate::consensus::etcd::EtcdConsensus;
@@ -126,6 +129,12 @@ pub struct EnrolmentSettings {
     /// Longest time a run may take until the node is in the cluster, including the wait for an address.
     /// Default: two minutes; etcd starts in less than two seconds, and a DHCP lease may take a minute.
     pub deadline: Duration,
+    /// Whether the node bootstraps a cluster if it has no ticket, once: see [`BootstrapRecord`]. Default: no, it
+    /// waits for a ticket. [`ClusterNode::request_bootstrap`] does the same by hand.
+    pub bootstrap: bool,
+    /// Where it is recorded that the permission to bootstrap is used up. Default: a file in
+    /// [`Deps::journal_dir`], which is outside of the data volume. If the two are on one disk, choose another.
+    pub bootstrap_record: Option<BootstrapRecord>,
     /// What the creation of the data volume may destroy. Default: nothing. Ignored once the node is in a
     /// cluster.
     pub erase: ErasePolicy,
@@ -141,6 +150,8 @@ impl Default for EnrolmentSettings {
         Self {
             node_prefix: DEFAULT_NODE_PREFIX.to_owned(),
             deadline: Duration::from_secs(120),
+            bootstrap: false,
+            bootstrap_record: None,
             erase: ErasePolicy::Nothing,
             kubernetes_worker: true,
             golden_tickets: false,
@@ -150,7 +161,8 @@ impl Default for EnrolmentSettings {
 
 /// A node in its cluster: a runnable that enrols it, and a cloneable handle for everything else.
 ///
-/// It signals ready in [`EnrolmentState::Running`]. A failed run returns its [`FailureReason`] as the error;
+/// It signals ready in [`EnrolmentState::Running`], while its member takes part; otherwise it is not ready, with
+/// its [condition](Self::condition). A failed run returns its [`FailureReason`] as the error;
 /// the supervisor's policy decides whether another run follows. A run also ends when the node's address
 /// changes, since other nodes no longer reach its member: the next run starts the member at the new address.
 /// Each run resumes where the journal says, with a new state machine that starts in [`EnrolmentState::New`].
@@ -164,6 +176,8 @@ pub(super) struct SharedState {
     pub(super) volume: MountedVolume,
     pub(super) test_hook: TestHook,
     published: watch::Sender<PublishedState>,
+    /// An operator has asked the node to bootstrap a cluster.
+    pub(super) bootstrap_request: watch::Sender<bool>,
 }
 
 /// What all handles see.
@@ -173,6 +187,10 @@ pub(super) struct PublishedState {
     pub(super) phase_history: Vec<EnrolmentPhase>,
     /// The status of the member, once it was started.
     pub(super) member: Option<StatusWatch>,
+    /// What keeps the node from taking part at present, if it is known.
+    pub(super) condition: Option<Arc<str>>,
+    /// Why the run before failed, until the node is in its cluster.
+    pub(super) last_failure: Option<Arc<str>>,
 }
 
 /// The node is not in a cluster at the moment.
@@ -188,6 +206,21 @@ pub enum NodeUnavailable {
     /// The node is running, but its member has exited and is being restarted: wait, or retry.
     #[error("the node's member is not serving")]
     MemberNotServing,
+}
+
+/// Why a node does not bootstrap a cluster on request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum BootstrapRefusal {
+    /// Only a node that [waits](EnrolmentState::Waiting) for a ticket bootstraps.
+    #[error("the node is {state}: only a node that waits for a ticket can bootstrap a cluster")]
+    NotWaiting {
+        /// Its present state.
+        state: EnrolmentPhase,
+    },
+    /// This host has been in a cluster before.
+    #[error("{0}")]
+    UsedUp(WaitCause),
 }
 
 /// Why keys are not available.
@@ -239,6 +272,8 @@ impl ClusterNode {
             state: EnrolmentState::New,
             phase_history: vec![EnrolmentPhase::New],
             member: None,
+            condition: None,
+            last_failure: None,
         };
         let published = watch::Sender::new(start);
         Self(Arc::new(SharedState {
@@ -247,12 +282,36 @@ impl ClusterNode {
             volume: MountedVolume::default(),
             test_hook: hook,
             published,
+            bootstrap_request: watch::Sender::new(false),
         }))
     }
 
     /// The state now.
     pub fn current_state(&self) -> EnrolmentState {
         self.0.published.borrow().state.clone()
+    }
+
+    /// What keeps the node from taking part in its cluster at present, as a clause: what it waits for, or why
+    /// its last run failed. `None` if nothing is known to, as while it is [`EnrolmentState::Running`] and its
+    /// member takes part.
+    pub fn condition(&self) -> Option<Arc<str>> {
+        let published = self.0.published.borrow();
+        let failed = |failure: &Arc<str>| format!("the last run failed: {failure}").into();
+        published.condition.clone().or_else(|| published.last_failure.as_ref().map(failed))
+    }
+
+    /// Tells a node that waits for a ticket to bootstrap a cluster.
+    ///
+    /// # Errors
+    /// [`BootstrapRefusal`].
+    pub fn request_bootstrap(&self) -> Result<(), BootstrapRefusal> {
+        match &self.0.published.borrow().state {
+            EnrolmentState::Waiting(WaitCause::NoInstruction) => {}
+            EnrolmentState::Waiting(cause) => return Err(BootstrapRefusal::UsedUp(cause.clone())),
+            other => return Err(BootstrapRefusal::NotWaiting { state: other.phase() }),
+        }
+        self.0.bootstrap_request.send_replace(true);
+        Ok(())
     }
 
     /// The states of the present run, the current one last. A run that was [`EnrolmentPhase::Running`] and
@@ -290,6 +349,7 @@ impl ClusterNode {
                 EnrolmentState::Running(membership) => return Ok(membership.clone()),
                 EnrolmentState::Failed(reason) => return Err(reason.clone()),
                 EnrolmentState::New
+                | EnrolmentState::Waiting(_)
                 | EnrolmentState::CreatingCluster(_)
                 | EnrolmentState::Joining { .. }
                 | EnrolmentState::Restarting(_) => {}
@@ -375,8 +435,67 @@ impl ClusterNode {
 }
 
 impl SharedState {
-    pub(super) fn publish(&self, published: PublishedState) {
-        self.published.send_replace(published);
+    /// Publishes a state. The failure of a run stays known until the node is in its cluster.
+    pub(super) fn publish(&self, mut published: PublishedState) {
+        self.published.send_modify(|before| {
+            published.last_failure = match &published.state {
+                EnrolmentState::Running(_) => None,
+                EnrolmentState::Failed(FailureReason::Stopped { .. } | FailureReason::RunEnded) => None,
+                EnrolmentState::Failed(reason) => Some(Failure::new(reason.clone()).to_string().into()),
+                _ => before.last_failure.take(),
+            };
+            *before = published;
+        });
+    }
+
+    /// Where it is recorded that the permission to bootstrap is used up.
+    pub(super) fn bootstrap_record(&self) -> BootstrapRecord {
+        self.settings.bootstrap_record.clone().unwrap_or_else(|| {
+            BootstrapRecord::new(self.deps.journal_dir.path().join(bootstrap_record::DEFAULT_NAME))
+        })
+    }
+
+    /// Whether the node may bootstrap a cluster. It blocks.
+    pub(super) fn bootstrap_permission(&self) -> Result<BootstrapPermission, StepError> {
+        let record = self.bootstrap_record();
+        Ok(match record.load()? {
+            Some(_) => BootstrapPermission::UsedUp(record.path().to_owned()),
+            None if self.settings.bootstrap || *self.bootstrap_request.borrow() => {
+                BootstrapPermission::Granted
+            }
+            None => BootstrapPermission::NotGranted,
+        })
+    }
+
+    /// Records that this enrolment uses up the permission to bootstrap, before it creates anything. A node that
+    /// was enrolled before there was such a record keeps running without it. It blocks.
+    pub(super) fn record_enrolment(
+        &self,
+        mode: StepMode,
+        progress: &EnrolmentProgress,
+    ) -> Result<(), StepError> {
+        let is_bootstrap = progress.enrolment_kind() == EnrolmentKind::Bootstrap;
+        let is_needed = self.settings.bootstrap || (is_bootstrap && mode == StepMode::FirstRun);
+        if !is_needed {
+            return Ok(());
+        }
+        let record = self.bootstrap_record();
+        let stored = match (record.load(), mode) {
+            (Ok(None), _) => record.store(progress.enrolment_id()),
+            (Ok(Some(content)), StepMode::FirstRun)
+                if is_bootstrap && content != BootstrapRecord::content(progress.enrolment_id()) =>
+            {
+                Err(StepError::ForeignBootstrapRecord { path: record.path().to_owned() })
+            }
+            (loaded, _) => loaded.map(drop),
+        };
+        match (stored, mode) {
+            (Err(error), StepMode::Rerun) => {
+                tracing::warn!("the bootstrap is not recorded: {}", Failure::new(error));
+                Ok(())
+            }
+            (stored, _) => stored,
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! Drives the state machine: performs its actions, one at a time, and returns the result of each as an input.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::panic;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nodekeel_localstorage::pki::Certificate;
-use nodekeel_supervisor::{CanceledError, Context, Failure};
+use nodekeel_supervisor::{CanceledError, Context, Failure, LifecycleSignalError};
 use thiserror::Error;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
@@ -15,7 +16,7 @@ use super::failure::FailureReason;
 use super::fsm::{EnrolmentAction, EnrolmentFsm, EnrolmentInput};
 use super::journal::EnrolmentJournal;
 use super::state::{EnrolmentPhase, EnrolmentState};
-use crate::consensus::StatusWatch;
+use crate::consensus::{MemberStatus, StatusWatch};
 
 /// One run, with everything that it has created so far.
 pub(super) struct EnrolmentDriver {
@@ -55,11 +56,13 @@ pub(super) async fn run_enrolment(shared: Arc<SharedState>, ctx: Context) -> Res
     match driver.current_state() {
         EnrolmentState::Running(_) => {
             let _ended = ReportEndOnDrop(&driver);
-            driver.ctx.signal_ready()?;
             tokio::select! {
                 biased;
                 cancelled = driver.ctx.canceled() => Err(cancelled.into()),
                 changed = driver.wait_address_change() => Err(changed.into()),
+                signaled = driver.follow_member() => {
+                    Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
+                }
             }
         }
         EnrolmentState::Failed(FailureReason::Stopped { .. }) => Err(CanceledError.into()),
@@ -99,6 +102,8 @@ impl Drop for ReportEndOnDrop<'_> {
             state: EnrolmentState::Failed(FailureReason::RunEnded),
             phase_history: history,
             member: None,
+            condition: None,
+            last_failure: None,
         });
     }
 }
@@ -124,9 +129,11 @@ impl EnrolmentDriver {
             return;
         }
         if let Some(condition) = &condition {
-            tracing::warn!("enrolment is waiting: {condition}");
+            tracing::warn!("the node can't take part in its cluster: {condition}");
         }
         run_state.condition = condition.map(Into::into);
+        drop(run_state);
+        self.publish();
     }
 
     /// Runs blocking work on a separate thread, within the run's tracing span. A panic there becomes a panic
@@ -150,8 +157,46 @@ impl EnrolmentDriver {
         let fsm = self.fsm();
         let (state, history) = (fsm.current_state().clone(), fsm.phase_history().to_vec());
         drop(fsm);
-        let member = self.run_state().member.clone();
-        self.shared.publish(PublishedState { state, phase_history: history, member });
+        let (member, condition) = {
+            let run_state = self.run_state();
+            (run_state.member.clone(), run_state.condition.clone())
+        };
+        let condition = match &state {
+            EnrolmentState::Waiting(cause) => Some(cause.to_string().into()),
+            EnrolmentState::Failed(_) => None,
+            _ => condition,
+        };
+        self.shared.publish(PublishedState {
+            state,
+            phase_history: history,
+            member,
+            condition: condition.clone(),
+            last_failure: None,
+        });
+        if let Some(condition) = condition {
+            // A stale context means that the run has ended.
+            let _ = self.ctx.signal_not_ready(condition);
+        }
+    }
+
+    /// Keeps the node's condition and readiness equal to the status of its member, until it is dropped.
+    async fn follow_member(&self) -> Result<Infallible, LifecycleSignalError> {
+        let Some(mut watch) = self.run_state().member.clone() else { return std::future::pending().await };
+        let (mut status, mut is_ready) = (watch.current_status(), false);
+        loop {
+            let present = self.run_state().condition.clone();
+            let condition = running_condition(&status, present);
+            let can_take_part = condition.is_none();
+            self.set_condition(condition.map(|reason| reason.to_string()));
+            if can_take_part && !is_ready {
+                self.ctx.signal_ready()?;
+            }
+            is_ready = can_take_part;
+            match watch.next_status().await {
+                Some(next) => status = next,
+                None => return std::future::pending().await,
+            }
+        }
     }
 
     fn apply_input(&self, input: EnrolmentInput) -> Option<EnrolmentAction> {
@@ -184,9 +229,13 @@ impl EnrolmentDriver {
 
     /// Performs actions until the state machine returns none.
     async fn run_to_completion(&self) {
-        let deadline = Instant::now().checked_add(self.shared.settings.deadline);
+        let mut deadline = Instant::now().checked_add(self.shared.settings.deadline);
         let mut next = self.apply_input(EnrolmentInput::Start);
         while let Some(action) = next {
+            let is_waiting = matches!(action, EnrolmentAction::AwaitInstruction(_));
+            if is_waiting {
+                deadline = None;
+            }
             let input = tokio::select! {
                 biased;
                 input = self.perform_action(action) => input,
@@ -195,6 +244,9 @@ impl EnrolmentDriver {
                     EnrolmentInput::DeadlineExceeded(self.run_state().condition.clone())
                 }
             };
+            if is_waiting {
+                deadline = Instant::now().checked_add(self.shared.settings.deadline);
+            }
             // All waiters are notified at once.
             next = self.apply_input(input);
         }
@@ -207,6 +259,10 @@ impl EnrolmentDriver {
     async fn perform_action(&self, action: EnrolmentAction) -> EnrolmentInput {
         match action {
             EnrolmentAction::Inspect(action_id) => match self.inspect_disk().await {
+                Ok(found) => EnrolmentInput::Inspected(action_id, found),
+                Err(error) => EnrolmentInput::ActionFailed(action_id, Arc::new(error)),
+            },
+            EnrolmentAction::AwaitInstruction(action_id) => match self.await_instruction().await {
                 Ok(found) => EnrolmentInput::Inspected(action_id, found),
                 Err(error) => EnrolmentInput::ActionFailed(action_id, Arc::new(error)),
             },
@@ -228,10 +284,34 @@ impl EnrolmentDriver {
     }
 }
 
+/// The condition of a node in its cluster, from the status of its member and its present condition. A member that
+/// starts again keeps the reason for that until it serves.
+fn running_condition(status: &MemberStatus, present: Option<Arc<str>>) -> Option<Arc<str>> {
+    match status {
+        MemberStatus::Running(_) => None,
+        other => other.obstacle().or(present).or_else(|| Some("its member restarts".into())),
+    }
+}
+
 /// Never returns if the deadline is beyond the range of the clock.
 async fn sleep_until_deadline(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_fails_again_and_again_keeps_its_reason_while_it_starts() {
+        let failed = MemberStatus::Exited { failure: Some("the cluster has removed it".into()) };
+        let reason = running_condition(&failed, None);
+        assert_eq!(reason.as_deref(), Some("the member failed: the cluster has removed it"));
+        assert_eq!(running_condition(&MemberStatus::Starting, reason.clone()), reason);
+        let starts = running_condition(&MemberStatus::Starting, None);
+        assert_eq!(starts.as_deref(), Some("its member restarts"));
     }
 }

@@ -12,6 +12,7 @@ use nodekeel_localstorage::volume::VolumeError;
 use thiserror::Error;
 
 use super::progress::{EnrolmentStep, InvalidProgress};
+use crate::consensus::JoinRefusal;
 use crate::node::{
     ClusterId, EnrolmentConfigError, InvalidNodeId, NodeId, NodeStoreError, TicketError, TicketId,
 };
@@ -152,6 +153,21 @@ pub enum StepError {
     /// what; to permit its erasure, set [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase).
     #[error("can't open the data volume")]
     Volume(#[source] VolumeError),
+    /// The record of the bootstrap can't be read or written: it must be on a file system that this node can
+    /// write. Nothing else was changed.
+    #[error("can't read or write the bootstrap record {}", .path.display())]
+    BootstrapRecord {
+        /// The record.
+        path: PathBuf,
+        /// Why.
+        source: nodekeel_localstorage::Error,
+    },
+    /// Another enrolment than this one has used up the permission to bootstrap: two nodes may share the record.
+    #[error("the bootstrap record {} is of another enrolment: give each node its own record", .path.display())]
+    ForeignBootstrapRecord {
+        /// The record.
+        path: PathBuf,
+    },
     /// The data volume belongs to another attempt, or to another node.
     #[error("the data volume at {} belongs to another enrolment than the journal: attach this node's disk, or reset the node and erase the volume", .path.display())]
     ForeignVolume {
@@ -191,6 +207,9 @@ pub enum StepError {
     /// The member of the cluster's store can't be started, or does not serve.
     #[error("can't start the member of the cluster's store")]
     Consensus(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The cluster does not admit the node's member. Nothing was started.
+    #[error("can't join the cluster")]
+    JoinRefused(#[source] JoinRefusal),
     /// The node's record can't be written into the cluster.
     #[error("can't write the node's record into the cluster")]
     Record(#[source] NodeStoreError),

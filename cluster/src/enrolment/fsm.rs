@@ -7,7 +7,9 @@ use thiserror::Error;
 use super::failure::{EnrolmentActivity, FailureReason, StepError};
 use super::plan::{EnrolmentPlan, InspectionResult, decide_plan};
 use super::progress::{EnrolmentProgress, EnrolmentStep, StepMode};
-use super::state::{CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership};
+use super::state::{
+    CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership, WaitCause,
+};
 use crate::node::{ClusterId, NodeId};
 
 /// Identifies an action, so that an input can name the one whose result it is. One action is pending at a
@@ -72,6 +74,9 @@ impl EnrolmentStepOutput {
 pub enum EnrolmentAction {
     /// Inspect the disk: [`EnrolmentInput::Inspected`].
     Inspect(ActionId),
+    /// Wait for a ticket, or for the permission to bootstrap, and inspect the disk again:
+    /// [`EnrolmentInput::Inspected`]. This wait has no deadline.
+    AwaitInstruction(ActionId),
     /// Record this durably: [`EnrolmentInput::Recorded`].
     Record(ActionId, EnrolmentProgress),
     /// Run this step: [`EnrolmentInput::StepDone`].
@@ -171,13 +176,12 @@ impl EnrolmentFsm {
             ) => Err(RejectedInput::Final { state }),
 
             (Phase::New, Input::Start) => self.start(),
-            (Phase::New, Input::Inspected(action_id, found)) => {
+            (Phase::New | Phase::Waiting, Input::Inspected(action_id, found)) => {
                 self.check_pending(action_id)?;
                 self.apply_inspection(found)
             }
-            (Phase::New, Input::StepDone(..) | Input::Recorded(_)) => {
-                Err(RejectedInput::Unexpected { state })
-            }
+            (Phase::New | Phase::Waiting, Input::StepDone(..) | Input::Recorded(_))
+            | (Phase::Waiting, Input::Start) => Err(RejectedInput::Unexpected { state }),
 
             (
                 Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
@@ -196,19 +200,20 @@ impl EnrolmentFsm {
             }
 
             (
-                Phase::New | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
+                Phase::New | Phase::Waiting | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
                 Input::ActionFailed(action_id, source),
             ) => {
                 self.check_pending(action_id)?;
                 self.fail(FailureReason::ActionFailed { during: self.current_activity(), source })
             }
             (
-                Phase::New | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
+                Phase::New | Phase::Waiting | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
                 Input::DeadlineExceeded(condition),
             ) => self.fail(FailureReason::DeadlineExceeded { during: self.current_activity(), condition }),
-            (Phase::New | Phase::CreatingCluster | Phase::Joining | Phase::Restarting, Input::Stop) => {
-                self.fail(FailureReason::Stopped { during: self.current_activity() })
-            }
+            (
+                Phase::New | Phase::Waiting | Phase::CreatingCluster | Phase::Joining | Phase::Restarting,
+                Input::Stop,
+            ) => self.fail(FailureReason::Stopped { during: self.current_activity() }),
         }
     }
 
@@ -228,22 +233,39 @@ impl EnrolmentFsm {
             Ok(plan) => plan,
             Err(reason) => return self.fail(reason),
         };
-        let (progress, is_recorded) = (plan.progress().clone(), plan.is_recorded());
-        let activity = if is_recorded {
-            CurrentActivity::RunningStep(EnrolmentStep::ALL[0])
-        } else {
-            CurrentActivity::RecordingDecision
+        let run = |progress: &EnrolmentProgress, is_recorded| {
+            let activity = match is_recorded {
+                true => CurrentActivity::RunningStep(EnrolmentStep::ALL[0]),
+                false => CurrentActivity::RecordingDecision,
+            };
+            EnrolmentRun::new(progress.clone(), activity)
         };
-        let run = EnrolmentRun::new(progress.clone(), activity);
-        self.enter_state(match plan {
-            EnrolmentPlan::Bootstrap { .. } => EnrolmentState::CreatingCluster(run),
-            EnrolmentPlan::Join { ticket, .. } => EnrolmentState::Joining { ticket, run },
-            EnrolmentPlan::Restart { .. } => EnrolmentState::Restarting(run),
-        })?;
+        let (state, progress, is_recorded) = match plan {
+            EnrolmentPlan::Wait(cause) => return self.await_instruction(cause),
+            EnrolmentPlan::Bootstrap { progress, is_recorded } => {
+                (EnrolmentState::CreatingCluster(run(&progress, is_recorded)), progress, is_recorded)
+            }
+            EnrolmentPlan::Join { ticket, progress, is_recorded } => {
+                (EnrolmentState::Joining { ticket, run: run(&progress, is_recorded) }, progress, is_recorded)
+            }
+            EnrolmentPlan::Restart { progress } => {
+                (EnrolmentState::Restarting(run(&progress, true)), progress, true)
+            }
+        };
+        self.enter_state(state)?;
         Ok(Some(match is_recorded {
             true => self.run_step(EnrolmentStep::ALL[0], &progress),
             false => EnrolmentAction::Record(self.next_action_id(), progress),
         }))
+    }
+
+    /// Waits; a waiting node may find another cause.
+    fn await_instruction(&mut self, cause: WaitCause) -> Result<Option<EnrolmentAction>, RejectedInput> {
+        match &mut self.current_state {
+            EnrolmentState::Waiting(present) => *present = cause,
+            _ => self.enter_state(EnrolmentState::Waiting(cause))?,
+        }
+        Ok(Some(EnrolmentAction::AwaitInstruction(self.next_action_id())))
     }
 
     fn apply_step_outcome(

@@ -6,9 +6,11 @@ use super::failure::{EnrolmentActivity, FailureReason, StepError};
 use super::fsm::{
     ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, EnrolmentStepOutput, RejectedInput,
 };
-use super::plan::InspectionResult;
+use super::plan::{BootstrapPermission, InspectionResult};
 use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
-use super::state::{CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership};
+use super::state::{
+    CurrentActivity, EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership, WaitCause,
+};
 
 fn state(kind: EnrolmentPhase) -> EnrolmentState {
     let node_id = || format!("n-{}", "0".repeat(32)).parse().expect("a valid name");
@@ -16,6 +18,7 @@ fn state(kind: EnrolmentPhase) -> EnrolmentState {
     let progress = EnrolmentProgress::new(enrolment_id, EnrolmentKind::Bootstrap);
     match kind {
         EnrolmentPhase::New => EnrolmentState::New,
+        EnrolmentPhase::Waiting => EnrolmentState::Waiting(WaitCause::NoInstruction),
         EnrolmentPhase::CreatingCluster => {
             EnrolmentState::CreatingCluster(EnrolmentRun::new(progress, CurrentActivity::RecordingDecision))
         }
@@ -43,7 +46,8 @@ fn fsm(kind: EnrolmentPhase) -> EnrolmentFsm {
     let mut fsm = EnrolmentFsm::new();
     match kind {
         EnrolmentPhase::New => {}
-        EnrolmentPhase::CreatingCluster
+        EnrolmentPhase::Waiting
+        | EnrolmentPhase::CreatingCluster
         | EnrolmentPhase::Joining
         | EnrolmentPhase::Restarting
         | EnrolmentPhase::Failed => {
@@ -61,6 +65,11 @@ fn fsm(kind: EnrolmentPhase) -> EnrolmentFsm {
 fn only_transitions_in_the_table_are_taken_and_a_rejected_one_changes_nothing() {
     // The table of the reference, with `Restarting`, and with rejections where the original failed the node.
     let allowed = [
+        (EnrolmentPhase::New, EnrolmentPhase::Waiting),
+        (EnrolmentPhase::Waiting, EnrolmentPhase::CreatingCluster),
+        (EnrolmentPhase::Waiting, EnrolmentPhase::Joining),
+        (EnrolmentPhase::Waiting, EnrolmentPhase::Restarting),
+        (EnrolmentPhase::Waiting, EnrolmentPhase::Failed),
         (EnrolmentPhase::New, EnrolmentPhase::CreatingCluster),
         (EnrolmentPhase::New, EnrolmentPhase::Joining),
         (EnrolmentPhase::New, EnrolmentPhase::Restarting),
@@ -94,10 +103,7 @@ fn every_state_handles_every_input_and_final_states_reject_all() {
         let stale = ActionId(77);
         [
             EnrolmentInput::Start,
-            EnrolmentInput::Inspected(
-                stale,
-                InspectionResult::Fresh { ticket: None, enrolment_id: EnrolmentId([0; 16]) },
-            ),
+            EnrolmentInput::Inspected(stale, fresh(BootstrapPermission::Granted)),
             EnrolmentInput::StepDone(stale, EnrolmentStepOutput::Network),
             EnrolmentInput::Recorded(stale),
             EnrolmentInput::ActionFailed(stale, Arc::new(StepError::AddressWatchClosed)),
@@ -144,4 +150,38 @@ fn a_second_start_is_rejected() {
         fsm.apply_input(EnrolmentInput::Start),
         Err(RejectedInput::Unexpected { state: EnrolmentPhase::New })
     );
+}
+
+fn fresh(bootstrap: BootstrapPermission) -> InspectionResult {
+    InspectionResult::Fresh { ticket: None, enrolment_id: EnrolmentId([0; 16]), bootstrap }
+}
+
+#[test]
+fn a_node_without_a_ticket_bootstraps_only_where_permitted_and_was_in_no_cluster() {
+    let record = std::path::PathBuf::from("/efi/bootstrapped");
+    let lost = WaitCause::DataLost { record: record.clone() };
+    for (permission, cause) in [
+        (BootstrapPermission::NotGranted, WaitCause::NoInstruction),
+        (BootstrapPermission::UsedUp(record), lost.clone()),
+    ] {
+        let mut fsm = EnrolmentFsm::new();
+        let mut action = fsm.apply_input(EnrolmentInput::Start).expect("accepted").expect("an action");
+        // It waits as long as it finds the same, and tells the present cause.
+        for found in [permission, BootstrapPermission::UsedUp("/efi/bootstrapped".into())] {
+            let (EnrolmentAction::Inspect(id) | EnrolmentAction::AwaitInstruction(id)) = action else {
+                panic!("{action:?}")
+            };
+            let input = EnrolmentInput::Inspected(id, fresh(found));
+            action = fsm.apply_input(input).expect("accepted").expect("an action");
+            assert!(matches!(action, EnrolmentAction::AwaitInstruction(_)), "{action:?}");
+            let EnrolmentState::Waiting(present) = fsm.current_state() else { panic!("{fsm:?}") };
+            assert!([&cause, &lost].contains(&present), "{present:?}");
+        }
+        assert_eq!(fsm.phase_history(), [EnrolmentPhase::New, EnrolmentPhase::Waiting]);
+        let EnrolmentAction::AwaitInstruction(id) = action else { panic!("{action:?}") };
+        let told = EnrolmentInput::Inspected(id, fresh(BootstrapPermission::Granted));
+        let action = fsm.apply_input(told).expect("accepted");
+        assert!(matches!(action, Some(EnrolmentAction::Record(..))), "{action:?}");
+        assert_eq!(fsm.current_state().phase(), EnrolmentPhase::CreatingCluster);
+    }
 }

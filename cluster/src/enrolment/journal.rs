@@ -4,12 +4,15 @@ use std::io;
 use std::sync::Arc;
 
 use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::step_journal::{StepEvent, StepJournal, StepList, StepListError, StepRun};
+use nodekeel_localstorage::step_journal::{
+    JournalError, StepEvent, StepJournal, StepList, StepListError, StepRun,
+};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::bootstrap_record::{self, BootstrapRecord};
 use super::failure::StepError;
-use super::plan::InspectionResult;
-use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
+use super::plan::{BootstrapPermission, InspectionResult};
+use super::progress::{EnrolmentId, EnrolmentProgress, EnrolmentStep};
 use crate::node::EnrolmentSources;
 
 /// The journal's name in its directory.
@@ -28,34 +31,37 @@ pub(super) enum EnrolmentJournal {
 }
 
 impl EnrolmentJournal {
-    /// Opens the journal, and reads it and, unless all steps are done, the enrolment configuration. It
-    /// blocks.
+    /// Opens the journal, and reads it and, unless all steps are done, the enrolment configuration; and the
+    /// permission to bootstrap only for a node with neither. It blocks.
     pub(super) fn open(
         dir: &Dir,
         enrolment: &EnrolmentSources,
+        bootstrap: impl FnOnce() -> Result<BootstrapPermission, StepError>,
         hook: &TestHook,
     ) -> Result<(Self, InspectionResult), StepError> {
         let journal = StepJournal::open(dir, JOURNAL_NAME).map_err(StepError::Journal)?;
         if journal.committed_state().is_none() {
             let ticket = enrolment.load_ticket().map_err(StepError::EnrolmentConfig)?;
+            let bootstrap = match &ticket {
+                Some(_) => BootstrapPermission::NotGranted,
+                None => bootstrap()?,
+            };
             return Ok((
                 Self::Empty(journal),
-                InspectionResult::Fresh { ticket, enrolment_id: random_enrolment_id()? },
+                InspectionResult::Fresh { ticket, enrolment_id: random_enrolment_id()?, bootstrap },
             ));
         }
         let path = journal.path();
         let run = recorded_steps()?
             .start_run_with_hook(journal, b"", step_listener(hook))
             .map_err(StepError::Steps)?;
-        let next = run.current_step().and_then(EnrolmentStep::from_recorded_name);
-        let progress = EnrolmentProgress::from_journal(run.recorded_state(), next)
+        let completed = run.completed_steps().iter();
+        let completed = completed.filter_map(|name| EnrolmentStep::from_recorded_name(name)).collect();
+        let progress = EnrolmentProgress::from_journal(run.recorded_state(), completed)
             .map_err(|source| StepError::Progress { path, source })?;
-        let found = match next {
-            None => {
-                warn_of_unused_ticket(progress.enrolment_kind(), enrolment);
-                InspectionResult::Complete { progress }
-            }
-            Some(_) => InspectionResult::InProgress {
+        let found = match progress.is_enrolled() {
+            true => InspectionResult::Complete { progress },
+            false => InspectionResult::InProgress {
                 progress,
                 ticket: enrolment.load_ticket().map_err(StepError::EnrolmentConfig)?,
             },
@@ -85,20 +91,6 @@ impl EnrolmentJournal {
     }
 }
 
-/// Warns of a ticket on a node that is in its cluster: an operator who put it there expects the node to join
-/// by it. A ticket that can't be read causes no warning.
-fn warn_of_unused_ticket(enrolment_kind: EnrolmentKind, enrolment: &EnrolmentSources) {
-    if let Ok(Some(ticket)) = enrolment.load_ticket()
-        && enrolment_kind != EnrolmentKind::Join(ticket.digest())
-    {
-        tracing::warn!(
-            "ignoring the ticket for {}: this node is already in a cluster, and did not join by this ticket; \
-             remove it",
-            ticket.node_id()
-        );
-    }
-}
-
 fn recorded_steps() -> Result<StepList, StepError> {
     // The names are fixed, so the error is impossible; no panic is needed for it.
     let invalid = |error| StepError::Random(io::Error::other(error));
@@ -116,8 +108,8 @@ fn step_listener(hook: &TestHook) -> impl FnMut(StepEvent<'_>) + Send + use<> {
     }
 }
 
-/// Resets the enrolment of a node: forgets an attempt in progress, or the membership in a cluster. Returns
-/// whether anything was recorded. The next run decides anew; it still destroys nothing, and rejects a data
+/// Resets the enrolment of a node: forgets an attempt in progress, or the membership in a cluster, and removes a
+/// [`BootstrapRecord`] in this directory; one elsewhere stays. Returns whether anything was recorded. The next run decides anew; it still destroys nothing, and rejects a data
 /// volume that holds anything unless [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase) permits
 /// its erasure.
 ///
@@ -130,6 +122,11 @@ pub fn reset_enrolment(dir: &Dir) -> Result<bool, StepListError> {
     let journal = StepJournal::open(dir, JOURNAL_NAME).map_err(StepListError::Journal)?;
     let was = journal.committed_state().is_some();
     journal.remove_files().map_err(StepListError::Journal)?;
+    let path = dir.path().join(bootstrap_record::DEFAULT_NAME);
+    BootstrapRecord::new(&path)
+        .remove()
+        .map_err(|error| JournalError::Remove { path, source: io::Error::other(error) })
+        .map_err(StepListError::Journal)?;
     Ok(was)
 }
 

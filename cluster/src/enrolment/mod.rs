@@ -2,10 +2,12 @@
 //! never by guessing.
 //!
 //! ```text
-//!                  ┌──▶ CreatingCluster ──┐
-//!  New ── decide ──┼──▶ Joining ──────────┼──▶ Running
-//!                  └──▶ Restarting ───────┤
-//!                                         └──▶ Failed(reason)      from New too
+//!            Waiting  for a ticket, or for the permission to bootstrap
+//!               ▲ ▼
+//!               │ │  ┌──▶ CreatingCluster ──┐
+//!  New ── decide ─┴──┼──▶ Joining ──────────┼──▶ Running
+//!                    └──▶ Restarting ───────┤
+//!                                           └──▶ Failed(reason)      from New and Waiting too
 //! ```
 //!
 //! [`EnrolmentFsm`] decides: inputs in, actions out, no tasks, no clock, no IO. [`ClusterNode`] performs the
@@ -30,6 +32,7 @@
 //! cluster, and a new data partition, at every boot without a ticket; an error in a handler left the state as
 //! it was, so that waiters waited for ever; a rejected transition of a running node made it fail.
 
+mod bootstrap_record;
 mod cluster_node;
 mod data_volume;
 mod driver;
@@ -48,13 +51,15 @@ mod steps;
 pub use self::fsm::{
     ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput, EnrolmentStepOutput, RejectedInput,
 };
+pub use bootstrap_record::BootstrapRecord;
 pub use cluster_node::{
-    ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, KvAccessError, NodeUnavailable, TicketAccessError,
+    BootstrapRefusal, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, KvAccessError, NodeUnavailable,
+    TicketAccessError,
 };
 pub use failure::{EnrolmentActivity, FailureReason, StepError};
 pub use journal::reset_enrolment;
-pub use plan::InspectionResult;
+pub use plan::{BootstrapPermission, InspectionResult};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use progress::check_arbitrary_progress;
 pub use progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, InvalidProgress, StepMode};
-pub use state::{EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership};
+pub use state::{EnrolmentPhase, EnrolmentRun, EnrolmentState, NodeMembership, WaitCause};

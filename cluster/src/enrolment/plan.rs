@@ -1,9 +1,11 @@
 //! What a node does when it starts, decided by what is on the disk alone.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::failure::FailureReason;
-use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep};
+use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
+use super::state::WaitCause;
 use crate::node::GoldenTicket;
 
 /// What a run found when it started. If something could not be read, the inspection fails instead.
@@ -16,6 +18,8 @@ pub enum InspectionResult {
         ticket: Option<Arc<GoldenTicket>>,
         /// Random bytes that identify the new attempt.
         enrolment_id: EnrolmentId,
+        /// Whether the node may bootstrap a cluster.
+        bootstrap: BootstrapPermission,
     },
     /// The journal records an attempt in progress.
     InProgress {
@@ -31,37 +35,33 @@ pub enum InspectionResult {
     },
 }
 
+/// Whether a node may bootstrap a cluster, if it has no ticket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum BootstrapPermission {
+    /// Nothing permits it.
+    NotGranted,
+    /// It is permitted, and has not been in a cluster yet.
+    Granted,
+    /// This host has been in a cluster before, as the file at this path records.
+    UsedUp(PathBuf),
+}
+
 /// What to do.
 #[derive(Clone, Debug)]
 pub(super) enum EnrolmentPlan {
+    Wait(WaitCause),
     Bootstrap { progress: EnrolmentProgress, is_recorded: bool },
     Join { ticket: Option<Arc<GoldenTicket>>, progress: EnrolmentProgress, is_recorded: bool },
     Restart { progress: EnrolmentProgress },
-}
-
-impl EnrolmentPlan {
-    pub(super) fn progress(&self) -> &EnrolmentProgress {
-        match self {
-            Self::Bootstrap { progress, .. } | Self::Join { progress, .. } | Self::Restart { progress } => {
-                progress
-            }
-        }
-    }
-
-    /// Whether the journal already records this plan.
-    pub(super) fn is_recorded(&self) -> bool {
-        match self {
-            Self::Bootstrap { is_recorded, .. } | Self::Join { is_recorded, .. } => *is_recorded,
-            Self::Restart { .. } => true,
-        }
-    }
 }
 
 /// Decides what to do.
 ///
 /// | Journal | Ticket | Plan |
 /// |---|---|---|
-/// | empty | none | bootstrap a cluster |
+/// | empty | none, and bootstrap is permitted | bootstrap a cluster, once |
+/// | empty | none | wait for a ticket, or for the permission to bootstrap |
 /// | empty | one | join by it |
 /// | bootstrapping | none | resume bootstrapping |
 /// | bootstrapping | one | [`FailureReason::TicketDuringBootstrap`] |
@@ -74,14 +74,19 @@ impl EnrolmentPlan {
 /// Two tickets are the same if they are for the same node, whatever members they list: a ticket may be
 /// reissued.
 ///
-/// A node never switches from one way to another: that is how nodes end up alone in a cluster.
+/// A node never switches from one way to another: that is how nodes end up alone in a cluster. For the same
+/// reason it bootstraps only where permitted, and never after it has been in a cluster.
 pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, FailureReason> {
     match found {
-        InspectionResult::Fresh { ticket: None, enrolment_id } => Ok(EnrolmentPlan::Bootstrap {
-            progress: EnrolmentProgress::new(enrolment_id, EnrolmentKind::Bootstrap),
-            is_recorded: false,
+        InspectionResult::Fresh { ticket: None, enrolment_id, bootstrap } => Ok(match bootstrap {
+            BootstrapPermission::Granted => EnrolmentPlan::Bootstrap {
+                progress: EnrolmentProgress::new(enrolment_id, EnrolmentKind::Bootstrap),
+                is_recorded: false,
+            },
+            BootstrapPermission::NotGranted => EnrolmentPlan::Wait(WaitCause::NoInstruction),
+            BootstrapPermission::UsedUp(record) => EnrolmentPlan::Wait(WaitCause::DataLost { record }),
         }),
-        InspectionResult::Fresh { ticket: Some(ticket), enrolment_id } => {
+        InspectionResult::Fresh { ticket: Some(ticket), enrolment_id, bootstrap: _ } => {
             let progress = EnrolmentProgress::new(enrolment_id, EnrolmentKind::Join(ticket.digest()));
             Ok(EnrolmentPlan::Join { ticket: Some(ticket), progress, is_recorded: false })
         }
@@ -95,16 +100,9 @@ pub(super) fn decide_plan(found: InspectionResult) -> Result<EnrolmentPlan, Fail
             (EnrolmentKind::Join(started_with), Some(ticket)) => {
                 Err(FailureReason::TicketChanged { started_with, found: ticket.digest() })
             }
-            (EnrolmentKind::Join(started_with), None) => match progress.next_step {
-                Some(
-                    EnrolmentStep::Network
-                    | EnrolmentStep::Storage
-                    | EnrolmentStep::Identity
-                    | EnrolmentStep::Consensus,
-                ) => Err(FailureReason::TicketMissing { started_with }),
-                Some(EnrolmentStep::Record | EnrolmentStep::Local) | None => {
-                    Ok(EnrolmentPlan::Join { ticket: None, progress, is_recorded: true })
-                }
+            (EnrolmentKind::Join(started_with), None) => match progress.step_mode(EnrolmentStep::Consensus) {
+                StepMode::FirstRun => Err(FailureReason::TicketMissing { started_with }),
+                StepMode::Rerun => Ok(EnrolmentPlan::Join { ticket: None, progress, is_recorded: true }),
             },
         },
     }

@@ -68,10 +68,6 @@ impl EnrolmentStep {
     pub(super) fn next_step(self) -> Option<Self> {
         Self::ALL.into_iter().find(|step| *step > self)
     }
-
-    fn next_recorded_step(self) -> Option<Self> {
-        Self::RECORDED.into_iter().find(|step| *step > self)
-    }
 }
 
 impl fmt::Display for EnrolmentStep {
@@ -113,8 +109,8 @@ pub enum EnrolmentKind {
 pub struct EnrolmentProgress {
     pub(super) enrolment_id: EnrolmentId,
     pub(super) enrolment_kind: EnrolmentKind,
-    /// The first recorded step that is not done; `None` when all are.
-    pub(super) next_step: Option<EnrolmentStep>,
+    /// The recorded steps that are done. A release that added a step finds later ones done before it.
+    pub(super) completed_steps: Vec<EnrolmentStep>,
     /// Known once [`EnrolmentStep::Identity`] is done.
     pub(super) node_id: Option<NodeId>,
     /// Known once [`EnrolmentStep::Consensus`] is done.
@@ -146,7 +142,7 @@ pub enum InvalidProgress {
 /// The format that this release writes.
 const FORMAT_VERSION: u32 = 1;
 
-/// A progress record on disk. It omits the next step, which the step journal itself records.
+/// A progress record on disk. It omits the completed steps, which the step journal itself records.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ProgressMessage {
     #[prost(uint32, tag = "1")]
@@ -165,18 +161,17 @@ struct ProgressMessage {
 impl EnrolmentProgress {
     /// No step is done yet.
     pub(super) fn new(enrolment_id: EnrolmentId, enrolment_kind: EnrolmentKind) -> Self {
-        Self {
-            enrolment_id,
-            enrolment_kind,
-            next_step: Some(EnrolmentStep::RECORDED[0]),
-            node_id: None,
-            cluster_id: None,
-        }
+        Self { enrolment_id, enrolment_kind, completed_steps: Vec::new(), node_id: None, cluster_id: None }
     }
 
     /// The first recorded step that is not done; `None` when all are.
     pub fn next_step(&self) -> Option<EnrolmentStep> {
-        self.next_step
+        EnrolmentStep::RECORDED.into_iter().find(|step| !self.completed_steps.contains(step))
+    }
+
+    /// Whether the node has been in its cluster: no step that a later release adds needs the ticket again.
+    pub(super) fn is_enrolled(&self) -> bool {
+        self.completed_steps.contains(&EnrolmentStep::Record)
     }
 
     /// How the node gets into a cluster.
@@ -207,13 +202,14 @@ impl EnrolmentProgress {
     }
 
     pub(super) fn step_mode(&self, step: EnrolmentStep) -> StepMode {
-        let is_done = step.is_recorded() && self.next_step.is_none_or(|next| step < next);
-        if is_done { StepMode::Rerun } else { StepMode::FirstRun }
+        if self.completed_steps.contains(&step) { StepMode::Rerun } else { StepMode::FirstRun }
     }
 
     /// The same progress with one more step done.
     pub(super) fn with_step_done(&self, step: EnrolmentStep) -> Self {
-        Self { next_step: step.next_recorded_step(), ..self.clone() }
+        let mut progress = self.clone();
+        progress.completed_steps.push(step);
+        progress
     }
 
     /// Encoded as the state of a step journal.
@@ -234,11 +230,14 @@ impl EnrolmentProgress {
         .encode_to_vec()
     }
 
-    /// Reads the state of a journal whose next step is `next`.
+    /// Reads the state of a journal that records these steps as completed.
     ///
     /// # Errors
     /// [`InvalidProgress`].
-    pub(super) fn from_journal(state: &[u8], next: Option<EnrolmentStep>) -> Result<Self, InvalidProgress> {
+    pub(super) fn from_journal(
+        state: &[u8],
+        completed_steps: Vec<EnrolmentStep>,
+    ) -> Result<Self, InvalidProgress> {
         let wire = ProgressMessage::decode(state).map_err(|_| InvalidProgress::Malformed)?;
         match wire.format {
             FORMAT_VERSION => {}
@@ -264,7 +263,7 @@ impl EnrolmentProgress {
         let progress = Self {
             enrolment_id: EnrolmentId(enrolment),
             enrolment_kind,
-            next_step: next,
+            completed_steps,
             node_id: node,
             cluster_id: cluster,
         };
@@ -293,9 +292,10 @@ impl EnrolmentProgress {
 /// Arbitrary content of a step journal: never panics, and a valid record survives a round trip.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn check_arbitrary_progress(bytes: &[u8]) {
-    for next in EnrolmentStep::RECORDED.into_iter().map(Some).chain([None]) {
-        if let Ok(progress) = EnrolmentProgress::from_journal(bytes, next) {
-            let again = EnrolmentProgress::from_journal(&progress.to_bytes(), next);
+    for done in 0..=EnrolmentStep::RECORDED.len() {
+        let completed = EnrolmentStep::RECORDED[..done].to_vec();
+        if let Ok(progress) = EnrolmentProgress::from_journal(bytes, completed.clone()) {
+            let again = EnrolmentProgress::from_journal(&progress.to_bytes(), completed);
             assert_eq!(again, Ok(progress), "a progress record survives a round trip");
         }
     }
@@ -314,7 +314,7 @@ mod tests {
         EnrolmentProgress {
             enrolment_id: EnrolmentId([7; 16]),
             enrolment_kind,
-            next_step: EnrolmentStep::RECORDED.get(done).copied(),
+            completed_steps: EnrolmentStep::RECORDED[..done].to_vec(),
             node_id: is_done(EnrolmentStep::Identity).then(node),
             cluster_id: is_done(EnrolmentStep::Consensus).then_some(ClusterId::from_bytes([7; 16])),
         }
@@ -327,7 +327,8 @@ mod tests {
                 [EnrolmentKind::Bootstrap, EnrolmentKind::Join(TicketId::from_bytes([9; 32]))]
             {
                 let one = progress(done, enrolment_kind);
-                assert_eq!(EnrolmentProgress::from_journal(&one.to_bytes(), one.next_step), Ok(one));
+                let completed = one.completed_steps.clone();
+                assert_eq!(EnrolmentProgress::from_journal(&one.to_bytes(), completed), Ok(one));
             }
         }
     }
@@ -337,13 +338,13 @@ mod tests {
         for done in 0..=EnrolmentStep::RECORDED.len() {
             for said in 0..=EnrolmentStep::RECORDED.len() {
                 let one = progress(done, EnrolmentKind::Bootstrap);
-                let next = EnrolmentStep::RECORDED.get(said).copied();
+                let completed = EnrolmentStep::RECORDED[..said].to_vec();
                 let knows_the_same =
                     |step| one.step_mode(step) == progress(said, EnrolmentKind::Bootstrap).step_mode(step);
                 let fits =
                     knows_the_same(EnrolmentStep::Identity) && knows_the_same(EnrolmentStep::Consensus);
                 assert_eq!(
-                    EnrolmentProgress::from_journal(&one.to_bytes(), next).is_ok(),
+                    EnrolmentProgress::from_journal(&one.to_bytes(), completed).is_ok(),
                     fits,
                     "{done} done, {said} said"
                 );
@@ -354,8 +355,22 @@ mod tests {
     #[test]
     fn a_newer_format_is_reported_as_such() {
         let newer = ProgressMessage { format: 2, ..ProgressMessage::default() }.encode_to_vec();
-        assert_eq!(EnrolmentProgress::from_journal(&newer, None), Err(InvalidProgress::NewerFormat(2)));
-        assert_eq!(EnrolmentProgress::from_journal(b"", None), Err(InvalidProgress::Malformed));
+        let read = |bytes| EnrolmentProgress::from_journal(bytes, Vec::new());
+        assert_eq!(read(&newer), Err(InvalidProgress::NewerFormat(2)));
+        assert_eq!(read(b""), Err(InvalidProgress::Malformed));
+    }
+
+    #[test]
+    fn a_step_that_a_later_release_added_runs_for_the_first_time_between_completed_ones() {
+        // As if this release had added the first step.
+        let completed = EnrolmentStep::RECORDED[1..].to_vec();
+        let state = progress(4, EnrolmentKind::Bootstrap).to_bytes();
+        let upgraded = EnrolmentProgress::from_journal(&state, completed).expect("complete for its release");
+        assert!(upgraded.is_enrolled());
+        assert_eq!(upgraded.next_step(), Some(EnrolmentStep::Storage));
+        assert_eq!(upgraded.step_mode(EnrolmentStep::Storage), StepMode::FirstRun);
+        assert_eq!(upgraded.step_mode(EnrolmentStep::Identity), StepMode::Rerun);
+        assert_eq!(upgraded.with_step_done(EnrolmentStep::Storage).next_step(), None);
     }
 
     proptest! {

@@ -10,7 +10,7 @@ mod effects;
 mod faults;
 mod invariants;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 
 use super::fsm::{ActionId, EnrolmentAction, EnrolmentFsm, EnrolmentInput};
@@ -77,6 +77,12 @@ struct SimWorld {
     /// What the configuration was when this run inspected it.
     examined: Option<SimConfig>,
     records: Vec<(ClusterId, NodeId)>,
+    /// Whether the node was told to bootstrap.
+    is_told: bool,
+    /// The record that it was enrolled, which outlives journal and volume.
+    bootstrap_record: Option<EnrolmentId>,
+    /// The clusters that it has bootstrapped.
+    bootstrapped: BTreeSet<[u8; 16]>,
     /// A fault has changed data that no correct component changes.
     is_tampered: bool,
     has_address: bool,
@@ -103,6 +109,9 @@ impl SimWorld {
             config: SimConfig::Absent,
             examined: None,
             records: Vec::new(),
+            is_told: true,
+            bootstrap_record: None,
+            bootstrapped: BTreeSet::new(),
             is_tampered: false,
             has_address: true,
             wall: 0,
@@ -192,7 +201,7 @@ impl SimWorld {
         self.boot();
         for _ in 0..40 {
             let Some(action) = self.pending.clone() else { break };
-            let input = self.perform(&action).expect("an address");
+            let Some(input) = self.perform(&action) else { break };
             self.apply(input);
         }
     }
@@ -212,7 +221,12 @@ impl SimWorld {
             ),
             Some(EnrolmentKind::Bootstrap) | None => SimConfig::Absent,
         };
+        self.is_told = true;
         self.run_without_faults();
+        if self.fsm().current_state().phase() == EnrolmentPhase::Waiting {
+            assert!(self.bootstrap_record.is_some(), "a node that was told to bootstrap waits");
+            return self.count("waiting for a ticket after a loss");
+        }
         if let EnrolmentState::Running(first) = self.fsm().current_state().clone() {
             // A further restart changes nothing.
             self.kill();
@@ -270,7 +284,8 @@ fn random_runs_keep_the_invariants() {
     // An event that never occurs is not tested.
     let needed =
         ["running", "failed", "restarting", "joining", "creating", "answers lost", "answers repeated"];
-    for what in needed.into_iter().chain(["disks lost", "members' data lost"]) {
+    let lost = ["disks lost", "members' data lost", "everything lost", "waiting for a ticket after a loss"];
+    for what in needed.into_iter().chain(lost) {
         assert!(totals.get(what).is_some_and(|count| *count > 0), "no round had {what}");
     }
     println!("{rounds} rounds: {totals:?}");

@@ -1,6 +1,7 @@
 //! The states, and the transitions between them.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::failure::{EnrolmentActivity, FailureReason};
@@ -14,6 +15,8 @@ use crate::node::{ClusterId, GoldenTicket, NodeId};
 pub enum EnrolmentState {
     /// Nothing is decided.
     New,
+    /// The node waits for a ticket, or for the permission to bootstrap a cluster.
+    Waiting(WaitCause),
     /// The node bootstraps a cluster.
     CreatingCluster(EnrolmentRun),
     /// The node joins a cluster.
@@ -29,6 +32,37 @@ pub enum EnrolmentState {
     Running(NodeMembership),
     /// The run has failed and ended. What was recorded stays, and another run resumes with it.
     Failed(FailureReason),
+}
+
+/// Why a node waits: a clause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitCause {
+    /// It has no ticket, and neither its configuration nor an operator asks it to bootstrap a cluster.
+    NoInstruction,
+    /// It has no ticket and no data, although this host has been in a cluster before. It bootstraps no second
+    /// cluster.
+    DataLost {
+        /// The file that records it.
+        record: PathBuf,
+    },
+}
+
+impl fmt::Display for WaitCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoInstruction => {
+                f.write_str("waits for a ticket: it has none, and is not configured to bootstrap a cluster")
+            }
+            Self::DataLost { record } => write!(
+                f,
+                "waits for a ticket: this host has been in a cluster before, as {} records, and its data is not \
+                 here; it bootstraps no second cluster: restore the data and restart it, or join by a ticket; for \
+                 a new cluster, remove that file first",
+                record.display()
+            ),
+        }
+    }
 }
 
 /// A run in progress.
@@ -94,6 +128,8 @@ pub struct NodeMembership {
 pub enum EnrolmentPhase {
     /// [`EnrolmentState::New`].
     New,
+    /// [`EnrolmentState::Waiting`].
+    Waiting,
     /// [`EnrolmentState::CreatingCluster`].
     CreatingCluster,
     /// [`EnrolmentState::Joining`].
@@ -108,22 +144,35 @@ pub enum EnrolmentPhase {
 
 impl EnrolmentPhase {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::New, Self::CreatingCluster, Self::Joining, Self::Restarting, Self::Running, Self::Failed];
+    pub const ALL: [Self; 7] = [
+        Self::New,
+        Self::Waiting,
+        Self::CreatingCluster,
+        Self::Joining,
+        Self::Restarting,
+        Self::Running,
+        Self::Failed,
+    ];
 
     /// Whether that state may follow this one. This is the whole table: every other transition is rejected.
     pub const fn can_lead_to(self, to: Self) -> bool {
         match (self, to) {
-            (Self::New, Self::CreatingCluster | Self::Joining | Self::Restarting | Self::Failed) => true,
+            (Self::New, Self::Waiting) => true,
+            (
+                Self::New | Self::Waiting,
+                Self::CreatingCluster | Self::Joining | Self::Restarting | Self::Failed,
+            ) => true,
             (Self::CreatingCluster | Self::Joining | Self::Restarting, Self::Running | Self::Failed) => true,
             (Self::New, Self::New | Self::Running) => false,
+            (Self::Waiting, Self::New | Self::Waiting | Self::Running) => false,
             (
                 Self::CreatingCluster | Self::Joining | Self::Restarting,
-                Self::New | Self::CreatingCluster | Self::Joining | Self::Restarting,
+                Self::New | Self::Waiting | Self::CreatingCluster | Self::Joining | Self::Restarting,
             ) => false,
             (
                 Self::Running | Self::Failed,
                 Self::New
+                | Self::Waiting
                 | Self::CreatingCluster
                 | Self::Joining
                 | Self::Restarting
@@ -143,6 +192,7 @@ impl fmt::Display for EnrolmentPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::New => "New",
+            Self::Waiting => "Waiting",
             Self::CreatingCluster => "CreatingCluster",
             Self::Joining => "Joining",
             Self::Restarting => "Restarting",
@@ -157,6 +207,7 @@ impl EnrolmentState {
     pub fn phase(&self) -> EnrolmentPhase {
         match self {
             Self::New => EnrolmentPhase::New,
+            Self::Waiting(_) => EnrolmentPhase::Waiting,
             Self::CreatingCluster(_) => EnrolmentPhase::CreatingCluster,
             Self::Joining { .. } => EnrolmentPhase::Joining,
             Self::Restarting(_) => EnrolmentPhase::Restarting,
@@ -169,14 +220,14 @@ impl EnrolmentState {
     pub fn active_run(&self) -> Option<&EnrolmentRun> {
         match self {
             Self::CreatingCluster(run) | Self::Joining { run, .. } | Self::Restarting(run) => Some(run),
-            Self::New | Self::Running(_) | Self::Failed(_) => None,
+            Self::New | Self::Waiting(_) | Self::Running(_) | Self::Failed(_) => None,
         }
     }
 
     pub(super) fn active_run_mut(&mut self) -> Option<&mut EnrolmentRun> {
         match self {
             Self::CreatingCluster(run) | Self::Joining { run, .. } | Self::Restarting(run) => Some(run),
-            Self::New | Self::Running(_) | Self::Failed(_) => None,
+            Self::New | Self::Waiting(_) | Self::Running(_) | Self::Failed(_) => None,
         }
     }
 }

@@ -13,7 +13,7 @@ use super::driver::{AddressChange, EnrolmentDriver};
 use super::failure::StepError;
 use super::fsm::EnrolmentStepOutput;
 use super::journal::EnrolmentJournal;
-use super::plan::InspectionResult;
+use super::plan::{BootstrapPermission, InspectionResult};
 use super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
 use super::state::EnrolmentState;
 use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOptions, StatusWatch};
@@ -21,6 +21,9 @@ use crate::node::NODES_NAMESPACE;
 use crate::node::{
     ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRoles, NodeStore, NodeStoreError,
 };
+
+/// The pause between two looks for a ticket, while the node waits for one.
+const TICKET_PAUSE: Duration = Duration::from_secs(2);
 
 /// The pause before an unanswered call to the cluster is retried, unless the member's status changes first.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -38,11 +41,30 @@ impl EnrolmentDriver {
         let shared = Arc::clone(&self.shared);
         let opened = self.run_blocking(move || {
             let SharedState { deps, test_hook: hook, .. } = &*shared;
-            EnrolmentJournal::open(&deps.journal_dir, &deps.enrolment, hook)
+            let bootstrap = || shared.bootstrap_permission();
+            EnrolmentJournal::open(&deps.journal_dir, &deps.enrolment, bootstrap, hook)
         });
         let (journal, found) = opened.await?;
         self.run_state().journal = Some(journal);
         Ok(found)
+    }
+
+    /// Waits for a ticket, or for the permission to bootstrap, and inspects the disk again. Nothing notifies of
+    /// a ticket in the firmware, so the sources are looked at again and again.
+    pub(super) async fn await_instruction(&self) -> Result<InspectionResult, StepError> {
+        let mut request = self.shared.bootstrap_request.subscribe();
+        loop {
+            let _ = tokio::time::timeout(TICKET_PAUSE, request.changed()).await;
+            let shared = Arc::clone(&self.shared);
+            let is_instructed = self.run_blocking(move || {
+                let has_ticket = !matches!(shared.deps.enrolment.load_ticket(), Ok(None));
+                Ok(has_ticket || shared.bootstrap_permission()? == BootstrapPermission::Granted)
+            });
+            if is_instructed.await? {
+                self.run_state().journal = None;
+                return self.inspect_disk().await;
+            }
+        }
     }
 
     pub(super) async fn record_progress(&self, progress: EnrolmentProgress) -> Result<(), StepError> {
@@ -102,10 +124,10 @@ impl EnrolmentDriver {
 
     async fn open_storage(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {
         let shared = Arc::clone(&self.shared);
-        let enrolment = input.progress.enrolment_id();
         self.run_blocking(move || {
+            shared.record_enrolment(mode, &input.progress)?;
             let SharedState { deps, settings, volume, .. } = &*shared;
-            volume.open_or_create(&*deps.volume, mode, enrolment, &settings.erase)
+            volume.open_or_create(&*deps.volume, mode, input.progress.enrolment_id(), &settings.erase)
         })
         .await
     }
@@ -262,7 +284,9 @@ impl EnrolmentDriver {
         let mut now = status.current_status();
         loop {
             match now {
-                MemberStatus::Running(running) => return Ok(running),
+                MemberStatus::Running(access) | MemberStatus::Impaired { access, .. } => return Ok(access),
+                MemberStatus::Refused(refusal) => return Err(StepError::JoinRefused(refusal)),
+                MemberStatus::Waiting { reason } => self.set_condition(Some(reason.to_string())),
                 MemberStatus::Exited { failure: Some(failure) } => {
                     self.set_condition(Some(format!("the member failed: {failure}")));
                 }
@@ -320,6 +344,7 @@ impl StepInput {
         let ticket = match &state {
             EnrolmentState::Joining { ticket, .. } => ticket.clone(),
             EnrolmentState::New
+            | EnrolmentState::Waiting(_)
             | EnrolmentState::CreatingCluster(_)
             | EnrolmentState::Restarting(_)
             | EnrolmentState::Running(_)

@@ -38,7 +38,7 @@ pub enum EnrolmentSource {
     EspFile(LayoutFile),
     /// A file that the kernel shows, such as [`FW_CFG_PATH`]. Links to it are followed: the kernel creates
     /// them. It is absent until the kernel's `qemu_fw_cfg` is loaded: if that is a module, load it before a
-    /// node looks, or a host with a ticket bootstraps a cluster.
+    /// node looks, or a host that is configured to bootstrap does so in spite of its ticket.
     FwCfg(PathBuf),
 }
 
@@ -56,7 +56,7 @@ pub enum EnrolmentConfigError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// It exists, but is not a valid ticket. It stays unchanged: have the ticket reissued, or remove the file
-    /// to bootstrap a cluster.
+    /// to wait for another, or to bootstrap.
     #[error("can't parse {}", .path.display())]
     Malformed {
         /// The file.

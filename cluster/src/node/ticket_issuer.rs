@@ -100,7 +100,7 @@ impl GoldenTicketIssuer {
         let address: IpAddr =
             url.host().parse().map_err(|_| TicketIssueError::NoAddress { url: url.clone() })?;
         let members = self.running.cluster_members();
-        let is_taken = |member: &crate::consensus::Member| !member.is_learner && has_peer_url(member, url);
+        let is_taken = |member: &crate::consensus::Member| !member.is_learner && member.has_peer_url(url);
         if list_members(&*members).await?.iter().any(is_taken) {
             return Err(TicketIssueError::MemberExists { url: url.clone() });
         }
@@ -130,7 +130,7 @@ impl GoldenTicketIssuer {
     pub async fn revoke_ticket(&self, url: &PeerUrl) -> Result<bool, TicketIssueError> {
         let members = self.running.cluster_members();
         let listed = list_members(&*members).await?;
-        let at_url: Vec<_> = listed.into_iter().filter(|member| has_peer_url(member, url)).collect();
+        let at_url: Vec<_> = listed.into_iter().filter(|member| member.has_peer_url(url)).collect();
         if at_url.iter().any(|member| !member.is_learner) {
             return Err(TicketIssueError::MemberExists { url: url.clone() });
         }
@@ -219,14 +219,10 @@ async fn list_members(
     members.list_members().await.map_err(TicketIssueError::Membership)
 }
 
-fn has_peer_url(member: &crate::consensus::Member, url: &PeerUrl) -> bool {
-    member.peer_urls.iter().any(|one| one == url.as_str())
-}
-
 /// All members but the one at this URL. Members that have never started have no name, and there is at most
 /// one learner.
 fn other_peers(members: &[crate::consensus::Member], but: &PeerUrl) -> Result<Vec<Peer>, TicketIssueError> {
-    let others = members.iter().filter(|member| !has_peer_url(member, but));
+    let others = members.iter().filter(|member| !member.has_peer_url(but));
     let named = others.flat_map(|member| {
         let name = member.name.clone().unwrap_or_default();
         member.peer_urls.iter().map(move |url| (name.clone(), url))

@@ -17,6 +17,15 @@ pub fn fuzz_ca_values(bytes: &[u8]) {
     pki::check_arbitrary_values(bytes);
 }
 
+/// Arbitrary bytes as the answer of another member's etcd: never panics.
+///
+/// # Panics
+/// If that does not hold.
+#[cfg(feature = "etcd")]
+pub fn fuzz_peer_answers(bytes: &[u8]) {
+    crate::consensus::etcd::check_arbitrary_answer(bytes);
+}
+
 /// Arbitrary bytes as an enrolment configuration, as a node's record in the cluster, and as an enrolment
 /// journal: never panics, and valid content survives a round trip.
 ///

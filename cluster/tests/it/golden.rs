@@ -12,9 +12,10 @@ use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentPhase};
 use nodekeel_cluster::node::{GoldenTicket, LocalNames, NodeId};
 use nodekeel_cluster::pki::ClusterCa;
 use nodekeel_localstorage::OsFileStore;
+use nodekeel_localstorage::step_journal::{StepJournal, StepList};
 use nodekeel_localstorage::tree::{LayoutFile, LayoutTarget};
 
-use crate::enrolment::{NodeFixture, NodeRun, parse_ip};
+use crate::enrolment::{NodeFixture, NodeRun, error_chain, parse_ip};
 use crate::member_run::MemberRun;
 
 nodekeel_localstorage::layout! {
@@ -109,6 +110,56 @@ async fn an_enrolment_journal_and_the_keys_of_the_first_release_are_read() {
     );
     assert_eq!(network.created_count(), 1);
     run.stop().await;
+}
+
+/// Records the steps of the node's journal as a release with these steps would have, once all were done.
+fn rewrite_steps(fixture: &NodeFixture, names: &[&str]) {
+    let steps = |names: &[&str]| StepList::try_new(names.iter().copied()).unwrap();
+    let open = || StepJournal::open(&fixture.dir("esp"), "enrolment").unwrap();
+    let recorded = steps(&["storage", "identity", "consensus", "record"]).start_run(open(), b"").unwrap();
+    let state = recorded.recorded_state().to_vec();
+    recorded.remove_journal().unwrap();
+    let mut run = steps(names).start_run(open(), &state).unwrap();
+    while run.current_step().is_some() {
+        run.complete_step(state.clone()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_node_of_a_release_with_fewer_steps_stays_in_its_cluster_and_runs_the_new_one() {
+    let network = MemoryNetwork::new();
+    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
+    let fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    rewrite_steps(&fixture, &["storage", "identity", "consensus"]);
+    for _ in 0..2 {
+        let (run, membership) = fixture.run_to_running().await;
+        assert_eq!(membership.node_id.to_string(), expected("node"));
+        assert_eq!(membership.cluster_id.to_string(), expected("cluster"));
+        run.stop().await;
+        let journal = StepJournal::open(&fixture.dir("esp"), "enrolment").unwrap();
+        let steps = StepList::try_new(["storage", "identity", "consensus", "record"]).unwrap();
+        assert_eq!(steps.start_run(journal, b"").unwrap().current_step(), None, "the step was not recorded");
+    }
+    assert_eq!(network.created_count(), 1);
+}
+
+#[tokio::test]
+async fn the_journal_of_a_newer_release_is_rejected_by_its_unknown_step_and_left_unchanged() {
+    let network = MemoryNetwork::new();
+    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
+    let fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    rewrite_steps(&fixture, &["storage", "attest", "identity", "consensus", "record"]);
+    let slots = || {
+        ["esp/enrolment.0", "esp/enrolment.1"].map(|file| fs::read(fixture.disks.path().join(file)).unwrap())
+    };
+    let before = slots();
+    let reason = fixture.run_to_failure().await;
+    let text = error_chain(reason);
+    assert!(
+        text.contains("enrolment.0 was written by a newer release (step \"attest\" is unknown)"),
+        "{text}"
+    );
+    assert_eq!(slots(), before);
 }
 
 #[tokio::test]

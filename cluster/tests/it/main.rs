@@ -36,3 +36,5 @@ mod memory;
 mod network;
 mod nodes;
 mod pki;
+#[cfg(feature = "etcd")]
+mod voters;

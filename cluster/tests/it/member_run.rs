@@ -60,10 +60,10 @@ impl MemberRun {
     pub(crate) async fn wait_failure(&mut self) -> String {
         let failed = async {
             loop {
-                if let MemberStatus::Exited { failure: Some(failure) } =
-                    self.status.next_status().await.unwrap()
-                {
-                    return failure.to_string();
+                match self.status.next_status().await.unwrap() {
+                    MemberStatus::Exited { failure: Some(failure) } => return failure.to_string(),
+                    MemberStatus::Refused(refusal) => return refusal.to_string(),
+                    _ => {}
                 }
             }
         };

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use nodekeel_cluster::consensus::kv::{KvError, KvStore};
 use nodekeel_cluster::consensus::memory::{MemoryConsensus, MemoryKv, MemoryNetwork};
 use nodekeel_cluster::consensus::{
-    ClusterAccess, DEFAULT_PEER_PORT, MemberName, MemberStatus, MembershipError, NewMember, Peer, PeerUrl,
-    StartOptions,
+    ClusterAccess, DEFAULT_PEER_PORT, JoinRefusal, MemberName, MemberStatus, MembershipError, NewMember,
+    Peer, PeerUrl, StartOptions,
 };
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_cluster::testing::{consensus_conformance, kv_conformance};
@@ -151,11 +151,41 @@ async fn a_member_that_was_not_added_or_was_revoked_does_not_join() {
     let mut elsewhere = added.clone();
     elsewhere.address = address(3);
     let mut wrong = MemberRun::start(&MemoryConsensus::on_network(&network), elsewhere);
-    assert!(wrong.wait_failure().await.contains("no member node-2 at 192.0.2.3"));
+    assert!(wrong.wait_failure().await.contains("no member at https://192.0.2.3:7834"));
     wrong.stop().await;
     ClusterCa::load_ca(one.root_kv()).await.unwrap().revoke_name("node-2").await.unwrap();
     let mut expelled = MemberRun::start(&MemoryConsensus::on_network(&network), added);
     assert!(expelled.wait_failure().await.contains("revoked"));
     expelled.stop().await;
     first.stop().await;
+}
+
+#[tokio::test]
+async fn a_member_that_has_started_does_not_join_again_without_its_data() {
+    let network = MemoryNetwork::new();
+    let mut first = MemberRun::start(&MemoryConsensus::on_network(&network), bootstrap_options(1));
+    let running = first.wait_running().await;
+    let options = join_options(&running, 2).await;
+    let mut second = MemberRun::start(&MemoryConsensus::on_network(&network), options.clone());
+    let joined = second.wait_running().await.this_member().id;
+    second.stop().await;
+    // Another disk, with the same ticket.
+    let mut again = MemberRun::start(&MemoryConsensus::on_network(&network), options);
+    let refusal = loop {
+        if let MemberStatus::Refused(refusal) = again.status.next_status().await.unwrap() {
+            break refusal;
+        }
+    };
+    assert_eq!(refusal, JoinRefusal::AlreadyStarted { id: joined, name: "node-2".into() });
+    again.stop().await;
+    first.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_holder_of_a_lease_is_notified_when_its_members_run_ends() {
+    let mut node = MemberRun::start(&MemoryConsensus::new(), bootstrap_options(1));
+    let running = node.wait_running().await;
+    let lease = running.root_kv().grant_lease(std::time::Duration::from_secs(60)).await.unwrap();
+    node.stop().await;
+    tokio::time::timeout(std::time::Duration::from_secs(1), lease.wait_ended()).await.expect("at once");
 }

@@ -9,7 +9,10 @@ use tokio::task::spawn_blocking;
 use super::backend_error;
 use super::files::{self, PreparedFiles};
 use super::members::EtcdMembers;
-use crate::consensus::{ClusterMembers as _, ConsensusError, Member, MemberName, MembershipError, PeerUrl};
+use super::peer_client::PeerClient;
+use crate::consensus::{
+    ClusterMembers as _, ConsensusError, Member, MemberName, MembershipError, Peer, PeerUrl,
+};
 use crate::pki::{CertificateSpec, ClusterCa};
 
 /// Certifies the member's key for its address, and issues credentials for this node's client, unless that was
@@ -51,6 +54,29 @@ async fn store_credentials(
     stored.map_err(backend_error("store credentials"))?
 }
 
+/// Refuses to start a member at another address while it still answers at the one of its certificate: this is a
+/// copy of its data, and the two would divide its vote, or, where it is alone, its cluster. One that was moved
+/// was stopped there before.
+pub(super) async fn check_moved(
+    prepared: &PreparedFiles,
+    this: &Peer,
+    address: IpAddr,
+) -> Result<(), ConsensusError> {
+    if prepared.is_certified_at(address) {
+        return Ok(());
+    }
+    // A certificate that names hosts would be rejected from here.
+    let Some(credentials) = &prepared.client_credentials else { return Ok(()) };
+    let peers = PeerClient::new(credentials).map_err(backend_error("use the member's credentials"))?;
+    for former in prepared.certified_addresses() {
+        let url = PeerUrl::new(former, this.url.port());
+        if peers.is_answering(this.name.as_str(), &url).await {
+            return Err(ConsensusError::RunsElsewhere { name: this.name.clone(), url });
+        }
+    }
+    Ok(())
+}
+
 /// This member, listed at its present URL.
 pub(super) async fn ensure_listed(members: &EtcdMembers, url: PeerUrl) -> Result<Member, ConsensusError> {
     let this = this_member(members).await?;
@@ -65,7 +91,7 @@ pub(super) async fn ensure_listed(members: &EtcdMembers, url: PeerUrl) -> Result
 /// This member's entry in the list.
 async fn this_member(members: &EtcdMembers) -> Result<Member, ConsensusError> {
     let source = |source| ConsensusError::Kv { operation: "read the member's id", source };
-    let id = members.0.member_id().await.map_err(source)?;
+    let id = members.kv.member_id().await.map_err(source)?;
     let listed = members.list_members().await.map_err(ConsensusError::Membership)?;
     let this = listed.into_iter().find(|member| member.id == id);
     this.ok_or(ConsensusError::Membership(MembershipError::MemberNotFound { id }))

@@ -8,45 +8,78 @@ use nodekeel_supervisor::process::{Process, Readiness};
 
 use super::config::EtcdConfig;
 use super::files::InitialCluster;
+use super::release::skip_san_variables;
 use crate::consensus::{MemberName, PeerUrl};
 
 /// etcd as a process. It signals ready when it has joined its cluster, even as a learner.
-pub(super) fn etcd_process(
+pub(super) async fn etcd_process(
     config: &EtcdConfig,
     files: &EtcdDir,
     name: &MemberName,
     address: IpAddr,
     initial: &InitialCluster,
 ) -> Process {
+    let list = files.peer_crl.path();
+    base_process(config, files, name, address, files.peer_pki.ca.path())
+        .await
+        .arg("--client-crl-file")
+        .arg(list)
+        .arg("--peer-crl-file")
+        .arg(list)
+        .args(initial_cluster_args(name, &PeerUrl::new(address, config.peer_port), initial))
+        .args(&config.extra_args)
+        .ready_when(Readiness::on_notify().with_timeout(config.ready_within))
+}
+
+/// etcd with its data, which talks to the holder of this certificate alone, and checks no list of revoked ones.
+pub(super) async fn isolated_process(
+    config: &EtcdConfig,
+    files: &EtcdDir,
+    name: &MemberName,
+    address: IpAddr,
+    trusted: &Path,
+) -> Process {
+    let peer = PeerUrl::new(address, config.peer_port);
+    base_process(config, files, name, address, trusted).await.args(initial_cluster_args(
+        name,
+        &peer,
+        &InitialCluster::FromData,
+    ))
+}
+
+/// What both have in common.
+async fn base_process(
+    config: &EtcdConfig,
+    files: &EtcdDir,
+    name: &MemberName,
+    address: IpAddr,
+    trusted: &Path,
+) -> Process {
     let peer = PeerUrl::new(address, config.peer_port);
     let client = format!("https://{}", SocketAddr::new(address, config.client_port));
-    let (pki, list) = (&files.peer_pki, files.peer_crl.path());
+    let pki = &files.peer_pki;
     Process::new(&config.binary)
         .args(["--name", name.as_str()])
         .arg("--data-dir")
         .arg(files.data.path())
         .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
         .args(["--listen-peer-urls", peer.as_str(), "--initial-advertise-peer-urls", peer.as_str()])
-        .args(tls_args("--", pki.certificate.path(), pki.key.path(), pki.ca.path()))
-        .args(["--client-cert-auth", "--client-crl-file"])
-        .arg(list)
-        .args(tls_args("--peer-", pki.certificate.path(), pki.key.path(), pki.ca.path()))
-        .args(["--peer-client-cert-auth", "--peer-crl-file"])
-        .arg(list)
-        .args(initial_cluster_args(name, &peer, initial))
+        .args(tls_args("--", pki.certificate.path(), pki.key.path(), trusted))
+        .arg("--client-cert-auth")
+        .args(tls_args("--peer-", pki.certificate.path(), pki.key.path(), trusted))
+        .arg("--peer-client-cert-auth")
         // An hour of history is kept: watches can resume, and the disk does not fill up.
         .args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"])
         // A connecting member has a certificate of this CA, and may have a new address: it can be certified
-        // for that only once it takes part. The flag has one name until 3.5, and the other from 3.6 on; etcd
-        // warns about an unknown variable, but exits on an unknown flag.
-        .env("ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "true")
-        .env("ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION", "true")
+        // for that only once it takes part. etcd exits on an unknown flag, but not on an unknown variable.
+        .envs(skip_san_variables(&config.binary).await.iter().map(|variable| (variable, "true")))
+        // A member that was cut off asks before it campaigns, so that its return deposes no leader. From 3.5 on
+        // this is the default.
+        .arg("--pre-vote")
         // Nothing here uses its HTTP gateway.
         .arg("--enable-grpc-gateway=false")
         // JSON lines, which keep their levels and fields; 3.4 would write another format by default.
         .args(["--logger", "zap", "--log-outputs", "stderr"])
-        .args(&config.extra_args)
-        .ready_when(Readiness::on_notify().with_timeout(config.ready_within))
         .grace_period(config.grace)
 }
 

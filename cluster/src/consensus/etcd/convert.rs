@@ -159,10 +159,16 @@ pub(super) fn membership_error(operation: &'static str, error: api::Error) -> Me
     match () {
         () if says("too many learner members") => MembershipError::TooManyLearners,
         () if says("not enough started members") => MembershipError::QuorumLoss,
-        // "unhealthy cluster" is retryable: it has not heard from all members for five seconds.
         () if is_rejection(&error) => MembershipError::Rejected { operation, source: error.into() },
         () => MembershipError::Unavailable { operation, source: error.into() },
     }
+}
+
+/// Whether etcd rejects a change of members since these have not been connected for five seconds.
+///
+/// *Source:* etcd's `HealthInterval` in `etcdserver/server.go`.
+pub(super) fn is_unhealthy(error: &api::Error) -> bool {
+    error_message(error).contains("unhealthy cluster")
 }
 
 pub(super) fn error_message(error: &api::Error) -> &str {

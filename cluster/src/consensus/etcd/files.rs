@@ -1,7 +1,7 @@
 //! A member's files on disk, and how it starts from them.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::pki::{Certificate, Credentials, PkiError, PrivateKey};
@@ -45,12 +45,21 @@ pub(super) struct PreparedFiles {
     pub(super) client_credentials: Option<Credentials>,
     /// The CA that is not saved yet.
     pub(super) pending_ca: Option<PendingCa>,
+    /// Whether etcd has written its log here. Without one it starts anew, whatever else is present.
+    pub(super) has_log: bool,
+    /// Whether the list of revoked certificates is missing, although etcd has data, which has the list.
+    pub(super) lacks_crl: bool,
 }
 
 impl PreparedFiles {
     /// Whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
+    }
+
+    /// The addresses that the member's certificate names.
+    pub(super) fn certified_addresses(&self) -> Vec<IpAddr> {
+        SubjectNames::from_certificate(&self.credentials.certificate).ip_addresses
     }
 }
 
@@ -81,11 +90,18 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
                 credentials,
                 client_credentials: None,
                 pending_ca: None,
+                has_log: false,
+                lacks_crl: false,
             }
         }
     };
     let client = load_client_credentials(files, &dirs, &prepared.credentials)?;
-    let prepared = PreparedFiles { client_credentials: client, ..prepared };
+    let has_log = has_log(files)?;
+    let list = files.peer_crl.read_if_present().map_err(|source| {
+        ConsensusError::Credentials(PkiError::Read { directory: files.path().to_owned(), source })
+    })?;
+    let lacks_crl = has_log && list.is_none();
+    let prepared = PreparedFiles { client_credentials: client, has_log, lacks_crl, ..prepared };
     // With client credentials it can have its key certified again.
     if prepared.client_credentials.is_none() {
         check_address(files, start, &prepared.credentials)?;
@@ -133,6 +149,16 @@ pub(super) fn remove_pending_ca(files: &EtcdDir) -> Result<(), ConsensusError> {
         remove_file(file)?;
     }
     Ok(())
+}
+
+/// The certificate file of this node's client, or of its member if the client has none yet.
+pub(super) fn client_certificate(
+    files: &EtcdDir,
+    prepared: &PreparedFiles,
+) -> Result<PathBuf, ConsensusError> {
+    let dirs = pki_dirs(files)?;
+    let pki = if prepared.client_credentials.is_some() { &dirs.client } else { &files.peer_pki };
+    Ok(Path::to_owned(pki.certificate.path()))
 }
 
 /// Stores the credentials of this node's own client.
@@ -225,6 +251,8 @@ fn prepare_new_cluster(
             credentials: issued,
             client_credentials: None,
             pending_ca: Some(new),
+            has_log: false,
+            lacks_crl: false,
         });
     }
     resume_member(files, existing, Some(new), InitialCluster::FromData).map(|prepared| {
@@ -252,7 +280,14 @@ fn resume_member(
         Ok(new)
     });
     let new = new.transpose().map_err(ConsensusError::Ca)?;
-    Ok(PreparedFiles { initial_cluster: initial, credentials, client_credentials: None, pending_ca: new })
+    Ok(PreparedFiles {
+        initial_cluster: initial,
+        credentials,
+        client_credentials: None,
+        pending_ca: new,
+        has_log: false,
+        lacks_crl: false,
+    })
 }
 
 /// Stores the given credentials, unless others are present.
@@ -330,6 +365,21 @@ fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
         ConsensusError::Credentials(PkiError::Read { directory: files.data.path().to_owned(), source })
     })?;
     Ok(listed.iter().any(|entry| entry.name.as_os_str() == "member"))
+}
+
+/// Whether etcd resumes from its log here.
+///
+/// *Source:* `Exist` in etcd's `wal/util.go`.
+fn has_log(files: &EtcdDir) -> Result<bool, ConsensusError> {
+    let failed = |error| backend_error("look for etcd's log")(error);
+    let log = Dir::open(files.data.path()).and_then(|data| data.open_dir("member/wal"));
+    match log.and_then(|log| log.list()) {
+        Ok(entries) => {
+            Ok(entries.iter().any(|entry| entry.name.as_os_str().as_encoded_bytes().ends_with(b".wal")))
+        }
+        Err(error) if error.is_not_found() => Ok(false),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 #[cfg(test)]

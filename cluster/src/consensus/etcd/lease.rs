@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::convert;
@@ -16,10 +16,13 @@ pub(super) async fn grant_lease(kv: EtcdKv, ttl: Duration) -> Result<Lease, KvEr
     let seconds = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0)).max(1);
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     let mut client = kv.client.lease_client();
+    // The store counts from some time after this.
+    let requested_at = Instant::now();
     let granted = kv.call("grant a lease", client.grant(seconds, None)).await?;
     let (id, ttl) = (LeaseId(granted.id()), Duration::from_secs(granted.ttl().unsigned_abs()));
     let (dropped, ended) = (CancellationToken::new(), CancellationToken::new());
-    tokio::spawn(keep_alive(kv.clone(), id, ttl, dropped.clone(), ended.clone()));
+    let lease = LeaseTime { ttl, until: requested_at + ttl };
+    tokio::spawn(keep_alive(kv.clone(), id, lease, dropped.clone(), ended.clone()));
     let on_revoke = ended.clone();
     let revoke = move || -> std::pin::Pin<Box<dyn Future<Output = Result<(), KvError>> + Send>> {
         Box::pin(async move {
@@ -32,57 +35,84 @@ pub(super) async fn grant_lease(kv: EtcdKv, ttl: Duration) -> Result<Lease, KvEr
     Ok(Lease::new(id, ttl, dropped, ended, Box::new(revoke)))
 }
 
-/// Keeps a lease alive until its guard is dropped, and reports if it ends before that.
+/// How long a lease is known to exist.
+#[derive(Clone, Copy, Debug)]
+struct LeaseTime {
+    ttl: Duration,
+    /// When it expires without another keep-alive, at the earliest: its TTL after the last request that was
+    /// answered had been sent.
+    until: Instant,
+}
+
+impl LeaseTime {
+    /// When the next keep-alive is due: three times within the TTL, and never after the lease may have
+    /// expired.
+    fn next_keep_alive(&self, now: Instant) -> Instant {
+        (now + self.ttl / 3).min(self.until)
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        now >= self.until
+    }
+
+    /// A keep-alive that was sent at this time has been answered.
+    fn extend(&mut self, sent: Instant) {
+        self.until = self.until.max(sent + self.ttl);
+    }
+}
+
+/// Keeps a lease alive until its guard is dropped, and reports if it ends before that: also if the member's run
+/// ends, after which nothing keeps it alive.
 async fn keep_alive(
     kv: EtcdKv,
     id: LeaseId,
-    ttl: Duration,
+    mut lease: LeaseTime,
     dropped: CancellationToken,
     ended: CancellationToken,
 ) {
     let keeping = async {
-        let mut until = Instant::now() + ttl;
         loop {
-            let session = keep_alive_session(&kv, id, ttl, &mut until);
+            let session = keep_alive_session(&kv, id, &mut lease);
             match session.await {
                 Err(KvError::LeaseNotFound { .. }) => return,
-                _ if Instant::now() >= until => return,
-                _ => sleep(RETRY_PAUSE).await,
+                _ if lease.is_over(Instant::now()) => return,
+                _ => sleep_until((Instant::now() + RETRY_PAUSE).min(lease.until)).await,
             }
         }
     };
     tokio::select! {
         () = dropped.cancelled() => {}
-        () = kv.stop_token.cancelled() => {}
         () = ended.cancelled() => {}
+        () = kv.stop_token.cancelled() => ended.cancel(),
         () = keeping => ended.cancel(),
     }
 }
 
-/// Keeps a lease alive over one connection, three times within its TTL; returns when the connection ends.
-/// `until` is when the lease expires without another keep-alive.
-async fn keep_alive_session(
-    kv: &EtcdKv,
-    id: LeaseId,
-    ttl: Duration,
-    until: &mut Instant,
-) -> Result<(), KvError> {
+/// Keeps a lease alive over one connection; returns when the connection ends, or the lease may have expired.
+async fn keep_alive_session(kv: &EtcdKv, id: LeaseId, lease: &mut LeaseTime) -> Result<(), KvError> {
     const OPERATION: &str = "keep a lease alive";
     let mut client = kv.client.lease_client();
     let sent = Instant::now();
     let opening = kv.call(OPERATION, async { client.keep_alive(id.0).await });
-    let Ok(opened) = timeout_at(*until, opening).await else { return Ok(()) };
+    let Ok(opened) = timeout_at(lease.until, opening).await else { return Ok(()) };
     let (mut keeper, mut answers) = opened.map_err(lease_not_found)?;
-    *until = sent + ttl;
+    lease.extend(sent);
     loop {
-        sleep(ttl / 3).await;
+        sleep_until(lease.next_keep_alive(Instant::now())).await;
+        // The process may have slept longer.
+        if lease.is_over(Instant::now()) {
+            return Ok(());
+        }
         let sent = Instant::now();
-        keeper.keep_alive().await.map_err(|error| convert::kv_error(OPERATION, error))?;
-        let Ok(answer) = timeout_at(*until, answers.message()).await else { return Ok(()) };
+        let asking = async {
+            keeper.keep_alive().await?;
+            answers.message().await
+        };
+        let Ok(answer) = timeout_at(lease.until, asking).await else { return Ok(()) };
         match answer.map_err(|error| convert::kv_error(OPERATION, error))? {
             None => return Ok(()),
             Some(answer) if answer.ttl() <= 0 => return Err(KvError::LeaseNotFound { lease: id }),
-            Some(_) => *until = sent + ttl,
+            Some(_) => lease.extend(sent),
         }
     }
 }
@@ -95,5 +125,33 @@ fn lease_not_found(error: KvError) -> KvError {
             KvError::LeaseNotFound { lease: LeaseId(0) }
         }
         error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(6);
+
+    #[test]
+    fn a_lease_counts_from_before_its_request() {
+        let requested = Instant::now();
+        let mut lease = LeaseTime { ttl: TTL, until: requested + TTL };
+        let later = requested + Duration::from_secs(2);
+        lease.extend(later);
+        assert_eq!(lease.until, later + TTL);
+        lease.extend(requested);
+        assert_eq!(lease.until, later + TTL, "an answer that comes late shortens nothing");
+    }
+
+    #[test]
+    fn a_keep_alive_is_never_due_after_the_lease_may_have_expired() {
+        let now = Instant::now();
+        let fresh = LeaseTime { ttl: TTL, until: now + TTL };
+        assert_eq!(fresh.next_keep_alive(now), now + TTL / 3);
+        let late = LeaseTime { ttl: TTL, until: now + Duration::from_secs(1) };
+        assert_eq!(late.next_keep_alive(now), late.until);
+        assert!(!late.is_over(now) && late.is_over(late.until));
     }
 }

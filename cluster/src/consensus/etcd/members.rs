@@ -1,22 +1,43 @@
 //! The list of members, from etcd.
 
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client as api;
-use tokio::time::timeout;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::convert::{self, CALL_TIMEOUT, membership_error};
 use super::kv::EtcdKv;
-use super::promote::LEARNERS;
+use super::peer_client::PeerClient;
+use super::promote::{LEARNERS, announcement_key};
 use crate::consensus::kv::{KeyRange, KvError, KvStore as _, RangeRequest};
 use crate::consensus::{ClusterMembers, Member, MemberId, MembershipError, NewMember, PeerUrl};
 
+/// How long a change of members is retried while etcd finds the cluster unhealthy. etcd requires connections
+/// that are five seconds old, and a member that has just joined, or restarted, has younger ones.
+const HEALTH_WAIT: Duration = Duration::from_secs(8);
+/// The pause between these attempts.
+const HEALTH_PAUSE: Duration = Duration::from_millis(200);
+
 /// The list of members, over one member's client.
 #[derive(Clone)]
-pub(super) struct EtcdMembers(pub(super) EtcdKv);
+pub(super) struct EtcdMembers {
+    pub(super) kv: EtcdKv,
+    /// Finds out who does not answer.
+    peer_client: Option<PeerClient>,
+}
 
 impl EtcdMembers {
+    pub(super) fn new(kv: EtcdKv) -> EtcdMembers {
+        EtcdMembers { kv, peer_client: None }
+    }
+
+    pub(super) fn with_peer_client(self, peer_client: PeerClient) -> EtcdMembers {
+        EtcdMembers { peer_client: Some(peer_client), ..self }
+    }
+
     /// Makes a call with a timeout, until the store is stopped. etcd's rejections are returned for their
     /// text.
     async fn call<T>(
@@ -26,7 +47,7 @@ impl EtcdMembers {
     ) -> Result<Result<T, api::Error>, MembershipError> {
         tokio::select! {
             biased;
-            () = self.0.stop_token.cancelled() => Err(MembershipError::Stopped),
+            () = self.kv.stop_token.cancelled() => Err(MembershipError::Stopped),
             answer = timeout(CALL_TIMEOUT, call) => {
                 answer.map_err(|late| MembershipError::Unavailable { operation, source: late.into() })
             }
@@ -37,7 +58,7 @@ impl EtcdMembers {
     /// queried member knows.
     async fn catch_up(&self) -> Result<(), MembershipError> {
         let operation = "list the members";
-        match self.0.range(RangeRequest::new(KeyRange::single_key(LEARNERS))).await {
+        match self.kv.range(RangeRequest::new(KeyRange::single_key(LEARNERS))).await {
             Ok(_) => Ok(()),
             Err(KvError::Stopped) => Err(MembershipError::Stopped),
             Err(error) => Err(MembershipError::Unavailable { operation, source: error.into() }),
@@ -47,19 +68,68 @@ impl EtcdMembers {
     /// Changes the peer URL of a member to this one alone. It can be repeated.
     pub(super) async fn update_peer_url(&self, id: MemberId, url: &PeerUrl) -> Result<(), MembershipError> {
         const OPERATION: &str = "update the member's peer URL";
-        let mut client = self.0.client.cluster_client();
+        let mut client = self.kv.client.cluster_client();
         let answer = self.call(OPERATION, client.member_update(id.0, [url.to_string()])).await?;
         answer.map(drop).map_err(|error| membership_error(OPERATION, error))
     }
 
-    /// Announces a learner to the promoters: etcd itself reports no new learner to anyone.
-    async fn announce_learner(&self, learner: &Member) -> Result<(), MembershipError> {
-        let key = format!("{LEARNERS}{}", learner.id);
-        let put = self.0.put(key.as_bytes(), learner.peer_urls.join(",").as_bytes()).await;
+    /// Announces that a learner starts: etcd itself reports that to nobody.
+    pub(super) async fn announce_learner(&self, id: MemberId, url: &PeerUrl) -> Result<(), MembershipError> {
+        let put = self.kv.put(&announcement_key(id), url.as_str().as_bytes()).await;
         put.map(drop).map_err(|error| MembershipError::Unavailable {
             operation: "announce a learner",
             source: error.into(),
         })
+    }
+
+    /// Whether this node's member leads the cluster, as far as it knows.
+    pub(super) async fn is_leader(&self) -> Result<bool, MembershipError> {
+        const OPERATION: &str = "read the member's status";
+        let mut client = self.kv.client.maintenance_client();
+        let status = self.call(OPERATION, client.status()).await?;
+        let status = status.map_err(|error| membership_error(OPERATION, error))?;
+        Ok(status.header().is_some_and(|header| header.member_id() == status.leader()))
+    }
+
+    /// Makes a change of members, again and again while etcd finds the cluster unhealthy.
+    async fn change<T, Answer>(
+        &self,
+        operation: &'static str,
+        change: impl Fn(api::ClusterClient) -> Answer,
+    ) -> Result<Result<T, api::Error>, MembershipError>
+    where
+        Answer: Future<Output = Result<T, api::Error>>,
+    {
+        let started_at = Instant::now();
+        loop {
+            let answer = self.call(operation, change(self.kv.client.cluster_client())).await?;
+            match &answer {
+                Err(error) if !convert::is_unhealthy(error) => return Ok(answer),
+                Ok(_) => return Ok(answer),
+                Err(_) if started_at.elapsed() < HEALTH_WAIT => sleep(HEALTH_PAUSE).await,
+                Err(_) => {
+                    let condition = self.describe_unhealthy().await;
+                    return Err(MembershipError::UnhealthyCluster { operation, condition });
+                }
+            }
+        }
+    }
+
+    /// Which members do not answer, and what to do.
+    async fn describe_unhealthy(&self) -> String {
+        let (Some(client), Ok(members)) = (&self.peer_client, self.list_members().await) else {
+            return "the cluster is unhealthy: check its members".to_owned();
+        };
+        let asking = members.iter().filter(|member| !member.is_learner).map(|member| async move {
+            let (name, url) = (member.name.as_deref()?, member.peer_urls.first()?);
+            let is_answering = client.is_answering(name, &url.parse().ok()?).await;
+            (!is_answering).then(|| format!("{name} ({}) at {url} does not answer", member.id))
+        });
+        let silent: Vec<_> = join_all(asking).await.into_iter().flatten().collect();
+        match silent.is_empty() {
+            true => "the voting members have not been connected for five seconds: try again".to_owned(),
+            false => format!("{}: start it, or remove it from the cluster first", silent.join(", ")),
+        }
     }
 }
 
@@ -68,7 +138,7 @@ impl ClusterMembers for EtcdMembers {
     async fn list_members(&self) -> Result<Vec<Member>, MembershipError> {
         const OPERATION: &str = "list the members";
         self.catch_up().await?;
-        let mut client = self.0.client.cluster_client();
+        let mut client = self.kv.client.cluster_client();
         let answer = self.call(OPERATION, client.member_list()).await?;
         let answer = answer.map_err(|error| membership_error(OPERATION, error))?;
         let mut members: Vec<_> = answer.members().iter().map(list_entry).collect();
@@ -80,28 +150,27 @@ impl ClusterMembers for EtcdMembers {
         const OPERATION: &str = "add a learner";
         let url = new.peer_url.to_string();
         let existing = self.list_members().await?.into_iter().find(|member| member.peer_urls.contains(&url));
-        let added = match existing {
-            Some(existing) if existing.is_learner => existing,
-            Some(voter) => return Ok(voter),
+        match existing {
+            Some(existing) => Ok(existing),
             None => {
-                let mut client = self.0.client.cluster_client();
-                let options = api::MemberAddOptions::new().with_is_learner();
-                let answer = self.call(OPERATION, client.member_add([url], Some(options))).await?;
+                let add = |mut client: api::ClusterClient| {
+                    let (url, options) = (url.clone(), api::MemberAddOptions::new().with_is_learner());
+                    async move { client.member_add([url], Some(options)).await }
+                };
+                let answer = self.change(OPERATION, add).await?;
                 let answer = answer.map_err(|error| membership_error(OPERATION, error))?;
                 let empty = || MembershipError::Rejected {
                     operation: OPERATION,
                     source: "the response names no member".into(),
                 };
-                list_entry(answer.member().ok_or_else(empty)?)
+                Ok(list_entry(answer.member().ok_or_else(empty)?))
             }
-        };
-        self.announce_learner(&added).await?;
-        Ok(added)
+        }
     }
 
     async fn promote_member(&self, id: MemberId) -> Result<(), MembershipError> {
         const OPERATION: &str = "promote a learner";
-        let mut client = self.0.client.cluster_client();
+        let mut client = self.kv.client.cluster_client();
         let Err(error) = self.call(OPERATION, client.member_promote(id.0)).await? else { return Ok(()) };
         let text = convert::error_message(&error);
         match () {
@@ -119,8 +188,8 @@ impl ClusterMembers for EtcdMembers {
         if !existing.is_learner && members.iter().filter(|member| !member.is_learner).count() == 1 {
             return Err(MembershipError::QuorumLoss);
         }
-        let mut client = self.0.client.cluster_client();
-        match self.call(OPERATION, client.member_remove(id.0)).await? {
+        let remove = |mut client: api::ClusterClient| async move { client.member_remove(id.0).await };
+        match self.change(OPERATION, remove).await? {
             Err(error) if !convert::error_message(&error).contains("member not found") => {
                 Err(membership_error(OPERATION, error))
             }

@@ -3,7 +3,7 @@
 //! ```text
 //!  root.consensus ─┬─ etcd      the process, in a private directory
 //!                  ├─ crl       writes the list of revoked certificates from the keys to the disk
-//!                  └─ promoter  promotes learners
+//!                  └─ promoter  promotes learners, where this member leads
 //! ```
 //!
 //! What is on the disk decides how a member starts, not the mode that it was given first: see [`Consensus`].
@@ -26,12 +26,17 @@ mod client;
 mod command_line;
 mod config;
 mod convert;
+mod crl_recovery;
 mod etcd_child;
 mod files;
+mod health;
+mod join_check;
 mod kv;
 mod lease;
 mod members;
+mod peer_client;
 mod promote;
+mod release;
 mod watch;
 
 use std::net::IpAddr;
@@ -46,14 +51,20 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 pub use config::EtcdConfig;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use peer_client::check_arbitrary_answer;
 
+use self::crl_recovery::CrlRecovery;
 use self::etcd_child::EtcdChild;
 use self::files::{InitialCluster, PreparedFiles};
+use self::health::HealthWatch;
+use self::join_check::JoinCheck;
 use self::kv::EtcdKv;
 use self::members::EtcdMembers;
+use self::peer_client::PeerClient;
 use super::kv::{KeyRange, KvStore, RangeRequest};
 use super::{
-    ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberName, MemberService, MemberStatus,
+    ClusterAccess, ClusterMembers, Consensus, ConsensusError, MemberName, MemberService, MemberStatus, Peer,
     PeerUrl, PreparedMember, StartOptions, StatusReporter, StatusWatch,
 };
 use crate::pki::{CaError, ClusterCa, PendingCa, sync_revocation_list};
@@ -106,11 +117,28 @@ impl EtcdConsensus {
     ) -> Result<(), Failure> {
         let this = (start.name.clone(), start.address);
         let (name, address) = &this;
-        let prepared = self.prepare_files(start).await?;
+        let mut prepared = self.prepare_files(start).await?;
+        if prepared.lacks_crl {
+            return self.restore_revocation_list(ctx, &prepared, &this).await;
+        }
+        let peer = Peer::new(name.clone(), PeerUrl::new(*address, self.config.peer_port));
+        address_change::check_moved(&prepared, &peer, *address).await?;
+        tokio::select! {
+            biased;
+            cancelled = ctx.canceled() => return Err(cancelled.into()),
+            admitted = self.wait_admitted(reporter, &mut prepared, &this) => admitted?,
+        }
         let process =
-            command_line::etcd_process(&self.config, &self.files, name, *address, &prepared.initial_cluster);
+            command_line::etcd_process(&self.config, &self.files, name, *address, &prepared.initial_cluster)
+                .await;
         let (child, mut exits) = EtcdChild::new(process);
         ctx.run_child("etcd", child)?;
+        let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
+        let known_peers = match &prepared.initial_cluster {
+            InitialCluster::Existing { peers } => peers.clone(),
+            InitialCluster::New { .. } | InitialCluster::FromData => Vec::new(),
+        };
+        let health = HealthWatch::new(&self.config, name, *address, credentials, known_peers).await?;
         let serving = async {
             ctx.wait_ready(&format!("{}.etcd", ctx.dn())).await?;
             let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
@@ -125,7 +153,58 @@ impl EtcdConsensus {
                 Err(ConsensusError::Process { failure, log: format!("{}.etcd", ctx.dn()) }.into())
             }
             served = serving => served,
+            never = health.report_conditions(reporter) => match never {},
+            signaled = reporter.signal_readiness(ctx) => {
+                Err(signaled.map(|never| match never {}).unwrap_or_else(Failure::from))
+            }
         }
+    }
+
+    /// Writes the missing list of revoked certificates, and ends the run: the next one starts with it.
+    async fn restore_revocation_list(
+        &self,
+        ctx: &Context,
+        prepared: &PreparedFiles,
+        (name, address): &(MemberName, IpAddr),
+    ) -> Result<(), Failure> {
+        tracing::warn!("the list of revoked certificates is missing: reading it from etcd's data");
+        let trusted = files::client_certificate(&self.files, prepared)?;
+        let process =
+            command_line::isolated_process(&self.config, &self.files, name, *address, &trusted).await;
+        let (child, mut exits) = EtcdChild::new(process);
+        ctx.run_child("etcd", child)?;
+        let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
+        let recovery = CrlRecovery { config: &self.config, name, address: *address, credentials };
+        let list = tokio::select! {
+            biased;
+            cancelled = ctx.canceled() => return Err(cancelled.into()),
+            failure = exits.wait_broken() => {
+                return Err(ConsensusError::Process { failure, log: format!("{}.etcd", ctx.dn()) }.into());
+            }
+            list = recovery.read_list() => list,
+        };
+        let files = self.files.clone();
+        let stored = spawn_blocking(move || files.store_revocation_list(&list)).await;
+        stored.map_err(backend_error("write the list of revoked certificates"))??;
+        Err(ConsensusError::RevocationListRestored.into())
+    }
+
+    /// Asks the cluster whether a member without data may start in it, and updates its list of the others.
+    async fn wait_admitted(
+        &self,
+        reporter: &StatusReporter<'_>,
+        prepared: &mut PreparedFiles,
+        (name, address): &(MemberName, IpAddr),
+    ) -> Result<(), ConsensusError> {
+        let InitialCluster::Existing { peers } = &mut prepared.initial_cluster else { return Ok(()) };
+        if prepared.has_log {
+            return Ok(());
+        }
+        let this = Peer::new(name.clone(), PeerUrl::new(*address, self.config.peer_port));
+        let check = JoinCheck { this, address: *address, credentials: &prepared.credentials, peers };
+        *peers = check.wait_admitted(reporter).await?;
+        reporter.report_starting_again();
+        Ok(())
     }
 
     /// Serves with a running etcd, until it is cancelled.
@@ -139,18 +218,19 @@ impl EtcdConsensus {
     ) -> Result<(), Failure> {
         wait_serving(&kv).await?;
         let root: Arc<dyn KvStore> = Arc::new(kv.clone());
+        let peer_client =
+            PeerClient::new(&prepared.credentials).map_err(backend_error("use the member's credentials"))?;
         let cluster_ca =
             self.load_or_save_ca(&root, prepared.pending_ca.take(), &prepared.credentials).await?;
         // The others check the certificate when they connect, so it must precede the list that leads them
         // here.
         address_change::ensure_certificates(&cluster_ca, &self.files, prepared, name, *address).await?;
-        let members = EtcdMembers(kv.clone());
+        let members = EtcdMembers::new(kv.clone()).with_peer_client(peer_client);
         let this =
             address_change::ensure_listed(&members, PeerUrl::new(*address, self.config.peer_port)).await?;
-        let members: Arc<dyn ClusterMembers> = Arc::new(members);
         self.run_children(ctx, &root, &members, cluster_ca.ca_certificate().clone())?;
+        let members: Arc<dyn ClusterMembers> = Arc::new(members);
         ctx.wait_ready(&format!("{}.crl", ctx.dn())).await?;
-        ctx.signal_ready()?;
         reporter.report_running(ClusterAccess::new(this, root, members));
         Err(ctx.canceled().await.into())
     }
@@ -192,16 +272,16 @@ impl EtcdConsensus {
         &self,
         ctx: &Context,
         root: &Arc<dyn KvStore>,
-        members: &Arc<dyn ClusterMembers>,
+        members: &EtcdMembers,
         ca: Certificate,
     ) -> Result<(), Failure> {
         let (kept, files) = (Arc::clone(root), self.files.clone());
         ctx.run_child("crl", move |ctx| {
             sync_revocation_list(ctx, Arc::clone(&kept), ca.clone(), files.clone())
         })?;
-        let (root, members) = (Arc::clone(root), Arc::clone(members));
+        let (root, members) = (Arc::clone(root), members.clone());
         ctx.run_child("promoter", move |ctx| {
-            promote::promote_learners(ctx, Arc::clone(&root), Arc::clone(&members))
+            promote::promote_learners(ctx, Arc::clone(&root), members.clone())
         })?;
         Ok(())
     }

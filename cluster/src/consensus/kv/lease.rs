@@ -31,7 +31,7 @@ pub struct Lease {
 
 impl Lease {
     /// A lease, for implementations: `dropped` is cancelled when the guard is dropped, and the implementation
-    /// cancels `ended` when the store reports that the lease no longer exists.
+    /// cancels `ended` when the store reports that the lease no longer exists, or can't be kept alive.
     pub fn new(
         id: LeaseId,
         ttl: Duration,
@@ -53,7 +53,8 @@ impl Lease {
     }
 
     /// Completes when the lease has ended although the guard exists: the store was unreachable for its TTL,
-    /// or another client revoked it.
+    /// another client revoked it, or the run of the member that granted it has ended, so that nothing keeps it
+    /// alive. It completes before the store may give the lease's keys to another holder.
     ///
     /// # Cancel safety
     /// It can be dropped and called again.

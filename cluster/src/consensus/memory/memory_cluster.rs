@@ -82,10 +82,13 @@ impl MemoryCluster {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The member that was added at this address, if any.
-    pub(super) fn find_member_at(&self, address: IpAddr) -> Option<MemberId> {
+    /// The members, and the URL of the one that was added at this address.
+    pub(super) fn members_at(&self, address: IpAddr) -> (PeerUrl, Vec<Member>) {
         let entries = self.lock();
-        entries.iter().find(|entry| entry.has_address(address)).map(|entry| entry.member.id)
+        let added = entries.iter().find(|entry| entry.has_address(address));
+        let url = added.and_then(|entry| entry.member.peer_urls.first()?.parse().ok());
+        let members = entries.iter().map(|entry| entry.member.clone()).collect();
+        (url.unwrap_or_else(|| PeerUrl::new(address, DEFAULT_PEER_PORT)), members)
     }
 
     /// Starts a member: in memory it is in sync at once, so it is promoted, and it is listed at its present

@@ -121,6 +121,7 @@ impl KvStore for MemoryKv {
             ttl,
             dropped.clone(),
             self.stop_token.clone(),
+            ended.clone(),
         ));
         let (store, on_revoke) = (self.clone(), ended.clone());
         let revoke = Box::new(move || {
@@ -149,10 +150,11 @@ async fn expire_lease(
     ttl: Duration,
     dropped: CancellationToken,
     stopped: CancellationToken,
+    ended: CancellationToken,
 ) {
     tokio::select! {
         () = dropped.cancelled() => {}
-        () = stopped.cancelled() => {}
+        () = stopped.cancelled() => ended.cancel(),
     }
     tokio::time::sleep(ttl).await;
     if let Some(shared) = shared.upgrade() {

@@ -8,10 +8,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::memory_cluster::{MemoryCluster, MemoryMembers, MemoryNetwork};
+use crate::consensus::join::check_join;
 use crate::consensus::kv::KvStore;
 use crate::consensus::{
     ClusterAccess, Consensus, ConsensusError, DEFAULT_PEER_PORT, Member, MemberId, MemberService,
-    MemberStatus, MembershipError, PeerUrl, PreparedMember, StartMode, StartOptions, StatusReporter,
+    MemberStatus, MembershipError, Peer, PeerUrl, PreparedMember, StartMode, StartOptions, StatusReporter,
     StatusWatch,
 };
 use crate::pki::{CaError, CertificateSpec, ClusterCa, PendingCa};
@@ -72,7 +73,11 @@ async fn run_member(
     network: &MemoryNetwork,
     disk: &Mutex<Option<MemberDisk>>,
 ) -> Result<(), Failure> {
-    let (running, removed) = start_member(reporter, start, network, disk).await?;
+    let started = start_member(reporter, start, network, disk).await;
+    if let Err(ConsensusError::JoinRefused(refusal)) = &started {
+        reporter.report_refused(refusal);
+    }
+    let (running, removed) = started?;
     ctx.signal_ready()?;
     reporter.report_running(running);
     tokio::select! {
@@ -138,7 +143,9 @@ async fn join_cluster(start: &StartOptions, network: &MemoryNetwork) -> Result<M
     if now_revoked.is_revoked(&credentials.certificate) || revoked.is_revoked(&credentials.certificate) {
         return Err(ConsensusError::CertificateRevoked { certificate: memory_path() });
     }
-    let id = cluster.find_member_at(start.address).ok_or_else(|| not_a_member(start))?;
+    let (url, members) = cluster.members_at(start.address);
+    let this = Peer::new(start.name.clone(), url);
+    let id = check_join(&members, &this).map_err(ConsensusError::JoinRefused)?;
     Ok(MemberDisk { cluster, id, pending_ca: None })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::failure::StepError;
 use super::super::fsm::{EnrolmentAction, EnrolmentInput, EnrolmentStepOutput};
-use super::super::plan::InspectionResult;
+use super::super::plan::{BootstrapPermission, InspectionResult};
 use super::super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
 use super::super::state::EnrolmentState;
 use super::invariants::action_id_of;
@@ -50,6 +50,15 @@ impl SimWorld {
         let failed =
             || Some(EnrolmentInput::ActionFailed(action_id, Arc::new(StepError::AddressWatchClosed)));
         match action {
+            EnrolmentAction::AwaitInstruction(_)
+                if self.config == SimConfig::Absent && !self.may_bootstrap() =>
+            {
+                None
+            }
+            EnrolmentAction::AwaitInstruction(_) => match self.found() {
+                Some(found) => Some(EnrolmentInput::Inspected(action_id, found)),
+                None => failed(),
+            },
             // At most once in a run; its result may be delivered repeatedly.
             EnrolmentAction::Inspect(_) if self.examined.is_some() => None,
             EnrolmentAction::Inspect(_) => match self.found() {
@@ -70,7 +79,7 @@ impl SimWorld {
 
     pub(super) fn found(&mut self) -> Option<InspectionResult> {
         self.examined = Some(self.config);
-        if let Some(progress) = self.journal.clone().filter(|progress| progress.next_step.is_none()) {
+        if let Some(progress) = self.journal.clone().filter(|progress| progress.next_step().is_none()) {
             return Some(InspectionResult::Complete { progress });
         }
         let ticket = match self.config {
@@ -80,8 +89,19 @@ impl SimWorld {
         };
         Some(match self.journal.clone() {
             Some(progress) => InspectionResult::InProgress { progress, ticket },
-            None => InspectionResult::Fresh { ticket, enrolment_id: EnrolmentId(self.bytes()) },
+            None => {
+                let bootstrap = match (self.bootstrap_record, self.is_told) {
+                    (Some(_), _) => BootstrapPermission::UsedUp("record".into()),
+                    (None, true) => BootstrapPermission::Granted,
+                    (None, false) => BootstrapPermission::NotGranted,
+                };
+                InspectionResult::Fresh { ticket, enrolment_id: EnrolmentId(self.bytes()), bootstrap }
+            }
         })
+    }
+
+    fn may_bootstrap(&self) -> bool {
+        self.is_told && self.bootstrap_record.is_none()
     }
 
     /// The effect of a step, as the real one has it; `None` if the step is rejected.
@@ -91,6 +111,13 @@ impl SimWorld {
             EnrolmentStep::Network => Some(EnrolmentStepOutput::Network),
             EnrolmentStep::Local => Some(EnrolmentStepOutput::Local),
             EnrolmentStep::Storage => {
+                if mode == StepMode::FirstRun {
+                    let record = *self.bootstrap_record.get_or_insert(progress.enrolment_id);
+                    let is_bootstrap = progress.enrolment_kind == EnrolmentKind::Bootstrap;
+                    if is_bootstrap && record != progress.enrolment_id {
+                        return None;
+                    }
+                }
                 if self.volume.is_none() && mode == StepMode::FirstRun {
                     assert!(
                         !self.has_recorded(EnrolmentStep::Storage),
@@ -143,6 +170,10 @@ impl SimWorld {
         let volume = self.volume.as_mut()?;
         if volume.member.is_none() && mode == StepMode::FirstRun {
             assert!(!is_recorded, "a second cluster was bootstrapped, or joined");
+            if progress.enrolment_kind == EnrolmentKind::Bootstrap {
+                self.bootstrapped.insert(progress.enrolment_id.0);
+                assert_eq!(self.bootstrapped.len(), 1, "a host has bootstrapped a second cluster");
+            }
             volume.member = Some(cluster);
         }
         volume.member.map(EnrolmentStepOutput::Consensus)
@@ -150,6 +181,6 @@ impl SimWorld {
 
     /// Whether the journal records this step as done.
     pub(super) fn has_recorded(&self, step: EnrolmentStep) -> bool {
-        self.journal.as_ref().is_some_and(|progress| progress.next_step.is_none_or(|next| step < next))
+        self.journal.as_ref().is_some_and(|progress| progress.next_step().is_none_or(|next| step < next))
     }
 }

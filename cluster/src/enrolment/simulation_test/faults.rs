@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::failure::StepError;
 use super::super::fsm::{ActionId, EnrolmentAction, EnrolmentInput, EnrolmentStepOutput};
-use super::super::plan::InspectionResult;
+use super::super::plan::{BootstrapPermission, InspectionResult};
 use super::super::progress::{EnrolmentId, EnrolmentStep};
 use super::invariants::action_id_of;
 use super::{SimConfig, SimWorld};
@@ -44,10 +44,16 @@ impl SimWorld {
             3 => EnrolmentInput::ActionFailed(wrong, Arc::new(StepError::AddressWatchClosed)),
             4 => EnrolmentInput::Inspected(
                 wrong,
-                InspectionResult::Fresh { ticket: None, enrolment_id: EnrolmentId([1; 16]) },
+                InspectionResult::Fresh {
+                    ticket: None,
+                    enrolment_id: EnrolmentId([1; 16]),
+                    bootstrap: BootstrapPermission::Granted,
+                },
             ),
             _ => match &self.pending {
-                Some(EnrolmentAction::Inspect(action_id)) => EnrolmentInput::Recorded(*action_id),
+                Some(EnrolmentAction::Inspect(action_id) | EnrolmentAction::AwaitInstruction(action_id)) => {
+                    EnrolmentInput::Recorded(*action_id)
+                }
                 Some(EnrolmentAction::Record(action_id, _)) => {
                     EnrolmentInput::StepDone(*action_id, EnrolmentStepOutput::Record)
                 }
@@ -83,7 +89,8 @@ impl SimWorld {
 
     pub(super) fn operate(&mut self) {
         self.count("operations");
-        match self.pick(6) {
+        match self.pick(7) {
+            6 => self.is_told = !self.is_told,
             0 => self.has_address = !self.has_address,
             1 => self.config = SimConfig::Unreadable,
             2 => self.config = SimConfig::Ticket(1),
@@ -99,7 +106,8 @@ impl SimWorld {
             return;
         }
         self.kill();
-        match self.pick(5) {
+        match self.pick(6) {
+            5 => self.lose_everything(),
             0 => self.lose_disk(),
             1 => self.lose_member(),
             _ => self.swap(),
@@ -111,6 +119,15 @@ impl SimWorld {
         if self.volume.take().is_some() {
             self.is_tampered |= self.has_recorded(EnrolmentStep::Storage);
             self.count("disks lost");
+        }
+    }
+
+    /// The disk with journal and volume is lost; the record of the bootstrap is on another.
+    fn lose_everything(&mut self) {
+        if self.journal.take().is_some() {
+            self.volume = None;
+            self.is_tampered = false;
+            self.count("everything lost");
         }
     }
 

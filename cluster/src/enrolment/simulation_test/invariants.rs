@@ -55,6 +55,8 @@ impl SimWorld {
                     Some(SimConfig::Absent),
                     "a cluster is bootstrapped although a ticket exists, or may exist"
                 );
+                let is_resumed = self.journal.is_some();
+                assert!(is_resumed || self.bootstrap_record.is_none(), "a host bootstraps a second time");
                 self.count("creating");
             }
             EnrolmentPhase::Joining => {
@@ -73,6 +75,11 @@ impl SimWorld {
             EnrolmentPhase::Restarting => self.count("restarting"),
             EnrolmentPhase::Running => self.check_running(),
             EnrolmentPhase::Failed => self.count("failed"),
+            EnrolmentPhase::Waiting => {
+                assert_eq!(self.examined, Some(SimConfig::Absent), "a node waits for the ticket that it has");
+                assert!(self.journal.is_none(), "a node waits that has an enrolment");
+                self.count("waiting");
+            }
             EnrolmentPhase::New => panic!("nothing leads back to New"),
         }
     }
@@ -84,7 +91,7 @@ impl SimWorld {
             panic!("not Running")
         };
         let journal = self.journal.as_ref().expect("a running node was recorded");
-        assert_eq!(journal.next_step, None, "a node runs whose way is not complete");
+        assert_eq!(journal.next_step(), None, "a node runs whose way is not complete");
         assert_eq!(journal.node_id.as_ref(), Some(&membership.node_id), "the journal is of another node");
         assert_eq!(journal.cluster_id, Some(membership.cluster_id), "the journal is of another cluster");
         let volume = self.volume.as_ref().expect("a running node has a volume");
@@ -104,7 +111,7 @@ impl SimWorld {
     pub(super) fn check_action(&mut self, action: &EnrolmentAction) {
         let recorded = self.journal.clone();
         match action {
-            EnrolmentAction::Inspect(_) => {}
+            EnrolmentAction::Inspect(_) | EnrolmentAction::AwaitInstruction(_) => {}
             EnrolmentAction::RunStep(_, step, mode) => {
                 let recorded = recorded.expect("nothing is done before the decision is recorded");
                 assert_eq!(
@@ -126,15 +133,15 @@ impl SimWorld {
             }
             EnrolmentAction::Record(_, progress) => match recorded {
                 None => assert_eq!(
-                    progress.next_step,
+                    progress.next_step(),
                     Some(EnrolmentStep::RECORDED[0]),
                     "the decision is recorded first"
                 ),
                 Some(recorded) => {
-                    let done = recorded.next_step.expect("nothing is recorded after the last step");
+                    let done = recorded.next_step().expect("nothing is recorded after the last step");
                     assert_eq!(
-                        progress.next_step,
-                        recorded.with_step_done(done).next_step,
+                        progress.next_step(),
+                        recorded.with_step_done(done).next_step(),
                         "one step at a time is recorded"
                     );
                     let same = (progress.enrolment_id, progress.enrolment_kind)
@@ -174,6 +181,7 @@ impl SimWorld {
 pub(super) fn action_id_of(action: &EnrolmentAction) -> ActionId {
     match action {
         EnrolmentAction::Inspect(action_id)
+        | EnrolmentAction::AwaitInstruction(action_id)
         | EnrolmentAction::Record(action_id, _)
         | EnrolmentAction::RunStep(action_id, ..) => *action_id,
     }

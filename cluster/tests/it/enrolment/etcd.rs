@@ -55,6 +55,7 @@ impl NodeHost {
 fn test_settings() -> EnrolmentSettings {
     let mut settings = EnrolmentSettings::default();
     settings.golden_tickets = true;
+    settings.bootstrap = true;
     settings
 }
 

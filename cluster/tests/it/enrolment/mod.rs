@@ -8,4 +8,4 @@ mod node_fixture;
 mod rejections;
 mod truncation;
 
-pub(crate) use node_fixture::{NodeFixture, NodeRun, bootstrapped_node, error_chain, parse_ip};
+pub(crate) use node_fixture::{NodeFixture, NodeRun, bootstrapped_node, error_chain, node_address, parse_ip};

@@ -14,7 +14,9 @@ use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, Lo
 use nodekeel_localstorage::tree::LayoutTarget;
 use nodekeel_localstorage::volume::DirectoryVolume;
 use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
-use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, RestartPolicy, Supervisor};
+use nodekeel_supervisor::{
+    Backoff, ChildPolicy, ChildSpec, Context, Failure, RestartPolicy, RunnableState, Supervisor, WaitReason,
+};
 use tempfile::TempDir;
 
 /// Longest wait for something that is expected at once.
@@ -47,7 +49,9 @@ impl NodeFixture {
             top.ensure_dir(name, FileMode::PRIVATE_DIR).expect("created");
         }
         let network = Arc::new(StaticNetwork::new(node_address(address)));
-        Self { disks, network, consensus, settings: EnrolmentSettings::default() }
+        let mut settings = EnrolmentSettings::default();
+        settings.bootstrap = true;
+        Self { disks, network, consensus, settings }
     }
 
     pub(crate) fn dir(&self, name: &str) -> Dir {
@@ -133,6 +137,12 @@ impl NodeRun {
     pub(crate) async fn wait_finished(&self) -> Result<NodeMembership, FailureReason> {
         // The run starts once the tree has started it: a handle that nothing runs would wait for ever.
         tokio::time::timeout(TIMEOUT, self.node.wait_finished()).await.expect("the run ends soon")
+    }
+
+    /// The node's state in the tree, and what it waits for; `None` before it is in the tree.
+    pub(crate) fn status_in_tree(&self) -> Option<(RunnableState, WaitReason)> {
+        let node = self.supervisor.snapshot().into_iter().find(|node| &*node.dn == "root.cluster");
+        node.map(|node| (node.state, node.waiting_for))
     }
 
     /// Stops the node.

@@ -99,6 +99,15 @@ pub(super) async fn the_holder_of_a_lease_is_notified_when_it_expires(version: E
     node.stop().await;
 }
 
+pub(super) async fn the_holder_of_a_lease_is_notified_when_its_members_run_ends(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    let lease = running.root_kv().grant_lease(Duration::from_secs(60)).await.unwrap();
+    node.stop().await;
+    timeout(Duration::from_secs(1), lease.wait_ended()).await.expect("the holder is notified at once");
+}
+
 pub(super) async fn an_etcd_that_cannot_start_fails_the_member_with_its_exit_code(version: EtcdVersion) {
     let fixture = EtcdFixture::new(version, "one");
     let mut node = fixture.run_with(fixture.bootstrap_options(), &["--no-such-flag"]);

@@ -8,6 +8,8 @@ mod kills;
 mod lifecycle;
 mod rejections;
 
+pub(crate) use etcd_fixture::EtcdVersion;
+
 /// One test on both.
 macro_rules! on_both {
     ($($room:ident::$name:ident;)*) => {
@@ -39,6 +41,7 @@ on_both! {
     lifecycle::a_restarted_member_has_the_same_ca_and_data;
     lifecycle::a_killed_etcd_restarts_and_its_watches_resume;
     lifecycle::the_holder_of_a_lease_is_notified_when_it_expires;
+    lifecycle::the_holder_of_a_lease_is_notified_when_its_members_run_ends;
     lifecycle::an_etcd_that_cannot_start_fails_the_member_with_its_exit_code;
     lifecycle::a_member_serves_at_an_ipv6_address;
     kills::a_member_killed_at_any_time_makes_one_cluster;

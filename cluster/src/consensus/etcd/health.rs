@@ -1,0 +1,276 @@
+//! Watches whether the member can take part, and who keeps it from that.
+//!
+//! Nothing in etcd notifies a client in time: it ends watches that require a leader three to four seconds after
+//! the leader is known to be lost, which itself takes two, and an alarm ends and starts nothing. So the member is
+//! asked for its status, which it answers from memory, without its log, its disk or the other members. The
+//! others are asked only when something is wrong.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use etcd_client as api;
+use futures_util::future::join_all;
+use nodekeel_localstorage::pki::Credentials;
+use tokio::time::{sleep, timeout};
+
+use super::client;
+use super::peer_client::PeerClient;
+use super::{EtcdConfig, backend_error};
+use crate::consensus::{
+    ConsensusError, Member, MemberCondition, MemberId, MemberName, Peer, PeerUrl, StatusReporter, StoreAlarm,
+    VoterReach,
+};
+
+/// The pause between two checks of a member that has others. Together with the two seconds in which etcd itself
+/// notices a lost leader, and the time for the others to answer, it stays below five seconds.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The pause between two checks of the only voter, which can lose no other: there are only alarms.
+const LONE_PAUSE: Duration = Duration::from_secs(4);
+/// The timeout of the status, which comes from the memory of a process on this host.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What one check has found.
+#[derive(Clone, Debug, Default)]
+struct HealthCheck {
+    /// What the member says of itself; `None` if it does not answer.
+    status: Option<EtcdStatus>,
+    /// The voters, and whether each answers; empty if they are unknown.
+    voters: Vec<(Member, bool)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct EtcdStatus {
+    has_leader: bool,
+    is_learner: bool,
+    /// The member that has raised it, and its kind.
+    alarms: Vec<(MemberId, String)>,
+}
+
+/// Watches one run of a member.
+pub(super) struct HealthWatch {
+    peers: PeerClient,
+    client: api::Client,
+    /// This member, as the others reach it.
+    this: Peer,
+    /// The members that a ticket lists, until the member has its own list.
+    known_peers: Vec<Peer>,
+    /// The number of voters at the last check.
+    voter_count: Mutex<Option<usize>>,
+}
+
+impl HealthWatch {
+    pub(super) async fn new(
+        config: &EtcdConfig,
+        name: &MemberName,
+        address: IpAddr,
+        credentials: &Credentials,
+        known_peers: Vec<Peer>,
+    ) -> Result<HealthWatch, ConsensusError> {
+        let peers = PeerClient::new(credentials).map_err(backend_error("use the member's credentials"))?;
+        let client = client::connect_without_leader(config, name, address, credentials).await?;
+        let this = Peer::new(name.clone(), PeerUrl::new(address, config.peer_port));
+        Ok(HealthWatch { peers, client, this, known_peers, voter_count: Mutex::default() })
+    }
+
+    /// Reports the condition of the member, and each change of it, until it is dropped.
+    pub(super) async fn report_conditions(&self, reporter: &StatusReporter<'_>) -> Infallible {
+        loop {
+            sleep(self.pause()).await;
+            let check = self.check().await;
+            reporter.report_condition(assess(&check, reporter.is_serving()).as_ref());
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        let voters = *self.voter_count.lock().unwrap_or_else(PoisonError::into_inner);
+        if voters == Some(1) { LONE_PAUSE } else { PAUSE }
+    }
+
+    async fn check(&self) -> HealthCheck {
+        let status = timeout(STATUS_TIMEOUT, self.read_status()).await.ok().flatten();
+        let is_lone = self.pause() == LONE_PAUSE;
+        match &status {
+            Some(status)
+                if status.has_leader && status.alarms.is_empty() && !is_lone && self.knows_voters() =>
+            {
+                return HealthCheck { status: Some(status.clone()), voters: Vec::new() };
+            }
+            _ => {}
+        }
+        let voters = self.list_voters().await;
+        if !voters.is_empty() {
+            *self.voter_count.lock().unwrap_or_else(PoisonError::into_inner) = Some(voters.len());
+        }
+        let voters = match &status {
+            Some(status) if status.has_leader => voters.into_iter().map(|voter| (voter, true)).collect(),
+            _ => self.ask_voters(voters).await,
+        };
+        HealthCheck { status, voters }
+    }
+
+    fn knows_voters(&self) -> bool {
+        self.voter_count.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    async fn read_status(&self) -> Option<EtcdStatus> {
+        let status = self.client.maintenance_client().status().await.ok()?;
+        Some(EtcdStatus {
+            has_leader: status.leader() != 0,
+            is_learner: status.is_learner(),
+            alarms: status.errors().iter().filter_map(|text| parse_alarm(text)).collect(),
+        })
+    }
+
+    /// The voters that this member knows, or its ticket.
+    async fn list_voters(&self) -> Vec<Member> {
+        match self.peers.list_members(self.this.name.as_str(), &self.this.url).await {
+            Ok(members) => members.into_iter().filter(|member| !member.is_learner).collect(),
+            Err(_) => self.known_peers.iter().map(member_of_peer).collect(),
+        }
+    }
+
+    /// Asks all voters at the same time.
+    async fn ask_voters(&self, voters: Vec<Member>) -> Vec<(Member, bool)> {
+        let asked = voters.into_iter().map(async |voter| {
+            let url = voter.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
+            let answers = match (&voter.name, url) {
+                // It has just listed the voters.
+                (Some(name), _) if name == self.this.name.as_str() => true,
+                (Some(name), Some(url)) => self.peers.is_answering(name, &url).await,
+                _ => false,
+            };
+            (voter, answers)
+        });
+        join_all(asked).await
+    }
+}
+
+fn member_of_peer(peer: &Peer) -> Member {
+    Member::new(MemberId(0), Some(peer.name.to_string()), vec![peer.url.to_string()], false)
+}
+
+/// What a check shows. A member that has not served yet may just be starting.
+fn assess(check: &HealthCheck, has_served: bool) -> Option<MemberCondition> {
+    let HealthCheck { status, voters } = check;
+    if let Some(status) = status.as_ref().filter(|status| status.has_leader) {
+        if !status.alarms.is_empty() {
+            let alarm = |(id, kind): &(MemberId, String)| StoreAlarm::new(name_member(*id, voters), kind);
+            return Some(MemberCondition::Alarms(status.alarms.iter().map(alarm).collect()));
+        }
+        return status.is_learner.then_some(MemberCondition::Learner);
+    }
+    let silent = voters.iter().filter(|(_, answers)| !answers).map(|(voter, _)| voter_address(voter, voters));
+    let mut silent: Vec<String> = silent.collect();
+    // etcd lists them in any order.
+    silent.sort();
+    let reach = VoterReach::new(voters.len(), silent);
+    match status {
+        _ if voters.is_empty() => (has_served || status.is_some()).then_some(MemberCondition::Silent),
+        _ if !reach.is_majority() => Some(MemberCondition::NoMajority(reach)),
+        Some(_) => Some(MemberCondition::NoLeader(reach)),
+        None => has_served.then_some(MemberCondition::Silent),
+    }
+}
+
+/// The address of the member, if it is among the voters; else its id.
+fn name_member(id: MemberId, voters: &[(Member, bool)]) -> String {
+    let voter = voters.iter().map(|(voter, _)| voter).find(|voter| voter.id == id);
+    voter.map_or_else(|| format!("member {id}"), |voter| voter_address(voter, voters))
+}
+
+/// The host of a voter, with its port if another voter has the same host.
+fn voter_address(voter: &Member, voters: &[(Member, bool)]) -> String {
+    let url_of = |voter: &Member| voter.peer_urls.first().and_then(|url| url.parse::<PeerUrl>().ok());
+    let Some(url) = url_of(voter) else { return format!("member {}", voter.id) };
+    let is_same_host =
+        |(other, _): &&(Member, bool)| url_of(other).is_some_and(|other| other.host() == url.host());
+    match voters.iter().filter(is_same_host).count() {
+        0 | 1 => url.host().to_owned(),
+        _ => url.as_str().trim_start_matches("https://").to_owned(),
+    }
+}
+
+/// An alarm in the errors of a status: `memberID:1 alarm:NOSPACE`.
+///
+/// *Source:* `AlarmMember` in etcd's rpc.proto, in the text format of protobuf.
+fn parse_alarm(text: &str) -> Option<(MemberId, String)> {
+    let field =
+        |name: &str| text.split_whitespace().find_map(|part| part.strip_prefix(name)?.strip_prefix(':'));
+    let kind = field("alarm")?;
+    let id = field("memberID").and_then(|id| id.parse().ok()).unwrap_or_default();
+    Some((MemberId(id), kind.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn voters(answers: &[bool]) -> Vec<(Member, bool)> {
+        let voter = |(index, answers): (usize, &bool)| {
+            let (id, url) = (index as u64 + 1, format!("https://10.0.0.{}:2380", index + 1));
+            (Member::new(MemberId(id), Some(format!("n{id}")), vec![url], false), *answers)
+        };
+        answers.iter().enumerate().map(voter).collect()
+    }
+
+    fn status(has_leader: bool) -> EtcdStatus {
+        EtcdStatus { has_leader, ..EtcdStatus::default() }
+    }
+
+    fn found(status: Option<EtcdStatus>, answers: &[bool], has_served: bool) -> Option<MemberCondition> {
+        assess(&HealthCheck { status, voters: voters(answers) }, has_served)
+    }
+
+    fn reach(voters: usize, silent: &[&str]) -> VoterReach {
+        VoterReach::new(voters, silent.iter().map(|host| (*host).to_owned()).collect())
+    }
+
+    #[test]
+    fn a_member_without_a_leader_is_not_well_and_names_who_does_not_answer() {
+        let cut_off = found(Some(status(false)), &[true, false, false], true);
+        assert_eq!(cut_off, Some(MemberCondition::NoMajority(reach(3, &["10.0.0.2", "10.0.0.3"]))));
+        let electing = found(Some(status(false)), &[true, true, false], true);
+        assert_eq!(electing, Some(MemberCondition::NoLeader(reach(3, &["10.0.0.3"]))));
+        // At a cold start only the peer ports answer.
+        let waiting = found(None, &[true, false, false], false);
+        assert_eq!(waiting, Some(MemberCondition::NoMajority(reach(3, &["10.0.0.2", "10.0.0.3"]))));
+        assert_eq!(found(None, &[true, true, false], false), None, "it is starting");
+        assert_eq!(found(None, &[], false), None, "it is starting");
+    }
+
+    #[test]
+    fn a_member_that_served_and_does_not_answer_any_more_is_not_well() {
+        for answers in [&[][..], &[true, true, true]] {
+            assert_eq!(found(None, answers, true), Some(MemberCondition::Silent));
+        }
+    }
+
+    #[test]
+    fn a_member_with_a_leader_is_well_unless_there_is_an_alarm() {
+        assert_eq!(found(Some(status(true)), &[], true), None);
+        let texts = ["memberID:2 alarm:NOSPACE ", "memberID:9  alarm:CORRUPT", "etcdserver: no leader", ""];
+        let alarms: Vec<_> = texts.into_iter().filter_map(parse_alarm).collect();
+        let alarmed = EtcdStatus { alarms, ..status(true) };
+        let expected = [StoreAlarm::new("10.0.0.2", "NOSPACE"), StoreAlarm::new("member 9", "CORRUPT")];
+        assert_eq!(found(Some(alarmed), &[true; 3], true), Some(MemberCondition::Alarms(expected.into())));
+    }
+
+    #[test]
+    fn a_learner_waits_for_its_vote() {
+        let learner = EtcdStatus { is_learner: true, ..status(true) };
+        assert_eq!(found(Some(learner), &[true; 2], false), Some(MemberCondition::Learner));
+    }
+
+    #[test]
+    fn voters_on_one_host_are_told_apart_by_their_ports() {
+        let mut both = voters(&[false, false]);
+        both[1].0.peer_urls = vec!["https://10.0.0.1:2390".into()];
+        let reach = match assess(&HealthCheck { status: None, voters: both }, false) {
+            Some(MemberCondition::NoMajority(reach)) => reach,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reach.silent, ["10.0.0.1:2380", "10.0.0.1:2390"]);
+    }
+}

@@ -1,0 +1,217 @@
+//! What a member tells at its peer port, which it serves from its start on: also while it waits for a majority,
+//! when its client port does not answer.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_localstorage::pki::Credentials;
+use serde::Deserialize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+
+use crate::consensus::{Member, MemberId, PeerUrl};
+
+/// The timeout of a request: three round trips and an answer from memory.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The longest answer that is read: a list of many more members than etcd supports.
+const MAX_ANSWER: usize = 1 << 20;
+
+/// A client of members' peer ports, with this member's credentials.
+#[derive(Clone)]
+pub(super) struct PeerClient(TlsConnector);
+
+/// A member in the answer to `GET /members`.
+///
+/// *Source:* `membership.Member` in etcd's `server/etcdserver/api/membership/member.go`.
+#[derive(Deserialize)]
+pub(super) struct ListedMember {
+    id: u64,
+    #[serde(default)]
+    name: String,
+    #[serde(default, rename = "peerURLs")]
+    pub(super) peer_urls: Vec<String>,
+    #[serde(default, rename = "clientURLs")]
+    pub(super) client_urls: Vec<String>,
+    #[serde(default, rename = "isLearner")]
+    is_learner: bool,
+}
+
+impl PeerClient {
+    /// A client with these credentials, which the members' CA has issued.
+    ///
+    /// # Errors
+    /// The credentials are not valid for TLS.
+    pub(super) fn new(credentials: &Credentials) -> io::Result<PeerClient> {
+        let mut roots = RootCertStore::empty();
+        roots.add(parse_certificate(&credentials.ca.to_pem())?).map_err(io::Error::other)?;
+        let key =
+            PrivateKeyDer::from_pem_slice(credentials.key.to_pem().as_bytes()).map_err(io::Error::other)?;
+        let chain = vec![parse_certificate(&credentials.certificate.to_pem())?];
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)
+            .map_err(io::Error::other)?;
+        Ok(PeerClient(TlsConnector::from(Arc::new(config))))
+    }
+
+    /// Whether the member of this name answers at its peer URL.
+    pub(super) async fn is_answering(&self, name: &str, url: &PeerUrl) -> bool {
+        let answered = timeout(REQUEST_TIMEOUT, self.get(name, url, "/version")).await;
+        matches!(answered, Ok(Ok(_)))
+    }
+
+    /// The members that the member of this name knows: its own copy of the list, which may be old.
+    ///
+    /// # Errors
+    /// It does not answer, or the answer is not a list of members.
+    pub(super) async fn list_members(&self, name: &str, url: &PeerUrl) -> io::Result<Vec<Member>> {
+        Ok(self.list_entries(name, url).await?.iter().map(ListedMember::to_member).collect())
+    }
+
+    /// The same, with the members' URLs for clients.
+    ///
+    /// # Errors
+    /// Those of [`list_members`](Self::list_members).
+    pub(super) async fn list_entries(&self, name: &str, url: &PeerUrl) -> io::Result<Vec<ListedMember>> {
+        let answer = timeout(REQUEST_TIMEOUT, self.get(name, url, "/members")).await??;
+        Ok(serde_json::from_slice(&answer)?)
+    }
+
+    /// The body of an answer. With HTTP/1.0 it is everything until the connection ends, or has the length that its
+    /// head says.
+    async fn get(&self, name: &str, url: &PeerUrl, path: &str) -> io::Result<Vec<u8>> {
+        let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+        let socket = match url.host().parse::<IpAddr>() {
+            Ok(address) => TcpStream::connect(SocketAddr::new(address, url.port())).await?,
+            Err(_) => TcpStream::connect((url.host(), url.port())).await?,
+        };
+        let mut stream = self.0.connect(server, socket).await?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {name}\r\n\r\n").as_bytes()).await?;
+        let mut answer = Vec::new();
+        // etcd's server may take five seconds to close the connection: its timeout of a read.
+        while answer.len() < MAX_ANSWER && !is_complete(&answer) {
+            match stream.read_buf(&mut answer).await {
+                Ok(0) => break,
+                // Go's server may close the connection without closing TLS.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+        }
+        parse_answer(answer)
+    }
+}
+
+impl ListedMember {
+    pub(super) fn to_member(&self) -> Member {
+        let name = Some(self.name.clone()).filter(|name| !name.is_empty());
+        Member::new(MemberId(self.id), name, self.peer_urls.clone(), self.is_learner)
+    }
+}
+
+fn parse_certificate(pem: &str) -> io::Result<CertificateDer<'static>> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).map_err(io::Error::other)
+}
+
+/// Whether an answer has the length that its head says.
+fn is_complete(answer: &[u8]) -> bool {
+    let Some((head, body)) = split_answer(answer) else { return false };
+    let head = String::from_utf8_lossy(head).to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    length.is_some_and(|length: usize| body.len() >= length)
+}
+
+/// The head and the body.
+fn split_answer(answer: &[u8]) -> Option<(&[u8], &[u8])> {
+    const END_OF_HEAD: &[u8] = b"\r\n\r\n";
+    let end = answer.windows(END_OF_HEAD.len()).position(|bytes| bytes == END_OF_HEAD)?;
+    Some((&answer[..end], &answer[end + END_OF_HEAD.len()..]))
+}
+
+/// The body of an HTTP answer whose status is 200.
+fn parse_answer(answer: Vec<u8>) -> io::Result<Vec<u8>> {
+    let status = answer.split(|byte| *byte == b' ').nth(1);
+    match (split_answer(&answer), status) {
+        (Some((_, body)), Some(b"200")) if answer.starts_with(b"HTTP/1.") => Ok(body.to_vec()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer of etcd")),
+    }
+}
+
+/// Arbitrary bytes as an answer, read in two parts.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn check_arbitrary_answer(bytes: &[u8]) {
+    let (first, _) = bytes.split_at(bytes.len() / 2);
+    assert!(!is_complete(first) || is_complete(bytes), "a complete answer stays complete");
+    let Ok(body) = parse_answer(bytes.to_vec()) else { return };
+    assert!(bytes.ends_with(&body), "the body is the end of the answer");
+    if let Ok(listed) = serde_json::from_slice::<Vec<ListedMember>>(&body) {
+        assert!(listed.iter().map(ListedMember::to_member).all(|member| member.name.as_deref() != Some("")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_the_body_of_status_200() {
+        let body = |text: &str| parse_answer(text.as_bytes().to_vec()).ok();
+        assert_eq!(body("HTTP/1.0 200 OK\r\nX: y\r\n\r\n[1]\r\n\r\n"), Some(b"[1]\r\n\r\n".to_vec()));
+        for bad in ["", "HTTP/1.0 200 OK\r\n", "HTTP/1.0 403 Forbidden\r\n\r\n[]", "SSH-2.0 200 x\r\n\r\n"] {
+            assert_eq!(body(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_known_length_is_complete_without_the_end_of_the_connection() {
+        let answer = b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n[1]";
+        for end in 0..=answer.len() {
+            assert_eq!(is_complete(&answer[..end]), end == answer.len(), "{end}");
+        }
+        assert!(!is_complete(b"HTTP/1.0 200 OK\r\n\r\n[1]"));
+    }
+
+    #[test]
+    fn an_answer_cut_or_changed_anywhere_is_no_panic() {
+        let answer = b"HTTP/1.0 200 OK\r\nContent-Length: 26\r\n\r\n[{\"id\":2,\"isLearner\":true}]";
+        for at in 0..answer.len() {
+            check_arbitrary_answer(&answer[..at]);
+            for byte in [0, b' ', b'\n', 0xff] {
+                let mut changed = answer.to_vec();
+                changed[at] = byte;
+                check_arbitrary_answer(&changed);
+            }
+        }
+    }
+
+    #[test]
+    fn members_are_read_as_etcd_writes_them() {
+        let listed = r#"[{"id":10276657743932975437,"peerURLs":["https://10.0.0.8:2380"],"name":"one",
+            "clientURLs":["https://10.0.0.8:2379"]},{"id":2,"peerURLs":["https://10.0.0.9:2380"],"isLearner":true}]"#;
+        let members: Vec<ListedMember> = serde_json::from_str(listed).unwrap();
+        let members: Vec<Member> = members.iter().map(ListedMember::to_member).collect();
+        assert_eq!(
+            members,
+            [
+                Member::new(
+                    MemberId(10_276_657_743_932_975_437),
+                    Some("one".into()),
+                    vec!["https://10.0.0.8:2380".into()],
+                    false
+                ),
+                Member::new(MemberId(2), None, vec!["https://10.0.0.9:2380".into()], true),
+            ]
+        );
+    }
+}

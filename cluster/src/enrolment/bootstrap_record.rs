@@ -1,0 +1,73 @@
+//! What outlives the node's data: that it was enrolled once, so that a lost disk never makes a second cluster.
+
+use std::path::{Path, PathBuf};
+
+use nodekeel_localstorage::{Dir, FileMode};
+
+use super::failure::StepError;
+use super::progress::EnrolmentId;
+
+/// The record's name in the directory of the enrolment journal, where it is by default.
+pub(super) const DEFAULT_NAME: &str = "bootstrapped";
+
+/// A file that says that this host was enrolled once, and so has no permission to bootstrap any more: the
+/// enrolment's id, which is also that of the cluster that it has bootstrapped, and a newline. Whatever else the
+/// file holds says the same.
+///
+/// It belongs on another disk than the node's data: where the permission itself survives that disk. That disk
+/// need not be mounted for a node that is in its cluster; where it is needed, its directory must exist.
+#[derive(Clone, Debug)]
+pub struct BootstrapRecord {
+    path: PathBuf,
+}
+
+impl BootstrapRecord {
+    /// The file at this absolute path.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its content, if it exists. It blocks.
+    pub(super) fn load(&self) -> Result<Option<Vec<u8>>, StepError> {
+        // A directory that is not there says nothing about the record.
+        let dir = self.open_dir().map_err(|source| self.failed(source))?;
+        match dir.read_at_most(self.name(), 4096) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(source) => Err(self.failed(source)),
+        }
+    }
+
+    /// Writes it durably. It blocks.
+    pub(super) fn store(&self, enrolment: EnrolmentId) -> Result<(), StepError> {
+        let content = Self::content(enrolment);
+        let written = self.open_dir().and_then(|dir| dir.write(self.name(), &content, FileMode::new(0o400)));
+        written.map_err(|source| self.failed(source))
+    }
+
+    /// Removes it, if it exists. It blocks.
+    pub(super) fn remove(&self) -> Result<(), nodekeel_localstorage::Error> {
+        self.open_dir()?.remove_file(self.name()).map(drop)
+    }
+
+    fn open_dir(&self) -> Result<Dir, nodekeel_localstorage::Error> {
+        Dir::open(self.path.parent().unwrap_or(Path::new("/")))
+    }
+
+    fn name(&self) -> &Path {
+        Path::new(self.path.file_name().unwrap_or_default())
+    }
+
+    pub(super) fn content(enrolment: EnrolmentId) -> Vec<u8> {
+        format!("{}\n", enrolment.to_hex()).into_bytes()
+    }
+
+    fn failed(&self, source: nodekeel_localstorage::Error) -> StepError {
+        StepError::BootstrapRecord { path: self.path.clone(), source }
+    }
+}

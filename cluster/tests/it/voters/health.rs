@@ -1,0 +1,187 @@
+//! What a node says of itself while its cluster has no majority, no leader, or an alarm.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType};
+use nodekeel_supervisor::{RunnableState, WaitReason};
+use tokio::time::sleep;
+
+use super::joins::put;
+use super::voter::{HANG, Voter, start_cluster};
+
+/// How soon a node knows that it can't take part.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(50);
+
+/// What the node says, and its state in the tree.
+fn told(voter: &Voter) -> (Option<String>, RunnableState, WaitReason) {
+    let condition = voter.node().condition().map(|condition| condition.to_string());
+    let (state, waiting_for) =
+        voter.status_in_tree().unwrap_or((RunnableState::Waiting, WaitReason::Nothing));
+    (condition, state, waiting_for)
+}
+
+/// Waits until the node says why it is not well, and returns the time that it took.
+async fn wait_told(voter: &Voter, expected: &str) -> Duration {
+    let started_at = Instant::now();
+    loop {
+        let (condition, state, waiting_for) = told(voter);
+        let in_tree = matches!(&waiting_for, WaitReason::Condition(reason) if reason.contains(expected));
+        if condition.as_ref().is_some_and(|text| text.contains(expected))
+            && state == RunnableState::New
+            && in_tree
+        {
+            return started_at.elapsed();
+        }
+        assert!(started_at.elapsed() < HANG, "{expected}: {condition:?}, {state}, {waiting_for}");
+        sleep(POLL).await;
+    }
+}
+
+async fn assert_told_soon(voter: &Voter, expected: &str) {
+    let took = wait_told(voter, expected).await;
+    println!("told after {took:?}: {}", voter.node().condition().unwrap_or_default());
+    assert!(took < TOLD_WITHIN, "{took:?}");
+}
+
+async fn wait_well(voter: &Voter) {
+    let started_at = Instant::now();
+    while told(voter) != (None, RunnableState::Ready, WaitReason::Nothing) {
+        assert!(started_at.elapsed() < HANG, "{:?}", told(voter));
+        sleep(POLL).await;
+    }
+}
+
+async fn wait_all_well(voters: &[Voter]) {
+    for voter in voters {
+        wait_well(voter).await;
+    }
+}
+
+async fn stop_all(voters: &mut [Voter]) {
+    for voter in voters {
+        voter.stop().await;
+    }
+}
+
+/// "a, b and c" as a condition names them.
+fn addresses(voters: &[Voter]) -> String {
+    let all: Vec<String> = voters.iter().map(|voter| voter.address().to_string()).collect();
+    all.join(", ")
+}
+
+pub(super) async fn three_voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
+    binary: PathBuf,
+) {
+    lose_majority(3, binary).await;
+}
+
+pub(super) async fn five_voters_are_not_ready_within_5_s_without_a_majority_and_ready_with_one(
+    binary: PathBuf,
+) {
+    lose_majority(5, binary).await;
+}
+
+async fn lose_majority(count: usize, binary: PathBuf) {
+    let mut voters = start_cluster(count, binary).await;
+    wait_all_well(&voters).await;
+    let rest = count / 2;
+    // With one voter less than that they are well.
+    for dead in &mut voters[rest + 1..] {
+        dead.kill().await;
+    }
+    put(&voters[0], "/k", "with a bare majority").await;
+    wait_all_well(&voters[..=rest]).await;
+    voters[rest].kill().await;
+    let expected = format!(
+        "waits for a majority: {rest} of {count} members reachable ({} do not answer)",
+        addresses(&voters[rest..])
+    );
+    for voter in &voters[..rest] {
+        assert_told_soon(voter, &expected).await;
+    }
+    voters[rest].start();
+    voters[rest].wait_running().await;
+    wait_all_well(&voters[..=rest]).await;
+    put(&voters[0], "/k", "again").await;
+    stop_all(&mut voters).await;
+}
+
+pub(super) async fn a_voter_that_is_cut_off_is_not_ready_within_5_s_and_the_others_are(binary: PathBuf) {
+    let mut voters = start_cluster(3, binary).await;
+    wait_all_well(&voters).await;
+    for cut in 0..3 {
+        // Each once: one of them leads.
+        let others: Vec<&Voter> = voters.iter().filter(|voter| voter.host != cut).collect();
+        let names = format!("{}, {} do not answer", others[0].address(), others[1].address());
+        voters[cut].site.cut_off(cut);
+        assert_told_soon(&voters[cut], &names).await;
+        for voter in &others {
+            wait_well(voter).await;
+        }
+        voters[cut].site.connect(cut);
+        wait_all_well(&voters).await;
+    }
+    stop_all(&mut voters).await;
+}
+
+pub(super) async fn an_alarm_takes_readiness_from_every_voter_until_it_is_disarmed(binary: PathBuf) {
+    let mut voters = start_cluster(3, binary).await;
+    wait_all_well(&voters).await;
+    let mut client = voters[0].client().await;
+    let this = client.status().await.unwrap().header().unwrap().member_id();
+    let of_this = || {
+        let mut options = AlarmOptions::new();
+        options.with_member(this);
+        Some(options)
+    };
+    for (kind, expected) in [
+        (AlarmType::Nospace, format!("the store of {} is full (alarm NOSPACE)", voters[0].address())),
+        (AlarmType::Corrupt, format!("the data of {} is corrupt (alarm CORRUPT)", voters[0].address())),
+    ] {
+        client.alarm(AlarmAction::Activate, kind, of_this()).await.unwrap();
+        for voter in &voters {
+            assert_told_soon(voter, &expected).await;
+        }
+        client.alarm(AlarmAction::Deactivate, kind, of_this()).await.unwrap();
+        wait_all_well(&voters).await;
+    }
+    stop_all(&mut voters).await;
+}
+
+pub(super) async fn a_voter_at_its_cold_start_tells_who_is_missing_for_a_majority(binary: PathBuf) {
+    let mut voters = start_cluster(3, binary).await;
+    stop_all(&mut voters).await;
+    voters[0].start();
+    let expected =
+        format!("waits for a majority: 1 of 3 members reachable ({} do not answer)", addresses(&voters[1..]));
+    assert_told_soon(&voters[0], &expected).await;
+    // For as long as it lasts, whatever the step is called.
+    for _ in 0..100 {
+        let (condition, ..) = told(&voters[0]);
+        assert!(condition.as_ref().is_some_and(|text| text.contains(&expected)), "{condition:?}");
+        sleep(POLL).await;
+    }
+    voters[1].start();
+    wait_all_well(&voters[..2]).await;
+    stop_all(&mut voters).await;
+}
+
+pub(super) async fn a_voter_without_credentials_tells_so_whenever_it_is_asked(binary: PathBuf) {
+    let mut voters = start_cluster(1, binary).await;
+    stop_all(&mut voters).await;
+    std::fs::remove_dir_all(voters[0].data("etcd/peer_pki")).unwrap();
+    voters[0].start_with(|settings| settings.deadline = Duration::from_secs(2));
+    wait_told(&voters[0], "credentials are missing: restore them").await;
+    let mut untold = Vec::new();
+    for _ in 0..100 {
+        let (condition, ..) = told(&voters[0]);
+        if !condition.as_ref().is_some_and(|text| text.contains("credentials are missing: restore them")) {
+            untold.push(condition);
+        }
+        sleep(POLL).await;
+    }
+    assert!(untold.is_empty(), "{} of 100: {untold:?}", untold.len());
+    stop_all(&mut voters).await;
+}

@@ -1,0 +1,127 @@
+//! What a change of members costs, and when it is possible.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use etcd_client::Client;
+use nodekeel_cluster::consensus::MembershipError;
+use nodekeel_cluster::node::TicketIssueError;
+use tokio::time::sleep;
+
+use super::joins::{get, put};
+use super::voter::{Voter, cluster_and_spare, start_cluster};
+
+/// The most entries of the raft log that a join may take, from its ticket to its end.
+const MAX_ENTRIES: u64 = 20;
+/// How long a cluster is watched after a join.
+const QUIET: Duration = Duration::from_secs(6);
+
+async fn raft_index(client: &mut Client) -> u64 {
+    client.status().await.unwrap().raft_index()
+}
+
+pub(super) async fn five_voters_join_with_at_most_20_raft_entries_each(binary: PathBuf) {
+    let (mut voters, mut joiner) = cluster_and_spare(1, binary.clone()).await;
+    let mut client = voters[0].client().await;
+    let mut entries = Vec::new();
+    for _ in 0..4 {
+        let before = raft_index(&mut client).await;
+        joiner.give_ticket(&voters[0]).await;
+        joiner.start();
+        joiner.wait_running().await;
+        sleep(QUIET).await;
+        entries.push(raft_index(&mut client).await - before);
+        let next = Voter::new(&joiner.site, joiner.host + 1, binary.clone());
+        voters.push(std::mem::replace(&mut joiner, next));
+    }
+    println!("raft entries of four joins: {entries:?}");
+    assert!(entries.iter().all(|count| *count <= MAX_ENTRIES), "{entries:?}");
+    let members = voters[0].node().cluster_members().unwrap().list_members().await.unwrap();
+    assert!(members.len() == 5 && members.iter().all(|member| !member.is_learner), "{members:?}");
+    for voter in &mut voters {
+        voter.stop().await;
+    }
+}
+
+/// One request, without a retry.
+async fn issue_ticket(voter: &Voter, joiner: &Voter) -> Result<(), TicketIssueError> {
+    let (node, url) = (voter.node(), joiner.peer_url());
+    voter.on_host(async move { node.ticket_issuer().unwrap().issue_ticket(&url).await.map(drop) }).await
+}
+
+pub(super) async fn a_member_joins_right_after_another(binary: PathBuf) {
+    let (mut voters, joiner) = cluster_and_spare(3, binary).await;
+    // etcd wants connections that are five seconds old.
+    let started_at = Instant::now();
+    issue_ticket(&voters[0], &joiner).await.unwrap();
+    println!("a ticket right after a join took {:?}", started_at.elapsed());
+    for voter in &mut voters {
+        voter.stop().await;
+    }
+}
+
+pub(super) async fn a_ticket_of_a_cluster_with_a_dead_voter_fails_with_its_name_and_what_to_do(
+    binary: PathBuf,
+) {
+    let (mut voters, joiner) = cluster_and_spare(3, binary).await;
+    let (dead, url) = (voters[2].wait_running().await.node_id, voters[2].peer_url());
+    voters[2].kill().await;
+    let started_at = Instant::now();
+    let failed = issue_ticket(&voters[0], &joiner).await.unwrap_err();
+    assert!(started_at.elapsed() < Duration::from_secs(15), "{:?}", started_at.elapsed());
+    let TicketIssueError::Membership(error @ MembershipError::UnhealthyCluster { .. }) = &failed else {
+        panic!("{failed:?}")
+    };
+    let text = error.to_string();
+    let expected = [dead.as_str(), url.as_str(), "does not answer: start it, or remove it"];
+    assert!(expected.iter().all(|part| text.contains(part)), "{text}");
+    assert!(error.is_retryable());
+    // Once it is back, the same request succeeds.
+    voters[2].start();
+    voters[2].wait_running().await;
+    issue_ticket(&voters[0], &joiner).await.unwrap();
+    for voter in &mut voters {
+        voter.stop().await;
+    }
+}
+
+pub(super) async fn a_member_that_was_cut_off_deposes_no_leader(binary: PathBuf) {
+    let mut voters = start_cluster(3, binary).await;
+    let mut client = voters[0].client().await;
+    let before = client.status().await.unwrap();
+    let ids: Vec<_> =
+        voters.iter().map(|voter| voter.node().cluster_access().unwrap().this_member().id.0).collect();
+    // The first one answers the test, so it stays.
+    let follower = (1..3).find(|voter| ids[*voter] != before.leader()).unwrap();
+    let site = voters[0].site.clone();
+    site.cut_off(follower);
+    sleep(Duration::from_secs(15)).await;
+    site.connect(follower);
+    put(&voters[follower], "/k", "it is back").await;
+    assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("it is back"));
+    let after = client.status().await.unwrap();
+    assert_eq!((after.leader(), after.raft_term()), (before.leader(), before.raft_term()), "an election");
+    for voter in &mut voters {
+        voter.stop().await;
+    }
+}
+
+pub(super) async fn a_deleted_list_of_revoked_certificates_is_fetched_again(binary: PathBuf) {
+    for count in [1, 3] {
+        let mut voters = start_cluster(count, binary.clone()).await;
+        let last = voters.last_mut().unwrap();
+        last.stop().await;
+        let file = last.data("etcd/peer_crl");
+        let list = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let started_at = Instant::now();
+        last.start();
+        last.wait_running().await;
+        println!("{count} voters: Running {:?} after a start without the list", started_at.elapsed());
+        assert_eq!(std::fs::read(&file).unwrap(), list);
+        put(last, "/k", "v").await;
+        for voter in &mut voters {
+            voter.stop().await;
+        }
+    }
+}

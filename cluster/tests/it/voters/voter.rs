@@ -1,0 +1,268 @@
+//! A node on a host of a site: its disks, its runs, its operator.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use nodekeel_cluster::consensus::etcd::EtcdConfig;
+use nodekeel_cluster::consensus::{DEFAULT_CLIENT_PORT, DEFAULT_PEER_PORT, PeerUrl};
+use nodekeel_cluster::enrolment::{
+    ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, FailureReason, NodeMembership,
+};
+use nodekeel_cluster::network::StaticNetwork;
+use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
+use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
+use nodekeel_localstorage::tree::LayoutTarget;
+use nodekeel_localstorage::volume::DirectoryVolume;
+use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
+use nodekeel_supervisor::{RunnableState, WaitReason};
+use rustix::process::{Pid, Signal, kill_process};
+use testbed::{ScratchDir, leftovers};
+use tokio::runtime::Runtime;
+use tokio::time::{sleep, timeout};
+
+use super::site::Site;
+use crate::enrolment::{NodeRun, error_chain, node_address};
+
+/// Longer than anything here takes, unless it hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(90);
+
+/// A node, with its disks, on a host of a site.
+pub(crate) struct Voter {
+    pub(crate) site: Arc<Site>,
+    pub(crate) host: usize,
+    binary: PathBuf,
+    scratch: ScratchDir,
+    running: Option<(NodeRun, Runtime)>,
+}
+
+impl Voter {
+    pub(crate) fn new(site: &Arc<Site>, host: usize, binary: PathBuf) -> Voter {
+        let scratch = ScratchDir::new().unwrap();
+        let voter = Voter { site: Arc::clone(site), host, binary, scratch, running: None };
+        voter.create_disks();
+        voter
+    }
+
+    fn create_disks(&self) {
+        let top = Dir::open(self.scratch.path()).unwrap();
+        for name in ["esp", "data"] {
+            top.ensure_dir(name, FileMode::PRIVATE_DIR).unwrap();
+        }
+    }
+
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        self.site.address(self.host)
+    }
+
+    pub(crate) fn peer_url(&self) -> PeerUrl {
+        PeerUrl::new(self.address().into(), DEFAULT_PEER_PORT)
+    }
+
+    /// A path below the node's data volume.
+    pub(crate) fn data(&self, path: &str) -> PathBuf {
+        self.scratch.path().join("data").join(path)
+    }
+
+    fn esp(&self) -> EspEnrolment {
+        let path = self.scratch.path().join("esp");
+        LayoutTarget::new(Arc::new(OsFileStore::new(Dir::open(&path).unwrap())), path)
+            .create_layout()
+            .unwrap()
+    }
+
+    fn deps(&self) -> Deps {
+        let dir = |name: &str| Dir::open(self.scratch.path().join(name)).unwrap();
+        Deps {
+            journal_dir: dir("esp"),
+            enrolment: EnrolmentSources::new([EnrolmentSource::EspFile(self.esp().enrolment.clone())]),
+            network: Arc::new(StaticNetwork::new(node_address(&self.address().to_string()))),
+            volume: Arc::new(DirectoryVolume::new(dir("data"))),
+            consensus: ConsensusFactory::etcd_on_volume(EtcdConfig::new(&self.binary)),
+            local_names: LocalNames::default(),
+        }
+    }
+
+    /// Starts the node; it is restarted when a run ends.
+    pub(crate) fn start(&mut self) {
+        self.start_with(|_| {});
+    }
+
+    pub(crate) fn start_with(&mut self, change: impl FnOnce(&mut EnrolmentSettings)) {
+        let mut settings = EnrolmentSettings::default();
+        (settings.golden_tickets, settings.bootstrap, settings.deadline) = (true, self.host == 0, HANG);
+        change(&mut settings);
+        let (node, runtime) = (ClusterNode::new(self.deps(), settings), self.site.runtime(self.host));
+        let run = {
+            let _guard = runtime.enter();
+            NodeRun::start_with_restarts(node)
+        };
+        self.running = Some((run, runtime));
+    }
+
+    /// The node's handle while it runs.
+    pub(crate) fn node(&self) -> ClusterNode {
+        self.running.as_ref().expect("it runs").0.node.clone()
+    }
+
+    /// The node's state in the tree, and what it waits for.
+    pub(crate) fn status_in_tree(&self) -> Option<(RunnableState, WaitReason)> {
+        self.running.as_ref().expect("it runs").0.status_in_tree()
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Runs this on the node's host.
+    pub(crate) async fn on_host<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        self.running.as_ref().expect("it runs").1.spawn(work).await.unwrap()
+    }
+
+    /// Waits until the node is in its cluster.
+    pub(crate) async fn wait_running(&self) -> NodeMembership {
+        let node = self.node();
+        let running = async {
+            loop {
+                match node.wait_finished().await {
+                    Ok(membership) => return membership,
+                    Err(_) => sleep(Duration::from_millis(20)).await,
+                }
+            }
+        };
+        timeout(HANG, running).await.unwrap_or_else(|_| panic!("{:?}", self.node().current_state()))
+    }
+
+    /// Waits until a run has failed.
+    pub(crate) async fn wait_failed(&self) -> FailureReason {
+        let node = self.node();
+        let failed = async {
+            loop {
+                match node.wait_finished().await {
+                    Err(reason) => return reason,
+                    Ok(_) => sleep(Duration::from_millis(20)).await,
+                }
+            }
+        };
+        timeout(HANG, failed).await.unwrap_or_else(|_| panic!("{:?}", self.node().current_state()))
+    }
+
+    pub(crate) async fn wait_failure_text(&self) -> String {
+        error_chain(self.wait_failed().await)
+    }
+
+    /// Stops the node as a shutdown does.
+    pub(crate) async fn stop(&mut self) {
+        if let Some((run, runtime)) = self.running.take() {
+            runtime.spawn(run.stop()).await.unwrap();
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Ends the node as a power cut does.
+    pub(crate) async fn kill(&mut self) {
+        let Some((run, runtime)) = self.running.take() else { return };
+        // Without its runtime, nothing restarts etcd.
+        std::mem::forget(run);
+        runtime.shutdown_background();
+        self.kill_etcd();
+        let gone = Instant::now() + HANG;
+        while self.kill_etcd() {
+            assert!(Instant::now() < gone, "etcd does not end");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Kills its etcd; returns whether it ran.
+    pub(crate) fn kill_etcd(&self) -> bool {
+        let processes = leftovers::find_processes(self.scratch.path()).unwrap();
+        let etcds = processes.iter().filter(|process| process.command.contains("--data-dir"));
+        let pids: Vec<_> = etcds.filter_map(|process| Pid::from_raw(process.pid)).collect();
+        for pid in &pids {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        !pids.is_empty()
+    }
+
+    /// Puts the ticket where the node looks for it.
+    pub(crate) async fn give_ticket(&self, from: &Voter) {
+        let issuing = async {
+            loop {
+                let (node, url) = (from.node(), self.peer_url());
+                let issued = from.on_host(async move {
+                    node.ticket_issuer()?.issue_ticket(&url).await.map_err(Into::into)
+                });
+                match issued.await {
+                    Ok::<_, nodekeel_supervisor::Failure>(ticket) => return ticket,
+                    Err(_) => sleep(Duration::from_millis(200)).await,
+                }
+            }
+        };
+        let ticket = timeout(HANG, issuing).await.expect("a ticket in time");
+        self.esp().enrolment.write(&ticket.to_config()).unwrap();
+    }
+
+    /// The disk is replaced by an empty one; the ticket is still there.
+    pub(crate) fn lose_disk(&self) {
+        assert!(!self.is_started());
+        let ticket = self.esp().enrolment.read().unwrap();
+        for name in ["esp", "data"] {
+            std::fs::remove_dir_all(self.scratch.path().join(name)).unwrap();
+        }
+        self.create_disks();
+        self.esp().enrolment.write(&ticket).unwrap();
+    }
+
+    /// Exchanges the disks for empty ones with the same ticket, and back.
+    pub(crate) fn swap_disks(&self) {
+        assert!(!self.is_started());
+        let (ticket, top) = (self.esp().enrolment.read().unwrap(), self.scratch.path());
+        for name in ["esp", "data"] {
+            let (disk, spare, moved) = (top.join(name), top.join(format!("{name}.spare")), top.join("moved"));
+            std::fs::rename(&disk, &moved).unwrap();
+            if spare.exists() {
+                std::fs::rename(&spare, &disk).unwrap();
+            }
+            std::fs::rename(&moved, &spare).unwrap();
+        }
+        self.create_disks();
+        self.esp().enrolment.write(&ticket).unwrap();
+    }
+
+    /// A client of its etcd, from the test's own network.
+    pub(crate) async fn client(&self) -> Client {
+        let cluster_ca = ClusterCa::load_ca(self.node().root_kv().unwrap()).await.unwrap();
+        let name = "operator".parse().unwrap();
+        let with = cluster_ca.issue_credentials(&CertificateSpec::for_client(name)).await.unwrap();
+        let tls = TlsOptions::new()
+            .ca_certificate(Certificate::from_pem(with.ca.to_pem()))
+            .identity(Identity::from_pem(with.certificate.to_pem(), with.key.to_pem().as_bytes()));
+        let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
+        let url = format!("https://{}:{DEFAULT_CLIENT_PORT}", self.address());
+        Client::connect([url], Some(options)).await.unwrap()
+    }
+}
+
+/// A cluster of voters that have joined one after the other.
+pub(crate) async fn start_cluster(hosts: usize, binary: PathBuf) -> Vec<Voter> {
+    cluster_and_spare(hosts, binary).await.0
+}
+
+/// The same, and another node on the same network, which is off. The network has room for more.
+pub(crate) async fn cluster_and_spare(hosts: usize, binary: PathBuf) -> (Vec<Voter>, Voter) {
+    let site = Arc::new(Site::new(hosts + 4));
+    let mut voters: Vec<_> = (0..hosts).map(|host| Voter::new(&site, host, binary.clone())).collect();
+    voters[0].start();
+    voters[0].wait_running().await;
+    for joiner in 1..hosts {
+        voters[joiner].give_ticket(&voters[0]).await;
+        voters[joiner].start();
+        voters[joiner].wait_running().await;
+    }
+    (voters, Voter::new(&site, hosts, binary))
+}
