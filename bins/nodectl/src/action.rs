@@ -17,6 +17,7 @@ pub(crate) async fn run_action(
     let ActionArgs { dn, wait } = args;
     let before = find_runnable(api, &dn).await?;
     let generation = before.as_ref().map_or(0, |node| node.generation);
+    let was_ready = before.as_ref().is_some_and(|node| node.state == "ready");
     match request_action(api, action, &dn).await {
         // A restarting control API may close the connection before it answers.
         Err(error) if error.is_connection_lost() && serves_the_api(&dn) => {}
@@ -24,7 +25,7 @@ pub(crate) async fn run_action(
     }
     let node = if wait { Some(wait_with_reconnects(api, action, &dn, generation).await?) } else { None };
     if !printer.is_json {
-        return Ok(printer.print_line(&action_message(action, &dn, wait))?);
+        return Ok(printer.print_line(&action_message(action, &dn, wait, was_ready))?);
     }
     let node = match node {
         None if serves_the_api(&dn) => before,
@@ -115,8 +116,9 @@ fn is_reached(action: Action, node: &RunnableView, old_generation: u64) -> Resul
     }
 }
 
-fn action_message(action: Action, dn: &str, waited: bool) -> String {
+fn action_message(action: Action, dn: &str, waited: bool, was_ready: bool) -> String {
     match (action, waited) {
+        (Action::Start, _) if was_ready => format!("{dn} is already ready"),
         (Action::Stop, true) => format!("{dn} is stopped"),
         (_, true) => format!("{dn} is ready"),
         (Action::Stop, false) => format!("{dn} is being stopped"),

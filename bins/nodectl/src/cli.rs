@@ -9,7 +9,7 @@ use nodekeel_logtree::Level;
 use nodekeel_node::client::DEFAULT_SOCKET;
 
 const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the output closed the pipe), 1 failure, 2 usage \
-    error, 3 node can't be reached, 4 unknown DN, 5 permission denied.";
+    error, 3 node can't be reached, 4 unknown DN, 5 permission denied, 6 not healthy (status, cluster status).";
 
 /// Inspect and control a node that noded runs
 #[derive(Debug, Parser)]
@@ -64,7 +64,8 @@ pub(crate) enum NodectlCommand {
     },
     /// Show why runnables are not ready
     ///
-    /// Also shows their last exits. Without a DN, shows the whole node.
+    /// Also shows their last exits. Without a DN, shows the whole node. Exits with 6 if something is not ready, or
+    /// restarts in a crash loop.
     Status {
         /// Name in the tree, like root.etcd
         dn: Option<String>,
@@ -147,8 +148,14 @@ pub(crate) struct ImagesArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Show the node's enrolment and identity
+    /// Show the node's enrolment, identity and health
+    ///
+    /// Exits with 6 unless the node is Running.
     Status,
+    /// Bootstrap a new cluster on this node
+    ///
+    /// Only a node that waits for a ticket does, once: it records that, and refuses a second time.
+    Bootstrap,
     /// List the members of the cluster
     Members,
     /// Create or revoke join tickets

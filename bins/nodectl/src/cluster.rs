@@ -8,14 +8,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use nodekeel_node::v1::{
-    ClusterRequest, CreateGoldenTicketRequest, MembersRequest, WithdrawGoldenTicketRequest,
+    BootstrapRequest, ClusterRequest, CreateGoldenTicketRequest, MembersRequest, WithdrawGoldenTicketRequest,
 };
 use zeroize::Zeroizing;
 
 use crate::api_client::ApiClient;
 use crate::cli::{ClusterCommand, CreateTicketArgs, RevokeTicketArgs, TicketCommand};
 use crate::command_error::CommandError;
-use crate::model::{ClusterView, MemberView, RevokedTicketView, TicketView};
+use crate::model::{BootstrapView, ClusterView, MemberView, RevokedTicketView, TicketView};
 use crate::output::{Printer, TextStyle, escape_control};
 
 /// Timeout of calls to the cluster: noded itself waits some seconds for each of its answers.
@@ -31,6 +31,7 @@ pub(crate) async fn run_cluster(
     }
     match command {
         ClusterCommand::Status => show_status(api, printer).await,
+        ClusterCommand::Bootstrap => bootstrap(api, printer).await,
         ClusterCommand::Members => show_members(api, printer).await,
         ClusterCommand::Ticket { command: TicketCommand::Create(args) } => {
             create_ticket(api, args, printer).await
@@ -45,11 +46,20 @@ async fn show_status(api: &mut ApiClient, printer: &mut Printer) -> Result<(), C
     let answer = api.call(async |client| client.cluster(ClusterRequest {}).await).await?;
     let cluster = ClusterView::from(answer);
     if printer.is_json {
-        return Ok(printer.print_json(&cluster)?);
+        printer.print_json(&cluster)?;
+    } else {
+        print_status(&cluster, printer)?;
     }
+    match &*cluster.state {
+        "Running" => Ok(()),
+        _ => Err(CommandError::NotHealthy),
+    }
+}
+
+fn print_status(cluster: &ClusterView, printer: &mut Printer) -> Result<(), CommandError> {
     let style = match &*cluster.state {
         "Running" => TextStyle::Good,
-        "Failed" => TextStyle::Bad,
+        "Failed" | "Unhealthy" => TextStyle::Bad,
         _ => TextStyle::Pending,
     };
     let state = printer.style_text(style, &escape_control(&cluster.state));
@@ -65,6 +75,15 @@ async fn show_status(api: &mut ApiClient, printer: &mut Printer) -> Result<(), C
         printer.print_line(&format!("  {}", escape_control(detail)))?;
     }
     Ok(())
+}
+
+async fn bootstrap(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {
+    api.call(async |client| client.bootstrap(BootstrapRequest {}).await).await?;
+    if printer.is_json {
+        return Ok(printer.print_json(&BootstrapView { bootstrapping: true })?);
+    }
+    Ok(printer
+        .print_line("the node bootstraps a new cluster: `nodectl cluster status` shows how far it is")?)
 }
 
 async fn show_members(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {

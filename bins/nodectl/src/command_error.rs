@@ -32,6 +32,9 @@ pub(crate) enum CommandError {
     Write(#[source] io::Error),
     #[error("{dn} {reason}; see `nodectl status {dn}`")]
     ActionFailed { dn: String, reason: String },
+    /// The output says what is not healthy, and why.
+    #[error("not healthy")]
+    NotHealthy,
 }
 
 impl From<Status> for CommandError {
@@ -86,6 +89,7 @@ impl CommandError {
                 Code::Unavailable => 3,
                 _ => 1,
             },
+            Self::NotHealthy => 6,
             Self::Entry(_) | Self::File { .. } | Self::Write(_) | Self::ActionFailed { .. } => 1,
         })
     }

@@ -26,7 +26,8 @@ pub(crate) async fn show_events(
                 && missed > 0
                 && !printer.is_json
             {
-                let text = printer.style_text(TextStyle::Bad, &format!("{missed} events were dropped here"));
+                let text =
+                    printer.style_text(TextStyle::Bad, &format!("{missed} event(s) were dropped here"));
                 printer.print_line(&text)?;
             }
             print_event(&event, printer)?;

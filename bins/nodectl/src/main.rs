@@ -13,6 +13,7 @@ mod output;
 mod status;
 mod time;
 mod tree;
+mod tree_table;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
 /// Prints the error, and returns the exit code.
 fn report_result(result: Result<(), CommandError>) -> ExitCode {
     match result {
+        Err(error @ CommandError::NotHealthy) => error.exit_code(),
         Err(error) if !error.is_broken_pipe() => {
             // stderr may be closed.
             let _ = writeln!(std::io::stderr(), "nodectl: {}", error.error_chain());
@@ -69,8 +71,17 @@ fn print_completions(shell: clap_complete::Shell) -> Result<(), CommandError> {
 async fn run_command(cli: NodectlCli) -> Result<(), CommandError> {
     let mut printer = Printer::new(&cli);
     let mut api = ApiClient::connect(&cli.socket, cli.timeout).await?;
-    let (api, printer) = (&mut api, &mut printer);
-    match cli.command {
+    let done = call_node(cli.command, &mut api, &mut printer).await;
+    printer.flush()?;
+    done
+}
+
+async fn call_node(
+    command: NodectlCommand,
+    api: &mut ApiClient,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    match command {
         NodectlCommand::Tree { watch: false } => tree::show_tree(api, printer).await?,
         NodectlCommand::Tree { watch: true } => tree::watch_tree(api, printer).await?,
         NodectlCommand::Status { dn: None } => status::show_node(api, printer).await?,
@@ -87,7 +98,7 @@ async fn run_command(cli: NodectlCli) -> Result<(), CommandError> {
         NodectlCommand::Version => show_version(api, printer).await?,
         NodectlCommand::Completion { .. } | NodectlCommand::Man { .. } => {}
     }
-    Ok(printer.flush()?)
+    Ok(())
 }
 
 async fn show_version(api: &mut ApiClient, printer: &mut Printer) -> Result<(), CommandError> {

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use nodekeel_node::v1;
 use serde::Serialize;
 
+use crate::output::TextStyle;
 use crate::time::format_rfc3339;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -15,12 +16,23 @@ pub(crate) struct RunnableView {
     pub(crate) generation: u64,
     pub(crate) restarts: u64,
     pub(crate) failures: u32,
+    /// It should run, but has failed, and has not been ready since for the time that clears its failures.
+    pub(crate) crash_looping: bool,
+    /// It is ready or done and not in a crash loop, or it is not part of this run.
+    pub(crate) healthy: bool,
     /// Absent if it is ready or done.
     pub(crate) waiting_for: Option<String>,
     pub(crate) waiting_on: Vec<String>,
+    /// Absent unless it waits for its backoff.
+    pub(crate) backoff_until: Option<String>,
     pub(crate) exits: Vec<ExitView>,
+    /// The same as `waiting_for`, if that is a clause.
+    #[serde(skip)]
+    pub(crate) condition: Option<String>,
     #[serde(skip)]
     pub(crate) since_time: Option<SystemTime>,
+    #[serde(skip)]
+    pub(crate) backoff_end: Option<SystemTime>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -48,11 +60,16 @@ pub(crate) struct EventView {
 #[derive(Debug, Serialize)]
 pub(crate) struct ClusterView {
     pub(crate) state: String,
-    /// The step in progress, or the error; absent in state Running.
+    /// What the node waits for, the step in progress, or the error; absent in state Running.
     pub(crate) detail: Option<String>,
     pub(crate) history: Vec<String>,
     pub(crate) node: Option<String>,
     pub(crate) cluster: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct BootstrapView {
+    pub(crate) bootstrapping: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -100,6 +117,7 @@ pub(crate) struct VersionView {
 pub(crate) struct NodeStatusView {
     #[serde(flatten)]
     pub(crate) version: VersionView,
+    pub(crate) healthy: bool,
     pub(crate) nodes: Vec<RunnableView>,
 }
 
@@ -129,10 +147,31 @@ pub(crate) struct ActionView {
 }
 
 impl RunnableView {
-    /// Whether it needs no attention.
     pub(crate) fn is_ready_or_done(&self) -> bool {
         matches!(self.state, "ready" | "done")
     }
+
+    /// How often it has failed, if it is in a crash loop.
+    pub(crate) fn crash_loop_text(&self) -> Option<String> {
+        let failures = match self.failures {
+            1 => "1 failure".to_owned(),
+            count => format!("{count} consecutive failures"),
+        };
+        self.crash_looping.then(|| format!("crash-loops: {failures}"))
+    }
+}
+
+/// A line about all runnables, and its style.
+pub(crate) fn health_summary(nodes: &[RunnableView]) -> (String, TextStyle) {
+    let skipped = nodes.iter().filter(|node| node.state == "skipped").count();
+    let planned = nodes.len() - skipped;
+    let (summary, style) = match nodes.iter().filter(|node| !node.healthy).count() {
+        0 => (format!("all {planned} runnables are ready"), TextStyle::Good),
+        1 => (format!("1 of {planned} runnables is not healthy"), TextStyle::Bad),
+        count => (format!("{count} of {planned} runnables are not healthy"), TextStyle::Bad),
+    };
+    let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+    (format!("{summary}{skipped}"), style)
 }
 
 fn state_name(state: v1::State) -> Option<&'static str> {
@@ -156,8 +195,15 @@ fn time_text(time: Option<impl TryInto<SystemTime>>) -> Option<String> {
 
 impl From<v1::Node> for RunnableView {
     fn from(node: v1::Node) -> Self {
+        let state = state_name(node.state()).unwrap_or("unknown");
+        let crash_looping = node.failures > 0 && matches!(state, "new" | "ready" | "waiting");
         Self {
-            state: state_name(node.state()).unwrap_or("unknown"),
+            state,
+            crash_looping,
+            healthy: matches!(state, "ready" | "done" | "skipped") && !crash_looping,
+            backoff_until: time_text(node.backoff_until),
+            condition: non_empty(node.condition),
+            backoff_end: node.backoff_until.and_then(|time| time.try_into().ok()),
             since: time_text(node.since),
             since_time: node.since.and_then(|time| time.try_into().ok()),
             generation: node.generation,
@@ -243,5 +289,48 @@ impl From<v1::VersionResponse> for VersionView {
             started: time_text(version.started),
             data: version.data,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(state: v1::State, failures: u32) -> RunnableView {
+        RunnableView::from(v1::Node { state: state.into(), failures, ..Default::default() })
+    }
+
+    #[test]
+    fn a_ready_runnable_that_has_failed_is_in_a_crash_loop_and_not_healthy() {
+        for (state, failures, crash_looping, healthy) in [
+            (v1::State::Ready, 0, false, true),
+            (v1::State::Ready, 1, true, false),
+            (v1::State::Done, 0, false, true),
+            (v1::State::New, 0, false, false),
+            (v1::State::New, 2, true, false),
+            (v1::State::Waiting, 2, true, false),
+            (v1::State::Dead, 1, false, false),
+            (v1::State::Canceled, 0, false, false),
+            (v1::State::Stopped, 3, false, false),
+            (v1::State::Skipped, 0, false, true),
+            (v1::State::Unspecified, 0, false, false),
+        ] {
+            let node = view(state, failures);
+            assert_eq!((node.crash_looping, node.healthy), (crash_looping, healthy), "{state:?} {failures}");
+        }
+        assert_eq!(view(v1::State::Ready, 1).crash_loop_text().as_deref(), Some("crash-loops: 1 failure"));
+        assert_eq!(view(v1::State::Ready, 0).crash_loop_text(), None);
+    }
+
+    #[test]
+    fn the_summary_counts_what_is_part_of_the_run() {
+        let summary = |states: &[v1::State]| {
+            health_summary(&states.iter().map(|state| view(*state, 0)).collect::<Vec<_>>()).0
+        };
+        use v1::State::{Done, New, Ready, Skipped, Stopped};
+        assert_eq!(summary(&[Ready, Done]), "all 2 runnables are ready");
+        assert_eq!(summary(&[Ready, Skipped, Skipped, Ready]), "all 2 runnables are ready, 2 skipped");
+        assert_eq!(summary(&[Ready, New]), "1 of 2 runnables is not healthy");
+        assert_eq!(summary(&[Stopped, Skipped, New]), "2 of 2 runnables are not healthy, 1 skipped");
     }
 }

@@ -2,8 +2,11 @@
 
 use std::io::{self, IsTerminal as _, Write};
 
+use nodekeel_logtree::is_unprintable;
+use nodekeel_logtree::render::printable_json;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
@@ -12,7 +15,7 @@ use crate::cli::{ColorMode, NodectlCli, OutputFormat};
 pub(crate) struct Printer {
     pub(crate) is_json: bool,
     color: bool,
-    pub(crate) is_terminal: bool,
+    is_terminal: bool,
     writer: Box<dyn Write>,
 }
 
@@ -65,15 +68,32 @@ impl Printer {
         self.writer.write_all(b"\n")
     }
 
-    /// A value as one line of JSON.
+    /// A value as one line of JSON, which is safe for a terminal.
     pub(crate) fn print_json(&mut self, value: &impl Serialize) -> io::Result<()> {
-        let text = serde_json::to_string(value)?;
+        let text = printable_json(serde_json::to_string(value)?);
         self.print_line(&text)
     }
 
-    /// Clears the screen of a terminal; its scrollback stays.
-    pub(crate) fn clear_screen(&mut self) -> io::Result<()> {
-        if self.is_terminal { self.writer.write_all(b"\x1b[H\x1b[2J") } else { Ok(()) }
+    /// Whether the output is a terminal, and for people.
+    pub(crate) fn draws_on_terminal(&self) -> bool {
+        self.is_terminal && !self.is_json
+    }
+
+    /// Columns and rows of the terminal; `None` if it does not report them.
+    pub(crate) fn terminal_size(&self) -> Option<(usize, usize)> {
+        let size = tcgetwinsize(io::stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0)?;
+        Some((size.ws_col.into(), size.ws_row.into()))
+    }
+
+    /// Replaces what the screen of a terminal shows; its scrollback stays.
+    ///
+    /// *Source:* ECMA-48: CUP moves to the top left, EL erases the rest of a line, ED the rest of the screen.
+    pub(crate) fn draw_lines(&mut self, lines: &[String]) -> io::Result<()> {
+        self.writer.write_all(b"\x1b[H")?;
+        for line in lines {
+            self.print_line(&format!("{line}\x1b[K"))?;
+        }
+        self.writer.write_all(b"\x1b[J")
     }
 
     pub(crate) fn flush(&mut self) -> io::Result<()> {
@@ -121,7 +141,19 @@ fn wait_for_hangup() -> bool {
     }
 }
 
-/// Escapes control characters of untrusted text, to make it safe for a terminal.
+/// Escapes characters of untrusted text that control or reorder a terminal's line.
 pub(crate) fn escape_control(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    let escape = |c: char| if is_unprintable(c) { c.escape_default().collect() } else { vec![c] };
+    text.chars().flat_map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_prints_no_character_that_controls_or_reorders_its_line() {
+        assert_eq!(escape_control("a\u{202e}b\u{9b}c\u{7f}d\ne"), "a\\u{202e}b\\u{9b}c\\u{7f}d\\ne");
+        assert_eq!(escape_control("naïve – 日本"), "naïve – 日本");
+    }
 }

@@ -9,7 +9,7 @@ use nodekeel_node::v1::{StatusRequest, TreeRequest, VersionRequest};
 
 use crate::api_client::ApiClient;
 use crate::command_error::CommandError;
-use crate::model::{ExitView, NodeStatusView, RunnableStatusView, RunnableView, VersionView};
+use crate::model::{ExitView, NodeStatusView, RunnableStatusView, RunnableView, VersionView, health_summary};
 use crate::output::{Printer, TextStyle, escape_control};
 use crate::time::format_age;
 use crate::{logs, tree};
@@ -23,7 +23,9 @@ pub(crate) async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Res
     let version = VersionView::from(answer);
     let nodes = tree::tree_views(api.call(async |client| client.tree(TreeRequest {}).await).await?.nodes);
     if printer.is_json {
-        return Ok(printer.print_json(&NodeStatusView { version, nodes })?);
+        let healthy = nodes.iter().all(|node| node.healthy);
+        printer.print_json(&NodeStatusView { version, healthy, nodes })?;
+        return health_result(healthy);
     }
     let up = started.map(format_age).unwrap_or_default();
     let name = printer.style_text(TextStyle::Strong, &escape_control(&version.name));
@@ -31,29 +33,38 @@ pub(crate) async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Res
         "{name}: noded {} (pid {}), up {up}, data in {}",
         version.noded, version.pid, version.data
     ))?;
-    let not_ready: Vec<&RunnableView> = nodes.iter().filter(|node| !node.is_ready_or_done()).collect();
-    if not_ready.is_empty() {
-        return Ok(printer.print_line(&format!("all {} runnables are ready", nodes.len()))?);
+    let (summary, style) = health_summary(&nodes);
+    let listed: Vec<_> = nodes.iter().filter(|node| !node.healthy || node.state == "skipped").collect();
+    let colon = if listed.is_empty() { "" } else { ":" };
+    printer.print_line(&format!("{}{colon}", printer.style_text(style, &summary)))?;
+    for node in listed {
+        print_unhealthy(node, printer)?;
     }
-    printer.print_line(&format!("{} of {} runnables are not ready:", not_ready.len(), nodes.len()))?;
-    for node in not_ready {
-        let state = printer.style_text(tree::state_style(node.state), node.state);
-        let why = node.waiting_for.as_deref().map_or_else(String::new, |why| format!(", waiting for {why}"));
-        let why = if node.state == "skipped" {
-            format!(": {}", node.waiting_for.as_deref().unwrap_or_default())
-        } else {
-            why
-        };
-        printer.print_line(&format!("  {} is {state}{}", node.dn, escape_control(&why)))?;
-        if let Some(exit) = node.exits.last() {
-            printer.print_line(&format!(
-                "    exited {}: {}",
-                exit.at.as_deref().unwrap_or("?"),
-                escape_control(&exit.reason)
-            ))?;
-        }
+    health_result(nodes.iter().all(|node| node.healthy))
+}
+
+fn print_unhealthy(node: &RunnableView, printer: &mut Printer) -> Result<(), CommandError> {
+    let state = printer.style_text(tree::state_style(node.state), node.state);
+    let why = unhealthy_reason(node);
+    let crash_loop = node.crash_loop_text().map(|text| format!(", {text}")).unwrap_or_default();
+    printer.print_line(&format!("  {} is {state}{}{crash_loop}", node.dn, escape_control(&why)))?;
+    let Some(exit) = node.exits.last() else { return Ok(()) };
+    let at = exit.at.as_deref().unwrap_or("?");
+    Ok(printer.print_line(&format!("    exited {at}: {}", escape_control(&exit.reason)))?)
+}
+
+/// Why it is not ready, as the end of a sentence about its state.
+fn unhealthy_reason(node: &RunnableView) -> String {
+    match (node.state, node.waiting_for.as_deref(), node.condition.as_deref()) {
+        ("skipped", Some(clause), _) | (_, _, Some(clause)) => format!(": {clause}"),
+        (_, Some(awaited), None) => format!(", waiting for {awaited}"),
+        (_, None, None) => String::new(),
     }
-    Ok(())
+}
+
+/// The error, and with it the exit code, of what is not healthy.
+fn health_result(healthy: bool) -> Result<(), CommandError> {
+    if healthy { Ok(()) } else { Err(CommandError::NotHealthy) }
 }
 
 pub(crate) async fn show_runnable(
@@ -71,9 +82,12 @@ pub(crate) async fn show_runnable(
             .map(|entry| serde_json::from_str(&render::json_object(entry)))
             .collect::<Result<_, _>>()
             .map_err(std::io::Error::from)?;
-        return Ok(printer.print_json(&RunnableStatusView { node, log: &log })?);
+        let healthy = node.healthy;
+        printer.print_json(&RunnableStatusView { node, log: &log })?;
+        return health_result(healthy);
     }
-    print_runnable(&node, &log, printer)
+    print_runnable(&node, &log, printer)?;
+    health_result(node.healthy)
 }
 
 fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) -> Result<(), CommandError> {
@@ -84,6 +98,9 @@ fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) 
     let why = node.waiting_for.as_deref().map(escape_control);
     match (node.state, why) {
         ("skipped", Some(reason)) => printer.print_line(&format!("  skipped      {reason}"))?,
+        (_, Some(reason)) if node.condition.is_some() => {
+            printer.print_line(&format!("  not ready    {reason}"))?;
+        }
         (_, Some(reason)) => printer.print_line(&format!("  waiting for  {reason}"))?,
         (_, None) => {}
     }
@@ -92,6 +109,9 @@ fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) 
         printer.print_line(&format!(
             "  runs         {generation}, restarts {restarts}, consecutive failures {failures}"
         ))?;
+    }
+    if node.crash_looping {
+        printer.print_line("  crash-loops  until it has been ready for 10 s")?;
     }
     if !node.exits.is_empty() {
         printer.print_line("last exits, the newest last:")?;
@@ -137,7 +157,25 @@ fn readable_output(dn: &str, lines: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use nodekeel_node::v1;
+
     use super::*;
+
+    #[test]
+    fn the_reason_of_what_is_not_ready_is_one_sentence() {
+        let clause = "waits for a majority: 1 of 3 members reachable";
+        let cases = [
+            ("its backoff", "", ", waiting for its backoff"),
+            (clause, clause, ": waits for a majority: 1 of 3 members reachable"),
+            ("", "", ""),
+        ];
+        for (waiting_for, condition, expected) in cases {
+            let (waiting_for, condition) = (waiting_for.to_owned(), condition.to_owned());
+            let node =
+                v1::Node { state: v1::State::New.into(), waiting_for, condition, ..Default::default() };
+            assert_eq!(unhealthy_reason(&RunnableView::from(node)), expected);
+        }
+    }
 
     #[test]
     fn the_last_lines_of_a_daemon_are_shown_like_its_log() {

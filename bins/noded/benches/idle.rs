@@ -33,7 +33,7 @@ fn main() -> Result<()> {
         (
             "whole",
             "a member of its cluster, with containerd, noded alone counted",
-            "cluster.address = \"127.0.0.1\"\n",
+            "cluster.address = \"127.0.0.1\"\ncluster.bootstrap = true\n",
         ),
     ] {
         let ports = [reserve_port()?, reserve_port()?];

@@ -1,8 +1,9 @@
 //! The command line of noded.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use nodekeel_logtree::Level;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, or graceful shutdown; 1 failure; 2 usage error; 3 invalid configuration; \
@@ -69,6 +70,32 @@ pub(crate) struct NodeArgs {
     pub(crate) dev: bool,
 }
 
+/// Splits the arguments of PID 1 into noded's and those that it ignores: the kernel hands each word of its command
+/// line that it does not know to init, between and before noded's own.
+///
+/// *Source:* Linux `init/main.c`, `unknown_bootoption`.
+pub(crate) fn split_init_arguments(arguments: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
+    let noded = NodedCli::command();
+    let mut command = &noded;
+    let mut is_value = true;
+    let is_own = |argument: &OsString| {
+        let text = argument.to_string_lossy();
+        let is_option = text.starts_with('-');
+        let subcommand = command.find_subcommand(&*text).filter(|_| !is_value && !is_option);
+        let is_own = is_value || is_option || subcommand.is_some() || command.get_positionals().count() > 0;
+        is_value = !is_value && takes_value(command, &text);
+        command = subcommand.unwrap_or(command);
+        is_own
+    };
+    arguments.into_iter().partition(is_own)
+}
+
+/// Whether the argument is an option whose value is the next argument.
+fn takes_value(command: &clap::Command, argument: &str) -> bool {
+    let named = |option: &&clap::Arg| option.get_long().is_some_and(|long| argument == format!("--{long}"));
+    command.get_opts().find(named).is_some_and(|option| option.get_action().takes_values())
+}
+
 /// The minimum level on stderr; `None` prints nothing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConsoleLevel(pub(crate) Option<Level>);
@@ -85,8 +112,6 @@ fn parse_console_level(text: &str) -> Result<ConsoleLevel, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
@@ -97,6 +122,29 @@ mod tests {
         let error = parse_console_level("loud").expect_err("not a level");
         for level in Level::ALL {
             assert!(error.contains(level.as_str()), "{level}: {error}");
+        }
+    }
+
+    #[test]
+    fn words_of_the_kernels_command_line_are_split_from_arguments_of_noded() {
+        for (given, own, ignored) in [
+            ("noded", "noded", ""),
+            ("noded run", "noded run", ""),
+            ("noded nokaslr run --config f --dev", "noded run --config f --dev", "nokaslr"),
+            ("noded run nokaslr", "noded run", "nokaslr"),
+            (
+                "noded single run --data splash 3 --log-level=info quiet",
+                "noded run --data splash --log-level=info",
+                "single 3 quiet",
+            ),
+            ("noded run check run", "noded run", "check run"),
+            ("noded completion bash", "noded completion bash", ""),
+            ("noded run --confg f", "noded run --confg", "f"),
+            ("noded nokaslr --help", "noded --help", "nokaslr"),
+        ] {
+            let split = split_init_arguments(given.split(' ').map(OsString::from).collect());
+            let joined = |words: Vec<OsString>| words.join(" ".as_ref()).into_string().expect("UTF-8");
+            assert_eq!((joined(split.0).as_str(), joined(split.1).as_str()), (own, ignored), "{given}");
         }
     }
 

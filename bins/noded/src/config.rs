@@ -29,6 +29,9 @@ pub const DEFAULT_CONFIG: &str = include_str!("../noded.toml");
 /// Names of the built-in services in `depends_on`.
 pub const BUILT_IN_SERVICES: [&str; 4] = ["etcd", "cluster", "containerd", "provisioner"];
 
+/// The import of images in `depends_on`: it is below containerd in the tree.
+pub(crate) const PRESEED: &str = "containerd.preseed";
+
 /// The whole configuration. Its default equals an empty file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -179,7 +179,7 @@ fn rules_between_services_name_the_field_too() {
     assert_rejected([
         (
             service_config("depends_on = [\"etcd\", \"b\"]"),
-            ":4:23: service[0].depends_on[1]: unknown service \"b\" in depends_on; known: etcd, cluster, containerd, provisioner, a",
+            ":4:23: service[0].depends_on[1]: unknown service \"b\" in depends_on; known: etcd, cluster, containerd, provisioner, containerd.preseed, a",
         ),
         (service_config("depends_on = [\"a\"]"), ":4:14: service[0].depends_on: dependency cycle: a -> a"),
         (
@@ -277,6 +277,25 @@ fn services_are_ordered_by_their_dependencies_and_then_as_in_the_file() {
     let names: Vec<_> =
         order_services(&config.service).expect("no cycle").iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names, ["d", "b", "c", "a"]);
+}
+
+#[test]
+fn a_service_can_depend_on_the_images() {
+    let service = service_config("depends_on = [\"containerd.preseed\"]");
+    assert_rejected([
+        (
+            service.clone(),
+            "a depends on containerd.preseed, which is disabled; set services.containerd.preseed",
+        ),
+        (
+            format!("services.containerd.enable = false\n{service}"),
+            "a depends on containerd.preseed, which is disabled; set services.containerd.enable = true",
+        ),
+        ("services.containerd.reserve = -1".into(), "services.containerd.reserve"),
+    ]);
+    let config = format!("services.containerd = {{ preseed = \"/images\", reserve = 0 }}\n{service}");
+    let config = parse_config(&config).expect("it is enabled");
+    assert_eq!(config.services.containerd.reserve, Some(0));
 }
 
 #[test]

@@ -204,6 +204,13 @@ impl Control for ControlService {
         Ok(Response::new(cluster::cluster_status(&self.shared)?))
     }
 
+    async fn bootstrap(
+        &self,
+        _: Request<v1::BootstrapRequest>,
+    ) -> Result<Response<v1::BootstrapResponse>, Status> {
+        Ok(Response::new(cluster::bootstrap(&self.shared)?))
+    }
+
     async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::MembersResponse>, Status> {
         Ok(Response::new(cluster::list_members(&self.shared).await?))
     }

@@ -1,20 +1,18 @@
-//! The last events of the tree, which can be read from any of them on without a gap.
+//! The last events of the tree. Runnables share the space: a crash loop evicts its own events only.
 
-use std::collections::VecDeque;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nodekeel_supervisor::{Event, EventHook};
+use nodekeel_supervisor::{Event, EventBuffer, EventHook};
 use tokio::sync::watch;
 
 /// A bounded list of events. Cheap to clone; all clones share the list.
 #[derive(Debug, Clone)]
-pub struct EventHistory(Arc<EventBuffer>);
+pub struct EventHistory(Arc<KeptEvents>);
 
 #[derive(Debug)]
-struct EventBuffer {
-    events: Mutex<VecDeque<Event>>,
-    keep: usize,
+struct KeptEvents {
+    events: Mutex<EventBuffer>,
     /// The `seq` of the newest event.
     newest: watch::Sender<u64>,
 }
@@ -29,28 +27,30 @@ pub struct EventHistoryReader {
 }
 
 impl EventHistory {
-    /// Creates a history that keeps this number of events.
+    /// Creates a history that keeps this number of events, see [`EventBuffer`] for which of them.
     pub fn new(keep: NonZeroUsize) -> Self {
-        let keep = keep.get();
-        Self(Arc::new(EventBuffer { events: Mutex::default(), keep, newest: watch::Sender::new(0) }))
+        let events = Mutex::new(EventBuffer::new(keep));
+        Self(Arc::new(KeptEvents { events, newest: watch::Sender::new(0) }))
     }
 
     /// Reads from the newest `backlog` events on; `None` reads from the oldest kept one.
     pub fn read_events(&self, backlog: Option<u64>) -> EventHistoryReader {
         let newest = self.0.newest.subscribe();
-        let after = backlog.map_or(0, |count| newest.borrow().saturating_sub(count));
-        EventHistoryReader { history: self.clone(), newest, last_read: after }
+        let count = backlog.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
+        let last_read = self.lock_events().seq_before_newest(count);
+        EventHistoryReader { history: self.clone(), newest, last_read }
+    }
+
+    fn lock_events(&self) -> MutexGuard<'_, EventBuffer> {
+        self.0.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl EventHook for EventHistory {
     fn on_event(&self, event: &Event) {
-        let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
-        if events.len() == self.0.keep {
-            events.pop_front();
-        }
-        events.push_back(event.clone());
-        drop(events);
+        // The one that it evicts is dropped without the lock.
+        let evicted = self.lock_events().push(event.clone());
+        drop(evicted);
         self.0.newest.send_replace(event.seq);
     }
 }
@@ -58,9 +58,8 @@ impl EventHook for EventHistory {
 impl EventHistoryReader {
     /// The next events, oldest first, at most `max`; empty if none is available.
     pub fn take_unread(&mut self, max: usize) -> Vec<Event> {
-        let events = self.history.0.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = events.partition_point(|event| event.seq <= self.last_read);
-        let batch: Vec<_> = events.iter().skip(first).take(max).cloned().collect();
+        let batch: Vec<_> =
+            self.history.lock_events().events_after(self.last_read).take(max).cloned().collect();
         if let Some(last) = batch.last() {
             self.last_read = last.seq;
         }

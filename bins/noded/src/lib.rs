@@ -99,6 +99,8 @@ pub mod search_path;
 #[cfg(feature = "node")]
 mod service;
 #[cfg(feature = "node")]
+mod sys;
+#[cfg(feature = "node")]
 mod wire;
 
 /// The control API's messages, its client, and with the feature `node` its server: generated from

@@ -19,7 +19,7 @@ use nodekeel_node::search_path::SearchPath;
 use crate::cli::{NodeArgs, NodedCli, NodedCommand};
 
 fn main() -> ExitCode {
-    let done = match NodedCli::parse().command {
+    let done = match parse_arguments().command {
         NodedCommand::Run { node, log_level } => {
             make_plan(node).and_then(|plan| run::run_node(plan, log_level))
         }
@@ -35,14 +35,26 @@ fn main() -> ExitCode {
             .map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
-        print_error(&error);
+        print_stderr(&format!("{error:#}"));
         ExitCode::from(exit_code(&error))
     })
 }
 
-/// Prints the error to stderr. A reader that does not read must not keep noded from exiting.
-fn print_error(error: &anyhow::Error) {
-    let text: String = format!("{error:#}").lines().map(|line| format!("noded: {line}\n")).collect();
+/// Parses the command line. As PID 1, noded must not exit for a word that the kernel hands to init.
+fn parse_arguments() -> NodedCli {
+    if std::process::id() != 1 {
+        return NodedCli::parse();
+    }
+    let (arguments, ignored) = cli::split_init_arguments(std::env::args_os().collect());
+    for word in ignored {
+        print_stderr(&format!("ignoring {word:?} from the kernel's command line"));
+    }
+    NodedCli::parse_from(arguments)
+}
+
+/// Prints lines to stderr. A reader that does not read must not keep noded from exiting.
+fn print_stderr(text: &str) {
+    let text: String = text.lines().map(|line| format!("noded: {line}\n")).collect();
     let (written, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || written.send(std::io::stderr().write_all(text.as_bytes())));
     let _ = wait.recv_timeout(console::FLUSH_TIMEOUT);

@@ -12,7 +12,7 @@ use nodekeel_containerd_svc::{ContainerdConfig as DaemonConfig, ContainerdSettin
 use nodekeel_localstorage::Dir;
 
 use crate::config::{
-    ContainerdConfig, EtcdConfig, NodedConfig, ReadinessConfig, UserService, order_services,
+    ContainerdConfig, EtcdConfig, NodedConfig, PRESEED, ReadinessConfig, UserService, order_services,
 };
 use crate::control;
 use crate::data::{self, DataError};
@@ -309,7 +309,9 @@ impl Planner<'_> {
                     format!("directory {directory} does not exist: create it, or correct its key directory");
                 skipped = self.skip_or_report(&service.name, reason);
             }
-            let start_after: Vec<_> = service.depends_on.iter().map(|name| service_dn(name)).collect();
+            let mut start_after: Vec<_> =
+                service.depends_on.iter().flat_map(|name| dependency_dns(name)).collect();
+            start_after.dedup();
             let is_skipped = |dn: &&String| {
                 self.services.iter().any(|known| known.dn == **dn && known.skip_reason.is_some())
             };
@@ -363,7 +365,7 @@ impl Planner<'_> {
         let fields =
             [(etcd.client_port, "services.etcd.client_port"), (etcd.peer_port, "services.etcd.peer_port")];
         for (port, field) in fields {
-            if let Some(holder) = ports::port_holder(address, port.get()) {
+            if let Some(holder) = ports::lasting_holder(address, port.get()) {
                 self.problems
                     .push(format!("port {port} is in use by {}: set {field} to another port", holder.0));
             }
@@ -371,12 +373,15 @@ impl Planner<'_> {
     }
 }
 
-/// The DN of a service that `depends_on` names.
-fn service_dn(name: &str) -> String {
-    if crate::config::BUILT_IN_SERVICES.contains(&name) {
-        format!("root.{name}")
+/// The DNs of a service that `depends_on` names, in the order in which they become ready.
+fn dependency_dns(name: &str) -> Vec<String> {
+    if name == PRESEED {
+        // It is in the tree once containerd runs.
+        vec!["root.containerd".to_owned(), format!("root.{name}")]
+    } else if crate::config::BUILT_IN_SERVICES.contains(&name) {
+        vec![format!("root.{name}")]
     } else {
-        format!("root.service.{name}")
+        vec![format!("root.service.{name}")]
     }
 }
 

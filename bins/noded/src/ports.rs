@@ -3,18 +3,56 @@
 use std::fs;
 use std::net::{IpAddr, TcpListener};
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A holder that was not found.
+const UNKNOWN: &str = "another program";
 
 /// The process that holds a port, as far as visible: processes of other users show their sockets only to
 /// root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortHolder(pub(crate) String);
 
+/// How long a killed etcd may take to end.
+const EXIT_TIME: Duration = Duration::from_secs(5);
+/// The pause between two looks at its port.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The holder of a port at this address that keeps it; `None` if the port is free. An etcd that was killed with
+/// its noded a moment ago has some time to end.
+pub(crate) fn lasting_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
+    wait_until_free(address, port, PortHolder::may_be_ending)
+}
+
+#[expect(clippy::disallowed_methods, reason = "nothing notifies of the end of another program's process")]
+fn wait_until_free(
+    address: IpAddr,
+    port: u16,
+    may_be_ending: impl Fn(&PortHolder) -> bool,
+) -> Option<PortHolder> {
+    let until = Instant::now() + EXIT_TIME;
+    loop {
+        let holder = port_holder(address, port)?;
+        if !may_be_ending(&holder) || Instant::now() >= until {
+            return Some(holder);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+impl PortHolder {
+    /// A process that is ending has closed its descriptors, so that it is not found; just before, it is an etcd.
+    fn may_be_ending(&self) -> bool {
+        self.0 == UNKNOWN || self.0.starts_with("etcd ")
+    }
+}
+
 /// The holder of a port at this address; `None` if the port is free.
-pub(crate) fn port_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
+fn port_holder(address: IpAddr, port: u16) -> Option<PortHolder> {
     match TcpListener::bind((address, port)) {
         Ok(_) => None,
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            Some(PortHolder(find_listener(port).unwrap_or_else(|| "another program".into())))
+            Some(PortHolder(find_listener(port).unwrap_or_else(|| UNKNOWN.into())))
         }
         Err(error) => Some(PortHolder(format!("the system ({error})"))),
     }
@@ -68,6 +106,29 @@ mod tests {
         assert_eq!(port_holder(other, port), None);
         drop(listener);
         assert_eq!(port_holder(address, port), None);
+    }
+
+    #[test]
+    fn a_port_whose_holder_is_ending_is_waited_for() {
+        let address: IpAddr = [127, 0, 0, 4].into();
+        let listener = TcpListener::bind((address, 0)).expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        assert!(
+            wait_until_free(address, port, |_| false).is_some(),
+            "a holder that stays is reported at once"
+        );
+        let looks = std::cell::RefCell::new((0, Some(listener)));
+        let ends_at_third_look = |_: &PortHolder| {
+            let mut looks = looks.borrow_mut();
+            looks.0 += 1;
+            if looks.0 == 3 {
+                looks.1 = None;
+            }
+            true
+        };
+        assert_eq!(wait_until_free(address, port, ends_at_third_look), None);
+        assert!(PortHolder("etcd (pid 7)".into()).may_be_ending());
+        assert!(!PortHolder("etcdctl (pid 7)".into()).may_be_ending());
     }
 
     #[test]

@@ -30,7 +30,20 @@ fn state_to_wire(state: RunnableState) -> v1::State {
 }
 
 pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
-    let (waiting_for, waiting_on) = waiting_to_wire(&status.waiting_for);
+    let reason = match &status.waiting_for {
+        // One that waits for its own readiness, as etcd's, waits for nothing else.
+        WaitReason::Dependency(dn) if *dn == status.dn => &WaitReason::ReadySignal,
+        reason => reason,
+    };
+    let (waiting_for, waiting_on) = waiting_to_wire(reason);
+    let condition = match reason {
+        WaitReason::Condition(clause) => clause.to_string(),
+        _ => String::new(),
+    };
+    let backoff_until = match status.waiting_for {
+        WaitReason::Backoff(until) => timestamp(until),
+        _ => None,
+    };
     v1::Node {
         dn: status.dn.to_string(),
         state: state_to_wire(status.state).into(),
@@ -41,6 +54,8 @@ pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
         waiting_for,
         waiting_on,
         exits: status.exits.iter().map(exit_to_wire).collect(),
+        backoff_until,
+        condition,
     }
 }
 
@@ -61,6 +76,7 @@ fn waiting_to_wire(reason: &WaitReason) -> (String, Vec<String>) {
 fn exit_to_wire(record: &ExitRecord) -> v1::Exit {
     let process = match &record.exit {
         ExitReason::Failed { process, .. } => process.as_deref(),
+        ExitReason::Killed { process, .. } => Some(&**process),
         _ => None,
     };
     v1::Exit {
@@ -79,8 +95,10 @@ pub(crate) fn event_to_wire(event: &Event) -> v1::Event {
         RunnableChange::Scheduled { .. } => "scheduled",
         RunnableChange::Started => "started",
         RunnableChange::Ready => "ready",
+        RunnableChange::NotReady { .. } => "not-ready",
         RunnableChange::Canceling { .. } => "cancelling",
         RunnableChange::Straggling { .. } => "straggling",
+        RunnableChange::Killed { .. } => "killed",
         RunnableChange::Exited { .. } => "exited",
         RunnableChange::Stopped => "stopped",
         RunnableChange::Removed => "removed",

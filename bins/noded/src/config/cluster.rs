@@ -1,12 +1,13 @@
 //! `[cluster]`: the node is a member of a cluster.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nodekeel_cluster::network::NodeAddress;
 use serde::Deserialize;
 
-use super::check::{ConfigViolation, check_duration, check_no_nul, reject_field};
+use super::check::{ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field};
 use super::{NodedConfig, value};
 
 /// `[cluster]`: if given, the cluster service runs, and its etcd.
@@ -19,6 +20,13 @@ pub struct ClusterConfig {
     /// Interface whose address is used.
     #[serde(default)]
     pub interface: Option<String>,
+    /// Whether the node bootstraps a cluster if it has no ticket and has not been in a cluster yet.
+    #[serde(default)]
+    pub bootstrap: bool,
+    /// The file that records that the node has been in a cluster; `None` is beside the data directory, with
+    /// `.bootstrapped` after its name.
+    #[serde(default)]
+    pub bootstrap_record: Option<PathBuf>,
     /// Timeout until the node is in its cluster.
     #[serde(default = "default_deadline", deserialize_with = "value::deserialize_duration")]
     pub deadline: Duration,
@@ -41,6 +49,15 @@ pub(super) fn check_cluster(config: &NodedConfig) -> Result<(), ConfigViolation>
     check_duration("cluster.deadline", Some(cluster.deadline))?;
     if cluster.deadline.is_zero() {
         return reject_field("cluster.deadline", "must be above 0; use \"2m\"");
+    }
+    if let Some(record) = &cluster.bootstrap_record {
+        check_absolute_path("cluster.bootstrap_record", record)?;
+        if record.file_name().is_none() || record.starts_with(&config.node.data) {
+            return reject_field(
+                "cluster.bootstrap_record",
+                "must be a file outside of node.data, which a lost disk does not take along",
+            );
+        }
     }
     if !config.services.etcd.enable {
         return reject_field(

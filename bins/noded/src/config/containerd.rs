@@ -17,6 +17,9 @@ pub struct ContainerdConfig {
     pub binary: Option<PathBuf>,
     /// A directory of images, `NAMESPACE/NAME.tar`, that are present when `root.containerd.preseed` is done.
     pub preseed: Option<PathBuf>,
+    /// Bytes that those images and `nodectl images --import` leave free on the disk; `None` is 5 % of the disk
+    /// or 1 GiB, whichever is larger, but at most 20 % of the disk.
+    pub reserve: Option<u64>,
     /// Whether to unpack the layers of those images at import, so that the first container starts without
     /// that delay.
     pub unpack: bool,
@@ -34,6 +37,7 @@ impl Default for ContainerdConfig {
             enable: true,
             binary: None,
             preseed: None,
+            reserve: None,
             unpack: false,
             cri: None,
             config: None,

@@ -8,8 +8,8 @@ use super::check::{
     ConfigViolation, check_absolute_path, check_duration, check_no_nul, check_program, reject_field,
 };
 use super::{
-    BUILT_IN_SERVICES, NodedConfig, ReadinessConfig, RestartPolicy, UserService, cluster, containerd,
-    provisioner,
+    BUILT_IN_SERVICES, NodedConfig, PRESEED, ReadinessConfig, RestartPolicy, UserService, cluster,
+    containerd, provisioner,
 };
 
 /// Minimum size of a log: an entry may take a quarter of it.
@@ -80,7 +80,7 @@ fn check_sizes(config: &NodedConfig) -> Result<(), ConfigViolation> {
     Ok(())
 }
 
-/// Whether a service name is valid: it becomes a part of a DN.
+/// Whether the name of a service or of an additional runnable is valid: 1 to 64 of `a-z`, `0-9`, `_` and `-`. It becomes a part of a DN.
 pub fn is_valid_runnable_name(name: &str) -> bool {
     let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-';
     (1..=64).contains(&name.len()) && name.bytes().all(valid)
@@ -184,11 +184,13 @@ fn check_dependencies(
             "etcd" => services.etcd.enable,
             "cluster" => config.cluster.is_some(),
             "containerd" => services.containerd.enable,
+            PRESEED => services.containerd.enable && services.containerd.preseed.is_some(),
             "provisioner" => config.provisioner.is_some(),
             other if config.service.iter().any(|known| known.name == other) => true,
             other => {
                 let known: Vec<_> = BUILT_IN_SERVICES
                     .into_iter()
+                    .chain([PRESEED])
                     .chain(config.service.iter().map(|s| s.name.as_str()))
                     .collect();
                 let message = format!("unknown service {other:?} in depends_on; known: {}", known.join(", "));
@@ -199,6 +201,8 @@ fn check_dependencies(
             let hint = match dependency.as_str() {
                 "provisioner" => "set provisioner.kubeconfig".to_owned(),
                 "cluster" => "set cluster.address".to_owned(),
+                PRESEED if services.containerd.enable => "set services.containerd.preseed".to_owned(),
+                PRESEED => "set services.containerd.enable = true".to_owned(),
                 _ => format!("set services.{dependency}.enable = true"),
             };
             let message = format!("{} depends on {dependency}, which is disabled; {hint}", service.name);

@@ -5,12 +5,15 @@
 use std::net::{IpAddr, SocketAddr};
 
 use nodekeel_cluster::consensus::{Member, MembershipError, PeerUrl};
-use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentRun, EnrolmentState, TicketAccessError};
+use nodekeel_cluster::enrolment::{ClusterNode, EnrolmentRun, EnrolmentState, TicketAccessError, WaitCause};
 use nodekeel_cluster::node::{GoldenTicketIssuer, TicketIssueError};
 use tonic::{Code, Status};
 
 use crate::node::NodeState;
 use crate::{plan, v1};
+
+/// The state of a node in its cluster whose member can't take part at present.
+const UNHEALTHY: &str = "Unhealthy";
 
 /// The node's cluster, or the status of a node without one.
 fn require_cluster(shared: &NodeState) -> Result<&ClusterNode, Status> {
@@ -23,18 +26,27 @@ fn require_cluster(shared: &NodeState) -> Result<&ClusterNode, Status> {
 pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, Status> {
     let cluster = require_cluster(shared)?;
     let state = cluster.current_state();
+    let condition = cluster.condition().map(|condition| condition.to_string());
     let (detail, node, id) = match &state {
-        EnrolmentState::New => (String::new(), None, None),
+        EnrolmentState::New => (condition.clone().unwrap_or_default(), None, None),
+        EnrolmentState::Waiting(cause) => (waiting_detail(shared, cause), None, None),
         EnrolmentState::CreatingCluster(run)
         | EnrolmentState::Joining { run, .. }
-        | EnrolmentState::Restarting(run) => (run.activity().to_string(), node_name(run), None),
-        EnrolmentState::Running(membership) => {
-            (String::new(), Some(membership.node_id.to_string()), Some(membership.cluster_id.to_string()))
+        | EnrolmentState::Restarting(run) => {
+            (condition.clone().unwrap_or_else(|| run.activity().to_string()), node_name(run), None)
         }
+        EnrolmentState::Running(membership) => (
+            condition.clone().unwrap_or_default(),
+            Some(membership.node_id.to_string()),
+            Some(membership.cluster_id.to_string()),
+        ),
         EnrolmentState::Failed(reason) => (plan::error_chain(reason), None, None),
     };
     Ok(v1::ClusterResponse {
-        state: state.phase().to_string(),
+        state: match (&state, condition) {
+            (EnrolmentState::Running(_), Some(_)) => UNHEALTHY.to_owned(),
+            _ => state.phase().to_string(),
+        },
         detail,
         history: cluster.phase_history().iter().map(ToString::to_string).collect(),
         node: node.unwrap_or_default(),
@@ -42,17 +54,36 @@ pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
     })
 }
 
+/// Why the node waits, and what to do on this node.
+fn waiting_detail(shared: &NodeState, cause: &WaitCause) -> String {
+    let hint = match cause {
+        WaitCause::NoInstruction => ", or type `nodectl cluster bootstrap` for a new cluster",
+        _ => "",
+    };
+    let ticket = shared.plan.config.node.data.join("cluster/state/enrolment.pb");
+    format!("{cause}; copy a ticket of a member to {}{hint}", ticket.display())
+}
+
+/// Tells the node to bootstrap a cluster.
+pub(super) fn bootstrap(shared: &NodeState) -> Result<v1::BootstrapResponse, Status> {
+    let requested = require_cluster(shared)?.request_bootstrap();
+    requested.map_err(|refusal| Status::failed_precondition(plan::error_chain(&refusal)))?;
+    Ok(v1::BootstrapResponse {})
+}
+
 fn node_name(run: &EnrolmentRun) -> Option<String> {
     run.node_id().map(ToString::to_string)
 }
 
 pub(super) async fn list_members(shared: &NodeState) -> Result<v1::MembersResponse, Status> {
-    let member = require_cluster(shared)?
-        .cluster_access()
-        .map_err(|error| Status::failed_precondition(plan::error_chain(&error)))?;
+    let cluster = require_cluster(shared)?;
+    let member =
+        cluster.cluster_access().map_err(|error| Status::failed_precondition(plan::error_chain(&error)))?;
     let listed = member.cluster_members().list_members().await;
-    let listed =
-        listed.map_err(|error| Status::new(membership_error_code(&error), plan::error_chain(&error)))?;
+    let listed = listed.map_err(|error| {
+        let text = add_condition(plan::error_chain(&error), cluster.condition().as_deref());
+        Status::new(membership_error_code(&error), text)
+    })?;
     let this = member.this_member().id;
     let wire = |member: Member| v1::Member {
         is_this: member.id == this,
@@ -68,15 +99,13 @@ pub(super) async fn create_ticket(
     shared: &NodeState,
     request: v1::CreateGoldenTicketRequest,
 ) -> Result<v1::CreateGoldenTicketResponse, Status> {
-    let tickets = ticket_issuer(shared)?;
+    let (cluster, tickets) = (require_cluster(shared)?, ticket_issuer(shared)?);
     let url = peer_url(shared, &request.address, request.port)?;
     let ticket = match tickets.issue_ticket(&url).await {
         Ok(ticket) => ticket,
         Err(error) => {
-            return Err(ticket_error_status(
-                &error,
-                ticket_hint(require_cluster(shared)?, &error, &url).await,
-            ));
+            let hint = ticket_hint(cluster, &error, &url).await;
+            return Err(ticket_error_status(&error, hint, cluster.condition().as_deref()));
         }
     };
     Ok(v1::CreateGoldenTicketResponse {
@@ -89,12 +118,12 @@ pub(super) async fn revoke_ticket(
     shared: &NodeState,
     request: v1::WithdrawGoldenTicketRequest,
 ) -> Result<v1::WithdrawGoldenTicketResponse, Status> {
-    let tickets = ticket_issuer(shared)?;
+    let (cluster, tickets) = (require_cluster(shared)?, ticket_issuer(shared)?);
     let url = peer_url(shared, &request.address, request.port)?;
     match tickets.revoke_ticket(&url).await {
         Ok(true) => Ok(v1::WithdrawGoldenTicketResponse { url: url.to_string() }),
         Ok(false) => Err(Status::failed_precondition(format!("no ticket exists for {url}"))),
-        Err(error) => Err(ticket_error_status(&error, None)),
+        Err(error) => Err(ticket_error_status(&error, None, cluster.condition().as_deref())),
     }
 }
 
@@ -122,9 +151,22 @@ fn peer_url(shared: &NodeState, address: &str, port: u32) -> Result<PeerUrl, Sta
     Ok(PeerUrl::new(address, port))
 }
 
-fn ticket_error_status(error: &TicketIssueError, hint: Option<String>) -> Status {
-    let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
-    Status::new(ticket_error_code(error), plan::error_chain(error) + &hint)
+fn ticket_error_status(error: &TicketIssueError, hint: Option<String>, condition: Option<&str>) -> Status {
+    let text = match hint {
+        Some(hint) => format!("{}; {hint}", plan::error_chain(error)),
+        None => add_condition(plan::error_chain(error), condition),
+    };
+    Status::new(ticket_error_code(error), text)
+}
+
+/// An error of the cluster, with what keeps the node from taking part in it, if that is known.
+fn add_condition(error: String, condition: Option<&str>) -> String {
+    match condition {
+        Some(condition) if !error.contains(condition) => {
+            format!("{error}; the node is {UNHEALTHY}: {condition}")
+        }
+        _ => error,
+    }
 }
 
 /// The hint for the operator, if another ticket conflicts.
@@ -185,6 +227,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_error_of_a_cluster_without_a_majority_says_who_is_missing() {
+        let condition = "waits for a majority: 1 of 3 members reachable (10.0.0.8 does not answer)";
+        let text = add_condition("list the members: no answer".into(), Some(condition));
+        assert_eq!(text, format!("list the members: no answer; the node is Unhealthy: {condition}"));
+        assert_eq!(add_condition(condition.into(), Some(condition)), condition);
+        assert_eq!(add_condition("no".into(), None), "no");
+    }
+
+    #[test]
     fn the_revoke_command_names_address_and_port() {
         let command = revoke_command("https://[2001:db8::1]:7834").unwrap_or_default();
         assert!(command.contains("--address 2001:db8::1 --port 7834"), "{command}");
@@ -215,7 +266,7 @@ mod tests {
             (TicketIssueError::Record(NodeStoreError::ClusterIdMissing), Code::Internal),
         ];
         for (error, code) in cases {
-            let status = ticket_error_status(&error, None);
+            let status = ticket_error_status(&error, None, None);
             assert_eq!((status.code(), status.message()), (code, &*plan::error_chain(&error)));
         }
     }

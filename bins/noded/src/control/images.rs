@@ -13,6 +13,7 @@ use tonic::Status;
 
 use crate::node::NodeState;
 use crate::plan::{self, ServicePlan};
+use crate::service::containerd::disk_reserve;
 use crate::v1;
 
 pub(super) async fn list_images(
@@ -66,9 +67,9 @@ async fn connect_store(shared: &NodeState) -> Result<ContainerdImages, Status> {
             "this node does not run containerd; see services.containerd",
         ));
     };
-    ContainerdImages::connect(&containerd.directories.socket_path())
-        .await
-        .map_err(|error| aborted_status(&error))
+    let store = ContainerdImages::connect(&containerd.directories.socket_path()).await;
+    let store = store.map_err(|error| aborted_status(&error))?;
+    Ok(store.with_disk(containerd.directories.root_dir(), disk_reserve(&containerd.config)))
 }
 
 fn images_response(mut images: Vec<Image>) -> v1::ImagesResponse {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use nodekeel_logtree::LogReader;
+use nodekeel_supervisor::Supervisor;
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -33,17 +34,29 @@ pub(super) fn until_stopped<T: Send + 'static>(
     Box::pin(items.chain(end.filter_map(|end| async move { end })))
 }
 
-/// Streams the tree, now and after each change.
+/// Streams the tree: now, after each change, and when readiness clears failures, which is not a change of the tree.
 pub(super) fn tree_stream(
     shared: Arc<NodeState>,
     mut changes: watch::Receiver<u64>,
 ) -> impl Stream<Item = v1::TreeResponse> + Send {
     changes.mark_changed();
     stream::unfold((shared, changes), |(shared, mut changes)| async move {
-        changes.changed().await.ok()?;
+        tokio::select! {
+            changed = changes.changed() => changed.ok()?,
+            () = failures_cleared(&shared) => {}
+        }
         shared.with_supervisor(|_| ())?;
         Some((v1::TreeResponse { nodes: shared.tree_nodes() }, (shared, changes)))
     })
+}
+
+/// Resolves when readiness clears the failures of a runnable, if nothing changes until then.
+async fn failures_cleared(shared: &NodeState) {
+    let statuses = shared.with_supervisor(Supervisor::snapshot).unwrap_or_default();
+    match statuses.iter().filter_map(|status| status.failures_clear_in).min() {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Streams log entries, as many in one message as are available and fit.

@@ -17,6 +17,8 @@ pub struct ClusterPlan {
     pub consensus: ConsensusBackend,
     /// Its directory.
     pub directory: PathBuf,
+    /// The file that records that the node has been in a cluster. A cluster in memory has its own.
+    pub bootstrap_record: PathBuf,
     /// Its settings.
     pub config: ClusterConfig,
 }
@@ -70,13 +72,32 @@ impl Planner<'_> {
                 self.root.run.add_layout::<ClusterLayout>().expect(PLACED_IN_MEMORY).cluster.path().to_owned()
             }
         };
-        let planned = ClusterPlan { consensus, directory, config: cluster.clone() };
+        let bootstrap_record = match &consensus {
+            ConsensusBackend::Etcd { .. } => bootstrap_record(cluster, self.root.path()),
+            ConsensusBackend::Memory { .. } => directory.join("state/bootstrapped"),
+        };
+        if cluster.bootstrap_record.is_some() && bootstrap_record.starts_with(self.root.path()) {
+            self.problems.push(format!(
+                "cluster.bootstrap_record: {} is in the data directory and would be lost with it: use a file outside",
+                bootstrap_record.display()
+            ));
+        }
+        let planned = ClusterPlan { consensus, directory, bootstrap_record, config: cluster.clone() };
         self.services.push(PlannedService {
             dn: "root.cluster".into(),
             service: ServicePlan::Cluster(Box::new(planned)),
             skip_reason: skipped,
         });
     }
+}
+
+/// The configured record of the bootstrap, or the one beside the data directory.
+fn bootstrap_record(cluster: &ClusterConfig, data: &Path) -> PathBuf {
+    cluster.bootstrap_record.clone().unwrap_or_else(|| {
+        let mut beside = data.as_os_str().to_owned();
+        beside.push(".bootstrapped");
+        beside.into()
+    })
 }
 
 /// Why other nodes could not reach this one with its configured address.
@@ -96,12 +117,15 @@ fn check_reachable(cluster: &ClusterConfig) -> Option<String> {
 
 impl fmt::Display for ClusterPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bootstrap =
+            if self.config.bootstrap { "bootstraps a cluster once if it has no ticket, " } else { "" };
         match (&self.config.address, &self.config.interface) {
             (Some(address), _) => write!(f, "a member at {address}, ")?,
             (None, interface) => {
                 write!(f, "a member at the address of {}, ", interface.as_deref().unwrap_or_default())?;
             }
         }
+        f.write_str(bootstrap)?;
         match &self.consensus {
             ConsensusBackend::Etcd { binary, config } => write!(
                 f,

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use kube::config::Kubeconfig;
 use nodekeel_fsquota::{OpenError, ProjectQuota};
-use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{DriverName, NodeName};
 
 use super::{PLACED_IN_MEMORY, PlannedService, Planner, ServicePlan, check_socket_path};
@@ -162,19 +161,15 @@ pub(crate) fn quota_error_with_hint(error: &OpenError) -> String {
     )
 }
 
+/// Why volumes can't be mounted for this kubelet. Its directory need not exist: it may be a service of this
+/// node, which creates it when it starts.
 fn check_kubelet(kubelet: &Path) -> Option<String> {
-    let path = kubelet.display();
-    let why = match Dir::open(kubelet) {
-        Ok(dir) => match dir.open_dir("pods").and_then(|_| dir.open_dir("plugins_registry")) {
-            Ok(_) if nix::unistd::geteuid().is_root() => return None,
-            Ok(_) => "mounting volumes needs root: run noded as root".to_owned(),
-            Err(error) => {
-                format!("{path} is not the directory of a running kubelet ({error}): start the kubelet")
-            }
-        },
-        Err(_) => format!(
-            "kubelet directory {path} does not exist: start the kubelet, or correct provisioner.kubelet"
-        ),
+    let why = match std::fs::metadata(kubelet) {
+        Ok(found) if !found.is_dir() => {
+            format!("{} is not a directory: correct provisioner.kubelet", kubelet.display())
+        }
+        _ if !nix::unistd::geteuid().is_root() => "mounting volumes needs root: run noded as root".to_owned(),
+        _ => return None,
     };
     Some(format!("{why}, or set provisioner.csi = false to provision volumes without mounting them"))
 }
@@ -255,15 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_kubelet_is_reported() {
+    fn a_kubelet_directory_may_be_missing_but_not_be_a_file() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let absent = check_kubelet(&scratch.path().join("absent")).expect("absent");
-        assert!(absent.contains("does not exist: start the kubelet"), "{absent}");
-        let empty = check_kubelet(scratch.path()).expect("empty");
-        assert!(
-            empty.contains("is not the directory of a running kubelet")
-                && empty.contains("provisioner.csi = false"),
-            "{empty}"
-        );
+        let file = scratch.path().join("file");
+        fs::write(&file, "").expect("written");
+        let rejected = check_kubelet(&file).expect("a file");
+        assert!(rejected.contains("is not a directory") && rejected.contains("csi = false"), "{rejected}");
+        for path in [scratch.path().join("absent"), scratch.path().to_owned()] {
+            let reason = check_kubelet(&path);
+            let needs_root = reason.as_ref().is_some_and(|reason| reason.contains("needs root"));
+            assert_eq!(reason.is_some(), needs_root, "{reason:?}");
+            assert_eq!(needs_root, !nix::unistd::geteuid().is_root());
+        }
     }
 }

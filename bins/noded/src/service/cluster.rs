@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use nodekeel_cluster::consensus::etcd::EtcdConfig;
 use nodekeel_cluster::consensus::memory::MemoryConsensus;
-use nodekeel_cluster::enrolment::{ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
+use nodekeel_cluster::enrolment::{BootstrapRecord, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
 use nodekeel_cluster::network::{InterfaceNetwork, InterfaceService, Network, NodeAddress, StaticNetwork};
-use nodekeel_cluster::node::{EnrolmentSources, EspEnrolment, LocalNames};
+use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
 use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::DirectoryVolume;
 use nodekeel_supervisor::{AddChildError, Context};
 
@@ -32,13 +33,9 @@ impl ClusterService {
     ) -> Result<Self, DataError> {
         let part = place_cluster(plan, root)?;
         let (network, service) = new_network(plan);
-        let enrolment = part
-            .state
-            .add_layout::<EspEnrolment>()
-            .map_err(|error| data::placement_error(root.path(), error))?;
         let deps = Deps {
             journal_dir: Dir::open(part.state.path())?,
-            enrolment: EnrolmentSources::default_sources(enrolment.enrolment),
+            enrolment: enrolment_sources(&part.state),
             network,
             volume: Arc::new(DirectoryVolume::new(Dir::open(part.volume.path())?)),
             consensus: new_consensus(&plan.consensus, grace),
@@ -51,6 +48,8 @@ impl ClusterService {
         let mut settings = EnrolmentSettings::default();
         settings.deadline = plan.config.deadline;
         settings.golden_tickets = plan.config.golden_tickets;
+        settings.bootstrap = plan.config.bootstrap;
+        settings.bootstrap_record = Some(BootstrapRecord::new(&plan.bootstrap_record));
         Ok(Self { cluster: ClusterNode::new(deps, settings), network: service })
     }
 }
@@ -62,6 +61,15 @@ impl ClusterService {
             ctx.run_child("network", network)?;
         }
         ctx.run_child("cluster", self.cluster)
+    }
+}
+
+/// Where the ticket may be. What is at its path but is not a file concerns only a node that reads it: one in its
+/// cluster does not.
+fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
+    match state.add_layout::<EspEnrolment>() {
+        Ok(placed) => EnrolmentSources::default_sources(placed.enrolment),
+        Err(_) => EnrolmentSources::new([EnrolmentSource::FwCfg(state.path().join("enrolment.pb"))]),
     }
 }
 

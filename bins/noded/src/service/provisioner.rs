@@ -1,9 +1,10 @@
 //! Volumes for the claims of a Kubernetes cluster, as a service of the node.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use kube::client::RustlsTlsError;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
 use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
@@ -13,7 +14,9 @@ use nodekeel_provisioner::{
 };
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
+use tokio::sync::mpsc;
 
+use super::kubelet_dir::wait_for_kubelet;
 use super::no_quota::NoQuota;
 use crate::data::{self, DataError};
 use crate::plan::{LimitEnforcement, ProvisionerPlan, quota_error_with_hint};
@@ -45,33 +48,53 @@ pub(crate) enum VolumesError {
 #[derive(Debug, Clone)]
 pub(crate) struct VolumeService {
     plan: ProvisionerPlan,
-    store: Arc<DirStore>,
+    log_store: LogStore,
+    /// The open store; `None` after it was lost, until the next incarnation opens it again.
+    store: Arc<Mutex<Option<Arc<DirStore>>>>,
 }
 
 impl VolumeService {
     /// Opens the existing directory, and resumes what a killed instance has started.
     pub(crate) fn open(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<Self, VolumesError> {
-        let path = || plan.directory.clone();
-        let base = data::open_directory(&plan.directory).map_err(VolumesError::Directory)?;
-        let store = DirStore::new(base, open_quota(plan, log_store)?).map_err(|source| match source {
-            DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
-            DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
-            source => VolumesError::Store { path: path(), source },
-        })?;
-        Ok(Self { plan: plan.clone(), store: Arc::new(store) })
+        let store = Some(Arc::new(open_store(plan, log_store)?));
+        Ok(Self { plan: plan.clone(), log_store: log_store.clone(), store: Arc::new(Mutex::new(store)) })
     }
 
-    fn csi_plugin(&self) -> Result<Option<NodePlugin>, Failure> {
+    /// The open store. One that was lost is opened again: its disk may be mounted by now.
+    fn open_again(&self) -> Result<Arc<DirStore>, VolumesError> {
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = &*store {
+            return Ok(Arc::clone(store));
+        }
+        let opened = Arc::new(open_store(&self.plan, &self.log_store)?);
+        Ok(Arc::clone(store.insert(opened)))
+    }
+
+    fn close(&self) {
+        *self.store.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn csi_plugin(&self, store: &Arc<DirStore>) -> Result<Option<NodePlugin>, Failure> {
         let Some(kubelet) = &self.plan.kubelet else { return Ok(None) };
         let deps = PluginDeps {
             driver: self.plan.driver.clone(),
             node: self.plan.node.clone(),
-            store: self.store.clone(),
-            volumes: self.store.clone(),
+            store: Arc::clone(store) as _,
+            volumes: Arc::clone(store) as _,
             mounter: Arc::new(BindMounter::new(kubelet)),
         };
         Ok(Some(NodePlugin::new(deps, kubelet)?))
     }
+}
+
+fn open_store(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<DirStore, VolumesError> {
+    let path = || plan.directory.clone();
+    let base = data::open_directory(&plan.directory).map_err(VolumesError::Directory)?;
+    DirStore::new(base, open_quota(plan, log_store)?).map_err(|source| match source {
+        DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
+        DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
+        source => VolumesError::Store { path: path(), source },
+    })
 }
 
 fn open_quota(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<Arc<dyn QuotaSetter>, VolumesError> {
@@ -103,7 +126,13 @@ impl Runnable for VolumeService {
 async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Failure> {
     let plan = &volumes.plan;
     let client = new_client(&plan.kubeconfig).await?;
-    let plugin = volumes.csi_plugin()?;
+    if let Some(kubelet) = &plan.kubelet {
+        // It may be a service of this node. What the plugin creates must lie in the directory that the kubelet uses.
+        wait_for_kubelet(kubelet, &ctx).await?;
+    }
+    let store = volumes.open_again()?;
+    let plugin = volumes.csi_plugin(&store)?;
+    let _lock = plugin.as_ref().map(NodePlugin::lock_driver).transpose()?;
     let identity = ProvisionerIdentity {
         driver: plan.driver.clone(),
         node: plan.node.clone(),
@@ -111,7 +140,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     };
     let deps = Deps {
         client,
-        store: volumes.store.clone(),
+        store,
         metrics: Arc::new(()),
         guard: plugin.as_ref().map(NodePlugin::volume_guard),
         registered: plugin.as_ref().map(NodePlugin::registration_state),
@@ -121,15 +150,32 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
         ctx.run_child("csi", plugin)?;
     }
     let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
-    ctx.run_child("controller", move |ctx: Context| run_controller(provisioner.clone(), ctx))?;
-    ctx.wait_ready(&format!("{}.controller", ctx.dn())).await?;
-    ctx.signal_ready()?;
-    Err(ctx.canceled().await.into())
+    let (store_failed, mut store_failure) = mpsc::channel(1);
+    ctx.run_child("controller", move |ctx: Context| {
+        run_controller(provisioner.clone(), ctx, store_failed.clone())
+    })?;
+    let served = async {
+        ctx.wait_ready(&format!("{}.controller", ctx.dn())).await?;
+        ctx.signal_ready()?;
+        Err(ctx.canceled().await.into())
+    };
+    tokio::select! {
+        ended = served => ended,
+        Some(error) = store_failure.recv() => {
+            volumes.close();
+            Err(Failure::new(error))
+        }
+    }
 }
 
 /// Runs the provisioner. Until it is ready it waits for an API server that may never answer, even after a
 /// cancel; so it is dropped then, as by a crash, and the next incarnation resumes.
-async fn run_controller(provisioner: Provisioner, ctx: Context) -> Result<(), Failure> {
+/// A store that is not there is opened again by the next incarnation of its parent.
+async fn run_controller(
+    provisioner: Provisioner,
+    ctx: Context,
+    store_failed: mpsc::Sender<RunError>,
+) -> Result<(), Failure> {
     let is_ready = AtomicBool::new(false);
     let ready = || {
         is_ready.store(true, Ordering::Relaxed);
@@ -146,6 +192,11 @@ async fn run_controller(provisioner: Provisioner, ctx: Context) -> Result<(), Fa
     tokio::select! {
         Err(error) = provisioner.run_until(ctx.cancellation_token(), ready) => match error {
             RunError::Canceled => Err(ctx.canceled().await.into()),
+            RunError::StoreRejected(_) | RunError::StoreLost(_) => {
+                // Full only if the parent is about to end for the same reason.
+                let _ = store_failed.try_send(error);
+                Err(ctx.canceled().await.into())
+            }
             error => Err(Failure::new(error)),
         },
         canceled = stopped => Err(canceled.into()),
@@ -161,11 +212,25 @@ struct ClientError {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+/// What a client error of a machine without root certificates means: the cause does not say so.
+#[derive(Debug, Error)]
+#[error(
+    "it names no certificate-authority, and this machine has no root certificates: add certificate-authority to it, \
+     or install root certificates (Debian: ca-certificates)"
+)]
+struct NoRootCertificates;
+
 async fn new_client(kubeconfig: &std::path::Path) -> Result<kube::Client, ClientError> {
     let failed = |source| ClientError { path: kubeconfig.to_owned(), source };
     let file = Kubeconfig::read_from(kubeconfig).map_err(|error| failed(error.into()))?;
     let options = KubeConfigOptions::default();
     let config =
         kube::Config::from_custom_kubeconfig(file, &options).await.map_err(|error| failed(error.into()))?;
-    kube::Client::try_from(config).map_err(|error| failed(error.into()))
+    let has_ca = config.root_cert.is_some();
+    kube::Client::try_from(config).map_err(|error| match error {
+        kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) if !has_ca => {
+            failed(NoRootCertificates.into())
+        }
+        error => failed(error.into()),
+    })
 }

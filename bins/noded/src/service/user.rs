@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use nodekeel_supervisor::process::{self, Process};
-use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, RunFuture, Runnable};
+use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, RunFuture, Runnable, WaitReadyError};
 
 use crate::config::{ReadinessConfig, RestartPolicy, UserService};
 use crate::plan::UserServicePlan;
+
+/// Pause before a DN that left the tree, because its parent restarts, is looked for again.
+const UNKNOWN_PAUSE: Duration = Duration::from_millis(50);
 
 /// The service as a child of the tree.
 pub(crate) fn service_child(user: &UserServicePlan, grace: Duration) -> ChildSpec {
@@ -25,15 +28,32 @@ impl Runnable for DependentProcess {
         let Self { process, after } = self;
         let (process, after) = (process.clone(), after.clone());
         Box::pin(async move {
-            for dn in after {
-                ctx.wait_ready(&dn).await?;
-            }
+            wait_dependencies(&ctx, &after).await?;
             process.run(ctx).await
         })
     }
 
     fn stop_timeout(&self) -> Option<Duration> {
         self.process.stop_timeout()
+    }
+}
+
+/// Waits for each of the DNs. One that is below another, which restarts just now, is waited for again from the
+/// first on.
+async fn wait_dependencies(ctx: &Context, after: &[String]) -> Result<(), WaitReadyError> {
+    'again: loop {
+        for (index, dn) in after.iter().enumerate() {
+            let is_below =
+                |dn: &str| after[..index].iter().any(|parent| dn.starts_with(&format!("{parent}.")));
+            match ctx.wait_ready(dn).await {
+                Err(WaitReadyError::UnknownDn { dn }) if is_below(&dn) => {
+                    tokio::time::sleep(UNKNOWN_PAUSE).await;
+                    continue 'again;
+                }
+                ready => ready?,
+            }
+        }
+        return Ok(());
     }
 }
 

@@ -266,6 +266,6 @@ fn the_manuals_keep_the_exit_codes_of_the_first_release() {
         let (_, section) = manual.split_once("## Exit codes").unwrap();
         let rows = section.lines().filter_map(|row| row.strip_prefix("| ")?.split_once(" |"));
         let listed: Vec<_> = rows.map(|(code, _)| code).filter(|code| code.parse::<u8>().is_ok()).collect();
-        assert_eq!(listed.join(" "), codes, "{program}");
+        assert!(listed.join(" ").starts_with(codes), "{program}: {listed:?}");
     }
 }

@@ -10,7 +10,7 @@ use prost::Message as _;
 use tokio::time::timeout;
 use tonic::Streaming;
 
-use crate::harness::{LocalNode, NO_DAEMONS, TEST_TIMEOUT};
+use crate::harness::{LocalNode, NO_DAEMONS, NodedProcess, TEST_TIMEOUT};
 
 /// The text of an entry.
 fn entry_text(entry: &LogEntry) -> String {
@@ -217,4 +217,28 @@ async fn streams_end_when_the_node_stops() {
     assert_eq!(report.stragglers, []);
     let status = chunks.message().await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
+}
+
+#[test]
+#[ignore = "needs etcd"]
+fn the_etcd_of_a_cluster_knows_every_variable_that_it_is_given() {
+    let newest = testbed::gotool::ETCD.program_path("etcd").unwrap();
+    let debian = testbed::tools::find_tool(testbed::tools::ETCD).unwrap();
+    for etcd in [debian.as_path(), newest.as_path()] {
+        let ports = [testbed::reserve_port().unwrap(), testbed::reserve_port().unwrap()];
+        let config = format!(
+            "services.containerd.enable = false\n[services.etcd]\nbinary = {etcd:?}\nclient_port = {}\npeer_port = {}\n\
+             [cluster]\naddress = \"127.0.0.1\"\nbootstrap = true\n",
+            ports[0].number(),
+            ports[1].number()
+        );
+        let mut node = NodedProcess::spawn(testbed::ScratchDir::new().unwrap(), &config, &[], |_| {});
+        let mut lines = node.wait_for_line("control socket at");
+        node.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
+        node.signal(nix::sys::signal::Signal::SIGTERM);
+        let (status, rest) = node.wait();
+        lines.extend(rest);
+        assert_eq!(status.code(), Some(0), "{lines:#?}");
+        assert!(!lines.iter().any(|line| line.contains("unrecognized environment variable")), "{lines:#?}");
+    }
 }

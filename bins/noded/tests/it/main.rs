@@ -12,5 +12,6 @@ mod lifecycle;
 mod logs;
 mod network_namespace;
 mod nodectl;
+mod preseed;
 mod services;
 mod volumes;

@@ -145,3 +145,178 @@ fn a_failed_service_shows_its_exit_in_the_tree_and_raw_lines_show_their_time() {
     assert_eq!(rest.split_whitespace().collect::<Vec<_>>(), ["root.service.a", "R", "last", "words"]);
     node.stop();
 }
+
+/// The text of `status`, and its exit code.
+fn node_status(node: &NodedProcess) -> (String, Option<i32>) {
+    let output = node.nodectl(&["status"]);
+    (String::from_utf8(output.stdout).unwrap(), output.status.code())
+}
+
+#[test]
+fn status_names_a_crash_loop_and_fails_until_the_service_is_stable() {
+    let scratch = ScratchDir::new().unwrap();
+    let cured = scratch.path().join("cured");
+    // It is ready as soon as it runs, and so between all its failures.
+    let script = format!("[ -e {} ] && exec sleep 1000; exec sleep 0.05; exit 3", cured.display());
+    let keys = format!("{PATH}\nbackoff = {{ initial = \"1ms\", max = \"1ms\" }}");
+    let config = format!("{NO_DAEMONS}{}", service_config("a", &script, &keys));
+    let node = NodedProcess::start_in(scratch, &config, &[]);
+    node.wait_for_event("root.service.a", 3, "started");
+    for _ in 0..20 {
+        let (text, code) = node_status(&node);
+        assert_eq!(code, Some(6), "{text}");
+        assert!(
+            text.contains("1 of 4 runnables is not healthy") && text.contains("root.service.a is "),
+            "{text}"
+        );
+        assert!(text.contains("crash-loops: ") && text.contains(" consecutive failures"), "{text}");
+    }
+    let output = node.nodectl(&["-o", "json", "status"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &json["healthy"]), (Some(6), &serde_json::json!(false)), "{json}");
+    let unhealthy = json["nodes"].as_array().unwrap().iter().filter(|node| node["healthy"] == false);
+    let unhealthy: Vec<_> = unhealthy.map(|node| (&node["dn"], &node["crash_looping"])).collect();
+    assert_eq!(unhealthy, [(&"root.service.a".into(), &true.into())], "{json}");
+    let tree = node.ask(&["tree"]);
+    assert!(tree.lines().last().unwrap().starts_with("1 of 4 runnables is not healthy"), "{tree}");
+    assert!(tree.contains("crash-loops: "), "{tree}");
+    assert_eq!(node.nodectl(&["status", "root.service.a"]).status.code(), Some(6));
+    assert_eq!(node.nodectl(&["status", "root.control"]).status.code(), Some(0));
+
+    let watch = node.follow(&["tree", "--watch"]);
+    std::fs::write(&cured, "").unwrap();
+    // Ready for ten seconds, the time that resets its backoff: nothing else happens then.
+    watch.find_value(|tree| tree.as_array().unwrap().iter().all(|node| node["healthy"] == true));
+    let (text, code) = node_status(&node);
+    assert!(code == Some(0) && text.contains("all 4 runnables are ready"), "{code:?} {text}");
+    node.ask(&["stop", "--wait", "root.service.a"]);
+    let (text, code) = node_status(&node);
+    assert!(code == Some(6) && text.contains("root.service.a is stopped"), "{code:?} {text}");
+    node.stop();
+}
+
+#[test]
+fn a_start_of_a_ready_runnable_says_that_it_is_ready_already() {
+    let node = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", PATH)));
+    node.ask(&["start", "--wait", "root.service.a"]);
+    for args in [&["start", "root.service.a"][..], &["start", "--wait", "root.service.a"]] {
+        assert_eq!(node.ask(args), "root.service.a is already ready\n");
+    }
+    node.ask(&["stop", "--wait", "root.service.a"]);
+    assert_eq!(node.ask(&["start", "root.service.a"]), "root.service.a is being started\n");
+    node.stop();
+}
+
+/// A terminal of 60 columns and 10 lines, and what nodectl draws on it.
+struct TestTerminal {
+    output: std::sync::mpsc::Receiver<String>,
+    device: std::path::PathBuf,
+    child: std::process::Child,
+}
+
+impl TestTerminal {
+    fn start(node: &NodedProcess, args: &[&str]) -> Self {
+        let size = nix::pty::Winsize { ws_row: 10, ws_col: 60, ws_xpixel: 0, ws_ypixel: 0 };
+        let pair = nix::pty::openpty(Some(&size), None).unwrap();
+        let device = nix::unistd::ttyname(&pair.slave).unwrap();
+        // The terminal becomes the controlling one of nodectl, which is notified of its changes.
+        let nodectl = node.nodectl_command(args);
+        let mut command = std::process::Command::new("setsid");
+        command.args(["--ctty", nodectl.get_program().to_str().unwrap()]).args(nodectl.get_args());
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("NODEKEEL_SOCKET", node.socket());
+        let child = command.stdin(pair.slave.try_clone().unwrap()).stdout(pair.slave).spawn().unwrap();
+        let (send, output) = std::sync::mpsc::channel();
+        let mut screen = std::fs::File::from(pair.master);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(read) = screen.read(&mut buffer)
+                && send.send(String::from_utf8_lossy(&buffer[..read]).into_owned()).is_ok()
+            {}
+        });
+        Self { output, device, child }
+    }
+
+    fn resize(&self, columns: u16, rows: u16) {
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        let mut stty = std::process::Command::new("stty");
+        stty.arg("-F").arg(&self.device).args(["cols", &columns, "rows", &rows]);
+        assert!(stty.status().unwrap().success());
+    }
+
+    /// Reads until a frame has what is wanted of its lines.
+    fn find_in_frame<T>(&self, wanted: impl Fn(&[&str]) -> Option<T>) -> T {
+        let (started, mut text) = (std::time::Instant::now(), String::new());
+        loop {
+            text += &self.output.recv_timeout(TEST_TIMEOUT).unwrap();
+            let plain = plain_text(&text);
+            // A frame starts at the top left, and is complete when the next one starts.
+            let mut frames: Vec<&str> = plain.split("\x1b[H").collect();
+            frames.pop();
+            if let Some(found) = frames.iter().find_map(|frame| wanted(&frame.lines().collect::<Vec<_>>())) {
+                return found;
+            }
+            assert!(started.elapsed() < TEST_TIMEOUT, "{plain}");
+        }
+    }
+}
+
+impl Drop for TestTerminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Without colors and what erases; only the jumps to the top left remain.
+fn plain_text(text: &str) -> String {
+    let mut plain = text.replace('\r', "");
+    while let Some((start, length)) = plain.match_indices("\x1b[").find_map(|(start, _)| {
+        let length = plain[start + 2..].find(|c: char| c.is_ascii_alphabetic())? + 3;
+        (plain[start..start + length] != *"\x1b[H").then_some((start, length))
+    }) {
+        plain.replace_range(start..start + length, "");
+    }
+    plain
+}
+
+#[test]
+fn a_watched_tree_fits_its_terminal_and_counts_down() {
+    let mut config = NO_DAEMONS.to_owned();
+    for number in 0..12 {
+        config += &service_config(&format!("quiet-{number}"), "exec sleep 1000", PATH);
+    }
+    let keys = "backoff = { initial = \"1h\", max = \"1h\", jitter = 0.0 }";
+    config += &service_config("fails", "exit 3", keys);
+    let node = NodedProcess::start(&config);
+    node.wait_for_event("root.service.fails", 1, "exited");
+    for number in 0..12 {
+        node.ask(&["start", "--wait", &format!("root.service.quiet-{number}")]);
+    }
+    let terminal = TestTerminal::start(&node, &["tree", "--watch"]);
+    let fits = |lines: &[&str], columns, rows| {
+        assert!(
+            lines.len() <= rows && lines.iter().all(|line| line.chars().count() <= columns),
+            "{lines:#?}"
+        );
+        // The cursor stays in the last line.
+        lines.len() == rows - 1
+            && lines[0].starts_with("NAME")
+            && lines.iter().any(|line| line.contains("fails") && line.contains("waiting"))
+            && lines[rows - 2].contains("not healthy")
+    };
+    terminal.find_in_frame(|lines| fits(lines, 60, 10).then_some(()));
+    // The wait of an hour moves on, although nothing happens.
+    let left = |lines: &[&str]| {
+        let after = lines.iter().find_map(|line| line.split_once("its backoff, "))?.1;
+        Some(after.split_once(" more")?.0.to_owned())
+    };
+    let first = terminal.find_in_frame(left);
+    terminal.find_in_frame(|lines| left(lines).filter(|left| *left != first));
+    terminal.resize(90, 14);
+    terminal.find_in_frame(|lines| {
+        let is_wide = lines.iter().any(|line| line.chars().count() > 60);
+        (lines.len() == 13 && is_wide).then_some(())
+    });
+    drop(terminal);
+    node.stop();
+}

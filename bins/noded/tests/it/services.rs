@@ -161,6 +161,14 @@ fn a_probe_decides_when_a_service_is_ready() {
 }
 
 #[test]
+fn a_probe_has_the_time_that_the_operator_gives() {
+    let keys = "readiness = { probe = [\"/bin/sleep\", \"6\"], timeout = \"60s\" }";
+    let noded = NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", "exec sleep 1000", keys)));
+    noded.wait_for_event("root.service.a", 1, "ready");
+    noded.stop();
+}
+
+#[test]
 fn a_probe_that_hangs_ends_with_its_service_and_so_do_its_children() {
     let scratch = ScratchDir::new().unwrap();
     let asked = scratch.path().join("asked");

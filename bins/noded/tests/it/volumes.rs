@@ -45,8 +45,9 @@ fn run_check(scratch: &Path, config: &str, data: &Path, dev: bool) -> Result<Str
 #[test]
 fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
     let scratch = ScratchDir::new().unwrap();
-    let absent = scratch.path().join("absent");
-    let keys = format!("directory = {WITHOUT_QUOTAS:?}\nkubelet = {absent:?}");
+    let (absent, file) = (scratch.path().join("absent"), scratch.path().join("file"));
+    fs::write(&file, "").unwrap();
+    let keys = format!("directory = {WITHOUT_QUOTAS:?}\nkubelet = {file:?}");
     let data = scratch.path().join("data");
     let (text, code) =
         run_check(scratch.path(), &provisioner_config(&absent, &keys), &data, false).unwrap_err();
@@ -63,7 +64,8 @@ fn a_provisioner_with_missing_requirements_is_rejected_with_a_hint_for_each() {
     );
     assert!(limits.contains("use XFS or ext4; or set provisioner.quota = \"none\""), "{limits}");
     assert!(
-        kubelet.contains("start the kubelet") && kubelet.contains("provisioner.csi = false"),
+        kubelet
+            .contains("file is not a directory: correct provisioner.kubelet, or set provisioner.csi = false"),
         "{kubelet}"
     );
     assert!(lines.iter().all(|line| line.ends_with("or run with --dev to skip it")), "{text}");
@@ -128,6 +130,66 @@ fn a_provisioner_without_quotas_runs_only_when_configured_and_logs_it() {
     node.stop();
 }
 
+/// Waits until the runnable waits for something with this text.
+fn wait_for_reason(node: &NodedProcess, dn: &str, text: &str) {
+    node.follow(&["tree", "--watch"]).find_value(|tree| {
+        let nodes = tree.as_array().unwrap();
+        nodes.iter().any(|node| node["dn"] == dn && node["waiting_for"].to_string().contains(text))
+    });
+}
+
+#[test]
+#[ignore = "needs root: the provisioner mounts volumes"]
+fn a_kubelet_that_is_not_there_yet_is_waited_for_in_the_tree() {
+    let (scratch, config) = unreachable_api_config("quota = \"none\"");
+    let kubelet = scratch.path().join("lib/kubelet");
+    // The kubelet of this node is a service of this node: it makes its directories when it starts.
+    let makes = format!(
+        "read line; /bin/mkdir -p {0}/pods; read line; /bin/mkdir {0}/plugins_registry",
+        kubelet.display()
+    );
+    let gate = scratch.path().join("gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    let script = format!("exec < {}; {makes}; exec sleep 1000", gate.display());
+    let path = "environment = { PATH = \"/usr/bin:/bin\" }";
+    let config = format!(
+        "{config}kubelet = {kubelet:?}\n{}",
+        crate::harness::service_config("kubelet", &script, path)
+    );
+    let data = scratch.path().join("data");
+    run_check(scratch.path(), &config, &data, false).expect("no problem");
+    let node = NodedProcess::start_in(scratch, &config, &[]);
+    let mut gate = fs::File::options().write(true).open(gate).unwrap();
+    for missing in ["pods", "plugins_registry"] {
+        wait_for_reason(
+            &node,
+            "root.provisioner",
+            &format!("the kubelet to create {}: start the kubelet", kubelet.join(missing).display()),
+        );
+        assert_eq!(kubelet.exists(), missing != "pods", "only the kubelet creates its directory");
+        std::io::Write::write_all(&mut gate, b"go\n").unwrap();
+    }
+    node.wait_for_event("root.provisioner.csi", 1, "ready");
+    assert!(kubelet.join("plugins/volumes.nodekeel/csi.sock").exists());
+    node.stop();
+}
+
+#[test]
+fn a_kubeconfig_without_a_ca_on_a_machine_without_root_certificates_says_so() {
+    let (scratch, config) = unreachable_api_config("csi = false\nquota = \"none\"");
+    let mut node = NodedProcess::spawn(scratch, &config, &[], |command| {
+        command.env("SSL_CERT_FILE", "/nowhere/certs.pem").env("SSL_CERT_DIR", "/nowhere/certs");
+    });
+    node.wait_for_line("control socket at");
+    node.wait_for_event("root.provisioner", 1, "exited");
+    let status = node.ask_json(&["status", "root.provisioner"]);
+    let reason = status["node"]["exits"][0]["reason"].as_str().unwrap();
+    let says = "names no certificate-authority, and this machine has no root certificates: \
+        add certificate-authority to it, or install root certificates (Debian: ca-certificates)";
+    assert!(reason.contains(says), "{reason}");
+    node.stop();
+}
+
 #[test]
 fn volumes_in_use_by_another_program_are_rejected() {
     let (scratch, config) = unreachable_api_config("csi = false\nquota = \"none\"");
@@ -189,6 +251,33 @@ spec:
   accessModes: [ReadWriteOnce]
   resources: {requests: {storage: 64Mi}}
 "#;
+
+#[test]
+#[ignore = "needs kube"]
+fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
+    let account = KubeUser::service_account("nodekeel", "provisionerd");
+    let kube = Kube::builder().with_user(account.clone()).start().unwrap();
+    MANIFESTS.iter().for_each(|manifests| kube.apply_manifests(manifests).unwrap());
+    kube.create_fake_node(&FakeNode::new("node").with_driver("volumes.nodekeel")).unwrap();
+    let kubeconfig = kube.kubeconfig_file(&account.name).unwrap();
+    let node = NodedProcess::start(&provisioner_config(&kubeconfig, "csi = false\nquota = \"none\""));
+    kube.apply_manifests(CLASS_AND_CLAIM).unwrap();
+    let claim =
+        kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
+    let volume = claim["spec"]["volumeName"].as_str().unwrap();
+    let store_id = node.data().join("volumes/store-id");
+    let away = store_id.with_extension("away");
+    fs::rename(&store_id, &away).unwrap();
+    let is_lost = |event: &serde_json::Value| {
+        event["dn"] == "root.provisioner" && event.to_string().contains("mount its disk again")
+    };
+    node.follow(&["events", "-f"]).find_value(is_lost);
+    kube.delete_object("pvc", "default/data").unwrap();
+    kube.wait_for_object("pv", volume, |volume| volume["status"]["phase"] == "Released").unwrap();
+    fs::rename(&away, &store_id).unwrap();
+    kube.wait_until_gone("pv", volume).unwrap();
+    node.stop();
+}
 
 #[test]
 #[ignore = "needs kube"]

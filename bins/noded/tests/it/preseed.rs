@@ -1,0 +1,199 @@
+//! Preseeded images under noded: who waits for them, what is left out, and what a full disk does to etcd.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use testbed::{ContainerImage, ScratchDir, command_output, reserve_port, tools, wait_until};
+
+use crate::harness::{NodedProcess, TEST_TIMEOUT, service_config};
+
+const PRESEED: &str = "root.containerd.preseed";
+
+/// A directory of bundles.
+fn new_bundle_dir() -> ScratchDir {
+    let images = ScratchDir::new().unwrap();
+    fs::create_dir(images.path().join("k8s.io")).unwrap();
+    images
+}
+
+/// Writes `localhost/NAME:1` with a layer of this many bytes as `NAME.tar`.
+fn put_image(images: &ScratchDir, name: &str, bytes: u64) {
+    let content = images.path().join(format!("{name}.content"));
+    File::create(&content).unwrap().set_len(bytes).unwrap();
+    let archive = images.path().join(format!("k8s.io/{name}.tar"));
+    ContainerImage::new(format!("localhost/{name}:1"))
+        .add_file(format!("{name}-content"), &content)
+        .write_archive(&archive)
+        .unwrap();
+    fs::remove_file(content).unwrap();
+}
+
+fn ctr_command(noded: &NodedProcess) -> Command {
+    let mut ctr = Command::new(tools::find_tool(tools::CTR).unwrap());
+    ctr.arg("-a").arg(noded.data().join("run/containerd/containerd.sock")).args(["-n", "k8s.io"]);
+    ctr
+}
+
+/// What `nodectl` prints, also where it reports trouble by its exit code.
+fn shown(noded: &NodedProcess, args: &[&str]) -> String {
+    String::from_utf8(noded.nodectl(args).stdout).unwrap()
+}
+
+/// The JSON of a runnable, once it meets a condition.
+fn wait_status(noded: &NodedProcess, dn: &str, is: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+    wait_until(TEST_TIMEOUT, dn, || {
+        let text = shown(noded, &["-o", "json", "status", dn]);
+        let status: serde_json::Value = serde_json::from_str(&text)?;
+        anyhow::ensure!(is(&status["node"]), "{text}");
+        Ok(status["node"].clone())
+    })
+    .unwrap()
+}
+
+/// Review D5.
+#[test]
+#[ignore = "needs containerd and root"]
+fn a_service_that_depends_on_preseed_starts_when_the_images_are_there() {
+    let images = new_bundle_dir();
+    for number in 0..8 {
+        put_image(&images, &format!("image-{number}"), 4_000_000);
+    }
+    let scratch = ScratchDir::new().unwrap();
+    let seen = scratch.path().join("seen");
+    let socket = scratch.path().join("data/run/containerd/containerd.sock");
+    let ctr = tools::find_tool(tools::CTR).unwrap();
+    let script =
+        format!("{} -a {} -n k8s.io images ls -q >{}", ctr.display(), socket.display(), seen.display());
+    let config = format!(
+        "services.etcd.enable = false\n[services.containerd]\npreseed = \"{}\"\n{}",
+        images.path().display(),
+        service_config("kubelet", &script, "readiness = \"exit\"\ndepends_on = [\"containerd.preseed\"]")
+    );
+    let noded = NodedProcess::start_in(scratch, &config, &[]);
+    noded.wait_for_event("root.service.kubelet", 1, "ready");
+    assert_eq!(fs::read_to_string(seen).unwrap().lines().count(), 8, "all of them");
+    noded.stop();
+}
+
+/// Review D7.
+#[test]
+#[ignore = "needs containerd and root"]
+fn a_containerd_whose_cri_does_not_load_is_not_ready_and_status_says_why() {
+    let scratch = ScratchDir::new().unwrap();
+    let file = scratch.path().join("containerd.toml");
+    let text = format!(
+        "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"nowhere\"\n\
+         [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{}/opt\"\n",
+        scratch.path().display()
+    );
+    fs::write(&file, text).unwrap();
+    let config =
+        format!("services.etcd.enable = false\nservices.containerd.config = \"{}\"\n", file.display());
+    let noded = NodedProcess::start(&config);
+    // After its start timeout of a minute.
+    let node = wait_status(&noded, "root.containerd", |node| {
+        assert!(node["state"] != "ready", "{node}");
+        !node["exits"].as_array().unwrap().is_empty()
+    });
+    let reason = node["exits"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("CRI") && reason.contains("disabled_plugins"), "{reason}");
+    noded.stop();
+}
+
+/// Review D8.
+#[test]
+#[ignore = "needs containerd and root"]
+fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
+    let images = new_bundle_dir();
+    fs::write(images.path().join("k8s.io/bad.tar"), "scribble").unwrap();
+    let config = format!(
+        "services.etcd.enable = false\n[services.containerd]\npreseed = \"{}\"\n{}",
+        images.path().display(),
+        service_config("kubelet", "exec sleep 1000", "depends_on = [\"containerd.preseed\"]")
+    );
+    let noded = NodedProcess::start(&config);
+    let node = wait_status(&noded, PRESEED, |node| {
+        !node["exits"].as_array().unwrap().is_empty() || node["state"] == "done"
+    });
+    assert_ne!(node["state"], "done", "{node}");
+    let reason = node["exits"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("k8s.io/bad.tar") && reason.contains("truncated"), "{reason}");
+    let status = shown(&noded, &["status"]);
+    assert!(status.contains(PRESEED) && status.contains("bad.tar"), "{status}");
+    // The other services have what there is.
+    noded.wait_for_event(PRESEED, 1, "ready");
+    noded.wait_for_event("root.service.kubelet", 1, "ready");
+    // A repaired bundle is imported at the next attempt.
+    fs::remove_file(images.path().join("k8s.io/bad.tar")).unwrap();
+    put_image(&images, "good", 1000);
+    noded.ask(&["restart", PRESEED]);
+    wait_status(&noded, PRESEED, |node| node["state"] == "done");
+    assert_eq!(noded.ask_json(&["images"])[0]["name"], "localhost/good:1");
+    noded.stop();
+}
+
+/// A new ext4 of this size at a path.
+fn mount_ext4(directory: &Path, mebibytes: u64) -> PathBuf {
+    let image = directory.with_extension("ext4");
+    File::create(&image).unwrap().set_len(mebibytes << 20).unwrap();
+    let mut format = Command::new(tools::find_tool(tools::MKFS_EXT4).unwrap());
+    command_output(format.arg("-q").arg(&image)).unwrap();
+    fs::create_dir(directory).unwrap();
+    let mut mount = Command::new(tools::find_tool(tools::MOUNT).unwrap());
+    command_output(mount.args(["-o", "loop"]).arg(&image).arg(directory)).unwrap();
+    image
+}
+
+fn free_bytes(directory: &Path) -> u64 {
+    let disk = nix::sys::statvfs::statvfs(directory).unwrap();
+    disk.blocks_free() * disk.fragment_size()
+}
+
+/// Review D3.
+#[test]
+#[ignore = "needs etcd, containerd, mkfs.ext4 and root"]
+fn etcd_never_stops_while_a_small_disk_is_filled_with_images() {
+    const MEGABYTES: [u64; 13] = [500, 120, 110, 100, 60, 30, 20, 10, 5, 4, 3, 2, 1];
+    let images = new_bundle_dir();
+    for (order, megabytes) in MEGABYTES.iter().enumerate() {
+        put_image(&images, &format!("image-{order:02}-{megabytes}"), megabytes * 1_000_000);
+    }
+    let scratch = ScratchDir::new().unwrap();
+    let data = scratch.path().join("data");
+    mount_ext4(&data, 700);
+    let ports = [reserve_port().unwrap(), reserve_port().unwrap()];
+    let config = format!(
+        "[services.etcd]\nclient_port = {}\npeer_port = {}\n[services.containerd]\npreseed = \"{}\"\n",
+        ports[0].number(),
+        ports[1].number(),
+        images.path().display()
+    );
+    let noded = NodedProcess::start_in(scratch, &config, &[]);
+    let node = wait_status(&noded, PRESEED, |node| {
+        !node["exits"].as_array().unwrap().is_empty() || node["state"] == "done"
+    });
+    let reason = node["exits"][0]["reason"].as_str().unwrap_or_default().to_owned();
+    println!("{reason}");
+    // etcd goes on: 20 MB of values, while preseed tries again.
+    let value = "x".repeat(100_000);
+    for key in 0..200 {
+        let mut put = Command::new(tools::find_tool(tools::ETCDCTL).unwrap());
+        put.env("ETCDCTL_API", "3").arg("--endpoints").arg(ports[0].socket_address().to_string());
+        command_output(put.args(["put", &key.to_string(), &value])).unwrap();
+    }
+    let etcd = wait_status(&noded, "root.etcd", |node| node["state"] == "ready");
+    assert_eq!((etcd["generation"].as_u64(), etcd["restarts"].as_u64()), (Some(1), Some(0)), "{etcd}");
+    let listed = command_output(ctr_command(&noded).args(["images", "ls", "-q"])).unwrap();
+    let imported: u64 =
+        listed.lines().map(|name| name.rsplit(['-', ':']).nth(1).unwrap().parse::<u64>().unwrap()).sum();
+    println!("{imported} MB imported, {} MB free: {listed}", free_bytes(&data) / 1_000_000);
+    assert!(imported >= 400, "{imported} MB: {listed}");
+    assert!(reason.contains("k8s.io/image-00-500.tar"), "what is left out is named: {reason}");
+    assert!(free_bytes(&data) > 100_000_000, "{}", free_bytes(&data));
+    // What does not fit costs nothing again.
+    wait_status(&noded, PRESEED, |node| node["failures"].as_u64() >= Some(2));
+    assert!(free_bytes(&data) > 100_000_000, "{}", free_bytes(&data));
+    noded.ask(&["stop", "--wait", "root.containerd"]);
+    noded.stop();
+}
