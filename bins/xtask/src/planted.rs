@@ -13,31 +13,49 @@ use crate::report::Report;
 use crate::run::{self, run_command};
 use crate::workspace::{cargo, root, target_directory};
 
-/// A crate whose state machine gets the bugs of its `testdata/planted.toml`.
+/// A crate that gets the bugs of a list.
 struct TestedCrate {
     directory: &'static str,
+    /// The list, from the crate's directory.
+    list: &'static str,
     package: &'static str,
     features: &'static [&'static str],
+    /// The target of the test.
+    target: &'static [&'static str],
     /// The test that has to find them.
     test: &'static str,
     /// The crate, and the members that its tests are built of.
     members: &'static [&'static str],
 }
 
-const CRATES: [TestedCrate; 2] = [
+const CRATES: [TestedCrate; 3] = [
     TestedCrate {
         directory: "supervisor",
+        list: "testdata/planted.toml",
         package: "nodekeel-supervisor",
         features: &["--all-features"],
+        target: &["--lib"],
         test: "random_operations_keep_the_invariants",
         members: &["supervisor", "bins/testbed"],
     },
     TestedCrate {
         directory: "cluster",
+        list: "testdata/planted.toml",
         package: "nodekeel-cluster",
         // The state machine needs no etcd, and so the bugs need no protoc.
         features: &["--features", "testing"],
+        target: &["--lib"],
         test: "random_runs_keep_the_invariants",
+        members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+    },
+    // The history of three real voters has to find what the state machine can't.
+    TestedCrate {
+        directory: "cluster",
+        list: "testdata/planted-history.toml",
+        package: "nodekeel-cluster",
+        features: &["--all-features"],
+        target: &["--test", "it"],
+        test: "voters::debian::no_acknowledged_write_is_lost_whatever_happens_to_three_voters",
         members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
     },
 ];
@@ -93,8 +111,8 @@ fn commit_number() -> usize {
 
 /// Plants each `every`th bug, from the number `first` on.
 fn plant_bugs(tested: &TestedCrate, (first, every): (usize, usize), report: &mut Report) -> Result<()> {
-    report.log.headline(&format!("planted bugs of {}", tested.directory));
-    let list = root().join(tested.directory).join("testdata/planted.toml");
+    report.log.headline(&format!("planted bugs of {}, {}", tested.directory, tested.list));
+    let list = root().join(tested.directory).join(tested.list);
     let text = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
     let planted: PlantedBugs = toml::from_str(&text).with_context(|| format!("parse {}", list.display()))?;
     let copy = copy_workspace(tested)?;
@@ -115,8 +133,8 @@ fn plant(tested: &TestedCrate, copy: &Path, bug: &PlantedBug, report: &mut Repor
         bug.old
     );
     fs::write(&file, sound.replacen(&bug.old, &bug.new, 1))?;
-    let mut command = cargo(&["test", "-p", tested.package, "--lib"]);
-    command.args(tested.features).args(["--", tested.test]);
+    let mut command = cargo(&["test", "-p", tested.package]);
+    command.args(tested.target).args(tested.features).args(["--", "--include-ignored", tested.test]);
     command.current_dir(copy).env("CARGO_TARGET_DIR", target_directory()).env("RUST_BACKTRACE", "0");
     let outcome = run_command(command, &report.log, run::hide_line, WITHIN);
     fs::write(&file, sound)?;

@@ -43,7 +43,7 @@ enum Work {
     Newcomer,
 }
 
-const SOAKS: [Soak; 11] = [
+const SOAKS: [Soak; 12] = [
     Soak { name: "planted-bugs", work: Work::PlantedBugs, count: None },
     Soak { name: "fuzz", work: Work::Fuzz, count: None },
     Soak { name: "examples", work: Work::Examples, count: None },
@@ -63,6 +63,17 @@ const SOAKS: [Soak; 11] = [
         name: "cluster-kills",
         work: Work::Tests("nodekeel-cluster", "it", "enrolment::etcd::a_node_killed_at_any_point"),
         count: Some(("NODEKEEL_CLUSTER_KILLS", "all")),
+    },
+    // Reads and writes over three voters in network namespaces, while disks are lost, tickets kept, nodes killed
+    // and cut off, with both releases of etcd.
+    Soak {
+        name: "cluster-history",
+        work: Work::Tests(
+            "nodekeel-cluster",
+            "it",
+            "no_acknowledged_write_is_lost_whatever_happens_to_three_voters",
+        ),
+        count: Some(("NODEKEEL_HISTORY_OPS", "20000")),
     },
     // provisionerd killed at each moment of a volume's life, on a real API server: 30 kills a time.
     Soak {
