@@ -129,7 +129,7 @@ pub enum ImportError {
         source: ArchivedImageError,
     },
     /// The image store failed: a retry can help.
-    #[error("import bundle {path} into the store")]
+    #[error("can't import bundle {path} into the store")]
     Store {
         /// The file.
         path: PathBuf,

@@ -179,7 +179,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Beginning an import session failed.
-    #[error("begin an import")]
+    #[error("can't begin an import")]
     BeginImport(#[source] ErrorSource),
     /// The store's disk is full, or would be full up to its reserve: free space on it.
     #[error("no space left in the image store for {what}: free space on its disk, or lower its reserve")]
@@ -200,7 +200,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Setting labels of content failed.
-    #[error("label content {digest}")]
+    #[error("can't label content {digest}")]
     LabelContent {
         /// The digest.
         digest: Digest,
@@ -227,6 +227,6 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Finishing an import session failed.
-    #[error("finish an import")]
+    #[error("can't finish an import")]
     FinishImport(#[source] ErrorSource),
 }

@@ -98,7 +98,7 @@ pub enum Error {
         project: ProjectId,
     },
     /// A call to the kernel failed.
-    #[error("{call}")]
+    #[error("can't {call}")]
     Kernel {
         /// The step that failed.
         call: KernelOperation,
@@ -107,7 +107,7 @@ pub enum Error {
         source: io::Error,
     },
     /// An entry of the tree could not be changed. Earlier changes stay; repeat the call to resume.
-    #[error("change the project of {}", path.display())]
+    #[error("can't change the project of {}", path.display())]
     ChangeTree {
         /// The entry, relative to the directory.
         path: PathBuf,
@@ -117,7 +117,7 @@ pub enum Error {
     },
     /// The tree of a directory without a mark could not be counted, so its owner is unknown. Nothing was
     /// changed.
-    #[error("count the inodes of {}", path.display())]
+    #[error("can't count the inodes of {}", path.display())]
     CountTree {
         /// The entry, relative to the directory.
         path: PathBuf,

@@ -172,7 +172,7 @@ pub enum VolumeError {
     #[error("can't mount volume")]
     Mount(#[source] MountError),
     /// The root directory of the volume could not be opened, listed, or marked as complete.
-    #[error("mark the volume complete")]
+    #[error("can't mark the volume complete")]
     Finish(#[source] Error),
 }
 

@@ -112,26 +112,37 @@ fn commit_number() -> usize {
 /// Plants each `every`th bug, from the number `first` on.
 fn plant_bugs(tested: &TestedCrate, (first, every): (usize, usize), report: &mut Report) -> Result<()> {
     report.log.headline(&format!("planted bugs of {}, {}", tested.directory, tested.list));
-    let list = root().join(tested.directory).join(tested.list);
-    let text = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
-    let planted: PlantedBugs = toml::from_str(&text).with_context(|| format!("parse {}", list.display()))?;
+    let bugs = read_bugs(tested)?;
     let copy = copy_workspace(tested)?;
-    for bug in planted.bug.iter().skip(first).step_by(every) {
+    for bug in bugs.iter().skip(first).step_by(every) {
         plant(tested, &copy, bug, report)
             .with_context(|| format!("plant a bug against {:?}", bug.invariant))?;
     }
     Ok(())
 }
 
-fn plant(tested: &TestedCrate, copy: &Path, bug: &PlantedBug, report: &mut Report) -> Result<()> {
-    let file = copy.join(tested.directory).join(&bug.file);
-    let sound = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+fn read_bugs(tested: &TestedCrate) -> Result<Vec<PlantedBug>> {
+    let list = root().join(tested.directory).join(tested.list);
+    let text = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
+    let planted: PlantedBugs = toml::from_str(&text).with_context(|| format!("parse {}", list.display()))?;
+    Ok(planted.bug)
+}
+
+/// The file without the bug, in which the bug has exactly one place.
+fn read_sound(file: &Path, bug: &PlantedBug) -> Result<String> {
+    let sound = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
     ensure!(
         sound.matches(&bug.old).count() == 1,
         "{} does not contain exactly once: {}",
         bug.file.display(),
         bug.old
     );
+    Ok(sound)
+}
+
+fn plant(tested: &TestedCrate, copy: &Path, bug: &PlantedBug, report: &mut Report) -> Result<()> {
+    let file = copy.join(tested.directory).join(&bug.file);
+    let sound = read_sound(&file, bug)?;
     fs::write(&file, sound.replacen(&bug.old, &bug.new, 1))?;
     let mut command = cargo(&["test", "-p", tested.package]);
     command.args(tested.target).args(tested.features).args(["--", "--include-ignored", tested.test]);
@@ -182,4 +193,18 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_planted_bug_has_its_place_in_the_sources() {
+        for tested in &CRATES {
+            for bug in read_bugs(tested).unwrap() {
+                read_sound(&root().join(tested.directory).join(&bug.file), &bug).unwrap();
+            }
+        }
+    }
 }

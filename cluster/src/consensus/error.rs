@@ -69,7 +69,9 @@ pub enum ConsensusError {
     },
     /// The cluster that the member was to join does not list it: add it, or start the node at the address
     /// that was added.
-    #[error("the cluster has no member {name} at {address}")]
+    #[error(
+        "the cluster has no member {name} at {address}, since it was removed: reset this node, and join by another ticket"
+    )]
     NotAMember {
         /// The requested name.
         name: MemberName,

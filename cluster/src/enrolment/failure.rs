@@ -163,7 +163,7 @@ pub enum StepError {
         source: nodekeel_localstorage::Error,
     },
     /// Another enrolment than this one has used up the permission to bootstrap: two nodes may share the record.
-    #[error("the bootstrap record {} is of another enrolment: give each node its own record", .path.display())]
+    #[error("the bootstrap record {} was written by another enrolment, so another node may be bootstrapping with it: keep it, and reset this node to join by a ticket; to make a second cluster, give this node another record", .path.display())]
     ForeignBootstrapRecord {
         /// The record.
         path: PathBuf,
@@ -184,13 +184,13 @@ pub enum StepError {
     #[error("can't create or load the node's credentials")]
     Credentials(#[source] PkiError),
     /// The data volume has other credentials than the ticket. They stay unchanged.
-    #[error("the credentials in {} differ from those of the ticket", .path.display())]
+    #[error("the data volume has the credentials of another ticket in {}, which were kept: restore that ticket, or reset the node and erase the volume to join by this one", .path.display())]
     CredentialsMismatch {
         /// The directory.
         path: PathBuf,
     },
     /// The configured prefix makes an invalid node name.
-    #[error("can't derive the node's name")]
+    #[error("the configured prefix does not make a valid node name")]
     Name(#[source] InvalidNodeId),
     /// A child of that name could not be added to the supervision tree.
     #[error("can't run the member in the supervision tree")]
@@ -202,7 +202,7 @@ pub enum StepError {
         path: PathBuf,
     },
     /// The ticket is inconsistent, or is for another address.
-    #[error("install credentials from the ticket")]
+    #[error("can't install credentials from the ticket")]
     Ticket(#[source] TicketError),
     /// The member of the cluster's store can't be started, or does not serve.
     #[error("can't start the member of the cluster's store")]

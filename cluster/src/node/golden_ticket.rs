@@ -74,7 +74,9 @@ pub enum TicketError {
     Malformed,
     /// The configuration holds no golden ticket, the only way to join so far. To bootstrap a cluster, remove
     /// the file.
-    #[error("the enrolment configuration contains no golden ticket")]
+    #[error(
+        "the enrolment configuration contains no golden ticket: have one issued for this node to join a cluster, or remove the file to bootstrap one"
+    )]
     NoTicket,
     /// A key, a certificate or the list of revoked certificates is malformed.
     #[error("malformed {field}")]
@@ -111,7 +113,7 @@ pub enum TicketError {
     #[error("the member's certificate is revoked: issue another ticket")]
     Revoked,
     /// The ticket was issued for a host at another address.
-    #[error("the ticket was issued for {}, but this host is at {here}", .ticket)]
+    #[error("the ticket was issued for {}, but this host is at {here}: issue a ticket for this address, or correct the address", .ticket)]
     AddressMismatch {
         /// The address in the ticket.
         ticket: String,

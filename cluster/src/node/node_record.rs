@@ -92,7 +92,7 @@ pub enum InvalidRecord {
     #[error("not a node record")]
     Malformed,
     /// The certificate is invalid.
-    #[error("invalid certificate")]
+    #[error("can't parse the certificate in the node's record")]
     Certificate(#[source] PkiEncodingError),
     /// The address is invalid.
     #[error("invalid address {address:?}")]

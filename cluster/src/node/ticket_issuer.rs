@@ -52,7 +52,7 @@ pub enum TicketIssueError {
         url: PeerUrl,
     },
     /// The configured prefix makes an invalid node name.
-    #[error("can't derive the node's name")]
+    #[error("the configured prefix does not make a valid node name")]
     NodeName(#[source] InvalidNodeId),
     /// The name or URL of a member is invalid.
     #[error("can't parse a member's name or URL")]
@@ -61,11 +61,11 @@ pub enum TicketIssueError {
     #[error("can't create the node's credentials")]
     Credentials(#[source] PkiError),
     /// The cluster's CA could not be loaded, or could not issue a certificate. A retry may help.
-    #[error("issue the member's certificate")]
+    #[error("can't issue the member's certificate")]
     Ca(#[source] CaError),
     /// The list of members could not be read or changed. If [retryable](MembershipError::is_retryable), for
     /// example while the cluster has another learner, a later retry helps.
-    #[error("can't add the member")]
+    #[error("can't read or change the list of members")]
     Membership(#[source] MembershipError),
     /// The tickets in the cluster could not be read or written. A retry may help.
     #[error("can't read or write the ticket in the cluster")]

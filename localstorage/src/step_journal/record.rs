@@ -27,7 +27,7 @@ pub struct JournalRecord<'a> {
 #[non_exhaustive]
 pub enum RecordFormatError {
     /// The record is truncated.
-    #[error("record is truncated")]
+    #[error("damaged record: it is truncated; the journal's other file may hold a complete one")]
     Truncated,
     /// The magic bytes are missing.
     #[error("not a journal record")]
@@ -36,7 +36,7 @@ pub enum RecordFormatError {
     #[error("record header is out of range")]
     OutOfRange,
     /// The checksum does not match: some bytes were changed.
-    #[error("record checksum does not match")]
+    #[error("damaged record: its checksum does not match; the journal's other file may hold a complete one")]
     ChecksumMismatch,
     /// The record is complete, but of an unknown version.
     #[error("record has unknown version {version}")]

@@ -172,7 +172,7 @@ pub enum LoadError {
     },
     /// The content cannot be decoded now: make the missing requirement available, and retry. Never replace
     /// the file.
-    #[error("{} is unavailable", .path.display())]
+    #[error("can't decode {} at present: provide what is missing, and do not replace the file", .path.display())]
     Unavailable {
         /// The file.
         path: PathBuf,

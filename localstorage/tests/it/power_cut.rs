@@ -32,8 +32,7 @@ struct LoggedDisk {
 }
 
 impl LoggedDisk {
-    fn create() -> LoggedDisk {
-        let disks = GuestDisk::acquire_many(2).unwrap();
+    fn create(disks: Vec<GuestDisk>) -> LoggedDisk {
         let name = format!("logged-{}", disks[0].device_path().file_name().unwrap().display());
         command_output(Command::new("modprobe").arg("dm-log-writes")).unwrap();
         let zeroed = vec![0; DISK_BYTES];
@@ -151,11 +150,13 @@ fn recorded_number(journal: &StepJournal) -> usize {
 
 /// Commits states on a logged vfat, then opens the journal after many power cuts.
 fn check_journal_on_vfat(spec: &MountSpec) {
+    // Disks first, as the other tests: one that holds a disk must be able to start processes until it releases it.
+    let disks = GuestDisk::acquire_many(2).unwrap();
     let _no_forks = block_forks();
     let temporary = tempfile::tempdir().unwrap();
     let target = temporary.path().canonicalize().unwrap().join("esp");
     fs::create_dir(&target).unwrap();
-    let logged = LoggedDisk::create();
+    let logged = LoggedDisk::create(disks);
     // Clusters of one sector, so that each file has many.
     command_output(Command::new("mkfs.vfat").args(["-s", "1"]).arg(&logged.device_path)).unwrap();
     OsMounter.mount(spec, Some(&logged.device_path), &target).unwrap();

@@ -177,7 +177,7 @@ pub enum TargetMountError {
 #[non_exhaustive]
 pub enum TargetConflict {
     /// A mount.
-    #[error("something is already mounted there; mounts are not stacked: retry")]
+    #[error("something was mounted there meanwhile, and stays as it is: retry")]
     Mount,
     /// A directory that is not empty. It is not changed.
     #[error("the directory there is not empty: move its content away")]

@@ -58,7 +58,7 @@ pub enum PluginError {
         path: PathBuf,
     },
     /// The path of a socket is invalid.
-    #[error("choose the paths of the plugin's sockets")]
+    #[error("can't choose the paths of the plugin's sockets")]
     InvalidSocket(#[source] SocketError),
     /// Another instance serves the same driver to the same kubelet, whatever its directory is.
     #[error("another instance serves this driver to the kubelet, in {}: stop it, or set another driver name", path.display())]

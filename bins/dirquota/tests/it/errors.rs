@@ -75,7 +75,7 @@ fn a_write_error_is_a_failure_and_a_closed_pipe_is_not() {
     };
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let (stderr, code) = complete(full.into());
-    assert!(code == Some(1) && stderr.starts_with("dirquota: write the output: "), "{code:?} {stderr}");
+    assert!(code == Some(1) && stderr.starts_with("dirquota: can't write the output: "), "{code:?} {stderr}");
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(complete(writer.into()), (String::new(), Some(0)));

@@ -66,7 +66,7 @@ fn unwritable_completions_are_a_failure_and_a_closed_pipe_is_not() {
     };
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let (text, code) = complete(full.into());
-    assert!(code == Some(1) && text.starts_with("nodectl: write the output: "), "{code:?} {text}");
+    assert!(code == Some(1) && text.starts_with("nodectl: can't write the output: "), "{code:?} {text}");
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(complete(writer.into()), (String::new(), Some(0)));

@@ -38,7 +38,7 @@ pub(crate) enum BindError {
         #[source]
         source: io::Error,
     },
-    #[error("inspect control socket {}", path.display())]
+    #[error("can't inspect control socket {}", path.display())]
     Inspect {
         path: PathBuf,
         #[source]

@@ -271,9 +271,10 @@ fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
     let is_lost = |event: &serde_json::Value| {
         event["dn"] == "root.provisioner" && event.to_string().contains("mount its disk again")
     };
-    node.follow(&["events", "-f"]).find_value(is_lost);
+    // The mounts have not changed, so the next use of the store notices it.
     kube.delete_object("pvc", "default/data").unwrap();
     kube.wait_for_object("pv", volume, |volume| volume["status"]["phase"] == "Released").unwrap();
+    node.follow(&["events", "-f"]).find_value(is_lost);
     fs::rename(&away, &store_id).unwrap();
     kube.wait_until_gone("pv", volume).unwrap();
     node.stop();

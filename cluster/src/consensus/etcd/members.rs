@@ -118,7 +118,7 @@ impl EtcdMembers {
     /// Which members do not answer, and what to do.
     async fn describe_unhealthy(&self) -> String {
         let (Some(client), Ok(members)) = (&self.peer_client, self.list_members().await) else {
-            return "the cluster is unhealthy: check its members".to_owned();
+            return "not all voting members are connected to each other: start those that are down, then try again".to_owned();
         };
         let asking = members.iter().filter(|member| !member.is_learner).map(|member| async move {
             let (name, url) = (member.name.as_deref()?, member.peer_urls.first()?);

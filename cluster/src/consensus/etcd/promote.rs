@@ -185,6 +185,13 @@ mod tests {
     use super::*;
     use crate::consensus::memory::MemoryKv;
 
+    /// Members of both releases in one cluster promote each other's learners.
+    #[test]
+    fn a_learner_is_announced_under_the_key_of_the_first_release() {
+        let key = announcement_key(MemberId(0xdec6_d3f4_a495_63bf));
+        assert_eq!(key, b"/etcd-learners/dec6d3f4a49563bf");
+    }
+
     /// A cluster with one learner, which is in sync from some time on.
     #[derive(Clone)]
     struct FakeGroup(Arc<FakeState>);

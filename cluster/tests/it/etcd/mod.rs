@@ -3,7 +3,6 @@
 mod address_change;
 mod cluster;
 mod etcd_fixture;
-mod golden;
 mod kills;
 mod lifecycle;
 mod rejections;

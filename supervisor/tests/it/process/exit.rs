@@ -73,7 +73,8 @@ async fn a_task_that_exits_with_another_code_has_failed() {
 
 #[tokio::test]
 async fn a_canceled_process_has_not_failed_however_it_exits() {
-    let fixture = ProcessFixture::run_once(sh("trap 'exit 9' TERM; sleep 100 & echo pid $$; wait"));
+    let script = r#"$SIG{TERM} = sub { exit 9 }; $| = 1; print "pid $$\n"; sleep 100"#;
+    let fixture = ProcessFixture::run_once(perl(script));
     fixture.output.wait_pid().await;
     fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
     assert_eq!(fixture.wait_exit().await, (RunnableState::Canceled, ExitReason::Canceled));
