@@ -160,6 +160,33 @@ impl<'a> StatusReporter<'a> {
         self.sender.send_replace(MemberStatus::Running(running));
     }
 
+    /// Reports that the cluster does not admit the member, which exits now.
+    pub(crate) fn report_refused(&self, refusal: &JoinRefusal) {
+        self.sender.send_replace(MemberStatus::Refused(refusal.clone()));
+    }
+
+    /// Reports the exit, and returns the result unchanged.
+    pub(crate) fn report_exit(self, result: Result<(), Failure>) -> Result<(), Failure> {
+        self.stop_token.cancel();
+        let failure = result.as_ref().err().filter(|failure| !failure.is_canceled());
+        let failure = failure.map(|failure| failure.to_string().into());
+        self.sender.send_if_modified(|status| {
+            let is_refused = matches!(status, MemberStatus::Refused(_));
+            if !is_refused {
+                *status = MemberStatus::Exited { failure };
+            }
+            !is_refused
+        });
+        result
+    }
+}
+
+/// What a member in memory never reports.
+#[cfg_attr(
+    not(feature = "etcd"),
+    expect(dead_code, reason = "only etcd's member waits, is impaired and starts again")
+)]
+impl StatusReporter<'_> {
     /// Keeps the readiness of the member's runnable equal to its status, until this future is dropped.
     pub(crate) async fn signal_readiness(&self, ctx: &Context) -> Result<Infallible, LifecycleSignalError> {
         let mut watch = StatusWatch::from_receiver(self.sender.subscribe());
@@ -216,26 +243,6 @@ impl<'a> StatusReporter<'a> {
     /// Reports that the member starts now.
     pub(crate) fn report_starting_again(&self) {
         self.sender.send_replace(MemberStatus::Starting);
-    }
-
-    /// Reports that the cluster does not admit the member, which exits now.
-    pub(crate) fn report_refused(&self, refusal: &JoinRefusal) {
-        self.sender.send_replace(MemberStatus::Refused(refusal.clone()));
-    }
-
-    /// Reports the exit, and returns the result unchanged.
-    pub(crate) fn report_exit(self, result: Result<(), Failure>) -> Result<(), Failure> {
-        self.stop_token.cancel();
-        let failure = result.as_ref().err().filter(|failure| !failure.is_canceled());
-        let failure = failure.map(|failure| failure.to_string().into());
-        self.sender.send_if_modified(|status| {
-            let is_refused = matches!(status, MemberStatus::Refused(_));
-            if !is_refused {
-                *status = MemberStatus::Exited { failure };
-            }
-            !is_refused
-        });
-        result
     }
 }
 
