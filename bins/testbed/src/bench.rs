@@ -158,18 +158,10 @@ impl RowWriter {
     }
 }
 
-/// Reads the rows that [`write_rows()`] left under this name.
+/// Reads the rows of this name from a directory.
 ///
 /// # Errors
 /// The file doesn't exist, or isn't an array of rows.
-pub fn read_rows(name: &str) -> Result<Vec<BenchRow>> {
-    read_rows_from(&rows_directory(), name)
-}
-
-/// Reads the rows of this name from a directory that isn't the usual one.
-///
-/// # Errors
-/// As [`read_rows`].
 pub fn read_rows_from(directory: &Path, name: &str) -> Result<Vec<BenchRow>> {
     let path = directory.join(format!("{name}.json"));
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

@@ -156,12 +156,6 @@ impl GoTools {
         Ok(self.program_directory()?.join(file))
     }
 
-    /// The directory with the programs, if they have been built.
-    pub fn built_directory(&self) -> Option<PathBuf> {
-        let directory = cache::cache_directory().ok()?.join(self.entry_name());
-        directory.is_dir().then_some(directory)
-    }
-
     fn program_directory_in(&self, cache: &Path) -> Result<PathBuf> {
         cache::make_family_entry_in(cache, self.name, &self.entry_name(), |partial| {
             build::build_tools(self, partial)

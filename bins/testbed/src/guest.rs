@@ -27,21 +27,10 @@
 //!
 //! # Why QEMU
 //!
-//! User-mode Linux was measured beside it, both with Debian's kernel 6.1 and this module's tests (XFS and
-//! ext4 formatted, mounted and remounted, FAT, two disks), in turns, on two busy cores, QEMU without KVM:
-//!
-//! | | until commands run | the tests | together |
-//! |---|---|---|---|
-//! | QEMU, four rounds | 7.0 to 14 s | 4.1 to 7.1 s | 12 to 23 s |
-//! | user-mode Linux, the same rounds | 2.0 to 3.2 s | 3.9 to 7.0 s | 7.1 to 10 s |
-//! | user-mode Linux, three busier rounds before | 3.2 to 5.1 s | 4.2, 6.4 and 52 s | 8.0, 10 and 58 s |
-//!
-//! It starts sooner by five to ten seconds, once: one guest serves all tests of a run. In return it has one
-//! processor, another kind of disk, a network that would have to be set up in another way, and now and then,
-//! on a busy machine, tests that take ten times as long. A node (several processors, forwarded ports) needs
-//! QEMU anyway, and a second back end would have to be maintained beside it.
+//! User-mode Linux boots Debian's kernel five to ten seconds sooner and runs file system tests as fast, but has one
+//! processor and another kind of disk, and a network to set up in another way. A node needs several processors and
+//! forwarded ports, so it needs QEMU anyway.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -106,8 +95,6 @@ pub struct GuestBuilder {
     disks: Vec<u64>,
     has_network: bool,
     forwards: Vec<PortForward>,
-    modules: Vec<String>,
-    launcher_words: Vec<OsString>,
     tree: RootTree,
 }
 
@@ -153,13 +140,6 @@ impl GuestBuilder {
         self.with_network()
     }
 
-    /// Loads a kernel module at boot, which nothing loads on demand, such as `softdog`.
-    #[must_use]
-    pub fn load_module(mut self, name: impl Into<String>) -> Self {
-        self.modules.push(name.into());
-        self
-    }
-
     /// Puts a file of this machine into the guest's root, with its mode.
     #[must_use]
     pub fn add_file(mut self, at: impl AsRef<Path>, source: impl AsRef<Path>) -> Self {
@@ -197,13 +177,6 @@ impl GuestBuilder {
         let keep = |name: &std::ffi::OsStr| name != "target" && !name.as_encoded_bytes().starts_with(b".");
         self.tree.copy_directory(at.as_ref(), source.as_ref(), &keep)?;
         Ok(self)
-    }
-
-    /// The words before QEMU's command, such as `nsenter --net=…`.
-    #[must_use]
-    pub fn with_launcher(mut self, words: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
-        self.launcher_words = words.into_iter().map(Into::into).collect();
-        self
     }
 
     /// Boots it and waits until commands can run in it.
@@ -291,8 +264,6 @@ impl Guest {
             disks: Vec::new(),
             has_network: false,
             forwards: Vec::new(),
-            modules: Vec::new(),
-            launcher_words: Vec::new(),
             tree: RootTree::skeleton(),
         }
     }
@@ -342,14 +313,6 @@ impl Guest {
     /// The guest has ended.
     pub fn start_command(&self, command: &Command) -> Result<GuestTask> {
         self.control.start_task(command).with_context(|| self.last_words())
-    }
-
-    /// The output of the kernel and of the guest's start so far.
-    ///
-    /// # Errors
-    /// The file can't be read.
-    pub fn read_console(&self) -> Result<String> {
-        self.daemon.read_log()
     }
 
     /// The daemon: QEMU.

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::etcd::is_port_taken;
 use crate::{Daemon, ScratchDir};
 
 mod access;
@@ -32,8 +31,6 @@ use egress::EgressProxy;
 use launch::KubePorts;
 use options::KubeOptions;
 
-/// How often a start is tried where another program takes a port in between.
-const TRIES: usize = 5;
 /// The API server takes five seconds to shut down gracefully, and lets requests finish for up to a minute.
 const STOPS_WITHIN: Duration = Duration::from_secs(75);
 
@@ -135,17 +132,6 @@ impl Drop for Kube {
     fn drop(&mut self) {
         // In the order of the enum: an API server that outlives its etcd logs much about that.
         while self.daemons.pop_first().is_some() {}
-    }
-}
-
-fn start_with_options(options: &KubeOptions) -> Result<Kube> {
-    let programs = KubePrograms::locate()?;
-    let mut tries = 1;
-    loop {
-        match Kube::try_start(options.clone(), programs.clone()) {
-            Err(error) if tries < TRIES && is_port_taken(&error) => tries += 1,
-            result => return result,
-        }
     }
 }
 

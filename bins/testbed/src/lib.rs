@@ -4,9 +4,9 @@
 //! It depends on no member of the workspace, and needs neither tokio nor protoc.
 //!
 //! ```no_run
-//! let etcd = testbed::Etcd::start()?;
-//! etcd.put_value("greeting", "hello")?;
-//! assert_eq!(etcd.get_value("greeting")?.as_deref(), Some("hello"));
+//! let kube = testbed::Kube::start()?;
+//! kube.create_fake_node(&testbed::FakeNode::new("a"))?;
+//! assert_eq!(kube.list_objects("node")?.len(), 1);
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
@@ -15,7 +15,6 @@
 
 mod containerd;
 mod daemon;
-mod etcd;
 mod exit;
 mod kube;
 mod port;
@@ -34,7 +33,6 @@ pub mod tools;
 
 pub use containerd::Containerd;
 pub use daemon::{Daemon, command_output};
-pub use etcd::Etcd;
 pub use exit::{end_group, wait_exit};
 pub use guest::Guest;
 pub use kube::{

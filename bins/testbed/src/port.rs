@@ -10,6 +10,8 @@ use anyhow::{Result, bail};
 /// Above is the range from which the kernel takes ports for outgoing connections
 /// (`net.ipv4.ip_local_port_range`), below are the well-known ports.
 const RANGE: std::ops::Range<u16> = 12_000..32_768;
+/// How often a start is tried where another program takes a port in between.
+const TRIES: usize = 5;
 
 /// A port that was free, and that no other testbed of this machine gets until this value is dropped.
 #[derive(Debug)]
@@ -55,6 +57,17 @@ fn try_reserve(number: u16) -> Option<ReservedPort> {
     let reservation = UnixDatagram::bind_addr(&name).ok()?;
     TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
     Some(ReservedPort { number, _reservation: reservation })
+}
+
+/// Tries a start on new ports again where another program has taken one before its daemon did.
+pub(crate) fn retry_taken_ports<T>(mut start: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..TRIES {
+        match start() {
+            Err(error) if format!("{error:#}").contains("address already in use") => {}
+            result => return result,
+        }
+    }
+    start()
 }
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ impl GuestDisk {
         fs::create_dir_all(LOCKS).with_context(|| format!("create {LOCKS}"))?;
         // A process that waits here holds no disk.
         let _turn = acquire_lock("turn", FlockOperation::LockExclusive)?;
+        load_file_systems();
         let mut taken = Vec::new();
         for wait in [FlockOperation::NonBlockingLockExclusive, FlockOperation::LockExclusive] {
             for path in &all {
@@ -91,6 +92,17 @@ impl GuestDisk {
         fs::create_dir(&mounted.point).with_context(|| format!("create {}", mounted.point.display()))?;
         mounted.mount_with(options)?;
         Ok(mounted)
+    }
+}
+
+/// Loads what mounts need, once for each guest: while one mount is loading a module, another one that needs it
+/// fails. A kernel that has them built in has nothing to load.
+fn load_file_systems() {
+    let is_loaded = Path::new(LOCKS).join("loaded");
+    if !is_loaded.exists() {
+        let modules = ["xfs", "ext4", "vfat", "nls_cp437", "nls_ascii"];
+        let _ = command_output(Command::new("modprobe").arg("-a").args(modules));
+        let _ = File::create(is_loaded);
     }
 }
 

@@ -42,10 +42,7 @@ pub(super) fn qemu_command(
     accelerator: Accelerator,
     directory: &Path,
 ) -> Result<Command> {
-    let mut line: Vec<OsString> = builder.launcher_words.clone();
-    line.push(tools::find_tool(tools::QEMU)?.into());
-    let mut command = Command::new(&line[0]);
-    command.args(&line[1..]);
+    let mut command = Command::new(tools::find_tool(tools::QEMU)?);
     add_machine(&mut command, kernel, accelerator);
     command.args(["-smp", &builder.cpu_count.to_string(), "-m", &format!("{}M", builder.memory_bytes >> 20)]);
     command.args(["-append", &kernel_line(builder)]);
@@ -86,9 +83,8 @@ fn add_machine(command: &mut Command, kernel: &GuestKernel, accelerator: Acceler
 }
 
 fn kernel_line(builder: &GuestBuilder) -> String {
-    let network = builder.has_network.then_some("virtio_net").into_iter();
-    let modules: Vec<&str> = network.chain(builder.modules.iter().map(String::as_str)).collect();
-    format!("{KERNEL_LINE} NODEKEEL_MODULES={}", modules.join(","))
+    let modules = if builder.has_network { "virtio_net" } else { "" };
+    format!("{KERNEL_LINE} NODEKEEL_MODULES={modules}")
 }
 
 /// A disk that the guest identifies by its serial number. Its writes needn't survive this machine: only the

@@ -9,21 +9,13 @@ use super::{Kube, KubeDaemon};
 #[derive(Clone, Debug)]
 pub struct FakeNode {
     name: String,
-    labels: Vec<(String, String)>,
     drivers: Vec<String>,
 }
 
 impl FakeNode {
     /// A node of this name, which is also its host name.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), labels: Vec::new(), drivers: Vec::new() }
-    }
-
-    /// Adds a label.
-    #[must_use]
-    pub fn with_label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.labels.push((key.into(), value.into()));
-        self
+        Self { name: name.into(), drivers: Vec::new() }
     }
 
     /// Registers a CSI driver on it, with the topology label that the kubelet would add for this workspace's
@@ -35,8 +27,7 @@ impl FakeNode {
     }
 
     fn manifests(&self) -> [serde_json::Value; 2] {
-        let mut labels: serde_json::Map<_, _> =
-            self.labels.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        let mut labels = serde_json::Map::new();
         labels.insert(HOST_NAME.into(), self.name.clone().into());
         for driver in &self.drivers {
             labels.insert(topology_key(driver), self.name.clone().into());

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::access::SEEN_FROM_GUEST;
 use super::egress::EgressProxy;
 use super::options::{CONTROLLER_MANAGER, KubeOptions, SCHEDULER};
 use super::{Kube, KubeDaemon, KubePrograms};
-use crate::etcd::is_healthy;
 use crate::{Daemon, ReservedPort, ScratchDir, command_output, reserve_port};
 
 const CALL_WITHIN: Duration = Duration::from_secs(2);
@@ -171,4 +171,19 @@ impl Kube {
         }
         command_output(kubectl.args(["get", "--raw", path])).map(drop)
     }
+}
+
+/// *Source:* etcd's server/etcdserver/api/etcdhttp: `GET /health` answers `{"health":"true"}` once there is a
+/// leader.
+fn is_healthy(client: &ReservedPort) -> Result<()> {
+    let mut stream =
+        TcpStream::connect_timeout(&client.socket_address().into(), CALL_WITHIN).context("connect")?;
+    stream.set_read_timeout(Some(CALL_WITHIN)).context("limit the call")?;
+    let request = format!("GET /health HTTP/1.0\r\nHost: {}\r\n\r\n", client.socket_address());
+    stream.write_all(request.as_bytes()).context("request health")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).context("read health")?;
+    let body = answer.rsplit("\r\n\r\n").next().unwrap_or_default();
+    ensure!(body.replace(' ', "").contains(r#""health":"true""#), "not healthy: {body}");
+    Ok(())
 }

@@ -33,7 +33,6 @@ const NETWORK: &str = include_str!("node/network.json");
 #[derive(Clone, Debug)]
 #[must_use = "a node exists once it has joined"]
 pub struct GuestNodeBuilder {
-    node_name: String,
     disk_bytes: u64,
     images: Vec<PathBuf>,
     settings: Value,
@@ -47,7 +46,6 @@ pub struct GuestNodeBuilder {
 /// pods must not pull (`imagePullPolicy: Never`).
 #[derive(Debug)]
 pub struct GuestNode {
-    name: String,
     kubelet: Option<GuestTask>,
     containerd: Option<GuestTask>,
     guest: Guest,
@@ -60,7 +58,6 @@ impl GuestNode {
     /// A node named [`GUEST_NODE`] with 1.5 GiB of memory and a disk of 8 GiB.
     pub fn builder() -> GuestNodeBuilder {
         GuestNodeBuilder {
-            node_name: GUEST_NODE.into(),
             disk_bytes: 8 << 30,
             images: Vec::new(),
             settings: json!({}),
@@ -69,8 +66,8 @@ impl GuestNode {
     }
 
     /// Its name, and its host name's label.
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn name(&self) -> &'static str {
+        GUEST_NODE
     }
 
     /// The guest.
@@ -109,11 +106,11 @@ impl GuestNode {
     /// # Errors
     /// It does not answer; with the last lines of its log.
     pub fn start_kubelet(&mut self) -> Result<()> {
-        let (name, port) = (&self.name, self.port.number());
+        let port = self.port.number();
         let address = "10.0.2.15";
         self.kubelet = Some(self.start_script(&format!(
             "exec kubelet --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubeconfig \
-             --hostname-override={name} --node-ip={address} >>/var/log/kubelet.log 2>&1"
+             --hostname-override={GUEST_NODE} --node-ip={address} >>/var/log/kubelet.log 2>&1"
         ))?);
         let probe = format!("until nc {address} {port} </dev/null >/dev/null 2>&1; do usleep 50000; done");
         self.guest
@@ -141,12 +138,6 @@ impl GuestNode {
 }
 
 impl GuestNodeBuilder {
-    /// Sets another name; the control plane must have its [`KubeUser::for_node`].
-    pub fn with_name(mut self, name: impl Into<String>) -> Self {
-        self.node_name = name.into();
-        self
-    }
-
     /// Adds an image: a tar, or a directory with an OCI layout.
     pub fn with_image(mut self, image: impl Into<PathBuf>) -> Self {
         self.images.push(image.into());
@@ -165,13 +156,16 @@ impl GuestNodeBuilder {
         self
     }
 
-    /// Changes the guest: memory, files, modules.
+    /// Changes the guest: memory, disks, files.
+    ///
+    /// # Errors
+    /// Those of `change`.
     pub fn configure_guest(
         mut self,
-        change: impl FnOnce(guest::GuestBuilder) -> guest::GuestBuilder,
-    ) -> Self {
-        self.guest_builder = change(self.guest_builder);
-        self
+        change: impl FnOnce(guest::GuestBuilder) -> Result<guest::GuestBuilder>,
+    ) -> Result<Self> {
+        self.guest_builder = change(self.guest_builder)?;
+        Ok(self)
     }
 
     /// Boots it, joins it to the control plane, and waits until it is ready and has its images.
@@ -179,9 +173,9 @@ impl GuestNodeBuilder {
     /// # Errors
     /// A tool is missing on this machine, or a step failed in the guest; with the last lines of its output.
     pub fn join(self, kube: &Kube) -> Result<GuestNode> {
-        let (port, images, name) = (reserve_port()?, ScratchDir::new()?, self.node_name.clone());
+        let (port, images) = (reserve_port()?, ScratchDir::new()?);
         let guest = self.add_node_files(kube, &port, &images)?.boot().context("boot the node")?;
-        let mut node = GuestNode { name, kubelet: None, containerd: None, guest, port, _images: images };
+        let mut node = GuestNode { kubelet: None, containerd: None, guest, port, _images: images };
         node.run_shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.api_port()))
             .context("prepare the node")?;
         node.start_containerd()?;
@@ -191,7 +185,7 @@ impl GuestNodeBuilder {
         let code =
             import.wait_for_exit(READY_WITHIN, |line| said.extend([line, "\n"])).context("import images")?;
         ensure!(code == 0, "import images: {said}");
-        kube.wait_for_object_within(READY_WITHIN, "node", &node.name, is_ready)
+        kube.wait_for_object_within(READY_WITHIN, "node", GUEST_NODE, is_ready)
             .with_context(|| node.last_words("kubelet"))?;
         Ok(node)
     }
@@ -224,7 +218,7 @@ impl GuestNodeBuilder {
         for (number, archive) in self.write_archives(images)?.into_iter().enumerate() {
             guest = guest.add_file(Path::new(IMAGES).join(format!("{number}.tar")), archive);
         }
-        let kubeconfig = kube.kubeconfig_for_guest(&KubeUser::for_node(&self.node_name).name)?;
+        let kubeconfig = kube.kubeconfig_for_guest(&KubeUser::for_node(GUEST_NODE).name)?;
         Ok(guest
             .add_text(PREPARE_AT, 0o755, PREPARE)
             .add_text(IMPORT_AT, 0o755, IMPORT)

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 
-use super::{GUEST_NODE, Kube, KubeDaemon};
+use super::{GUEST_NODE, Kube, KubeDaemon, KubePrograms};
+use crate::port::retry_taken_ports;
 
 /// A user of the API, with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +116,8 @@ impl KubeBuilder {
     /// # Errors
     /// A program is missing and can't be built, or a daemon did not start; with its last output.
     pub fn start(self) -> Result<Kube> {
-        super::start_with_options(&self.options)
+        let programs = KubePrograms::locate()?;
+        retry_taken_ports(|| Kube::try_start(self.options.clone(), programs.clone()))
     }
 }
 
