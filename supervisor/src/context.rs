@@ -14,8 +14,9 @@ use crate::driver::TreeDriver;
 use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
 use crate::name::NameError;
 use crate::output::{OutputOrigin, OutputStream};
+use crate::policy::GroupPolicy;
 use crate::process::{ForcedKill, ProcessExit, ProcessHost};
-use crate::runnable::{CanceledError, ChildSpec, Runnable};
+use crate::runnable::{CanceledError, ChildSpec, Failure, Runnable};
 use crate::state::ExitReason;
 use crate::task;
 
@@ -42,14 +43,14 @@ struct HelperTasks {
 
 /// The context is stale: its run has ended, or its runnable has returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the context is stale: its run has ended")]
+#[error("this context belongs to a run of its runnable that has ended: use the current run's context")]
 pub struct StaleContextError;
 
 /// Why waiting for another runnable failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WaitReadyError {
-    /// The waiting runnable was canceled.
+    /// The waiting runnable was canceled, or the tree was shut down.
     #[error("canceled while waiting for a runnable to be ready")]
     Canceled(#[source] CanceledError),
     /// No runnable has this DN. Add it before waiting for it.
@@ -79,14 +80,26 @@ impl Context {
         self.run_group([ChildSpec::new(name, runnable)])
     }
 
-    /// Adds a group of children and starts them. When a member fails, the supervisor cancels the others. Each
-    /// member restarts once its whole subtree has exited: the canceled members at once, the failed member
-    /// after its backoff.
+    /// Adds a group of children whose members end and restart together, see [`GroupPolicy::OneForAll`].
     ///
     /// # Errors
     /// See [`AddChildError`]; none of the group was added.
     pub fn run_group(&self, children: impl IntoIterator<Item = ChildSpec>) -> Result<(), AddChildError> {
-        self.0.driver.add_group(self.0.key, children.into_iter().collect())
+        self.run_group_with(GroupPolicy::OneForAll, children)
+    }
+
+    /// Adds a group of children and starts them. The policy says which of them end together with a failed one.
+    /// These restart after all of them, with their subtrees, have exited: the canceled members at once, each
+    /// failed member after its backoff.
+    ///
+    /// # Errors
+    /// See [`AddChildError`]; none of the group was added.
+    pub fn run_group_with(
+        &self,
+        policy: GroupPolicy,
+        children: impl IntoIterator<Item = ChildSpec>,
+    ) -> Result<(), AddChildError> {
+        self.0.driver.add_group(self.0.key, policy, children.into_iter().collect())
     }
 
     /// Signals that this runnable now does its work. No children can be added after this. It can be repeated
@@ -140,6 +153,18 @@ impl Context {
     pub async fn canceled(&self) -> CanceledError {
         self.0.cancellation.canceled().wait_fired().await;
         CanceledError
+    }
+
+    /// Works until the runnable has to stop, and returns what it then returns: the last line of a runnable whose
+    /// work is done by others.
+    ///
+    /// # Errors
+    /// Always [`CanceledError`], in a [`Failure`].
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again at any time.
+    pub async fn until_canceled(&self) -> Result<(), Failure> {
+        Err(self.canceled().await.into())
     }
 
     /// Whether the runnable has to stop.
@@ -213,12 +238,20 @@ impl Context {
     /// # Cancel safety
     /// It can be dropped and called again at any time.
     pub async fn wait_ready(&self, dn: &str) -> Result<(), WaitReadyError> {
-        let unknown = || WaitReadyError::UnknownDn { dn: dn.to_owned() };
-        let waiting = self.0.driver.wait_ready(dn).ok_or_else(unknown)?;
+        if self.0.driver.read(|fsm| fsm.state_of(dn)).is_none() {
+            return Err(WaitReadyError::UnknownDn { dn: dn.to_owned() });
+        }
+        self.wait_dependency(dn).await
+    }
+
+    /// Waits like [`wait_ready`](Self::wait_ready), also for a DN that is not in the tree yet.
+    pub(crate) async fn wait_dependency(&self, dn: &str) -> Result<(), WaitReadyError> {
+        let waiting = self.0.driver.wait_ready(dn);
         let _noted = DependencyGuard::set(self, dn);
         tokio::select! {
             biased;
-            ready = waiting => ready.map_err(|_| WaitReadyError::Canceled(CanceledError)),
+            // A shutdown drops the waiters, and cancels this run in its turn.
+            Ok(()) = waiting => Ok(()),
             canceled = self.canceled() => Err(WaitReadyError::Canceled(canceled)),
         }
     }

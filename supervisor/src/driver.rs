@@ -19,6 +19,7 @@ use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
 use crate::fsm::{AddChildError, RunKey, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::output::OutputSink;
+use crate::policy::GroupPolicy;
 use crate::process::{CgroupParent, ProcessHost};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
@@ -36,6 +37,8 @@ pub(crate) struct TreeDriver {
     /// Counts the tree's changes.
     version: watch::Sender<u64>,
     finished: watch::Sender<bool>,
+    /// Nothing is running and nothing will start by itself.
+    ended: watch::Sender<bool>,
     pub(crate) output: Contained<Box<dyn OutputSink>>,
     cgroups: CgroupParent,
     /// The host of child processes, from the first of them on.
@@ -91,7 +94,7 @@ impl TreeDriver {
         events: Option<Arc<EventQueue>>,
         cgroups: CgroupParent,
     ) -> Arc<Self> {
-        let settings = child_settings(&root, &defaults);
+        let settings = root.settings(&defaults);
         let state = DriverState {
             fsm: TreeFsm::new(TreeTime::ZERO, settings, random_seed()),
             runs: vec![Some(SlotRun::from_runnable(root.runnable.into_inner()))],
@@ -109,6 +112,7 @@ impl TreeDriver {
             deadline_changed: Notify::new(),
             version: watch::Sender::new(0),
             finished: watch::Sender::new(false),
+            ended: watch::Sender::new(false),
             output: Contained::new(output),
             cgroups,
             process_host: Mutex::default(),
@@ -135,14 +139,13 @@ impl TreeDriver {
     pub(crate) fn add_group(
         self: &Arc<Self>,
         parent: RunKey,
+        policy: GroupPolicy,
         children: Vec<ChildSpec>,
     ) -> Result<(), AddChildError> {
-        let named: Vec<_> = children
-            .iter()
-            .map(|child| (child.name.as_str(), child_settings(child, &self.defaults)))
-            .collect();
+        let named: Vec<_> =
+            children.iter().map(|child| (child.name.as_str(), child.settings(&self.defaults))).collect();
         let mut state = self.lock();
-        let slots = state.fsm.add_group(self.started_at.elapsed(), parent, &named)?;
+        let slots = state.fsm.add_group(self.started_at.elapsed(), parent, policy, &named)?;
         for (slot, child) in slots.into_iter().zip(children) {
             let slot = slot as usize;
             if state.runs.len() <= slot {
@@ -161,19 +164,20 @@ impl TreeDriver {
         look(&self.lock().fsm)
     }
 
-    /// Resolves when the runnable with this DN is ready or done; at once if it already is. `None` if the DN
-    /// is unknown.
-    pub(crate) fn wait_ready(&self, dn: &str) -> Option<oneshot::Receiver<()>> {
+    /// Resolves when the runnable with this DN is ready or done; at once if it already is. Fails when the
+    /// tree is shut down.
+    pub(crate) fn wait_ready(&self, dn: &str) -> oneshot::Receiver<()> {
         let mut state = self.lock();
         let (ready, waiting) = oneshot::channel();
-        match state.fsm.state_of(dn)? {
-            RunnableState::Ready | RunnableState::Done => _ = ready.send(()),
+        match state.fsm.state_of(dn) {
+            Some(RunnableState::Ready | RunnableState::Done) => _ = ready.send(()),
+            _ if state.fsm.is_shutting_down() => {}
             _ => {
                 state.waiters.retain(|waiter| !waiter.ready.is_closed());
                 state.waiters.push(ReadyWaiter { dn: dn.into(), ready });
             }
         }
-        Some(waiting)
+        waiting
     }
 
     /// The host of child processes, created by the first caller.
@@ -221,6 +225,12 @@ impl TreeDriver {
         *self.process_host.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// Resolves when nothing is running and nothing will start by itself.
+    pub(crate) async fn ended(&self) {
+        // `self` owns the sender, so this can't fail.
+        drop(self.ended.subscribe().wait_for(|ended| *ended).await);
+    }
+
     pub(crate) fn now(&self) -> TreeTime {
         self.started_at.elapsed()
     }
@@ -255,6 +265,7 @@ impl TreeDriver {
                     if let Some(events) = &state.events {
                         events.close();
                     }
+                    state.waiters.clear();
                     outcome.dropped_runs.extend(state.runs.drain(..).flatten());
                     self.finished.send_replace(true);
                 }
@@ -263,6 +274,8 @@ impl TreeDriver {
         if !outcome.events.is_empty() {
             self.version.send_modify(|version| *version += 1);
         }
+        let has_ended = state.fsm.has_ended();
+        self.ended.send_if_modified(|ended| std::mem::replace(ended, has_ended) != has_ended);
         let next = state.fsm.next_deadline();
         if next != state.armed_deadline {
             state.armed_deadline = next;
@@ -326,16 +339,6 @@ impl SlotRun {
 impl std::fmt::Debug for TreeDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TreeDriver").finish_non_exhaustive()
-    }
-}
-
-fn child_settings(child: &ChildSpec, defaults: &RunnableSettings) -> RunnableSettings {
-    RunnableSettings {
-        policy: child.policy.unwrap_or(defaults.policy),
-        stop_timeout: child
-            .stop_timeout
-            .or_else(|| child.runnable.stop_timeout())
-            .unwrap_or(defaults.stop_timeout),
     }
 }
 

@@ -110,12 +110,14 @@ impl fmt::Display for RunnableChange {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelCause {
-    /// A member of its group failed.
+    /// A member of its group failed, and its [`GroupPolicy`](crate::GroupPolicy) includes this one.
     Sibling(Arc<str>),
     /// An ancestor ended or is stopping.
     Ancestor(Arc<str>),
     /// The runnable sent an invalid signal, or one of its helpers panicked.
     OwnFailure,
+    /// A child exceeded its restart limit.
+    RestartLimit(Arc<str>),
     /// An operator requested a stop or a restart.
     Operator,
     /// The supervisor is shutting down.
@@ -128,6 +130,7 @@ impl fmt::Display for CancelCause {
             Self::Sibling(dn) => write!(f, "group member {dn} failed"),
             Self::Ancestor(dn) => write!(f, "ancestor {dn} ended"),
             Self::OwnFailure => f.write_str("it failed while running"),
+            Self::RestartLimit(dn) => write!(f, "child {dn} exceeded its restart limit"),
             Self::Operator => f.write_str("requested by an operator"),
             Self::Shutdown => f.write_str("shutdown"),
         }

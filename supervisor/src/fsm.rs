@@ -7,9 +7,15 @@
 //! well. Below a live runnable, only the topmost canceled one can restart, once its whole subtree has exited.
 //! One walk up from an exited runnable finds it, and a count of running tasks per subtree shows whether it is
 //! due. The cost of an exit is therefore proportional to the depth of the tree, not to its size.
+//!
+//! Three things are separate: *fate* (`group`: which members end with a failed one), *restart* (`lifecycle`: when
+//! an ended runnable starts again) and *order* (`shutdown`: what stops before what).
 
 mod control;
 mod entry;
+#[cfg(test)]
+mod exploration_test;
+mod group;
 mod lifecycle;
 mod lifecycle_signals;
 mod shutdown;
@@ -61,7 +67,7 @@ pub(crate) enum TreeAction {
 }
 
 /// The state machine of a tree.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct TreeFsm {
     /// Slot 0 is the root.
     slots: Vec<Option<TreeEntry>>,
@@ -91,7 +97,7 @@ impl TreeFsm {
             random_state: seed,
             shutdown: None,
         };
-        let mut root = TreeEntry::new(ROOT.into(), None, 0, settings, now, RunnableHistory::default());
+        let mut root = TreeEntry::new(ROOT.into(), None, (0, 0), settings, now, RunnableHistory::default());
         root.incarnation = fsm.allocate_incarnation();
         let slot = fsm.insert_entry(root);
         debug_assert_eq!(slot, ROOT_SLOT);
@@ -117,9 +123,19 @@ impl TreeFsm {
             self.disarm_timer(slot);
             match self.entry(slot).state.is_running() {
                 true => self.abort_straggler(slot, now),
-                false => self.start_run(slot, now),
+                false => self.start_after_group(slot, now),
             }
         }
+    }
+
+    /// Whether nothing is running and nothing will start by itself.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.entry(ROOT_SLOT).live_tasks == 0 && self.timers.is_empty()
+    }
+
+    /// How the root exited last.
+    pub(crate) fn root_exit(&self) -> Option<&PastExit> {
+        self.entry(ROOT_SLOT).exits.back()
     }
 
     fn entry(&self, slot: u32) -> &TreeEntry {

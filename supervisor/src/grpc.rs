@@ -21,19 +21,19 @@ use crate::runnable::{CanceledError, RunFuture, Runnable};
 #[non_exhaustive]
 pub enum ServeError {
     /// Its listener could not be created.
-    #[error("can't listen for gRPC")]
+    #[error("can't listen for gRPC connections")]
     Listen(#[source] io::Error),
     /// The server failed.
-    #[error("can't serve gRPC")]
+    #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
     /// The listener ended unexpectedly.
-    #[error("the gRPC listener ended")]
+    #[error("the gRPC listener closed, so the server accepts no more connections")]
     ListenerEnded,
     /// The tree rejected the ready signal.
-    #[error("can't signal ready")]
+    #[error("can't signal to the supervisor that the gRPC server is ready")]
     Signal(#[source] LifecycleSignalError),
     /// It was canceled, and stopped.
-    #[error("gRPC server stopped")]
+    #[error("the gRPC server stopped on request")]
     Canceled(#[source] CanceledError),
 }
 

@@ -6,10 +6,10 @@
 //!
 //! ```text
 //!  root ────────────── a runnable: adds children, signals ready, works until it is canceled, cleans up, returns
-//!  ├─ control          group 1: a single child
-//!  ├─ etcd ┐           group 2: one failure cancels the other members;
-//!  ├─ sync ┘                    each member restarts once its whole subtree has exited
-//!  └─ services
+//!  ├─ control          a single child
+//!  ├─ etcd ┐           a group: one failure ends all its members;
+//!  ├─ sync ┘           they start again after all of them have exited
+//!  └─ services         stops before etcd
 //!     ├─ a             children belong to one run of their parent and stop before it
 //!     └─ b
 //! ```
@@ -20,13 +20,13 @@
 //! async fn greeter(ctx: Context) -> Result<(), Failure> {
 //!     ctx.signal_ready()?;
 //!     // Work here, until the context is canceled:
-//!     Err(ctx.canceled().await.into())
+//!     ctx.until_canceled().await
 //! }
 //!
 //! async fn root(ctx: Context) -> Result<(), Failure> {
 //!     ctx.run_child("greeter", greeter)?;
 //!     ctx.signal_ready()?;
-//!     Err(ctx.canceled().await.into())
+//!     ctx.until_canceled().await
 //! }
 //!
 //! #[tokio::main(flavor = "current_thread")]
@@ -38,18 +38,21 @@
 //! ```
 //!
 //! # Behavior
-//! - A failure (an error, a panic, a return without [`signal_done`](Context::signal_done), an invalid signal)
-//!   cancels the runnable's whole subtree and the other members of its group. A canceled runnable restarts as
-//!   soon as its whole subtree has exited; a failed one restarts after its [`Backoff`]. A parent restarts
-//!   only after its own failure, never after a child's.
+//! - Fate: a failure (an error, a panic, a return without [`signal_done`](Context::signal_done), an invalid signal)
+//!   cancels the runnable's whole subtree and those members of its group that its [`GroupPolicy`] names.
+//! - Restart: none of these members starts before all of them, with their subtrees, have exited. Then a canceled
+//!   runnable restarts at once, and a failed one after its [`Backoff`]. A parent restarts only after its own
+//!   failure, or after a child that exceeds its [`RestartLimit`].
+//! - Order: a runnable starts when those that it [depends on](ChildSpec::depends_on) are ready, and a
+//!   [shutdown](Supervisor::shutdown) stops it before them. What does not depend on each other stops at the same
+//!   time.
 //! - Failures count until the runnable has been ready for [`ChildPolicy::stable_after`], also across restarts
 //!   of its parent.
 //! - Every run has a separate [`Context`]. A context that leaks out of an ended run returns errors and never
 //!   acts for the next run.
 //! - Nothing is polled: an idle tree causes no wakeups. The cost of an exit is proportional to the depth of
 //!   the tree.
-//! - [`Supervisor::shutdown`] stops the tree in reverse order, with a deadline for each runnable, and reports
-//!   stragglers.
+//! - Each runnable has a deadline for its stop, and [`Supervisor::shutdown`] reports stragglers.
 //! - A child process ([`process`]) ends together with all its descendants, wherever they have reparented
 //!   themselves to.
 //!
@@ -100,7 +103,7 @@ pub use fsm::{AddChildError, ControlError, LifecycleSignalError};
 pub use grpc::{GrpcServer, ServeError, serve_grpc};
 pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
-pub use policy::{Backoff, ChildPolicy, RestartPolicy};
+pub use policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartPolicy};
 pub use runnable::{CanceledError, ChildSpec, Failure, RunFuture, Runnable};
 pub use state::{
     ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,

@@ -16,13 +16,13 @@ pub const MAX_DN_BYTES: usize = 255;
 #[non_exhaustive]
 pub enum NameError {
     /// The name is empty, too long, or contains a character other than `a-z`, `0-9`, `_` and `-`.
-    #[error("invalid name {name:?}: use 1 to 64 of a-z, 0-9, '_' and '-'")]
+    #[error("invalid runnable name {name:?}: use 1 to 64 of a-z, 0-9, '_' and '-'")]
     Invalid {
         /// The name as it was given.
         name: String,
     },
     /// The DN of the name would exceed [`MAX_DN_BYTES`].
-    #[error("the DN of {name:?} in {parent} exceeds 255 bytes: shorten the name or nest less")]
+    #[error("the DN {parent}.{name} exceeds 255 bytes: shorten the name, or nest runnables less deeply")]
     DnTooLong {
         /// The name as it was given.
         name: String,
@@ -30,7 +30,7 @@ pub enum NameError {
         parent: String,
     },
     /// A child or a sub-span of this incarnation already has the name.
-    #[error("name {name:?} is already a child or sub-span of {parent}: use another name")]
+    #[error("{parent} already has a child or sub-span {name:?}: use another name")]
     AlreadyInUse {
         /// The name as it was given.
         name: String,
@@ -38,7 +38,7 @@ pub enum NameError {
         parent: String,
     },
     /// The context is stale: the run that it belongs to has ended.
-    #[error("the context is stale: its run has ended")]
+    #[error("this context belongs to a run of its runnable that has ended: use the current run's context")]
     StaleContext,
 }
 

@@ -1,10 +1,11 @@
-//! When and how fast a runnable restarts, as plain data.
+//! What a failure ends, and when and how fast a runnable restarts, as plain data.
 
 use std::time::Duration;
 
 /// How the supervisor restarts a child.
 ///
-/// The default: always, after [`Backoff::default`], and ten seconds of readiness clear the failure count.
+/// The default: always, after [`Backoff::default`], without a limit, and ten seconds of readiness clear the failure
+/// count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChildPolicy {
     /// Which exits are followed by a restart.
@@ -16,6 +17,41 @@ pub struct ChildPolicy {
     /// Readiness alone is not enough: a runnable that signals ready and then fails at once would never back
     /// off.
     pub stable_after: Duration,
+    /// How often it may restart after failures before its parent fails instead. Default: as often as needed. A node
+    /// should rather retry at the pace of its backoff than take down what still works.
+    pub restart_limit: Option<RestartLimit>,
+}
+
+/// A number of restarts within a period (OTP: intensity and period).
+///
+/// The failure that would need one more restart is not followed by one. Instead, the parent fails with
+/// [`ExitReason::RestartLimit`](crate::ExitReason::RestartLimit), as if by itself: its group shares its fate, it
+/// restarts by its policy, and its limit counts that restart. A restarted parent adds its children with new
+/// counts. A root whose limit is exceeded stays dead, and the tree [has ended](crate::Supervisor::ended).
+/// Restarts of canceled runnables and an operator's restarts do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RestartLimit {
+    /// How many restarts within the period are allowed; zero: the first failure fails the parent.
+    pub restarts: u32,
+    /// The period. The backoff must leave room for the restarts within it, or the limit is never exceeded.
+    pub period: Duration,
+}
+
+/// Which members of a group end and restart together when one of them fails.
+///
+/// Members that end together start only after all of them have ended: then the canceled ones at once, and each
+/// failed one after its backoff. The policy concerns failures only, and neither the order of a
+/// [shutdown](crate::ChildSpec::stop_before) nor an operator's requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum GroupPolicy {
+    /// The failed member alone.
+    OneForOne,
+    /// All members.
+    #[default]
+    OneForAll,
+    /// The failed member and those after it, in the order of their addition.
+    RestForOne,
 }
 
 impl Default for ChildPolicy {
@@ -24,6 +60,7 @@ impl Default for ChildPolicy {
             restart: RestartPolicy::Always,
             backoff: Backoff::default(),
             stable_after: Duration::from_secs(10),
+            restart_limit: None,
         }
     }
 }

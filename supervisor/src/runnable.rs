@@ -4,10 +4,12 @@ use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::containment::{Contained, await_contained, catch_panic};
 use crate::context::Context;
+use crate::fsm::RunnableSettings;
 use crate::policy::ChildPolicy;
 
 /// What [`Runnable::run`] returns.
@@ -122,19 +124,51 @@ impl fmt::Debug for Failure {
 #[error("canceled")]
 pub struct CanceledError;
 
-/// A runnable with its name and, optionally, a policy and a stop timeout. A group consists of these.
+/// A runnable with its name and, optionally, its dependencies, a policy and a stop timeout. A group consists of
+/// these.
 pub struct ChildSpec {
     pub(crate) name: String,
     pub(crate) runnable: Contained<Box<dyn Runnable>>,
     pub(crate) policy: Option<ChildPolicy>,
     pub(crate) stop_timeout: Option<Duration>,
+    pub(crate) stop_before: Vec<Arc<str>>,
 }
 
 impl ChildSpec {
     /// A child with this name and the supervisor's default policy.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
         let runnable: Contained<Box<dyn Runnable>> = Contained::new(Box::new(runnable));
-        Self { name: name.into(), runnable, policy: None, stop_timeout: None }
+        Self { name: name.into(), runnable, policy: None, stop_timeout: None, stop_before: Vec::new() }
+    }
+
+    /// It needs the runnables with these DNs: each of its runs starts when they are ready or done, in this order,
+    /// and a shutdown stops it [before them](Self::stop_before). A DN may be of a runnable that is added later, or
+    /// below another one. A run that waits is new, and its status names what it waits for; so does the status of
+    /// each runnable of a cycle, which never starts.
+    ///
+    /// Readiness counts at the start only: no run ends because a dependency does. For that, use a
+    /// [group](Context::run_group).
+    #[must_use]
+    pub fn depends_on<Dn: Into<Arc<str>>>(mut self, dns: impl IntoIterator<Item = Dn>) -> Self {
+        let dns: Vec<Arc<str>> = dns.into_iter().map(Into::into).collect();
+        if dns.is_empty() {
+            return self;
+        }
+        let dependent = DependentRunnable {
+            runnable: Contained::new(self.runnable.into_inner().into()),
+            depends_on: dns.clone().into(),
+        };
+        self.runnable = Contained::new(Box::new(dependent));
+        self.stop_before(dns)
+    }
+
+    /// A shutdown stops it, with its subtree, before it stops anything in the subtrees of these DNs. It orders
+    /// neither starts nor restarts. DNs that are not in the tree at the shutdown, of ancestors and of descendants
+    /// have no effect: children always stop before their parent. A cycle stops last, without an order.
+    #[must_use]
+    pub fn stop_before<Dn: Into<Arc<str>>>(mut self, dns: impl IntoIterator<Item = Dn>) -> Self {
+        self.stop_before.extend(dns.into_iter().map(Into::into));
+        self
     }
 
     /// Restarts it by this policy.
@@ -152,6 +186,15 @@ impl ChildSpec {
         self.stop_timeout = Some(time);
         self
     }
+
+    pub(crate) fn settings(&self, defaults: &RunnableSettings) -> RunnableSettings {
+        let stop_timeout = self.stop_timeout.or_else(|| self.runnable.stop_timeout());
+        RunnableSettings {
+            policy: self.policy.unwrap_or(defaults.policy),
+            stop_timeout: stop_timeout.unwrap_or(defaults.stop_timeout),
+            stop_before: self.stop_before.clone(),
+        }
+    }
 }
 
 impl fmt::Debug for ChildSpec {
@@ -160,6 +203,29 @@ impl fmt::Debug for ChildSpec {
             .field("name", &self.name)
             .field("policy", &self.policy)
             .finish_non_exhaustive()
+    }
+}
+
+/// A runnable whose runs wait for others to be ready.
+struct DependentRunnable {
+    runnable: Contained<Arc<dyn Runnable>>,
+    depends_on: Arc<[Arc<str>]>,
+}
+
+impl Runnable for DependentRunnable {
+    fn run(&self, ctx: Context) -> RunFuture {
+        let (runnable, depends_on) =
+            (Contained::new(Arc::clone(&self.runnable)), Arc::clone(&self.depends_on));
+        Box::pin(async move {
+            for dn in depends_on.iter() {
+                ctx.wait_dependency(dn).await?;
+            }
+            await_contained(runnable.run(ctx)).await
+        })
+    }
+
+    fn stop_timeout(&self) -> Option<Duration> {
+        self.runnable.stop_timeout()
     }
 }
 

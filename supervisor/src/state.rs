@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::policy::RestartLimit;
 use crate::process::{ForcedKill, ProcessExit};
 
 /// The state of a runnable.
@@ -16,6 +17,8 @@ use crate::process::{ForcedKill, ProcessExit};
 ///    │                └─ canceled ─▶ Canceled ┤
 ///    └────────── whole subtree exited ────────┘
 /// ```
+///
+/// A done runnable becomes dead when a child exceeds its restart limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RunnableState {
@@ -73,7 +76,7 @@ pub enum ExitReason {
     Failed {
         /// The error with its causes, outermost first, joined by `: `, cut at [`MAX_ERROR_BYTES`].
         error: String,
-        /// How the child process exited, where that was the failure.
+        /// How its child process exited, if it had one.
         process: Option<Arc<ProcessExit>>,
     },
     /// It, or one of its helpers, panicked.
@@ -85,6 +88,13 @@ pub enum ExitReason {
     InvalidSignal {
         /// The invalid signal, and the reason.
         error: String,
+    },
+    /// A child exceeded its restart limit, which fails the parent as if by itself.
+    RestartLimit {
+        /// The DN of the child.
+        child: Arc<str>,
+        /// Its limit.
+        limit: RestartLimit,
     },
     /// Its context was canceled, and it returned [`CanceledError`](crate::CanceledError).
     Canceled,
@@ -102,8 +112,9 @@ pub enum ExitReason {
 }
 
 impl ExitReason {
-    pub(crate) fn failed(error: String, process: Option<Arc<ProcessExit>>) -> Self {
-        Self::Failed { error: cut_error(error), process }
+    /// A failure. The state machine adds the exit of the child process.
+    pub(crate) fn failed(error: String) -> Self {
+        Self::Failed { error: cut_error(error), process: None }
     }
 
     pub(crate) fn panicked(message: String) -> Self {
@@ -130,6 +141,9 @@ impl fmt::Display for ExitReason {
             Self::Failed { error, .. } => f.write_str(error),
             Self::Panicked { message } => write!(f, "panicked: {message}"),
             Self::InvalidSignal { error } => f.write_str(error),
+            Self::RestartLimit { child, limit } => {
+                write!(f, "child {child} failed more than {} times within {:?}", limit.restarts, limit.period)
+            }
             Self::Canceled => f.write_str("canceled"),
             Self::Killed { kill, .. } => write!(f, "canceled; {kill}"),
             Self::Aborted => f.write_str("did not stop within its timeout and was aborted"),
@@ -171,6 +185,8 @@ pub enum WaitReason<At = SystemTime> {
     RunnableReturn,
     /// Running descendants that delay its restart: the first few of them.
     Descendants(Vec<Arc<str>>),
+    /// Members of its group that end together with it and are still running: the first few of them.
+    GroupMembers(Vec<Arc<str>>),
     /// Its parent, whose context is canceled: the restarted parent adds it again.
     ParentRestart,
     /// A start by an operator.
@@ -188,6 +204,7 @@ impl<At> WaitReason<At> {
             Self::Backoff(until) => WaitReason::Backoff(time(until)),
             Self::RunnableReturn => WaitReason::RunnableReturn,
             Self::Descendants(dns) => WaitReason::Descendants(dns),
+            Self::GroupMembers(dns) => WaitReason::GroupMembers(dns),
             Self::ParentRestart => WaitReason::ParentRestart,
             Self::OperatorStart => WaitReason::OperatorStart,
         }
@@ -204,6 +221,7 @@ impl<At> fmt::Display for WaitReason<At> {
             Self::Backoff(_) => f.write_str("its backoff"),
             Self::RunnableReturn => f.write_str("its runnable to return after the cancellation"),
             Self::Descendants(dns) => write!(f, "descendants to exit: {}", dns.join(", ")),
+            Self::GroupMembers(dns) => write!(f, "members of its group to exit: {}", dns.join(", ")),
             Self::ParentRestart => f.write_str("its parent to restart"),
             Self::OperatorStart => f.write_str("an operator to start it"),
         }

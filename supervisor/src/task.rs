@@ -11,8 +11,7 @@ use tracing::Instrument as _;
 use crate::containment::{Contained, await_contained, panic_message};
 use crate::context::Context;
 use crate::fsm::{RunKey, RunOutcome};
-use crate::process::ProcessError;
-use crate::runnable::{Failure, Runnable};
+use crate::runnable::Runnable;
 use crate::state::ExitReason;
 
 tokio::task_local! {
@@ -58,7 +57,7 @@ pub(crate) async fn run_incarnation(runnable: Contained<Arc<dyn Runnable>>, cont
     let outcome = match run_catching_panics(&context, run).await {
         Some(Ok(Ok(()))) => RunOutcome::Ok,
         Some(Ok(Err(failure))) if failure.is_canceled() => RunOutcome::Canceled,
-        Some(Ok(Err(failure))) => RunOutcome::Failed(failure_exit(&failure)),
+        Some(Ok(Err(failure))) => RunOutcome::Failed(ExitReason::failed(failure.to_string())),
         Some(Err(message)) => RunOutcome::Failed(ExitReason::panicked(message)),
         None => RunOutcome::Failed(ExitReason::Aborted),
     };
@@ -78,12 +77,4 @@ impl Drop for ExitReporter {
             self.context.report_exit(outcome);
         }
     }
-}
-
-fn failure_exit(failure: &Failure) -> ExitReason {
-    let process = failure
-        .error_chain()
-        .find_map(|error| error.downcast_ref::<ProcessError>())
-        .and_then(ProcessError::process_exit);
-    ExitReason::failed(failure.to_string(), process.cloned().map(Arc::new))
 }

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::task::coop::consume_budget;
 
 use crate::containment::{Contained, catch_panic};
+use crate::context::WaitReadyError;
 use crate::driver::TreeDriver;
 use crate::event::EventHook;
 use crate::event_buffer::EventQueue;
@@ -17,8 +18,8 @@ use crate::name::ROOT;
 use crate::output::{DiscardOutput, OutputSink};
 use crate::policy::ChildPolicy;
 use crate::process::CgroupParent;
-use crate::runnable::{ChildSpec, Runnable};
-use crate::state::{ExitRecord, RunnableStatus};
+use crate::runnable::{CanceledError, ChildSpec, Runnable};
+use crate::state::{ExitReason, ExitRecord, RunnableStatus};
 
 /// The stop timeout where neither the runnable nor its child specification sets one.
 const DEFAULT_STOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -92,6 +93,29 @@ impl Supervisor {
         self.driver.version()
     }
 
+    /// Waits until the runnable with this DN is ready or done, also one that is not in the tree yet.
+    ///
+    /// # Errors
+    /// [`WaitReadyError::Canceled`] when the tree is shut down.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again at any time.
+    pub async fn wait_ready(&self, dn: &str) -> Result<(), WaitReadyError> {
+        self.driver.wait_ready(dn).await.map_err(|_| WaitReadyError::Canceled(CanceledError))
+    }
+
+    /// Waits until nothing is running and nothing will start by itself, and returns how the root exited: the root
+    /// and all below it are done, or dead and not to be restarted, or the tree was shut down. An operator can
+    /// still start what has ended; [`shutdown`](Self::shutdown) rules that out.
+    ///
+    /// # Cancel safety
+    /// It can be dropped and called again at any time.
+    pub async fn ended(&self) -> ExitReason {
+        self.driver.ended().await;
+        let exit = self.driver.read(|fsm| fsm.root_exit().map(|past| past.exit.clone()));
+        exit.expect("a root that has ended has exited")
+    }
+
     /// Stops a runnable and its subtree, and keeps it stopped, also across restarts of its parent, until
     /// [`start_runnable`](Self::start_runnable) or [`restart_runnable`](Self::restart_runnable). Returns
     /// before the runnable has stopped. Its group keeps running, however the runnable exits.
@@ -118,9 +142,10 @@ impl Supervisor {
         self.driver.apply(|fsm, now| fsm.restart_runnable(now, dn))
     }
 
-    /// Stops everything in the reverse order of addition: the last group first, the members of a group at the
-    /// same time, children before their parent. The supervisor aborts and reports a runnable that does not
-    /// stop within its timeout, and stops waiting for it. It starts nothing any more.
+    /// Stops everything: children before their parent, each runnable before those that it
+    /// [depends on](crate::ChildSpec::depends_on) and [stops before](crate::ChildSpec::stop_before), and
+    /// everything else at the same time. The supervisor aborts and reports a runnable that does not stop within
+    /// its timeout, and stops waiting for it. It starts nothing any more.
     ///
     /// [`snapshot`](Self::snapshot) keeps working during the shutdown and after it.
     ///
@@ -228,7 +253,11 @@ impl SupervisorBuilder {
             None => (None, None),
         };
         let root = ChildSpec::new(ROOT, root);
-        let defaults = RunnableSettings { policy: self.default_policy, stop_timeout: self.stop_timeout };
+        let defaults = RunnableSettings {
+            policy: self.default_policy,
+            stop_timeout: self.stop_timeout,
+            stop_before: Vec::new(),
+        };
         let driver = TreeDriver::start_tree(root, defaults, self.output_sink, events, self.cgroup_parent);
         Supervisor { driver, hook: Mutex::new(hook) }
     }

@@ -23,13 +23,13 @@ pub enum ControlError {
     #[error("can't stop root: shut the supervisor down instead")]
     RootNotControllable,
     /// The parent has ended or is restarting. It may add the child again.
-    #[error("can't start {dn}: its parent is not running")]
+    #[error("can't start {dn}: its parent is not running; start the parent first")]
     ParentNotRunning {
         /// The DN of the runnable.
         dn: String,
     },
     /// The supervisor is shutting down.
-    #[error("the supervisor is shutting down")]
+    #[error("the supervisor is shutting down, and starts, stops and restarts nothing on request")]
     ShuttingDown,
 }
 
@@ -89,7 +89,7 @@ impl TreeFsm {
 
     fn start_or_restart(&mut self, slot: u32, now: TreeTime) {
         if matches!(self.entry(slot).state, RunnableState::Waiting | RunnableState::Stopped) {
-            self.start_run(slot, now);
+            self.start_after_group(slot, now);
         } else {
             self.entry_mut(slot).restart_requested = true;
             self.cancel_subtree(slot, &CancelCause::Operator, now);

@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::shutdown::StopProgress;
+use super::group::ChildGroup;
 use super::{MAX_DELAY, TreeTime};
-use crate::policy::ChildPolicy;
+use crate::policy::{ChildPolicy, RestartLimit};
 use crate::process::{ForcedKill, ProcessExit};
 use crate::state::{ExitReason, MAX_EXITS, RunnableState};
 
 /// The settings of one runnable.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RunnableSettings {
     pub(crate) policy: ChildPolicy,
     pub(crate) stop_timeout: Duration,
+    /// The DNs of the runnables that a shutdown stops after this one.
+    pub(crate) stop_before: Vec<Arc<str>>,
 }
 
 /// One past exit, in the tree's time.
@@ -28,7 +30,7 @@ pub(crate) struct PastExit {
 
 /// What the tree keeps of a DN after its entry is removed, for the entry that replaces it after a restart of
 /// the parent.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct RunnableHistory {
     pub(super) generation: u64,
     pub(super) failures: u32,
@@ -47,21 +49,15 @@ pub(super) enum NameOwner {
     SubSpan,
 }
 
-/// Children that were added together.
-#[derive(Debug)]
-pub(super) struct ChildGroup {
-    pub(super) members: Vec<u32>,
-    /// How many members have running tasks in their subtree.
-    pub(super) live_members: u32,
-}
-
 /// The entry of one runnable in the tree.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct TreeEntry {
     pub(super) dn: Arc<str>,
     pub(super) parent: Option<u32>,
     /// Its index in the parent's groups.
     pub(super) group: u32,
+    /// Its index in the group.
+    pub(super) rank: u32,
     pub(super) settings: RunnableSettings,
     pub(super) incarnation: u64,
     /// How often this DN has been started.
@@ -96,19 +92,21 @@ pub(super) struct TreeEntry {
     /// How many entries of its subtree, including itself, have a task.
     pub(super) live_tasks: u32,
     pub(super) failures: u32,
+    /// When it restarted after failures, as far as its restart limit counts them.
+    pub(super) restarts: VecDeque<TreeTime>,
     pub(super) exits: VecDeque<PastExit>,
     /// The histories of the children of earlier incarnations.
     pub(super) former_children: ChildHistories,
     pub(super) timer: Option<TreeTime>,
-    /// Set once the shutdown has started to stop it.
-    pub(super) stop_progress: Option<StopProgress>,
+    /// The shutdown has reached its subtree.
+    pub(super) stop_requested: bool,
 }
 
 impl TreeEntry {
     pub(super) fn new(
         dn: Arc<str>,
         parent: Option<u32>,
-        group: u32,
+        (group, rank): (u32, u32),
         settings: RunnableSettings,
         now: TreeTime,
         history: RunnableHistory,
@@ -117,6 +115,7 @@ impl TreeEntry {
             dn,
             parent,
             group,
+            rank,
             settings,
             incarnation: 0,
             generation: history.generation,
@@ -138,10 +137,11 @@ impl TreeEntry {
             groups: Vec::new(),
             live_tasks: 0,
             failures: history.failures,
+            restarts: VecDeque::new(),
             exits: history.exits,
             former_children: history.children,
             timer: None,
-            stop_progress: None,
+            stop_requested: false,
         }
     }
 
@@ -169,11 +169,31 @@ impl TreeEntry {
     }
 
     /// The exit of a run that returned `Ok` although it should keep running.
-    pub(super) fn exit_after_return(&mut self) -> ExitReason {
-        match self.process_exit.take() {
-            Some(exit) => ExitReason::Failed { error: format!("{exit} by itself"), process: Some(exit) },
+    pub(super) fn exit_after_return(&self) -> ExitReason {
+        match &self.process_exit {
+            Some(exit) => {
+                ExitReason::Failed { error: format!("{exit} by itself"), process: Some(exit.clone()) }
+            }
             None => ExitReason::ReturnedWithoutDone,
         }
+    }
+
+    /// The exit of a run that failed, with the exit of its child process.
+    pub(super) fn exit_after_failure(&self, exit: ExitReason) -> ExitReason {
+        match exit {
+            ExitReason::Failed { error, .. } => {
+                ExitReason::Failed { error, process: self.process_exit.clone() }
+            }
+            exit => exit,
+        }
+    }
+
+    /// Whether another restart after a failure would exceed its restart limit. Forgets the restarts that the
+    /// limit no longer counts.
+    pub(super) fn exceeds_restart_limit(&mut self, now: TreeTime) -> Option<RestartLimit> {
+        let limit = self.settings.policy.restart_limit?;
+        self.restarts.retain(|at| now.saturating_sub(*at) < limit.period);
+        (self.restarts.len() >= limit.restarts as usize).then_some(limit)
     }
 
     /// The exit of a run that ended as requested.

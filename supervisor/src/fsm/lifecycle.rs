@@ -1,11 +1,11 @@
-//! The end of a run and its consequences: failing groups, waiting for the subtree, backoff, the next start.
+//! The end of a run and its consequences: waiting for the subtree, backoff, escalation, the next start.
 
 use std::sync::Arc;
 
 use super::entry::{ChildHistories, NameOwner, PastExit, RunnableHistory};
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::RestartPolicy;
+use crate::policy::{RestartLimit, RestartPolicy};
 use crate::process::{ForcedKill, ProcessExit};
 use crate::state::{ExitReason, RunnableState};
 
@@ -67,8 +67,8 @@ impl TreeFsm {
     }
 
     /// The state and the exit that a run's outcome leads to.
-    fn classify_exit(&mut self, slot: u32, outcome: RunOutcome) -> (RunnableState, ExitReason) {
-        let entry = self.entry_mut(slot);
+    fn classify_exit(&self, slot: u32, outcome: RunOutcome) -> (RunnableState, ExitReason) {
+        let entry = self.entry(slot);
         if let Some(exit) = &entry.forced_exit {
             return (RunnableState::Dead, (**exit).clone());
         }
@@ -86,13 +86,22 @@ impl TreeFsm {
                 let error = "returned CanceledError although its context was live".to_owned();
                 (RunnableState::Dead, ExitReason::Failed { error, process: None })
             }
-            RunOutcome::Failed(exit) => (RunnableState::Dead, exit),
+            RunOutcome::Failed(exit) => (RunnableState::Dead, entry.exit_after_failure(exit)),
         }
     }
 
     /// Marks an entry as no longer running, and lets the tree react.
     pub(super) fn finish_run(&mut self, slot: u32, state: RunnableState, exit: ExitReason, now: TreeTime) {
         self.disarm_timer(slot);
+        self.enter_exited(slot, state, exit, now);
+        self.adjust_live_counts(slot, -1);
+        self.restart_if_settled(slot, now);
+        self.advance_shutdown_above(slot, now);
+    }
+
+    /// Enters the state after an exit. A failure cancels the subtree and ends the members of the group that
+    /// share its fate, unless an operator requested the exit.
+    fn enter_exited(&mut self, slot: u32, state: RunnableState, exit: ExitReason, now: TreeTime) {
         let entry = self.entry_mut(slot);
         let worked_until = entry.ending_since.unwrap_or(now);
         entry.clear_failures_if_stable(worked_until);
@@ -107,45 +116,13 @@ impl TreeFsm {
         entry.record_exit(PastExit { at: now, generation: entry.generation, state, exit: exit.clone() });
         self.report_change(slot, RunnableChange::Exited { state, exit });
         if state == RunnableState::Dead {
-            self.propagate_failure(slot, now);
-        }
-        self.adjust_live_counts(slot, -1);
-        // Below a canceled parent, an ancestor restarts, and with it all members of the group.
-        let siblings = if state == RunnableState::Dead && !self.parent_is_canceled(slot) {
-            self.sibling_slots(slot)
-        } else {
-            vec![]
-        };
-        self.restart_if_settled(slot, now);
-        for sibling in siblings {
-            self.restart_if_settled(sibling, now);
-        }
-        self.advance_shutdown_above(slot, now);
-    }
-
-    /// Cancels a failed entry's subtree, and the other members of its group unless an operator requested the
-    /// exit.
-    fn propagate_failure(&mut self, slot: u32, now: TreeTime) {
-        self.cancel_subtree(slot, &CancelCause::OwnFailure, now);
-        let cause = CancelCause::Sibling(self.entry(slot).dn.clone());
-        if self.shutdown.is_none() && !self.entry(slot).canceled_by_operator {
-            for sibling in self.sibling_slots(slot) {
-                // A sibling in backoff has failed by itself and runs nothing that needs canceling. It keeps
-                // its delay: otherwise two failing members of a group would restart each other without any
-                // delay.
-                if !matches!(self.entry(sibling).state, RunnableState::Waiting | RunnableState::Stopped) {
-                    self.cancel_subtree(sibling, &cause, now);
-                }
+            self.cancel_subtree(slot, &CancelCause::OwnFailure, now);
+            // Below a canceled parent, an ancestor restarts, and with it all members of the group.
+            let ends_alone = self.entry(slot).canceled_by_operator || self.parent_is_canceled(slot);
+            if self.shutdown.is_none() && !ends_alone {
+                self.end_members_with(slot, now);
             }
         }
-    }
-
-    /// The other members of its group.
-    fn sibling_slots(&self, slot: u32) -> Vec<u32> {
-        let entry = self.entry(slot);
-        let Some(parent) = entry.parent else { return Vec::new() };
-        let members = &self.entry(parent).groups[entry.group as usize].members;
-        members.iter().copied().filter(|member| *member != slot).collect()
     }
 
     /// Cancels an entry's context and those of its descendants, topmost first. An entry in backoff never
@@ -198,14 +175,58 @@ impl TreeFsm {
             top = parent;
         }
         let entry = self.entry(top);
-        if entry.live_tasks > 0 || matches!(entry.state, RunnableState::Waiting | RunnableState::Stopped) {
+        if entry.live_tasks > 0 {
             return;
         }
-        if entry.held_by_operator {
+        let is_running = !matches!(entry.state, RunnableState::Waiting | RunnableState::Stopped);
+        if entry.held_by_operator && is_running {
             self.reset_incarnation(top);
             self.mark_stopped(top, now);
-        } else if entry.restart_requested || self.wants_restart(top) {
-            self.schedule_restart(top, now);
+        }
+        if self.waits_for_group(top) {
+            return;
+        }
+        match self.release_ended_members(top) {
+            Some(members) => self.restart_ended(&members, now),
+            None => self.restart_ended(&[top], now),
+        }
+    }
+
+    /// Restarts those of the ended entries that may restart; or fails their parent, if one of them exceeds its
+    /// restart limit.
+    fn restart_ended(&mut self, slots: &[u32], now: TreeTime) {
+        for &slot in slots {
+            if self.restarts_after_failure(slot)
+                && let Some(limit) = self.entry_mut(slot).exceeds_restart_limit(now)
+            {
+                return self.fail_parent(slot, limit, now);
+            }
+        }
+        for &slot in slots {
+            let entry = self.entry(slot);
+            match entry.state {
+                RunnableState::Waiting if entry.timer.is_none() => self.start_run(slot, now),
+                RunnableState::Waiting | RunnableState::Stopped => {}
+                _ if entry.restart_requested || self.wants_restart(slot) => self.schedule_restart(slot, now),
+                _ => {}
+            }
+        }
+    }
+
+    /// A child exceeds its restart limit: its parent fails, as if by itself. Without a parent, it stays dead.
+    fn fail_parent(&mut self, child: u32, limit: RestartLimit, now: TreeTime) {
+        let dn = Arc::clone(&self.entry(child).dn);
+        let Some(parent) = self.entry(child).parent else { return };
+        let exit = ExitReason::RestartLimit { child: Arc::clone(&dn), limit };
+        let is_running = self.entry(parent).state.is_running();
+        if is_running {
+            self.entry_mut(parent).forced_exit.get_or_insert_with(|| Box::new(exit.clone()));
+        }
+        self.cancel_subtree(parent, &CancelCause::RestartLimit(dn), now);
+        if !is_running {
+            // It was done, with its children running.
+            self.enter_exited(parent, RunnableState::Dead, exit, now);
+            self.restart_if_settled(parent, now);
         }
     }
 
@@ -220,23 +241,35 @@ impl TreeFsm {
         cut_short && entry.settings.policy.restart != RestartPolicy::Never
     }
 
-    /// Starts a new incarnation of an entry whose whole subtree has exited, after its backoff.
-    pub(super) fn schedule_restart(&mut self, slot: u32, now: TreeTime) {
-        let chance = self.random_fraction();
+    /// Whether it restarts because it has failed, and not by an operator's request.
+    fn restarts_after_failure(&self, slot: u32) -> bool {
         let entry = self.entry(slot);
-        let has_failed = entry.state == RunnableState::Dead && !entry.restart_requested;
-        let delay = if has_failed {
-            entry.settings.policy.backoff.jittered_delay(entry.failures, chance)
-        } else {
-            TreeTime::ZERO
-        };
+        entry.state == RunnableState::Dead && !entry.restart_requested && self.wants_restart(slot)
+    }
+
+    /// Starts a new incarnation of an entry whose whole subtree has exited, after its backoff.
+    fn schedule_restart(&mut self, slot: u32, now: TreeTime) {
+        let chance = self.random_fraction();
+        let has_failed = self.restarts_after_failure(slot);
+        let entry = self.entry_mut(slot);
+        let mut delay = TreeTime::ZERO;
+        if has_failed {
+            delay = entry.settings.policy.backoff.jittered_delay(entry.failures, chance);
+            if entry.settings.policy.restart_limit.is_some() {
+                entry.restarts.push_back(now);
+            }
+        }
         self.reset_incarnation(slot);
-        self.entry_mut(slot).enter_state(RunnableState::Waiting, now);
-        self.report_change(slot, RunnableChange::Scheduled { delay });
+        self.enter_waiting(slot, delay, now);
         match delay.is_zero() {
             true => self.start_run(slot, now),
             false => self.arm_timer(slot, now, delay),
         }
+    }
+
+    pub(super) fn enter_waiting(&mut self, slot: u32, delay: TreeTime, now: TreeTime) {
+        self.entry_mut(slot).enter_state(RunnableState::Waiting, now);
+        self.report_change(slot, RunnableChange::Scheduled { delay });
     }
 
     /// Marks an entry without running tasks as stopped, until an operator starts it.
@@ -310,18 +343,14 @@ impl TreeFsm {
         let mut next = Some(slot);
         while let Some(slot) = next {
             let entry = self.entry_mut(slot);
-            let before = entry.live_tasks;
-            entry.live_tasks = before.checked_add_signed(by).expect("a task is added before it is removed");
-            let (after, group) = (entry.live_tasks, entry.group as usize);
+            entry.live_tasks =
+                entry.live_tasks.checked_add_signed(by).expect("a task is added before it is removed");
+            let (after, group, rank) = (entry.live_tasks, entry.group, entry.rank);
             next = entry.parent;
             if let Some(parent) = next
-                && (before == 0) != (after == 0)
+                && after == 0
             {
-                let group = &mut self.entry_mut(parent).groups[group];
-                group.live_members = group
-                    .live_members
-                    .checked_add_signed(by.signum())
-                    .expect("a member is added before it is removed");
+                self.count_ended_member(parent, group, rank);
             }
         }
     }

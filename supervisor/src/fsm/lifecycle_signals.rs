@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::entry::{ChildGroup, NameOwner, RunnableSettings, TreeEntry};
+use super::entry::{NameOwner, RunnableSettings, TreeEntry};
+use super::group::ChildGroup;
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::name::{NameError, child_dn};
+use crate::policy::GroupPolicy;
 use crate::runnable::CanceledError;
 use crate::state::{ExitReason, RunnableState};
 
@@ -27,7 +29,7 @@ pub enum AddChildError {
         dn: String,
     },
     /// The context is canceled, so the children would never run.
-    #[error("can't add child runnables")]
+    #[error("can't add child runnables: their parent is stopping")]
     Canceled(#[source] CanceledError),
 }
 
@@ -37,28 +39,28 @@ pub enum AddChildError {
 #[non_exhaustive]
 pub enum LifecycleSignalError {
     /// The context is stale: its run has ended. The signal has no effect.
-    #[error("the context is stale: its run has ended")]
+    #[error("this context belongs to a run of its runnable that has ended: use the current run's context")]
     StaleContext,
     /// A runnable sent the signal through another runnable's context. The signal has no effect.
-    #[error("signal for {dn}: only {dn} itself may send it")]
+    #[error("another runnable sent a ready or done signal for {dn}: only {dn} itself may send it")]
     ForeignContext {
         /// The DN of the context.
         dn: String,
     },
     /// The runnable signaled ready a second time.
-    #[error("{dn} signaled ready twice")]
+    #[error("{dn} signaled ready twice: a runnable may signal it once in a run")]
     ReadyTwice {
         /// The DN of the context.
         dn: String,
     },
     /// The runnable signaled done before ready.
-    #[error("{dn} signaled done before ready")]
+    #[error("{dn} signaled done before ready: signal ready first")]
     DoneBeforeReady {
         /// The DN of the context.
         dn: String,
     },
     /// The runnable signaled done a second time.
-    #[error("{dn} signaled done twice")]
+    #[error("{dn} signaled done twice: a runnable may signal it once in a run")]
     DoneTwice {
         /// The DN of the context.
         dn: String,
@@ -75,21 +77,22 @@ impl TreeFsm {
         &mut self,
         now: TreeTime,
         parent: RunKey,
+        policy: GroupPolicy,
         children: &[(&str, RunnableSettings)],
     ) -> Result<Vec<u32>, AddChildError> {
         let slot = self.slot_accepting_children(parent)?;
         let dns = self.child_dns(slot, children).map_err(AddChildError::Name)?;
         let group = u32::try_from(self.entry(slot).groups.len()).expect("fewer groups than entries");
         let mut members = Vec::with_capacity(children.len());
-        for ((name, settings), dn) in children.iter().zip(dns) {
+        for (rank, ((name, settings), dn)) in (0..).zip(children.iter().zip(dns)) {
             let history = self.entry_mut(slot).former_children.remove(*name).unwrap_or_default();
-            let mut child = TreeEntry::new(dn, Some(slot), group, *settings, now, history);
+            let mut child = TreeEntry::new(dn, Some(slot), (group, rank), settings.clone(), now, history);
             child.incarnation = self.allocate_incarnation();
             let child = self.insert_entry(child);
             self.entry_mut(slot).names.insert((*name).into(), NameOwner::Child(child));
             members.push(child);
         }
-        self.entry_mut(slot).groups.push(ChildGroup { members: members.clone(), live_members: 0 });
+        self.entry_mut(slot).groups.push(ChildGroup { policy, members: members.clone(), ending: None });
         for member in &members {
             match self.entry(*member).held_by_operator {
                 true => self.mark_stopped(*member, now),

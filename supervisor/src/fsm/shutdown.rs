@@ -1,23 +1,20 @@
-//! The shutdown: stops groups in the reverse order of their addition, and children before their parent.
+//! The shutdown: children stop before their parent, dependents before what they depend on, and everything else
+//! at the same time.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{ROOT_SLOT, RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
 use crate::state::{ExitReason, RunnableState};
 
-/// The progress of stopping one entry during a shutdown.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct StopProgress {
-    /// How many of its groups, from the first, have not been stopped.
-    remaining_groups: usize,
-    /// The last of these groups has been canceled.
-    group_canceled: bool,
-}
-
-/// The progress of a shutdown.
-#[derive(Debug, Default)]
+/// The progress of a shutdown. No entry is added or removed during it, so slots identify entries.
+#[derive(Debug, Clone, Default)]
 pub(super) struct ShutdownProgress {
+    /// How many running subtrees stop before an entry's subtree, by its slot. Only for those with any.
+    dependents: HashMap<u32, u32>,
+    /// The slots of the subtrees that stop after an entry's subtree, by its slot.
+    stop_before: HashMap<u32, Vec<u32>>,
     /// The runnables that did not stop in time, and how long the shutdown waited for each.
     stragglers: Vec<(Arc<str>, TreeTime)>,
     finished: bool,
@@ -41,7 +38,9 @@ impl TreeFsm {
                 self.arm_timer(slot, now, entry.settings.stop_timeout);
             }
         }
-        self.advance_shutdown(ROOT_SLOT, now);
+        self.shutdown = Some(self.collect_stop_order());
+        self.stop_subtree(ROOT_SLOT, now);
+        self.finish_shutdown(now);
     }
 
     /// Whether a shutdown has started.
@@ -54,56 +53,100 @@ impl TreeFsm {
         self.shutdown.as_ref().map_or(&[], |progress| &progress.stragglers)
     }
 
-    /// Continues the shutdown of an ancestor that waits for this exit.
+    /// The order in which the running subtrees stop, beside that of children and parents. A runnable that stops
+    /// before an ancestor does so anyway, and none can stop before what runs below it.
+    fn collect_stop_order(&self) -> ShutdownProgress {
+        let mut progress = ShutdownProgress::default();
+        for (slot, entry) in (0..).zip(&self.slots) {
+            let Some(entry) = entry.as_ref().filter(|entry| entry.live_tasks > 0) else { continue };
+            for dn in &entry.settings.stop_before {
+                if let Some(later) = self.find_slot(dn)
+                    && !self.is_within(slot, later)
+                    && !self.is_within(later, slot)
+                {
+                    *progress.dependents.entry(later).or_default() += 1;
+                    progress.stop_before.entry(slot).or_default().push(later);
+                }
+            }
+        }
+        progress
+    }
+
+    /// Whether an entry is in the subtree of another one, or is that one.
+    fn is_within(&self, slot: u32, top: u32) -> bool {
+        std::iter::successors(Some(slot), |slot| self.entry(*slot).parent).any(|slot| slot == top)
+    }
+
+    /// Continues the shutdown after an exit: what waited for the subtrees that have ended now stops.
     pub(super) fn advance_shutdown_above(&mut self, slot: u32, now: TreeTime) {
         if self.shutdown.is_none() {
             return;
         }
-        let mut slot = slot;
-        while self.entry(slot).live_tasks == 0
-            && let Some(parent) = self.entry(slot).parent
+        let mut next = Some(slot);
+        while let Some(slot) = next
+            && self.entry(slot).live_tasks == 0
         {
-            slot = parent;
+            self.stop_what_waited_for(slot, now);
+            next = self.entry(slot).parent;
         }
-        if self.entry(slot).stop_progress.is_some() {
-            self.advance_shutdown(slot, now);
+        if let Some(slot) = next {
+            self.stop_without_children(slot, now);
+        }
+        self.finish_shutdown(now);
+    }
+
+    /// Stops the subtrees of which this one was the last to stop before.
+    fn stop_what_waited_for(&mut self, slot: u32, now: TreeTime) {
+        let Some(progress) = &mut self.shutdown else { return };
+        for later in progress.stop_before.remove(&slot).unwrap_or_default() {
+            let Some(progress) = &mut self.shutdown else { return };
+            let Some(dependents) = progress.dependents.get_mut(&later) else { continue };
+            *dependents -= 1;
+            if *dependents == 0 {
+                progress.dependents.remove(&later);
+                if self.entry(later).parent.is_some_and(|parent| self.entry(parent).stop_requested) {
+                    self.stop_subtree(later, now);
+                }
+            }
         }
     }
 
-    /// Continues to stop an entry: stops the last of its groups that is still running, or else the entry
-    /// itself.
-    fn advance_shutdown(&mut self, slot: u32, now: TreeTime) {
-        let entry = self.entry(slot);
-        let mut stopping = entry
-            .stop_progress
-            .unwrap_or(StopProgress { remaining_groups: entry.groups.len(), group_canceled: false });
-        while let Some(last) = stopping.remaining_groups.checked_sub(1) {
-            let group = &self.entry(slot).groups[last];
-            if group.live_members > 0 {
-                let members = if stopping.group_canceled { vec![] } else { group.members.clone() };
-                self.entry_mut(slot).stop_progress = Some(StopProgress { group_canceled: true, ..stopping });
-                return self.stop_members(&members, now);
+    /// Stops everything in a subtree that waits for nothing else. The rest follows when that has ended.
+    fn stop_subtree(&mut self, slot: u32, now: TreeTime) {
+        self.entry_mut(slot).stop_requested = true;
+        let children: Vec<u32> = self.entry(slot).child_slots().collect();
+        for child in children {
+            let dependents = self.shutdown.as_ref().and_then(|progress| progress.dependents.get(&child));
+            if self.entry(child).live_tasks > 0 && dependents.is_none() {
+                self.stop_subtree(child, now);
             }
-            stopping = StopProgress { remaining_groups: last, group_canceled: false };
         }
-        self.entry_mut(slot).stop_progress = Some(stopping);
-        if self.entry(slot).state.is_running() {
+        self.stop_without_children(slot, now);
+    }
+
+    /// Stops a runnable that is to stop, once nothing is running below it.
+    fn stop_without_children(&mut self, slot: u32, now: TreeTime) {
+        let entry = self.entry(slot);
+        if entry.stop_requested && entry.state.is_running() && entry.live_tasks == 1 {
             self.cancel_subtree(slot, &CancelCause::Shutdown, now);
-        } else if slot == ROOT_SLOT
-            && let Some(progress) = &mut self.shutdown
-            && !progress.finished
-        {
+        }
+    }
+
+    /// Completes the shutdown when nothing is running. When nothing is stopping either, the dependencies are
+    /// circular, and the rest stops without them.
+    fn finish_shutdown(&mut self, now: TreeTime) {
+        let Some(progress) = &mut self.shutdown else { return };
+        if progress.finished {
+            return;
+        }
+        let has_ended = self.slots[ROOT_SLOT as usize].as_ref().is_some_and(|root| root.live_tasks == 0);
+        if has_ended {
             progress.finished = true;
             self.actions.push(TreeAction::ShutdownComplete);
-        }
-    }
-
-    /// Stops the members of a group at the same time: they have no order among themselves.
-    fn stop_members(&mut self, members: &[u32], now: TreeTime) {
-        for member in members {
-            if self.entry(*member).live_tasks > 0 && !self.entry(*member).canceled {
-                self.advance_shutdown(*member, now);
-            }
+        } else if self.timers.is_empty() {
+            // Each run that is stopping has a timer.
+            progress.dependents.clear();
+            self.stop_subtree(ROOT_SLOT, now);
         }
     }
 

@@ -2,95 +2,24 @@
 //!
 //! `NODEKEEL_OPS` sets the number of operations, `NODEKEEL_SEED` replays one failed pass.
 
+mod checks;
+mod expected;
+mod requests;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
-use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{ChildPolicy, RestartPolicy};
+use crate::policy::{GroupPolicy, RestartPolicy};
 use crate::process::{ForcedKill, ProcessExit, Signal};
-use crate::state::{ExitReason, RunnableState, WaitReason};
+use crate::state::{ExitReason, RunnableState};
+
+use expected::{Barrier, ExpectedEntry, ExpectedGroup};
+use requests::settings_with;
 
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const OPS_PER_PASS: u32 = 400;
-
-/// The state of one entry, as a driver derives it from the actions alone.
-#[derive(Debug, Clone)]
-struct ExpectedEntry {
-    state: RunnableState,
-    key: Option<RunKey>,
-    /// Its context is cancelled.
-    canceled: bool,
-    signaled_ready: bool,
-    signaled_done: bool,
-    ended_ok: bool,
-    ready_since: TreeTime,
-    /// Since when it has been ending.
-    ending_since: Option<TreeTime>,
-    last_exit: Option<RunnableState>,
-    /// Its processes did not stop in time.
-    killed: bool,
-    /// An operator has requested a start that skips the backoff.
-    restart_requested: bool,
-    settings: RunnableSettings,
-    group: (String, u64),
-}
-
-impl ExpectedEntry {
-    /// Checks a scheduled restart.
-    fn check_scheduled(&mut self, dn: &str, delay: TreeTime, failures: Option<u32>) {
-        let before = self.state;
-        let has_ended = matches!(before, RunnableState::Dead | RunnableState::Canceled | RunnableState::Done);
-        assert!(has_ended, "{dn}: {before} → scheduled");
-        let failed = before == RunnableState::Dead && !self.restart_requested;
-        let failures = failures.expect("what is scheduled is in the tree");
-        let interval = self.settings.policy.backoff.base_delay(failures);
-        if failed {
-            assert!(failures >= 1, "{dn} failed and backs off without a failure count");
-            assert!(delay >= interval.mul_f64(0.499), "{dn}: {delay:?} after {failures} failures");
-        }
-        assert!(self.restart_requested || failed || delay.is_zero(), "{dn} did not fail and backs off");
-        assert!(delay <= interval.mul_f64(1.501), "{dn}: {delay:?} after {failures} failures");
-        assert!(interval <= Duration::from_secs(60), "{dn}: {delay:?} after {failures} failures");
-        (self.canceled, self.restart_requested) = (false, false);
-    }
-
-    /// Checks an exit. `failures` is the expected number of consecutive failures after it.
-    fn check_exited(
-        &mut self,
-        dn: &str,
-        state: RunnableState,
-        exit: &ExitReason,
-        now: TreeTime,
-        failures: &mut u32,
-    ) {
-        let before = self.state;
-        let never_started = before == RunnableState::Waiting && state == RunnableState::Canceled;
-        assert!(before.is_running() || never_started, "{dn}: {before} → {state}");
-        if state == RunnableState::Done {
-            let one_shot = self.settings.policy.restart != RestartPolicy::Always && !self.canceled;
-            let as_agreed = self.signaled_ready && self.signaled_done;
-            assert!(self.ended_ok && (as_agreed || one_shot), "{dn} is done without the signals");
-        }
-        let was_killed = matches!(exit, ExitReason::Killed { .. });
-        let as_requested = was_killed || *exit == ExitReason::Canceled;
-        assert_eq!(state == RunnableState::Canceled, as_requested, "{dn}: {exit}");
-        let has_process = self.key.is_some_and(|key| key.incarnation.is_multiple_of(2));
-        let needed_kill = state == RunnableState::Canceled && has_process && self.killed;
-        assert_eq!(was_killed, before.is_running() && needed_kill, "{dn}: {exit}");
-        let worked = self.ending_since.unwrap_or(now).saturating_sub(self.ready_since);
-        let stable = before == RunnableState::Ready && worked >= self.settings.policy.stable_after;
-        if stable || state == RunnableState::Done {
-            *failures = 0;
-        }
-        if state == RunnableState::Dead {
-            *failures += 1;
-            self.canceled = true;
-        }
-        self.last_exit = Some(state);
-    }
-}
 
 /// A task of the simulated driver.
 #[derive(Debug, Clone)]
@@ -111,7 +40,10 @@ struct SimulatedDriver {
     stale_keys: Vec<RunKey>,
     next_group: u64,
     /// The settings and group of children whose start has not been seen yet.
-    pending_children: BTreeMap<String, (RunnableSettings, (String, u64))>,
+    pending_children: BTreeMap<String, (RunnableSettings, ExpectedGroup)>,
+    barriers: Vec<Barrier>,
+    /// The order of the shutdown has no cycles.
+    is_ordered: bool,
     finished: u32,
     shutting_down: bool,
     expected_stragglers: HashSet<Arc<str>>,
@@ -122,21 +54,25 @@ struct SimulatedDriver {
     counts: BTreeMap<&'static str, u64>,
 }
 
-fn settings_with(restart: RestartPolicy) -> RunnableSettings {
-    RunnableSettings { policy: ChildPolicy { restart, ..ChildPolicy::default() }, stop_timeout: STOP_TIMEOUT }
-}
-
 /// A child process whose pid identifies its run.
 fn exit_of_process(key: RunKey) -> Arc<ProcessExit> {
     let pid = u32::try_from(key.incarnation).expect("a pass is short");
-    Arc::new(ProcessExit { pid, code: Some(0), signal: None, core_dumped: false, tail: Vec::new() })
+    Arc::new(ProcessExit {
+        pid,
+        code: Some(0),
+        signal: None,
+        core_dumped: false,
+        oom_kill: None,
+        tail: Vec::new(),
+    })
 }
 
 impl SimulatedDriver {
     fn new(seed: u64) -> Self {
         let root = settings_with(RestartPolicy::Always);
+        let top = ExpectedGroup { number: 0, policy: GroupPolicy::OneForOne, rank: 0 };
         let mut driver = Self {
-            fsm: TreeFsm::new(TreeTime::ZERO, root, seed),
+            fsm: TreeFsm::new(TreeTime::ZERO, root.clone(), seed),
             now: TreeTime::ZERO,
             random: seed,
             entries: BTreeMap::new(),
@@ -144,7 +80,9 @@ impl SimulatedDriver {
             used_incarnations: HashSet::new(),
             stale_keys: Vec::new(),
             next_group: 1,
-            pending_children: BTreeMap::from([("root".to_owned(), (root, (String::new(), 0)))]),
+            pending_children: BTreeMap::from([("root".to_owned(), (root, top))]),
+            barriers: Vec::new(),
+            is_ordered: seed.is_multiple_of(2),
             finished: 0,
             shutting_down: false,
             expected_stragglers: HashSet::new(),
@@ -186,44 +124,6 @@ impl SimulatedDriver {
 
     fn random_task(&mut self) -> Option<usize> {
         (!self.tasks.is_empty()).then(|| self.random_below(self.tasks.len()))
-    }
-
-    fn add_children(&mut self) {
-        let Some(at) = self.random_task() else { return };
-        let task = self.tasks[at].clone();
-        if task.dn.split('.').count() > 5 || self.entries.len() > 60 {
-            return;
-        }
-        let mut names = Vec::new();
-        for _ in 0..=self.random_below(3) {
-            names.push(["a", "b", "c", "d", "e", "NOT A NAME"][self.random_below(6) % 6]);
-        }
-        let restart =
-            [RestartPolicy::Always, RestartPolicy::Always, RestartPolicy::OnFailure, RestartPolicy::Never]
-                [self.random_below(4)];
-        let children: Vec<_> = names.iter().map(|name| (*name, settings_with(restart))).collect();
-        let group = (task.dn.to_string(), self.next_group);
-        self.next_group += 1;
-        for (name, settings) in &children {
-            self.pending_children.insert(format!("{}.{name}", task.dn), (*settings, group.clone()));
-        }
-        let existing: Vec<bool> = names
-            .iter()
-            .map(|name| self.entries.contains_key(format!("{}.{name}", task.dn).as_str()))
-            .collect();
-        let result = self.fsm.add_group(self.now, task.key, &children);
-        let distinct = names.iter().collect::<HashSet<_>>().len() == names.len();
-        if result.is_ok() {
-            assert!(
-                distinct && !existing.contains(&true) && !names.contains(&"NOT A NAME"),
-                "invalid names were accepted"
-            );
-            assert!(!task.canceled, "children were added below a canceled context");
-            assert!(!self.entries[&task.dn].signaled_ready, "children were added after ready");
-            self.count_operation("groups added");
-        } else {
-            self.count_operation("groups rejected");
-        }
     }
 
     fn signal_ready(&mut self) {
@@ -294,6 +194,7 @@ impl SimulatedDriver {
             self.fsm.handle_return(self.now, task.key, ended.clone());
         }
         self.fsm.handle_exit(self.now, task.key, ended);
+        self.barriers.retain(|barrier| self.tasks.iter().any(|task| barrier.keys.contains(&task.key)));
         self.count_operation("exits");
     }
 
@@ -310,7 +211,12 @@ impl SimulatedDriver {
         assert!(not_ready.is_err(), "a stale context signaled that it is not ready");
         assert!(self.fsm.signal_done(self.now, key).is_err(), "a stale context signaled done");
         assert!(self.fsm.reserve_sub_span(key, "x").is_err(), "a stale context took a name");
-        let spawned = self.fsm.add_group(self.now, key, &[("stale", settings_with(RestartPolicy::Always))]);
+        let spawned = self.fsm.add_group(
+            self.now,
+            key,
+            GroupPolicy::OneForAll,
+            &[("stale", settings_with(RestartPolicy::Always))],
+        );
         assert!(spawned.is_err(), "a stale context added a child");
         self.fsm.record_process_exit(key, exit_of_process(key));
         let grace_period = Duration::from_secs(1);
@@ -333,29 +239,6 @@ impl SimulatedDriver {
         self.fsm.fire_timers(self.now);
         assert!(self.fsm.next_deadline().is_none_or(|at| at > self.now), "a due timer has not fired");
         self.count_operation("ticks");
-    }
-
-    fn send_control_request(&mut self) {
-        let dns: Vec<Arc<str>> = self.entries.keys().cloned().collect();
-        let dn = Arc::clone(&dns[self.random_below(dns.len())]);
-        let request = self.random_below(3);
-        let result = match request {
-            0 => self.fsm.stop_runnable(self.now, &dn),
-            1 => self.fsm.start_runnable(self.now, &dn),
-            _ => self.fsm.restart_runnable(self.now, &dn),
-        };
-        if result.is_err() {
-            assert!(self.fsm.drain_actions().next().is_none(), "a rejected request had an effect");
-            return;
-        }
-        match request {
-            0 => self.held_by_operator.insert(Arc::clone(&dn)),
-            _ => self.held_by_operator.remove(&dn),
-        };
-        if result.is_ok() {
-            self.entries.get_mut(&dn).expect("known").restart_requested = true;
-            self.count_operation("control requests");
-        }
     }
 
     fn kill_processes(&mut self) {
@@ -413,188 +296,6 @@ impl SimulatedDriver {
         self.tasks.iter().filter(move |task| {
             task.dn.strip_prefix(dn).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         })
-    }
-
-    fn on_start(&mut self, key: RunKey, dn: &Arc<str>, generation: u64) {
-        assert!(self.used_incarnations.insert(key.incarnation), "incarnation of {dn} was used twice");
-        let running: Vec<_> = self.tasks_within(dn).map(|task| task.dn.clone()).collect();
-        assert!(running.is_empty(), "{dn} was started over running tasks: {running:?}");
-        assert!(!self.shutting_down, "{dn} was started in a shutdown");
-        assert!(!self.held_by_operator.contains(dn), "{dn} was started although an operator stopped it");
-        if let Some(parent) = Self::parent_dn(dn) {
-            let parent = &self.entries[parent];
-            assert!(!parent.canceled, "{dn} was started below a canceled context");
-        }
-        assert!(generation > 0);
-        if !self.entries.contains_key(dn) {
-            self.add_expected_entry(dn, RunnableState::Waiting);
-        }
-        let known = self.entries.get_mut(dn).expect("just added");
-        known.key = Some(key);
-        known.canceled = false;
-        self.tasks.push(SimulatedTask { dn: Arc::clone(dn), key, canceled: false, aborted: false });
-    }
-
-    fn add_expected_entry(&mut self, dn: &Arc<str>, state: RunnableState) {
-        let (settings, group) = self.pending_children.get(&**dn).expect("what starts was added").clone();
-        self.entries.insert(
-            Arc::clone(dn),
-            ExpectedEntry {
-                state,
-                key: None,
-                canceled: false,
-                signaled_ready: false,
-                signaled_done: false,
-                ended_ok: false,
-                ready_since: TreeTime::ZERO,
-                ending_since: None,
-                last_exit: None,
-                killed: false,
-                restart_requested: false,
-                settings,
-                group,
-            },
-        );
-    }
-
-    fn on_event(&mut self, dn: &Arc<str>, change: &RunnableChange) {
-        if let RunnableChange::Stopped = change
-            && !self.entries.contains_key(dn)
-        {
-            // Stopped from the start: an operator had stopped it before its parent's restart.
-            return self.add_expected_entry(dn, RunnableState::Stopped);
-        }
-        let now = self.now;
-        // Unknown where the same call has also removed the entry.
-        let failures =
-            self.fsm.entry_statuses().into_iter().find(|status| status.dn == dn).map(|s| s.failures);
-        if let RunnableChange::Canceling { cause: CancelCause::Shutdown } = change {
-            self.check_stop_order(dn);
-        }
-        let known =
-            self.entries.get_mut(dn).unwrap_or_else(|| panic!("{dn} is reported and unknown: {change}"));
-        let before = known.state;
-        match change {
-            RunnableChange::Scheduled { delay } => known.check_scheduled(dn, *delay, failures),
-            RunnableChange::Started => {
-                assert!(
-                    matches!(before, RunnableState::Waiting | RunnableState::Stopped),
-                    "{dn}: {before} → {change}"
-                );
-                (known.signaled_ready, known.signaled_done, known.ended_ok) = (false, false, false);
-                (known.restart_requested, known.ending_since, known.killed) = (false, None, false);
-            }
-            RunnableChange::Ready => {
-                assert_eq!(before, RunnableState::New, "{dn}: {before} → {change}");
-                (known.signaled_ready, known.ready_since) = (true, now);
-            }
-            RunnableChange::NotReady { .. } => {
-                assert_eq!(before, RunnableState::Ready, "{dn}: {before} → {change}");
-                assert!(!known.signaled_done, "{dn} is not ready after it signaled done");
-                let worked = known.ending_since.unwrap_or(now).saturating_sub(known.ready_since);
-                if worked >= known.settings.policy.stable_after {
-                    self.failures.insert(Arc::clone(dn), 0);
-                }
-            }
-            RunnableChange::Exited { state, exit } => {
-                if let ExitReason::Failed { process: Some(process), .. }
-                | ExitReason::Killed { process, .. } = exit
-                {
-                    let of = known.key.map(exit_of_process);
-                    assert_eq!(
-                        Some(process),
-                        of.as_ref(),
-                        "{dn} is canceled to have ended as another run's process"
-                    );
-                }
-                let expected = self.failures.entry(Arc::clone(dn)).or_default();
-                known.check_exited(dn, *state, exit, now, expected);
-                assert_eq!(failures.unwrap_or(*expected), *expected, "{dn} counts its failures wrong");
-            }
-            RunnableChange::Killed { .. } => {
-                assert!(before.is_running(), "{dn}: {before} and {change}");
-                known.killed = true;
-            }
-            RunnableChange::Stopped => assert_ne!(before, RunnableState::Stopped, "{dn} was stopped twice"),
-            RunnableChange::Removed => {
-                assert!(!before.is_running(), "{dn} was removed while {before}");
-                let dn = Arc::clone(dn);
-                assert_eq!(self.tasks_within(&dn).count(), 0, "{dn} was removed with running tasks");
-                self.entries.remove(&dn);
-                return;
-            }
-            RunnableChange::Canceling { .. } | RunnableChange::Straggling { .. } => {
-                assert!(before.is_running(), "{dn}: {before} and {change}");
-                known.ending_since.get_or_insert(now);
-            }
-        }
-        if let Some(state) = change.new_state() {
-            known.state = state;
-            if state == RunnableState::Stopped {
-                known.canceled = false;
-            }
-        }
-    }
-
-    /// Groups stop in the reverse of their order, and children before their parent.
-    fn check_stop_order(&self, dn: &str) {
-        let below = self
-            .tasks_within(dn)
-            .filter(|task| &*task.dn != dn && !self.expected_stragglers.contains(&task.dn));
-        assert_eq!(below.count(), 0, "{dn} was stopped before what runs below it");
-        let group = &self.entries[dn].group;
-        for (other, known) in &self.entries {
-            if known.group.0 == group.0 && known.group.1 > group.1 {
-                let running =
-                    self.tasks_within(other).filter(|task| !self.expected_stragglers.contains(&task.dn));
-                assert_eq!(running.count(), 0, "{dn} was stopped before {other}, which was added later");
-            }
-        }
-    }
-
-    /// Checks what must hold between any two operations.
-    fn check_invariants(&self) {
-        let statuses = self.fsm.entry_statuses();
-        assert_eq!(statuses.len(), self.entries.len(), "the events do not match the entries");
-        for status in &statuses {
-            let dn = &**status.dn;
-            let known = &self.entries[dn];
-            assert_eq!(status.state, known.state, "{dn}: the events do not match its state");
-            let task = self.tasks.iter().find(|task| known.key == Some(task.key));
-            let runs = task.is_some() && !self.expected_stragglers.contains(dn);
-            assert_eq!(
-                status.state.is_running(),
-                runs,
-                "{dn} is {} and its task exists: {runs}",
-                status.state
-            );
-            if let WaitReason::Backoff(until) = status.waiting_for {
-                assert!(until > self.now, "{dn} is due and was not started");
-                assert!(self.fsm.next_deadline().is_some_and(|at| at <= until), "no timer will start {dn}");
-            }
-            self.check_restarted(dn, known);
-        }
-        for task in &self.tasks {
-            if let Some(parent) = Self::parent_dn(&task.dn) {
-                let parent = &self.entries[parent];
-                assert!(
-                    !parent.canceled || task.canceled,
-                    "{} keeps running below a canceled context",
-                    task.dn
-                );
-            }
-        }
-    }
-
-    /// Checks that everything that can restart has restarted.
-    fn check_restarted(&self, dn: &str, known: &ExpectedEntry) {
-        let parent_live = Self::parent_dn(dn).is_none_or(|parent| !self.entries[parent].canceled);
-        let wants = matches!(known.state, RunnableState::Dead | RunnableState::Canceled)
-            || (known.state == RunnableState::Done && known.canceled);
-        let due = wants && parent_live && known.settings.policy.restart != RestartPolicy::Never;
-        if due && !self.shutting_down {
-            assert_ne!(self.tasks_within(dn).count(), 0, "{dn} is {} and it is not restarted", known.state);
-        }
     }
 
     /// Shuts down; canceled tasks end, or don't.

@@ -7,8 +7,8 @@ use super::entry::PastExit;
 use super::{ROOT_SLOT, TreeFsm, TreeTime};
 use crate::state::{RunnableState, WaitReason};
 
-/// How many running descendants a status names.
-const MAX_NAMED_DESCENDANTS: usize = 5;
+/// How many running descendants or members of a group a status names.
+const MAX_NAMED_RUNNABLES: usize = 5;
 
 /// The status of one entry, in the tree's time.
 #[derive(Debug)]
@@ -58,7 +58,10 @@ impl TreeFsm {
     fn wait_reason(&self, slot: u32) -> WaitReason<TreeTime> {
         let entry = self.entry(slot);
         match entry.state {
-            RunnableState::Waiting => WaitReason::Backoff(entry.timer.unwrap_or(entry.since)),
+            RunnableState::Waiting => match entry.timer {
+                Some(until) => WaitReason::Backoff(until),
+                None => WaitReason::GroupMembers(self.running_members(slot)),
+            },
             RunnableState::Stopped => WaitReason::OperatorStart,
             RunnableState::New | RunnableState::Ready if entry.canceled => WaitReason::RunnableReturn,
             RunnableState::New => match (&entry.not_ready_reason, &entry.dependency) {
@@ -70,8 +73,15 @@ impl TreeFsm {
             _ if !entry.canceled => WaitReason::Nothing,
             _ if entry.live_tasks > 0 => WaitReason::Descendants(self.running_descendants(slot)),
             _ if entry.parent.is_some_and(|parent| self.entry(parent).canceled) => WaitReason::ParentRestart,
+            _ if self.waits_for_group(slot) => WaitReason::GroupMembers(self.running_members(slot)),
             _ => WaitReason::Nothing,
         }
+    }
+
+    /// The first few members of its group that end together with it and are still running.
+    fn running_members(&self, slot: u32) -> Vec<Arc<str>> {
+        let running = self.live_members_ending_with(slot).take(MAX_NAMED_RUNNABLES);
+        running.map(|member| self.entry(member).dn.clone()).collect()
     }
 
     /// The first few running entries below `slot`. It skips subtrees without running tasks.
@@ -79,7 +89,7 @@ impl TreeFsm {
         let mut running = Vec::new();
         let mut open: Vec<u32> = self.entry(slot).child_slots().collect();
         while let Some(slot) = open.pop()
-            && running.len() < MAX_NAMED_DESCENDANTS
+            && running.len() < MAX_NAMED_RUNNABLES
         {
             let entry = self.entry(slot);
             if entry.live_tasks > 0 {

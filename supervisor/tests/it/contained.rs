@@ -41,21 +41,7 @@ fn two_that_panic_in_drop() -> [ChildSpec; 2] {
 #[tokio::test(start_paused = true)]
 async fn runnables_that_panic_in_their_drop_do_not_abort_the_program() {
     let parent = RemoteRunnable::default();
-    let remote = parent.clone();
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let remote = remote.clone();
-        async move {
-            let remote = move |ctx: Context| {
-                let remote = remote.clone();
-                async move {
-                    ctx.run_group(two_that_panic_in_drop())?;
-                    remote.run(ctx).await
-                }
-            };
-            ctx.run_child("parent", remote)?;
-            steady(ctx).await
-        }
-    });
+    let tree = TestTree::with_parent(&parent, |ctx| ctx.run_group(two_that_panic_in_drop()));
     settle().await;
     assert_eq!(tree.state("root.parent.two"), Some(RunnableState::Ready));
     parent.fail("gone").await;

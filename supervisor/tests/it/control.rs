@@ -107,7 +107,7 @@ async fn invalid_control_requests_are_errors_with_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_stops_in_reverse_order_children_first_and_reports_stragglers() {
+async fn a_shutdown_stops_children_first_and_everything_else_at_once_and_reports_stragglers() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let note = Arc::clone(&order);
     let tree = TestTree::with_root(move |ctx: Context| {
@@ -149,13 +149,13 @@ async fn a_shutdown_stops_in_reverse_order_children_first_and_reports_stragglers
     let TestTree { supervisor, recorder } = tree;
     let report = supervisor.shutdown().await;
     let order = order.lock().expect("no panic holds it").clone();
-    let expected =
-        ["root.late-quick", "root.late-slow", "root.parent.b", "root.parent.a", "root.parent", "root.first"];
-    assert_eq!(order, expected);
+    let place = |dn: &str| order.iter().position(|stopped| stopped == dn).expect("it has stopped");
+    assert!(place("root.parent.a").max(place("root.parent.b")) < place("root.parent"), "{order:?}");
+    assert_eq!((order.len(), &*order[5]), (6, "root.late-slow"), "{order:?}");
     let named: Vec<_> =
         report.stragglers.iter().map(|straggler| (&*straggler.dn, straggler.waited.as_secs())).collect();
     assert_eq!(named, [("root.stubborn", 5)]);
-    assert_eq!(started.elapsed().as_secs(), 5 + 1 + 1 + 1, "the members of a group stop at the same time");
+    assert_eq!(started.elapsed().as_secs(), 5, "everything waits for the straggler alone");
     assert!(recorder.events().iter().any(|event| matches!(event.change, RunnableChange::Straggling { .. })));
 }
 

@@ -1,11 +1,15 @@
 //! Groups: what a failure cancels, and what restarts.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    CancelCause, ChildSpec, Context, ExitReason, Failure, RunnableChange, RunnableState,
+    Backoff, CancelCause, ChildPolicy, ChildSpec, Context, ExitReason, Failure, GroupPolicy, RunnableChange,
+    RunnableState, Supervisor,
 };
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::tree::{SingleRun, TestTree, binary_tree, steady};
@@ -212,21 +216,9 @@ async fn a_failed_parent_waits_for_its_last_descendant() {
         Err::<(), Failure>(cancelled.into())
     };
     let parent = RemoteRunnable::default();
-    let remote = parent.clone();
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let remote = remote.clone();
-        async move {
-            let parent = move |ctx: Context| {
-                let remote = remote.clone();
-                async move {
-                    ctx.run_child("quick", steady)?;
-                    ctx.run_child("slow", stubborn)?;
-                    nodekeel_supervisor::Runnable::run(&remote, ctx).await
-                }
-            };
-            ctx.run_child("parent", parent)?;
-            steady(ctx).await
-        }
+    let tree = TestTree::with_parent(&parent, move |ctx| {
+        ctx.run_child("quick", steady)?;
+        ctx.run_child("slow", stubborn)
     });
     settle().await;
     parent.fail("gone").await;
@@ -256,4 +248,115 @@ async fn a_member_in_its_backoff_is_not_woken_by_a_siblings_failure() {
         let starts = tree.generation(dn);
         assert!((5..20).contains(&starts), "{dn} was started {starts} times in a minute");
     }
+}
+
+/// A group of which every member fails once, at one instant. Returns how often its members were started.
+async fn starts_of_a_group_that_fails_at_one_instant(policy: GroupPolicy, members: usize) -> usize {
+    let (starts, fail) = (Arc::new(AtomicUsize::new(0)), watch::Sender::new(false));
+    let (counted, failing) = (Arc::clone(&starts), fail.clone());
+    let no_delay = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
+    let supervisor = Supervisor::builder().default_policy(no_delay).start(move |ctx: Context| {
+        let member = {
+            let (starts, fail) = (Arc::clone(&counted), failing.clone());
+            move |ctx: Context| {
+                starts.fetch_add(1, Ordering::Relaxed);
+                let mut fail = fail.subscribe();
+                async move {
+                    ctx.signal_ready()?;
+                    if ctx.generation() == 1 {
+                        fail.wait_for(|fail| *fail).await?;
+                        return Err(Failure::new("failed"));
+                    }
+                    ctx.until_canceled().await
+                }
+            }
+        };
+        async move {
+            let members = (0..members).map(|number| ChildSpec::new(format!("m{number}"), member.clone()));
+            ctx.run_group_with(policy, members)?;
+            steady(ctx).await
+        }
+    });
+    settle().await;
+    fail.send_replace(true);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let snapshot = supervisor.snapshot();
+    assert!(snapshot.iter().skip(1).all(|node| node.state == RunnableState::Ready && node.generation == 2));
+    starts.load(Ordering::Relaxed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_that_fail_at_one_instant_are_restarted_once() {
+    for policy in [GroupPolicy::OneForOne, GroupPolicy::OneForAll, GroupPolicy::RestForOne] {
+        assert_eq!(starts_of_a_group_that_fails_at_one_instant(policy, 1000).await, 2000, "{policy:?}");
+    }
+    assert_eq!(starts_of_a_group_that_fails_at_one_instant(GroupPolicy::OneForAll, 4000).await, 8000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_decides_which_members_end_with_a_failed_one() {
+    for (policy, expected) in [
+        (GroupPolicy::OneForOne, [1, 2, 1]),
+        (GroupPolicy::OneForAll, [2, 2, 2]),
+        (GroupPolicy::RestForOne, [1, 2, 2]),
+    ] {
+        let failing = RemoteRunnable::default();
+        let child = failing.clone();
+        let tree = TestTree::with_root(move |ctx: Context| {
+            let failing = child.clone();
+            async move {
+                let members = [
+                    ChildSpec::new("before", steady),
+                    ChildSpec::new("failing", failing),
+                    ChildSpec::new("after", steady),
+                ];
+                ctx.run_group_with(policy, members)?;
+                steady(ctx).await
+            }
+        });
+        settle().await;
+        failing.fail("gone").await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let generations = ["root.before", "root.failing", "root.after"].map(|dn| tree.generation(dn));
+        assert_eq!(generations, expected, "{policy:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_member_starts_before_all_that_end_with_it_have_ended() {
+    let failing = RemoteRunnable::default();
+    let child = failing.clone();
+    let tree = TestTree::with_root(move |ctx: Context| {
+        let failing = child.clone();
+        async move {
+            let slow = |ctx: Context| async move {
+                ctx.signal_ready()?;
+                let canceled = ctx.canceled().await;
+                tokio::time::sleep(Duration::from_secs(20)).await;
+                Err::<(), Failure>(canceled.into())
+            };
+            let no_delay = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
+            ctx.run_group([
+                ChildSpec::new("quick", steady),
+                ChildSpec::new("slow", slow),
+                ChildSpec::new("failing", failing).policy(no_delay),
+            ])?;
+            steady(ctx).await
+        }
+    });
+    settle().await;
+    failing.fail("gone").await;
+    settle().await;
+    for index in [1, 3] {
+        let status = &tree.supervisor.snapshot()[index];
+        let waiting_for = status.waiting_for.to_string();
+        assert_eq!(waiting_for, "members of its group to exit: root.slow", "{}", status.dn);
+    }
+    // An operator's start waits as well.
+    tree.supervisor.start_runnable("root.quick").expect("the DN exists");
+    let generations = || ["root.quick", "root.slow", "root.failing"].map(|dn| tree.generation(dn));
+    tokio::time::sleep(Duration::from_secs(19)).await;
+    assert_eq!(generations(), [1, 1, 1]);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(generations(), [2, 2, 2]);
 }

@@ -88,6 +88,6 @@ async fn a_listener_that_cannot_be_bound_fails_the_runnable_with_the_reason() {
     else {
         panic!("{dead:?}")
     };
-    assert_eq!(error, "can't listen for gRPC: No such file or directory (os error 2)");
+    assert_eq!(error, "can't listen for gRPC connections: No such file or directory (os error 2)");
     assert!(!recorder.states_of("root.grpc").contains(&RunnableState::Ready));
 }

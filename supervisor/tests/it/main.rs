@@ -2,12 +2,14 @@
 
 mod contained;
 mod control;
+mod end;
 mod groups;
 mod grpc;
 mod idle;
 mod logging;
 mod misuse;
 mod not_ready;
+mod order;
 mod process;
 mod restart;
 mod tree;

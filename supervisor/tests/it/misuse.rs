@@ -84,13 +84,16 @@ async fn a_tree_keeps_working_despite_every_kind_of_misbehavior() {
 async fn an_invalid_signal_order_is_an_error_and_ends_the_run_as_dead() {
     type Misuse = fn(&Context) -> LifecycleSignalError;
     let cases: [(Misuse, &str); 4] = [
-        (|ctx| ctx.signal_done().expect_err("done before ready"), "root.child signaled done before ready"),
+        (
+            |ctx| ctx.signal_done().expect_err("done before ready"),
+            "root.child signaled done before ready: signal ready first",
+        ),
         (
             |ctx| {
                 ctx.signal_ready().expect("the first time");
                 ctx.signal_ready().expect_err("twice")
             },
-            "root.child signaled ready twice",
+            "root.child signaled ready twice: a runnable may signal it once in a run",
         ),
         (
             |ctx| {
@@ -98,7 +101,7 @@ async fn an_invalid_signal_order_is_an_error_and_ends_the_run_as_dead() {
                 ctx.signal_done().expect("in order");
                 ctx.signal_done().expect_err("twice")
             },
-            "root.child signaled done twice",
+            "root.child signaled done twice: a runnable may signal it once in a run",
         ),
         (
             |ctx| {
@@ -106,7 +109,7 @@ async fn an_invalid_signal_order_is_an_error_and_ends_the_run_as_dead() {
                 ctx.signal_done().expect("in order");
                 ctx.signal_ready().expect_err("after done")
             },
-            "root.child signaled ready twice",
+            "root.child signaled ready twice: a runnable may signal it once in a run",
         ),
     ];
     for (misuse, message) in cases {

@@ -179,21 +179,8 @@ async fn a_child_of_a_runnable_that_fails_at_once_is_canceled_before_its_parent_
 #[tokio::test(start_paused = true)]
 async fn the_failure_count_survives_the_parents_restart() {
     let (child, parent) = (RemoteRunnable::default(), RemoteRunnable::default());
-    let (remote_child, remote_parent) = (child.clone(), parent.clone());
-    let tree = TestTree::with_root(move |ctx: Context| {
-        let (child, parent) = (remote_child.clone(), remote_parent.clone());
-        async move {
-            let parent = move |ctx: Context| {
-                let (child, parent) = (child.clone(), parent.clone());
-                async move {
-                    ctx.run_child("child", child)?;
-                    nodekeel_supervisor::Runnable::run(&parent, ctx).await
-                }
-            };
-            ctx.run_child("parent", parent)?;
-            steady(ctx).await
-        }
-    });
+    let remote = child.clone();
+    let tree = TestTree::with_parent(&parent, move |ctx| ctx.run_child("child", remote.clone()));
     for _ in 0..3 {
         child.fail("gone").await;
         tree.recorder.wait_for_state("root.parent.child", RunnableState::Dead).await;

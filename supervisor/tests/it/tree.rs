@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nodekeel_supervisor::testing::{EventRecorder, RemoteRunnable};
-use nodekeel_supervisor::{ChildSpec, Context, Failure, Runnable, RunnableState, Supervisor};
+use nodekeel_supervisor::{AddChildError, ChildSpec, Context, Failure, Runnable, RunnableState, Supervisor};
 
 /// A runnable that is ready at once and works until it is canceled.
 pub(crate) async fn steady(ctx: Context) -> Result<(), Failure> {
@@ -65,6 +65,28 @@ impl TestTree {
             let children = children.clone();
             async move {
                 ctx.run_group(children.into_iter().map(|(name, remote)| ChildSpec::new(name, remote)))?;
+                steady(ctx).await
+            }
+        })
+    }
+
+    /// A tree with a remote-controlled `root.parent`, which adds its children first.
+    pub(crate) fn with_parent(
+        parent: &RemoteRunnable,
+        add_children: impl Fn(&Context) -> Result<(), AddChildError> + Clone + Send + Sync + 'static,
+    ) -> Self {
+        let parent = parent.clone();
+        Self::with_root(move |ctx: Context| {
+            let (parent, add_children) = (parent.clone(), add_children.clone());
+            async move {
+                let parent = move |ctx: Context| {
+                    let (parent, added) = (parent.clone(), add_children(&ctx));
+                    async move {
+                        added?;
+                        parent.run(ctx).await
+                    }
+                };
+                ctx.run_child("parent", parent)?;
                 steady(ctx).await
             }
         })

@@ -1,0 +1,129 @@
+//! Restart limits, and the end of a tree.
+
+use std::time::Duration;
+
+use nodekeel_supervisor::testing::{RemoteRunnable, settle};
+use nodekeel_supervisor::{
+    Backoff, ChildPolicy, ChildSpec, Context, ExitReason, Failure, RestartLimit, RestartPolicy,
+    RunnableState, Supervisor,
+};
+use tokio::time::timeout;
+
+use crate::tree::{TestTree, steady};
+
+const LIMIT: RestartLimit = RestartLimit { restarts: 2, period: Duration::from_secs(10) };
+
+fn limited() -> ChildPolicy {
+    ChildPolicy { backoff: Backoff::NONE, restart_limit: Some(LIMIT), ..ChildPolicy::default() }
+}
+
+/// A parent with a child of limited restarts. The parent is done if `is_done`.
+fn tree_with_limited_child(child: RemoteRunnable, is_done: bool) -> TestTree {
+    TestTree::with_root(move |ctx: Context| {
+        let child = child.clone();
+        async move {
+            let parent = move |ctx: Context| {
+                let child = child.clone();
+                async move {
+                    ctx.run_group([ChildSpec::new("child", child).policy(limited())])?;
+                    ctx.signal_ready()?;
+                    if is_done {
+                        ctx.signal_done()?;
+                        return Ok(());
+                    }
+                    ctx.until_canceled().await
+                }
+            };
+            ctx.run_child("parent", parent)?;
+            steady(ctx).await
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_exceeds_its_restart_limit_fails_its_parent_running_or_done() {
+    for is_done in [false, true] {
+        let child = RemoteRunnable::default();
+        let tree = tree_with_limited_child(child.clone(), is_done);
+        for _ in 0..=LIMIT.restarts {
+            child.fail("gone").await;
+        }
+        let failed = tree.recorder.wait_for_state("root.parent", RunnableState::Dead).await;
+        assert!(
+            failed
+                .change
+                .to_string()
+                .ends_with("child root.parent.child failed more than 2 times within 10s"),
+            "{}",
+            failed.change
+        );
+        let child_states = tree.recorder.states_of("root.parent.child");
+        assert_eq!(child_states.iter().filter(|state| **state == RunnableState::New).count(), 3);
+        tree.recorder.wait_for_state("root.parent", RunnableState::New).await;
+        settle().await;
+        let generations = ["root", "root.parent", "root.parent.child"].map(|dn| tree.generation(dn));
+        assert_eq!(generations, [1, 2, 4]);
+        child.fail("gone").await;
+        settle().await;
+        assert_eq!(tree.generation("root.parent"), 2, "a restarted parent's children have new counts");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarts_beyond_the_period_do_not_count() {
+    let child = RemoteRunnable::default();
+    let tree = tree_with_limited_child(child.clone(), false);
+    for _ in 0..10 {
+        child.fail("gone").await;
+        tokio::time::sleep(LIMIT.period / 2).await;
+    }
+    assert_eq!((tree.generation("root.parent"), tree.generation("root.parent.child")), (1, 11));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tree_has_ended_when_its_root_is_dead_for_good() {
+    let root = RemoteRunnable::default();
+    let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
+    let supervisor = Supervisor::builder().default_policy(policy).start(root.clone());
+    settle().await;
+    assert!(timeout(Duration::from_secs(60), supervisor.ended()).await.is_err(), "it is running");
+    root.fail("disk gone").await;
+    let exit = supervisor.ended().await;
+    assert_eq!(exit, ExitReason::Failed { error: "disk gone".into(), process: None });
+    assert!(supervisor.shutdown().await.stragglers.is_empty());
+    assert_eq!(supervisor.ended().await, exit);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tree_has_not_ended_while_a_child_of_a_done_root_runs_or_backs_off() {
+    let child = RemoteRunnable::default();
+    let remote = child.clone();
+    let supervisor = Supervisor::builder().start(move |ctx: Context| {
+        let child = remote.clone();
+        async move {
+            ctx.run_child("child", child)?;
+            ctx.signal_ready()?;
+            ctx.signal_done()?;
+            Ok::<(), Failure>(())
+        }
+    });
+    settle().await;
+    child.fail("gone").await;
+    assert!(timeout(Duration::from_millis(100), supervisor.ended()).await.is_err(), "it backs off");
+    assert!(timeout(Duration::from_secs(60), supervisor.ended()).await.is_err(), "it runs");
+    child.signal_ready().await;
+    child.signal_done().await;
+    child.return_ok().await;
+    assert_eq!(supervisor.ended().await, ExitReason::Done);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_that_exceeds_its_restart_limit_ends_the_tree() {
+    let root = RemoteRunnable::default();
+    let supervisor = Supervisor::builder().default_policy(limited()).start(root.clone());
+    for _ in 0..=LIMIT.restarts {
+        root.fail("gone").await;
+    }
+    supervisor.ended().await;
+    assert_eq!(supervisor.snapshot()[0].generation, 3);
+}

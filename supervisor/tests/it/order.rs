@@ -1,0 +1,161 @@
+//! Order: what starts after what is ready, and what stops before what.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nodekeel_supervisor::testing::{RemoteRunnable, settle};
+use nodekeel_supervisor::{
+    ChildSpec, Context, Failure, RunnableState, Supervisor, WaitReadyError, WaitReason,
+};
+use tokio::time::Instant;
+
+use crate::tree::{TestTree, steady};
+
+/// The names of the runnables that have stopped, in order.
+#[derive(Clone, Default)]
+struct StopLog(Arc<Mutex<Vec<String>>>);
+
+impl StopLog {
+    /// A runnable that needs a second to stop.
+    fn slow(&self) -> impl nodekeel_supervisor::Runnable + Clone + use<> {
+        let log = self.clone();
+        move |ctx: Context| {
+            let log = log.clone();
+            async move {
+                ctx.signal_ready()?;
+                let canceled = ctx.canceled().await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let name = ctx.dn().rsplit('.').next().unwrap_or_default().to_owned();
+                log.0.lock().expect("no panic holds it").push(name);
+                Err::<(), Failure>(canceled.into())
+            }
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.lock().expect("no panic holds it").clone()
+    }
+}
+
+/// A tree with these children below the root.
+fn tree_of(children: impl Fn() -> Vec<ChildSpec> + Send + Sync + 'static) -> TestTree {
+    TestTree::with_root(move |ctx: Context| {
+        let children = children();
+        async move {
+            for child in children {
+                ctx.run_group([child])?;
+            }
+            steady(ctx).await
+        }
+    })
+}
+
+async fn seconds_to_shut_down(supervisor: &Supervisor) -> u64 {
+    let started = Instant::now();
+    assert!(supervisor.shutdown().await.stragglers.is_empty());
+    started.elapsed().as_secs()
+}
+
+#[tokio::test(start_paused = true)]
+async fn independent_runnables_stop_at_once() {
+    let log = StopLog::default();
+    let tree = tree_of(move || (0..100).map(|n| ChildSpec::new(format!("n{n}"), log.slow())).collect());
+    settle().await;
+    assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_stops_one_by_one_from_its_end() {
+    let log = StopLog::default();
+    let written = log.clone();
+    let tree = tree_of(move || {
+        let chain = (0..10).map(|n| {
+            let before = (n > 0).then(|| format!("root.n{}", n - 1));
+            ChildSpec::new(format!("n{n}"), log.slow()).depends_on(before)
+        });
+        chain.collect()
+    });
+    settle().await;
+    assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 10);
+    let expected: Vec<String> = (0..10).rev().map(|n| format!("n{n}")).collect();
+    assert_eq!(written.names(), expected);
+}
+
+// What a runnable depends on includes what runs below it.
+#[tokio::test(start_paused = true)]
+async fn a_dependent_stops_before_the_whole_subtree_that_it_depends_on() {
+    let log = StopLog::default();
+    let written = log.clone();
+    let tree = tree_of(move || {
+        let child = log.slow();
+        let parent = move |ctx: Context| {
+            let child = child.clone();
+            async move {
+                ctx.run_child("child", child)?;
+                steady(ctx).await
+            }
+        };
+        let dependent = ChildSpec::new("dependent", log.slow()).stop_before(["root.parent"]);
+        vec![dependent, ChildSpec::new("parent", parent)]
+    });
+    settle().await;
+    assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 2);
+    assert_eq!(written.names(), ["dependent", "child"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cycle_stops_nevertheless() {
+    let log = StopLog::default();
+    let tree = tree_of(move || {
+        let child = |name, before| ChildSpec::new(name, log.slow()).stop_before([before]);
+        vec![child("a", "root.b"), child("b", "root.a"), child("c", "root.a")]
+    });
+    settle().await;
+    assert_eq!(seconds_to_shut_down(&tree.supervisor).await, 1 + 1, "c, then the cycle");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runnable_starts_when_what_it_depends_on_is_ready_also_if_that_is_added_later() {
+    let (needed, below) = (RemoteRunnable::default(), RemoteRunnable::default());
+    let remotes = (needed.clone(), below.clone());
+    let tree = tree_of(move || {
+        let (needed, below) = remotes.clone();
+        let parent = move |ctx: Context| {
+            let below = below.clone();
+            async move {
+                ctx.run_child("below", below)?;
+                steady(ctx).await
+            }
+        };
+        vec![
+            ChildSpec::new("dependent", steady).depends_on(["root.needed", "root.parent.below"]),
+            ChildSpec::new("needed", needed),
+            ChildSpec::new("parent", parent),
+        ]
+    });
+    settle().await;
+    let dependent = |tree: &TestTree| tree.supervisor.snapshot()[1].clone();
+    assert_eq!(dependent(&tree).waiting_for, WaitReason::Dependency("root.needed".into()));
+    needed.signal_ready().await;
+    settle().await;
+    assert_eq!(dependent(&tree).waiting_for, WaitReason::Dependency("root.parent.below".into()));
+    below.signal_ready().await;
+    tree.recorder.wait_for_state("root.dependent", RunnableState::Ready).await;
+    assert_eq!(dependent(&tree).generation, 1, "it has not failed meanwhile");
+    needed.fail("gone").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(dependent(&tree).generation, 1, "readiness counts at the start only");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_supervisor_waits_for_a_runnable_that_is_not_in_the_tree_yet_and_not_beyond_its_shutdown() {
+    let late = RemoteRunnable::default();
+    let child = late.clone();
+    let tree = tree_of(move || vec![ChildSpec::new("late", child.clone())]);
+    let (ready, ()) = tokio::join!(tree.supervisor.wait_ready("root.late"), late.signal_ready());
+    assert_eq!(ready, Ok(()));
+    assert_eq!(tree.supervisor.wait_ready("root.late").await, Ok(()));
+    let (never, _) = tokio::join!(tree.supervisor.wait_ready("root.never"), tree.supervisor.shutdown());
+    assert!(matches!(never, Err(WaitReadyError::Canceled(_))));
+    assert!(matches!(tree.supervisor.wait_ready("root.never").await, Err(WaitReadyError::Canceled(_))));
+}
