@@ -23,8 +23,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
+use super::cgroup_limits;
+use super::cgroup_limits::CgroupLimitError;
+use super::limits::CgroupSetting;
 use super::mark::{HostId, ProcessMark};
-use super::procfs;
+use super::status::OomKill;
 use crate::sys::{self, WatchedFile};
 
 /// The prefix of all hosts' directory names.
@@ -45,7 +48,8 @@ const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum CgroupParent {
-    /// This program's cgroup. Without permission there are no dedicated cgroups.
+    /// This program's cgroup, or the one above where it has moved below that to limit its children. Without
+    /// permission there are no dedicated cgroups.
     #[default]
     Current,
     /// This directory of a mounted hierarchy. Without permission there are no dedicated cgroups.
@@ -58,6 +62,7 @@ pub enum CgroupParent {
 #[derive(Debug)]
 pub(super) struct HostCgroup {
     dir: PathBuf,
+    parent: PathBuf,
     /// Shows others that this host is running.
     _lock: File,
 }
@@ -69,14 +74,7 @@ impl HostCgroup {
     /// # Errors
     /// The error that kept it from being created.
     pub(super) fn create(wanted: &CgroupParent, host_id: HostId) -> io::Result<Option<Self>> {
-        let parent = match wanted {
-            CgroupParent::Current => procfs::own_cgroup_dir()?,
-            CgroupParent::Path(parent) => parent.clone(),
-            CgroupParent::Disabled => return Ok(None),
-        };
-        // To create a child in another cgroup, a process must be allowed to move processes out of its present
-        // one.
-        rustix::fs::access(parent.join("cgroup.procs"), rustix::fs::Access::WRITE_OK)?;
+        let Some(parent) = cgroup_limits::usable_parent(wanted)? else { return Ok(None) };
         end_leftovers(&parent);
         let mut names = (0..MAX_NAME_ATTEMPTS).map(|n| parent.join(format!("{NAME_PREFIX}{host_id}-{n}")));
         let made = names.find_map(|dir| Self::create_locked(dir).transpose());
@@ -91,7 +89,8 @@ impl HostCgroup {
             made => made?,
         }
         let Some(lock) = try_lock_dir(&dir)? else { return Ok(None) };
-        let host_cgroup = Self { dir, _lock: lock };
+        let parent = dir.parent().unwrap_or(&dir).to_owned();
+        let host_cgroup = Self { dir, parent, _lock: lock };
         fs::metadata(host_cgroup.dir.join("cgroup.kill"))?;
         Ok(Some(host_cgroup))
     }
@@ -105,6 +104,17 @@ impl HostCgroup {
         let dir = self.dir.join(format!("{:x}", mark.as_limit()));
         fs::create_dir(&dir)?;
         RunCgroup::open(&dir).inspect_err(|_| _ = fs::remove_dir(&dir))
+    }
+
+    /// Limits everything in the cgroup of one start.
+    pub(super) fn set_limits(
+        &self,
+        run: &mut RunCgroup,
+        settings: &[CgroupSetting],
+    ) -> Result<(), CgroupLimitError> {
+        run.is_limited = true;
+        cgroup_limits::enable_controllers([&self.parent, &self.dir], settings)?;
+        cgroup_limits::write_settings(&run.dir, settings)
     }
 }
 
@@ -123,13 +133,15 @@ pub(super) struct RunCgroup {
     /// Open from the start: at the end no descriptors may be available.
     kill_file: File,
     events: Arc<OwnedFd>,
+    /// Its process must not run anywhere else.
+    pub(super) is_limited: bool,
 }
 
 impl RunCgroup {
     fn open(dir: &Path) -> io::Result<Self> {
         let kill_file = File::options().write(true).open(dir.join("cgroup.kill"))?;
         let events = Arc::new(File::open(dir.join("cgroup.events"))?.into());
-        Ok(Self { dir: dir.to_owned(), kill_file, events })
+        Ok(Self { dir: dir.to_owned(), kill_file, events, is_limited: false })
     }
 
     /// Opens the directory, in which a child is created.
@@ -159,6 +171,16 @@ impl RunCgroup {
         let mut text = [0; 256];
         let length = rustix::io::pread(&*self.events, &mut text, 0)?;
         Ok(!text[..length].split(|&byte| byte == b'\n').any(|line| line == b"populated 0"))
+    }
+
+    /// The processes that the kernel has killed in it because memory ran out. `None` also without the memory
+    /// controller.
+    pub(super) fn oom_kill(&self) -> Option<OomKill> {
+        let read = |file| fs::read_to_string(self.dir.join(file)).ok();
+        let events = read("memory.events")?;
+        let killed = events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())?;
+        let memory_max = read("memory.max").and_then(|text| text.trim().parse().ok());
+        (killed > 0).then_some(OomKill { killed, memory_max })
     }
 
     /// Waits without a runtime. Returns whether the cgroup was empty before the deadline.

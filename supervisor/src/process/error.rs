@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::cgroup_limits::CgroupLimitError;
 use super::status::ProcessExit;
 use crate::fsm::LifecycleSignalError;
 use crate::runnable::CanceledError;
@@ -28,11 +29,14 @@ pub enum ProcessError {
         #[source]
         source: io::Error,
     },
+    /// A limit of its cgroup can't be enforced, so it was not started; the source says what to do.
+    #[error("can't limit the process")]
+    Limit(#[source] CgroupLimitError),
     /// The kernel's interface to watch the process failed; the process was killed.
-    #[error("can't wait for the exit of the process")]
+    #[error("can't watch the child process for its exit, and killed it")]
     Watch(#[source] io::Error),
     /// It was not ready before its timeout, and was stopped.
-    #[error("not ready within {timeout:?}: {missing}")]
+    #[error("the process was not ready within {timeout:?}, and was stopped: {missing}")]
     NotReady {
         /// Its timeout, including the extensions that it requested.
         timeout: Duration,
@@ -41,22 +45,53 @@ pub enum ProcessError {
         /// How it exited after the stop.
         exit: ProcessExit,
     },
+    /// It did not report to its [watchdog](super::Process::watchdog) in time, or asked for this by
+    /// `WATCHDOG=trigger`. It was stopped by SIGABRT.
+    #[error("the process {}, and was aborted", watchdog_clause(*triggered, *interval))]
+    Watchdog {
+        /// The interval of the watchdog.
+        interval: Duration,
+        /// Whether it asked for it.
+        triggered: bool,
+        /// How it exited after the stop.
+        exit: ProcessExit,
+    },
+    /// Its [liveness](super::Liveness) probe failed too often in a row, and it was stopped.
+    #[error("the process failed {failures} liveness probes in a row, and was stopped: {last}")]
+    NotAlive {
+        /// How many probes in a row failed.
+        failures: u32,
+        /// The last failure.
+        last: String,
+        /// How it exited after the stop.
+        exit: ProcessExit,
+    },
     /// It exited by itself with a code other than 0, or by a signal.
     #[error("{0}")]
     Exited(ProcessExit),
     /// The tree rejected the ready or done signal; the process was stopped.
-    #[error("can't signal ready")]
+    #[error("can't signal to the supervisor that the child process is ready")]
     Signal(#[source] LifecycleSignalError),
     /// It was canceled, and stopped, whatever its exit code.
-    #[error("stopped")]
+    #[error("the child process was stopped on request")]
     Canceled(#[source] CanceledError),
+}
+
+fn watchdog_clause(triggered: bool, interval: Duration) -> String {
+    if triggered {
+        return "asked for its watchdog by WATCHDOG=trigger".to_owned();
+    }
+    format!("did not report to its watchdog (WATCHDOG=1) within {interval:?}")
 }
 
 impl ProcessError {
     /// How the process exited, if it was started and its exit was a failure.
     pub fn process_exit(&self) -> Option<&ProcessExit> {
         match self {
-            Self::Exited(exit) | Self::NotReady { exit, .. } => Some(exit),
+            Self::Exited(exit)
+            | Self::NotReady { exit, .. }
+            | Self::Watchdog { exit, .. }
+            | Self::NotAlive { exit, .. } => Some(exit),
             _ => None,
         }
     }

@@ -47,12 +47,19 @@
 //! The supervisor logs once, through `tracing`, which of the two identifies descendants.
 
 mod cgroup;
+mod cgroup_limits;
+mod child_setup;
 mod descendants;
 mod error;
+mod handle;
 mod host;
+mod limits;
+mod liveness;
 mod mark;
 mod notify;
 mod output;
+mod privileges;
+mod probe;
 mod probe_command;
 mod procfs;
 mod readiness;
@@ -73,11 +80,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use cgroup::CgroupParent;
+pub use cgroup_limits::{CgroupLimitError, check_cgroup_limits};
 pub use error::ProcessError;
+pub use handle::{ProcessHandle, ProcessHandleError, ReloadAction};
 pub(crate) use host::ProcessHost;
+pub use limits::{ParseRlimitError, ProcessLimits, Rlimit, RlimitResource};
+pub use liveness::Liveness;
 pub use output::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES};
-pub use readiness::{ProbeFuture, Readiness, ReadinessProbe};
-pub use status::{ForcedKill, ProcessExit, Signal};
+pub use privileges::{Capability, CapabilitySet, ParseCapabilityError, Privileges};
+pub use probe::{ProbeFuture, ProcessProbe};
+pub use readiness::Readiness;
+pub use status::{ForcedKill, OomKill, ParseSignalError, ProcessExit, Signal};
 
 /// Clocks can still add it to the current time.
 const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -97,8 +110,15 @@ pub struct Process {
     stdin: StdinSource,
     uid: Option<u32>,
     gid: Option<u32>,
+    privileges: Privileges,
+    limits: ProcessLimits,
     readiness: Readiness,
+    watchdog: Option<Duration>,
+    liveness: Option<Liveness>,
+    reload: Option<ReloadAction>,
+    handle: Option<ProcessHandle>,
     grace_period: Duration,
+    max_grace_period: Duration,
     stop_signal: Signal,
     kill_mode: KillMode,
 }
@@ -115,8 +135,15 @@ impl Process {
             stdin: StdinSource::Null,
             uid: None,
             gid: None,
+            privileges: Privileges::default(),
+            limits: ProcessLimits::default(),
             readiness: Readiness::on_start(),
+            watchdog: None,
+            liveness: None,
+            reload: None,
+            handle: None,
             grace_period: Duration::from_secs(10),
+            max_grace_period: Duration::ZERO,
             stop_signal: Signal::TERM,
             kill_mode: KillMode::Descendants,
         }
@@ -168,8 +195,9 @@ impl Process {
         self
     }
 
-    /// Runs it as another user, without supplementary groups. Only root may. It needs a [`gid`](Self::gid)
-    /// too: otherwise the start fails, because the process would keep this program's group, which is root's.
+    /// Runs it as another user, without supplementary groups, unless its [privileges](Self::privileges) name some.
+    /// Only root may. It needs a [`gid`](Self::gid) too: otherwise the start fails, because the process would keep
+    /// this program's group, which is root's.
     #[must_use]
     pub fn uid(mut self, uid: u32) -> Self {
         self.uid = Some(uid);
@@ -183,10 +211,55 @@ impl Process {
         self
     }
 
+    /// What it may do, beside what its user may. Default: see [`Privileges`].
+    #[must_use]
+    pub fn privileges(mut self, privileges: Privileges) -> Self {
+        self.privileges = privileges;
+        self
+    }
+
+    /// Limits of its resources. Default: none.
+    #[must_use]
+    pub fn limits(mut self, limits: ProcessLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
     /// When it is ready. Default: [`Readiness::on_start`].
     #[must_use]
     pub fn ready_when(mut self, readiness: Readiness) -> Self {
         self.readiness = readiness;
+        self
+    }
+
+    /// Once it is ready, it must send `WATCHDOG=1` to its `NOTIFY_SOCKET` within each interval, which it finds in
+    /// `WATCHDOG_USEC`: see sd_watchdog_enabled(3), which recommends to report twice in each. If it does not, it is
+    /// stopped by [`Signal::ABRT`], and its run has failed. Default: no watchdog; maximum: a hundred years.
+    #[must_use]
+    pub fn watchdog(mut self, interval: Duration) -> Self {
+        self.watchdog = Some(interval.min(MAX_GRACE_PERIOD));
+        self
+    }
+
+    /// Probes it while it is ready. Default: no probes.
+    #[must_use]
+    pub fn liveness(mut self, liveness: Liveness) -> Self {
+        self.liveness = Some(liveness);
+        self
+    }
+
+    /// How [`ProcessHandle::reload`] makes it read its configuration again. Default: it can't.
+    #[must_use]
+    pub fn reload(mut self, action: ReloadAction) -> Self {
+        self.reload = Some(action);
+        self
+    }
+
+    /// Lets this handle act on it while it is running. Of several running processes with one handle, it acts on the
+    /// one that started last.
+    #[must_use]
+    pub fn handle(mut self, handle: &ProcessHandle) -> Self {
+        self.handle = Some(handle.clone());
         self
     }
 
@@ -195,6 +268,14 @@ impl Process {
     #[must_use]
     pub fn grace_period(mut self, time: Duration) -> Self {
         self.grace_period = time.min(MAX_GRACE_PERIOD);
+        self
+    }
+
+    /// How far it can extend its grace period, by `EXTEND_TIMEOUT_USEC=` to its `NOTIFY_SOCKET` while it stops.
+    /// Default: not at all; maximum: a hundred years.
+    #[must_use]
+    pub fn max_grace_period(mut self, time: Duration) -> Self {
+        self.max_grace_period = time.min(MAX_GRACE_PERIOD);
         self
     }
 
@@ -212,6 +293,11 @@ impl Process {
         self
     }
 
+    /// Whether it reports to a `NOTIFY_SOCKET`.
+    fn needs_notify_socket(&self) -> bool {
+        self.readiness.on_notify || self.watchdog.is_some() || !self.max_grace_period.is_zero()
+    }
+
     /// The path of its program.
     pub fn program_path(&self) -> &Path {
         &self.program_path
@@ -226,7 +312,11 @@ impl fmt::Debug for Process {
             .field("args", &self.args)
             .field("env", &self.env.keys().collect::<Vec<_>>())
             .field("current_dir", &self.current_dir)
+            .field("privileges", &self.privileges)
+            .field("limits", &self.limits)
             .field("readiness", &self.readiness)
+            .field("watchdog", &self.watchdog)
+            .field("liveness", &self.liveness)
             .field("grace_period", &self.grace_period)
             .field("stop_signal", &self.stop_signal)
             .field("kill_mode", &self.kill_mode)

@@ -1,5 +1,6 @@
 //! The receiving end of `sd_notify(3)`.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::mark::ProcessMark;
@@ -26,6 +27,12 @@ pub(super) struct NotifyState {
     pub(super) status: Option<String>,
     /// The time to which it has extended its timeout.
     pub(super) extended_deadline: Option<Instant>,
+    /// It has begun to stop by itself.
+    pub(super) stopping: bool,
+    /// When it last reported to its watchdog.
+    pub(super) last_watchdog: Option<Instant>,
+    /// It asks to be handled as if its watchdog had expired.
+    pub(super) watchdog_triggered: bool,
 }
 
 /// A socket that is bound before its process starts.
@@ -37,7 +44,7 @@ pub(super) struct NotifySocket {
 
 impl NotifySocket {
     /// Binds it in the abstract namespace: it needs no directory and leaves nothing behind, but a process in
-    /// another network namespace can't kill_scope it. The kernel chooses a free name, so no other process can
+    /// another network namespace can't reach it. The kernel chooses a free name, so no other process can
     /// bind it before.
     ///
     /// # Errors
@@ -54,9 +61,12 @@ impl NotifySocket {
         Ok(Self { env_value: format!("@{name}"), fd: ReadableFd::new(Arc::new(fd))? })
     }
 
-    /// The value for `NOTIFY_SOCKET`.
-    pub(super) fn env_value(&self) -> String {
-        self.env_value.clone()
+    /// The variables that the process needs: `NOTIFY_SOCKET`, and `WATCHDOG_USEC` for a watchdog. Without
+    /// `WATCHDOG_PID`, sd_watchdog_enabled(3) means every process; the pid is not known before the start.
+    pub(super) fn environment(&self, watchdog: Option<Duration>) -> Vec<(OsString, OsString)> {
+        let micros =
+            watchdog.map(|interval| ("WATCHDOG_USEC".into(), interval.as_micros().to_string().into()));
+        [("NOTIFY_SOCKET".into(), self.env_value.clone().into())].into_iter().chain(micros).collect()
     }
 
     /// Starts to receive messages from the process and its descendants.
@@ -128,15 +138,56 @@ fn receive_datagram(fd: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Option<DatagramS
     Ok((text, sender))
 }
 
-/// The supported messages of the protocol. `STOPPING=1`, `RELOADING=1`, `MAINPID=` and others have no effect.
+/// The supported messages of the protocol. `RELOADING=1`, `MAINPID=`, `WATCHDOG_USEC=` and others have no effect.
 #[derive(Debug, PartialEq, Eq)]
 enum NotifyMessage {
     Ready,
     Status(String),
     ExtendTimeout(Instant),
+    Stopping,
+    Watchdog(Instant),
+    WatchdogTrigger,
 }
 
 impl NotifyState {
+    /// Resolves when the process has begun to stop by itself; without a listener, never.
+    pub(super) async fn wait_stopping(notify: Option<watch::Receiver<Self>>) {
+        if let Some(mut notify) = notify
+            && notify.wait_for(|state| state.stopping).await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
+    }
+
+    /// Resolves when a process that is ready has not reported to its watchdog for this long, or asks for it: with
+    /// whether it asked. Without a listener or an interval, never.
+    pub(super) async fn wait_watchdog(
+        notify: Option<watch::Receiver<Self>>,
+        interval: Option<Duration>,
+    ) -> bool {
+        let ready_at = Instant::now();
+        let (Some(mut notify), Some(interval)) = (notify, interval) else {
+            return std::future::pending().await;
+        };
+        loop {
+            let (last, triggered) = {
+                let state = notify.borrow_and_update();
+                (state.last_watchdog, state.watchdog_triggered)
+            };
+            if triggered {
+                return true;
+            }
+            let deadline = last.map_or(ready_at, |last| last.max(ready_at)) + interval;
+            match timeout_at(deadline, notify.changed()).await {
+                Err(_) => return false,
+                Ok(Ok(())) => {}
+                // No message can arrive any more.
+                Ok(Err(_)) => sleep_until(deadline).await,
+            }
+        }
+    }
+
     fn apply_message(&mut self, message: NotifyMessage) {
         match message {
             NotifyMessage::Ready => self.ready = true,
@@ -145,6 +196,9 @@ impl NotifyState {
                 self.status = Some(status);
             }
             NotifyMessage::ExtendTimeout(until) => self.extended_deadline = Some(until),
+            NotifyMessage::Stopping => self.stopping = true,
+            NotifyMessage::Watchdog(at) => self.last_watchdog = Some(at),
+            NotifyMessage::WatchdogTrigger => self.watchdog_triggered = true,
         }
     }
 }
@@ -154,6 +208,9 @@ fn parse_messages(text: &[u8], now: Instant) -> impl Iterator<Item = NotifyMessa
         let line = std::str::from_utf8(line).ok()?;
         match line.split_once('=')? {
             ("READY", "1") => Some(NotifyMessage::Ready),
+            ("STOPPING", "1") => Some(NotifyMessage::Stopping),
+            ("WATCHDOG", "1") => Some(NotifyMessage::Watchdog(now)),
+            ("WATCHDOG", "trigger") => Some(NotifyMessage::WatchdogTrigger),
             ("STATUS", status) => Some(NotifyMessage::Status(status.to_owned())),
             ("EXTEND_TIMEOUT_USEC", micros) => Some(NotifyMessage::ExtendTimeout(
                 now.checked_add(Duration::from_micros(micros.parse().ok()?))?,
@@ -179,8 +236,8 @@ mod tests {
     #[tokio::test]
     async fn no_two_sockets_have_one_name() {
         let sockets = [NotifySocket::bind(), NotifySocket::bind()].map(|socket| socket.expect("it is bound"));
-        assert_ne!(sockets[0].env_value(), sockets[1].env_value());
-        assert!(sockets[0].env_value().len() > 1, "{sockets:?}");
+        assert_ne!(sockets[0].env_value, sockets[1].env_value);
+        assert!(sockets[0].env_value.len() > 1, "{sockets:?}");
     }
 
     #[test]
@@ -194,7 +251,7 @@ mod tests {
     #[tokio::test]
     async fn a_barrier_is_released_after_all_earlier_messages() {
         let socket = NotifySocket::bind().expect("it is bound");
-        let address = SocketAddrUnix::new_abstract_name(&socket.env_value().as_bytes()[1..]).expect("a name");
+        let address = SocketAddrUnix::new_abstract_name(&socket.env_value.as_bytes()[1..]).expect("a name");
         let main = procfs::own_pid();
         let uid = rustix::process::getuid().as_raw();
         let listener = socket.start_listening(SenderFilter { mark: mark(), main, uid });
@@ -214,14 +271,39 @@ mod tests {
         assert!(listener.state.borrow().ready);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_watchdog_expires_an_interval_after_the_last_report() {
+        let (sender, notify) = watch::channel(NotifyState::default());
+        let (started, interval) = (Instant::now(), Duration::from_secs(5));
+        // A report before the process is ready.
+        sender.send_modify(|state| state.last_watchdog = started.checked_sub(Duration::from_secs(4)));
+        let expired = NotifyState::wait_watchdog(Some(notify.clone()), Some(interval));
+        let reports = async {
+            for _ in 0..3 {
+                sleep_until(Instant::now() + Duration::from_secs(4)).await;
+                sender.send_modify(|state| state.last_watchdog = Some(Instant::now()));
+            }
+            std::future::pending::<()>().await;
+        };
+        let triggered = tokio::select! { triggered = expired => triggered, () = reports => true };
+        assert_eq!((triggered, started.elapsed().as_secs()), (false, 3 * 4 + 5));
+        sender.send_modify(|state| state.watchdog_triggered = true);
+        assert!(NotifyState::wait_watchdog(Some(notify), Some(interval)).await);
+        assert_eq!(started.elapsed().as_secs(), 17, "at once");
+    }
+
     #[tokio::test]
     async fn unknown_lines_are_skipped() {
         let now = Instant::now();
-        let text = b"MAINPID=1\nREADY=0\nSTATUS=50 % = half\nEXTEND_TIMEOUT_USEC=-1\n\xff=1\nREADY=1\nEXTEND_TIMEOUT_USEC=250\n";
+        let text = b"MAINPID=1\nWATCHDOG=2\nSTOPPING=0\nREADY=0\nSTATUS=50 % = half\nEXTEND_TIMEOUT_USEC=-1\n\xff=1\nREADY=1\nEXTEND_TIMEOUT_USEC=250\n";
         let extended = NotifyMessage::ExtendTimeout(now + Duration::from_micros(250));
         assert_eq!(
             parse_messages(text, now).collect::<Vec<_>>(),
             [NotifyMessage::Status("50 % = half".into()), NotifyMessage::Ready, extended]
+        );
+        assert_eq!(
+            parse_messages(b"STOPPING=1\nWATCHDOG=1\nWATCHDOG=trigger", now).collect::<Vec<_>>(),
+            [NotifyMessage::Stopping, NotifyMessage::Watchdog(now), NotifyMessage::WatchdogTrigger]
         );
     }
 }

@@ -1,16 +1,16 @@
-//! A program that probes the readiness of another one.
+//! A program that acts on another one: probes whether it is ready or alive, or makes it reload.
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Process;
 use super::error::ProcessError;
 use super::host::ProcessHost;
 use super::output::StreamSink;
-use super::running_process::RunningProcess;
+use super::running_process::{RunningProcess, StopDeadline};
 use super::status::Signal;
 use crate::runnable::Failure;
 
@@ -36,7 +36,10 @@ async fn run_command(
         ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
         () = given_up.cancelled() => {}
     }
-    running.stop(Signal::KILL, Instant::now(), |_| ()).await.map_err(ProcessError::Watch)?;
+    running
+        .stop(Signal::KILL, StopDeadline::new(Duration::ZERO, Duration::ZERO), |_| ())
+        .await
+        .map_err(ProcessError::Watch)?;
     let exit = running.into_exit().await;
     match exit.tail.last() {
         _ if exit.is_success() => Ok(()),

@@ -2,61 +2,28 @@
 
 use std::fmt;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Process;
 use super::host::ProcessHost;
 use super::notify::NotifyState;
+use super::probe::{PROBE_TIMEOUT, ProcessProbe, probe_once};
 use super::probe_command;
-use crate::containment::{Contained, await_contained, panic_message};
-use crate::runnable::Failure;
 
 /// The pause after the first failed probe; it doubles after each further failure.
 const INITIAL_PROBE_PAUSE: Duration = Duration::from_millis(20);
 /// The maximum pause between probes.
 const MAX_PROBE_PAUSE: Duration = Duration::from_secs(1);
-/// The default timeout of a [`ReadinessProbe`], so that one lost packet does not use up the whole start timeout.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What [`ReadinessProbe::probe`] returns.
-pub type ProbeFuture = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
-
-/// Probes whether a process is ready. Implemented for every `Fn() -> impl Future<Output = Result<(), E>>`.
-///
-/// # Contract
-/// A probe makes one real request and does not retry. The supervisor repeats it, with growing pauses from 20
-/// ms to 1 s, and drops it at its [timeout](Readiness::with_probe_timeout), or when the process exits. A probe
-/// that panics has failed.
-pub trait ReadinessProbe: Send + Sync + 'static {
-    /// Probes once.
-    fn probe(&self) -> ProbeFuture;
-}
-
-impl<F, Fut, E> ReadinessProbe for F
-where
-    F: Fn() -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<(), E>> + Send + 'static,
-    E: Into<Failure>,
-{
-    fn probe(&self) -> ProbeFuture {
-        let probe = self();
-        Box::pin(async move { probe.await.map_err(Into::into) })
-    }
-}
-
 /// When a process is ready. Default: [`on_start`](Self::on_start).
 #[derive(Clone, Default)]
 pub struct Readiness {
     pub(super) on_notify: bool,
     pub(super) on_exit: bool,
-    on_probe: Option<Arc<dyn ReadinessProbe>>,
+    on_probe: Option<Arc<dyn ProcessProbe>>,
     /// Replaced by a probe once there is a host to run it.
     on_command: Option<Arc<Process>>,
     timeout: Option<Duration>,
@@ -71,18 +38,18 @@ impl Readiness {
 
     /// When it or one of its descendants sends `READY=1` to its `NOTIFY_SOCKET`, see `sd_notify(3)`.
     ///
-    /// The socket is in the abstract namespace: a process in another network namespace can't kill_scope it.
+    /// The socket is in the abstract namespace: a process in another network namespace can't reach it.
     pub fn on_notify() -> Self {
         Self { on_notify: true, ..Self::default() }
     }
 
     /// When a probe succeeds.
-    pub fn on_probe(probe: impl ReadinessProbe) -> Self {
+    pub fn on_probe(probe: impl ProcessProbe) -> Self {
         Self::default().and_probe(probe)
     }
 
     /// When another program exits with code 0. The program is started for each probe, under the same rules as
-    /// a [`ReadinessProbe`], but has all the time until the start timeout; its descendants end with it. Its output is
+    /// a [`ProcessProbe`], but has all the time until the start timeout; its descendants end with it. Its output is
     /// discarded, except the last line of a failed probe. Its readiness and stop settings are ignored.
     pub fn on_command(command: Process) -> Self {
         Self { on_command: Some(Arc::new(command)), ..Self::default() }
@@ -97,7 +64,7 @@ impl Readiness {
 
     /// Also requires a probe to succeed, after every other condition is met.
     #[must_use]
-    pub fn and_probe(mut self, probe: impl ReadinessProbe) -> Self {
+    pub fn and_probe(mut self, probe: impl ProcessProbe) -> Self {
         self.on_probe = Some(Arc::new(probe));
         self
     }
@@ -142,8 +109,8 @@ impl Readiness {
             return Err((wait_expired(deadline, within).await, "it has not exited".to_owned()));
         }
         let missing = match &mut notify {
-            Some(notify) => self.wait_notified(notify, &mut deadline).await,
-            None => Ok(()),
+            Some(notify) if self.on_notify => self.wait_notified(notify, &mut deadline).await,
+            _ => Ok(()),
         };
         let missing = match (missing, &self.on_probe) {
             (Ok(()), Some(probe)) => {
@@ -161,7 +128,7 @@ impl Readiness {
         deadline: &mut Option<Instant>,
     ) -> Result<(), String> {
         loop {
-            let NotifyState { ready, status, extended_deadline: extended } =
+            let NotifyState { ready, status, extended_deadline: extended, .. } =
                 notify.borrow_and_update().clone();
             if ready {
                 return Ok(());
@@ -195,7 +162,7 @@ async fn wait_expired(deadline: Option<Instant>, within: Duration) -> Duration {
 }
 
 async fn wait_probe_success(
-    probe: &dyn ReadinessProbe,
+    probe: &dyn ProcessProbe,
     probe_timeout: Duration,
     mut notify: Option<watch::Receiver<NotifyState>>,
     deadline: &mut Option<Instant>,
@@ -204,13 +171,9 @@ async fn wait_probe_success(
     let mut pause = INITIAL_PROBE_PAUSE;
     let probing = async {
         loop {
-            // The probe shares no state with this task that a panic could leave inconsistent.
-            let attempt = AssertUnwindSafe(async { await_contained(probe.probe()).await }).catch_unwind();
-            match timeout(probe_timeout, attempt).await {
-                Ok(Ok(Ok(()))) => return,
-                Ok(Ok(Err(failure))) => last = Contained::new(failure).to_string(),
-                Ok(Err(panic)) => last = format!("it panicked: {}", panic_message(panic)),
-                Err(_) => last = format!("no result within {probe_timeout:?}"),
+            match probe_once(probe, probe_timeout).await {
+                Ok(()) => return,
+                Err(reason) => last = reason,
             }
             sleep(pause).await;
             pause = (pause * 2).min(MAX_PROBE_PAUSE);
@@ -261,6 +224,7 @@ impl fmt::Debug for Readiness {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runnable::Failure;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[tokio::test(start_paused = true)]

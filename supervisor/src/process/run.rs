@@ -1,14 +1,15 @@
 //! A process as a runnable: from its start to the result of its run.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::Process;
 use super::error::ProcessError;
-use super::running_process::RunningProcess;
-use super::status::ForcedKill;
+use super::host::ProcessHost;
+use super::notify::NotifyState;
+use super::running_process::{RunningProcess, StopDeadline};
+use super::status::{ForcedKill, Signal};
 use crate::context::Context;
 use crate::output::OutputStream;
 use crate::runnable::{CanceledError, RunFuture, Runnable};
@@ -24,7 +25,7 @@ impl Runnable for Process {
     }
 
     fn stop_timeout(&self) -> Option<Duration> {
-        Some(self.grace_period + STOP_MARGIN)
+        Some(self.grace_period.max(self.max_grace_period) + STOP_MARGIN)
     }
 }
 
@@ -32,9 +33,21 @@ impl Runnable for Process {
 enum StopReason {
     /// It has exited by itself.
     Exited,
+    /// It has reported that it is about to exit.
+    Stopping,
     Canceled(CanceledError),
     NotReady(Duration, String),
+    /// Its watchdog has expired; with whether it asked for that.
+    Watchdog(bool),
+    /// This many liveness probes in a row failed; with the last failure.
+    NotAlive(u32, String),
     Failed(ProcessError),
+}
+
+impl StopReason {
+    fn from_exit(exited: io::Result<()>) -> Self {
+        exited.map_or_else(|error| Self::Failed(ProcessError::Watch(error)), |()| Self::Exited)
+    }
 }
 
 impl Process {
@@ -43,51 +56,80 @@ impl Process {
         self.readiness = self.readiness.with_command_probe(&host);
         let sinks = [ctx.open_output(OutputStream::Stdout), ctx.open_output(OutputStream::Stderr)];
         let mut running = RunningProcess::start(Arc::clone(&host), &self, sinks).await?;
-        let turn = self.wait_for_stop_reason(&mut running, ctx).await;
+        let _attached = self.handle.as_ref().map(|handle| handle.attach(&host, running.target(&self)));
+        let turn = self.wait_for_stop_reason(&mut running, (ctx, &host)).await;
         ctx.mark_ending();
-        let deadline = Instant::now() + self.grace_period;
-        let report_kill = |main_process| {
-            let (stop_signal, grace_period) = (self.stop_signal, self.grace_period);
-            ctx.report_kill(ForcedKill { stop_signal, grace_period, main_process });
-        };
-        match &turn {
-            StopReason::Exited => {
-                running.stop_descendants(self.stop_signal, deadline, report_kill).await;
-            }
-            _ => {
-                let stopped = running.stop(self.stop_signal, deadline, report_kill).await;
-                stopped.map_err(ProcessError::Watch)?;
-            }
-        }
+        self.end_processes(&mut running, ctx, &turn).await?;
         let exit = running.into_exit().await;
+        ctx.record_process_exit(exit.clone());
         match turn {
-            StopReason::Exited if !exit.is_success() => Err(ProcessError::Exited(exit)),
-            StopReason::Exited if self.readiness.on_exit => {
+            StopReason::Stopping if ctx.is_canceled() => Err(ProcessError::Canceled(CanceledError)),
+            StopReason::Exited | StopReason::Stopping if !exit.is_success() => {
+                Err(ProcessError::Exited(exit))
+            }
+            StopReason::Exited | StopReason::Stopping if self.readiness.on_exit => {
                 ctx.signal_ready().and_then(|()| ctx.signal_done()).map_err(ProcessError::Signal)
             }
-            StopReason::Exited => {
-                // The policy decides whether this is a failure.
-                ctx.record_process_exit(exit);
-                Ok(())
-            }
-            StopReason::Canceled(canceled) => {
-                // It is reported if the stop needed SIGKILL.
-                ctx.record_process_exit(exit);
-                Err(ProcessError::Canceled(canceled))
-            }
+            // The policy decides whether this is a failure.
+            StopReason::Exited | StopReason::Stopping => Ok(()),
+            StopReason::Canceled(canceled) => Err(ProcessError::Canceled(canceled)),
             StopReason::NotReady(timeout, missing) => Err(ProcessError::NotReady { timeout, missing, exit }),
+            StopReason::Watchdog(triggered) => {
+                let interval = self.watchdog.unwrap_or_default();
+                Err(ProcessError::Watchdog { interval, triggered, exit })
+            }
+            StopReason::NotAlive(failures, last) => Err(ProcessError::NotAlive { failures, last, exit }),
             StopReason::Failed(error) => Err(error),
         }
     }
 
+    /// Stops what is left of the process and its descendants.
+    async fn end_processes(
+        &self,
+        running: &mut RunningProcess,
+        ctx: &Context,
+        turn: &StopReason,
+    ) -> Result<(), ProcessError> {
+        // A process that hangs handles no polite signal; this one leaves a core dump of where it hangs.
+        let stop_signal =
+            if matches!(turn, StopReason::Watchdog(_)) { Signal::ABRT } else { self.stop_signal };
+        let new_deadline = || StopDeadline::new(self.grace_period, self.max_grace_period);
+        let report_kill = |main_process| {
+            let grace_period = self.grace_period;
+            ctx.report_kill(ForcedKill { stop_signal, grace_period, main_process });
+        };
+        let has_exited = match turn {
+            StopReason::Exited => true,
+            StopReason::Stopping => {
+                let mut deadline = new_deadline();
+                tokio::select! {
+                    biased;
+                    exited = running.wait_exit_until(&mut deadline) => exited.map_err(ProcessError::Watch)?,
+                    _ = ctx.canceled() => false,
+                }
+            }
+            _ => false,
+        };
+        if has_exited {
+            running.stop_descendants(stop_signal, new_deadline().at, report_kill).await;
+            return Ok(());
+        }
+        running.stop(stop_signal, new_deadline(), report_kill).await.map_err(ProcessError::Watch)
+    }
+
     /// Signals ready when the process is, and returns when the process has exited or has to stop.
-    async fn wait_for_stop_reason(&self, running: &mut RunningProcess, ctx: &Context) -> StopReason {
+    async fn wait_for_stop_reason(
+        &self,
+        running: &mut RunningProcess,
+        (ctx, host): (&Context, &Arc<ProcessHost>),
+    ) -> StopReason {
         let notify = running.listener.as_ref().map(|listener| listener.state.clone());
         let ready = tokio::select! {
             biased;
             canceled = ctx.canceled() => return StopReason::Canceled(canceled),
-            ended = running.wait_exit() => return ended.map_or_else(|error| StopReason::Failed(ProcessError::Watch(error)), |()| StopReason::Exited),
-            ready = self.readiness.wait_ready(notify) => ready,
+            exited = running.wait_exit() => return StopReason::from_exit(exited),
+            () = NotifyState::wait_stopping(notify.clone()) => return StopReason::Stopping,
+            ready = self.readiness.wait_ready(notify.clone()) => ready,
         };
         if let Err((timeout, missing)) = ready {
             return StopReason::NotReady(timeout, missing);
@@ -98,7 +140,17 @@ impl Process {
         tokio::select! {
             biased;
             canceled = ctx.canceled() => StopReason::Canceled(canceled),
-            ended = running.wait_exit() => ended.map_or_else(|error| StopReason::Failed(ProcessError::Watch(error)), |()| StopReason::Exited),
+            exited = running.wait_exit() => StopReason::from_exit(exited),
+            () = NotifyState::wait_stopping(notify.clone()) => StopReason::Stopping,
+            triggered = NotifyState::wait_watchdog(notify, self.watchdog) => StopReason::Watchdog(triggered),
+            (failures, last) = self.wait_not_alive(host) => StopReason::NotAlive(failures, last),
+        }
+    }
+
+    async fn wait_not_alive(&self, host: &Arc<ProcessHost>) -> (u32, String) {
+        match &self.liveness {
+            Some(liveness) => liveness.wait_failure(host).await,
+            None => std::future::pending().await,
         }
     }
 }

@@ -3,19 +3,59 @@
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 use super::Process;
+use super::child_setup;
 use super::descendants::{DescendantSet, has_exited};
 use super::error::ProcessError;
+use super::handle::HandleTarget;
 use super::host::ProcessHost;
-use super::notify::{NotifyListener, NotifySocket, SenderFilter};
+use super::notify::{NotifyListener, NotifySocket, NotifyState, SenderFilter};
 use super::output::{OutputReaders, StreamSink};
 use super::spawn::{self, KillScope, MainProcess};
 use super::status::{ProcessExit, Signal};
 use crate::sys::{ReadableFd, StartStep};
+
+/// When the processes of a start are killed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StopDeadline {
+    pub(super) at: Instant,
+    /// The time to which the process can extend it.
+    latest: Instant,
+}
+
+impl StopDeadline {
+    /// The deadline of a stop that starts now.
+    pub(super) fn new(grace_period: Duration, max_grace_period: Duration) -> Self {
+        let now = Instant::now();
+        Self { at: now + grace_period, latest: now + max_grace_period.max(grace_period) }
+    }
+
+    fn extend_to(&mut self, time: Instant) {
+        self.at = self.at.max(time.min(self.latest));
+    }
+}
+
+/// The next time to which the process extends its timeout; without a listener, never.
+async fn next_extension(
+    notify: &mut Option<watch::Receiver<NotifyState>>,
+    known: Option<Instant>,
+) -> Instant {
+    if let Some(notify) = notify {
+        let is_new = |state: &NotifyState| state.extended_deadline > known;
+        if let Ok(state) = notify.wait_for(is_new).await
+            && let Some(extended) = state.extended_deadline
+        {
+            return extended;
+        }
+    }
+    std::future::pending().await
+}
 
 /// One start of a process. If it is dropped before the exit, everything that must stop with the process is
 /// killed.
@@ -42,15 +82,16 @@ impl RunningProcess {
         [stdout, stderr]: [StreamSink; 2],
     ) -> Result<Self, ProcessError> {
         let mark = host.shared.marks.next_mark();
-        let prepare = |error| spawn::start_error(process, StartStep::Setup, error);
-        let socket = process.readiness.on_notify.then(NotifySocket::bind).transpose().map_err(prepare)?;
-        let kill_scope = KillScope::from_kill_mode(process.kill_mode, mark, host.cgroup.as_ref());
-        let (mut image, ends) =
-            spawn::build_image(process, mark, socket.as_ref().map(NotifySocket::env_value))
-                .map_err(prepare)?;
+        let prepare = |error| child_setup::start_error(process, StartStep::Setup, error);
+        let socket = process.needs_notify_socket().then(NotifySocket::bind).transpose().map_err(prepare)?;
+        let kill_scope = KillScope::from_process(process, mark, host.cgroup.as_ref());
+        let kill_scope = kill_scope.map_err(ProcessError::Limit)?;
+        let notify_env =
+            socket.as_ref().map(|socket| socket.environment(process.watchdog)).unwrap_or_default();
+        let (mut image, ends) = spawn::build_image(process, mark, &notify_env).map_err(prepare)?;
         image.cgroup = kill_scope.open_cgroup_dir().map_err(prepare)?;
         let started = host.spawner.spawn(image, mark, kill_scope, &host.shared).await;
-        let main = started.map_err(|(step, error)| spawn::start_error(process, step, error))?;
+        let main = started.map_err(|(step, error)| child_setup::start_error(process, step, error))?;
         let ended = ReadableFd::new(Arc::clone(&main.pidfd)).map_err(ProcessError::Watch)?;
         let pumps = OutputReaders::start([(ends.stdout, stdout), (ends.stderr, stderr)])
             .map_err(ProcessError::Watch)?;
@@ -68,6 +109,12 @@ impl RunningProcess {
         })
     }
 
+    /// What a handle of the process acts on.
+    pub(super) fn target(&self, process: &Process) -> HandleTarget {
+        let main = self.main_process();
+        HandleTarget { pid: main.pid, pidfd: Arc::clone(&main.pidfd), reload: process.reload.clone() }
+    }
+
     /// Waits until the main process has exited. It can be dropped and called again at any time.
     pub(super) async fn wait_exit(&mut self) -> io::Result<()> {
         let (main, ended) = self.main_process.as_mut().expect("only drop takes it");
@@ -81,16 +128,35 @@ impl RunningProcess {
         Ok(())
     }
 
-    /// Sends the stop signal to every process, and kills them at the deadline. If that is necessary, it calls
-    /// `report_kill` with whether the main process is still running.
+    /// Waits for the exit of the main process until the deadline, which the process can extend meanwhile.
+    /// Returns whether it has exited.
+    pub(super) async fn wait_exit_until(&mut self, deadline: &mut StopDeadline) -> io::Result<bool> {
+        let mut notify = self.listener.as_ref().map(|listener| listener.state.clone());
+        // An extension of the start has no effect on the stop.
+        let mut known = notify.as_mut().and_then(|notify| notify.borrow_and_update().extended_deadline);
+        loop {
+            tokio::select! {
+                biased;
+                exited = self.wait_exit() => return exited.map(|()| true),
+                extended = next_extension(&mut notify, known) => {
+                    known = Some(extended);
+                    deadline.extend_to(extended);
+                }
+                () = sleep_until(deadline.at) => return Ok(false),
+            }
+        }
+    }
+
+    /// Sends the stop signal to every process, and kills them at the deadline, which the main process can extend.
+    /// If that is necessary, it calls `report_kill` with whether the main process is still running.
     pub(super) async fn stop(
         &mut self,
         signal: Signal,
-        deadline: Instant,
+        mut deadline: StopDeadline,
         report_kill: impl Fn(bool) + Sync,
     ) -> io::Result<()> {
         let mut descendants =
-            self.main_process().descendants().map(|descendants| descendants.with_term_deadline(deadline));
+            self.main_process().descendants().map(|descendants| descendants.with_term_deadline(deadline.at));
         let host = Arc::clone(&self.host);
         match &mut descendants {
             Some(descendants) => {
@@ -99,9 +165,10 @@ impl RunningProcess {
             None => self.request_stop(signal),
         }
         let mut is_reported = false;
-        if let Ok(ended) = timeout_at(deadline, self.wait_exit()).await {
-            ended?;
-        } else {
+        let has_exited_in_time = self.wait_exit_until(&mut deadline).await?;
+        let deadline = deadline.at;
+        descendants = descendants.map(|descendants| descendants.with_term_deadline(deadline));
+        if !has_exited_in_time {
             is_reported = !has_exited(self.main_process().pidfd.as_fd());
             if is_reported {
                 report_kill(true);
@@ -150,7 +217,8 @@ impl RunningProcess {
             None => Vec::new(),
         };
         let status = self.status.as_ref().expect("called only after the exit");
-        ProcessExit::new(self.main_process().pid, status, tail)
+        let main = self.main_process();
+        ProcessExit::new(main.pid, status, main.oom_kill(), tail)
     }
 
     /// Sends the stop signal, then SIGCONT: a stopped process handles a signal only after it is continued.

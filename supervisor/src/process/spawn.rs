@@ -16,11 +16,12 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::cgroup::{HostCgroup, RunCgroup};
+use super::cgroup_limits::CgroupLimitError;
+use super::child_setup;
 use super::descendants::DescendantSet;
-use super::error::ProcessError;
 use super::host::HostState;
 use super::mark::ProcessMark;
-use super::status::Signal;
+use super::status::{OomKill, Signal};
 use super::{KillMode, Process, StdinSource};
 use crate::sys::{self, ExecImage, StartStep};
 
@@ -111,7 +112,9 @@ impl SpawnJob {
         let _ = started.send(());
         shared.begin_start(mark);
         let mut result = sys::spawn_image(&image);
-        if let Err((StartStep::Cgroup, error)) = &result {
+        if let Err((StartStep::Cgroup, error)) = &result
+            && !kill_scope.is_limited()
+        {
             tracing::warn!(%error, "can't start a process in its cgroup: its descendants are identified by mark");
             (image.cgroup, kill_scope) = (None, KillScope::MarkedDescendants);
             result = sys::spawn_image(&image);
@@ -144,21 +147,52 @@ pub(super) enum KillScope {
 }
 
 impl KillScope {
-    pub(super) fn from_kill_mode(
-        kill_mode: KillMode,
+    /// # Errors
+    /// A limit of the process can't be enforced.
+    pub(super) fn from_process(
+        process: &Process,
         mark: ProcessMark,
-        cgroup: Option<&HostCgroup>,
-    ) -> Self {
-        if kill_mode == KillMode::Process {
-            return Self::MainOnly;
-        }
-        match cgroup.map(|cgroup| cgroup.create_run_cgroup(mark)) {
-            None => Self::MarkedDescendants,
-            Some(Ok(cgroup)) => Self::WholeCgroup(Arc::new(cgroup)),
-            Some(Err(error)) => {
-                tracing::warn!(%error, "can't create a cgroup for a process: its descendants are identified by mark");
-                Self::MarkedDescendants
+        host: Option<&HostCgroup>,
+    ) -> Result<Self, CgroupLimitError> {
+        let settings = process.limits.cgroup_settings();
+        let (cgroup, setting) = match (settings.first(), process.kill_mode, host) {
+            (None, KillMode::Process, _) => return Ok(Self::MainOnly),
+            (None, _, None) => return Ok(Self::MarkedDescendants),
+            (Some(setting), KillMode::Process, _) => {
+                return Err(CgroupLimitError::KillMode { setting: setting.file });
             }
+            (Some(setting), _, None) => {
+                let source = None;
+                return Err(CgroupLimitError::NoCgroup { setting: setting.file, source });
+            }
+            (setting, _, Some(host)) => (host, setting),
+        };
+        match (cgroup.create_run_cgroup(mark), setting) {
+            (Ok(run), None) => Ok(Self::WholeCgroup(Arc::new(run))),
+            (Ok(mut run), Some(_)) => {
+                cgroup.set_limits(&mut run, &settings)?;
+                Ok(Self::WholeCgroup(Arc::new(run)))
+            }
+            (Err(error), None) => {
+                tracing::warn!(%error, "can't create a cgroup for a process: its descendants are identified by mark");
+                Ok(Self::MarkedDescendants)
+            }
+            (Err(error), Some(setting)) => {
+                Err(CgroupLimitError::NoCgroup { setting: setting.file, source: Some(error) })
+            }
+        }
+    }
+
+    /// Whether the process may run only in its cgroup.
+    fn is_limited(&self) -> bool {
+        matches!(self, Self::WholeCgroup(cgroup) if cgroup.is_limited)
+    }
+
+    /// The processes in the cgroup that the kernel has killed because memory ran out.
+    fn oom_kill(&self) -> Option<OomKill> {
+        match self {
+            Self::WholeCgroup(cgroup) => cgroup.oom_kill(),
+            _ => None,
         }
     }
 
@@ -203,6 +237,11 @@ impl MainProcess {
         }
     }
 
+    /// Its processes that the kernel has killed because memory ran out.
+    pub(super) fn oom_kill(&self) -> Option<OomKill> {
+        self.kill_scope.oom_kill()
+    }
+
     /// The descendants in its kill scope.
     pub(super) fn descendants(&self) -> Option<DescendantSet> {
         let cgroup = match &self.kill_scope {
@@ -237,7 +276,7 @@ pub(super) struct PipeEnds {
 pub(super) fn build_image(
     process: &Process,
     mark: ProcessMark,
-    notify_socket: Option<String>,
+    notify_env: &[(OsString, OsString)],
 ) -> io::Result<(ExecImage, PipeEnds)> {
     if process.uid.is_some() && process.gid.is_none() {
         let hint = "uid is set without gid: set a gid too, or the process would keep this program's group";
@@ -247,7 +286,6 @@ pub(super) fn build_image(
     let (stderr, child_stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let stdio = [open_stdin(&process.stdin)?, child_stdout, child_stderr];
     let [stdin, child_stdout, child_stderr] = stdio.map(move_above_stdio);
-    let notify_socket = notify_socket.map(|socket| (OsString::from("NOTIFY_SOCKET"), OsString::from(socket)));
     let args =
         std::iter::once(process.program_path.as_os_str()).chain(process.args.iter().map(OsString::as_os_str));
     let image = ExecImage {
@@ -256,13 +294,14 @@ pub(super) fn build_image(
         env: process
             .env
             .iter()
-            .chain(notify_socket.iter().map(|(k, v)| (k, v)))
+            .chain(notify_env.iter().map(|(key, value)| (key, value)))
             .map(env_entry)
             .collect::<io::Result<_>>()?,
         dir: process.current_dir.as_ref().map(|dir| c_string(dir.as_os_str())).transpose()?,
         stdio: [stdin?, child_stdout?, child_stderr?],
         uid: process.uid,
         gid: process.gid,
+        setup: child_setup::build_setup(process)?,
         locks: mark.as_limit(),
         cgroup: None,
     };
@@ -314,56 +353,8 @@ fn env_entry((key, value): (&OsString, &OsString)) -> io::Result<CString> {
     c_string(OsStr::from_bytes(&pair))
 }
 
-fn c_string(text: &OsStr) -> io::Result<CString> {
+pub(super) fn c_string(text: &OsStr) -> io::Result<CString> {
     let nul =
         |_| io::Error::new(io::ErrorKind::InvalidInput, format!("{} contains a NUL byte", text.display()));
     CString::new(text.as_bytes()).map_err(nul)
-}
-
-/// The error of a failed start, with a hint.
-pub(super) fn start_error(process: &Process, step: StartStep, source: io::Error) -> ProcessError {
-    ProcessError::Start {
-        program: process.program_path.clone(),
-        hint: start_hint(process, step, &source),
-        source,
-    }
-}
-
-fn start_hint(process: &Process, step: StartStep, error: &io::Error) -> String {
-    let program = &process.program_path;
-    let is_path = program.as_os_str().as_bytes().contains(&b'/');
-    match (step, error.raw_os_error()) {
-        (StartStep::Fork, Some(libc::EAGAIN)) => {
-            "can't create more processes: raise `ulimit -u` or the cgroup's pids.max".into()
-        }
-        (StartStep::Setup, Some(libc::EINVAL)) => {
-            "the hard limit of file locks is too low: set `ulimit -Hx unlimited`".into()
-        }
-        (StartStep::Setup, Some(libc::EMFILE | libc::ENFILE)) => {
-            "can't open more files: raise `ulimit -n`".into()
-        }
-        (StartStep::Setup, _) => "can't prepare the process".into(),
-        (StartStep::Identity, _) => "can't change user or group: only root may".into(),
-        (StartStep::Directory, _) => {
-            let dir = process.current_dir.as_deref().unwrap_or(Path::new("."));
-            format!("can't enter the working directory {}: create it or configure another", dir.display())
-        }
-        (StartStep::Exec, Some(libc::ENOENT)) if !is_path => {
-            "not found in its PATH: install it or configure its full path".into()
-        }
-        (StartStep::Exec, Some(libc::ENOENT)) if program.exists() => {
-            "its interpreter or loader is missing: check its #! line, or run `ldd`".into()
-        }
-        (StartStep::Exec, Some(libc::ENOENT | libc::ENOTDIR)) => {
-            "no such file: install it or correct the path".into()
-        }
-        (StartStep::Exec, Some(libc::EACCES)) => {
-            "not executable: check its mode, its directories' and the mount's noexec".into()
-        }
-        (StartStep::Exec, Some(libc::ENOEXEC)) => {
-            "not a program for this host, nor a script with a #! line".into()
-        }
-        (StartStep::Exec, Some(libc::E2BIG)) => "its arguments and environment are too long".into(),
-        (StartStep::Fork | StartStep::Exec | StartStep::Cgroup, _) => "the kernel rejected the start".into(),
-    }
 }

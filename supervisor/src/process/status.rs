@@ -1,9 +1,11 @@
 //! How a process exited.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::process::WaitIdStatus;
+use thiserror::Error;
 
 /// A signal, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,6 +26,8 @@ impl Signal {
     pub const USR1: Self = Self(libc::SIGUSR1);
     /// A signal with a program-defined meaning.
     pub const USR2: Self = Self(libc::SIGUSR2);
+    /// The signal of abort(3); by default, it leaves a core dump.
+    pub const ABRT: Self = Self(libc::SIGABRT);
     /// nginx' graceful stop.
     pub const WINCH: Self = Self(libc::SIGWINCH);
 
@@ -40,43 +44,65 @@ impl Signal {
     }
 }
 
+/// The signals whose names are the same on all systems.
+const SIGNAL_NAMES: [(i32, &str); 30] = [
+    (libc::SIGABRT, "SIGABRT"),
+    (libc::SIGALRM, "SIGALRM"),
+    (libc::SIGBUS, "SIGBUS"),
+    (libc::SIGCHLD, "SIGCHLD"),
+    (libc::SIGCONT, "SIGCONT"),
+    (libc::SIGFPE, "SIGFPE"),
+    (libc::SIGHUP, "SIGHUP"),
+    (libc::SIGILL, "SIGILL"),
+    (libc::SIGINT, "SIGINT"),
+    (libc::SIGIO, "SIGIO"),
+    (libc::SIGKILL, "SIGKILL"),
+    (libc::SIGPIPE, "SIGPIPE"),
+    (libc::SIGPROF, "SIGPROF"),
+    (libc::SIGPWR, "SIGPWR"),
+    (libc::SIGQUIT, "SIGQUIT"),
+    (libc::SIGSEGV, "SIGSEGV"),
+    (libc::SIGSTOP, "SIGSTOP"),
+    (libc::SIGSYS, "SIGSYS"),
+    (libc::SIGTERM, "SIGTERM"),
+    (libc::SIGTRAP, "SIGTRAP"),
+    (libc::SIGTSTP, "SIGTSTP"),
+    (libc::SIGTTIN, "SIGTTIN"),
+    (libc::SIGTTOU, "SIGTTOU"),
+    (libc::SIGURG, "SIGURG"),
+    (libc::SIGUSR1, "SIGUSR1"),
+    (libc::SIGUSR2, "SIGUSR2"),
+    (libc::SIGVTALRM, "SIGVTALRM"),
+    (libc::SIGWINCH, "SIGWINCH"),
+    (libc::SIGXCPU, "SIGXCPU"),
+    (libc::SIGXFSZ, "SIGXFSZ"),
+];
+
 impl fmt::Display for Signal {
     /// `SIGTERM`; the number where the name differs between systems, such as `signal 37`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.0 {
-            libc::SIGABRT => "SIGABRT",
-            libc::SIGALRM => "SIGALRM",
-            libc::SIGBUS => "SIGBUS",
-            libc::SIGCHLD => "SIGCHLD",
-            libc::SIGCONT => "SIGCONT",
-            libc::SIGFPE => "SIGFPE",
-            libc::SIGHUP => "SIGHUP",
-            libc::SIGILL => "SIGILL",
-            libc::SIGINT => "SIGINT",
-            libc::SIGIO => "SIGIO",
-            libc::SIGKILL => "SIGKILL",
-            libc::SIGPIPE => "SIGPIPE",
-            libc::SIGPROF => "SIGPROF",
-            libc::SIGPWR => "SIGPWR",
-            libc::SIGQUIT => "SIGQUIT",
-            libc::SIGSEGV => "SIGSEGV",
-            libc::SIGSTOP => "SIGSTOP",
-            libc::SIGSYS => "SIGSYS",
-            libc::SIGTERM => "SIGTERM",
-            libc::SIGTRAP => "SIGTRAP",
-            libc::SIGTSTP => "SIGTSTP",
-            libc::SIGTTIN => "SIGTTIN",
-            libc::SIGTTOU => "SIGTTOU",
-            libc::SIGURG => "SIGURG",
-            libc::SIGUSR1 => "SIGUSR1",
-            libc::SIGUSR2 => "SIGUSR2",
-            libc::SIGVTALRM => "SIGVTALRM",
-            libc::SIGWINCH => "SIGWINCH",
-            libc::SIGXCPU => "SIGXCPU",
-            libc::SIGXFSZ => "SIGXFSZ",
-            number => return write!(f, "signal {number}"),
-        };
-        f.pad(name)
+        match SIGNAL_NAMES.iter().find(|(number, _)| *number == self.0) {
+            Some((_, name)) => f.pad(name),
+            None => write!(f, "signal {}", self.0),
+        }
+    }
+}
+
+/// The text is neither the name nor the number of a signal.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("unknown signal {0:?}: use a name of signal(7), like \"SIGHUP\", or a number from 1 to 64")]
+pub struct ParseSignalError(pub String);
+
+impl FromStr for Signal {
+    type Err = ParseSignalError;
+
+    /// Accepts `SIGTERM`, `TERM` in any case, and `15`.
+    fn from_str(text: &str) -> Result<Self, ParseSignalError> {
+        let upper = text.to_ascii_uppercase();
+        let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+        let named = SIGNAL_NAMES.iter().find(|(_, known)| known.strip_prefix("SIG") == Some(name));
+        let number = named.map(|(number, _)| *number).or_else(|| text.parse().ok());
+        number.and_then(Self::from_number).ok_or_else(|| ParseSignalError(text.to_owned()))
     }
 }
 
@@ -92,6 +118,9 @@ pub struct ProcessExit {
     pub signal: Option<Signal>,
     /// Whether it left a core dump.
     pub core_dumped: bool,
+    /// The processes that the kernel killed because memory ran out: the process itself, or descendants of it.
+    /// Known only where its memory is [limited](super::ProcessLimits::memory_max).
+    pub oom_kill: Option<OomKill>,
     /// The last lines of its standard output and error in order, at most
     /// [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) lines of at most [`MAX_TAIL_LINE_BYTES`](super::MAX_TAIL_LINE_BYTES)
     /// bytes, without control characters.
@@ -99,12 +128,13 @@ pub struct ProcessExit {
 }
 
 impl ProcessExit {
-    pub(super) fn new(pid: i32, status: &WaitIdStatus, tail: Vec<String>) -> Self {
+    pub(super) fn new(pid: i32, status: &WaitIdStatus, oom_kill: Option<OomKill>, tail: Vec<String>) -> Self {
         Self {
             pid: pid.unsigned_abs(),
             code: status.exit_status(),
             signal: status.terminating_signal().map(Signal),
             core_dumped: status.dumped(),
+            oom_kill,
             tail,
         }
     }
@@ -116,13 +146,42 @@ impl ProcessExit {
 }
 
 impl fmt::Display for ProcessExit {
-    /// `exited with code 3`, `killed by SIGSEGV (core dumped)`.
+    /// `exited with code 3`, `killed by SIGSEGV (core dumped)`, `killed by SIGKILL: out of memory, its limit is 64
+    /// MiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.code, self.signal) {
-            (_, Some(signal)) if self.core_dumped => write!(f, "killed by {signal} (core dumped)"),
-            (_, Some(signal)) => write!(f, "killed by {signal}"),
-            (Some(code), None) => write!(f, "exited with code {code}"),
-            (None, None) => f.write_str("ended"),
+            (_, Some(signal)) if self.core_dumped => write!(f, "killed by {signal} (core dumped)")?,
+            (_, Some(signal)) => write!(f, "killed by {signal}")?,
+            (Some(code), None) => write!(f, "exited with code {code}")?,
+            (None, None) => f.write_str("ended")?,
+        }
+        match &self.oom_kill {
+            Some(oom) if self.signal == Some(Signal::KILL) => write!(f, ": {oom}"),
+            Some(oom) => write!(f, ", after the kernel had killed {} of its processes: {oom}", oom.killed),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Processes that the kernel killed because memory ran out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OomKill {
+    /// How many of them, descendants included.
+    pub killed: u64,
+    /// Their limit together, in bytes. `None` if they had none: the host's memory ran out, or that of a cgroup
+    /// above.
+    pub memory_max: Option<u64>,
+}
+
+impl fmt::Display for OomKill {
+    /// `out of memory, its limit is 64 MiB`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: u64 = 1 << 20;
+        match self.memory_max {
+            Some(bytes) if bytes % MIB == 0 => write!(f, "out of memory, its limit is {} MiB", bytes / MIB),
+            Some(bytes) => write!(f, "out of memory, its limit is {bytes} bytes"),
+            None => f.write_str("out of memory"),
         }
     }
 }
@@ -154,13 +213,45 @@ mod tests {
 
     #[test]
     fn an_exit_is_printed_in_words() {
-        let exit = ProcessExit { pid: 7, code: Some(3), signal: None, core_dumped: false, tail: Vec::new() };
+        let exit = ProcessExit {
+            pid: 7,
+            code: Some(3),
+            signal: None,
+            core_dumped: false,
+            oom_kill: None,
+            tail: Vec::new(),
+        };
         assert_eq!(exit.to_string(), "exited with code 3");
-        let killed =
-            ProcessExit { code: None, signal: Some(Signal(libc::SIGSEGV)), core_dumped: true, ..exit };
+        let killed = ProcessExit {
+            code: None,
+            signal: Some(Signal(libc::SIGSEGV)),
+            core_dumped: true,
+            ..exit.clone()
+        };
         assert_eq!(killed.to_string(), "killed by SIGSEGV (core dumped)");
         let realtime = ProcessExit { signal: Signal::from_number(37), core_dumped: false, ..killed };
         assert_eq!(realtime.to_string(), "killed by signal 37");
         assert_eq!((Signal::from_number(0), Signal::from_number(65)), (None, None));
+        let oom = |memory_max| Some(OomKill { killed: 2, memory_max });
+        let text = "exited with code 3, after the kernel had killed 2 of its processes: out of memory, its limit is 64 MiB";
+        assert_eq!(ProcessExit { oom_kill: oom(Some(64 << 20)), ..exit.clone() }.to_string(), text);
+        let signal = Some(Signal::KILL);
+        let killed = ProcessExit { code: None, signal, oom_kill: oom(Some(4097)), ..exit };
+        assert_eq!(killed.to_string(), "killed by SIGKILL: out of memory, its limit is 4097 bytes");
+    }
+
+    #[test]
+    fn a_signal_is_known_by_its_name_and_by_its_number() {
+        for text in ["SIGHUP", "HUP", "hup", "1"] {
+            assert_eq!(text.parse(), Ok(Signal::HUP), "{text}");
+        }
+        for number in 1..=64 {
+            let signal = Signal(number);
+            let text = signal.to_string();
+            assert_eq!(text.trim_start_matches("signal ").parse(), Ok(signal), "{text}");
+        }
+        for text in ["", "SIG", "0", "65", "TERMINATE"] {
+            assert_eq!(text.parse::<Signal>(), Err(ParseSignalError(text.to_owned())));
+        }
     }
 }

@@ -18,13 +18,13 @@ const KILLED_BELOW: &str = "NODEKEEL_TEST_IS_TO_BE_KILLED_BELOW";
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The mounted cgroup v2 hierarchy.
-fn cgroup_root() -> PathBuf {
+pub(super) fn cgroup_root() -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").expect("proc is mounted");
     let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     mounts.find(|fields| fields[2] == "cgroup2").map(|fields| fields[1].into()).expect("cgroup v2 is mounted")
 }
 
-fn cgroup_of(pid: i32) -> PathBuf {
+pub(super) fn cgroup_of(pid: i32) -> PathBuf {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it is there");
     let path = text.lines().find_map(|line| line.strip_prefix("0::/")).expect("cgroup v2 is mounted");
     cgroup_root().join(path)
@@ -223,7 +223,7 @@ fn start_and_stop_one(parent: &Path) {
     });
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(super) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 

@@ -3,12 +3,17 @@
 mod cgroup;
 mod descendants;
 mod exit;
+mod handle;
+mod limits;
+mod liveness;
 mod load;
 mod other_children;
 mod output;
+mod privileges;
 mod readiness;
 mod rounds;
 mod start;
+mod watchdog;
 
 use std::fs;
 use std::io;

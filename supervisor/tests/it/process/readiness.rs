@@ -11,7 +11,7 @@ use super::{ProcessFixture, mark_of, marked_processes, perl, sh, wait_gone};
 
 /// A program that sends these messages to its `NOTIFY_SOCKET`: the first one at once, and one more at each
 /// USR1.
-fn notify_process(messages: &[&str]) -> Process {
+pub(super) fn notify_process(messages: &[&str]) -> Process {
     let quoted: Vec<_> = messages.iter().map(|message| format!("{message:?}")).collect();
     let script = format!(
         r#"use Socket; $|=1; my $name = $ENV{{NOTIFY_SOCKET}}; $name =~ s/^@/\0/;
@@ -83,7 +83,10 @@ async fn a_process_that_is_not_ready_in_time_is_stopped_with_the_reason() {
     let fixture = ProcessFixture::run_once(process);
     let mark = mark_of(fixture.output.wait_pid().await);
     let (error, exit) = fixture.wait_failure().await;
-    assert_eq!(error, "not ready within 3s: it has not sent READY=1, its status is \"reading the disk\"");
+    assert_eq!(
+        error,
+        "the process was not ready within 3s, and was stopped: it has not sent READY=1, its status is \"reading the disk\""
+    );
     assert_eq!(
         (exit.signal.map(|signal| signal.to_string()).as_deref(), marked_processes(&mark).len()),
         (Some("SIGTERM"), 0)
@@ -142,7 +145,8 @@ async fn a_failing_probe_command_is_reported_with_its_last_line() {
         );
         let (error, _) = fixture.wait_failure().await;
         assert!(
-            error.starts_with("not ready within 2s: its probe fails: ") && error.contains(end),
+            error.starts_with("the process was not ready within 2s, and was stopped: its probe fails: ")
+                && error.contains(end),
             "{error}"
         );
         fixture.shutdown().await;

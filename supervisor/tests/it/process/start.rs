@@ -11,7 +11,7 @@ use nodekeel_supervisor::{Context, ExitReason, Failure, RunnableState, Superviso
 use super::{ProcessFixture, mark_of, perl, sh, wait_gone};
 
 /// The error of a process that can't be started.
-async fn start_failure(process: Process) -> String {
+pub(super) async fn start_failure(process: Process) -> String {
     let fixture = ProcessFixture::run_once(process);
     let end = fixture.wait_exit().await;
     fixture.shutdown().await;

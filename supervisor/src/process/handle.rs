@@ -1,0 +1,144 @@
+//! Signals to a running process, from outside of its run.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use thiserror::Error;
+
+use super::Process;
+use super::host::ProcessHost;
+use super::probe_command;
+use super::status::Signal;
+use crate::runnable::Failure;
+use crate::sys;
+
+/// Signals and reloads the running process of a [`Process`] to which it was [given](Process::handle), or fails where
+/// none is running. It is cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct ProcessHandle(Arc<Mutex<Option<AttachedProcess>>>);
+
+#[derive(Debug, Clone)]
+struct AttachedProcess {
+    target: HandleTarget,
+    host: Weak<ProcessHost>,
+}
+
+/// The main process of one start.
+#[derive(Debug, Clone)]
+pub(super) struct HandleTarget {
+    pub(super) pid: i32,
+    pub(super) pidfd: Arc<OwnedFd>,
+    pub(super) reload: Option<ReloadAction>,
+}
+
+/// How a process is asked to read its configuration again.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum ReloadAction {
+    /// By this signal; usually [`Signal::HUP`].
+    Signal(Signal),
+    /// By another program, which gets the pid of the process as `MAINPID`. It has all the time that the caller of
+    /// [`ProcessHandle::reload`] waits; its output is discarded, except the last line of a failure. Its readiness and
+    /// stop settings are ignored.
+    Command(Arc<Process>),
+}
+
+/// Why a process can't be signaled or reloaded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ProcessHandleError {
+    /// It has not started, or has exited. Retry when its runnable is ready.
+    #[error("the process is not running")]
+    NotRunning,
+    /// It has no [reload action](Process::reload). Restart it instead.
+    #[error("the process has no reload action: restart it instead")]
+    NoReload,
+    /// The kernel rejected the signal.
+    #[error("can't send {signal} to the process")]
+    Signal {
+        /// The signal.
+        signal: Signal,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The reload command failed.
+    #[error("the reload command failed: {0}")]
+    Command(Failure),
+}
+
+impl ProcessHandle {
+    /// Sends a signal to exactly the main process. It acts at most on the process that is running at the call, and
+    /// does not change how the supervisor sees its exit.
+    ///
+    /// # Errors
+    /// [`ProcessHandleError::NotRunning`] or [`ProcessHandleError::Signal`].
+    pub fn send_signal(&self, signal: Signal) -> Result<(), ProcessHandleError> {
+        send_signal(&self.attached()?.target, signal)
+    }
+
+    /// Performs the reload action. For a command, it returns when that has exited.
+    ///
+    /// # Errors
+    /// Any of [`ProcessHandleError`].
+    ///
+    /// # Cancel safety
+    /// A command that is running is killed when this is dropped.
+    pub async fn reload(&self) -> Result<(), ProcessHandleError> {
+        let AttachedProcess { target, host } = self.attached()?;
+        match &target.reload {
+            None => Err(ProcessHandleError::NoReload),
+            Some(ReloadAction::Signal(signal)) => send_signal(&target, *signal),
+            Some(ReloadAction::Command(command)) => {
+                let host = host.upgrade().ok_or(ProcessHandleError::NotRunning)?;
+                let command = Process::clone(command).env("MAINPID", target.pid.to_string());
+                let result = probe_command::run_probe(host, Arc::new(command)).await;
+                result.map_err(ProcessHandleError::Command)
+            }
+        }
+    }
+
+    /// The pid of the running process.
+    pub fn pid(&self) -> Option<u32> {
+        self.lock().as_ref().map(|attached| attached.target.pid.unsigned_abs())
+    }
+
+    /// Acts on this process until the result is dropped.
+    pub(super) fn attach(&self, host: &Arc<ProcessHost>, target: HandleTarget) -> AttachGuard {
+        let pid = target.pid;
+        *self.lock() = Some(AttachedProcess { target, host: Arc::downgrade(host) });
+        AttachGuard { handle: self.clone(), pid }
+    }
+
+    fn attached(&self) -> Result<AttachedProcess, ProcessHandleError> {
+        self.lock().clone().ok_or(ProcessHandleError::NotRunning)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<AttachedProcess>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn send_signal(target: &HandleTarget, signal: Signal) -> Result<(), ProcessHandleError> {
+    match sys::send_signal(target.pidfd.as_fd(), signal.as_number()) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(ProcessHandleError::NotRunning),
+        sent => sent.map_err(|source| ProcessHandleError::Signal { signal, source }),
+    }
+}
+
+/// Detaches a process from its handle, unless a later start is attached.
+#[derive(Debug)]
+pub(super) struct AttachGuard {
+    handle: ProcessHandle,
+    pid: i32,
+}
+
+impl Drop for AttachGuard {
+    fn drop(&mut self) {
+        let mut attached = self.handle.lock();
+        if attached.as_ref().is_some_and(|attached| attached.target.pid == self.pid) {
+            *attached = None;
+        }
+    }
+}

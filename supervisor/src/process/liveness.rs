@@ -1,0 +1,142 @@
+//! Whether a process that was ready still works.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Process;
+use super::host::ProcessHost;
+use super::probe::{PROBE_TIMEOUT, ProcessProbe, probe_once};
+use super::probe_command;
+
+/// A probe that is repeated while a process is ready. When it fails several times in a row, the process is stopped,
+/// and its run has failed.
+///
+/// The terms are those of a Kubernetes liveness probe. A probe costs a wake-up, and for a command a process, each
+/// period.
+#[derive(Clone)]
+pub struct Liveness {
+    probe: LivenessProbe,
+    period: Duration,
+    timeout: Duration,
+    failure_threshold: u32,
+}
+
+#[derive(Clone)]
+enum LivenessProbe {
+    Code(Arc<dyn ProcessProbe>),
+    Command(Arc<Process>),
+}
+
+impl Liveness {
+    /// Probes by code.
+    pub fn probe(probe: impl ProcessProbe) -> Self {
+        Self::new(LivenessProbe::Code(Arc::new(probe)))
+    }
+
+    /// Probes by a program, as [`Readiness::on_command`](super::Readiness::on_command) does: exit code 0 is success.
+    pub fn command(command: Process) -> Self {
+        Self::new(LivenessProbe::Command(Arc::new(command)))
+    }
+
+    fn new(probe: LivenessProbe) -> Self {
+        Self { probe, period: Duration::from_secs(10), timeout: PROBE_TIMEOUT, failure_threshold: 3 }
+    }
+
+    /// The pause before each probe. Default: ten seconds.
+    #[must_use]
+    pub fn with_period(mut self, period: Duration) -> Self {
+        self.period = period;
+        self
+    }
+
+    /// The timeout of one probe, after which it has failed. Default: five seconds.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How many probes in a row must fail; 0 counts as 1. Default: three.
+    #[must_use]
+    pub fn with_failure_threshold(mut self, failures: u32) -> Self {
+        self.failure_threshold = failures.max(1);
+        self
+    }
+
+    /// Resolves when the process is no longer alive: with the number of failures and the last of them.
+    pub(super) async fn wait_failure(&self, host: &Arc<ProcessHost>) -> (u32, String) {
+        match &self.probe {
+            LivenessProbe::Code(probe) => self.repeat_probe(&**probe).await,
+            LivenessProbe::Command(command) => {
+                let (host, command) = (Arc::clone(host), Arc::clone(command));
+                let probe = move || probe_command::run_probe(Arc::clone(&host), Arc::clone(&command));
+                self.repeat_probe(&probe).await
+            }
+        }
+    }
+
+    async fn repeat_probe(&self, probe: &dyn ProcessProbe) -> (u32, String) {
+        let mut failures = 0;
+        loop {
+            sleep(self.period).await;
+            match probe_once(probe, self.timeout).await {
+                Ok(()) => failures = 0,
+                Err(reason) => {
+                    failures += 1;
+                    tracing::warn!(failures, reason, "the liveness probe failed");
+                    if failures >= self.failure_threshold {
+                        return (failures, reason);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Liveness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let command = match &self.probe {
+            LivenessProbe::Code(_) => None,
+            LivenessProbe::Command(command) => Some(command.program_path()),
+        };
+        f.debug_struct("Liveness")
+            .field("command", &command)
+            .field("period", &self.period)
+            .field("timeout", &self.timeout)
+            .field("failure_threshold", &self.failure_threshold)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_failures_in_a_row_count() {
+        // Failures at the probes 1, 3, 5, 6 and 7.
+        let attempts = AtomicU32::new(0);
+        let probe = move || {
+            let attempt = attempts.fetch_add(1, Ordering::Relaxed) + 1;
+            async move { if [2, 4].contains(&attempt) { Ok(()) } else { Err(format!("attempt {attempt}")) } }
+        };
+        let started = Instant::now();
+        let liveness = Liveness::probe(probe).with_period(Duration::from_secs(2));
+        let LivenessProbe::Code(probe) = &liveness.probe else { panic!("it is code") };
+        assert_eq!(liveness.repeat_probe(&**probe).await, (3, "attempt 7".to_owned()));
+        assert_eq!(started.elapsed().as_secs(), 14);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_hangs_has_failed_at_its_timeout() {
+        let probe = || std::future::pending::<Result<(), String>>();
+        let liveness = Liveness::probe(probe).with_timeout(Duration::from_secs(1)).with_failure_threshold(0);
+        let LivenessProbe::Code(probe) = &liveness.probe else { panic!("it is code") };
+        assert_eq!(liveness.repeat_probe(&**probe).await, (1, "no result within 1s".to_owned()));
+    }
+}

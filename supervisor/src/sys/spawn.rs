@@ -1,0 +1,297 @@
+//! The creation of a child process, which borrows this program's memory until its exec.
+
+use std::cell::Cell;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::ptr;
+
+use rustix::process::{DumpableBehavior, WaitId, WaitIdOptions};
+
+use super::check_result;
+use super::exec::{ChildSetup, child_main};
+
+/// A program to run, fully prepared: nothing is computed between clone and exec.
+#[derive(Debug)]
+pub(crate) struct ExecImage {
+    /// The paths to try, in order.
+    pub(crate) programs: Vec<CString>,
+    pub(crate) args: Vec<CString>,
+    pub(crate) env: Vec<CString>,
+    pub(crate) dir: Option<CString>,
+    /// None of them is 0, 1 or 2.
+    pub(crate) stdio: [OwnedFd; 3],
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    pub(crate) setup: ChildSetup,
+    /// The soft limit of file locks that marks it and its descendants.
+    pub(crate) locks: u64,
+    /// The directory of the cgroup in which it starts; this program's, if `None`.
+    pub(crate) cgroup: Option<OwnedFd>,
+}
+
+/// The step in which the start of a child failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartStep {
+    /// Creating the process.
+    Fork,
+    /// Its process group, mark, death signal and descriptors.
+    Setup,
+    /// Its cgroup.
+    Cgroup,
+    /// Its preference for the kernel's out-of-memory killer.
+    OomScoreAdj,
+    /// Its mount namespace.
+    MountNamespace,
+    /// This one of its read-only paths.
+    ReadOnlyPath(usize),
+    /// This one of its resource limits.
+    ResourceLimit(usize),
+    /// Its supplementary groups.
+    Groups,
+    /// Its user and group.
+    Identity,
+    /// Its capabilities.
+    Capabilities,
+    /// Its renunciation of new privileges.
+    NoNewPrivs,
+    /// Its working directory.
+    Directory,
+    /// Executing the program.
+    Exec,
+}
+
+/// Creates a child process in a new process group and returns once it runs the image.
+///
+/// The kernel kills the child when the calling *thread* exits. Until its exec, the child borrows this
+/// program's memory, as in `posix_spawn`: a copy would cost a millisecond for every 20 MB of this program.
+/// The calling thread is suspended meanwhile.
+///
+/// # Errors
+/// The step that failed, with the kernel's error.
+pub(crate) fn spawn_image(image: &ExecImage) -> Result<(i32, OwnedFd), (StartStep, io::Error)> {
+    let mut plan = ChildPlan::from_image(image).map_err(|error| (StartStep::Setup, error))?;
+    // A child that changes its user makes the borrowed memory undumpable, which keeps other programs of that
+    // user out of it. This is reverted when the child has left the memory.
+    let dumpable = rustix::process::dumpable_behavior();
+    let created = clone_child(&mut plan);
+    if let Ok(DumpableBehavior::Dumpable) = dumpable
+        && (image.uid.is_some() || image.gid.is_some())
+    {
+        // If it fails, this program only loses the ability to dump core.
+        let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
+    }
+    let (pid, pidfd) = created?;
+    let Some((step, errno)) = plan.failure.get() else { return Ok((pid, pidfd)) };
+    // It did not exec, so it has exited. No other code waits for it.
+    let _ = rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+    Err((step, io::Error::from_raw_os_error(errno)))
+}
+
+/// All data that the child uses.
+pub(super) struct ChildPlan<'a> {
+    pub(super) image: &'a ExecImage,
+    /// Each ends with a null pointer, as exec requires.
+    pub(super) argv: Vec<*const c_char>,
+    pub(super) envp: Vec<*const c_char>,
+    pub(super) stdio: [RawFd; 3],
+    pub(super) limit: libc::rlimit64,
+    pub(super) drop_groups: bool,
+    pub(super) parent: i32,
+    /// Whether the child has to enter its cgroup itself.
+    pub(super) enters: bool,
+    /// The step that failed in the child, and its errno. Only the child writes it, while the parent is
+    /// suspended.
+    pub(super) failure: Cell<Option<(StartStep, c_int)>>,
+}
+
+impl<'a> ChildPlan<'a> {
+    fn from_image(image: &'a ExecImage) -> io::Result<Self> {
+        let pointers = |strings: &[CString]| {
+            strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
+        };
+        let hard = rustix::process::getrlimit(rustix::process::Resource::Locks)
+            .maximum
+            .unwrap_or(libc::RLIM64_INFINITY);
+        if hard < image.locks {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Ok(Self {
+            image,
+            argv: pointers(&image.args),
+            envp: pointers(&image.env),
+            stdio: image.stdio.each_ref().map(std::os::fd::AsRawFd::as_raw_fd),
+            limit: libc::rlimit64 { rlim_cur: image.locks, rlim_max: hard },
+            drop_groups: image.uid.is_some() && rustix::process::geteuid().is_root(),
+            parent: rustix::process::getpid().as_raw_nonzero().get(),
+            enters: false,
+            failure: Cell::new(None),
+        })
+    }
+}
+
+/// Returns when the child has executed its program or has exited.
+fn clone_child(plan: &mut ChildPlan<'_>) -> Result<(i32, OwnedFd), (StartStep, io::Error)> {
+    const STACK: usize = 64 * 1024;
+    let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
+    let stack = stack.spare_capacity_mut();
+    let mut pidfd: c_int = -1;
+    // No handler of this program may run in the child, which shares its memory. The child unblocks its
+    // signals after it has reset its handlers.
+    let mask = BlockedSignals::block_all().map_err(|error| (StartStep::Fork, error))?;
+    let into = plan.image.cgroup.as_ref().map(|cgroup| {
+        // SAFETY: as for `clone_vfork` below.
+        unsafe { clone_into_cgroup(cgroup.as_fd(), plan, stack, &mut pidfd) }
+    });
+    let pid = match into {
+        Some(Err(error)) if error.raw_os_error() != Some(libc::ENOSYS) => Err(error),
+        Some(Ok(pid)) => Ok(pid),
+        missing => {
+            plan.enters = missing.is_some();
+            // SAFETY: this thread is suspended until the child has left this memory, so `plan`, `stack` and
+            // `pidfd` outlive its use of them. The child does not return.
+            unsafe { clone_vfork(plan, stack, &mut pidfd) }
+        }
+    };
+    drop(mask);
+    let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM));
+    let step = |error: &_| {
+        if plan.image.cgroup.is_some() && !is_full(error) { StartStep::Cgroup } else { StartStep::Fork }
+    };
+    let pid = pid.map_err(|error| (step(&error), error))?;
+    // SAFETY: CLONE_PIDFD has stored a new close-on-exec descriptor, which no other code owns.
+    Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+const CLONE_FLAGS: c_int = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD;
+
+/// Creates a child that shares this memory, on a separate stack, and returns when the child has left the
+/// memory.
+///
+/// # Errors
+/// The kernel's error.
+///
+/// # Safety
+/// All arguments outlive the call.
+unsafe fn clone_vfork(
+    plan: &ChildPlan<'_>,
+    stack: &mut [MaybeUninit<u128>],
+    pidfd: &mut c_int,
+) -> io::Result<i32> {
+    let plan = ptr::from_ref(plan).cast_mut().cast();
+    // SAFETY: the child's stack is aligned to 16 bytes, and `child_main` neither allocates, locks, panics nor
+    // returns. errno belongs to this thread, which is suspended.
+    let pid = unsafe {
+        libc::clone(
+            child_main,
+            stack.as_mut_ptr_range().end.cast(),
+            CLONE_FLAGS | libc::SIGCHLD,
+            plan,
+            &raw mut *pidfd,
+        )
+    };
+    check_result(pid).map(|()| pid)
+}
+
+/// Like [`clone_vfork`], but creates the child in that cgroup. Moving it there later takes 16 ms, because the
+/// kernel waits until no process forks.
+///
+/// # Errors
+/// `ENOSYS` also on architectures without an implementation here: libc has no function for it, and the child
+/// needs another stack at once.
+///
+/// # Safety
+/// As for [`clone_vfork`].
+unsafe fn clone_into_cgroup(
+    cgroup: BorrowedFd<'_>,
+    plan: &ChildPlan<'_>,
+    stack: &mut [MaybeUninit<u128>],
+    pidfd: &mut c_int,
+) -> io::Result<i32> {
+    /// The kernel's struct, in its third version.
+    #[repr(C)]
+    #[derive(Default)]
+    struct CloneArgs {
+        flags: u64,
+        pidfd: u64,
+        child_tid: u64,
+        parent_tid: u64,
+        exit_signal: u64,
+        stack: u64,
+        stack_size: u64,
+        tls: u64,
+        set_tid: u64,
+        set_tid_size: u64,
+        cgroup: u64,
+    }
+    const CLONE_INTO_CGROUP: u64 = 1 << 33;
+    let args = CloneArgs {
+        flags: u64::from(CLONE_FLAGS.unsigned_abs()) | CLONE_INTO_CGROUP,
+        pidfd: ptr::from_mut(pidfd) as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack.as_mut_ptr() as u64,
+        stack_size: size_of_val(stack) as u64,
+        cgroup: cgroup.as_raw_fd() as u64,
+        ..CloneArgs::default()
+    };
+    #[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64")))]
+    {
+        let _ = (args, plan);
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+    #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
+    {
+        let result: i64;
+        // SAFETY: the parent continues after the label, with its registers as the kernel has kept them. The
+        // child has a separate stack, aligned to 16 bytes, and calls `child_main`, which does not return; so
+        // it uses nothing of this function's frame.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                "test rax, rax",
+                "jnz 2f",
+                "xor ebp, ebp",
+                "mov rdi, r12",
+                "call r13",
+                "ud2",
+                "2:",
+                inlateout("rax") libc::SYS_clone3 => result,
+                in("rdi") &raw const args,
+                in("rsi") size_of::<CloneArgs>(),
+                in("r12") ptr::from_ref(plan),
+                in("r13") child_main as extern "C" fn(*mut c_void) -> c_int,
+                lateout("rcx") _,
+                lateout("r11") _,
+            );
+        }
+        i32::try_from(result)
+            .ok()
+            .filter(|pid| *pid > 0)
+            .ok_or_else(|| io::Error::from_raw_os_error(-result as i32))
+    }
+}
+
+/// Blocks all signals in this thread until it is dropped.
+struct BlockedSignals {
+    before: libc::sigset_t,
+}
+
+impl BlockedSignals {
+    fn block_all() -> io::Result<Self> {
+        // SAFETY: all zeroes is a signal set, and both sets outlive the calls.
+        let (failed, before) = unsafe {
+            let (mut all, mut before) = std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>();
+            libc::sigfillset(&raw mut all);
+            (libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before), before)
+        };
+        if failed == 0 { Ok(Self { before }) } else { Err(io::Error::from_raw_os_error(failed)) }
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the kernel has filled in the set.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
+    }
+}

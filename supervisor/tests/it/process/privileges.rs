@@ -1,0 +1,172 @@
+//! What a process may do, as the kernel shows it.
+
+use nodekeel_supervisor::process::{
+    Capability, CapabilitySet, Privileges, Process, ProcessLimits, Rlimit, RlimitResource,
+};
+
+use super::start::start_failure;
+use super::{ProcessFixture, perl, sh};
+
+fn privileges(set: impl FnOnce(&mut Privileges)) -> Privileges {
+    let mut privileges = Privileges::default();
+    set(&mut privileges);
+    privileges
+}
+
+fn limits(set: impl FnOnce(&mut ProcessLimits)) -> ProcessLimits {
+    let mut limits = ProcessLimits::default();
+    set(&mut limits);
+    limits
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Nobody's ids.
+fn as_nobody(process: Process) -> Process {
+    process.uid(65534).gid(65534)
+}
+
+/// The lines of `/proc/self/status` that tell what a process may do.
+const STATUS: &str = r#"while read line; do case $line in Cap*|NoNewPrivs*|Groups*) echo $line;; esac; done < /proc/self/status"#;
+
+async fn output_of(process: Process) -> String {
+    let fixture = ProcessFixture::run_once(process);
+    fixture.wait_exit().await;
+    let text = fixture.output.text();
+    fixture.shutdown().await;
+    text
+}
+
+#[tokio::test]
+async fn a_process_has_its_limits_its_score_and_its_umask() {
+    let script = "ulimit -Sn; ulimit -Hn; ulimit -c; ulimit -t; umask; cat /proc/self/oom_score_adj";
+    let process = sh(script).privileges(privileges(|privileges| privileges.umask = Some(0o027))).limits(
+        limits(|limits| {
+            limits.oom_score_adj = Some(1000);
+            limits.rlimits = vec![
+                Rlimit::new(RlimitResource::Nofile, Some(40), Some(50)),
+                Rlimit::new(RlimitResource::Core, Some(0), Some(0)),
+                Rlimit::new(RlimitResource::Cpu, Some(77), None),
+            ];
+        }),
+    );
+    assert_eq!(output_of(process).await, "40\n50\n0\n77\n0027\n1000\n");
+    let own = std::fs::read_to_string("/proc/self/oom_score_adj").expect("proc is mounted");
+    assert_ne!(own.trim(), "1000", "the child borrows this program's memory, not its score");
+}
+
+#[tokio::test]
+async fn the_setting_that_the_kernel_rejects_is_named() {
+    let rejected = Rlimit::new(RlimitResource::Nofile, Some(20), Some(10));
+    let process = sh("true").limits(limits(|limits| {
+        limits.rlimits = vec![Rlimit::new(RlimitResource::Core, Some(0), Some(0)), rejected];
+    }));
+    let error = start_failure(process).await;
+    assert!(error.starts_with("can't start /bin/sh: can't set the resource limit nofile=20:10: "), "{error}");
+    let process = sh("true").limits(limits(|limits| limits.oom_score_adj = Some(2000)));
+    let error = start_failure(process).await;
+    assert!(error.starts_with("can't start /bin/sh: can't set oom_score_adj"), "{error}");
+    let process = sh("true").privileges(privileges(|privileges| {
+        privileges.read_only_paths = vec!["/usr".into(), "/no/such".into()];
+    }));
+    let error = start_failure(process).await;
+    let clause = if is_root() {
+        "can't make /no/such read-only: it does not exist"
+    } else {
+        "can't set read_only_paths: only root may"
+    };
+    assert!(error.contains(clause), "{error}");
+    if !is_root() {
+        let process = sh("true").privileges(privileges(|privileges| privileges.groups = Some(vec![7])));
+        let error = start_failure(process).await;
+        assert!(error.contains("can't set the supplementary groups: only root may"), "{error}");
+        let none = Some(CapabilitySet::default());
+        let process = sh("true").privileges(privileges(|privileges| privileges.capabilities = none));
+        let error = start_failure(process).await;
+        assert!(error.contains("can't set the capabilities: only root may"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn only_root_can_gain_privileges_unless_its_settings_say_otherwise() {
+    let no_new_privs = async |process: Process| {
+        let text = output_of(process).await;
+        text.lines().find_map(|line| line.strip_prefix("NoNewPrivs: ")).map(str::to_owned)
+    };
+    let default = if is_root() { "0" } else { "1" };
+    assert_eq!(no_new_privs(sh(STATUS)).await.as_deref(), Some(default));
+    for (setting, shown) in [(true, "1"), (false, "0")] {
+        let process = sh(STATUS).privileges(privileges(|privileges| privileges.no_new_privs = Some(setting)));
+        assert_eq!(no_new_privs(process).await.as_deref(), Some(shown));
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn another_user_keeps_exactly_the_given_groups_and_capabilities() {
+    let bind: Capability = "net_bind_service".parse().expect("it is one");
+    let process = as_nobody(sh(STATUS)).privileges(privileges(|privileges| {
+        privileges.capabilities = Some([bind].into_iter().collect());
+        privileges.groups = Some(vec![7, 70_000]);
+    }));
+    let text = output_of(process).await;
+    for line in ["Groups: 7 70000", "NoNewPrivs: 1"] {
+        assert!(text.lines().any(|of| of == line), "{line}: {text}");
+    }
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert!(text.contains(&format!("{set}: 0000000000000400\n")), "{set}: {text}");
+    }
+    // It has none of the others, also where nothing but its user says so.
+    let text = output_of(as_nobody(sh(STATUS))).await;
+    assert!(text.contains("CapEff: 0000000000000000\n") && text.contains("NoNewPrivs: 1\n"), "{text}");
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn root_can_lose_its_capabilities() {
+    let none = privileges(|privileges| privileges.capabilities = Some(CapabilitySet::default()));
+    let text = output_of(sh(STATUS).privileges(none)).await;
+    for set in ["CapPrm", "CapEff", "CapBnd"] {
+        assert!(text.contains(&format!("{set}: 0000000000000000\n")), "{set}: {text}");
+    }
+    assert!(text.contains("NoNewPrivs: 0\n"), "{text}");
+}
+
+/// Changes of ids and capabilities can clear the death signal.
+#[cfg(target_arch = "x86_64")]
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_process_with_kept_capabilities_still_dies_with_its_supervisor() {
+    let script = r#"my ($prctl, $get_pdeathsig) = (157, 2); my $signal = pack("i", 0);
+        syscall($prctl, $get_pdeathsig, $signal); print "dies by ", unpack("i", $signal), "\n""#;
+    let bind: Capability = "net_bind_service".parse().expect("it is one");
+    let kept = privileges(|privileges| privileges.capabilities = Some([bind].into_iter().collect()));
+    assert_eq!(output_of(as_nobody(perl(script)).privileges(kept)).await, "dies by 9\n");
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_process_cannot_write_to_its_read_only_paths_and_all_others_can() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (protected, open) = (dir.path().join("protected"), dir.path().join("open"));
+    for dir in [&protected, &open] {
+        std::fs::create_dir(dir).expect("it is new");
+    }
+    let script = format!(
+        "echo x > {0}/file && echo protected; echo x > {1}/file && echo open;",
+        protected.display(),
+        open.display()
+    );
+    let before = std::fs::read_to_string("/proc/self/mountinfo").expect("proc is mounted");
+    let process =
+        sh(&script).privileges(privileges(|privileges| privileges.read_only_paths = vec![protected.clone()]));
+    let text = output_of(process).await;
+    assert!(
+        text.contains("Read-only file system") && text.contains("open\n") && !text.contains("protected\n"),
+        "{text}"
+    );
+    assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").expect("proc is mounted"), before);
+    std::fs::write(protected.join("file"), "").expect("it is read-only for the process alone");
+}
