@@ -1,14 +1,16 @@
-//! The position of a reader in each ring it reads, and the entries it missed there.
+//! The position of a reader in one ring, and the entries it missed there.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::collections::binary_heap::PeekMut;
-use std::ops::Range;
-use std::task::Waker;
+use std::sync::Arc;
 
-use crate::Dn;
-use crate::query::{ClassMask, LogQuery};
+use crate::follower::Follower;
+use crate::name_log::NameLog;
+use crate::query::ClassMask;
+use crate::record::RecordHead;
 use crate::ring::{ClassCounts, LogRing};
+
+/// Maximum number of records that a reader visits under the lock of a ring, so that its writers wait for
+/// a microsecond, not for a whole read.
+const MAX_STEPS_PER_LOCK: usize = 128;
 
 /// Entries that were dropped before a reader reached them and are not yet reported to it; none if `count` is
 /// 0.
@@ -30,239 +32,305 @@ impl MissedEntries {
     }
 }
 
-/// A reader's position in one ring.
-///
-/// Invariant: `passed[c]` records of class `c` are before `position`, whether they are still in the ring or
-/// not.
+/// A reader's place in a name.
 #[derive(Debug)]
-struct RingCursor {
-    slot: usize,
-    position: u64,
+pub(crate) struct RingCursor {
+    pub(crate) log: Arc<NameLog>,
+    pub(crate) state: CursorState,
+    pub(crate) position: RingPosition,
+}
+
+/// Where the next record comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CursorState {
+    /// Not known yet.
+    New,
+    /// It has items to read, and stands in the reader's queue.
+    Queued,
+    /// All was read: the ring notifies the reader of the next record.
+    Waiting,
+}
+
+/// What a reader finds next in a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextItem {
+    /// A record or a report of missed entries, with this sequence number.
+    Item(u64),
+    /// Nothing; a following reader now waits for the next.
+    Nothing,
+    /// Nothing ever again: the name is forgotten.
+    Never,
+}
+
+/// Records before the position of a cursor.
+enum PreviousItem {
+    Record {
+        at: u64,
+        head: RecordHead,
+    },
+    /// Records that are not wanted were passed; this was the number of the last one.
+    Unwanted(u64),
+    Evicted(u64),
+    Nothing,
+}
+
+impl PreviousItem {
+    fn seq(&self) -> Option<u64> {
+        match self {
+            PreviousItem::Record { head, .. } => Some(head.seq),
+            PreviousItem::Unwanted(seq) | PreviousItem::Evicted(seq) => Some(*seq),
+            PreviousItem::Nothing => None,
+        }
+    }
+}
+
+/// How far a cursor moves back: see [`RingCursor::step_back`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BackwardStep {
+    pub(crate) down_to: u64,
+    pub(crate) max: usize,
+    pub(crate) live_from: u64,
+    pub(crate) after: u64,
+    /// Whether the caller wants copies of the records.
+    pub(crate) copies: bool,
+}
+
+/// What a cursor has passed, and the sequence number of the item before it, or an upper bound of it.
+#[derive(Debug, Default)]
+pub(crate) struct PassedRecords {
+    pub(crate) count: usize,
+    pub(crate) records: Vec<u8>,
+    pub(crate) previous_seq: Option<u64>,
+}
+
+/// A position in a ring.
+///
+/// Invariant: `passed[c]` records of class `c` are before `at`, whether they are still in the ring or not.
+#[derive(Debug)]
+pub(crate) struct RingPosition {
+    at: u64,
     passed: ClassCounts,
-    missed: MissedEntries,
+    pub(crate) missed: MissedEntries,
+    /// Copies of the records from `at` on.
+    records: Vec<u8>,
+    /// How many of these bytes are read.
+    read_bytes: usize,
 }
 
 impl RingCursor {
+    fn new(log: Arc<NameLog>, state: CursorState, at: u64, passed: ClassCounts) -> RingCursor {
+        let missed = MissedEntries::default();
+        let position = RingPosition { at, passed, missed, records: Vec::new(), read_bytes: 0 };
+        RingCursor { log, state, position }
+    }
+
+    /// Reads a name from its first record on, where the reader waits already.
+    pub(crate) fn of_created(log: Arc<NameLog>) -> RingCursor {
+        RingCursor::new(log, CursorState::Waiting, 0, [0; 7])
+    }
+
+    /// Reads a name from its oldest record on; evicted records count as missed.
+    pub(crate) fn from_start(log: Arc<NameLog>) -> RingCursor {
+        RingCursor::new(log, CursorState::New, 0, [0; 7])
+    }
+
+    /// Reads a name from now on.
+    pub(crate) fn from_end(log: Arc<NameLog>) -> RingCursor {
+        let ring = log.lock_ring();
+        let (end, appended) = (ring.end(), ring.appended);
+        drop(ring);
+        RingCursor::new(log, CursorState::New, end, appended)
+    }
+
+    /// The next item, from the copies or else from the ring.
+    pub(crate) fn next_item(
+        &mut self,
+        mask: ClassMask,
+        limit: usize,
+        follower: Option<&Arc<Follower>>,
+    ) -> NextItem {
+        match self.position.next_copy(mask) {
+            Some(_) if self.position.missed.count > 0 => NextItem::Item(self.position.missed.seq),
+            Some(seq) => NextItem::Item(seq),
+            None => self.load(mask, limit, follower),
+        }
+    }
+
+    /// Finds the next item, and copies up to `limit` bytes of records from there on, or at least one record;
+    /// none if `limit` is 0.
+    pub(crate) fn load(
+        &mut self,
+        mask: ClassMask,
+        limit: usize,
+        follower: Option<&Arc<Follower>>,
+    ) -> NextItem {
+        self.position.forget_copies();
+        loop {
+            let mut ring = self.log.lock_ring();
+            self.position.catch_up(&ring, mask);
+            let missed = (self.position.missed.count > 0).then_some(self.position.missed.seq);
+            match self.position.pass_unwanted(&ring, mask) {
+                Some(Some(seq)) => {
+                    if limit > 0 {
+                        let segment = ring.segment_at(self.position.at);
+                        segment.copy_records(self.position.at, limit, &mut self.position.records);
+                    }
+                    return NextItem::Item(missed.unwrap_or(seq));
+                }
+                Some(None) => {
+                    return match missed {
+                        Some(seq) => NextItem::Item(seq),
+                        None if ring.account.is_forgotten => NextItem::Never,
+                        None => {
+                            follower.into_iter().for_each(|follower| ring.add_waiting(follower));
+                            NextItem::Nothing
+                        }
+                    };
+                }
+                // Writers may have their turn.
+                None => {}
+            }
+        }
+    }
+
+    /// The sequence number of the item before the position: a wanted record, or the newest evicted one; or an
+    /// upper bound of it.
+    pub(crate) fn previous_seq(&mut self, mask: ClassMask) -> Option<u64> {
+        self.position.find_previous(&self.log.lock_ring(), mask, &mut { MAX_STEPS_PER_LOCK }).seq()
+    }
+
+    /// Moves back over records with numbers not below `down_to`, until it has passed `max` of those below
+    /// `live_from`; returns those. Evicted records newer than `after` count as missed.
+    pub(crate) fn step_back(&mut self, mask: ClassMask, step: BackwardStep) -> PassedRecords {
+        let ring = self.log.lock_ring();
+        let mut passed = PassedRecords::default();
+        let mut steps = MAX_STEPS_PER_LOCK;
+        passed.previous_seq = loop {
+            match self.position.find_previous(&ring, mask, &mut steps) {
+                // Writers may have their turn.
+                previous if steps == 0 => break previous.seq(),
+                PreviousItem::Record { at, head } if head.seq >= step.down_to && passed.count < step.max => {
+                    self.position.at = at;
+                    self.position.passed[usize::from(head.class)] -= 1;
+                    if head.seq < step.live_from {
+                        passed.count += 1;
+                        if step.copies {
+                            ring.segment_at(at).copy_records(at, 0, &mut passed.records);
+                        }
+                    }
+                }
+                PreviousItem::Evicted(seq) if seq >= step.down_to && passed.count < step.max => {
+                    // Also those that were evicted during the rewind.
+                    self.position.missed = ring.evicted_after(mask, step.after);
+                    self.position.at = ring.start;
+                    self.position.passed = ring.evicted;
+                }
+                other => break other.seq(),
+            }
+        };
+        passed
+    }
+}
+
+impl RingPosition {
     /// If records were evicted before the reader reached them, counts them as missed and moves to the oldest
     /// record.
     fn catch_up(&mut self, ring: &LogRing, mask: ClassMask) {
-        if self.position < ring.start {
+        if self.at < ring.start {
             let count = mask.sum_over(|class| ring.evicted[class] - self.passed[class]);
             self.missed.add(MissedEntries { count, seq: ring.evicted_seq(mask), is_upper_bound: false });
             self.passed = ring.evicted;
-            self.position = ring.start;
+            self.at = ring.start;
         }
     }
 
-    /// The sequence number of the next item: a report of missed entries, or a record.
-    fn next_seq(&self, ring: &LogRing) -> Option<u64> {
-        let record = (self.position < ring.end()).then(|| ring.read_head(self.position).seq);
-        let missed = (self.missed.count > 0).then_some(self.missed.seq);
-        record.into_iter().chain(missed).min()
+    fn pass_record(&mut self, head: RecordHead) {
+        self.at += head.length as u64;
+        self.passed[usize::from(head.class)] += 1;
     }
 
-    /// The sequence number of the previous item when rewinding: a record, or all evicted ones (unless already
-    /// counted).
-    fn previous_seq(&self, ring: &LogRing, mask: ClassMask) -> Option<u64> {
-        // Records evicted during the rewind are those that the reader will miss; the rewind ends there.
-        let record =
-            (self.position > ring.start).then(|| ring.read_head(ring.previous_record(self.position)).seq);
-        let evicted = (self.missed.count == 0 && self.position >= ring.start).then(|| ring.evicted_seq(mask));
-        record.into_iter().chain(evicted.filter(|&seq| seq > 0)).max()
-    }
-}
-
-/// The store's side of a reader.
-#[derive(Debug)]
-pub(crate) struct ReaderCursors {
-    query: LogQuery,
-    mask: ClassMask,
-    cursors: Vec<RingCursor>,
-    /// The entries it missed under names that were forgotten; and those that it misses if it rewinds to them.
-    forgotten: MissedEntries,
-    older_forgotten: MissedEntries,
-    waker: Option<Waker>,
-}
-
-/// Stands for the entries of forgotten names among the indices of cursors.
-const FORGOTTEN_INDEX: usize = usize::MAX;
-
-/// Records copied out of the rings, to be decoded without the lock.
-#[derive(Debug, Default)]
-pub(crate) struct RecordBatch {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) items: Vec<(Dn, BatchItem)>,
-}
-
-/// One item of a [`RecordBatch`].
-#[derive(Debug)]
-pub(crate) enum BatchItem {
-    Record(Range<usize>),
-    Missed(MissedEntries),
-}
-
-impl ReaderCursors {
-    pub(crate) fn new(query: LogQuery, mask: ClassMask, older_forgotten: MissedEntries) -> ReaderCursors {
-        let forgotten = MissedEntries::default();
-        ReaderCursors { query, mask, cursors: Vec::new(), forgotten, older_forgotten, waker: None }
-    }
-
-    /// Reports the entries that were under forgotten names before it was opened.
-    pub(crate) fn report_forgotten(&mut self) {
-        self.forgotten.add(std::mem::take(&mut self.older_forgotten));
-    }
-
-    pub(crate) fn matches_dn(&self, dn: &Dn) -> bool {
-        self.query.matches_dn(dn)
-    }
-
-    pub(crate) fn is_following(&self) -> bool {
-        self.query.follow
-    }
-
-    /// Reads a ring from its oldest record on; evicted records count as missed.
-    pub(crate) fn add_ring_from_start(&mut self, slot: usize, ring: &LogRing) {
-        let missed = ring.evicted_after(self.mask, 0);
-        self.cursors.push(RingCursor { slot, position: ring.start, passed: ring.evicted, missed });
-    }
-
-    /// Reads a ring from now on.
-    pub(crate) fn add_ring_from_end(&mut self, slot: usize, ring: &LogRing) {
-        let missed = MissedEntries::default();
-        self.cursors.push(RingCursor { slot, position: ring.end(), passed: ring.appended, missed });
-    }
-
-    /// Removes the ring of a name that is about to be forgotten. Returns whether the reader missed entries.
-    pub(crate) fn forget_ring(&mut self, slot: usize, ring: &LogRing) -> bool {
-        let Some(index) = self.cursors.iter().position(|cursor| cursor.slot == slot) else { return false };
-        let mut cursor = self.cursors.swap_remove(index);
-        cursor.catch_up(ring, self.mask);
-        self.forgotten.add(cursor.missed);
-        self.forgotten.count > 0
-    }
-
-    /// Registers the waker for the next record that passes the filters; returns the previous waker.
-    pub(crate) fn set_waker(&mut self, waker: Waker) -> Option<Waker> {
-        self.waker.replace(waker)
-    }
-
-    /// The waker, if the reader waits for a record of this class.
-    pub(crate) fn take_waker_for(&mut self, class: u8) -> Option<Waker> {
-        self.waker.take_if(|_| self.mask.contains(class))
-    }
-
-    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
-        self.waker.take()
-    }
-
-    /// Moves back by up to `n` records that pass the filters, newest first over all rings, down to sequence
-    /// number `after`, exclusive. Visits at most `steps` records; false if it must be called again.
-    pub(crate) fn rewind(
-        &mut self,
-        rings: &[Option<LogRing>],
-        n: &mut usize,
-        after: u64,
-        steps: usize,
-    ) -> bool {
-        let mask = self.mask;
-        let ring_of =
-            |cursor: &RingCursor| rings[cursor.slot].as_ref().expect("a cursor is removed with its ring");
-        let mut newest: BinaryHeap<(u64, usize)> = (self.cursors.iter().enumerate())
-            .filter_map(|(index, cursor)| Some((cursor.previous_seq(ring_of(cursor), mask)?, index)))
-            .collect();
-        if self.older_forgotten.count > 0 {
-            newest.push((self.older_forgotten.seq, FORGOTTEN_INDEX));
-        }
-        for _ in 0..steps {
-            let Some(mut top) = newest.peek_mut() else { return true };
-            let (seq, index) = *top;
-            if *n == 0 || seq <= after {
-                return true;
+    /// Moves to the next wanted record, over at most some others: `Some` with its sequence number, or with
+    /// `None` at the end; `None` if it must be called again.
+    fn pass_unwanted(&mut self, ring: &LogRing, mask: ClassMask) -> Option<Option<u64>> {
+        for _ in 0..MAX_STEPS_PER_LOCK {
+            if self.at == ring.end() {
+                return Some(None);
             }
-            if index == FORGOTTEN_INDEX {
-                PeekMut::pop(top);
-                self.forgotten.add(std::mem::take(&mut self.older_forgotten));
+            let segment = ring.segment_at(self.at);
+            if self.at == segment.start.max(ring.start) && !segment.has_class(mask) {
+                self.at = segment.end();
+                (0..7).for_each(|class| self.passed[class] += segment.counts[class]);
                 continue;
             }
-            let cursor = &mut self.cursors[index];
-            let ring = ring_of(cursor);
-            let before = (cursor.position > ring.start).then(|| ring.previous_record(cursor.position));
-            match before.map(|at| (at, ring.read_head(at))).filter(|(_, head)| head.seq == seq) {
-                Some((at, head)) => {
-                    cursor.position = at;
-                    cursor.passed[usize::from(head.class)] -= 1;
-                    *n -= usize::from(mask.contains(head.class));
-                }
-                None => cursor.missed = ring.evicted_after(mask, after),
+            let head = segment.read_head(self.at);
+            if mask.contains(head.class) {
+                return Some(Some(head.seq));
             }
-            match cursor.previous_seq(ring, mask) {
-                Some(seq) => *top = (seq, index),
-                None => {
-                    PeekMut::pop(top);
-                }
-            }
+            self.pass_record(head);
         }
-        false
+        None
     }
 
-    /// Copies up to `max` items with sequence numbers below `until`, in order, and moves past them. Visits at
-    /// most `steps` records; false if it must be called again.
-    pub(crate) fn pull_batch(
-        &mut self,
-        rings: &[Option<LogRing>],
-        until: u64,
-        max: usize,
-        steps: usize,
-        to: &mut RecordBatch,
-    ) -> bool {
-        let mask = self.mask;
-        let ring_of =
-            |cursor: &RingCursor| rings[cursor.slot].as_ref().expect("a cursor is removed with its ring");
-        let mut oldest = BinaryHeap::with_capacity(self.cursors.len() + 1);
-        for (index, cursor) in self.cursors.iter_mut().enumerate() {
-            let ring = ring_of(cursor);
-            cursor.catch_up(ring, mask);
-            oldest.extend(cursor.next_seq(ring).map(|seq| Reverse((seq, index))));
-        }
-        if self.forgotten.count > 0 {
-            oldest.push(Reverse((self.forgotten.seq, FORGOTTEN_INDEX)));
-        }
-        for _ in 0..steps {
-            let Some(mut top) = oldest.peek_mut() else { return true };
-            let Reverse((seq, index)) = *top;
-            if seq >= until {
-                return true;
+    /// Finds the previous wanted record, and moves before others that come after it.
+    fn find_previous(&mut self, ring: &LogRing, mask: ClassMask, steps: &mut usize) -> PreviousItem {
+        let mut passed_seq = None;
+        while *steps > 0 || passed_seq.is_none() {
+            *steps = steps.saturating_sub(1);
+            if self.at <= ring.start {
+                let evicted = ring.evicted_seq(mask);
+                return match self.missed.count == 0 && evicted > 0 {
+                    true => PreviousItem::Evicted(evicted),
+                    false => PreviousItem::Nothing,
+                };
             }
-            if to.items.len() == max {
-                return false;
-            }
-            if index == FORGOTTEN_INDEX {
-                to.items
-                    .push((self.query.dn.clone(), BatchItem::Missed(std::mem::take(&mut self.forgotten))));
-                PeekMut::pop(top);
+            let segment = ring.segment_before(self.at);
+            let before = segment.record_before(self.at);
+            let head = segment.read_head(before);
+            passed_seq = Some(head.seq);
+            if self.at == segment.end() && !segment.has_class(mask) {
+                self.at = segment.start.max(ring.start);
+                (0..7).for_each(|class| self.passed[class] -= segment.counts[class]);
                 continue;
             }
-            let cursor = &mut self.cursors[index];
-            let ring = ring_of(cursor);
-            if cursor.missed.count > 0 && cursor.missed.seq == seq {
-                to.items.push((ring.dn.clone(), BatchItem::Missed(std::mem::take(&mut cursor.missed))));
-            } else {
-                let head = ring.read_head(cursor.position);
-                if mask.contains(head.class) {
-                    let begin = to.bytes.len();
-                    ring.copy_bytes(cursor.position, head.length, &mut to.bytes);
-                    to.items.push((ring.dn.clone(), BatchItem::Record(begin..to.bytes.len())));
-                }
-                cursor.position += head.length as u64;
-                cursor.passed[usize::from(head.class)] += 1;
+            if mask.contains(head.class) {
+                return PreviousItem::Record { at: before, head };
             }
-            match cursor.next_seq(ring) {
-                Some(seq) => *top = Reverse((seq, index)),
-                None => {
-                    PeekMut::pop(top);
-                }
-            }
+            self.at = before;
+            self.passed[usize::from(head.class)] -= 1;
         }
-        false
+        passed_seq.map_or(PreviousItem::Nothing, PreviousItem::Unwanted)
+    }
+
+    /// Whether records have been copied and not read.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.read_bytes < self.records.len()
+    }
+
+    /// Drops the copies: they are still in the store, or will be counted as missed.
+    pub(crate) fn forget_copies(&mut self) {
+        self.records = Vec::new();
+        self.read_bytes = 0;
+    }
+
+    /// The sequence number of the next wanted record among the copies.
+    pub(crate) fn next_copy(&mut self, mask: ClassMask) -> Option<u64> {
+        while self.has_copies() {
+            let head = RecordHead::from_bytes(&self.records[self.read_bytes..]);
+            if mask.contains(head.class) {
+                return Some(head.seq);
+            }
+            self.read_bytes += head.length;
+            self.pass_record(head);
+        }
+        None
+    }
+
+    /// Reads the next of the copies.
+    pub(crate) fn take_copy(&mut self) -> &[u8] {
+        let begin = self.read_bytes;
+        let head = RecordHead::from_bytes(&self.records[begin..]);
+        self.read_bytes += head.length;
+        self.pass_record(head);
+        &self.records[begin..self.read_bytes]
     }
 }

@@ -20,26 +20,26 @@ pub struct Dn(Arc<str>);
 #[non_exhaustive]
 pub enum DnError {
     /// A part between two dots, or at an end, is empty: remove the dot or fill the part.
-    #[error("invalid name {dn:?}: it has an empty part")]
+    #[error("invalid DN {dn:?}: it has an empty part between dots")]
     EmptyPart {
         /// The rejected text.
         dn: String,
     },
     /// The name is longer than [`Dn::MAX_BYTES`]: names are kept as long as the store, so their length is
     /// limited.
-    #[error("name of {bytes} bytes is too long: at most {} bytes are allowed", Dn::MAX_BYTES)]
+    #[error("DN of {bytes} bytes is too long: at most {} bytes are allowed", Dn::MAX_BYTES)]
     TooLong {
         /// Length of the text.
         bytes: usize,
     },
     /// The name contains a character that controls the terminal instead of being printed: remove it.
-    #[error("invalid name {dn:?}: it contains an unprintable character")]
+    #[error("invalid DN {dn:?}: it contains an unprintable character")]
     Unprintable {
         /// The rejected text.
         dn: String,
     },
     /// [`Dn::child`] takes one part, and this one contains a dot: parse the whole name instead.
-    #[error("invalid part {name:?} of a name: it contains a dot")]
+    #[error("invalid part {name:?} of a DN: it contains a dot")]
     DotInName {
         /// The rejected part.
         name: String,
@@ -95,11 +95,6 @@ impl Dn {
             None if self.is_root() => None,
             None => Some(Dn::root()),
         }
-    }
-
-    /// Whether the names are equal; faster than `==` for clones of one name.
-    pub(crate) fn is_same(&self, other: &Dn) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self == other
     }
 
     /// Whether this is `ancestor` or lies below it, part by part: `a.bc` is not within `a.b`.

@@ -36,6 +36,10 @@ impl EvictionHistory {
         }
     }
 
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<EvictionPoint>()
+    }
+
     /// As few points as possible with distances of at most a fraction of the records evicted since.
     fn spaced_points(&self, fraction: u64) -> Vec<EvictionPoint> {
         let newest = self.0.last().map_or(0, EvictionPoint::total);

@@ -13,8 +13,8 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::log_store::SharedLogStore;
+use crate::name_log::RingAddress;
 use crate::record::{RecordBuffer, now_nanos, short_source_path};
-use crate::state::RingAddress;
 use crate::text::floor_char_boundary;
 use crate::{Dn, FieldValue, Level, LogField};
 

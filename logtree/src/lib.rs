@@ -43,6 +43,21 @@
 //! }
 //! ```
 //!
+//! # Order, locks and memory
+//!
+//! Each name has a ring of records with a separate lock. One atomic counter numbers the records of all
+//! names, under the lock of their ring: an entry that was stored before another one has the lower number,
+//! also under another name. Writers of two names share nothing but that counter.
+//!
+//! A reader merges its names by number, and reads up to the number that the counter had when it began. A name
+//! that it has read to the end notifies it of the next record that it wants, before that record gets its
+//! number: so no record below the reader's limit can be missing, and names and readers that have nothing to
+//! do with a record cost its writer nothing. A reader locks one ring at a time, for some records, and copies
+//! them; a search skips the blocks of a ring that have no record of the wanted levels.
+//!
+//! A directory of the names, with a lock for new names and for memory, gives the rings their blocks, and
+//! takes them from the names that have most.
+//!
 //! # Bring your own
 //!
 //! No trait needs an implementation: the store has a [`tracing_subscriber::Layer`] and [`std::io::Write`]rs,
@@ -59,31 +74,38 @@
 //! keeps; systemd's journal for reading by position; s6-log for line limits that bound memory under a flood.
 
 mod abbreviations;
+mod content_filter;
 mod cursor;
 mod decode;
+mod directory;
 mod dn;
 mod entry;
 mod eviction_history;
+mod follower;
+mod inherited_counts;
 mod layer;
 mod level;
 mod line;
 mod line_writer;
 mod log_reader;
 mod log_store;
+mod merge;
+mod name_log;
 pub mod parse;
 mod partial_lines;
 mod query;
 mod record;
 pub mod render;
 mod ring;
+mod segment;
 pub mod source;
-mod state;
 mod sys;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;
 
 pub use abbreviations::NameAbbreviations;
+pub use content_filter::{PatternError, TextPattern};
 pub use dn::{Dn, DnError};
 pub use entry::{
     DroppedEntries, EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, LogMessage, RawLine,
@@ -94,5 +116,5 @@ pub use level::{Level, ParseLevelError};
 pub use line_writer::{LineWriter, WriterOptions};
 pub use log_reader::LogReader;
 pub use log_store::{DnStats, LogLimits, LogStore};
-pub use query::{BacklogLimit, KindFilter, LogCursor, LogQuery, QueryError};
+pub use query::{BacklogLimit, KindFilter, LogCursor, LogQuery, ParseCursorError, QueryError};
 pub use text::is_unprintable;

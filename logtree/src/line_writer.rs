@@ -6,23 +6,24 @@ use std::sync::Arc;
 
 use crate::line::{LineSplitter, OutputLine};
 use crate::log_store::SharedLogStore;
-use crate::parse::LineParser;
+use crate::name_log::RingAddress;
+use crate::parse::{LineParser, LogFormat};
 use crate::record::{RecordBuffer, now_nanos, time_from_nanos};
-use crate::state::RingAddress;
 use crate::text::sanitize_text;
-use crate::{Dn, StreamOrigin};
+use crate::{Dn, LogMessage, StreamOrigin};
 
 /// The origin of the lines of a [`LineWriter`], and their parser.
 #[derive(Clone, Debug)]
 pub struct WriterOptions {
     origin: StreamOrigin,
-    line_parser: Option<LineParser>,
+    format: LogFormat,
 }
 
 impl WriterOptions {
     /// Lines of the stream with this name, stored raw.
     pub fn new(stream: impl Into<String>) -> WriterOptions {
-        WriterOptions { origin: StreamOrigin { stream: stream.into(), generation: 0 }, line_parser: None }
+        let origin = StreamOrigin { stream: stream.into(), generation: 0 };
+        WriterOptions { origin, format: LogFormat::Text }
     }
 
     /// Sets the number of the program's start.
@@ -31,9 +32,16 @@ impl WriterOptions {
         self
     }
 
+    /// Stores the lines of this format as leveled entries, and so the lines that continue such an entry, with its
+    /// level. All others stay raw: no line is lost.
+    pub fn format(mut self, format: LogFormat) -> WriterOptions {
+        self.format = format;
+        self
+    }
+
     /// Stores the lines that the parser accepts as leveled entries. The others stay raw: no line is lost.
     pub fn line_parser(mut self, parser: LineParser) -> WriterOptions {
-        self.line_parser = Some(parser);
+        self.format = LogFormat::Custom(parser);
         self
     }
 }
@@ -57,14 +65,19 @@ struct LineSink {
     /// Buffers for raw lines and for parsed ones.
     raw: RecordBuffer,
     leveled: RecordBuffer,
+    /// The last message, without its text and fields, if the format has continuation lines.
+    continued: Option<LogMessage>,
 }
 
 impl LineWriter {
     pub(crate) fn new(shared: Arc<SharedLogStore>, dn: Dn, options: WriterOptions) -> LineWriter {
         let limits = &shared.limits;
         // A line for a parser may be as long as a message: half a JSON object can't be parsed.
-        let limit =
-            limits.line_bytes.max(if options.line_parser.is_some() { limits.message_bytes } else { 0 });
+        let limit = limits.line_bytes.max(if options.format.line_parser().is_some() {
+            limits.message_bytes
+        } else {
+            0
+        });
         let raw = RecordBuffer::for_raw_lines(&options.origin);
         let splitter = LineSplitter::new(limit, Arc::clone(&shared.partial_lines));
         let sink = LineSink {
@@ -72,6 +85,7 @@ impl LineWriter {
             options,
             raw,
             leveled: RecordBuffer::default(),
+            continued: None,
             shared,
         };
         LineWriter { splitter, sink }
@@ -83,7 +97,8 @@ impl LineWriter {
 
 impl LineSink {
     fn store_line(&mut self, line: OutputLine<'_>, now: i64) {
-        let parsed = self.options.line_parser.is_some_and(|parse| self.store_parsed(parse, line, now));
+        let parsed =
+            self.options.format.line_parser().is_some_and(|parse| self.store_parsed(parse, line, now));
         if !parsed {
             self.store_raw(line, now);
         }
@@ -91,13 +106,26 @@ impl LineSink {
 
     fn store_parsed(&mut self, parse: LineParser, line: OutputLine<'_>, now: i64) -> bool {
         let text = sanitize_text(line.bytes, line.is_cut()).text;
-        let Some(message) = parse(&text, time_from_nanos(now)) else { return false };
+        let Some(message) = self.parse_line(parse, &text, now) else { return false };
         let original_bytes = line.is_cut().then_some(line.length);
         let (origin, limit) = (Some(&self.options.origin), self.shared.limits.message_bytes);
         self.leveled.write_message(&message, now, origin, limit, original_bytes);
         self.shared.append_record(&self.address, &mut self.leveled);
         self.leveled.free_memory();
         true
+    }
+
+    /// The message of a line, or of its part of the message before it.
+    fn parse_line(&mut self, parse: LineParser, text: &str, now: i64) -> Option<LogMessage> {
+        let Some(message) = parse(text, time_from_nanos(now)) else {
+            return self.continued.clone().map(|continued| LogMessage { text: text.to_owned(), ..continued });
+        };
+        if self.options.format.has_continuation_lines() {
+            let without_text = LogMessage::without_position(message.level, "");
+            let (time, file, line) = (message.time, message.file.clone(), message.line);
+            self.continued = Some(LogMessage { time, file, line, ..without_text });
+        }
+        Some(message)
     }
 
     fn store_raw(&mut self, line: OutputLine<'_>, now: i64) {

@@ -5,18 +5,17 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker, ready};
-use std::time::SystemTime;
 
 use futures_core::Stream;
 use tokio::task::coop::poll_proceed;
 
-use crate::cursor::{BatchItem, RecordBatch};
-use crate::decode::decode_record;
 use crate::log_store::SharedLogStore;
-use crate::{DroppedEntries, EntryBody, LogCursor, LogEntry};
+use crate::merge::{PullResult, RingMerge};
+use crate::{LogCursor, LogEntry};
 
-/// Maximum number of entries fetched under one lock.
+/// Maximum number of entries fetched at once.
 const CHUNK_ENTRIES: usize = 512;
 
 /// Entries in order: the backlog, then new entries if the query follows. It is a [`Stream`], too.
@@ -26,7 +25,7 @@ const CHUNK_ENTRIES: usize = 512;
 /// it at once.
 pub struct LogReader {
     shared: Arc<SharedLogStore>,
-    id: usize,
+    merge: RingMerge,
     follow: bool,
     /// The first sequence number after the backlog.
     live_from: u64,
@@ -36,13 +35,15 @@ pub struct LogReader {
 }
 
 impl LogReader {
+    /// A reader whose live entries begin with number `live_from`.
     pub(crate) fn new(
         shared: Arc<SharedLogStore>,
-        (id, live_from): (usize, u64),
-        follow: bool,
+        merge: RingMerge,
+        live_from: u64,
         last_seq: u64,
     ) -> LogReader {
-        LogReader { shared, id, follow, live_from, in_backlog: true, decoded: VecDeque::new(), last_seq }
+        let follow = merge.follower().is_some();
+        LogReader { shared, merge, follow, live_from, in_backlog: true, decoded: VecDeque::new(), last_seq }
     }
 
     /// Reads the rest of the backlog. For a large backlog, see [`LogReader::read_backlog_chunk`].
@@ -59,10 +60,9 @@ impl LogReader {
 
     /// Reads up to `max` entries of the backlog; empty at its end.
     pub fn read_backlog_chunk(&mut self, max: usize) -> Vec<LogEntry> {
-        while self.in_backlog
-            && self.decoded.len() < max
-            && self.fetch_entries(max - self.decoded.len(), None)
-        {}
+        while self.in_backlog && self.decoded.len() < max {
+            self.fetch_entries(max - self.decoded.len());
+        }
         if !self.in_backlog && self.decoded.front().is_some_and(|entry| entry.seq >= self.live_from) {
             return Vec::new();
         }
@@ -81,14 +81,18 @@ impl LogReader {
 
     /// The next entry if one is available now.
     pub fn try_next(&mut self) -> Option<LogEntry> {
-        while self.decoded.is_empty() && self.fetch_entries(CHUNK_ENTRIES, None) {}
+        while self.decoded.is_empty()
+            && matches!(self.fetch_entries(CHUNK_ENTRIES), FetchResult::Fetched | FetchResult::Rejected)
+        {
+        }
         self.take_decoded()
     }
 
     /// The position of the last entry read: pass it to [`LogQuery::after`](crate::LogQuery::after) to resume
-    /// after it.
+    /// after it. The next reader does not learn of entries from before it that were dropped and not yet
+    /// reported to this one, because a report stands at the place of the newest of them.
     pub fn cursor(&self) -> LogCursor {
-        LogCursor { store_id: self.shared.lock_state().store_id, seq: self.last_seq }
+        LogCursor { store_id: self.shared.store_id, seq: self.last_seq }
     }
 
     /// The sequence number of the last entry read.
@@ -110,47 +114,66 @@ impl LogReader {
                 budget.made_progress();
                 return Poll::Ready(Some(entry));
             }
-            if !self.fetch_entries(CHUNK_ENTRIES, Some(cx.waker())) && self.decoded.is_empty() {
-                return if self.follow { Poll::Pending } else { Poll::Ready(None) };
+            match self.fetch_entries(CHUNK_ENTRIES) {
+                FetchResult::Fetched => {}
+                // The filters may reject very many.
+                FetchResult::Rejected => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                FetchResult::End => return Poll::Ready(None),
+                FetchResult::Waiting if self.wait_for_entries(cx.waker()) => return Poll::Pending,
+                FetchResult::Waiting => {}
             }
         }
     }
 
-    /// Fetches entries; false if none are left now. In that case, it registers `waker` for the next entry
-    /// under the same lock.
-    fn fetch_entries(&mut self, max: usize, waker: Option<&Waker>) -> bool {
+    /// Registers the waker for the next entry; false if there is one already.
+    fn wait_for_entries(&self, waker: &Waker) -> bool {
+        let Some(follower) = self.merge.follower() else { return true };
+        // Wakers are cloned and dropped without a lock, because they run foreign code.
+        match follower.set_waker(waker.clone()) {
+            Ok(_previous) => true,
+            Err(_unused) => false,
+        }
+    }
+
+    /// Fetches up to `max` more entries.
+    fn fetch_entries(&mut self, max: usize) -> FetchResult {
         if !self.in_backlog && !self.follow {
-            return false;
+            return FetchResult::End;
         }
-        let until = if self.in_backlog { self.live_from } else { u64::MAX };
-        let mut batch = RecordBatch::default();
-        // Wakers are cloned and dropped without the lock, because they run foreign code.
-        let mut waker = waker.cloned();
-        let mut state = self.shared.lock_state();
-        let all = state.pull_batch(self.id, until, max, &mut batch);
-        if all && !self.in_backlog && batch.items.is_empty() {
-            waker = waker.and_then(|waker| state.set_waker(self.id, waker));
+        // Read before the notices: a reader with an earlier number has given notice.
+        let newest = self.shared.next_seq.0.load(Ordering::Acquire);
+        self.merge.take_notices();
+        let until = if self.in_backlog { self.live_from } else { newest };
+        let before = self.decoded.len();
+        let result = self.merge.pull_entries(until, max, &mut self.decoded);
+        if result == PullResult::Done && self.in_backlog {
+            self.in_backlog = false;
+            return FetchResult::Fetched;
         }
-        drop(state);
-        drop(waker);
-        self.decode_batch(batch);
-        // If the query follows, live entries may come after the backlog.
-        let ended_backlog = all && self.in_backlog;
-        self.in_backlog &= !all;
-        !all || (ended_backlog && self.follow)
+        match result {
+            _ if self.decoded.len() > before => FetchResult::Fetched,
+            PullResult::Done if self.merge.is_drained() => FetchResult::Waiting,
+            // There are newer ones by now.
+            PullResult::Done => FetchResult::Fetched,
+            PullResult::More => FetchResult::Rejected,
+        }
     }
+}
 
-    fn decode_batch(&mut self, batch: RecordBatch) {
-        let RecordBatch { bytes, items } = batch;
-        self.decoded.extend(items.into_iter().map(|(dn, item)| match item {
-            BatchItem::Record(range) => decode_record(dn, &bytes[range]),
-            BatchItem::Missed(missed) => {
-                let body =
-                    EntryBody::Dropped(DroppedEntries { count: missed.count, exact: !missed.is_upper_bound });
-                LogEntry { seq: missed.seq, dn, time: SystemTime::now(), body }
-            }
-        }));
-    }
+/// What a fetch found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FetchResult {
+    /// Entries, or the end of the backlog: fetch again for more.
+    Fetched,
+    /// Only entries that the filters reject, so far.
+    Rejected,
+    /// Nothing until the next entry is written.
+    Waiting,
+    /// Nothing ever again.
+    End,
 }
 
 impl Stream for LogReader {
@@ -163,8 +186,7 @@ impl Stream for LogReader {
 
 impl Drop for LogReader {
     fn drop(&mut self) {
-        let left = self.shared.lock_state().remove_reader(self.id);
-        drop(left);
+        self.shared.remove_reader(self.merge.follower(), self.merge.waiting_names());
     }
 }
 

@@ -2,13 +2,19 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::task::Waker;
 
+use crate::directory::Directory;
+use crate::follower::Follower;
+use crate::merge::RingMerge;
+use crate::name_log::{NameLog, RingAddress};
 use crate::partial_lines::PartialLineBudget;
-use crate::query::{BacklogLimit, LogCursor, LogQuery, QueryError};
+use crate::query::{BacklogLimit, ClassMask, LogCursor, LogQuery, QueryError};
 use crate::record::{RecordBuffer, now_nanos};
-use crate::state::{LogStoreState, RingAddress};
+use crate::ring::AppendResult;
 use crate::{Dn, Level, LineWriter, LogMessage, LogReader, LogStoreLayer, WriterOptions};
 
 /// How much a [`LogStore`] keeps. Beyond a limit, the oldest entries are dropped and counted; appends are
@@ -20,17 +26,18 @@ pub struct LogLimits {
     pub bytes_per_dn: usize,
     /// Maximum number of entries of one name, in addition. Default none.
     pub entries_per_dn: Option<usize>,
-    /// Memory for all entries, at least `bytes_per_dn`. When it is used up, names that need more get it from
-    /// the names that use most: a flooding name cannot evict a quiet one. Default 64 MiB.
+    /// Memory for everything, at least `bytes_per_dn`: entries, the names themselves (about 1 KiB each), and
+    /// [`LineWriter`]s (2 KiB each, and up to a quarter of it for lines whose end has not been written, which
+    /// are cut beyond that). Writers take up to half of it from the names. When it is used up, names that need
+    /// more get it from the names that use most: a flooding name cannot evict a quiet one. Only when there is
+    /// no such name, the name that is idle for longest loses its entries. Default 64 MiB.
     ///
-    /// In addition, lines whose end has not been written take up to a quarter of it, over all
-    /// [`LineWriter`]s: beyond that they are cut. A writer itself takes up to 2 KiB, a name with dropped
-    /// entries up to 10 KiB.
+    /// Readers take memory in addition, some 200 bytes for each name they read.
     pub total_bytes: usize,
     /// Maximum number of names with entries, at least 2. Beyond it, the name that is idle for longest loses
     /// its entries, and its readers find their number. It is forgotten when there are five times as many
-    /// names: its readers then find an upper bound, and the nearest name above it inherits its number of
-    /// dropped entries. Default 1024.
+    /// names, or the memory is used up: its readers then find an upper bound, and the nearest name above it
+    /// inherits its number of dropped entries. Default 65,536, more than the default memory can hold.
     pub max_names: usize,
     /// Maximum length of raw lines, in bytes, at most a quarter of `bytes_per_dn`; longer lines are cut.
     /// Default 1024.
@@ -46,7 +53,7 @@ impl Default for LogLimits {
             bytes_per_dn: 1 << 20,
             entries_per_dn: None,
             total_bytes: 64 << 20,
-            max_names: 1024,
+            max_names: 1 << 16,
             line_bytes: 1024,
             message_bytes: 16 << 10,
         }
@@ -99,10 +106,19 @@ pub struct DnStats {
 pub(crate) struct SharedLogStore {
     pub(crate) limits: LogLimits,
     pub(crate) partial_lines: Arc<PartialLineBudget>,
-    state: Mutex<LogStoreState>,
+    /// Identifies the store in cursors.
+    pub(crate) store_id: u64,
+    /// The number of the next record.
+    pub(crate) next_seq: CacheLine<AtomicU64>,
+    directory: RwLock<Directory>,
     min_levels: RwLock<HashMap<Dn, Level>>,
     has_min_levels: AtomicBool,
 }
+
+/// A value that shares its cache line with no other: all writers write it, and read the others.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct CacheLine<T>(pub(crate) T);
 
 impl fmt::Debug for SharedLogStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,19 +127,100 @@ impl fmt::Debug for SharedLogStore {
 }
 
 impl SharedLogStore {
-    pub(crate) fn lock_state(&self) -> MutexGuard<'_, LogStoreState> {
+    fn read_directory(&self) -> RwLockReadGuard<'_, Directory> {
         // No foreign code runs under the lock, and a panic of ours must not silence the log that would report
         // it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.directory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_directory(&self) -> RwLockWriteGuard<'_, Directory> {
+        self.directory.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find_or_create_name(&self, dn: &Dn) -> Arc<NameLog> {
+        let found = self.read_directory().find_name(dn).cloned();
+        found.unwrap_or_else(|| self.write_directory().find_or_create_name(dn))
     }
 
     /// Stores a record and wakes the readers that wait for it.
     pub(crate) fn append_record(&self, to: &RingAddress, record: &mut RecordBuffer) {
         let mut wake = Vec::new();
-        self.lock_state().append_record(to, record, &mut wake);
+        let known = to.log.get_or_init(|| self.find_or_create_name(&to.dn));
+        if known.store_id != self.store_id || !self.append_to(known, record, &mut wake) {
+            // The address was used with another store first, or the store has forgotten the name since.
+            while !self.append_to(&self.find_or_create_name(&to.dn), record, &mut wake) {}
+        }
         for waker in wake {
             waker.wake();
         }
+    }
+
+    /// Appends a record to a name; false if the name is forgotten.
+    #[inline]
+    fn append_to(&self, log: &Arc<NameLog>, record: &mut RecordBuffer, wake: &mut Vec<Waker>) -> bool {
+        loop {
+            let mut ring = log.lock_ring();
+            if ring.account.is_forgotten {
+                return false;
+            }
+            let appended = ring.append(record, (log.id, &self.limits, &self.next_seq.0), wake);
+            drop(ring);
+            match appended {
+                AppendResult::Appended => return true,
+                AppendResult::MemoryChanged => {
+                    self.write_directory().settle_memory(log);
+                    return true;
+                }
+                AppendResult::NoRoom => {
+                    let next_seq = self.next_seq.0.load(Ordering::Acquire);
+                    self.write_directory().make_room(log, record.bytes().len(), next_seq);
+                }
+            }
+        }
+    }
+
+    /// Opens a reader of the names of a query.
+    fn open_merge(&self, query: LogQuery, mask: ClassMask) -> Result<(RingMerge, u64), QueryError> {
+        let after = query.after.map_or(0, |cursor| cursor.seq);
+        let follower = query.follow.then(|| Arc::new(Follower::new(query.clone(), mask)));
+        let mut directory = self.write_directory();
+        // Names that are created later have later numbers.
+        let live_from = self.next_seq.0.load(Ordering::Acquire);
+        if let Some(cursor) = query.after {
+            cursor.check(self.store_id, live_from - 1)?;
+        }
+        let forgotten = directory.forgotten_after(&query, mask, after);
+        let logs = directory.names_of(&query);
+        follower.iter().for_each(|follower| directory.add_follower(Arc::clone(follower)));
+        drop(directory);
+        let (has_cursor, backlog) = (query.after.is_some(), query.backlog_limit);
+        let mut merge = RingMerge::new(query, mask, follower, forgotten);
+        let n = match backlog {
+            BacklogLimit::All if !has_cursor => {
+                merge.add_from_start(logs);
+                return Ok((merge, live_from));
+            }
+            BacklogLimit::All => usize::MAX,
+            BacklogLimit::None => 0,
+            BacklogLimit::Last(n) => n,
+        };
+        merge.add_from_end(logs);
+        merge.rewind(n, after, live_from);
+        Ok((merge, live_from))
+    }
+
+    /// Ends the notices to a reader.
+    pub(crate) fn remove_reader<'a>(
+        &self,
+        follower: Option<&Arc<Follower>>,
+        waiting: impl Iterator<Item = &'a Arc<NameLog>>,
+    ) {
+        let Some(follower) = follower else { return };
+        self.write_directory().remove_follower(follower);
+        let created = follower.take_inbox().into_iter().flat_map(|inbox| inbox.created.into_values());
+        created.for_each(|log| log.lock_ring().remove_waiting(follower));
+        waiting.for_each(|log| log.lock_ring().remove_waiting(follower));
+        drop(follower.take_waker());
     }
 
     /// Whether a minimum level is set for any name.
@@ -140,11 +237,15 @@ impl LogStore {
     /// An empty log store. Limits outside of their ranges are clamped.
     pub fn new(limits: LogLimits) -> LogStore {
         let limits = limits.clamped();
+        let partial_lines = Arc::new(PartialLineBudget::new(limits.total_bytes / 4));
+        let store_id = RandomState::new().hash_one(now_nanos());
         LogStore {
             shared: Arc::new(SharedLogStore {
                 limits,
-                partial_lines: Arc::new(PartialLineBudget::new(limits.total_bytes / 4)),
-                state: Mutex::new(LogStoreState::new(limits)),
+                partial_lines: Arc::clone(&partial_lines),
+                store_id,
+                next_seq: CacheLine(AtomicU64::new(1)),
+                directory: RwLock::new(Directory::new(store_id, limits, partial_lines)),
                 min_levels: RwLock::default(),
                 has_min_levels: AtomicBool::new(false),
             }),
@@ -160,7 +261,9 @@ impl LogStore {
 
     /// Creates a writer that stores output line by line.
     pub fn line_writer(&self, dn: &Dn, options: WriterOptions) -> LineWriter {
-        LineWriter::new(self.shared.clone(), dn.clone(), options)
+        let writer = LineWriter::new(self.shared.clone(), dn.clone(), options);
+        self.shared.write_directory().make_room_for_writers();
+        writer
     }
 
     /// Creates a layer that stores `tracing` events.
@@ -175,24 +278,14 @@ impl LogStore {
     /// without entries is valid: it may be written to later.
     pub fn open_reader(&self, query: LogQuery) -> Result<LogReader, QueryError> {
         let mask = query.class_mask()?;
-        let (follow, after, backlog) = (query.follow, query.after, query.backlog_limit);
-        let after_seq = after.map_or(0, |cursor| cursor.seq);
-        let (id, live_from) = self.shared.lock_state().add_reader(query, mask)?;
-        // From here on, dropping the reader unregisters it.
-        let reader = LogReader::new(self.shared.clone(), (id, live_from), follow, after_seq);
-        let mut n = match backlog {
-            BacklogLimit::None => 0,
-            BacklogLimit::Last(n) => n,
-            BacklogLimit::All if after.is_some() => usize::MAX,
-            BacklogLimit::All => 0,
-        };
-        while !self.shared.lock_state().rewind_reader(id, &mut n, after_seq) {}
-        Ok(reader)
+        let after = query.after.map_or(0, |cursor| cursor.seq);
+        let (merge, live_from) = self.shared.open_merge(query, mask)?;
+        Ok(LogReader::new(self.shared.clone(), merge, live_from, after))
     }
 
     /// The position of the entry with this sequence number.
     pub fn cursor_at(&self, seq: u64) -> LogCursor {
-        LogCursor { store_id: self.shared.lock_state().store_id, seq }
+        LogCursor { store_id: self.shared.store_id, seq }
     }
 
     /// Sets the minimum level that the [layer](LogStore::layer) stores for exactly this name, instead of the
@@ -209,14 +302,18 @@ impl LogStore {
 
     /// Statistics of each name, in the order of names. The root is always included.
     pub fn dn_stats(&self) -> Vec<DnStats> {
-        let stats = |ring: &crate::ring::LogRing| DnStats {
-            dn: ring.dn.clone(),
-            entries: ring.entries,
-            bytes: ring.len(),
-            appended: ring.total_appended(),
-            dropped: ring.total_appended() - ring.entries as u64,
+        let logs: Vec<_> = self.shared.read_directory().names().cloned().collect();
+        let stats = |log: &Arc<NameLog>| {
+            let ring = log.lock_ring();
+            DnStats {
+                dn: log.dn.clone(),
+                entries: ring.entries,
+                bytes: ring.len(),
+                appended: ring.total_appended(),
+                dropped: ring.total_appended() - ring.entries as u64,
+            }
         };
-        self.shared.lock_state().rings().map(stats).collect()
+        logs.iter().map(stats).collect()
     }
 }
 

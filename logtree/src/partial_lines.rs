@@ -1,31 +1,43 @@
-//! The memory that the lines without their end share, over all writers.
+//! The memory of line writers, and of the lines without their end, which share a budget.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes that every partial line has without asking.
 const FREE_BYTES: usize = 256;
+/// Memory of a writer, with its buffers.
+const WRITER_BYTES: usize = 2048;
 
-/// The bytes that are left for partial lines.
+/// The bytes that are left for partial lines, and the number of their writers.
 #[derive(Debug)]
-pub(crate) struct PartialLineBudget(AtomicUsize);
+pub(crate) struct PartialLineBudget {
+    total: usize,
+    left: AtomicUsize,
+    writers: AtomicUsize,
+}
 
 impl PartialLineBudget {
     pub(crate) fn new(bytes: usize) -> PartialLineBudget {
-        PartialLineBudget(AtomicUsize::new(bytes))
+        PartialLineBudget { total: bytes, left: AtomicUsize::new(bytes), writers: AtomicUsize::new(0) }
+    }
+
+    /// The memory of all writers and their partial lines.
+    pub(crate) fn used_bytes(&self) -> usize {
+        let partial_lines = self.total - self.left.load(Ordering::Relaxed);
+        partial_lines + self.writers.load(Ordering::Relaxed) * WRITER_BYTES
     }
 
     fn take(&self, bytes: usize) -> bool {
         let left = |left: usize| left.checked_sub(bytes);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
     fn give_back(&self, bytes: usize) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.left.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-/// The start of a line, in memory from the budget.
+/// The start of a line of one writer, in memory from the budget.
 #[derive(Debug)]
 pub(crate) struct PartialLine {
     budget: Arc<PartialLineBudget>,
@@ -36,6 +48,7 @@ pub(crate) struct PartialLine {
 
 impl PartialLine {
     pub(crate) fn new(budget: Arc<PartialLineBudget>) -> PartialLine {
+        budget.writers.fetch_add(1, Ordering::Relaxed);
         PartialLine { budget, bytes: Vec::new(), taken: 0 }
     }
 
@@ -78,6 +91,7 @@ impl PartialLine {
 impl Drop for PartialLine {
     fn drop(&mut self) {
         self.clear();
+        self.budget.writers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -99,7 +113,7 @@ mod tests {
         assert!(lines.iter().all(|line| line.bytes.capacity() <= line.capacity()));
         lines[0].clear();
         lines.truncate(1);
-        assert_eq!(budget.0.load(Ordering::Relaxed), 1000);
+        assert_eq!(budget.used_bytes(), WRITER_BYTES);
         lines[0].extend(&[b'x'; 1000], 600);
         assert_eq!(lines[0].bytes().len(), 600);
     }

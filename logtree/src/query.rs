@@ -1,6 +1,14 @@
 //! Queries: which entries a reader returns.
 
-use crate::{Dn, Level};
+use std::fmt;
+use std::str::FromStr;
+use std::time::SystemTime;
+
+use crate::content_filter::{ContentFilter, TextPattern};
+use crate::cursor::MissedEntries;
+use crate::decode::decode_record;
+use crate::record::RecordHead;
+use crate::{Dn, DroppedEntries, EntryBody, Level, LogEntry};
 
 /// Which entries a reader returns. Start with [`LogQuery::of_dn`]; the filters apply to backlog and live stream
 /// alike.
@@ -24,6 +32,9 @@ pub struct LogQuery {
     /// Only entries after this position, at which an earlier reader stopped
     /// ([`LogReader::cursor`](crate::LogReader::cursor)).
     pub after: Option<LogCursor>,
+    /// What entries must contain: [`LogQuery::since`], [`LogQuery::matching`], [`LogQuery::with_field`].
+    /// Dropped entries can't be searched: their numbers become upper bounds.
+    pub(crate) content: ContentFilter,
 }
 
 /// How many stored entries a reader starts with.
@@ -61,6 +72,31 @@ pub struct LogCursor {
     pub seq: u64,
 }
 
+/// The text is not a [`LogCursor`]: use one that a reader returned, unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("can't resume at cursor {0:?}: it was not printed with log entries; read without a cursor")]
+pub struct ParseCursorError(pub String);
+
+impl fmt::Display for LogCursor {
+    /// The store's number in 16 hexadecimal digits, a dash, and the sequence number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{}", self.store_id, self.seq)
+    }
+}
+
+impl FromStr for LogCursor {
+    type Err = ParseCursorError;
+
+    fn from_str(text: &str) -> Result<LogCursor, ParseCursorError> {
+        let parse = |(store_id, seq): (&str, &str)| {
+            let store_id = u64::from_str_radix(store_id, 16).ok()?;
+            Some(LogCursor { store_id, seq: seq.parse().ok()? })
+        };
+        let cursor = text.split_once('-').and_then(parse).filter(|cursor| cursor.to_string() == text);
+        cursor.ok_or_else(|| ParseCursorError(text.to_owned()))
+    }
+}
+
 impl LogCursor {
     pub(crate) fn check(self, store_id: u64, newest: u64) -> Result<(), QueryError> {
         if self.store_id != store_id {
@@ -78,14 +114,14 @@ impl LogCursor {
 #[non_exhaustive]
 pub enum QueryError {
     /// Raw lines have no level: omit one of the two.
-    #[error("raw lines have no level: query raw lines or a minimum level, not both")]
+    #[error("raw (unparsed) log lines have no level: query raw lines or a minimum level, not both")]
     MinLevelOnRaw,
     /// The cursor is a position in another store, such as that of an earlier run of the program, whose entries
     /// are gone. Read the backlog without a cursor.
-    #[error("cursor of another log store, or from before its restart: read without a cursor")]
+    #[error("the log cursor is from another process, or from before its restart: read without a cursor")]
     ForeignCursor,
     /// The cursor is newer than all entries: it was not read from this store.
-    #[error("cursor {seq} is newer than the newest entry {newest}: read without a cursor")]
+    #[error("log cursor {seq} is newer than the newest log entry {newest}: read without a cursor")]
     FutureCursor {
         /// The cursor's sequence number.
         seq: u64,
@@ -106,6 +142,7 @@ impl LogQuery {
             min_level: None,
             raw_passes_min_level: false,
             after: None,
+            content: ContentFilter::default(),
         }
     }
 
@@ -160,6 +197,53 @@ impl LogQuery {
         if self.include_descendants { dn.is_within(&self.dn) } else { *dn == self.dn }
     }
 
+    /// Omits entries whose time is before this one.
+    pub fn since(mut self, time: SystemTime) -> LogQuery {
+        self.content.since = Some(time);
+        self
+    }
+
+    /// Omits entries in which the pattern is neither in the message or raw line, nor in a field written as
+    /// `name=value`.
+    pub fn matching(mut self, pattern: TextPattern) -> LogQuery {
+        self.content.pattern = Some(pattern);
+        self
+    }
+
+    /// Omits entries without a field of this name and value, as text. Repeated, all must be there.
+    pub fn with_field(mut self, name: impl Into<String>, value: impl Into<String>) -> LogQuery {
+        self.content.fields.push((name.into(), value.into()));
+        self
+    }
+
+    /// Whether there are filters by content.
+    pub(crate) fn filters_content(&self) -> bool {
+        !self.content.is_empty()
+    }
+
+    /// Whether an entry passes the filters by content.
+    pub(crate) fn matches_content(&self, entry: &LogEntry) -> bool {
+        self.content.matches(entry)
+    }
+
+    /// How many of these records pass the filters by content.
+    pub(crate) fn count_matching(&self, mut records: &[u8]) -> usize {
+        let mut count = 0;
+        while !records.is_empty() {
+            let (record, rest) = records.split_at(RecordHead::from_bytes(records).length);
+            count += usize::from(self.matches_content(&decode_record(Dn::root(), record)));
+            records = rest;
+        }
+        count
+    }
+
+    /// Reports missed entries.
+    pub(crate) fn missed_entry(&self, dn: Dn, missed: MissedEntries) -> LogEntry {
+        let dropped =
+            DroppedEntries { count: missed.count, exact: !missed.is_upper_bound && !self.filters_content() };
+        LogEntry { seq: missed.seq, dn, time: SystemTime::now(), body: EntryBody::Dropped(dropped) }
+    }
+
     /// The classes of records that pass the filters.
     pub(crate) fn class_mask(&self) -> Result<ClassMask, QueryError> {
         if self.kind_filter == KindFilter::Raw && self.min_level.is_some() {
@@ -177,7 +261,7 @@ impl LogQuery {
 }
 
 /// A set of record classes: one bit per level, and one for raw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClassMask(u8);
 
 impl ClassMask {
@@ -188,7 +272,7 @@ impl ClassMask {
         ClassMask(self.0 & (u8::MAX << level as u8))
     }
 
-    fn union(self, other: ClassMask) -> ClassMask {
+    pub(crate) fn union(self, other: ClassMask) -> ClassMask {
         ClassMask(self.0 | other.0)
     }
 
@@ -228,6 +312,16 @@ mod tests {
         assert_eq!(admitted_classes(warn.raw_passes_min_level().kind_filter(KindFilter::Leveled)), [3, 4, 5]);
         assert_eq!(admitted_classes(LogQuery::of_dn(Dn::root())), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(admitted_classes(LogQuery::of_dn(Dn::root()).kind_filter(KindFilter::Raw)), [6]);
+    }
+
+    #[test]
+    fn cursors_parse_as_they_are_printed() {
+        let cursor = LogCursor { store_id: 0xabc, seq: 12 };
+        assert_eq!(cursor.to_string(), "0000000000000abc-12");
+        assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        for text in ["", "-", "abc-12", "0000000000000abc-+12", "0000000000000abc-12 "] {
+            assert_eq!(text.parse::<LogCursor>(), Err(ParseCursorError(text.to_owned())));
+        }
     }
 
     #[test]

@@ -308,8 +308,11 @@ pub(crate) struct RecordHead {
 }
 
 impl RecordHead {
-    pub(crate) fn from_bytes(bytes: [u8; 16]) -> RecordHead {
-        let [l0, l1, l2, l3, class, _, _, _, seq @ ..] = bytes;
+    /// The head of the record at the start of these bytes.
+    #[inline]
+    pub(crate) fn from_bytes(bytes: &[u8]) -> RecordHead {
+        let [l0, l1, l2, l3, class, _, _, _, seq @ ..] =
+            *bytes.first_chunk::<16>().expect("records are complete");
         RecordHead {
             length: u32::from_le_bytes([l0, l1, l2, l3]) as usize,
             class,

@@ -1,28 +1,42 @@
 //! The records of one name, oldest first.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
 
-use crate::Dn;
+use crate::LogLimits;
 use crate::cursor::MissedEntries;
 use crate::eviction_history::EvictionHistory;
+use crate::follower::{Follower, WaitingFollowers};
+use crate::inherited_counts::InheritedCounts;
 use crate::query::ClassMask;
-use crate::record::{RecordHead, TRAILER_BYTES};
+use crate::record::RecordBuffer;
+use crate::segment::Segment;
 
 /// How many records are evicted, at most, between two points of the history.
 const EVICTIONS_PER_POINT: usize = 16;
+/// The smallest and the largest capacity of a segment.
+const MIN_SEGMENT_BYTES: usize = 512;
+const MAX_SEGMENT_BYTES: usize = 64 << 10;
+/// Memory of a segment beside its capacity.
+const SEGMENT_BYTES: usize = size_of::<Segment>();
 
 /// One number per record class: the six levels, and raw.
 pub(crate) type ClassCounts = [u64; 7];
 
-/// The records of one name in a ring of bytes. Positions count from the first byte ever written and are never
+/// The records of one name in segments. Positions count from the first byte ever written and are never
 /// reused.
 ///
-/// Invariant: `appended[c] - evicted[c]` records of class `c` are in the ring.
+/// Invariant: `appended[c] - evicted[c]` records of class `c` are in the ring, those from position `start`
+/// on.
 #[derive(Debug)]
 pub(crate) struct LogRing {
-    pub(crate) dn: Dn,
-    buf: VecDeque<u8>,
-    /// Position of the oldest byte kept.
+    /// Oldest first; records are appended to the last.
+    segments: VecDeque<Segment>,
+    /// Sum of their capacities.
+    capacity: usize,
+    /// Position of the oldest record kept.
     pub(crate) start: u64,
     pub(crate) entries: usize,
     pub(crate) appended: ClassCounts,
@@ -31,154 +45,238 @@ pub(crate) struct LogRing {
     evicted_seq: ClassCounts,
     eviction_history: EvictionHistory,
     /// The records of forgotten names below it.
-    pub(crate) inherited: InheritedCounts,
+    pub(crate) inherited: Option<Box<InheritedCounts>>,
     /// Sequence number of the first record ever, and of the newest.
     pub(crate) first_seq: u64,
     pub(crate) newest_seq: u64,
-    /// Readers to wake.
-    pub(crate) followers: Vec<usize>,
-    /// The position from which a growth that was rejected is retried.
-    pub(crate) retry_growth_at: u64,
+    /// The position up to which a growth that was rejected is not tried again.
+    retry_growth_at: u64,
+    /// What the directory keeps of the name.
+    pub(crate) account: NameAccount,
+    waiting: WaitingFollowers,
 }
 
-/// The number of records that forgotten names have had.
-#[derive(Debug)]
-pub(crate) struct InheritedCounts {
-    counts: ClassCounts,
-    /// Sequence number of the newest of them, by class, and of the first of all.
-    newest_seq: ClassCounts,
-    first_seq: u64,
+/// What the directory of names keeps of one name; it changes only under the directory's lock, too.
+#[derive(Debug, Default)]
+pub(crate) struct NameAccount {
+    /// The memory that the directory has counted.
+    pub(crate) memory: usize,
+    /// Its place among the names with entries, or among those without, by idleness.
+    pub(crate) idle_since: u64,
+    pub(crate) has_entries: bool,
+    /// The store has forgotten the name: nothing may be appended.
+    pub(crate) is_forgotten: bool,
 }
 
-impl InheritedCounts {
-    pub(crate) fn total(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-
-    /// Those that are newer than `after` and older than `before`, as far as it is known.
-    pub(crate) fn missed_between(&self, mask: ClassMask, after: u64, before: u64) -> MissedEntries {
-        let newest = mask.max_over(|class| self.newest_seq[class]).min(before.saturating_sub(1));
-        let all = mask.sum_over(|class| self.counts[class]);
-        let is_exact = after < self.first_seq && mask.max_over(|class| self.newest_seq[class]) < before;
-        let oldest = self.first_seq.max(after.saturating_add(1));
-        let count = if is_exact { all } else { all.min((newest + 1).saturating_sub(oldest)) };
-        MissedEntries { count, seq: if count > 0 { newest } else { 0 }, is_upper_bound: !is_exact }
-    }
+/// What an append did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AppendResult {
+    Appended,
+    /// Appended, and the memory differs from what the directory has counted.
+    MemoryChanged,
+    /// Nothing: the directory must make room.
+    NoRoom,
 }
 
 impl LogRing {
-    pub(crate) fn new(dn: Dn) -> LogRing {
+    pub(crate) fn new() -> LogRing {
         LogRing {
-            dn,
-            buf: VecDeque::new(),
+            segments: VecDeque::new(),
+            capacity: 0,
             start: 0,
             entries: 0,
             appended: [0; 7],
             evicted: [0; 7],
             evicted_seq: [0; 7],
             eviction_history: EvictionHistory::default(),
-            inherited: InheritedCounts { counts: [0; 7], newest_seq: [0; 7], first_seq: u64::MAX },
+            inherited: None,
             first_seq: u64::MAX,
             newest_seq: 0,
-            followers: Vec::new(),
             retry_growth_at: 0,
+            account: NameAccount::default(),
+            waiting: WaitingFollowers::default(),
         }
     }
 
+    /// The bytes of the records.
     pub(crate) fn len(&self) -> usize {
-        self.buf.len()
+        (self.end() - self.start) as usize
     }
 
     /// The number of records ever, including those of forgotten names below it.
     pub(crate) fn total_appended(&self) -> u64 {
-        self.appended.iter().sum::<u64>() + self.inherited.total()
+        self.appended.iter().sum::<u64>() + self.inherited.as_ref().map_or(0, |inherited| inherited.total())
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        self.buf.capacity()
+        self.capacity
     }
 
-    #[inline]
-    pub(crate) fn free_bytes(&self) -> usize {
-        self.buf.capacity() - self.buf.len()
+    /// All memory behind it.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.capacity + self.segments.capacity() * SEGMENT_BYTES + self.eviction_history.memory_bytes()
     }
 
     /// Position after the newest byte.
     pub(crate) fn end(&self) -> u64 {
-        self.start + self.buf.len() as u64
+        self.segments.back().map_or(self.start, Segment::end)
     }
 
-    pub(crate) fn grow_to(&mut self, capacity: usize) {
-        self.buf.reserve_exact(capacity - self.buf.len());
+    #[inline]
+    pub(crate) fn has_room(&self, length: usize) -> bool {
+        self.segments.back().is_some_and(|last| last.has_room(length))
     }
 
-    /// Evicts until the remaining records fit into `capacity`, and frees the rest.
-    pub(crate) fn shrink_to(&mut self, capacity: usize) {
-        self.evict_bytes(self.buf.len().saturating_sub(capacity));
-        self.buf.shrink_to(capacity);
+    /// Whether it has records in more than one segment: it can give some away and keep the newest.
+    pub(crate) fn is_divisible(&self) -> bool {
+        self.segments.len() > 1
     }
 
-    /// Evicts all records, and frees their memory.
-    pub(crate) fn clear(&mut self) {
-        self.shrink_to(0);
-        self.eviction_history = EvictionHistory::default();
+    /// The capacity of the next segment, which a record of `length` bytes fits. It is a small part of the
+    /// ring's and of the budget, because segments are evicted whole.
+    pub(crate) fn next_segment_bytes(&self, length: usize, limits: &LogLimits) -> usize {
+        let max = (limits.total_bytes / 256).clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES);
+        (self.capacity / 8).clamp(MIN_SEGMENT_BYTES, max).max(length)
+    }
+
+    pub(crate) fn add_segment(&mut self, capacity: usize) {
+        self.add_buffer(Vec::with_capacity(capacity));
+    }
+
+    fn add_buffer(&mut self, buffer: Vec<u8>) {
+        self.capacity += buffer.capacity();
+        self.segments.push_back(Segment::new(self.end(), buffer));
+    }
+
+    /// Reuses the oldest segment for the next records, if it is large enough and isn't the only one.
+    pub(crate) fn reuse_oldest_segment(&mut self, length: usize) -> bool {
+        let fits = self.is_divisible() && self.segments[0].capacity() >= length;
+        if fits && let Some(buffer) = self.evict_segment() {
+            self.add_buffer(buffer);
+        }
+        fits
+    }
+
+    /// Drops the oldest segment; `None` if there is none.
+    pub(crate) fn evict_segment(&mut self) -> Option<Vec<u8>> {
+        let end = self.segments.front()?.end();
+        self.evict_before(end);
+        let oldest = self.segments.pop_front()?;
+        self.capacity -= oldest.capacity();
+        self.start = self.start.max(end);
+        if self.segments.capacity() > 4 * self.segments.len() + 4 {
+            self.segments.shrink_to(2 * self.segments.len());
+        }
+        Some(oldest.into_buffer())
     }
 
     /// Drops the oldest record.
     pub(crate) fn evict_oldest(&mut self) {
-        self.evict_bytes(1);
+        self.evict_before(self.start + 1);
     }
 
-    /// Frees space for a record of `length` bytes and some more, because evicting several records at once is
-    /// cheaper.
-    pub(crate) fn make_room(&mut self, length: usize) {
-        let spare = length.max(self.buf.capacity() / 64).min(self.buf.capacity());
-        self.evict_bytes(spare.saturating_sub(self.free_bytes()));
+    /// Evicts all records, and frees their memory.
+    pub(crate) fn clear(&mut self) {
+        while self.evict_segment().is_some() {}
+        self.segments = VecDeque::new();
+        self.eviction_history = EvictionHistory::default();
     }
 
-    /// Evicts the oldest records until at least `minimum` bytes are evicted.
-    fn evict_bytes(&mut self, minimum: usize) {
-        let end = self.end().min(self.start + minimum as u64);
-        let mut at = self.start;
-        while at < end {
-            let head = self.read_head(at);
-            at += head.length as u64;
-            self.entries -= 1;
-            self.evicted[usize::from(head.class)] += 1;
-            self.evicted_seq[usize::from(head.class)] = head.seq;
-            // Of many evictions at once, some points suffice.
-            if at >= end || self.entries.is_multiple_of(EVICTIONS_PER_POINT) {
-                self.eviction_history.add_point(head.seq, self.evicted);
+    /// Evicts the records that begin before `end`.
+    fn evict_before(&mut self, end: u64) {
+        let end = end.min(self.end());
+        while self.start < end {
+            let segment = self.segments.partition_point(|segment| segment.end() <= self.start);
+            let segment = &mut self.segments[segment];
+            while self.start < end.min(segment.end()) {
+                let head = segment.read_head(self.start);
+                let class = usize::from(head.class);
+                self.start += head.length as u64;
+                self.entries -= 1;
+                segment.counts[class] -= 1;
+                self.evicted[class] += 1;
+                self.evicted_seq[class] = head.seq;
+                // Of many evictions at once, some points suffice.
+                if self.start >= end || self.entries.is_multiple_of(EVICTIONS_PER_POINT) {
+                    self.eviction_history.add_point(head.seq, self.evicted);
+                }
             }
         }
-        self.buf.drain(..(at - self.start) as usize);
-        self.start = at;
     }
 
-    /// Appends a record, for which space must be free.
+    /// The capacity of the segment by which it may grow for a record. The last one may be smaller than the
+    /// others, unless it is much smaller.
+    pub(crate) fn growth_bytes(&self, length: usize, limits: &LogLimits) -> Option<usize> {
+        let wanted = self.next_segment_bytes(length, limits);
+        let size = wanted.min(limits.bytes_per_dn.saturating_sub(self.capacity));
+        (size >= length && size * 4 >= wanted).then_some(size)
+    }
+
+    /// Doesn't ask for more memory until all of its records are replaced.
+    pub(crate) fn deny_growth(&mut self) {
+        self.retry_growth_at = self.end() + self.capacity as u64;
+    }
+
+    /// Makes room without more memory, if the ring has reached its limit or was denied more, or if all
+    /// records of its oldest segment are evicted.
+    fn make_room(&mut self, length: usize, limits: &LogLimits) -> bool {
+        let may_grow = self.end() >= self.retry_growth_at && self.growth_bytes(length, limits).is_some();
+        let is_oldest_empty = self.segments.front().is_some_and(|oldest| oldest.end() <= self.start);
+        (is_oldest_empty || !may_grow) && self.reuse_oldest_segment(length)
+    }
+
+    /// Appends a record with the next number, and collects the wakers of the readers that wait for it.
     #[inline]
-    pub(crate) fn push(&mut self, record: &[u8], class: u8, seq: u64) {
-        debug_assert!(record.len() <= self.free_bytes(), "space was freed");
-        self.buf.extend(record);
+    pub(crate) fn append(
+        &mut self,
+        record: &mut RecordBuffer,
+        (id, limits, next_seq): (u64, &LogLimits, &AtomicU64),
+        wake: &mut Vec<Waker>,
+    ) -> AppendResult {
+        let length = record.bytes().len();
+        let mut evicts = false;
+        if !self.has_room(length) {
+            evicts = true;
+            if !self.make_room(length, limits) {
+                return AppendResult::NoRoom;
+            }
+        }
+        while self.entries >= limits.entries_per_dn.unwrap_or(usize::MAX) {
+            evicts = true;
+            self.evict_oldest();
+        }
+        // Before the record has its number: a reader that knows a later number then knows of this one.
+        self.waiting.notify(record.class(), id, wake);
+        let seq = next_seq.fetch_add(1, Ordering::AcqRel);
+        record.set_seq(seq);
+        self.push(record.bytes(), record.class(), seq);
+        if evicts && self.memory_bytes() != self.account.memory {
+            return AppendResult::MemoryChanged;
+        }
+        AppendResult::Appended
+    }
+
+    /// Appends a record, for which there must be room.
+    #[inline]
+    fn push(&mut self, record: &[u8], class: u8, seq: u64) {
+        self.segments.back_mut().expect("room was made").push(record, class);
         self.entries += 1;
         self.appended[usize::from(class)] += 1;
         self.newest_seq = seq;
         self.first_seq = self.first_seq.min(seq);
     }
 
-    /// Adds the records of a forgotten name, and those that it has inherited.
-    pub(crate) fn inherit_counts(&mut self, forgotten: &LogRing) {
-        let (own, from) = (&mut self.inherited, &forgotten.inherited);
-        for class in 0..own.counts.len() {
-            own.counts[class] += forgotten.appended[class] + from.counts[class];
-            let newest = forgotten.last_seq_of_class(class).max(from.newest_seq[class]);
-            own.newest_seq[class] = own.newest_seq[class].max(newest);
-        }
-        own.first_seq = own.first_seq.min(forgotten.first_seq).min(from.first_seq);
+    /// Notifies a reader of the next record of its classes.
+    pub(crate) fn add_waiting(&mut self, follower: &Arc<Follower>) {
+        self.waiting.add(follower);
+    }
+
+    pub(crate) fn remove_waiting(&mut self, follower: &Arc<Follower>) {
+        self.waiting.remove(follower);
     }
 
     /// A sequence number between that of the last record of a class and that of the newest record.
-    fn last_seq_of_class(&self, class: usize) -> u64 {
+    pub(crate) fn last_seq_of_class(&self, class: usize) -> u64 {
         if self.appended[class] > self.evicted[class] { self.newest_seq } else { self.evicted_seq[class] }
     }
 
@@ -202,89 +300,56 @@ impl LogRing {
         mask.max_over(|class| self.evicted_seq[class])
     }
 
-    /// Reads the head of the record at a position.
-    #[inline]
-    pub(crate) fn read_head(&self, at: u64) -> RecordHead {
-        RecordHead::from_bytes(self.read_bytes(at))
+    /// The segment with the record at a position, which must not be the end.
+    pub(crate) fn segment_at(&self, at: u64) -> &Segment {
+        &self.segments[self.segments.partition_point(|segment| segment.end() <= at)]
     }
 
-    /// The position of the record before `at`, which must not be the start.
-    pub(crate) fn previous_record(&self, at: u64) -> u64 {
-        at - u64::from(u32::from_le_bytes(self.read_bytes(at - TRAILER_BYTES as u64)))
-    }
-
-    #[inline]
-    fn read_bytes<const N: usize>(&self, at: u64) -> [u8; N] {
-        let (front, back) = self.buf.as_slices();
-        let at = (at - self.start) as usize;
-        let whole = match at.checked_sub(front.len()) {
-            Some(at) => back.get(at..at + N),
-            None => front.get(at..at + N),
-        };
-        match whole.and_then(|bytes| bytes.try_into().ok()) {
-            Some(bytes) => bytes,
-            // It spans the wraparound of the buffer.
-            None => std::array::from_fn(|i| self.buf[at + i]),
-        }
-    }
-
-    /// Appends `length` bytes, from position `at` on, to `to`.
-    pub(crate) fn copy_bytes(&self, at: u64, length: usize, to: &mut Vec<u8>) {
-        let (front, back) = self.buf.as_slices();
-        let at = (at - self.start) as usize;
-        match at.checked_sub(front.len()) {
-            Some(at) => to.extend_from_slice(&back[at..at + length]),
-            None => {
-                let in_front = length.min(front.len() - at);
-                to.extend_from_slice(&front[at..at + in_front]);
-                to.extend_from_slice(&back[..length - in_front]);
-            }
-        }
+    /// The segment with the record before a position, which must not be the start.
+    pub(crate) fn segment_before(&self, at: u64) -> &Segment {
+        &self.segments[self.segments.partition_point(|segment| segment.end() < at)]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::decode_record;
-    use crate::record::RecordBuffer;
-    use crate::{EntryBody, StreamOrigin};
+    use crate::StreamOrigin;
 
-    /// Walks in both directions over a ring that wraps around, and checks the records.
+    /// Walks in both directions over a ring that reuses its segments, and checks the records.
     #[test]
-    fn records_are_readable_in_both_directions_across_the_wraparound() {
-        let mut ring = LogRing::new(Dn::root());
-        ring.grow_to(400);
+    fn records_are_readable_in_both_directions_over_segments() {
+        let limits = LogLimits { bytes_per_dn: 4096, ..LogLimits::default() };
+        let (mut ring, next_seq) = (LogRing::new(), AtomicU64::new(1));
         let mut record = RecordBuffer::for_raw_lines(&StreamOrigin::default());
-        for seq in 1..=200u64 {
-            record.write_raw_line(0, "x".repeat((seq % 37) as usize).as_bytes(), None, false);
-            record.set_seq(seq);
-            if ring.free_bytes() < record.bytes().len() {
-                ring.make_room(record.bytes().len());
+        for number in 1..=1000u64 {
+            record.write_raw_line(0, "x".repeat((number % 37) as usize).as_bytes(), None, false);
+            while ring.append(&mut record, (1, &limits, &next_seq), &mut Vec::new()) == AppendResult::NoRoom {
+                match ring.growth_bytes(record.bytes().len(), &limits) {
+                    Some(length) => ring.add_segment(length),
+                    None => drop(ring.evict_segment()),
+                }
             }
-            ring.push(record.bytes(), record.class(), seq);
-
             let (mut forward, mut at) = (Vec::new(), ring.start);
             while at < ring.end() {
-                let head = ring.read_head(at);
+                let head = ring.segment_at(at).read_head(at);
                 let mut bytes = Vec::new();
-                ring.copy_bytes(at, head.length, &mut bytes);
-                let entry = decode_record(Dn::root(), &bytes);
-                let EntryBody::Raw(raw) = &entry.body else { panic!("{entry:?}") };
-                assert_eq!((entry.seq, raw.text.len() as u64), (head.seq, head.seq % 37));
+                ring.segment_at(at).copy_records(at, 0, &mut bytes);
+                assert_eq!((bytes.len(), bytes.len() as u64 - 37), (head.length, head.seq % 37));
                 forward.push(at);
                 at += head.length as u64;
             }
             let mut backward = Vec::new();
             while at > ring.start {
-                at = ring.previous_record(at);
+                at = ring.segment_before(at).record_before(at);
                 backward.push(at);
             }
             backward.reverse();
             assert_eq!(forward, backward);
             assert_eq!(forward.len(), ring.entries);
             assert_eq!(ring.appended[6] - ring.evicted[6], ring.entries as u64);
+            assert_eq!(ring.segments.iter().map(Segment::capacity).sum::<usize>(), ring.capacity());
         }
-        assert!(ring.capacity() == 400 && ring.evicted[6] > 100);
+        assert!(ring.capacity() <= limits.bytes_per_dn && ring.evicted[6] > 900);
     }
 }

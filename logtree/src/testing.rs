@@ -19,6 +19,11 @@ pub fn fuzz_klog(line: &[u8]) {
     check_parser(parse::klog_line, line, false);
 }
 
+/// [`parse::json_line`], of Kubernetes or zap, accepts or rejects any line.
+pub fn fuzz_json(line: &[u8]) {
+    check_parser(parse::json_line, line, true);
+}
+
 /// [`parse::etcd_line`], which is zap or capnslog, accepts or rejects any line.
 pub fn fuzz_etcd(line: &[u8]) {
     check_parser(parse::etcd_line, line, true);

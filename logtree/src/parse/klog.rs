@@ -6,19 +6,26 @@ use jiff::Timestamp;
 use jiff::civil::{DateTime, Time};
 use jiff::tz::TimeZone;
 
+use serde_json::Value as Json;
+
+use super::logfmt::take_quoted;
 use super::{take_clock_time, take_digits, utc_system_time};
-use crate::{Level, LogMessage};
+use crate::{FieldValue, Level, LogField, LogMessage};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// Parses a line of [klog](https://github.com/kubernetes/klog): `I1121 11:26:08.703131   12345 file.go:123]
-/// text`.
+/// text`. The text of a structured message, `"text" key="value" other=[1,2]`, becomes the message and its fields. The
+/// first line of a crash of a Go program is a separate message, at [`Level::Fatal`].
 ///
 /// The format has no year: it is the latest year that puts the line at most an hour after `now`. The previous
 /// year is used only for lines of the last 48 hours, as around New Year. The process id is dropped.
 ///
-/// *Source:* klog's `Format` comment in klog.go.
+/// *Source:* klog's `Format` comment in klog.go, and internal/serialize/keyvalues.go; Go's runtime/panic.go.
 pub fn klog_line(line: &str, now: SystemTime) -> Option<LogMessage> {
+    if line.starts_with("panic: ") || line.starts_with("fatal error: ") {
+        return Some(LogMessage::without_position(Level::Fatal, line));
+    }
     let level = match line.get(..1)? {
         "I" => Level::Info,
         "W" => Level::Warn,
@@ -40,12 +47,46 @@ pub fn klog_line(line: &str, now: SystemTime) -> Option<LogMessage> {
     if file.is_empty() || text.is_empty() {
         return None;
     }
+    let (text, fields) = split_fields(text).unwrap_or_else(|| (text.to_owned(), Vec::new()));
     Some(LogMessage {
         time: Some(resolve_year(month, day, clock, now)?),
         file: file.to_owned(),
         line: position.parse().ok()?,
+        fields,
         ..LogMessage::without_position(level, text)
     })
+}
+
+/// Splits a structured message. `None` if it is not one.
+fn split_fields(text: &str) -> Option<(String, Vec<LogField>)> {
+    let (message, mut rest) = take_quoted(text.strip_prefix('"')?)?;
+    let mut fields = Vec::new();
+    while !rest.is_empty() {
+        let (name, after) = rest.strip_prefix(' ')?.split_once('=')?;
+        if name.is_empty() || name.contains([' ', '"']) {
+            return None;
+        }
+        let (value, after) = take_value(after)?;
+        fields.push(LogField { name: name.to_owned(), value: FieldValue::Text(value) });
+        rest = after;
+    }
+    Some((message, fields))
+}
+
+/// Splits a value off the front: quoted, JSON, or a word. `<` starts one on the lines that follow.
+fn take_value(text: &str) -> Option<(String, &str)> {
+    if let Some(quoted) = text.strip_prefix('"') {
+        return take_quoted(quoted);
+    }
+    let length = if text.starts_with(['{', '[']) {
+        let mut values = serde_json::Deserializer::from_str(text).into_iter::<Json>();
+        values.next()?.ok()?;
+        values.byte_offset()
+    } else {
+        text.find(' ').unwrap_or(text.len())
+    };
+    let (value, rest) = text.split_at(length);
+    Some((value.to_owned(), rest))
 }
 
 /// Strips at least one space off the front.
@@ -107,6 +148,44 @@ mod tests {
         assert_eq!(new_year, Some(at("1999-12-31T23:59:43.123456Z")));
         let no_fraction = time_of("I1121 11:26:08 1 a.go:1] x", NOON);
         assert_eq!(no_fraction, Some(at("2026-11-21T11:26:08Z")));
+    }
+
+    #[test]
+    fn a_structured_message_has_fields() {
+        let parse = |text: &str| {
+            let message = klog_line(&format!("I1121 11:26:08.703131 1 a.go:1] {text}"), at(NOON)).unwrap();
+            let fields: Vec<_> = message.fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect();
+            (message.text, fields.join("|"))
+        };
+        let split = |text: &str, fields: &str| (text.to_owned(), fields.to_owned());
+        for (text, fields) in [
+            (
+                r#""Pod \"a\" failed" pod="kube-system/a" err="no \"x\"" attempt=3"#,
+                r#"pod=kube-system/a|err=no "x"|attempt=3"#,
+            ),
+            (
+                r#""Pod \"a\" failed" gates={"A":"b c"} list=["a b"] none=<nil>"#,
+                r#"gates={"A":"b c"}|list=["a b"]|none=<nil>"#,
+            ),
+            (r#""Pod \"a\" failed" err=<"#, "err=<"),
+            (r#""Pod \"a\" failed""#, ""),
+        ] {
+            assert_eq!(parse(text), split(r#"Pod "a" failed"#, fields), "{text}");
+        }
+        for text in ["FLAG: --a=\"b\"", "\"x\" and more", "\"x\" a=b  c=d", "\"x\" a={b", "\"open", "x a=b"] {
+            assert_eq!(parse(text), split(text, ""), "it has no structure");
+        }
+    }
+
+    #[test]
+    fn a_crash_of_a_go_program_is_fatal() {
+        for line in [
+            "panic: runtime error: index out of range [1] with length 1",
+            "fatal error: all goroutines are asleep - deadlock!",
+        ] {
+            let message = klog_line(line, at(NOON)).unwrap();
+            assert_eq!((message.level, message.text.as_str(), message.time), (Level::Fatal, line, None));
+        }
     }
 
     #[test]

@@ -51,8 +51,8 @@ fn take_pair(text: &str) -> Option<(&str, String, &str)> {
     }
 }
 
-/// Parses a value up to the closing quote.
-fn take_quoted(text: &str) -> Option<(String, &str)> {
+/// Parses a value up to the closing quote, in Go's syntax.
+pub(super) fn take_quoted(text: &str) -> Option<(String, &str)> {
     // Escapes may encode single bytes, so the value is collected as bytes.
     let mut value = Vec::new();
     let mut rest = text;

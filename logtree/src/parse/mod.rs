@@ -4,14 +4,18 @@
 //! fully match its format. Times without a zone are in UTC.
 
 mod capnslog;
+mod format;
 mod klog;
 mod kmsg;
+mod kubernetes;
 mod logfmt;
 mod zap;
 
 pub use capnslog::capnslog_line;
+pub use format::{LogFormat, ParseFormatError};
 pub use klog::klog_line;
 pub use kmsg::{KmsgRecord, kmsg_record};
+pub use kubernetes::json_line;
 pub use logfmt::logfmt_line;
 pub use zap::zap_line;
 

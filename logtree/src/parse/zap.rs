@@ -22,13 +22,19 @@ pub fn zap_line(line: &str, _now: SystemTime) -> Option<LogMessage> {
     if let Some(time) = take_key(&mut object, ["ts", "time"]) {
         message.time = Some(self::parse_time(&time)?);
     }
+    take_position(&mut object, &mut message)?;
+    message.fields = object.into_iter().map(|(name, value)| LogField { name, value: value.into() }).collect();
+    Some(message)
+}
+
+/// Moves `caller`, a file and a line, into the message. `None` if its line is not a number.
+pub(super) fn take_position(object: &mut Map<String, Json>, message: &mut LogMessage) -> Option<()> {
     if let Some((file, line)) = object.get("caller").and_then(Json::as_str).and_then(|at| at.rsplit_once(':'))
     {
         (message.line, message.file) = (line.parse().ok()?, file.to_owned());
         object.remove("caller");
     }
-    message.fields = object.into_iter().map(|(name, value)| LogField { name, value: value.into() }).collect();
-    Some(message)
+    Some(())
 }
 
 fn take_key(object: &mut Map<String, Json>, names: [&str; 2]) -> Option<Json> {

@@ -49,7 +49,7 @@ pub enum FifoError {
         source: io::Error,
     },
     /// The path is a link or another kind of file: remove it if it is not needed.
-    #[error("{path} is not a FIFO: remove it, or configure another path")]
+    #[error("{path} exists and is not a FIFO (named pipe): remove it, or configure another path")]
     NotFifo {
         /// The path.
         path: PathBuf,

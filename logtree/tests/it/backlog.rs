@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::io::Write;
 
 use nodekeel_logtree::{
-    BacklogLimit, EntryBody, KindFilter, Level, LogLimits, LogQuery, LogStore, QueryError, WriterOptions,
+    BacklogLimit, EntryBody, KindFilter, Level, LogLimits, LogMessage, LogQuery, LogStore, QueryError,
+    TextPattern, WriterOptions,
 };
 
 use crate::support::*;
@@ -249,6 +250,40 @@ fn a_cursor_of_the_future_or_of_another_life_is_an_error() {
     append_info(&next_life, "a", "0");
     assert_eq!(open(&next_life, store.cursor_at(1)), Err(QueryError::ForeignCursor));
     assert_eq!(open(&next_life.clone(), next_life.cursor_at(0)), Ok(()));
+}
+
+#[test]
+fn entries_are_found_by_time_text_and_field_in_backlog_and_stream() {
+    let store = store_with_max_entries(8);
+    let message = |level, text: &str, member: i64| {
+        LogMessage::new(level, text).with_field("member", member).with_field("peer", "etcd-1")
+    };
+    let query = || LogQuery::of_dn(dn("main")).follow();
+    let pattern = |text| TextPattern::new(text).unwrap();
+    let mut follower =
+        store.open_reader(query().matching(pattern("refused$")).with_field("member", "7")).unwrap();
+    for (text, member) in [("conn refused", 7), ("conn refused", 8), ("refused, too", 7), ("all refused", 7)]
+    {
+        store.append_message(&dn("main"), message(Level::Warn, text, member));
+    }
+    store.line_writer(&dn("main"), WriterOptions::new("stdout")).write_all(b"raw refused\n").unwrap();
+    let live: Vec<_> = std::iter::from_fn(|| follower.try_next()).collect();
+    assert_eq!(entry_texts(&live), ["conn refused", "all refused"]);
+    let found = |query: LogQuery| entry_texts(&read_backlog(&store, query));
+    assert_eq!(found(query().matching(pattern("^raw|member=8"))), ["conn refused", "raw refused"]);
+    assert_eq!(found(query().with_field("peer", "etcd-1").with_field("member", "8")), ["conn refused"]);
+    assert_eq!(found(query().with_field("peer", "etcd")), [""; 0]);
+    // The newest of those that match, also where others are newer.
+    assert_eq!(found(query().matching(pattern("conn")).last_entries(1)), ["conn refused"]);
+    let all = read_backlog(&store, query());
+    assert_eq!(found(query().since(all[3].time)), ["all refused", "raw refused"]);
+    let future = all[4].time + std::time::Duration::from_secs(3600);
+    assert_eq!(found(query().since(future)), [""; 0]);
+    // What was dropped may have matched.
+    (0..6).for_each(|_| append_info(&store, "main", "other"));
+    assert_eq!(found(query().matching(pattern("raw"))), ["-3?", "raw refused"]);
+    let error = TextPattern::new("a(b").unwrap_err();
+    assert_eq!(error.to_string(), "can't search for \"a(b\": unclosed group");
 }
 
 /// Other names take as many sequence numbers, and what was read before the cursor is no loss.

@@ -136,7 +136,7 @@ fn beyond_five_times_the_name_limit_a_name_is_forgotten_and_its_readers_find_an_
 
 #[test]
 fn a_quiet_name_in_a_flood_of_names_is_not_lost_silently() {
-    let store = LogStore::default();
+    let store = LogStore::new(LogLimits { max_names: 1024, ..LogLimits::default() });
     for number in 0..5 {
         append_message(&store, "root.etcd", Level::Error, number.to_string());
     }
@@ -192,4 +192,39 @@ fn out_of_range_limits_are_clamped() {
             assert_eq!(read_backlog(&store, LogQuery::of_dn(dn(name)).last_entries(1)).len(), 1);
         }
     }
+}
+
+/// 20,000 names and 2,000 writers with a partial line each, in 4 MiB.
+#[test]
+fn memory_is_bounded_whatever_the_number_of_names_and_writers() {
+    let store = LogStore::new(LogLimits { total_bytes: 4 << 20, ..LogLimits::default() });
+    let mut writers = Vec::new();
+    for number in 0..20_000 {
+        append_info(&store, &format!("n.{number}"), "the only line");
+        if number % 10 == 0 {
+            let mut writer = store.line_writer(&dn(&format!("w.{number}")), WriterOptions::new("stdout"));
+            writer.write_all(&[b'x'; 1000]).unwrap();
+            writers.push(writer);
+        }
+    }
+    let stats = store.dn_stats();
+    let entries: usize = stats.iter().map(|name| name.bytes).sum();
+    assert!(
+        entries + stats.len() * 512 + writers.len() * 512 <= 4 << 20,
+        "{entries} in {} names",
+        stats.len()
+    );
+    assert_eq!(totals(&store).0, 20_000);
+    drop(writers);
+    assert_eq!(totals(&store).0, 22_000);
+}
+
+/// Names share the memory, so a name loses its entries only when it has been idle for longest.
+#[test]
+fn a_thousand_names_keep_their_entries_while_memory_is_left() {
+    let store = LogStore::default();
+    for number in 0..5_000 {
+        append_info(&store, &format!("n.{number}"), "kept");
+    }
+    assert_eq!(totals(&store), (5_000, 5_000, 0));
 }

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod backlog;
+mod concurrent;
 mod layer;
 mod limits;
 mod line_writer;

@@ -2,15 +2,18 @@
 
 use std::io::Write;
 
-use nodekeel_logtree::parse::{self, LineParser};
+use nodekeel_logtree::parse::{self, LineParser, LogFormat};
 use nodekeel_logtree::{EntryBody, Level, LogEntry, LogQuery, LogStore, WriterOptions};
 
 use crate::support::*;
 
 fn store_output(parser: LineParser, output: &str) -> Vec<LogEntry> {
+    store_lines(WriterOptions::new("stderr").generation(2).line_parser(parser), output)
+}
+
+fn store_lines(options: WriterOptions, output: &str) -> Vec<LogEntry> {
     let store = LogStore::default();
-    let mut writer =
-        store.line_writer(&dn("x"), WriterOptions::new("stderr").generation(2).line_parser(parser));
+    let mut writer = store.line_writer(&dn("x"), options);
     writer.write_all(output.as_bytes()).unwrap();
     writer.close();
     read_backlog(&store, LogQuery::of_dn(dn("x")))
@@ -88,4 +91,54 @@ fn a_line_longer_than_the_raw_limit_is_parsed_completely() {
     let long = "x".repeat(5000);
     let entries = store_output(parse::etcd_line, &format!("{{\"level\":\"info\",\"msg\":\"{long}\"}}\n"));
     assert_eq!(entry_texts(&entries), [long]);
+}
+
+fn store_format(format: LogFormat, output: &str) -> Vec<LogEntry> {
+    store_lines(WriterOptions::new("stderr").format(format), output)
+}
+
+fn errors_of(entries: &[LogEntry]) -> Vec<String> {
+    let leveled = entries.iter().filter(|entry| matches!(entry.body, EntryBody::Leveled(_)));
+    leveled.filter(|entry| entry_level(entry) == Level::Error).map(entry_text).collect()
+}
+
+#[test]
+fn every_line_of_kubernetes_klog_has_a_level_also_in_the_middle_of_a_message() {
+    let kubelet = include_str!("../../testdata/kubelet-1.36.3-klog.txt");
+    let apiserver = include_str!("../../testdata/kube-apiserver-1.36.3-klog.txt");
+    let entries = store_format(LogFormat::Klog, kubelet);
+    assert_eq!((entries.len(), level_letters(&entries).as_str()), (kubelet.lines().count(), "IWE"));
+    assert_eq!(errors_of(&entries), ["command failed"]);
+    let EntryBody::Leveled(failed) = &entries.last().unwrap().body else { panic!() };
+    assert_eq!((failed.file.as_str(), failed.line, failed.fields[0].name.as_str()), ("run.go", 72, "err"));
+
+    let entries = store_format(LogFormat::Klog, apiserver);
+    assert_eq!(entries.len(), apiserver.lines().count());
+    assert!(!level_letters(&entries).contains('R'), "{}", level_letters(&entries));
+    let errors = ["The manifest file is empty, ignoring.", "Failed to ensure lease exists, will retry"];
+    assert_eq!(errors_of(&entries), errors);
+    let continued =
+        entries.iter().position(|entry| entry_text(entry).starts_with("[-]informer-sync")).unwrap();
+    assert_eq!(entries[continued].time, entries[continued - 1].time, "it is a part of the message");
+}
+
+#[test]
+fn every_line_of_kubernetes_json_has_a_level() {
+    let kubelet = include_str!("../../testdata/kubelet-1.36.3-json.txt");
+    let apiserver = include_str!("../../testdata/kube-apiserver-1.36.3-json.txt");
+    let entries = store_format(LogFormat::Json, kubelet);
+    assert_eq!((entries.len(), level_letters(&entries).as_str()), (kubelet.lines().count(), "IE"));
+    let entries = store_format(LogFormat::Json, apiserver);
+    assert_eq!(entries.len(), apiserver.lines().count());
+    assert!(!level_letters(&entries).contains('R'), "{}", level_letters(&entries));
+    let errors = ["The manifest file is empty, ignoring.", "Failed to ensure lease exists, will retry"];
+    assert_eq!(errors_of(&entries), errors);
+}
+
+#[test]
+fn lines_before_the_first_message_stay_raw_and_a_crash_is_fatal_with_its_trace() {
+    let output = "starting\nI1121 11:26:08.703131 1 a.go:1] up\npanic: a bug\n\ngoroutine 1 [running]:\n";
+    assert_eq!(level_letters(&store_format(LogFormat::Klog, output)), "RIF");
+    let output = "{\"level\":\"error\",\"msg\":\"x\"}\ncontinued\n";
+    assert_eq!(level_letters(&store_format(LogFormat::Zap, output)), "ER", "a message of zap has one line");
 }

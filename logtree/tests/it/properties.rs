@@ -29,6 +29,16 @@ proptest! {
     }
 
     #[test]
+    fn structured_klog_accepts_or_rejects_any_text(text in r#"("[a-z\\"]{0,4}"|[a-z]{1,3}=("[a-z\\"]{0,3}"|[a-z]{0,2}|\{"a":[0-9]\}|\[[0-9,]{0,3}\]|<)| ){0,6}"#) {
+        testing::fuzz_klog(format!("I1121 11:26:08.703131 1 a.go:1] {text}").as_bytes());
+    }
+
+    #[test]
+    fn kubernetes_json_accepts_or_rejects_any_line(line in r#"\{"ts":[0-9e.\-"]{1,9},("caller":"[a-z:0-9]{0,5}",)?"msg":".{0,9}"(,"v":[0-9.]{1,2})?(,"err":.{1,3})?\}|.*"#) {
+        testing::fuzz_json(line.as_bytes());
+    }
+
+    #[test]
     fn etcd_accepts_or_rejects_any_line(line in r#"\{"level":"[a-z]{0,5}","ts":[0-9e.\-"]{1,9},"msg":".{0,9}"\}|(raft)?20[0-9/\- :.]{0,25} [IWE] \| .*|.*"#) {
         testing::fuzz_etcd(line.as_bytes());
     }

@@ -1,0 +1,351 @@
+//! The names of a store, and the memory that they share.
+//!
+//! A name takes memory in segments. When the budget is used up, a name that needs one gets it from a name
+//! that uses more, and else from itself; one that has nothing yet gets it from the idlest name. The directory
+//! is locked for that, a ring only after the directory, and never two rings at once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::cursor::MissedEntries;
+use crate::follower::Follower;
+use crate::inherited_counts::InheritedCounts;
+use crate::name_log::NameLog;
+use crate::partial_lines::PartialLineBudget;
+use crate::query::{ClassMask, LogQuery};
+use crate::ring::LogRing;
+use crate::{Dn, LogLimits};
+
+/// How many cleared names are remembered with their counts, for each name with entries.
+const CLEARED_PER_NAME: usize = 4;
+/// Memory of a name beside its ring's segments and the text of its name: the ring, and its places below.
+const NAME_BYTES: usize = size_of::<NameLog>() + 256;
+
+/// Names in the order of a number of each.
+type NamesByNumber<N> = BTreeMap<(N, u64), Arc<NameLog>>;
+
+#[derive(Debug)]
+pub(crate) struct Directory {
+    store_id: u64,
+    limits: LogLimits,
+    names: BTreeMap<Dn, Arc<NameLog>>,
+    /// All names, by the memory of their rings.
+    by_memory: NamesByNumber<usize>,
+    /// The names with memory for entries but the root, by a sequence number that their last is not below.
+    by_idleness: NamesByNumber<u64>,
+    /// The names whose entries had to be cleared for others, by the number of their last.
+    cleared: NamesByNumber<u64>,
+    followers: Vec<Arc<Follower>>,
+    /// The memory of all names.
+    memory: usize,
+    /// Uses a part of the same budget.
+    writers: Arc<PartialLineBudget>,
+    next_id: u64,
+}
+
+impl Directory {
+    pub(crate) fn new(store_id: u64, limits: LogLimits, writers: Arc<PartialLineBudget>) -> Directory {
+        let mut directory = Directory {
+            store_id,
+            limits,
+            names: BTreeMap::new(),
+            by_memory: BTreeMap::new(),
+            by_idleness: BTreeMap::new(),
+            cleared: BTreeMap::new(),
+            followers: Vec::new(),
+            memory: 0,
+            writers,
+            next_id: 1,
+        };
+        // The root always exists, to take over the counts of forgotten names.
+        directory.create_name(Dn::root());
+        directory
+    }
+
+    pub(crate) fn find_name(&self, dn: &Dn) -> Option<&Arc<NameLog>> {
+        self.names.get(dn)
+    }
+
+    /// All names, in their order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Arc<NameLog>> {
+        self.names.values()
+    }
+
+    /// The names that exist of a query.
+    pub(crate) fn names_of(&self, query: &LogQuery) -> Vec<Arc<NameLog>> {
+        let from_dn = self.names.range(query.dn.clone()..);
+        from_dn.take_while(|(dn, _)| query.matches_dn(dn)).map(|(_, log)| Arc::clone(log)).collect()
+    }
+
+    pub(crate) fn add_follower(&mut self, follower: Arc<Follower>) {
+        self.followers.push(follower);
+    }
+
+    pub(crate) fn remove_follower(&mut self, follower: &Arc<Follower>) {
+        self.followers.retain(|other| !Arc::ptr_eq(other, follower));
+    }
+
+    /// The name, which is created if it doesn't exist.
+    pub(crate) fn find_or_create_name(&mut self, dn: &Dn) -> Arc<NameLog> {
+        if let Some(log) = self.names.get(dn) {
+            return Arc::clone(log);
+        }
+        if self.names.len() >= self.limits.max_names.saturating_mul(1 + CLEARED_PER_NAME) {
+            self.forget_idlest_cleared();
+        }
+        self.create_name(dn.clone())
+    }
+
+    fn create_name(&mut self, dn: Dn) -> Arc<NameLog> {
+        let mut ring = LogRing::new();
+        let followers: Vec<_> = self.followers.iter().filter(|follower| follower.matches_dn(&dn)).collect();
+        followers.iter().for_each(|follower| ring.add_waiting(follower));
+        let log = Arc::new(NameLog::new(self.store_id, self.next_id, dn.clone(), ring));
+        followers.iter().for_each(|follower| follower.add_created(&log));
+        self.next_id += 1;
+        self.memory += NAME_BYTES + dn.as_str().len();
+        self.by_memory.insert((0, log.id), Arc::clone(&log));
+        self.names.insert(dn, Arc::clone(&log));
+        log
+    }
+
+    /// Makes room for a record of a name, of which `next_seq` will be the lowest number.
+    pub(crate) fn make_room(&mut self, log: &Arc<NameLog>, length: usize, next_seq: u64) {
+        let ring = log.lock_ring();
+        if ring.account.is_forgotten || ring.has_room(length) {
+            return;
+        }
+        let (has_entries, memory) = (ring.account.has_entries, ring.account.memory);
+        let (is_divisible, growth) = (ring.is_divisible(), ring.growth_bytes(length, &self.limits));
+        drop(ring);
+        if !has_entries && !log.dn.is_root() {
+            self.make_place(log, next_seq);
+        }
+        let Some(size) = growth else { return self.replace_segments(log, length) };
+        while self.is_over_budget(size) && self.take_segment(log, memory + size) {}
+        if self.is_over_budget(size) && is_divisible {
+            self.replace_segments(log, length);
+            log.lock_ring().deny_growth();
+            return;
+        }
+        self.change_ring(log, |ring| ring.add_segment(size));
+        self.keep_budget(log);
+    }
+
+    /// Replaces the oldest segments of a name with one for a record.
+    fn replace_segments(&mut self, log: &Arc<NameLog>, length: usize) {
+        let max = self.limits.bytes_per_dn;
+        self.change_ring(log, |ring| {
+            let before = ring.capacity();
+            while (ring.capacity() + length > max || before - ring.capacity() < length)
+                && ring.evict_segment().is_some()
+            {}
+            ring.add_segment((before - ring.capacity()).max(length));
+        });
+        self.keep_budget(log);
+    }
+
+    /// Counts the memory of a ring that has changed it.
+    pub(crate) fn settle_memory(&mut self, log: &Arc<NameLog>) {
+        self.change_ring(log, |_| ());
+        self.keep_budget(log);
+    }
+
+    /// Frees memory for writers.
+    pub(crate) fn make_room_for_writers(&mut self) {
+        let root = self.find_or_create_name(&Dn::root());
+        self.keep_budget(&root);
+    }
+
+    /// Frees memory while the budget is exceeded.
+    fn keep_budget(&mut self, keep: &Arc<NameLog>) {
+        while self.is_over_budget(0) && self.take_memory(keep) {}
+    }
+
+    fn is_over_budget(&self, more: usize) -> bool {
+        let total = self.limits.total_bytes;
+        self.memory.saturating_add(more) > total.saturating_sub(self.writers.used_bytes()).max(total / 2)
+    }
+
+    /// Changes a ring, and counts its memory again, unless it is forgotten.
+    fn change_ring(&mut self, log: &Arc<NameLog>, change: impl FnOnce(&mut LogRing)) {
+        let mut ring = log.lock_ring();
+        if ring.account.is_forgotten {
+            return;
+        }
+        change(&mut ring);
+        let before = std::mem::replace(&mut ring.account.memory, 0);
+        let after = ring.memory_bytes();
+        ring.account.memory = after;
+        drop(ring);
+        if before != after {
+            self.memory = self.memory - before + after;
+            self.by_memory.remove(&(before, log.id));
+            self.by_memory.insert((after, log.id), Arc::clone(log));
+        }
+    }
+
+    /// Takes the oldest segment of the name that uses most memory except `keep`, if it is more than `above`.
+    fn take_segment(&mut self, keep: &Arc<NameLog>, above: usize) -> bool {
+        let mut others = self.by_memory.iter().rev().filter(|(_, log)| log.id != keep.id);
+        let Some((&(memory, _), largest)) = others.next() else { return false };
+        if memory <= above || !largest.lock_ring().is_divisible() {
+            return false;
+        }
+        let largest = Arc::clone(largest);
+        self.change_ring(&largest, |ring| drop(ring.evict_segment()));
+        true
+    }
+
+    /// Takes memory from any name but `keep`.
+    fn take_memory(&mut self, keep: &Arc<NameLog>) -> bool {
+        self.take_segment(keep, 0)
+            || (self.cleared.len() > self.by_idleness.len() && self.forget_idlest_cleared())
+            || self.clear_idlest(keep)
+            || self.forget_idlest_cleared()
+    }
+
+    /// Makes a name one of those with entries, and clears others for it.
+    fn make_place(&mut self, log: &Arc<NameLog>, next_seq: u64) {
+        let mut ring = log.lock_ring();
+        let was_idle_since = std::mem::replace(&mut ring.account.idle_since, next_seq);
+        ring.account.has_entries = true;
+        drop(ring);
+        self.cleared.remove(&(was_idle_since, log.id));
+        // The root has its place in the limit, with or without entries.
+        while self.by_idleness.len() >= self.limits.max_names - 1 && self.clear_idlest(log) {}
+        self.by_idleness.insert((next_seq, log.id), Arc::clone(log));
+    }
+
+    /// Drops the entries of the name whose last write is oldest, but not of the root and not of `keep`. Its
+    /// counts stay, and report to its readers what was dropped.
+    fn clear_idlest(&mut self, keep: &Arc<NameLog>) -> bool {
+        while let Some((&key, log)) = self.by_idleness.iter().find(|(_, log)| log.id != keep.id) {
+            let log = Arc::clone(log);
+            self.by_idleness.remove(&key);
+            let mut ring = log.lock_ring();
+            let newest = ring.newest_seq.max(key.0);
+            ring.account.idle_since = newest;
+            ring.account.has_entries = newest > key.0;
+            drop(ring);
+            // It was written to since it got its place: its place is a later one.
+            if newest > key.0 {
+                self.by_idleness.insert((newest, log.id), log);
+                continue;
+            }
+            self.change_ring(&log, LogRing::clear);
+            self.cleared.insert((newest, log.id), log);
+            return true;
+        }
+        false
+    }
+
+    /// Forgets the cleared name whose last write is oldest. The nearest name above it inherits its counts.
+    fn forget_idlest_cleared(&mut self) -> bool {
+        let Some((_, log)) = self.cleared.pop_first() else { return false };
+        let mut ring = log.lock_ring();
+        ring.account.is_forgotten = true;
+        let memory = ring.account.memory;
+        let counts = InheritedCounts::of_ring(&ring);
+        for follower in self.followers.iter().filter(|follower| follower.matches_dn(&log.dn)) {
+            ring.remove_waiting(follower);
+            follower.forget_name(log.id, ring.evicted_after(follower.mask, 0));
+        }
+        drop(ring);
+        self.names.remove(&log.dn);
+        self.by_memory.remove(&(memory, log.id));
+        self.memory -= NAME_BYTES + log.dn.as_str().len() + memory;
+        let heir = std::iter::successors(log.dn.parent(), Dn::parent)
+            .find_map(|above| self.names.get(&above))
+            .expect("the root is never forgotten");
+        heir.lock_ring().inherited.get_or_insert_default().add(&counts);
+        true
+    }
+
+    /// The entries that names of a query lost when they were forgotten, newer than `after`. The names within
+    /// the query have inherited them; or a name above it has, which may also have inherited those of others,
+    /// but only from before the present ring of the query's name.
+    pub(crate) fn forgotten_after(&self, query: &LogQuery, mask: ClassMask, after: u64) -> MissedEntries {
+        let missed_at = |log: &Arc<NameLog>, before| {
+            let ring = log.lock_ring();
+            ring.inherited.as_ref().map(|inherited| inherited.missed_between(mask, after, before))
+        };
+        let before = self.names.get(&query.dn).map_or(u64::MAX, |log| log.lock_ring().first_seq);
+        let mut forgotten = MissedEntries::default();
+        let above = std::iter::successors(query.dn.parent(), Dn::parent);
+        for log in above.filter_map(|dn| self.names.get(&dn)) {
+            let missed = missed_at(log, before).unwrap_or_default();
+            forgotten.add(MissedEntries { is_upper_bound: true, ..missed });
+        }
+        if query.include_descendants {
+            let within = self.names_of(query);
+            within.iter().filter_map(|log| missed_at(log, u64::MAX)).for_each(|missed| forgotten.add(missed));
+        }
+        forgotten
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::StreamOrigin;
+    use crate::record::RecordBuffer;
+    use crate::ring::AppendResult;
+
+    #[test]
+    fn memory_is_counted_and_stays_within_the_budget() {
+        for max_names in [40, 100_000] {
+            let limits = LogLimits {
+                bytes_per_dn: 64 << 10,
+                total_bytes: 128 << 10,
+                max_names,
+                ..LogLimits::default()
+            };
+            let (mut directory, next_seq) =
+                (Directory::new(1, limits, Arc::new(PartialLineBudget::new(0))), AtomicU64::new(1));
+            let mut record = RecordBuffer::for_raw_lines(&StreamOrigin::default());
+            for number in 0..30_000usize {
+                let name = number % 7 * (number / if max_names == 40 { 1000 } else { 10 });
+                record.write_raw_line(0, "x".repeat(number * 31 % 1024).as_bytes(), None, false);
+                let log = directory.find_or_create_name(&format!("n.{name}").parse().unwrap());
+                let seq = number as u64 + 1;
+                loop {
+                    let mut ring = log.lock_ring();
+                    let appended = ring.append(&mut record, (log.id, &limits, &next_seq), &mut Vec::new());
+                    drop(ring);
+                    match appended {
+                        AppendResult::Appended => break,
+                        AppendResult::MemoryChanged => break directory.settle_memory(&log),
+                        AppendResult::NoRoom => directory.make_room(&log, record.bytes().len(), seq),
+                    }
+                }
+                check_directory(&directory, number.is_multiple_of(100));
+            }
+            let appended: u64 = directory.names().map(|log| log.lock_ring().total_appended()).sum();
+            assert_eq!(appended, 30_000);
+        }
+    }
+
+    fn check_directory(directory: &Directory, thoroughly: bool) {
+        let Directory { limits, names, by_memory, by_idleness, cleared, .. } = directory;
+        assert!(directory.memory <= limits.total_bytes, "{}", directory.memory);
+        assert!(names.len() <= limits.max_names * (1 + CLEARED_PER_NAME));
+        assert!(by_idleness.len() < limits.max_names);
+        assert_eq!(by_idleness.len() + cleared.len() + 1, names.len());
+        assert_eq!(by_memory.len(), names.len());
+        if thoroughly {
+            let counted = names.values().map(|log| {
+                let ring = log.lock_ring();
+                assert!(ring.capacity() <= limits.bytes_per_dn);
+                assert_eq!(ring.account.memory, ring.memory_bytes());
+                assert!(by_memory.contains_key(&(ring.account.memory, log.id)));
+                let place = (ring.account.idle_since, log.id);
+                assert_eq!(by_idleness.contains_key(&place), ring.account.has_entries);
+                NAME_BYTES + log.dn.as_str().len() + ring.memory_bytes()
+            });
+            assert_eq!(directory.memory, counted.sum::<usize>());
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The names that a reader reads, merged in the order of their records.
+//!
+//! A queue holds the names that have something to read, by the number of their next item; a name that has
+//! nothing costs nothing until a record brings it back. No lock is held but that of one ring at a time.
+
+use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use crate::LogEntry;
+use crate::cursor::{BackwardStep, CursorState, MissedEntries, NextItem, RingCursor};
+use crate::decode::decode_record;
+use crate::follower::Follower;
+use crate::name_log::NameLog;
+use crate::query::{ClassMask, LogQuery};
+
+/// Memory for copies of records, shared by the names that are read, and the maximum for each.
+const COPIED_BYTES: usize = 64 << 10;
+const MAX_COPIED_BYTES: usize = 16 << 10;
+/// Maximum number of items that a call reads or skips.
+const MAX_ITEMS_PER_CALL: usize = 1024;
+
+/// Stands for the entries of forgotten names among the ids of names.
+const FORGOTTEN_ID: u64 = 0;
+
+/// What is left after a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PullResult {
+    /// More items may be there already.
+    More,
+    /// Nothing below the given number.
+    Done,
+}
+
+/// All positions of a reader.
+#[derive(Debug)]
+pub(crate) struct RingMerge {
+    query: LogQuery,
+    mask: ClassMask,
+    follower: Option<Arc<Follower>>,
+    /// By the ids of their names.
+    cursors: HashMap<u64, RingCursor>,
+    has_new: bool,
+    /// The next items: their sequence numbers, or lower bounds, and the ids of their names.
+    queue: BinaryHeap<Reverse<(u64, u64)>>,
+    /// The entries it missed under names that were forgotten; and those that it misses if it rewinds to them.
+    forgotten: MissedEntries,
+    older_forgotten: MissedEntries,
+}
+
+impl RingMerge {
+    pub(crate) fn new(
+        query: LogQuery,
+        mask: ClassMask,
+        follower: Option<Arc<Follower>>,
+        older_forgotten: MissedEntries,
+    ) -> RingMerge {
+        RingMerge {
+            query,
+            mask,
+            follower,
+            cursors: HashMap::new(),
+            has_new: true,
+            queue: BinaryHeap::new(),
+            forgotten: MissedEntries::default(),
+            older_forgotten,
+        }
+    }
+
+    pub(crate) fn add_from_start(&mut self, logs: Vec<Arc<NameLog>>) {
+        self.cursors.extend(logs.into_iter().map(|log| (log.id, RingCursor::from_start(log))));
+        self.report_forgotten(self.older_forgotten);
+    }
+
+    pub(crate) fn add_from_end(&mut self, logs: Vec<Arc<NameLog>>) {
+        self.cursors.extend(logs.into_iter().map(|log| (log.id, RingCursor::from_end(log))));
+    }
+
+    fn report_forgotten(&mut self, missed: MissedEntries) {
+        self.forgotten.add(missed);
+        if missed.count > 0 {
+            self.queue.push(Reverse((self.forgotten.seq, FORGOTTEN_ID)));
+        }
+    }
+
+    /// Moves back by up to `n` entries that pass the filters and have numbers below `live_from`, newest first
+    /// over all rings, down to sequence number `after`, exclusive.
+    pub(crate) fn rewind(&mut self, mut n: usize, after: u64, live_from: u64) {
+        let mask = self.mask;
+        let mut newest: BinaryHeap<(u64, u64)> = (self.cursors.iter_mut())
+            .filter_map(|(&id, cursor)| Some((cursor.previous_seq(mask)?, id)))
+            .collect();
+        if self.older_forgotten.count > 0 {
+            newest.push((self.older_forgotten.seq, FORGOTTEN_ID));
+        }
+        while let Some((seq, id)) = newest.pop() {
+            if seq <= after || (n == 0 && seq < live_from) {
+                return;
+            }
+            let Some(cursor) = self.cursors.get_mut(&id) else {
+                self.report_forgotten(self.older_forgotten);
+                continue;
+            };
+            // As far as this name has the newest.
+            let others = newest.peek().map_or(0, |&(seq, _)| seq);
+            let end = if n == 0 { live_from } else { after + 1 };
+            let copies = self.query.filters_content();
+            let step = BackwardStep { down_to: others.max(end), max: n.max(1), live_from, after, copies };
+            let passed = cursor.step_back(mask, step);
+            n -= if copies { self.query.count_matching(&passed.records) } else { passed.count };
+            newest.extend(passed.previous_seq.map(|seq| (seq, id)));
+        }
+    }
+
+    /// Takes over what has happened to the names since the last call.
+    pub(crate) fn take_notices(&mut self) {
+        if self.has_new {
+            self.has_new = false;
+            let new = self.cursors.iter().filter(|(_, cursor)| cursor.state == CursorState::New);
+            new.map(|(&id, _)| id).collect::<Vec<_>>().into_iter().for_each(|id| self.queue_name(id));
+        }
+        let Some(inbox) = self.follower.as_ref().and_then(|follower| follower.take_inbox()) else { return };
+        let created = inbox.created.into_iter().map(|(id, log)| (id, RingCursor::of_created(log)));
+        self.cursors.extend(created);
+        self.report_forgotten(inbox.forgotten);
+        for id in inbox.ready {
+            if self.cursors.get(&id).is_some_and(|cursor| cursor.state == CursorState::Waiting) {
+                self.queue_name(id);
+            }
+        }
+    }
+
+    /// Puts a name that may have items into the queue.
+    fn queue_name(&mut self, id: u64) {
+        let Some(cursor) = self.cursors.get_mut(&id) else { return };
+        match cursor.load(self.mask, 0, self.follower.as_ref()) {
+            NextItem::Item(seq) => {
+                cursor.state = CursorState::Queued;
+                self.queue.push(Reverse((seq, id)));
+            }
+            NextItem::Nothing => cursor.state = CursorState::Waiting,
+            NextItem::Never => drop(self.cursors.remove(&id)),
+        }
+    }
+
+    /// Whether nothing is left to read: a following reader waits for all of its names.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Reads up to `max` entries with sequence numbers below `until`, in order.
+    pub(crate) fn pull_entries(&mut self, until: u64, max: usize, to: &mut VecDeque<LogEntry>) -> PullResult {
+        let mut copied = Vec::new();
+        let result = self.pull_items(until, to.len() + max, to, &mut copied);
+        for id in copied {
+            self.cursors.get_mut(&id).into_iter().for_each(|cursor| cursor.position.forget_copies());
+        }
+        result
+    }
+
+    fn pull_items(
+        &mut self,
+        until: u64,
+        max: usize,
+        to: &mut VecDeque<LogEntry>,
+        copied: &mut Vec<u64>,
+    ) -> PullResult {
+        let limit = (COPIED_BYTES / self.queue.len().max(1)).clamp(1, MAX_COPIED_BYTES);
+        let follower = self.follower.as_ref();
+        for _ in 0..MAX_ITEMS_PER_CALL {
+            let Some(mut top) = self.queue.peek_mut() else { return PullResult::Done };
+            let Reverse((seq, id)) = *top;
+            if seq >= until {
+                return PullResult::Done;
+            }
+            if to.len() >= max {
+                return PullResult::More;
+            }
+            let Some(cursor) = self.cursors.get_mut(&id) else {
+                PeekMut::pop(top);
+                if self.forgotten.seq > seq {
+                    // More were added since, and stand in the queue, too.
+                    continue;
+                }
+                let missed = std::mem::take(&mut self.forgotten);
+                to.extend((missed.count > 0).then(|| self.query.missed_entry(self.query.dn.clone(), missed)));
+                continue;
+            };
+            let mut next = cursor.next_item(self.mask, limit, follower);
+            if next == NextItem::Item(seq) {
+                to.extend(read_item(&self.query, cursor));
+                next = cursor.next_item(self.mask, limit, follower);
+            }
+            copied.extend(cursor.position.has_copies().then_some(id));
+            match next {
+                NextItem::Item(seq) => *top = Reverse((seq, id)),
+                NextItem::Nothing => {
+                    cursor.state = CursorState::Waiting;
+                    PeekMut::pop(top);
+                }
+                NextItem::Never => {
+                    PeekMut::pop(top);
+                    self.cursors.remove(&id);
+                }
+            }
+        }
+        PullResult::More
+    }
+
+    /// Its part that writers know, if it follows.
+    pub(crate) fn follower(&self) -> Option<&Arc<Follower>> {
+        self.follower.as_ref()
+    }
+
+    /// The names that notify it.
+    pub(crate) fn waiting_names(&self) -> impl Iterator<Item = &Arc<NameLog>> {
+        let waiting = self.cursors.values().filter(|cursor| cursor.state == CursorState::Waiting);
+        waiting.map(|cursor| &cursor.log)
+    }
+}
+
+/// Reads the next item of a cursor; `None` if the filters reject it.
+fn read_item(query: &LogQuery, cursor: &mut RingCursor) -> Option<LogEntry> {
+    let dn = cursor.log.dn.clone();
+    if cursor.position.missed.count > 0 {
+        return Some(query.missed_entry(dn, std::mem::take(&mut cursor.position.missed)));
+    }
+    let entry = decode_record(dn, cursor.position.take_copy());
+    query.matches_content(&entry).then_some(entry)
+}
