@@ -54,7 +54,7 @@ impl fmt::Display for FileOperation {
 
 /// A failed operation on a path. Its source is the cause.
 #[derive(Debug, Error)]
-#[error("{operation} {}", .path.display())]
+#[error("can't {operation} {}", .path.display())]
 pub struct Error {
     operation: FileOperation,
     path: PathBuf,
@@ -66,20 +66,22 @@ pub struct Error {
 pub(crate) enum RejectReason {
     #[error("path contains a symbolic link, and links are not followed: replace the link with its target")]
     Symlink,
-    #[error("a file system is mounted there: unmount it first")]
+    #[error("another file system is mounted there: unmount it first")]
     MountPoint,
-    #[error("not a regular file")]
+    #[error("the path is not a regular file")]
     NotAFile,
-    #[error("larger than {limit} bytes")]
+    #[error("the file is larger than the limit of {limit} bytes")]
     TooLarge { limit: u64 },
     #[error(
-        "commit record is damaged, and the files of its directory may be old or new: restore the directory, or \
-         remove the record if the files match"
+        "this record of an interrupted file update is damaged, and the files beside it may be old or new: \
+         restore their directory, or remove this record if the files match each other"
     )]
     DamagedCommit,
-    #[error("stopped by the caller")]
+    #[error("the caller stopped the removal before it was complete: remove again to complete it")]
     Stopped,
-    #[error("directory changes during its removal: stop the process that adds entries, then try again")]
+    #[error(
+        "another process adds files to the directory during its removal: stop that process, then try again"
+    )]
     Changing,
     #[error("the kernel does not support openat2: use Linux 5.6 or newer")]
     NoOpenat2,

@@ -93,7 +93,7 @@ impl fmt::Display for FileName {
 #[non_exhaustive]
 pub enum InvalidName {
     /// A component is empty: two adjacent slashes, an empty path, or the start of an absolute path.
-    #[error("path is absolute or has an empty component")]
+    #[error("path is absolute or has an empty component: use a relative path")]
     Empty,
     /// The directory itself: omit it.
     #[error("path contains \".\"")]

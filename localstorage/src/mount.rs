@@ -172,7 +172,8 @@ fn is_same_option(option: &str, other: &str) -> bool {
 pub enum MountError {
     /// Another file system, or the same with other options, is mounted there: unmount it first.
     #[error(
-        "{} is already mounted with a different source or options: {} {}",
+        "a file system from another device, or with other options, is already mounted on {}: {} {}; unmount \
+         it, or correct its options",
         .target.display(), .existing.fstype, .existing.flags
     )]
     Conflict {
@@ -213,7 +214,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// The mount table could not be read: `/proc` must be mounted.
-    #[error("can't read mount table for {}", .target.display())]
+    #[error("can't read the mount table (/proc/self/mountinfo) to check {}", .target.display())]
     ReadTable {
         /// The requested directory.
         target: PathBuf,

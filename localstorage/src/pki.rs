@@ -28,7 +28,7 @@ pub enum PkiEncodingError {
     #[error("not PEM: the BEGIN line is missing")]
     NoPem,
     /// The block has another label, for example that of a key instead of a certificate.
-    #[error("PEM label is {found:?}, expected {expected:?}")]
+    #[error("the PEM label is {found:?}, but a file of label {expected:?} is expected")]
     WrongLabel {
         /// The label in the file.
         found: String,
@@ -42,19 +42,19 @@ pub enum PkiEncodingError {
     #[error("invalid base64 in PEM")]
     Base64,
     /// More data follows.
-    #[error("trailing data")]
+    #[error("unexpected data after the end of the PEM or DER value")]
     TrailingData,
     /// The content does not have the expected structure.
-    #[error("not a {what} in DER")]
+    #[error("the content is not a {what} in DER")]
     Der {
         /// The expected structure.
         what: &'static str,
     },
     /// The key is of another algorithm.
-    #[error("key is not Ed25519")]
+    #[error("the key is not an Ed25519 key, and no other kind is supported")]
     NotEd25519,
     /// Another CA signed it, or it is a forgery.
-    #[error("not signed by the CA")]
+    #[error("the certificate or revocation list is not signed by the CA")]
     Signature,
 }
 
@@ -63,7 +63,7 @@ pub enum PkiEncodingError {
 #[non_exhaustive]
 pub enum PkiError {
     /// A file could not be read. Its content is unknown, so it is not replaced: retry.
-    #[error("can't read credentials in {}", .directory.display())]
+    #[error("can't read the credentials (CA certificate, certificate, key) in {}", .directory.display())]
     Read {
         /// The directory.
         directory: PathBuf,
@@ -72,7 +72,10 @@ pub enum PkiError {
         source: Error,
     },
     /// Some of the files are missing: restore them, or remove the others by hand.
-    #[error("credentials in {} are incomplete: {}", .directory.display(), .presence)]
+    #[error(
+        "the credentials in {} are incomplete: {}; restore the absent files",
+        .directory.display(), .presence
+    )]
     Incomplete {
         /// The directory.
         directory: PathBuf,
@@ -80,7 +83,7 @@ pub enum PkiError {
         presence: CredentialPresence,
     },
     /// The content of a file is invalid. The file stays unchanged.
-    #[error("can't parse {}", .file.display())]
+    #[error("can't parse credential file {}", .file.display())]
     Malformed {
         /// The file.
         file: PathBuf,
@@ -89,7 +92,10 @@ pub enum PkiError {
         source: PkiEncodingError,
     },
     /// The certificate belongs to another key.
-    #[error("{} is not the key of {}", .key.display(), .certificate.display())]
+    #[error(
+        "private key {} does not belong to certificate {}: restore the file that was replaced",
+        .key.display(), .certificate.display()
+    )]
     KeyMismatch {
         /// The file of the key.
         key: PathBuf,
@@ -97,7 +103,10 @@ pub enum PkiError {
         certificate: PathBuf,
     },
     /// Another CA issued the certificate, or none did.
-    #[error("{} was not issued by {}", .certificate.display(), .ca.display())]
+    #[error(
+        "certificate {} was not issued by CA {}: restore the file that was replaced",
+        .certificate.display(), .ca.display()
+    )]
     NotIssued {
         /// The file of the certificate.
         certificate: PathBuf,
@@ -105,7 +114,7 @@ pub enum PkiError {
         ca: PathBuf,
     },
     /// A key or certificate could not be generated.
-    #[error("can't generate credentials")]
+    #[error("can't generate a key or certificate")]
     Generate(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Files could not be written: either all old files are in effect, or all new ones.
     #[error("can't write credentials in {}", .directory.display())]

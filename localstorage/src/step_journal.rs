@@ -92,7 +92,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// Another process, or another part of this one, has it open.
-    #[error("step journal {} is in use", .path.display())]
+    #[error("step journal {} is in use by another process: stop that process", .path.display())]
     InUse {
         /// The locked file.
         path: PathBuf,
@@ -100,7 +100,8 @@ pub enum JournalError {
     /// Both records are damaged, empty or missing. A crash cannot cause this: the disk did, or another program.
     /// Nothing was changed. Restore the files, or remove both to start over, if the steps may be started over.
     #[error(
-        "both records of step journal {} are damaged: restore both files, or remove both to start over",
+        "both copies (.0 and .1) of step journal {} are damaged: restore both files, or remove both to start \
+         over",
         .path.display()
     )]
     Damaged {
@@ -127,7 +128,11 @@ pub enum JournalError {
         source: io::Error,
     },
     /// A record is longer than [`MAX_CONTENT_BYTES`].
-    #[error("record of {length} bytes is too long for step journal {}", .path.display())]
+    #[error(
+        "can't write {length} bytes into step journal {}: its records are limited to {MAX_CONTENT_BYTES} \
+         bytes",
+        .path.display()
+    )]
     RecordTooLong {
         /// The file.
         path: PathBuf,

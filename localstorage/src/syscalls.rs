@@ -150,6 +150,15 @@ pub(crate) fn sync(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| fs::fsync(file.as_fd()))
 }
 
+/// Whether the file is on a FAT file system.
+///
+/// *Source:* Linux `include/uapi/linux/magic.h`, `MSDOS_SUPER_MAGIC`.
+pub(crate) fn is_on_fat(file: impl AsFd) -> Result<bool> {
+    const MSDOS_SUPER_MAGIC: u64 = 0x4d44;
+    failpoints::check_failpoint("fstatfs")?;
+    Ok(retry_on_intr(|| fs::fstatfs(file.as_fd()))?.f_type as u64 == MSDOS_SUPER_MAGIC)
+}
+
 /// Acquires the lock, and waits for it.
 pub(crate) fn lock(file: impl AsFd) -> Result<()> {
     failpoints::check_failpoint("flock")?;

@@ -8,6 +8,7 @@
 //!      └───────── any error, undone ─────────────┴── unmount ─┘
 //! ```
 
+mod claim;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod conformance;
 mod directory_volume;
@@ -17,6 +18,7 @@ mod lifecycle;
 mod marker;
 mod places;
 pub(crate) mod probe;
+mod signatures;
 mod uuid;
 
 use std::fmt;
@@ -112,13 +114,16 @@ pub enum ErasePolicy {
 #[non_exhaustive]
 pub enum VolumeError {
     /// Another call is in progress, or the volume is mounted already.
-    #[error("volume is {state}")]
+    #[error("the data volume is already {state}")]
     InvalidState {
         /// The state.
         state: MountState,
     },
     /// There are contents already. Use [`ErasePolicy::Exactly`] to erase them.
-    #[error("{} contains {found}, and was not changed", .path.display())]
+    #[error(
+        "{} already contains {found}, and nothing was written to it: use an empty disk, or erase this one",
+        .path.display()
+    )]
     Occupied {
         /// The device, or the directory.
         path: PathBuf,
@@ -132,13 +137,20 @@ pub enum VolumeError {
         path: PathBuf,
     },
     /// Its creation was interrupted, before any data was on it: create it again.
-    #[error("creation of the volume on {} was interrupted: create it again", .path.display())]
+    #[error(
+        "creation of the data volume on {} was interrupted, before it had data: create it again",
+        .path.display()
+    )]
     Unfinished {
         /// The device, or the directory.
         path: PathBuf,
     },
     /// The contents were not created by [`DataVolume::mount_new`].
-    #[error("{} contains {found}, which is not a nodekeel data volume", .path.display())]
+    #[error(
+        "{} contains {found}, which is not a nodekeel data volume; nothing was written: attach the node's \
+         disk",
+        .path.display()
+    )]
     ForeignData {
         /// The device, or the directory.
         path: PathBuf,
@@ -147,7 +159,7 @@ pub enum VolumeError {
     },
     /// The device could not be opened, read or written, or is in use: its contents are unknown. A retry may
     /// help.
-    #[error("{step} {}", .path.display())]
+    #[error("can't {step} disk {}", .path.display())]
     Device {
         /// The failed step.
         step: &'static str,
@@ -169,10 +181,10 @@ pub enum VolumeError {
         source: io::Error,
     },
     /// The volume could not be mounted or unmounted.
-    #[error("can't mount volume")]
+    #[error("can't mount or unmount the data volume")]
     Mount(#[source] MountError),
     /// The root directory of the volume could not be opened, listed, or marked as complete.
-    #[error("can't mark the volume complete")]
+    #[error("can't read the data volume's root directory, or record there that the volume is complete")]
     Finish(#[source] Error),
 }
 

@@ -30,7 +30,8 @@ impl Dir {
     /// stays unchanged.
     ///
     /// The content is written to a temporary file in the same directory (`.nodekeel-<16 hex digits>.new`),
-    /// which gets the mode before the content, is synced and renamed; then the directory is synced.
+    /// which gets the mode before the content, is synced and renamed; then the directory is synced, and on vfat
+    /// the file again, whose entry has moved.
     /// Concurrent writers of the same file do not disturb each other: the last one wins. A failed write
     /// removes its temporary file; a killed one leaves it to
     /// [`remove_stale_files`](Self::remove_stale_files).
@@ -104,6 +105,10 @@ fn replace_file(parent: &ParentDir<'_>, name: &OsStr, (content, mode): (&[u8], F
         // If that fails too, a later call removes the stale file. The first error is the useful one.
         let _ = syscalls::unlink(parent, &temp.name);
         return Err(source.into());
+    }
+    // FAT keeps the size and the first cluster of a file in its directory entry, and writes them with the file.
+    if syscalls::is_on_fat(&temp.file)? {
+        syscalls::sync(&temp.file)?;
     }
     syscalls::sync(parent)?;
     Ok(())

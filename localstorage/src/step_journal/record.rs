@@ -30,16 +30,16 @@ pub enum RecordFormatError {
     #[error("damaged record: it is truncated; the journal's other file may hold a complete one")]
     Truncated,
     /// The magic bytes are missing.
-    #[error("not a journal record")]
+    #[error("the file is not a step journal")]
     BadMagic,
     /// The length or the generation is out of range.
-    #[error("record header is out of range")]
+    #[error("damaged record: its header is out of range; the journal's other file may hold a complete one")]
     OutOfRange,
     /// The checksum does not match: some bytes were changed.
     #[error("damaged record: its checksum does not match; the journal's other file may hold a complete one")]
     ChecksumMismatch,
     /// The record is complete, but of an unknown version.
-    #[error("record has unknown version {version}")]
+    #[error("record has format version {version}, written by a newer release: run that release")]
     NewerVersion {
         /// The version.
         version: u32,

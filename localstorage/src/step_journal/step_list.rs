@@ -40,7 +40,7 @@ pub enum InvalidStepList {
 #[non_exhaustive]
 pub enum StepListError {
     /// The journal cannot be read or written.
-    #[error("can't access the step journal")]
+    #[error("can't read or write the step journal")]
     Journal(#[source] JournalError),
     /// The journal records a step that is missing from the list: a newer release has written it. Nothing was
     /// changed: run that release.
@@ -55,13 +55,16 @@ pub enum StepListError {
         step: String,
     },
     /// The journal is complete, but its content is not step progress. Nothing was changed.
-    #[error("step journal {} holds something other than step progress; nothing was changed", .path.display())]
+    #[error(
+        "step journal {} holds other data than the progress of steps; nothing was changed: restore its files",
+        .path.display()
+    )]
     NotAStepRecord {
         /// The journal's file.
         path: PathBuf,
     },
     /// All steps are complete.
-    #[error("all steps are complete")]
+    #[error("all steps are already complete, so no step can start")]
     NoStepLeft,
 }
 

@@ -165,14 +165,17 @@ impl DecodeError {
 #[non_exhaustive]
 pub enum LoadError {
     /// The file does not exist. This is certain, not a consequence of an error.
-    #[error("{} is absent", .path.display())]
+    #[error("file {} does not exist", .path.display())]
     Absent {
         /// The file.
         path: PathBuf,
     },
     /// The content cannot be decoded now: make the missing requirement available, and retry. Never replace
     /// the file.
-    #[error("can't decode {} at present: provide what is missing, and do not replace the file", .path.display())]
+    #[error(
+        "can't decode file {} now, since something it needs is unavailable: provide that, and keep the file",
+        .path.display()
+    )]
     Unavailable {
         /// The file.
         path: PathBuf,
@@ -181,7 +184,7 @@ pub enum LoadError {
         source: BoxedSource,
     },
     /// The content is damaged: restore it.
-    #[error("{} is corrupted", .path.display())]
+    #[error("file {} is corrupt: restore it", .path.display())]
     Corrupted {
         /// The file.
         path: PathBuf,
@@ -190,7 +193,7 @@ pub enum LoadError {
         source: BoxedSource,
     },
     /// The file cannot be read, and its content is unknown: a retry may help.
-    #[error("can't load {}", .path.display())]
+    #[error("can't read file {}", .path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -135,7 +135,7 @@ pub enum LayoutError {
     /// An interrupted commit of several files could not be completed: see [`LayoutDir::commit_files`].
     ///
     /// [`LayoutDir::commit_files`]: super::LayoutDir::commit_files
-    #[error("can't complete the interrupted commit in {}", .path.display())]
+    #[error("can't complete the interrupted update of the files in {}", .path.display())]
     Commit {
         /// The directory.
         path: PathBuf,

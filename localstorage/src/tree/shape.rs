@@ -121,10 +121,10 @@ pub enum LayoutProblem {
     #[error("{0}")]
     InvalidName(InvalidName),
     /// Another entry of the same directory has the name.
-    #[error("duplicate name")]
+    #[error("the name is used twice in its directory")]
     Duplicate,
     /// The name contains an unknown variable.
-    #[error("unknown variable")]
+    #[error("the name contains an unknown variable")]
     UnknownVariable,
     /// No program could listen on it: create the layout at a shorter path.
     #[error("socket path has {bytes} bytes: the limit is {MAX_SOCKET_PATH_BYTES}")]
@@ -133,7 +133,7 @@ pub enum LayoutProblem {
         bytes: usize,
     },
     /// The directory mode lacks the search bit of the owner, so that no entry could be opened.
-    #[error("directory mode {mode} lacks the search bit of the owner")]
+    #[error("directory mode {mode} lacks the owner's search bit (0100)")]
     NotSearchable {
         /// The declared mode.
         mode: FileMode,

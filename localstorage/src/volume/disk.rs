@@ -10,11 +10,9 @@ use std::process::{Command, Stdio};
 use rustix::fs::{Advice, FlockOperation, OFlags, fadvise, flock};
 
 use super::VolumeError;
+use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
 use super::places;
-use super::probe::{
-    SECTOR_BYTES, VolumeContents, claim_offset, encode_claim, is_blank_but_for_claim, is_claim,
-    parse_claim_uuid, probe_with_readahead,
-};
+use super::probe::{VolumeContents, is_blank_but_for_claim, probe_with_readahead};
 use super::uuid::Uuid;
 
 /// An open disk with an advisory lock: udev does not probe it meanwhile.
@@ -51,7 +49,8 @@ impl Disk {
 
     pub(super) fn probe_contents(&self) -> Result<VolumeContents, VolumeError> {
         let readahead = |offsets: &[u64]| self.start_reading(offsets);
-        probe_with_readahead(&mut &self.file, readahead).map_err(device_error("probe", &self.path))
+        probe_with_readahead(&mut &self.file, readahead)
+            .map_err(device_error("probe the contents of", &self.path))
     }
 
     /// Starts to read blocks, so that the disk works on many of them at a time, in the best order. A failure
@@ -83,19 +82,21 @@ impl Disk {
         self.check_unused()?;
         // An interrupted format has left a claim, which also names the contents to erase.
         let uuid = match *erased == VolumeContents::Interrupted {
-            true => parse_claim_uuid(&self.read_claim_sector()?),
+            true => DiskClaim::parse(&self.read_claim_sector()?).and_then(DiskClaim::uuid),
             false => None,
         };
         let uuid = match uuid {
             Some(uuid) => uuid,
             None => {
                 let uuid = Uuid::new_v4()
-                    .map_err(|errno| device_error("generate UUID for", &self.path)(errno.into()))?;
+                    .map_err(|errno| device_error("generate a UUID for", &self.path)(errno.into()))?;
                 let claim = encode_claim(uuid, format.label, erased);
-                self.write_claim_sector(&claim).map_err(device_error("claim", &self.path))?;
+                self.write_claim_sector(&claim)
+                    .map_err(device_error("write the marker of a started format to", &self.path))?;
                 uuid
             }
         };
+        self.check_claimed(erased)?;
         if let Err(error) = format.run_mkfs(&self.path, uuid) {
             let readahead = |offsets: &[u64]| self.start_reading(offsets);
             if is_blank_but_for_claim(&mut &self.file, readahead).unwrap_or(false) {
@@ -107,11 +108,29 @@ impl Disk {
         self.release_claim()
     }
 
+    /// Decides again, right before the first byte of the file system, that nothing is erased to which nobody has
+    /// agreed: another program may have written since the disk was probed. A disk that was blank is then left
+    /// as that program left it.
+    fn check_claimed(&self, erased: &VolumeContents) -> Result<(), VolumeError> {
+        if !matches!(erased, VolumeContents::Blank | VolumeContents::Interrupted) {
+            return Ok(());
+        }
+        let found = self.probe_contents()?;
+        if found == VolumeContents::Interrupted {
+            return Ok(());
+        }
+        if *erased == VolumeContents::Blank {
+            self.release_claim()?;
+        }
+        Err(VolumeError::Occupied { path: self.path.clone(), found })
+    }
+
     fn release_claim(&self) -> Result<(), VolumeError> {
         let sector = self.read_claim_sector()?;
         // mkfs.xfs does not write to the sector of the claim. Should that change, no claim is left to remove.
-        if is_claim(&sector) {
-            self.write_claim_sector(&[0; SECTOR_BYTES]).map_err(device_error("release", &self.path))?;
+        if DiskClaim::parse(&sector).is_some() {
+            self.write_claim_sector(&[0; SECTOR_BYTES])
+                .map_err(device_error("clear the marker of a started format on", &self.path))?;
         }
         Ok(())
     }
@@ -137,7 +156,7 @@ impl Disk {
     fn check_unused(&self) -> Result<(), VolumeError> {
         let flags = OFlags::EXCL.bits().cast_signed();
         let exclusive = OpenOptions::new().read(true).custom_flags(flags).open(&self.path);
-        exclusive.map(drop).map_err(device_error("open exclusively", &self.path))
+        exclusive.map(drop).map_err(device_error("get exclusive use of", &self.path))
     }
 }
 
@@ -178,10 +197,19 @@ impl XfsFormat<'_> {
         if output.status.success() {
             return Ok(());
         }
-        let stderr = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+        let stderr = String::from_utf8_lossy(&output.stderr);
         Err(to_error(
             io::Error::other(format!("{} failed with {}", self.mkfs.display(), output.status)),
-            stderr,
+            first_meaningful_line(&stderr).to_owned(),
         ))
     }
+}
+
+/// The first line of an error output. The usage text that mkfs.xfs prints behind some errors helps nobody.
+fn first_meaningful_line(stderr: &str) -> &str {
+    stderr
+        .lines()
+        .map(str::trim)
+        .find(|line| !line.is_empty() && !line.starts_with("Usage:"))
+        .unwrap_or_default()
 }

@@ -19,7 +19,7 @@ const MAX_LABEL_BYTES: usize = 12;
 /// | contents of the disk | `mount_new` | `mount_existing` |
 /// |---|---|---|
 /// | [blank](VolumeContents::Blank) | writes a claim, formats, releases the claim, mounts, writes the marker | [`Absent`](VolumeError::Absent) |
-/// | a claim, and only the signatures that it names: killed while formatting | formats again | [`Unfinished`](VolumeError::Unfinished) |
+/// | a claim, and only what it covers: killed while formatting | formats again | [`Unfinished`](VolumeError::Unfinished) |
 /// | an XFS with our label, without files and without the marker: killed before the end | mounts, writes the marker | [`Unfinished`](VolumeError::Unfinished) |
 /// | an XFS with our label and the marker | [`Occupied`](VolumeError::Occupied) | mounts |
 /// | anything else | [`Occupied`](VolumeError::Occupied) | [`ForeignData`](VolumeError::ForeignData), without mounting it |
@@ -29,8 +29,14 @@ const MAX_LABEL_BYTES: usize = 12;
 /// needed, and the disk may be moved to another host halfway. The claim names the file system to be created
 /// and, with [`ErasePolicy::Exactly`], the contents to be erased, by their
 /// [fingerprints](super::DiskSignature::fingerprint). It does not cover data that was written to the disk
-/// since, even of the same kind, but it covers data without a signature, as a half-written file system is: if
-/// mkfs.xfs can't be started, or fails before it wrote anything, the claim is released again.
+/// since, even of the same kind:
+/// - The claim of a blank disk covers what mkfs.xfs writes, which it knows by the UUID of the file system. Any
+///   other byte in the places that prove a disk [blank](VolumeContents::Blank) is foreign data. This is decided
+///   again right before mkfs.xfs starts.
+/// - The claim of contents to be erased also covers data without a signature: it remains of them while one
+///   file system replaces the other.
+///
+/// If mkfs.xfs can't be started, or fails before it wrote anything to a blank disk, the claim is released again.
 #[derive(Debug)]
 pub struct DiskVolume {
     device_path: PathBuf,

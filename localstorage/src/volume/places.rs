@@ -3,7 +3,8 @@
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::RangeInclusive;
 
-use super::probe::{DiskSignature, SECTOR_BYTES, claim_offset, is_claim};
+use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset};
+use super::probe::DiskSignature;
 
 /// The bytes read at each place, at a multiple of them.
 pub(super) const BLOCK_BYTES: u64 = 4096;
@@ -38,10 +39,11 @@ const COPY_SIGNATURES: &[(&str, usize, &[u8])] = &[
 ];
 
 /// The first copy of a header, or else the first data, at the places of copies, and then of the sample. A claim
-/// does not count.
+/// and explained blocks do not count.
 pub(super) fn find_hidden_data(
     disk: &mut (impl Read + Seek),
     size: u64,
+    is_explained: impl Fn(&[u8]) -> bool,
     readahead: impl Fn(&[u64]),
 ) -> io::Result<Option<DiskSignature>> {
     for offsets in [copy_offsets(size), sample_offsets(size)] {
@@ -52,13 +54,16 @@ pub(super) fn find_hidden_data(
             let block = &mut block[..BLOCK_BYTES.min(size - offset) as usize];
             disk.seek(SeekFrom::Start(offset))?;
             disk.read_exact(block)?;
-            if offset == claim_offset(size) && is_claim(block) {
+            if offset == claim_offset(size) && DiskClaim::parse(&block[..SECTOR_BYTES]).is_some() {
                 block[..SECTOR_BYTES].fill(0);
             }
-            match identify_block(offset, block) {
-                Some(found) if found.name != DiskSignature::DATA => return Ok(Some(found)),
-                found => data = data.or(found),
+            let Some(found) = identify_block(offset, block).filter(|_| !is_explained(block)) else {
+                continue;
+            };
+            if found.name != DiskSignature::DATA {
+                return Ok(Some(found));
             }
+            data = data.or(Some(found));
         }
         if data.is_some() {
             return Ok(data);

@@ -3,13 +3,17 @@
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::iter;
 
+use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, xfs_fingerprint};
 use super::places;
-use super::uuid::Uuid;
+use super::signatures::{
+    End, MD_RAID_MAGIC, SIGNATURES, SWAP_PAGE_BYTES, SWAP_SIGNATURES, Start, ZFS_UBERBLOCKS,
+};
 
 /// The bytes read at each end. Every signature in the table lies within.
 const WINDOW_BYTES: u64 = 1 << 20;
+
+const BLOCK_BYTES: usize = places::BLOCK_BYTES as usize;
 
 /// The block around a signature that its fingerprint covers: it contains the UUIDs and times of superblocks
 /// and headers.
@@ -17,62 +21,6 @@ const FINGERPRINT_BLOCK_BYTES: u64 = 4096;
 
 /// The smallest disk to probe. mkfs.xfs cannot format a smaller one anyway.
 const MIN_DISK_BYTES: u64 = 2 * WINDOW_BYTES;
-
-/// The offset of the claim from the end of the disk. It is inside the last MiB, which is always read, and
-/// outside the 128 KiB at each end that mkfs.xfs wipes.
-const CLAIM_FROM_END: u64 = 512 << 10;
-
-/// The start of a claim. One line follows for the file system to be created, and one for each signature to be
-/// erased.
-const CLAIM_HEADER: &str = "nodekeel data volume, format 1: being formatted\n";
-
-/// A claim has one sector, which a disk writes completely or not at all.
-pub(crate) const SECTOR_BYTES: usize = 512;
-
-/// The prefix of the UUID of the file system to be created, in the second line of a claim.
-const CLAIM_UUID_PREFIX: &str = "as ";
-
-/// Encodes a claim: the sector that marks an unfinished format by this crate.
-///
-/// Only the end of that format wipes it. So it names the signatures to be erased and the file system to be
-/// created: any other signature was written to the disk since and must be kept, even if it is of the same
-/// kind. A line that does not fit is omitted, and its signature is not covered.
-pub(crate) fn encode_claim(uuid: Uuid, label: &str, erased: &VolumeContents) -> [u8; SECTOR_BYTES] {
-    let mut text = format!("{CLAIM_HEADER}{CLAIM_UUID_PREFIX}{uuid}\n");
-    let created =
-        DiskSignature { name: "xfs", offset: 0, fingerprint: xfs_fingerprint(&uuid.0, label.as_bytes()) };
-    for signature in iter::once(&created).chain(erased.signatures()) {
-        let line = signature.claim_line();
-        if text.len() + line.len() < SECTOR_BYTES {
-            text.extend([&line, "\n"]);
-        }
-    }
-    let mut sector = [0; SECTOR_BYTES];
-    sector[..text.len()].copy_from_slice(text.as_bytes());
-    sector
-}
-
-/// Whether a sector is a claim.
-pub(crate) fn is_claim(sector: &[u8]) -> bool {
-    sector.starts_with(CLAIM_HEADER.as_bytes())
-}
-
-/// The UUID that a claim names.
-pub(crate) fn parse_claim_uuid(sector: &[u8]) -> Option<Uuid> {
-    let text = std::str::from_utf8(sector.strip_prefix(CLAIM_HEADER.as_bytes())?).ok()?;
-    text.lines().next()?.strip_prefix(CLAIM_UUID_PREFIX)?.parse().ok()
-}
-
-/// The fingerprint of an XFS, which mounting does not change.
-fn xfs_fingerprint(uuid: &[u8], label: &[u8]) -> u32 {
-    let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
-    crc32c::crc32c_append(crc32c::crc32c(uuid), &label[..end])
-}
-
-/// The offset of the claim on a disk of this size.
-pub(crate) fn claim_offset(size: u64) -> u64 {
-    size.saturating_sub(CLAIM_FROM_END) / 4096 * 4096
-}
 
 /// One signature found on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,9 +42,9 @@ impl DiskSignature {
         self.name == "xfs" && self.offset == 0
     }
 
-    /// Its line in a claim.
-    fn claim_line(&self) -> String {
-        format!("{self}, {:08x}", self.fingerprint)
+    /// Whether it is unknown data.
+    fn is_data(&self) -> bool {
+        self.name == Self::DATA
     }
 }
 
@@ -113,7 +61,8 @@ pub enum VolumeContents {
     /// Nothing but zeros in the first and the last MiB, where file systems, partition tables and encrypted
     /// devices keep copies of their headers, and in 4 KiB at each of 4,096 even places.
     Blank,
-    /// The claim of an interrupted format by this crate, and no data written since.
+    /// The claim of an interrupted format by this crate, and no data written since: as far as the disk was blank
+    /// when it was claimed, only what that format writes is in the places that [`Blank`](Self::Blank) names.
     Interrupted,
     /// An XFS whose superblock is complete, with its label.
     Xfs {
@@ -135,7 +84,7 @@ pub enum VolumeContents {
 }
 
 impl VolumeContents {
-    fn signatures(&self) -> &[DiskSignature] {
+    pub(super) fn signatures(&self) -> &[DiskSignature] {
         match self {
             VolumeContents::Xfs { found, .. } | VolumeContents::Occupied { found } => found,
             _ => &[],
@@ -158,103 +107,6 @@ impl fmt::Display for VolumeContents {
     }
 }
 
-/// Whether a signature counts from the start of the disk or from its end.
-enum OffsetBase {
-    Start,
-    End,
-}
-use OffsetBase::{End, Start};
-
-/// Name, base and distance of the offset, bytes. *Source:* util-linux `libblkid/src/superblocks`, the file
-/// systems' own headers.
-const SIGNATURES: &[(&str, OffsetBase, u64, &[u8])] = &[
-    ("xfs", Start, 0, b"XFSB"),
-    ("xfs_log", Start, 0, b"\xfe\xed\xba\xbe"),
-    ("ext", Start, 1080, b"\x53\xef"),
-    ("btrfs", Start, 65_600, b"_BHRfS_M"),
-    ("vfat", Start, 54, b"FAT12   "),
-    ("vfat", Start, 54, b"FAT16   "),
-    ("vfat", Start, 82, b"FAT32   "),
-    ("exfat", Start, 3, b"EXFAT   "),
-    ("ntfs", Start, 3, b"NTFS    "),
-    ("refs", Start, 3, b"ReFS\0"),
-    ("bitlocker", Start, 3, b"-FVE-FS-"),
-    ("luks", Start, 0, b"LUKS\xba\xbe"),
-    ("luks", Start, 0x4000, b"SKUL\xba\xbe"),
-    ("luks", Start, 0x8000, b"SKUL\xba\xbe"),
-    ("luks", Start, 0x1_0000, b"SKUL\xba\xbe"),
-    ("luks", Start, 0x2_0000, b"SKUL\xba\xbe"),
-    ("luks", Start, 0x4_0000, b"SKUL\xba\xbe"),
-    ("luks", Start, 0x8_0000, b"SKUL\xba\xbe"),
-    ("LVM2_member", Start, 0, b"LABELONE"),
-    ("LVM2_member", Start, 512, b"LABELONE"),
-    ("LVM2_member", Start, 1024, b"LABELONE"),
-    ("LVM2_member", Start, 1536, b"LABELONE"),
-    ("linux_raid_member", Start, 0, b"\xfc\x4e\x2b\xa9"),
-    ("linux_raid_member", Start, 4096, b"\xfc\x4e\x2b\xa9"),
-    ("gpt", Start, 512, b"EFI PART"),
-    ("gpt", Start, 4096, b"EFI PART"),
-    ("gpt", End, 512, b"EFI PART"),
-    ("gpt", End, 4096, b"EFI PART"),
-    ("mbr", Start, 510, b"\x55\xaa"),
-    ("squashfs", Start, 0, b"hsqs"),
-    ("squashfs", Start, 0, b"sqsh"),
-    ("erofs", Start, 1024, b"\xe2\xe1\xf5\xe0"),
-    ("f2fs", Start, 1024, b"\x10\x20\xf5\xf2"),
-    ("nilfs2", Start, 1030, b"\x34\x34"),
-    ("iso9660", Start, 32_769, b"CD001"),
-    ("udf", Start, 32_769, b"BEA01"),
-    ("bcachefs", Start, 4120, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
-    ("bcache", Start, 4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
-    ("dm_integrity", Start, 0, b"integrt\0"),
-    ("dm_verity", Start, 0, b"verity\0\0"),
-    ("vdo", Start, 0, b"dmvdo001"),
-    ("stratis", Start, 516, b"!Stra0tis\x86\xff\x02^\x41rh"),
-    ("stratis", Start, 4612, b"!Stra0tis\x86\xff\x02^\x41rh"),
-    ("ceph_bluestore", Start, 0, b"bluestore block device"),
-    ("jfs", Start, 32_768, b"JFS1"),
-    ("reiserfs", Start, 8244, b"ReIsEr"),
-    ("reiserfs", Start, 65_588, b"ReIsEr"),
-    ("reiser4", Start, 65_536, b"ReIsEr4"),
-    ("gfs2", Start, 65_536, b"\x01\x16\x19\x70"),
-    ("ocfs2", Start, 4096, b"OCFSV2"),
-    ("ufs", Start, 9564, b"\x54\x19\x01\x00"),
-    ("ufs", Start, 66_908, b"\x54\x19\x01\x00"),
-    ("hfs", Start, 1024, b"BD"),
-    ("hfsplus", Start, 1024, b"H+"),
-    ("hfsplus", Start, 1024, b"HX"),
-    ("apfs", Start, 32, b"NXSB"),
-    ("minix", Start, 1040, b"\x7f\x13"),
-    ("minix", Start, 1040, b"\x8f\x13"),
-    ("minix", Start, 1040, b"\x68\x24"),
-    ("minix", Start, 1040, b"\x78\x24"),
-    ("minix", Start, 1048, b"\x5a\x4d"),
-    ("cramfs", Start, 0, b"\x45\x3d\xcd\x28"),
-    ("romfs", Start, 0, b"-rom1fs-"),
-    ("isw_raid_member", End, 1024, b"Intel Raid ISM Cfg Sig. "),
-    ("ddf_raid_member", End, 512, b"\xde\x11\xde\x11"),
-    ("drbd", End, 4036, b"\x83\x74\x02\x6b"),
-    ("drbd", End, 4036, b"\x83\x74\x02\x67"),
-];
-
-/// The page sizes of all architectures: a swap area has its signature ten bytes before the end of the first
-/// page.
-const SWAP_PAGE_BYTES: [u64; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
-const SWAP_SIGNATURES: &[(&str, &[u8])] = &[
-    ("swap", b"SWAPSPACE2"),
-    ("swap", b"SWAP-SPACE"),
-    ("swsuspend", b"S1SUSPEND\0"),
-    ("swsuspend", b"S2SUSPEND\0"),
-    ("swsuspend", b"LINHIB0001"),
-];
-
-/// A uberblock of ZFS in either byte order; four labels at the ends of the disk contain up to 128 of them
-/// each.
-const ZFS_UBERBLOCKS: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\xb1\x0c"];
-
-/// The magic of a Linux software RAID, which may lie near the end of a member.
-const MD_RAID_MAGIC: &[u8] = b"\xfc\x4e\x2b\xa9";
-
 /// Probes the contents of a disk or disk image. It reads the first and the last MiB and, if both are zero, up
 /// to 20 MiB more: a second or less on a solid-state disk.
 ///
@@ -271,24 +123,44 @@ pub(crate) fn probe_with_readahead(
     readahead: impl Fn(&[u64]),
 ) -> io::Result<VolumeContents> {
     let ends = DiskEnds::read(disk)?;
-    let found = ends.find_signatures();
-    let found = match found.first() {
-        None => VolumeContents::Blank,
-        Some(first) if first.is_xfs() && !ends.xfs_in_progress() => {
-            VolumeContents::Xfs { label: ends.xfs_label(), found }
-        }
-        Some(_) => VolumeContents::Occupied { found },
-    };
-    if ends.claim_explains(&found) {
-        return Ok(VolumeContents::Interrupted);
+    let mut found = ends.find_signatures();
+    if let Some(claim) = ends.claim()
+        && found.iter().all(|signature| signature.is_data() || claim.names(signature))
+    {
+        let Some(foreign) = find_foreign_data(disk, &ends, claim, readahead)? else {
+            return Ok(VolumeContents::Interrupted);
+        };
+        found.retain(|signature| !signature.is_data());
+        found.push(foreign);
+        return Ok(VolumeContents::Occupied { found });
     }
-    match found {
+    match found.first() {
         // The ends alone prove nothing: they may have been overwritten, and the rest can be recovered.
-        VolumeContents::Blank => Ok(match places::find_hidden_data(disk, ends.size, readahead)? {
+        None => Ok(match places::find_hidden_data(disk, ends.size, |_| false, readahead)? {
             Some(signature) => VolumeContents::Occupied { found: vec![signature] },
             None => VolumeContents::Blank,
         }),
-        found => Ok(found),
+        Some(first) if first.is_xfs() && !ends.xfs_in_progress() => {
+            Ok(VolumeContents::Xfs { label: ends.xfs_label(), found })
+        }
+        Some(_) => Ok(VolumeContents::Occupied { found }),
+    }
+}
+
+/// The first data, in the places that prove a disk blank, that the format of a claim has not written. None if
+/// the claim erases contents: their data remains while one file system replaces the other.
+fn find_foreign_data(
+    disk: &mut (impl Read + Seek),
+    ends: &DiskEnds,
+    claim: DiskClaim<'_>,
+    readahead: impl Fn(&[u64]),
+) -> io::Result<Option<DiskSignature>> {
+    if !claim.erases_nothing() {
+        return Ok(None);
+    }
+    match ends.find_unexplained(claim) {
+        Some(data) => Ok(Some(data)),
+        None => places::find_hidden_data(disk, ends.size, |block| claim.explains_block(block), readahead),
     }
 }
 
@@ -298,7 +170,8 @@ pub(crate) fn is_blank_but_for_claim(
     readahead: impl Fn(&[u64]),
 ) -> io::Result<bool> {
     let ends = DiskEnds::read(disk)?;
-    Ok(ends.find_signatures().is_empty() && places::find_hidden_data(disk, ends.size, readahead)?.is_none())
+    Ok(ends.find_signatures().is_empty()
+        && places::find_hidden_data(disk, ends.size, |_| false, readahead)?.is_none())
 }
 
 /// Checks that probing never panics, and that only zeros are reported as blank.
@@ -330,6 +203,8 @@ struct DiskEnds {
     size: u64,
     head: Vec<u8>,
     tail: Vec<u8>,
+    /// The offset of the tail, which starts with a whole block.
+    tail_start: u64,
 }
 
 impl DiskEnds {
@@ -341,31 +216,36 @@ impl DiskEnds {
                 format!("disk of {size} bytes is too small"),
             ));
         }
-        let mut window = |at: u64| {
-            let mut bytes = vec![0; WINDOW_BYTES as usize];
-            disk.seek(SeekFrom::Start(at))?;
+        let mut window = |start: u64, end: u64| {
+            let mut bytes = vec![0; (end - start) as usize];
+            disk.seek(SeekFrom::Start(start))?;
             disk.read_exact(&mut bytes)?;
             Ok::<_, io::Error>(bytes)
         };
-        Ok(DiskEnds { head: window(0)?, tail: window(size - WINDOW_BYTES)?, size })
+        let tail_start = (size - WINDOW_BYTES) / places::BLOCK_BYTES * places::BLOCK_BYTES;
+        Ok(DiskEnds { head: window(0, WINDOW_BYTES)?, tail: window(tail_start, size)?, tail_start, size })
     }
 
-    /// Whether there is a claim that explains all signatures: those that it names, an incomplete file system,
-    /// and unknown bytes, which remain while one file system replaces the other.
-    fn claim_explains(&self, found: &VolumeContents) -> bool {
-        let claim = self.tail_at(claim_offset(self.size), SECTOR_BYTES).filter(|sector| is_claim(sector));
-        let Some(claim) = claim.and_then(|sector| std::str::from_utf8(sector).ok()) else { return false };
-        let names = |line: String| claim.trim_end_matches('\0').lines().any(|named| named == line);
-        found.signatures().iter().all(|signature| {
-            signature.name == DiskSignature::DATA
-                || signature.is_xfs() && self.xfs_in_progress()
-                || names(signature.claim_line())
-        })
+    fn claim(&self) -> Option<DiskClaim<'_>> {
+        DiskClaim::parse(self.tail_at(claim_offset(self.size), SECTOR_BYTES)?)
+    }
+
+    /// The first data that the format of the claim has not written.
+    fn find_unexplained(&self, claim: DiskClaim<'_>) -> Option<DiskSignature> {
+        let unexplained = |(offset, block): (u64, &[u8])| {
+            let claim_bytes = if offset == claim_offset(self.size) { SECTOR_BYTES } else { 0 };
+            let first = block[claim_bytes..].iter().position(|byte| *byte != 0)?;
+            (!claim.explains_block(block)).then_some(offset + (claim_bytes + first) as u64)
+        };
+        let offset = numbered_blocks(0, &self.head)
+            .chain(numbered_blocks(self.tail_start, &self.tail))
+            .find_map(unexplained)?;
+        Some(self.new_signature(DiskSignature::DATA, offset))
     }
 
     /// Bytes by their offset on the disk; none if they are not entirely within the last MiB.
     fn tail_at(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        let start = usize::try_from(offset.checked_sub(self.size - WINDOW_BYTES)?).ok()?;
+        let start = usize::try_from(offset.checked_sub(self.tail_start)?).ok()?;
         self.tail.get(start..start.checked_add(len)?)
     }
 
@@ -382,15 +262,20 @@ impl DiskEnds {
         DiskSignature { name, offset, fingerprint: mark }
     }
 
-    /// The checksum of the 4 KiB block that contains an offset, without the sector of a claim.
+    /// The checksum of the 4 KiB block that contains an offset, without the sector of a claim. In the tail, a
+    /// block counts from the last MiB.
     fn fingerprint_at(&self, offset: u64) -> u32 {
-        let (window, start) =
-            if offset < WINDOW_BYTES { (&self.head, 0) } else { (&self.tail, self.size - WINDOW_BYTES) };
-        let from = (offset - start) / FINGERPRINT_BLOCK_BYTES * FINGERPRINT_BLOCK_BYTES;
+        let last_window = self.size - WINDOW_BYTES;
+        let (window, start, base) = match offset {
+            _ if offset < WINDOW_BYTES => (&self.head, 0, 0),
+            _ if offset < last_window => (&self.tail, self.tail_start, self.tail_start),
+            _ => (&self.tail, self.tail_start, last_window),
+        };
+        let from = base + (offset - base) / FINGERPRINT_BLOCK_BYTES * FINGERPRINT_BLOCK_BYTES;
         let claim = claim_offset(self.size)..claim_offset(self.size) + SECTOR_BYTES as u64;
-        let block =
-            (start + from..).zip(window.iter().skip(from as usize).take(FINGERPRINT_BLOCK_BYTES as usize));
-        let kept: Vec<u8> = block.filter(|(at, _)| !claim.contains(at)).map(|(_, byte)| *byte).collect();
+        let block = window.iter().skip((from - start) as usize).take(FINGERPRINT_BLOCK_BYTES as usize);
+        let kept: Vec<u8> =
+            (from..).zip(block).filter(|(at, _)| !claim.contains(at)).map(|(_, byte)| *byte).collect();
         crc32c::crc32c(&kept)
     }
 
@@ -403,12 +288,10 @@ impl DiskEnds {
         self.find_zfs(&mut found);
         found.extend(self.find_data().map(|offset| self.new_signature(DiskSignature::DATA, offset)));
         // `data` sorts after other names of the same offset: it names a disk only without other signatures.
-        found.sort_by_key(|signature| {
-            (signature.offset, signature.name == DiskSignature::DATA, signature.name)
-        });
+        found.sort_by_key(|signature| (signature.offset, signature.is_data(), signature.name));
         found.dedup();
-        if found.iter().any(|signature| signature.name != DiskSignature::DATA) {
-            found.retain(|signature| signature.name != DiskSignature::DATA);
+        if found.iter().any(|signature| !signature.is_data()) {
+            found.retain(|signature| !signature.is_data());
         }
         found
     }
@@ -419,13 +302,12 @@ impl DiskEnds {
         if let Some(at) = first(&self.head) {
             return Some(at as u64);
         }
-        let start = self.size - WINDOW_BYTES;
-        let claim = (claim_offset(self.size) - start) as usize;
+        let claim = (claim_offset(self.size) - self.tail_start) as usize;
         let (before, rest) = self.tail.split_at(claim);
         let (sector, behind) = rest.split_at(SECTOR_BYTES);
-        let sector = if is_claim(sector) { &[] } else { sector };
+        let sector = if DiskClaim::parse(sector).is_some() { &[] } else { sector };
         let parts = [(0, before), (claim, sector), (claim + SECTOR_BYTES, behind)];
-        parts.iter().find_map(|(at, part)| Some(start + (at + first(part)?) as u64))
+        parts.iter().find_map(|(at, part)| Some(self.tail_start + (at + first(part)?) as u64))
     }
 
     fn find_table_signatures(&self, found: &mut Vec<DiskSignature>) {
@@ -490,6 +372,11 @@ impl DiskEnds {
         let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
         String::from_utf8_lossy(&label[..end]).into_owned()
     }
+}
+
+/// The blocks of 4 KiB of a window, with their offsets on the disk.
+fn numbered_blocks(start: u64, window: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    (start..).step_by(BLOCK_BYTES).zip(window.chunks(BLOCK_BYTES))
 }
 
 #[cfg(test)]

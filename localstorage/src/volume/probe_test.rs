@@ -2,6 +2,8 @@ use std::io::Cursor;
 
 use proptest::prelude::*;
 
+use super::super::claim::encode_claim;
+use super::super::uuid::Uuid;
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -85,18 +87,22 @@ fn a_complete_xfs_has_its_label_and_an_incomplete_one_is_occupied() {
     assert!(matches!(label(b"nodekeel", 1), VolumeContents::Occupied { .. }));
 }
 
+/// The superblock that the format of the tests' claims writes.
+const OUR_XFS: [(u64, &[u8]); 3] = [(0, b"XFSB"), (32, &OURS.0), (108, b"ours")];
+
 #[test]
 fn a_claim_counts_at_its_offset_and_only_for_what_it_names() {
     for size in [2 * MIB, 3 * MIB + 512] {
         let at = claim_offset(size);
         let ours = encode_claim(OURS, "ours", &VolumeContents::Blank);
-        assert_eq!(parse_claim_uuid(&ours), Some(OURS));
+        assert_eq!(DiskClaim::parse(&ours).and_then(DiskClaim::uuid), Some(OURS));
         let interrupted = |parts: &[(u64, &[u8])]| probe_image(size, parts) == VolumeContents::Interrupted;
         assert!(interrupted(&[(at, &ours)]));
-        let complete: [(u64, &[u8]); 3] = [(0, b"XFSB"), (32, &OURS.0), (108, b"ours")];
-        assert!(interrupted(&[&complete[..], &[(at, &ours)]].concat()), "complete, and not released");
-        assert!(interrupted(&[(0, b"XFSB"), (126, &[1]), (at, &ours)]), "not complete");
-        assert!(interrupted(&[(700, b"half"), (at, &ours)]), "unknown bytes");
+        let claimed = |parts: &[(u64, &'static [u8])]| [&OUR_XFS[..], parts, &[(at, &ours)]].concat();
+        assert!(interrupted(&claimed(&[])), "complete, and not released");
+        assert!(interrupted(&claimed(&[(126, &[1])])), "not complete");
+        assert!(interrupted(&claimed(&[(8192, b"XAGI"), (8192 + 64, &OURS.0)])), "a header");
+        assert!(!interrupted(&[(0, b"XFSB"), (126, &[1]), (at, &ours)]), "foreign, and not complete");
         assert!(!interrupted(&[(0, b"XFSB"), (32, &OURS.0), (108, b"other"), (at, &ours)]));
         assert!(!interrupted(&[(0, b"XFSB"), (108, b"ours"), (at, &ours)]), "foreign, with the same label");
         assert!(!interrupted(&[(0, b"LUKS\xba\xbe"), (at, &ours)]));
@@ -106,6 +112,7 @@ fn a_claim_counts_at_its_offset_and_only_for_what_it_names() {
         let ext: (u64, &[u8]) = (1080, b"\x53\xef");
         let erased = encode_claim(OURS, "ours", &probe_image(size, &[ext]));
         assert!(interrupted(&[ext, (at, &erased)]));
+        assert!(interrupted(&[(700, b"what is left of it"), (at, &erased)]));
         assert!(!interrupted(&[ext, (0, b"LUKS\xba\xbe"), (at, &erased)]));
         assert!(!interrupted(&[ext, (1128, b"another UUID"), (at, &erased)]), "another ext");
 
@@ -113,7 +120,7 @@ fn a_claim_counts_at_its_offset_and_only_for_what_it_names() {
         let erased = encode_claim(OURS, "ours", &probe_image(size, &[ext, gpt]));
         // mkfs.xfs wipes the start before the end, and writes after that.
         assert!(interrupted(&[ext, gpt, (at, &erased)]) && interrupted(&[gpt, (at, &erased)]));
-        assert!(interrupted(&[gpt, (0, b"XFSB"), (126, &[1]), (at, &erased)]));
+        assert!(interrupted(&[&OUR_XFS[..], &[(126, &[1]), gpt, (at, &erased)]].concat()));
     }
 }
 
@@ -152,8 +159,8 @@ fn a_claim_names_as_many_signatures_as_fit() {
         .collect();
     let sector = encode_claim(OURS, "ours", &VolumeContents::Occupied { found });
     let text = std::str::from_utf8(&sector).unwrap();
-    assert!(is_claim(&sector) && text.contains("xfs_log at byte 0, 00000007\n"), "{text}");
-    assert_eq!(parse_claim_uuid(&sector), Some(OURS));
+    assert!(text.contains("xfs_log at byte 0, 00000007\n"), "{text}");
+    assert_eq!(DiskClaim::parse(&sector).and_then(DiskClaim::uuid), Some(OURS));
 }
 
 #[test]
@@ -192,5 +199,29 @@ proptest! {
         let offset = if is_end { size - 1 - offset } else { offset };
         let found = probe_image(size, &[(offset, &[byte])]);
         prop_assert!(matches!(found, VolumeContents::Occupied { .. }), "{found:?}");
+    }
+
+    /// Data without a signature, written after a power cut between the claim and the first byte of mkfs.xfs, or
+    /// in the middle of it.
+    #[test]
+    fn foreign_data_on_a_claimed_blank_disk_is_named_wherever_it_shows(
+        size in (2 * MIB..6 * MIB).prop_map(|size| size / 512 * 512),
+        place in 0.0..1.0_f64,
+        byte in 1u8..,
+        is_started: bool,
+    ) {
+        let claim_at = claim_offset(size);
+        let claim = encode_claim(OURS, "ours", &VolumeContents::Blank);
+        // Not in the block of the superblock: what belongs to it is not told apart there.
+        let offset = (4096 + ((size - 4096) as f64 * place) as u64).min(size - 1);
+        prop_assume!(!(claim_at..claim_at + SECTOR_BYTES as u64).contains(&offset));
+        let started = if is_started { &OUR_XFS[..] } else { &[] };
+        let claimed = |claim: &[u8]| probe_image(size, &[started, &[(claim_at, claim), (offset, &[byte])]].concat());
+        let found = claimed(&claim);
+        let named = signature_offsets(found.clone());
+        prop_assert!(named.contains(&(DiskSignature::DATA, offset)), "{named:?}");
+        // With consent, it is erased, and that resumes.
+        let erased = encode_claim(OURS, "ours", &found);
+        prop_assert_eq!(claimed(&erased), VolumeContents::Interrupted);
     }
 }

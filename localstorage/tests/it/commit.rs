@@ -83,7 +83,10 @@ fn a_damaged_commit_record_beside_half_replayed_files_is_an_error_and_stays() {
         store.write(Path::new(RECORD), damaged, FileMode::PRIVATE_FILE).unwrap();
         let error = anyhow::Error::from(target.create_layout::<DataPartition>().unwrap_err());
         let text = format!("{error:#}");
-        assert!(text.contains("credentials/.commit: commit record is damaged"), "{text}");
+        assert!(
+            text.contains("credentials/.commit: this record of an interrupted file update is damaged"),
+            "{text}"
+        );
         assert_eq!(store.read(Path::new(RECORD)).unwrap(), damaged, "the record was changed");
     }
     store.write(Path::new(RECORD), &record, FileMode::PRIVATE_FILE).unwrap();

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use nodekeel_localstorage::Dir;
 use tempfile::TempDir;
@@ -50,33 +49,33 @@ pub(crate) fn assigned_task() -> Option<String> {
     std::env::var(TASK_VARIABLE).ok()
 }
 
-/// Held for reading while a process starts, and for writing during an unmount: a child has all open files of
-/// this process until it executes its program, and a file system with open files cannot be unmounted.
-static FORK_LOCK: RwLock<()> = RwLock::new(());
-
-/// While it is held, no other thread starts a process.
-pub(crate) fn block_forks() -> RwLockWriteGuard<'static, ()> {
-    FORK_LOCK.write().unwrap_or_else(PoisonError::into_inner)
+/// One test of this program, with a task, for a child process.
+fn test_command(test: &str, task: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the executable has a path"));
+    command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
+    command.env(TASK_VARIABLE, task).stdin(Stdio::null());
+    command
 }
 
 /// Runs one test of this program again, with a task, in a child process.
 pub(crate) fn run_in_child(test: &str, task: &str) -> ExitStatus {
-    let mut command = Command::new(std::env::current_exe().expect("the executable has a path"));
-    command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
-    command.env(TASK_VARIABLE, task).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut child = {
-        let _forks = FORK_LOCK.read().unwrap_or_else(PoisonError::into_inner);
-        // spawn returns when the child executes its program.
-        command.spawn().expect("the run starts")
-    };
-    child.wait().expect("the child exits")
+    test_command(test, task).stdout(Stdio::null()).status().expect("the run starts")
 }
 
-/// Runs the work of a test in a child process: for state that all threads of a process share.
+/// Runs the work of a test in a child process: for state that all threads of a process share. So is every open
+/// file while another thread starts a process, which has it until it executes its program: a file system with
+/// open files cannot be unmounted.
 pub(crate) fn in_child_process(test: &str, work: impl FnOnce()) {
     if assigned_task().is_some() {
         return work();
     }
-    let status = run_in_child(test, "alone");
-    assert!(status.success(), "{status}");
+    let child = test_command(test, "alone").output().expect("the child runs");
+    let [output, errors] = [&child.stdout, &child.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    println!("{output}{errors}");
+    assert!(child.status.success() && output.contains("1 passed"), "{test}: {}", child.status);
+}
+
+/// Whether tests in a guest, which takes half a second for each process, run whole counts instead of samples.
+pub(crate) fn runs_whole_counts() -> bool {
+    std::env::var("NODEKEEL_KILLS").is_ok_and(|count| count == "all")
 }

@@ -84,7 +84,7 @@ fn content_is_durable_before_the_rename_and_the_rename_before_the_return() {
         .expect("the file is written");
     assert_eq!(
         *calls.borrow(),
-        ["creat", "flock", "fstat", "fchmod", "pwrite", "fsync", "renameat2", "fsync"]
+        ["creat", "flock", "fstat", "fchmod", "pwrite", "fsync", "renameat2", "fstatfs", "fsync"]
     );
 }
 

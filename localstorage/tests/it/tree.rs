@@ -259,11 +259,11 @@ fn an_invalid_layout_is_reported_with_its_entry_before_any_change() {
     let clashing = target.clone().with_brand_names(BrandNames::default().with_driver_name("same").unwrap());
     let error = clashing.create_layout::<Clash>().unwrap_err();
     let LayoutError::InvalidLayout(invalid) = error else { panic!("{error:?}") };
-    assert_eq!(invalid.to_string(), "outer: same: duplicate name");
+    assert_eq!(invalid.to_string(), "outer: same: the name is used twice in its directory");
     assert_eq!(invalid.problem(), LayoutProblem::Duplicate);
     assert_eq!(invalid.entry_names().collect::<Vec<_>>(), ["outer", "same"]);
     let error = Unknown::SHAPE.validate_at(&BrandNames::default(), Path::new("/")).unwrap_err();
-    assert_eq!(error.to_string(), "{unknown}: unknown variable");
+    assert_eq!(error.to_string(), "{unknown}: the name contains an unknown variable");
     for shape in [Reserved::SHAPE, TempFile::SHAPE] {
         let reserved = shape.validate_at(&BrandNames::default(), Path::new("/")).unwrap_err();
         assert_eq!(reserved.problem(), LayoutProblem::InvalidName(InvalidName::Reserved));
@@ -328,7 +328,7 @@ fn another_layout_is_added_unless_names_collide() {
     let station: WeatherStation = data.add_layout().unwrap();
     assert_eq!(station.readings.path(), Path::new("/data/readings"));
     let LayoutError::InvalidLayout(invalid) = data.add_layout::<Duplicate>().unwrap_err() else { panic!() };
-    assert_eq!(invalid.to_string(), "etcd: duplicate name");
+    assert_eq!(invalid.to_string(), "etcd: the name is used twice in its directory");
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn esp_files_are_absent_unavailable_corrupted_or_unreadable() {
         assert!(LoadError::absent_as_none(file.load_decoded(unseal)).is_err());
         file.write(b"noise").unwrap();
         let corrupted = file.load_decoded(unseal).unwrap_err();
-        assert_eq!(corrupted.to_string(), format!("{} is corrupted", file.path().display()));
+        assert_eq!(corrupted.to_string(), format!("file {} is corrupt: restore it", file.path().display()));
         file.write(b"plain").unwrap();
         assert_eq!(file.load_decoded(unseal).unwrap(), 5);
         store.fail_nth(1, InjectedFault::IoError);
