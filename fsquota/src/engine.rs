@@ -372,7 +372,8 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     }
 
     fn set_project_tag(&self, dir: BorrowedFd<'_>, tag: ProjectTag) -> Result<(), Error> {
-        self.kernel.set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
+        let set = self.kernel.set_project_tag(dir, tag);
+        set.map_err(|error| self.attribute_error(dir, KernelOperation::WriteProject, error))
     }
 
     fn owner_mark(&self, dir: BorrowedFd<'_>) -> Result<Option<OwnerMark>, Error> {
@@ -380,7 +381,17 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     }
 
     fn set_owner_mark(&self, dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> Result<(), Error> {
-        self.kernel.set_owner_mark(dir, mark).map_err(KernelOperation::WriteOwner.into_error())
+        let set = self.kernel.set_owner_mark(dir, mark);
+        set.map_err(|error| self.attribute_error(dir, KernelOperation::WriteOwner, error))
+    }
+
+    /// The error of a change of the directory's attributes.
+    fn attribute_error(&self, dir: BorrowedFd<'_>, step: KernelOperation, error: io::Error) -> Error {
+        let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
+        match is_denied && self.kernel.is_immutable(dir).unwrap_or(false) {
+            true => Error::Immutable,
+            false => step.into_error()(error),
+        }
     }
 
     fn is_empty(&self, dir: BorrowedFd<'_>) -> Result<bool, Error> {

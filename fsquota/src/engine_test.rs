@@ -184,7 +184,7 @@ fn a_failed_tag_leaves_no_limits_behind() {
     engine.kernel.fail_next_call(KernelOperation::WriteProject, io::ErrorKind::PermissionDenied);
     let error = set_limits(&engine, dir.as_fd()).unwrap_err();
     assert!(error.is_permission() && !error.is_retryable(), "{error:?}");
-    assert_eq!(error.to_string(), "can't write the directory's project");
+    assert_eq!(error.to_string(), "can't set the directory's quota project");
     assert_eq!(engine.list_projects(ProjectRange::full_range()).unwrap(), []);
     assert_eq!(engine.read_status(dir.as_fd()).unwrap(), None);
 }

@@ -16,22 +16,29 @@ pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 #[non_exhaustive]
 pub enum Error {
     /// It is a file, a symbolic link or something else; only directories can have limits.
-    #[error("not a directory: only directories can have limits")]
+    #[error("not a directory: only directories can have quota limits")]
     NotADirectory,
     /// The directory has been removed.
     #[error("the directory has been removed")]
     Removed,
     /// The directory is on another file system than the one that was opened.
-    #[error("the directory is on another file system than the opened one")]
+    #[error(
+        "the directory is on another file system than the one whose quotas were opened: open the quotas of \
+         its file system"
+    )]
     OtherFileSystem,
     /// Existing entries would keep their old project. Empty the directory, or apply the call to the whole
     /// tree.
     #[error(
-        "the directory is not empty, and its entries would not be counted: empty it, or apply to its tree"
+        "the directory is not empty, and its existing files would not count towards the limits: empty it, or \
+         set limits on its whole tree"
     )]
     NotEmpty,
     /// It belongs to the project of a directory above it; projects do not nest. Change the limits there.
-    #[error("the directory belongs to project {project} of a directory above it: change the limits there")]
+    #[error(
+        "the directory belongs to quota project {project} of a directory above it: change the limits of that \
+         directory"
+    )]
     InheritedProject {
         /// The project of the directory above.
         project: ProjectId,
@@ -41,14 +48,17 @@ pub enum Error {
     /// special files, whose project can't be read, are counted. The call could change the limits of another
     /// directory. Applied to the whole tree, it gives the tree a separate project.
     #[error(
-        "project {project} of the directory also has inodes elsewhere, whose limits would change, or links, \
-         whose project can't be read: apply to its tree, which gets another project, or close removed files \
-         that are still open"
+        "quota project {project} of the directory also has inodes elsewhere, whose limits would change, or \
+         links, whose project can't be read: set limits on its whole tree, which gets another project, or \
+         close removed files that are still open"
     )]
     SharedProject {
         /// The shared project.
         project: ProjectId,
     },
+    /// The directory is immutable, and its project is an attribute. Run `chattr -i` on it.
+    #[error("the directory is immutable: run `chattr -i` on it, then try again")]
+    Immutable,
     /// The file system no longer enforces the limits of projects.
     #[error(
         "the file system does not enforce the limits of projects: turn enforcement on, on XFS with \
@@ -77,11 +87,14 @@ pub enum Error {
         path: PathBuf,
     },
     /// The kernel can't store the limit.
-    #[error("invalid limit")]
+    #[error("invalid quota limit")]
     InvalidLimit(#[source] LimitError),
     /// Every project number of the range is allocated. Release those of removed directories, or open with a
     /// larger range.
-    #[error("all project numbers from {first} to {last} are allocated: release those of removed directories")]
+    #[error(
+        "all quota project IDs from {first} to {last} are allocated: release those of removed directories, \
+         or use a larger range"
+    )]
     RangeExhausted {
         /// First number of the range.
         first: ProjectId,
@@ -89,10 +102,13 @@ pub enum Error {
         last: ProjectId,
     },
     /// A program that ignores the lock allocated every number that was tried. A retry helps.
-    #[error("other programs allocated every project number that was tried: try again")]
+    #[error("other programs allocated every quota project ID that was tried: try again")]
     AllocationContended,
     /// Inodes still belong to the project, so its limits stay. A retry helps if they are being removed.
-    #[error("can't release project {project}: inodes still belong to it")]
+    #[error(
+        "can't release quota project {project}: files still belong to it; remove them, and close removed \
+         files that are still open"
+    )]
     ProjectInUse {
         /// The project that keeps its limits.
         project: ProjectId,
@@ -107,7 +123,7 @@ pub enum Error {
         source: io::Error,
     },
     /// An entry of the tree could not be changed. Earlier changes stay; repeat the call to resume.
-    #[error("can't change the project of {}", path.display())]
+    #[error("can't change the quota project of {}", path.display())]
     ChangeTree {
         /// The entry, relative to the directory.
         path: PathBuf,
@@ -117,7 +133,7 @@ pub enum Error {
     },
     /// The tree of a directory without a mark could not be counted, so its owner is unknown. Nothing was
     /// changed.
-    #[error("can't count the inodes of {}", path.display())]
+    #[error("can't count the files and directories in {}", path.display())]
     CountTree {
         /// The entry, relative to the directory.
         path: PathBuf,
@@ -160,14 +176,14 @@ impl std::fmt::Display for KernelOperation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
             Self::InspectDirectory => "inspect the directory",
-            Self::ReadProject => "read the directory's project",
-            Self::WriteProject => "write the directory's project",
-            Self::ReadOwner => "read the owner mark of the directory",
-            Self::WriteOwner => "write the owner mark of the directory",
-            Self::ReadEnforcement => "read whether limits are enforced",
-            Self::ReadLimits => "read the project's limits",
-            Self::WriteLimits => "write the project's limits",
-            Self::LockAllocation => "lock the allocation of projects",
+            Self::ReadProject => "read the directory's quota project",
+            Self::WriteProject => "set the directory's quota project",
+            Self::ReadOwner => "read the directory's attribute trusted.nodekeel.project",
+            Self::WriteOwner => "write the directory's attribute trusted.nodekeel.project",
+            Self::ReadEnforcement => "read whether the file system enforces quotas",
+            Self::ReadLimits => "read the quota project's limits",
+            Self::WriteLimits => "set the quota project's limits",
+            Self::LockAllocation => "lock the allocation of quota project IDs",
             Self::FlushRemoved => "wait until removed files are no longer counted",
         })
     }

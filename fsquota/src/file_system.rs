@@ -85,7 +85,7 @@ impl fmt::Display for EnforcementGap {
 #[non_exhaustive]
 pub enum OpenError {
     /// The directory does not exist or can't be opened.
-    #[error("can't open {}", path.display())]
+    #[error("can't open {} to use its quotas", path.display())]
     Open {
         /// The directory.
         path: PathBuf,
@@ -112,7 +112,10 @@ pub enum OpenError {
     },
     /// Another mount covers the mount point, so other processes can't find the directory that carries the
     /// lock.
-    #[error("another mount covers {}: unmount that one first", mount_point.display())]
+    #[error(
+        "another file system is mounted over {} and hides it: unmount that one first",
+        mount_point.display()
+    )]
     Covered {
         /// The mount point of both.
         mount_point: PathBuf,
@@ -147,11 +150,11 @@ pub enum OpenError {
         /// Its mount point.
         mount_point: PathBuf,
     },
-    /// Projects are counted, but their limits are not enforced.
+    /// Projects are counted, but their limits are not enforced: turn enforcement on, without an unmount.
     #[error(
         "{} counts projects but does not enforce their limits: {}",
         mount_point.display(),
-        mount_advice(kind)
+        enforcement_advice(kind, mount_point)
     )]
     EnforcementOff {
         /// The type of the file system.
@@ -194,6 +197,15 @@ fn mount_advice(kind: &FileSystemKind) -> &'static str {
         }
         FileSystemKind::Ext4 => "mount it with `-o prjquota`",
     }
+}
+
+fn enforcement_advice(kind: &FileSystemKind, mount_point: &Path) -> String {
+    let mount = mount_point.display();
+    let command = match kind {
+        FileSystemKind::Xfs => format!("xfs_quota -x -c 'enable -p' {mount}"),
+        FileSystemKind::Ext4 => format!("quotaon -P {mount}"),
+    };
+    format!("run `{command}`, and mount it with `-o prjquota` from the next time on")
 }
 
 /// What a file system is opened for.

@@ -58,6 +58,11 @@ pub(crate) trait QuotaKernel: Debug + Send + Sync {
     fn owner_mark(&self, dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>>;
     /// Writes the mark of the directory, or removes it.
     fn set_owner_mark(&self, dir: BorrowedFd<'_>, mark: Option<OwnerMark>) -> io::Result<()>;
+    /// Whether the attributes of the directory can't be changed.
+    fn is_immutable(&self, dir: BorrowedFd<'_>) -> io::Result<bool> {
+        let _ = dir;
+        Ok(false)
+    }
     /// Counts the inodes of the project in the tree of the directory, with the directory itself, that were
     /// created before a time; except those of a directory that is marked as the project's owner, and those
     /// whose project or age can't be read.

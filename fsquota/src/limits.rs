@@ -123,10 +123,10 @@ impl From<QuotaLimits> for QuotaChange {
 pub enum LimitError {
     /// 0 means "unlimited" to the kernel. The directory itself needs an inode, so no directory could satisfy
     /// it anyway.
-    #[error("a limit of 0 can't be set: lift the limit, or set at least 1")]
+    #[error("a quota limit of 0 can't be set: remove the limit, or set at least 1")]
     Zero,
     /// More than file systems can account for.
-    #[error("{requested} exceeds {maximum}, the largest possible limit")]
+    #[error("quota limit {requested} exceeds the largest possible limit {maximum}: set a lower one")]
     #[non_exhaustive]
     TooLarge {
         /// The requested limit.

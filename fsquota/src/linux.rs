@@ -126,6 +126,10 @@ impl QuotaKernel for LinuxKernel {
         write_project_tag(file, tag)
     }
 
+    fn is_immutable(&self, dir: BorrowedFd<'_>) -> io::Result<bool> {
+        is_immutable(dir)
+    }
+
     fn owner_mark(&self, dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>> {
         read_owner_mark(dir)
     }

@@ -44,7 +44,7 @@ pub(crate) fn set_limits(args: &SetArgs, out: &mut OutputWriter) -> Result<(), C
     let quota = open_quota(path)?;
     let change =
         QuotaChange { bytes: args.bytes.unwrap_or_default(), inodes: args.inodes.unwrap_or_default() };
-    let failed = CommandError::for_action("limit", path);
+    let failed = CommandError::for_action("set limits on", path);
     let (status, tree) = if args.recursive {
         quota
             .set_limits_recursive(dir.as_fd(), change)
@@ -101,7 +101,7 @@ pub(crate) fn show_limits(directories: &[PathBuf], out: &mut OutputWriter) -> Re
         let dir = open_directory(path)?;
         let status = open_quota_for_reading(path)?
             .read_status(dir.as_fd())
-            .map_err(CommandError::for_action("look at", path))?;
+            .map_err(CommandError::for_action("read the quota of", path))?;
         let status = status.ok_or_else(|| CommandError::NoLimits { path: path.clone() })?;
         found.push(StatusReport::new(Some(path), &status));
     }
@@ -124,7 +124,7 @@ fn print_statuses(statuses: &[StatusReport], out: &mut OutputWriter) -> Result<(
 pub(crate) fn clear_limits(path: &Path, recursive: bool, out: &mut OutputWriter) -> Result<(), CommandError> {
     let dir = open_directory(path)?;
     let quota = open_quota(path)?;
-    let failed = CommandError::for_action("clear", path);
+    let failed = CommandError::for_action("clear the limits of", path);
     let tree = if recursive {
         Some(quota.clear_limits_recursive(dir.as_fd()).map_err(failed)?)
     } else {

@@ -16,13 +16,24 @@ pub(crate) enum CommandError {
     NotADirectory { path: PathBuf, what: &'static str },
     #[error(transparent)]
     OpenQuota(OpenError),
-    #[error("{what} {}", path.display())]
+    #[error("can't {what} {}", path.display())]
     Action { what: &'static str, path: PathBuf, source: Error },
-    #[error("{what} {}: the directory is not empty, and its content would not be counted; use --recursive to include it", path.display())]
+    #[error(
+        "can't {what} {}: the directory is not empty, and its content would not be counted; use --recursive \
+         to include it",
+        path.display()
+    )]
     NotEmpty { what: &'static str, path: PathBuf },
-    #[error("{what} {}: project {project} also has inodes elsewhere, whose limits would change, or links, whose project can't be read; use --recursive to give the tree another project, or close removed files that are still open", path.display())]
+    #[error(
+        "can't {what} {}: quota project {project} also has inodes elsewhere, whose limits would change, or \
+         links, whose project can't be read; use --recursive to give the tree another project, or close \
+         removed files that are still open",
+        path.display()
+    )]
     SharedProject { what: &'static str, path: PathBuf, project: ProjectId },
-    #[error("{} has no limits", path.display())]
+    #[error("can't {what} {path}: the directory is immutable; run `chattr -i {path}`, then try again", path = path.display())]
+    Immutable { what: &'static str, path: PathBuf },
+    #[error("{} has no quota limits", path.display())]
     NoLimits { path: PathBuf },
     #[error("can't write the output")]
     WriteOutput(#[source] io::Error),
@@ -40,6 +51,7 @@ impl CommandError {
         move |source| match source {
             Error::NotEmpty => Self::NotEmpty { what, path: path.into() },
             Error::SharedProject { project } => Self::SharedProject { what, path: path.into(), project },
+            Error::Immutable => Self::Immutable { what, path: path.into() },
             source => Self::Action { what, path: path.into(), source },
         }
     }

@@ -53,7 +53,8 @@ fn an_exhausted_range_is_an_error_and_released_numbers_are_reused() {
     let error = quota.set_limits(d.as_fd(), LIMITED).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "all project numbers from 10 to 12 are allocated: release those of removed directories"
+        "all quota project IDs from 10 to 12 are allocated: release those of removed directories, or use a larger \
+         range"
     );
     assert_eq!(quota.read_status(d.as_fd()).unwrap(), None);
     fs::remove_dir(scratch.path().join("b")).unwrap();

@@ -50,7 +50,7 @@ fn limits_are_set_shown_listed_and_cleared() {
         assert_eq!(run_json(&["clear", &dir, "--recursive"])["tree"]["changed"], 1);
         assert_eq!(run_json(&["list", mount]), Value::Array(Vec::new()));
         let (said, code) = run_failing(&["show", &dir]);
-        assert_eq!((said, code), (format!("dirquota: {dir} has no limits"), Some(4)));
+        assert_eq!((said, code), (format!("dirquota: {dir} has no quota limits"), Some(4)));
     }
 }
 
@@ -87,7 +87,7 @@ fn a_recursive_set_includes_existing_content() {
     assert_eq!((&set["inodes"]["used"], &set["tree"]["changed"]), (&3.into(), &2.into()));
     let (said, code) =
         run_failing(&["set", path_text(&mounted.mount_point().join("dir/a")), "--inodes", "5"]);
-    assert!(code == Some(1) && said.contains("belongs to project"), "{said}");
+    assert!(code == Some(1) && said.contains("belongs to quota project"), "{said}");
 }
 
 #[test]
@@ -179,6 +179,15 @@ fn a_read_only_xfs_is_shown_and_listed_and_a_read_only_ext4_says_why_not() {
     }
 }
 
+/// As `chattr +i` and `chattr -i` do.
+fn set_immutable(path: &Path, is_immutable: bool) {
+    let file = fs::File::open(path).unwrap();
+    let flags = rustix::fs::ioctl_getflags(&file).unwrap();
+    let immutable = rustix::fs::IFlags::IMMUTABLE;
+    let flags = if is_immutable { flags | immutable } else { flags - immutable };
+    rustix::fs::ioctl_setflags(&file, flags).unwrap();
+}
+
 #[test]
 #[ignore = "needs kernel with 2 disks of 512 MiB"]
 fn an_immutable_file_is_skipped_counted_and_named() {
@@ -190,18 +199,11 @@ fn an_immutable_file_is_skipped_counted_and_named() {
         for name in ["a/file", "a/immutable", "a/b/file"] {
             fs::write(at(name), "x").unwrap();
         }
-        let set_immutable = |is_immutable: bool| {
-            let file = fs::File::open(at("a/immutable")).unwrap();
-            let flags = rustix::fs::ioctl_getflags(&file).unwrap();
-            let immutable = rustix::fs::IFlags::IMMUTABLE;
-            let flags = if is_immutable { flags | immutable } else { flags - immutable };
-            rustix::fs::ioctl_setflags(&file, flags).unwrap();
-        };
-        set_immutable(true);
+        set_immutable(&at("a/immutable"), true);
         let output = run_dirquota(&["set", &dir, "--bytes", "10Mi", "--recursive", "-o", "json"]);
         let said = run_dirquota(&["set", &dir, "--bytes", "10Mi", "--recursive"]);
         let cleared = run_dirquota(&["clear", &dir, "--recursive"]);
-        set_immutable(false);
+        set_immutable(&at("a/immutable"), false);
         assert!(output.status.success(), "{output:?}");
         let tree = serde_json::from_slice::<Value>(&output.stdout).unwrap()["tree"].clone();
         if kind == FileSystem::Xfs {
@@ -214,5 +216,19 @@ fn an_immutable_file_is_skipped_counted_and_named() {
         assert!(said.contains("not counted: 1 immutable entries: a/immutable"), "{said}");
         assert!(cleared.status.success(), "{cleared:?}");
         assert_eq!(run_json(&["set", &dir, "--bytes", "10Mi", "--recursive"])["tree"]["changed"], 5);
+    }
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn an_immutable_directory_is_named_with_the_command_that_helps() {
+    for kind in [FileSystem::Ext4, FileSystem::Xfs] {
+        let mounted = mount_disk(kind);
+        let dir = create_dir(&mounted, "dir");
+        set_immutable(Path::new(&dir), true);
+        let (said, code) = run_failing(&["set", &dir, "--bytes", "10Mi"]);
+        assert!(code == Some(1) && said.contains(&format!("run `chattr -i {dir}`")), "{said}");
+        set_immutable(Path::new(&dir), false);
+        run_json(&["set", &dir, "--bytes", "10Mi"]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
+use std::process::Command;
 
 use nodekeel_fsquota::{EnforcementGap, OpenError, ProjectQuota};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
@@ -38,6 +39,23 @@ fn a_mount_without_enforcement_is_rejected() {
     assert!(matches!(error, OpenError::EnforcementOff { .. }), "{text}");
     let (error, text) = open_error_with_options(FileSystem::Ext4, "");
     assert!(matches!(error, OpenError::EnforcementOff { .. }), "{text}");
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn the_command_that_a_disabled_enforcement_advises_turns_it_on_without_an_unmount() {
+    for option in ["prjquota", "pqnoenforce"] {
+        let mounted = GuestDisk::acquire().unwrap().format_and_mount(FileSystem::Xfs, option).unwrap();
+        let run = |command: &str| testbed::command_output(Command::new("sh").args(["-c", command])).unwrap();
+        run(&format!("xfs_quota -x -c 'disable -p' {} || true", mounted.mount_point().display()));
+        let text = open_error(mounted.mount_point()).to_string();
+        assert!(!text.contains("unmount"), "{text}");
+        let advised = text.split('`').nth(1).unwrap();
+        run(advised);
+        ProjectQuota::open(mounted.mount_point()).unwrap_or_else(|error| panic!("{advised}: {error}"));
+    }
+    let (_, text) = open_error_with_options(FileSystem::Ext4, "");
+    assert!(text.contains("run `quotaon -P /"), "{text}");
 }
 
 #[test]
