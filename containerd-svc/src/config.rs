@@ -166,8 +166,8 @@ const DISABLED_PLUGINS: [&str; 8] = [
 
 /// The CRI plugin, in every release.
 pub(crate) const CRI_PLUGIN: &str = "io.containerd.grpc.v1.cri";
-const CRI_IMAGES_PLUGIN: &str = "io.containerd.cri.v1.images";
-const CRI_RUNTIME_PLUGIN: &str = "io.containerd.cri.v1.runtime";
+pub(crate) const CRI_IMAGES_PLUGIN: &str = "io.containerd.cri.v1.images";
+pub(crate) const CRI_RUNTIME_PLUGIN: &str = "io.containerd.cri.v1.runtime";
 
 impl ContainerdSettings {
     /// The configuration as TOML, for this directory layout.
@@ -202,18 +202,6 @@ impl ContainerdSettings {
     pub fn runsc_settings(&self) -> Option<&RunscSettings> {
         self.cri.as_ref()?.runsc.as_ref()
     }
-}
-
-/// Whether a configuration of an operator has a CRI, which is enabled by default. A text that is not TOML has
-/// none: containerd rejects it itself.
-///
-/// *Source:* containerd-config.toml(5), `disabled_plugins`; version 1 has short names.
-#[cfg(feature = "client")]
-pub(crate) fn has_cri(text: &str) -> bool {
-    let Ok(table) = text.parse::<Table>() else { return false };
-    let disabled = table.get("disabled_plugins").and_then(Value::as_array).into_iter().flatten();
-    let all = [CRI_PLUGIN, CRI_IMAGES_PLUGIN, CRI_RUNTIME_PLUGIN, "cri"];
-    !disabled.filter_map(Value::as_str).any(|plugin| all.contains(&plugin))
 }
 
 fn path_value(path: &std::path::Path) -> Value {
@@ -399,23 +387,6 @@ mod tests {
             Some("localhost/pause:1")
         );
         assert!(three["plugins"][CRI_PLUGIN].get("restrict_oom_score_adj").is_none());
-    }
-
-    #[cfg(feature = "client")]
-    #[test]
-    fn an_operators_configuration_has_a_cri_unless_it_disables_one() {
-        for text in [
-            "",
-            "version = 2\n",
-            "disabled_plugins = []",
-            "disabled_plugins = [\"io.containerd.nri.v1.nri\"]",
-        ] {
-            assert!(has_cri(text), "{text}");
-        }
-        let rendered = ContainerdSettings::default().render_toml(&test_layout());
-        for text in ["version = [", "disabled_plugins = [\"cri\"]", &rendered] {
-            assert!(!has_cri(text), "{text}");
-        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct ContainerdImages {
 
 /// The containerd at a socket does not answer.
 #[derive(Debug, thiserror::Error)]
-#[error("can't call containerd at {socket}")]
+#[error("can't call containerd at {socket} (is it running?)")]
 pub struct ConnectError {
     socket: PathBuf,
     #[source]

@@ -49,8 +49,8 @@ mod wire {
 /// The CRI of a containerd does not answer.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "call the CRI of containerd at {socket}: see its log for the plugin's error; where no kubelet uses it, add \
-     {CRI_PLUGIN} to disabled_plugins"
+    "can't call the CRI of containerd at {socket}: see containerd's log for the error of its CRI plugin; \
+     where no kubelet uses it, add {CRI_PLUGIN} to disabled_plugins"
 )]
 pub(crate) struct CriError {
     socket: PathBuf,

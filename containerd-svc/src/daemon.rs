@@ -1,5 +1,6 @@
 //! containerd as a runnable of the supervision tree.
 
+mod effective_config;
 mod preseed_task;
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
-use crate::config::{ContainerdSettings, has_cri};
+use crate::config::ContainerdSettings;
 use crate::containerd::daemon_version;
 use crate::cri::cri_version;
 use crate::layout::DirectoryLayout;
@@ -23,6 +24,7 @@ use crate::prepare::prepare_layout;
 use crate::preseed::Preseed;
 use crate::{DiskReserve, runsc};
 
+use effective_config::has_effective_cri;
 use preseed_task::{PreseedTask, preseed_runnable};
 
 /// Additional time for a stop beyond the grace period: its children stop first.
@@ -38,7 +40,8 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 ///
 /// Other runnables can wait for `preseed`. It is done if every bundle is imported. Otherwise, it fails after it
 /// was ready, so that the others start with what there is; its failure names the bundles, and each attempt
-/// imports what has been repaired, or fits now. While the store itself fails, it is not ready.
+/// imports what has been repaired, or fits now. So it does where the directory is empty, and its disk may not be
+/// mounted. While the store itself fails, or the directory is missing or can't be read, it is not ready.
 ///
 /// Its environment is `PATH`, where it looks up its shims and runc, `TMPDIR`, and the variables of `env`;
 /// nothing else, because the shims inherit all of it. A stop affects the daemon only: its shims, and so the
@@ -142,13 +145,6 @@ impl Containerd {
         }
     }
 
-    fn has_cri(&self) -> bool {
-        match &self.config {
-            ContainerdConfig::Settings(settings) => settings.cri.is_some(),
-            ContainerdConfig::Verbatim { text, .. } => has_cri(text),
-        }
-    }
-
     async fn prepare_files(&self) -> Result<(), Failure> {
         let layout = self.layout.clone();
         let (config, runsc) = match &self.config {
@@ -162,8 +158,8 @@ impl Containerd {
         Ok(())
     }
 
-    fn build_process(&self, answered: Arc<Notify>) -> Process {
-        let (socket, has_cri) = (self.layout.socket_path(), self.has_cri());
+    fn build_process(&self, answered: Arc<Notify>, has_cri: bool) -> Process {
+        let socket = self.layout.socket_path();
         let probe = move || {
             let (socket, answered) = (socket.clone(), Arc::clone(&answered));
             async move {
@@ -192,6 +188,11 @@ impl Containerd {
 
     async fn run_once(self, ctx: Context) -> Result<(), Failure> {
         self.prepare_files().await?;
+        let has_cri = tokio::select! {
+            biased;
+            canceled = ctx.canceled() => return Err(canceled.into()),
+            has_cri = has_effective_cri(&self) => has_cri?,
+        };
         if self.has_runsc() {
             // The FIFO exists before the first container can write.
             let fifo = self.layout.runsc_log_path();
@@ -201,25 +202,25 @@ impl Containerd {
         if let Some(preseed) = &self.preseed {
             ctx.run_child(
                 "preseed",
-                preseed_runnable(ctx.dn().to_owned(), PreseedTask::new(&self, preseed.clone())),
+                preseed_runnable(ctx.dn().to_owned(), PreseedTask::new(&self, preseed.clone(), has_cri)),
             )?;
         }
         let answered = Arc::new(Notify::new());
-        let process = self.build_process(Arc::clone(&answered));
+        let process = self.build_process(Arc::clone(&answered), has_cri);
         tokio::select! {
             biased;
             ended = process.run(ctx.clone()) => ended,
-            hung = self.watch_liveness(&answered) => Err(hung.into()),
+            hung = self.watch_liveness(&answered, has_cri) => Err(hung.into()),
         }
     }
 
     /// Resolves when the liveness probe fails; it starts after the first answer.
-    async fn watch_liveness(&self, answered: &Notify) -> LivenessError {
+    async fn watch_liveness(&self, answered: &Notify, has_cri: bool) -> LivenessError {
         let Some(LivenessProbe { period, timeout: call_timeout, tolerated_failures }) = self.liveness else {
             return std::future::pending().await;
         };
         answered.notified().await;
-        let (socket, has_cri) = (self.layout.socket_path(), self.has_cri());
+        let socket = self.layout.socket_path();
         let (mut failures, mut last) = (0, String::new());
         // `interval_at` panics for a zero interval.
         let period = period.max(Duration::from_millis(1));

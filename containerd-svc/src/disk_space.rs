@@ -19,7 +19,10 @@ pub struct DiskSpace {
 
 /// Content does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{needed} bytes are needed, but {available} are free above the reserve of {reserve}")]
+#[error(
+    "{needed} bytes are needed, but {available} are free above the reserve of {reserve} bytes, which stays \
+     free"
+)]
 struct SpaceError {
     needed: u64,
     available: u64,

@@ -21,10 +21,10 @@ pub enum ArchivedImageError {
         found: Digest,
     },
     /// The archive is neither an OCI layout nor a docker-archive.
-    #[error("no images in the archive: neither index.json nor manifest.json found")]
+    #[error("the image archive has neither index.json nor manifest.json, so it has no images: save it again")]
     NoIndex,
     /// An index, manifest or configuration is invalid.
-    #[error("invalid document {what}")]
+    #[error("can't parse JSON document {what} of the image archive")]
     InvalidDocument {
         /// Its name or digest.
         what: String,
@@ -33,7 +33,7 @@ pub enum ArchivedImageError {
         source: serde_json::Error,
     },
     /// The archive lacks content that this node needs of an image: save the complete image again.
-    #[error("{what} is missing, but {by} needs it: save the complete image again")]
+    #[error("{what} is missing in the image archive, but {by} refers to it: save the complete image again")]
     MissingContent {
         /// The missing content.
         what: String,
@@ -41,7 +41,10 @@ pub enum ArchivedImageError {
         by: String,
     },
     /// The number of layers in a manifest differs from its configuration.
-    #[error("manifest {manifest} has {layers} layers, but its configuration lists {expected}")]
+    #[error(
+        "image manifest {manifest} has {layers} layers, but the image's configuration lists {expected}: \
+         create the archive again"
+    )]
     LayerCount {
         /// The manifest.
         manifest: Digest,
@@ -51,7 +54,10 @@ pub enum ArchivedImageError {
         expected: usize,
     },
     /// The image is for other platforms: save the one for this node's platform.
-    #[error("image {name} is for {}, but this node is {wanted}", PlatformList(.available))]
+    #[error(
+        "image {name} is for {}, but this node is {wanted}: save the image for {wanted}",
+        PlatformList(.available)
+    )]
     PlatformMismatch {
         /// The image.
         name: ImageName,
@@ -61,13 +67,13 @@ pub enum ArchivedImageError {
         available: Vec<Platform>,
     },
     /// None of the images has a name: save them with one.
-    #[error("no image in the archive has a name: save the images with their names")]
+    #[error("no image in the image archive has a name: save the images with their names")]
     Unnamed,
     /// An image name is invalid.
-    #[error("invalid image name in the archive")]
+    #[error("the image archive has an invalid image name")]
     InvalidName(#[source] InvalidContainerdName),
     /// Different images have the same name.
-    #[error("different images have the name {name}")]
+    #[error("the image archive has different images with the name {name}: save each under another name")]
     DuplicateName {
         /// The name.
         name: ImageName,
@@ -102,7 +108,7 @@ impl fmt::Display for PlatformList<'_> {
 #[non_exhaustive]
 pub enum ImportError {
     /// Opening the file failed.
-    #[error("can't open bundle {path}")]
+    #[error("can't open image bundle {path}")]
     Open {
         /// The file.
         path: PathBuf,
@@ -111,7 +117,7 @@ pub enum ImportError {
         source: nodekeel_localstorage::Error,
     },
     /// Reading the file as an archive failed.
-    #[error("can't read bundle {path}")]
+    #[error("can't read image bundle {path}")]
     Archive {
         /// The file.
         path: PathBuf,
@@ -120,7 +126,7 @@ pub enum ImportError {
         source: ArchiveError,
     },
     /// The images are invalid.
-    #[error("invalid images in bundle {path}")]
+    #[error("can't import the images of image bundle {path}")]
     Image {
         /// The file.
         path: PathBuf,
@@ -129,7 +135,7 @@ pub enum ImportError {
         source: ArchivedImageError,
     },
     /// The image store failed: a retry can help.
-    #[error("can't import bundle {path} into the store")]
+    #[error("can't write image bundle {path} into containerd's image store")]
     Store {
         /// The file.
         path: PathBuf,

@@ -34,14 +34,15 @@ pub struct DirectoryLayout {
 #[non_exhaustive]
 pub enum InvalidDirectories {
     /// A path is relative or not UTF-8, the encoding of containerd's configuration.
-    #[error("invalid path {path}: use an absolute path in UTF-8")]
+    #[error("invalid path {path} for containerd: use an absolute path in UTF-8")]
     InvalidPath {
         /// The path.
         path: PathBuf,
     },
     /// The socket path is too long: choose a shorter directory.
     #[error(
-        "socket path {path} exceeds {MAX_SOCKET_PATH_BYTES} bytes with its suffix: choose a shorter directory"
+        "containerd's socket path {path} exceeds {MAX_SOCKET_PATH_BYTES} bytes with the suffix that \
+         containerd adds: choose a shorter directory"
     )]
     SocketTooLong {
         /// The socket.

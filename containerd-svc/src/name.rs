@@ -35,7 +35,8 @@ pub struct ImageName(String);
 pub enum InvalidContainerdName {
     /// Invalid namespace: letters and digits, with single `.`, `_` and `-` between them.
     #[error(
-        "invalid namespace {text:?}: use letters and digits with single . _ - between, at most {MAX_NAMESPACE_BYTES}"
+        "invalid containerd namespace {text:?}: use letters and digits with single . _ - between, at most \
+         {MAX_NAMESPACE_BYTES}"
     )]
     Namespace {
         /// The text, or its start.

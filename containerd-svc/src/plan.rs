@@ -118,16 +118,22 @@ pub enum ImageChangeKind {
     Repoint,
 }
 
-/// The content of a mark: the file, how many images it names, its target for this one, and whether that is
-/// unpacked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The content of a mark: the file, how many images it names, its target for this one, the name of that, and
+/// whether it is unpacked.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BundleMark {
     pub(crate) fingerprint: BundleFingerprint,
     pub(crate) count: usize,
     /// The target in this bundle, also where the name belongs to another one.
     pub(crate) target: Digest,
+    /// The name of the image that the import marked; an image with another name is a copy with all labels, as
+    /// `ctr images tag` makes it. `None` in a mark of a release that did not write it.
+    pub(crate) image: Option<String>,
     pub(crate) unpacked: bool,
 }
+
+/// The prefix of the name in a mark.
+const IMAGE_PREFIX: &str = "image=";
 
 /// The suffix of a mark if layers are unpacked.
 const UNPACKED_SUFFIX: &str = "unpacked";
@@ -135,6 +141,9 @@ const UNPACKED_SUFFIX: &str = "unpacked";
 impl fmt::Display for BundleMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.fingerprint.0.to_hex(), self.count, self.target)?;
+        if let Some(image) = &self.image {
+            write!(f, " {IMAGE_PREFIX}{image}")?;
+        }
         if self.unpacked { write!(f, " {UNPACKED_SUFFIX}") } else { Ok(()) }
     }
 }
@@ -143,17 +152,26 @@ impl FromStr for BundleMark {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let mut parts = text.split(' ');
+        let mut parts = text.split(' ').peekable();
         let mut next = || parts.next().ok_or(());
         let fingerprint = BundleFingerprint(Digest::from_hex(next()?).ok_or(())?);
         let count = next()?.parse().map_err(drop)?;
         let target = next()?.parse().map_err(drop)?;
-        let unpacked = match parts.next() {
-            None => false,
-            Some(UNPACKED_SUFFIX) => true,
-            Some(_) => return Err(()),
-        };
-        if parts.next().is_some() { Err(()) } else { Ok(Self { fingerprint, count, target, unpacked }) }
+        let image = parts.next_if(|part| part.starts_with(IMAGE_PREFIX));
+        let image = image.map(|part| part[IMAGE_PREFIX.len()..].to_owned());
+        let unpacked = parts.next_if_eq(&UNPACKED_SUFFIX).is_some();
+        if parts.next().is_some() {
+            Err(())
+        } else {
+            Ok(Self { fingerprint, count, target, image, unpacked })
+        }
+    }
+}
+
+impl BundleMark {
+    /// Whether an image with this name has the mark only because it is a copy.
+    fn is_copied_to(&self, name: &str) -> bool {
+        self.image.as_deref().is_some_and(|image| image != name)
     }
 }
 
@@ -163,20 +181,30 @@ impl Bundle {
         format!("{BUNDLE_LABEL_PREFIX}{}", self.file)
     }
 
-    /// The mark on one of its images.
-    pub(crate) fn image_labels(&self, count: usize, target: Digest, unpacked: bool) -> Labels {
-        let mark = BundleMark { fingerprint: self.fingerprint, count, target, unpacked };
+    /// The mark on one of its images: its name, how many images the bundle names, and the target.
+    pub(crate) fn image_labels(
+        &self,
+        name: &str,
+        (count, target): (usize, Digest),
+        unpacked: bool,
+    ) -> Labels {
+        let image = Some(name.to_owned());
+        let mark = BundleMark { fingerprint: self.fingerprint, count, target, image, unpacked };
         Labels::from([(self.label_key(), mark.to_string())])
     }
 
-    /// The valid marks of this very file.
-    fn marked_images<'a>(&self, images: &'a [Image]) -> Vec<(&'a Image, BundleMark)> {
+    /// The marks of this very file on the images that it brings, without those that are copies. Marks without
+    /// names count only while none has one: an import gives a name to each.
+    fn own_marks(&self, images: &[Image]) -> Vec<BundleMark> {
         let key = self.label_key();
-        let marked = images.iter().filter_map(|image| {
+        let own = |image: &Image| {
             let mark: BundleMark = image.labels.get(&key)?.parse().ok()?;
-            (mark.fingerprint == self.fingerprint).then_some((image, mark))
-        });
-        marked.collect()
+            (mark.fingerprint == self.fingerprint && !mark.is_copied_to(&image.name)).then_some(mark)
+        };
+        let mut marks: Vec<_> = images.iter().filter_map(own).collect();
+        let has_names = marks.iter().any(|mark| mark.image.is_some());
+        marks.retain(|mark| mark.image.is_some() || !has_names);
+        marks
     }
 }
 
@@ -219,24 +247,6 @@ pub(crate) fn find_name_owner<'a>(
     (owner < bundle.file.as_str()).then_some(image)
 }
 
-/// Removes the marks of this file from images that it does not bring: copies of its images with their labels, as
-/// `ctr images tag` makes them. Without a mark of another file, a copy loses the pin too. The result has only the
-/// labels that change.
-pub(crate) fn unmark_copies(bundle: &Bundle, images: &[Image], brought: &BTreeSet<&str>) -> Vec<Image> {
-    let key = bundle.label_key();
-    let marked = bundle.marked_images(images).into_iter().map(|(image, _)| image);
-    let copies = marked.filter(|image| !brought.contains(image.name.as_str()));
-    let unmark = |image: &Image| {
-        let mut removed = vec![key.clone()];
-        if !image.labels.keys().any(|label| label.starts_with(BUNDLE_LABEL_PREFIX) && *label != key) {
-            removed.extend(image.labels.contains_key(PINNED_LABEL.0).then(|| PINNED_LABEL.0.to_owned()));
-        }
-        let labels = removed.into_iter().map(|label| (label, String::new())).collect();
-        Image { labels, ..image.clone() }
-    };
-    copies.map(unmark).collect()
-}
-
 /// The files of a namespace, and how far the listed images have them.
 struct BundleFiles<'a> {
     files: BTreeMap<&'a str, BundleFileState>,
@@ -249,7 +259,11 @@ enum BundleFileState {
     /// It can't be read, or has to be imported: what it brought earlier stays.
     Pending(Option<ImportReason>),
     /// All of its images are listed, with marks of this file.
-    Imported(BundleFingerprint),
+    Imported {
+        fingerprint: BundleFingerprint,
+        /// Whether the marks have names.
+        has_names: bool,
+    },
 }
 
 /// The plan of one image.
@@ -277,9 +291,15 @@ impl<'a> BundleFiles<'a> {
     fn live_marks<'i>(&self, image: &'i Image) -> Vec<(&'i str, Option<Digest>)> {
         let marks = image.labels.iter().filter_map(|(key, text)| {
             let file = key.strip_prefix(BUNDLE_LABEL_PREFIX)?;
-            match (self.files.get(file), text.parse::<BundleMark>()) {
+            let mark = text.parse::<BundleMark>().ok();
+            if mark.as_ref().is_some_and(|mark| mark.is_copied_to(&image.name)) {
+                return None;
+            }
+            match (self.files.get(file), mark) {
                 (Some(BundleFileState::Pending(_)), _) => Some((file, None)),
-                (Some(BundleFileState::Imported(of)), Ok(mark)) if mark.fingerprint == *of => {
+                (Some(BundleFileState::Imported { fingerprint, has_names }), Some(mark))
+                    if mark.fingerprint == *fingerprint && mark.image.is_some() == *has_names =>
+                {
                     Some((file, Some(mark.target)))
                 }
                 (None, _) if self.is_unreadable => Some((file, None)),
@@ -338,20 +358,30 @@ impl<'a> BundleFiles<'a> {
 
 impl BundleFileState {
     fn of_bundle(bundle: &Bundle, images: &[Image], unpack: bool) -> Self {
-        let marked = bundle.marked_images(images);
+        let marks = bundle.own_marks(images);
         let key = bundle.label_key();
-        let reason = if marked.is_empty() {
-            let was_imported = images.iter().any(|image| image.labels.contains_key(&key));
-            if was_imported { ImportReason::Changed } else { ImportReason::New }
-        } else if marked.iter().any(|(_, mark)| mark.count != marked.len()) {
+        let reason = if marks.is_empty() {
+            let texts: Vec<_> = images.iter().filter_map(|image| image.labels.get(&key)).collect();
+            match texts.iter().any(|text| is_of_file(text, bundle.fingerprint)) {
+                // Only copies are left of its images.
+                true => ImportReason::Incomplete,
+                false if texts.is_empty() => ImportReason::New,
+                false => ImportReason::Changed,
+            }
+        } else if marks.iter().any(|mark| mark.count != marks.len()) {
             ImportReason::Incomplete
-        } else if unpack && marked.iter().any(|(_, mark)| !mark.unpacked) {
+        } else if unpack && marks.iter().any(|mark| !mark.unpacked) {
             ImportReason::NotUnpacked
         } else {
-            return Self::Imported(bundle.fingerprint);
+            let has_names = marks[0].image.is_some();
+            return Self::Imported { fingerprint: bundle.fingerprint, has_names };
         };
         Self::Pending(Some(reason))
     }
+}
+
+fn is_of_file(mark: &str, fingerprint: BundleFingerprint) -> bool {
+    mark.parse::<BundleMark>().is_ok_and(|mark| mark.fingerprint == fingerprint)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ fn test_image(name: &str, target: &str, labels: Labels) -> Image {
 /// An image with the marks of these bundles, each with the number of its names and its target.
 fn marked_image(name: &str, target: &str, marks: &[(&Bundle, usize, &str)]) -> Image {
     let marks = marks.iter().map(|(bundle, count, target)| {
-        bundle.image_labels(*count, Digest::of_content(target.as_bytes()), false)
+        bundle.image_labels(name, (*count, Digest::of_content(target.as_bytes())), false)
     });
     let pinned = (PINNED_LABEL.0.to_owned(), PINNED_LABEL.1.to_owned());
     test_image(name, target, marks.flatten().chain([pinned]).collect())
@@ -50,7 +50,8 @@ const INCOMPLETE: BundleAction = BundleAction::Import(ImportReason::Incomplete);
 /// Two images of a bundle, as an import lists them.
 fn imported_images(bundle: &Bundle, unpacked: bool) -> [Image; 2] {
     ["x", "y"].map(|name| {
-        test_image(name, name, bundle.image_labels(2, Digest::of_content(name.as_bytes()), unpacked))
+        let target = Digest::of_content(name.as_bytes());
+        test_image(name, name, bundle.image_labels(name, (2, target), unpacked))
     })
 }
 
@@ -128,6 +129,43 @@ fn images_of_a_deleted_bundle_are_unpinned_and_other_images_are_left_alone() {
     assert_eq!(changes(&planned), [("x", ImageChangeKind::Unpin)]);
 }
 
+/// As `ctr images tag` makes it.
+fn copied_image(image: &Image, name: &str) -> Image {
+    Image { name: name.into(), ..image.clone() }
+}
+
+#[test]
+fn an_image_of_which_only_a_copy_is_left_is_imported_again() {
+    let bundle = test_bundle("a.tar", "1");
+    let image = marked_image("x", "1", &[(&bundle, 1, "1")]);
+    let copy = copied_image(&image, "mine");
+    let planned = plan(&[&bundle], std::slice::from_ref(&copy));
+    assert_eq!(actions(&planned), [INCOMPLETE]);
+    // A copy counts for nothing, and loses what it copied.
+    let planned = plan(&[&bundle], &[image.clone(), copy]);
+    assert_eq!(actions(&planned), [BundleAction::Verify(vec![image])]);
+    assert_eq!(changes(&planned), [("mine", ImageChangeKind::Unpin)]);
+}
+
+#[test]
+fn marks_of_a_release_without_names_count_until_an_import_gives_them_names() {
+    let bundle = test_bundle("a.tar", "1");
+    let named = imported_images(&bundle, false);
+    let mut unnamed = named.clone();
+    for image in &mut unnamed {
+        for text in image.labels.values_mut() {
+            *text = text.split(" image=").next().unwrap_or_default().to_owned();
+        }
+    }
+    assert_eq!(actions(&plan(&[&bundle], &unnamed)), [BundleAction::Verify(unnamed.to_vec())]);
+    let copy = copied_image(&unnamed[0], "mine");
+    let images = [unnamed[0].clone(), unnamed[1].clone(), copy.clone()];
+    assert_eq!(actions(&plan(&[&bundle], &images)), [INCOMPLETE]);
+    let planned = plan(&[&bundle], &[named[0].clone(), named[1].clone(), copy]);
+    assert_eq!(actions(&planned), [BundleAction::Verify(named.to_vec())]);
+    assert_eq!(changes(&planned), [("mine", ImageChangeKind::Unpin)]);
+}
+
 #[test]
 fn an_unreadable_bundle_keeps_what_it_brought() {
     let bundle = test_bundle("a.tar", "1");
@@ -157,7 +195,7 @@ fn the_name_of_a_deleted_bundle_goes_to_the_one_that_remains() {
     assert_eq!(changes(&planned), [("x", ImageChangeKind::Unmark)]);
 
     let [mut shared, mut other] = [shared, marked_image("y", "of b", &[(&b, 2, "of b")])];
-    shared.labels.extend(b.image_labels(2, Digest::of_content(b"of b"), false));
+    shared.labels.extend(b.image_labels("x", (2, Digest::of_content(b"of b")), false));
     other.target.media_type = "of y".into();
     let planned = plan(&[&b], &[shared, other.clone()]);
     assert!(
@@ -289,9 +327,12 @@ proptest! {
     }
 
     #[test]
-    fn a_mark_survives_formatting_and_parsing(count: usize, a: [u8; 8], b: [u8; 8], unpacked: bool) {
+    fn a_mark_survives_formatting_and_parsing(
+        (count, unpacked, [a, b]) in any::<(usize, bool, [[u8; 8]; 2])>(),
+        image in prop::option::of("[a-z/.:]{1,20}"),
+    ) {
         let (fingerprint, target) = (BundleFingerprint(Digest::of_content(&a)), Digest::of_content(&b));
-        let mark = BundleMark { fingerprint, count, target, unpacked };
+        let mark = BundleMark { fingerprint, count, target, image, unpacked };
         prop_assert_eq!(mark.to_string().parse(), Ok(mark));
     }
 }

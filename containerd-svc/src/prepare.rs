@@ -15,13 +15,13 @@ pub enum PrepareError {
     CreateFiles(#[source] Error),
     /// Another process listens, or may listen, on the socket: stop it, or use another directory. A retry
     /// helps once it has exited.
-    #[error("socket {path} is in use: stop the other containerd, or use another directory")]
+    #[error("another containerd uses socket {path}: stop it, or use another directory")]
     SocketInUse {
         /// The socket.
         path: PathBuf,
     },
     /// A file that is not a socket is at the path of the socket: remove it.
-    #[error("{path} is not a socket: remove it")]
+    #[error("{path}, the path of containerd's socket, exists and is not a socket: remove it")]
     NotASocket {
         /// The conflicting file.
         path: PathBuf,

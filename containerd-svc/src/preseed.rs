@@ -57,14 +57,17 @@ struct BundleFault {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreseedError {
-    /// Listing the directory failed: check its mode.
-    #[error("can't list the bundles")]
+    /// The directory is missing, or can't be read: mount its disk, create it, or correct its mode. Images stay as
+    /// they are.
+    #[error(
+        "can't list the image bundles in the preseed directory: mount its disk, create it, or correct its mode"
+    )]
     ListBundles(#[source] nodekeel_localstorage::Error),
     /// Listing the images of the store failed; a retry can help.
-    #[error("can't list the images in the store")]
+    #[error("can't list the images in containerd's store")]
     ListImages(#[source] ImageStoreError),
     /// Changing the marks, the pin or the target of an image failed; a retry can help.
-    #[error("can't update the images in the store")]
+    #[error("can't update the labels and targets of the images in containerd's store")]
     UpdateImages(#[source] ImageStoreError),
 }
 
@@ -107,6 +110,9 @@ pub struct PreseedReport {
     pub skipped: Vec<SkippedEntry>,
     /// The listed images that were changed, because of what bundles no longer bring.
     pub changes: Vec<ImageChange>,
+    /// Whether the directory is empty, like the mount point of a disk that is not mounted: images stay as they
+    /// are. A directory of no bundles has an empty directory of a namespace.
+    pub is_empty: bool,
 }
 
 impl PreseedReport {
@@ -180,17 +186,15 @@ impl Preseed {
     /// others. What bundles no longer bring loses its marks and its pin at the end.
     ///
     /// # Errors
-    /// [`PreseedError`] if the store fails for all of them. Errors of single bundles are in the report.
+    /// [`PreseedError`] if the directory or the store fails for all of them. Errors of single bundles are in the
+    /// report.
     ///
     /// # Cancel safety
     /// A bundle in progress when this is dropped is not listed, and the next pass reads it again.
     pub async fn run(&self, store: &dyn ImageStore) -> Result<PreseedReport, PreseedError> {
         let Some(ScanResult { wanted, skipped, failed }) = self.scan_bundles().await? else {
-            tracing::warn!(
-                "{} does not exist or is empty: images stay as they are",
-                self.bundle_dir.display()
-            );
-            return Ok(PreseedReport::default());
+            tracing::warn!("{} is empty: images stay as they are", self.bundle_dir.display());
+            return Ok(PreseedReport { is_empty: true, ..PreseedReport::default() });
         };
         for SkippedEntry { path, reason } in &skipped {
             tracing::warn!("skipped {}, which is not a bundle: {reason}", path.display());
@@ -199,7 +203,7 @@ impl Preseed {
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
         let (processed, changes) = PreseedPass::new(self, store, wanted).run().await?;
         outcomes.extend(processed);
-        Ok(PreseedReport { outcomes, skipped, changes })
+        Ok(PreseedReport { outcomes, skipped, changes, is_empty: false })
     }
 
     async fn scan_bundles(&self) -> Result<Option<ScanResult>, PreseedError> {

@@ -101,7 +101,8 @@ mod tests {
         let shims =
             parse_line(r#"time="2026-11-21T11:26:16.7Z" level=info msg="shim ready""#, now).expect("logfmt");
         assert_eq!(shims.text, "shim ready");
-        assert!(parse_line("panic: no such thing", now).is_none());
+        let crash = parse_line("panic: no such thing", now).expect("a crash of a Go program");
+        assert_eq!(crash.level, Level::Fatal);
     }
 
     #[tokio::test]

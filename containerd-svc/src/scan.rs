@@ -41,15 +41,11 @@ pub(crate) struct ScanResult {
     pub(crate) failed: Vec<ImportError>,
 }
 
-/// Scans the directory; `None` if it is missing or empty, like the mount point of a disk that is not mounted:
-/// that says nothing about bundles. Links to files are followed, links to directories are not.
+/// Scans the directory; `None` if it is empty, like the mount point of a disk that is not mounted: that says
+/// nothing about bundles. Links to files are followed, links to directories are not.
 pub(crate) fn scan_bundles(directory: &Path) -> Result<Option<ScanResult>, Error> {
     let mut found = ScanResult::default();
-    let top = match Dir::open(directory) {
-        Ok(top) => top,
-        Err(error) if error.is_not_found() => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let top = Dir::open(directory)?;
     let entries = top.list()?;
     if entries.is_empty() {
         return Ok(None);
@@ -201,8 +197,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_directory_imports_nothing() {
-        assert!(scan_bundles(Path::new("/nowhere/at/all")).expect("nothing").is_none());
+    fn a_missing_directory_is_an_error_and_an_empty_one_says_nothing() {
+        assert!(scan_bundles(Path::new("/nowhere/at/all")).expect_err("it is missing").is_not_found());
+        assert!(scan_bundles(tempfile::tempdir().expect("created").path()).expect("listed").is_none());
     }
 
     #[test]

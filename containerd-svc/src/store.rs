@@ -155,13 +155,13 @@ pub trait BlobWriter: Send + fmt::Debug {
 #[non_exhaustive]
 pub enum ImageStoreError {
     /// Listing the namespaces failed.
-    #[error("can't list the namespaces")]
+    #[error("can't list containerd's namespaces")]
     ListNamespaces(#[source] ErrorSource),
     /// Reading the free space of the disk failed.
     #[error("can't read the free space of the image store's disk")]
     ReadDiskSpace(#[source] ErrorSource),
     /// Listing the images of a namespace failed.
-    #[error("can't list the images of namespace {namespace}")]
+    #[error("can't list the images of containerd namespace {namespace}")]
     ListImages {
         /// The namespace.
         namespace: Namespace,
@@ -170,7 +170,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Reading content failed.
-    #[error("can't read content {digest}")]
+    #[error("can't read content {digest} from containerd's content store")]
     ReadContent {
         /// The digest.
         digest: Digest,
@@ -179,10 +179,10 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Beginning an import session failed.
-    #[error("can't begin an import")]
+    #[error("can't start an image import")]
     BeginImport(#[source] ErrorSource),
     /// The store's disk is full, or would be full up to its reserve: free space on it.
-    #[error("no space left in the image store for {what}: free space on its disk, or lower its reserve")]
+    #[error("no space left on containerd's disk to import {what}: free space on it, or lower its reserve")]
     NoSpace {
         /// What did not fit.
         what: String,
@@ -191,7 +191,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Writing content failed.
-    #[error("can't write {file}")]
+    #[error("can't write {file} of the image archive into containerd's content store")]
     WriteContent {
         /// Its name in the archive.
         file: String,
@@ -200,7 +200,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Setting labels of content failed.
-    #[error("can't label content {digest}")]
+    #[error("can't set the labels of content {digest} in containerd's content store")]
     LabelContent {
         /// The digest.
         digest: Digest,
@@ -209,7 +209,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Unpacking a layer failed.
-    #[error("can't unpack layer {digest}")]
+    #[error("can't unpack image layer {digest}")]
     UnpackLayer {
         /// The layer.
         digest: Digest,
@@ -218,7 +218,7 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Listing an image failed.
-    #[error("can't create image record {name}")]
+    #[error("can't create or update image {name} in containerd")]
     PutImage {
         /// The name.
         name: String,
@@ -227,6 +227,6 @@ pub enum ImageStoreError {
         source: ErrorSource,
     },
     /// Finishing an import session failed.
-    #[error("can't finish an import")]
+    #[error("can't delete the containerd lease of a finished image import")]
     FinishImport(#[source] ErrorSource),
 }

@@ -37,18 +37,21 @@ impl fmt::Display for ArchiveLimitKind {
 #[non_exhaustive]
 pub enum ArchiveError {
     /// Reading the file failed: check its disk. A retry may help.
-    #[error("can't read the file")]
+    #[error("can't read the image archive")]
     Io(#[source] io::Error),
     /// The compression is neither gzip nor zstd: recompress the archive.
-    #[error("unsupported compression {found}: recompress the archive with gzip or zstd, or not at all")]
+    #[error(
+        "the image archive has unsupported compression {found}: compress it again with gzip or zstd, or not \
+         at all"
+    )]
     Compression {
         /// The compression found.
         found: &'static str,
     },
     /// Decompressing needs more memory than an import may take: compress the archive with a smaller window.
     #[error(
-        "zstd window at byte {at} of the archive exceeds {limit} bytes: compress it again with \
-         zstd -19 or lower, and without --long or with --long=24"
+        "zstd window at byte {at} of the image archive exceeds {limit} bytes: compress it again with zstd \
+         -19 or lower, and without --long or with --long=24"
     )]
     Window {
         /// The position.
@@ -57,7 +60,7 @@ pub enum ArchiveError {
         limit: u64,
     },
     /// The compressed data are corrupt: copy or create the file again.
-    #[error("corrupt compressed data at byte {at} of the archive: copy or create the file again")]
+    #[error("corrupt compressed data at byte {at} of the image archive: copy or create the file again")]
     Decompress {
         /// The position.
         at: u64,
@@ -66,13 +69,16 @@ pub enum ArchiveError {
         source: io::Error,
     },
     /// The archive is truncated: copy the file again.
-    #[error("archive truncated at byte {at}: copy the file again")]
+    #[error("image archive truncated at byte {at}: copy the file again")]
     Truncated {
         /// The position.
         at: u64,
     },
     /// The archive is not a tar, or it is corrupt.
-    #[error("not a tar archive, or a corrupt one: {what} at byte {at} of the archive")]
+    #[error(
+        "the image archive is not a tar archive, or is corrupt: {what} at its byte {at}; copy or create the \
+         file again"
+    )]
     Tar {
         /// The position.
         at: u64,
@@ -91,7 +97,9 @@ pub enum ArchiveError {
         of: ArchiveLimitKind,
     },
     /// A file name leads out of the archive. No tool creates such images; nothing was written to that path.
-    #[error("unsafe file name {name:?}: it leads out of the archive")]
+    #[error(
+        "the image archive has an unsafe file name {name:?}, which leads out of it: create the archive again"
+    )]
     PathTraversal {
         /// The name, or its start.
         name: String,

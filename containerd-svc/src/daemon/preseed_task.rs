@@ -53,7 +53,7 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
             let imported = match imported {
                 Ok(report) => {
                     ctx.signal_ready()?;
-                    describe_failures(&report)
+                    describe_failures(&report).and_then(|()| task.check_not_empty(&report))
                 }
                 Err(failure) => Err(failure),
             };
@@ -72,14 +72,26 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
 }
 
 impl PreseedTask {
-    pub(super) fn new(containerd: &Containerd, preseed: Preseed) -> Self {
+    pub(super) fn new(containerd: &Containerd, preseed: Preseed, has_cri: bool) -> Self {
         Self {
             preseed,
             socket: containerd.layout.socket_path(),
             root: containerd.layout.root_dir(),
             disk_reserve: containerd.disk_reserve,
-            has_cri: containerd.has_cri(),
+            has_cri,
         }
+    }
+
+    /// An error that names the directory if it is empty.
+    fn check_not_empty(&self, report: &PreseedReport) -> Result<(), Failure> {
+        if !report.is_empty {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "the preseed directory {} is empty, so images stay as they are: mount its disk, or put bundles or a \
+             directory named after a namespace into it",
+            self.preseed.bundle_dir().display()
+        )))
     }
 
     /// Runs one pass, and waits until the CRI lists the images; an error if the store failed.

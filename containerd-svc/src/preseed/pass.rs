@@ -12,7 +12,7 @@ use crate::image_walk::{ImageScope, is_complete};
 use crate::import::{self, ImportJob, error_chain};
 use crate::plan::{
     Bundle, BundleAction, ImageChange, ImageChangeKind, PINNED_LABEL, WantedBundles, find_name_owner,
-    plan_preseed, unmark_copies,
+    plan_preseed,
 };
 use crate::scan::{self, repository_name};
 use crate::store::{ImageStore, ImageStoreError, IncomingBlob};
@@ -142,7 +142,7 @@ impl<'a> PreseedPass<'a> {
     }
 
     /// Creates the images of a bundle with their marks, and collects the names that it owns. A name of an
-    /// earlier bundle keeps its target, and copies of its images lose their marks.
+    /// earlier bundle keeps its target.
     fn map_images(
         &self,
         bundle: &Bundle,
@@ -152,7 +152,8 @@ impl<'a> PreseedPass<'a> {
         let listed = self.listed.get(&bundle.namespace).map_or(&[][..], Vec::as_slice);
         let image = |(name, target): &(ImageName, Descriptor)| {
             let unpacked = self.preseed.unpacks_layers;
-            let mut labels: Labels = bundle.image_labels(targets.len(), target.digest, unpacked);
+            let mut labels: Labels =
+                bundle.image_labels(name.as_str(), (targets.len(), target.digest), unpacked);
             if self.preseed.pins_images {
                 labels.insert(PINNED_LABEL.0.into(), PINNED_LABEL.1.into());
             }
@@ -172,17 +173,7 @@ impl<'a> PreseedPass<'a> {
             };
             Image { name: name.to_string(), target, labels }
         };
-        let brought: Vec<Image> = targets.iter().map(image).collect();
-        let names = brought.iter().map(|image| image.name.as_str()).collect();
-        let copies = unmark_copies(bundle, listed, &names);
-        for Image { name, .. } in &copies {
-            tracing::info!(
-                "{name} in {} is a copy, which no longer counts as an image of {}",
-                bundle.namespace,
-                bundle.file
-            );
-        }
-        brought.into_iter().chain(copies).collect()
+        targets.iter().map(image).collect()
     }
 }
 

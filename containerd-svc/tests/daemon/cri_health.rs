@@ -15,6 +15,7 @@ crate::on_both!(
     the_cri_lists_every_image_when_preseed_is_done,
     a_daemon_whose_cri_does_not_load_never_becomes_ready,
     a_daemon_that_loses_its_cri_is_restarted,
+    a_cri_that_an_import_disables_is_not_waited_for,
 );
 
 const IMAGES: usize = 60;
@@ -71,7 +72,7 @@ async fn a_daemon_that_loses_its_cri_is_restarted(release: Release) {
     rustix::fs::mkfifoat(rustix::fs::CWD, &gate, rustix::fs::Mode::RWXU).unwrap();
     let real = release.programs().join("containerd");
     let script = format!(
-        "#!/bin/sh\n{real} \"$@\" & pid=$!\ntrap 'kill $pid; wait $pid; exit' TERM\nread go <{gate}\n\
+        "#!/bin/sh\ncase \"$*\" in *'config dump') exec {real} \"$@\" ;; esac\n{real} \"$@\" & pid=$!\ntrap 'kill $pid; wait $pid; exit' TERM\nread go <{gate}\n\
          kill $pid\nwait $pid\nexec {real} \"$@\" --config {without}\n",
         real = real.display(),
         gate = gate.display(),
@@ -92,5 +93,27 @@ async fn a_daemon_that_loses_its_cri_is_restarted(release: Release) {
     let exit = node.exits[0].exit.to_string();
     assert!(exit.contains("liveness probes") && exit.contains("call the CRI"), "{exit}");
     daemon.wait_state("root.containerd", 2, RunnableState::Ready).await;
+    daemon.stop().await;
+}
+
+/// The directory's pattern is imported by the file that containerd gets.
+async fn a_cri_that_an_import_disables_is_not_waited_for(release: Release) {
+    let scratch = Arc::new(ScratchDir::new().unwrap());
+    let imported = scratch.path().join("imported");
+    std::fs::create_dir(&imported).unwrap();
+    let disables = "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
+    std::fs::write(imported.join("no-cri.toml"), disables).unwrap();
+    let settings = cri_settings(&scratch);
+    let directory = bundle_dir(&scratch);
+    let image = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a");
+    put_bundle(&scratch, "a.tar", &image.to_tar());
+    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
+        let text = settings.render_toml(&containerd.layout);
+        let text = format!("imports = [\"{}/*.toml\"]\n{text}", imported.display());
+        containerd.config = ContainerdConfig::Verbatim { text, runsc: false };
+        containerd.preseed = Some(Preseed::new(directory));
+    })
+    .await;
+    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Done).await;
     daemon.stop().await;
 }

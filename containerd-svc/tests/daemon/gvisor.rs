@@ -54,7 +54,7 @@ fn runsc_logs_of_a_container_come_through_the_fifo() {
             };
             [Level::Debug, Level::Info].map(|level| entries.iter().filter(|entry| is(entry, level)).count())
         };
-        testbed::wait_until(Duration::from_secs(60), "lines of each level", || {
+        testbed::wait_until(Duration::from_secs(300), "lines of each level", || {
             let [debug, info] = levels();
             anyhow::ensure!(
                 debug > 10 && info > 10,

@@ -80,6 +80,9 @@ impl Runnable for ScratchHolder {
     fn run(&self, ctx: Context) -> RunFuture {
         let (containerd, held) = (self.0.clone(), Arc::clone(&self.1));
         Box::pin(async move {
+            if containerd.preseed.is_some() {
+                ctx.run_child("dependent", run_dependent)?;
+            }
             ctx.run_child("containerd", containerd)?;
             ctx.signal_ready()?;
             let cancelled = ctx.canceled().await;
@@ -87,6 +90,13 @@ impl Runnable for ScratchHolder {
             Err(Failure::from(cancelled))
         })
     }
+}
+
+/// Is ready once the images have been there.
+async fn run_dependent(ctx: Context) -> Result<(), Failure> {
+    ctx.wait_ready("root.containerd.preseed").await?;
+    ctx.signal_ready()?;
+    Err(ctx.canceled().await.into())
 }
 
 impl TestDaemon {

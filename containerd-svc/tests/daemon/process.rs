@@ -11,7 +11,7 @@ use nodekeel_containerd_svc::{
     ConfigVersion, ContainerdConfig, ContainerdSettings, CriSettings, DirectoryLayout, LivenessProbe,
     Preseed, RunscSettings, daemon_version,
 };
-use nodekeel_supervisor::RunnableState;
+use nodekeel_supervisor::{RunnableState, RunnableStatus};
 use testbed::{ScratchDir, write_program};
 
 use crate::harness::{Release, TestDaemon, bundle_dir, busybox_layer, put_bundle, unique_name, wait_node};
@@ -22,6 +22,7 @@ crate::on_both!(
     a_restart_leaves_containers_running,
     images_are_listed_when_preseed_is_done,
     a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repaired,
+    a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_empty_one_is_named,
     every_config_version_is_accepted,
     an_unresponsive_daemon_is_killed_and_restarted,
     runsc_lines_are_in_the_journal,
@@ -130,6 +131,44 @@ async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repair
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("pause:3.10"));
     fs::rename(bad.with_file_name("pause.tar"), bad).unwrap();
     daemon.wait_state(preseed, 1, RunnableState::Done).await;
+    daemon.stop().await;
+}
+
+/// The directory of a disk that is not mounted.
+async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_empty_one_is_named(
+    release: Release,
+) {
+    let scratch = Arc::new(ScratchDir::new().unwrap());
+    let directory = bundle_dir(&scratch);
+    let preseed = "root.containerd.preseed";
+    let configured = directory.clone();
+    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
+        containerd.preseed = Some(Preseed::new(configured));
+    })
+    .await;
+    let failed = |node: &RunnableStatus| node.failures >= 3;
+    let node = wait_node(&daemon.supervisor, preseed, failed).await.unwrap();
+    let path = directory.display().to_string();
+    for exit in &node.exits {
+        let text = exit.exit.to_string();
+        assert!(text.contains(&path) && text.contains("No such file"), "{text}");
+    }
+    let generation = node.generation;
+    let tree = daemon.supervisor.snapshot();
+    let dependent = tree.iter().find(|node| *node.dn == *"root.dependent").unwrap();
+    assert_eq!(dependent.state, RunnableState::New, "{dependent:?}");
+    fs::create_dir(&directory).unwrap();
+    let is_named = |node: &RunnableStatus| {
+        node.exits.last().is_some_and(|exit| exit.exit.to_string().contains("is empty"))
+    };
+    wait_node(&daemon.supervisor, preseed, is_named).await.unwrap();
+    daemon.wait_state("root.dependent", 1, RunnableState::Ready).await;
+    put_bundle(
+        &daemon.scratch,
+        "a.tar",
+        &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a").to_tar(),
+    );
+    daemon.wait_state(preseed, generation, RunnableState::Done).await;
     daemon.stop().await;
 }
 

@@ -1,7 +1,7 @@
 //! Which files of a directory are imported.
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
-use nodekeel_containerd_svc::{ImageStore as _, Platform};
+use nodekeel_containerd_svc::{ImageStore as _, Platform, PreseedError};
 
 use crate::bundles::{BundleFixture, count_outcomes, k8s_namespace};
 
@@ -54,11 +54,18 @@ async fn a_stream_of_several_gzip_members_is_one_archive() {
 }
 
 #[tokio::test]
-async fn a_missing_directory_imports_nothing() {
+async fn a_missing_directory_is_an_error_that_names_it_and_an_empty_one_is_reported() {
     let bundles = BundleFixture::new();
-    assert_eq!(count_outcomes(&bundles.run_preseed().await), [0, 0, 0]);
+    let report = bundles.run_preseed().await;
+    assert_eq!((count_outcomes(&report), report.is_empty), ([0, 0, 0], true));
     let missing = nodekeel_containerd_svc::Preseed::new("/nowhere/at/all");
-    assert_eq!(count_outcomes(&missing.run(&bundles.store).await.unwrap()), [0, 0, 0]);
+    let PreseedError::ListBundles(error) = missing.run(&bundles.store).await.unwrap_err() else {
+        panic!("another error")
+    };
+    assert!(error.is_not_found() && error.to_string().contains("/nowhere/at/all"), "{error}");
+    // A directory of no bundles.
+    std::fs::create_dir(bundles.directory.path().join("k8s.io")).unwrap();
+    assert!(!bundles.run_preseed().await.is_empty);
 }
 
 #[tokio::test]

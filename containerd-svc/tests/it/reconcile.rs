@@ -62,7 +62,7 @@ async fn images_of_a_deleted_namespace_directory_are_unpinned_and_those_of_a_mis
     let directory = bundles.directory.path();
     let aside = directory.with_extension("aside");
     fs::rename(directory, &aside).unwrap();
-    bundles.run_preseed().await;
+    bundles.preseed.run(&bundles.store).await.unwrap_err();
     assert_eq!(
         list_pins(&bundles).await,
         [("localhost/a:1".to_owned(), true, true)],
@@ -98,14 +98,29 @@ async fn copy_image(bundles: &BundleFixture, name: &str, copy: &str) {
 }
 
 #[tokio::test]
-async fn an_image_that_was_tagged_with_another_name_is_imported_once_and_the_copy_loses_mark_and_pin() {
+async fn an_image_that_was_tagged_and_then_removed_is_listed_again() {
+    let bundles = BundleFixture::new();
+    bundles.put_bundle("a.tar", &archive_of("localhost/a:1", b"a").to_tar()).run_preseed().await;
+    let target = target_of(&bundles, "localhost/a:1").await;
+    copy_image(&bundles, "localhost/a:1", "localhost/mine:1").await;
+    bundles.store.remove_image(&k8s_namespace(), "localhost/a:1");
+    let outcomes =
+        [count_outcomes(&bundles.run_preseed().await), count_outcomes(&bundles.run_preseed().await)];
+    assert_eq!(outcomes, [[1, 0, 0], [0, 1, 0]]);
+    assert_eq!(target_of(&bundles, "localhost/a:1").await, target);
+    let pins = [("localhost/a:1", true), ("localhost/mine:1", false)];
+    assert_eq!(list_pins(&bundles).await, pins.map(|(name, is)| (name.to_owned(), is, is)));
+}
+
+#[tokio::test]
+async fn a_copy_of_an_image_loses_mark_and_pin_and_its_bundle_is_not_read_again() {
     let bundles = BundleFixture::new();
     let archive = archive_of("localhost/a:1", b"a").with_image(&["localhost/a:2"], b"b");
     bundles.put_bundle("a.tar", &archive.to_tar()).run_preseed().await;
     copy_image(&bundles, "localhost/a:1", "localhost/mine:1").await;
     let outcomes =
         [count_outcomes(&bundles.run_preseed().await), count_outcomes(&bundles.run_preseed().await)];
-    assert_eq!(outcomes, [[1, 0, 0], [0, 1, 0]]);
+    assert_eq!(outcomes, [[0, 1, 0]; 2]);
     let pins = [("localhost/a:1", true), ("localhost/a:2", true), ("localhost/mine:1", false)];
     assert_eq!(list_pins(&bundles).await, pins.map(|(name, is)| (name.to_owned(), is, is)));
 }

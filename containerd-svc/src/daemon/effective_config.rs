@@ -1,0 +1,127 @@
+//! The configuration that containerd uses: its file, with all that this imports.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use nodekeel_supervisor::Failure;
+use tokio::process::Command;
+use tokio::time::timeout;
+use toml::{Table, Value};
+
+use super::{Containerd, ContainerdConfig};
+use crate::config::{CRI_IMAGES_PLUGIN, CRI_PLUGIN, CRI_RUNTIME_PLUGIN};
+
+/// Maximum time for containerd to print its configuration, which takes it less than a second.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Whether the containerd will have a CRI. It asks containerd itself, since a file that its configuration
+/// imports can disable the CRI: also one of `/etc/containerd/conf.d`, which 2.2 and later import unasked.
+///
+/// # Errors
+/// The settings ask for a CRI that an imported file disables.
+pub(super) async fn has_effective_cri(containerd: &Containerd) -> Result<bool, Failure> {
+    let (is_required, is_configured) = match &containerd.config {
+        ContainerdConfig::Settings(settings) => (true, settings.cri.is_some()),
+        ContainerdConfig::Verbatim { text, .. } => (false, has_cri(text)),
+    };
+    if !is_configured {
+        return Ok(false);
+    }
+    match dump_config(containerd).await {
+        Ok(dumped) => judge_effective_config(&dumped, is_required),
+        Err(reason) => {
+            tracing::warn!("containerd does not print its configuration, a CRI is expected: {reason}");
+            Ok(true)
+        }
+    }
+}
+
+/// Whether a printed configuration has a CRI.
+fn judge_effective_config(dumped: &str, is_required: bool) -> Result<bool, Failure> {
+    let Some(plugin) = disabled_cri_plugin(dumped) else { return Ok(true) };
+    let imports = imported_files(dumped).join(", ");
+    if is_required {
+        return Err(Failure::new(format!(
+            "can't start containerd with a CRI: an imported configuration disables {plugin}: remove it from \
+             disabled_plugins in {imports}"
+        )));
+    }
+    tracing::warn!("containerd has no CRI, and none is waited for: {imports} disables {plugin}");
+    Ok(false)
+}
+
+/// The output of `containerd config dump`.
+async fn dump_config(containerd: &Containerd) -> Result<String, String> {
+    let mut command = Command::new(&containerd.binary);
+    command.arg("--config").arg(containerd.layout.config_path()).args(["config", "dump"]);
+    command.env_clear().env("PATH", &containerd.search_path).envs(&containerd.env);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let ended = timeout(DUMP_TIMEOUT, command.output()).await;
+    let output = ended.map_err(|_| "timed out".to_owned())?.map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()));
+    }
+    String::from_utf8(output.stdout).map_err(|error| error.to_string())
+}
+
+/// Whether a configuration of an operator has a CRI, which is enabled by default. A text that is not TOML has
+/// none: containerd rejects it itself.
+///
+/// *Source:* containerd-config.toml(5), `disabled_plugins`; version 1 has short names.
+fn has_cri(text: &str) -> bool {
+    text.parse::<Table>().is_ok() && disabled_cri_plugin(text).is_none()
+}
+
+/// The plugin of the CRI that a configuration disables.
+fn disabled_cri_plugin(text: &str) -> Option<String> {
+    let all = [CRI_PLUGIN, CRI_IMAGES_PLUGIN, CRI_RUNTIME_PLUGIN, "cri"];
+    parse_string_list(text, "disabled_plugins").into_iter().find(|plugin| all.contains(&plugin.as_str()))
+}
+
+/// The files that a configuration imports, or their patterns.
+fn imported_files(text: &str) -> Vec<String> {
+    parse_string_list(text, "imports")
+}
+
+/// A list of strings at the top of a configuration; empty if it is missing or invalid.
+fn parse_string_list(text: &str, key: &str) -> Vec<String> {
+    let table = text.parse::<Table>().unwrap_or_default();
+    let entries = table.get(key).and_then(Value::as_array).into_iter().flatten();
+    entries.filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ContainerdSettings, DirectoryLayout};
+
+    #[test]
+    fn an_operators_configuration_has_a_cri_unless_it_disables_one() {
+        for text in [
+            "",
+            "version = 2\n",
+            "disabled_plugins = []",
+            "disabled_plugins = [\"io.containerd.nri.v1.nri\"]",
+        ] {
+            assert!(has_cri(text), "{text}");
+        }
+        let layout = DirectoryLayout::new("/data", "/run/c").expect("short");
+        let rendered = ContainerdSettings::default().render_toml(&layout);
+        for text in ["version = [", "disabled_plugins = [\"cri\"]", &rendered] {
+            assert!(!has_cri(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_cri_that_an_import_disables_is_not_expected_and_an_error_where_the_settings_ask_for_it() {
+        let dumped =
+            "disabled_plugins = ['io.containerd.grpc.v1.cri']\nimports = ['/etc/a.toml', '/b.toml']\n";
+        assert!(!judge_effective_config(dumped, false).expect("it is not required"));
+        let error = judge_effective_config(dumped, true).expect_err("it is required").to_string();
+        assert!(error.contains("/etc/a.toml, /b.toml") && error.contains("grpc.v1.cri"), "{error}");
+        for is_required in [false, true] {
+            let dumped = "disabled_plugins = []\nimports = ['/etc/a.toml']\n";
+            assert!(judge_effective_config(dumped, is_required).expect("nothing is disabled"));
+        }
+    }
+}
