@@ -18,30 +18,44 @@ use crate::pki::CaError;
 pub enum ConsensusError {
     /// Credentials on the disk could not be read, checked, created or written. They stay unchanged; the
     /// source names the file.
-    #[error("can't load the member's credentials")]
+    #[error("can't load the etcd member's credentials")]
     Credentials(#[source] PkiError),
     /// The data of a member exists without its credentials: restore them. Nothing was changed.
-    #[error("{} holds a member's data, but its credentials are missing: restore them", .data.display())]
+    #[error(
+        "{} holds an etcd member's data, but the member's credentials are missing: restore them",
+        .data.display()
+    )]
     CredentialsMissing {
         /// The data directory.
         data: PathBuf,
     },
     /// A restart was requested, but no member has data here: create a cluster or join one.
-    #[error("can't restart the member: {} holds no member's data; restore it, or reset the node and join again", .data.display())]
+    #[error(
+        "can't restart the etcd member: {} holds no member's data; restore it, or reset the node and join \
+         again",
+        .data.display()
+    )]
     NoMember {
         /// The data directory.
         data: PathBuf,
     },
     /// A new or joining member was requested, but another member's identity is present: restart that member,
     /// or remove its files by hand. Nothing was changed.
-    #[error("{} holds the credentials of another member or cluster", .directory.display())]
+    #[error(
+        "{} holds the credentials of another member or cluster: restore this node's, or attach its disk",
+        .directory.display()
+    )]
     ForeignCredentials {
         /// The directory of the credentials.
         directory: PathBuf,
     },
     /// The certificate is for another name or address. A member may change its address only after it has run
     /// at the one it was added with.
-    #[error("{} is not a certificate of {name} at {address}", .certificate.display())]
+    #[error(
+        "certificate {} was not issued to member {name} at {address}: restore this node's credentials, or \
+         correct its address",
+        .certificate.display()
+    )]
     CertificateMismatch {
         /// The certificate's file.
         certificate: PathBuf,
@@ -52,8 +66,9 @@ pub enum ConsensusError {
     },
     /// The member runs at its former address too: one of the two is a copy of the other's data. Nothing was started.
     #[error(
-        "{name} runs at {} already: never run a copy of a node's data; reset one of the two and join it by a \
-         ticket, or stop it there to move it here", .url.as_str()
+        "member {name} already runs at {}: two hosts must not run a copy of the same node's data; reset one \
+         of the two and join it by a ticket, or stop it there to move it here",
+        .url.as_str()
     )]
     RunsElsewhere {
         /// The member.
@@ -62,7 +77,10 @@ pub enum ConsensusError {
         url: PeerUrl,
     },
     /// The certificate is revoked: the node was expelled.
-    #[error("the certificate {} is revoked", .certificate.display())]
+    #[error(
+        "this member's certificate {} is revoked: reset this node, and join by another ticket",
+        .certificate.display()
+    )]
     CertificateRevoked {
         /// The certificate's file.
         certificate: PathBuf,
@@ -87,11 +105,12 @@ pub enum ConsensusError {
     /// The list of revoked certificates was missing, and has been read from the member's data: the next start has
     /// it.
     #[error(
-        "the list of revoked certificates was missing, and is restored from the member's data: restarting"
+        "etcd's list of revoked certificates was missing and was restored from the member's data: restarting \
+         etcd"
     )]
     RevocationListRestored,
     /// The running store did not answer. A retry may help.
-    #[error("{operation}")]
+    #[error("can't {operation}")]
     Kv {
         /// The operation.
         operation: &'static str,
@@ -100,10 +119,10 @@ pub enum ConsensusError {
         source: KvError,
     },
     /// The list of members could not be read or changed. A retry may help.
-    #[error("can't find this member in the list of members")]
+    #[error("can't find this member in the cluster's list of members")]
     Membership(#[source] MembershipError),
     /// The member's process exits before it is ready: its log shows why. It is restarted.
-    #[error("the member's process keeps failing: {failure} (see the log of {log})")]
+    #[error("the etcd member's process keeps failing: {failure} (see the log of {log})")]
     Process {
         /// How it exited last.
         failure: Arc<str>,
@@ -111,7 +130,7 @@ pub enum ConsensusError {
         log: String,
     },
     /// The implementation failed: its files, its process, its client.
-    #[error("{operation}")]
+    #[error("can't {operation}")]
     Backend {
         /// The operation.
         operation: String,
@@ -126,16 +145,16 @@ pub enum ConsensusError {
 #[non_exhaustive]
 pub enum MembershipError {
     /// No member has this id; it may have been removed.
-    #[error("member {id} does not exist")]
+    #[error("the cluster has no member {id}: see the list of members")]
     MemberNotFound {
         /// The id given.
         id: MemberId,
     },
     /// The cluster already has a learner: wait until it is promoted, or remove it.
-    #[error("the cluster already has a learner")]
+    #[error("the cluster already has a learner (a member without a vote yet), and takes one at a time")]
     TooManyLearners,
     /// The learner has not caught up with the leader yet, or has not started: try again later.
-    #[error("learner {id} is not in sync with the leader yet")]
+    #[error("learner {id} can't be promoted, since it is not in sync with the leader yet: try again later")]
     LearnerNotReady {
         /// The learner.
         id: MemberId,
@@ -146,7 +165,7 @@ pub enum MembershipError {
     QuorumLoss,
     /// etcd changes its members only while those that vote have been connected to each other for five seconds,
     /// and they were not, also after a wait. Nothing was changed.
-    #[error("{operation}: {condition}")]
+    #[error("can't {operation}: {condition}")]
     UnhealthyCluster {
         /// The operation.
         operation: &'static str,
@@ -154,7 +173,7 @@ pub enum MembershipError {
         condition: String,
     },
     /// The cluster did not answer. Whether the call took effect is unknown; it can be repeated.
-    #[error("{operation}: no answer")]
+    #[error("can't {operation}: the cluster's etcd does not answer")]
     Unavailable {
         /// The operation.
         operation: &'static str,
@@ -163,10 +182,10 @@ pub enum MembershipError {
         source: BoxError,
     },
     /// This node's member was stopped: this handle stays unusable.
-    #[error("the member has been stopped")]
+    #[error("this node's etcd member has been stopped")]
     Stopped,
     /// The cluster rejected the call for another reason. A retry does not help.
-    #[error("{operation}: rejected")]
+    #[error("can't {operation}: the cluster's etcd rejected the request")]
     Rejected {
         /// The operation.
         operation: &'static str,

@@ -24,6 +24,19 @@ pub enum JoinRefusal {
         /// The member's name.
         name: String,
     },
+    /// Another host has started to join as this member, or this one did before its disk was lost: a ticket is for
+    /// one host.
+    #[error(
+        "the ticket of member {name} ({id}) is used by another host, or was used with a disk of this one that is lost: \
+         leave it to that host; or revoke the ticket (if the member takes part, remove it), reset this node, and join \
+         it by another ticket"
+    )]
+    TicketUsed {
+        /// The member's id.
+        id: MemberId,
+        /// The member's name.
+        name: String,
+    },
     /// The cluster lists no member at the URL: the ticket was revoked, or the member removed.
     #[error(
         "the cluster has no member at {url}: the ticket was revoked, or its member removed; reset this node, and \
@@ -51,15 +64,23 @@ pub(super) fn check_join(members: &[Member], this: &Peer) -> Result<MemberId, Jo
     if let Some(refusal) = find_started(members, this) {
         return Err(refusal);
     }
+    let member = find_listed(members, this)?;
+    match member.is_learner {
+        true => Ok(member.id),
+        // Promoted before it published its name.
+        false => Err(JoinRefusal::AlreadyStarted { id: member.id, name: this.name.to_string() }),
+    }
+}
+
+/// The member that the cluster lists at this one's URL: this one, started or not.
+pub(super) fn find_listed<'a>(members: &'a [Member], this: &Peer) -> Result<&'a Member, JoinRefusal> {
     let listed = members.iter().find(|member| member.has_peer_url(&this.url));
     let Some(member) = listed else { return Err(JoinRefusal::NotListed { url: this.url.clone() }) };
-    match (&member.name, member.is_learner) {
-        (None, true) => Ok(member.id),
-        // Promoted before it published its name.
-        (None, false) => Err(JoinRefusal::AlreadyStarted { id: member.id, name: this.name.to_string() }),
-        (Some(name), _) => {
+    match &member.name {
+        Some(name) if name != this.name.as_str() => {
             Err(JoinRefusal::OtherMember { url: this.url.clone(), id: member.id, name: name.clone() })
         }
+        _ => Ok(member),
     }
 }
 

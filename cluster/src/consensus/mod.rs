@@ -60,7 +60,7 @@ pub const DEFAULT_CLIENT_PORT: u16 = 2379;
 /// - A member that has run and starts at another address is the same member, with the same key: it is
 ///   certified for the new address and listed there before it is `Running`.
 /// - A member without data starts in an existing cluster only if a majority of that cluster lists it as a
-///   learner that has never started: otherwise its status is [`MemberStatus::Refused`].
+///   learner that has never started, on this host or another: otherwise its status is [`MemberStatus::Refused`].
 /// - No mode destroys existing data. Data that does not match the mode is an error that names it.
 /// - When the service ends, for any reason, the status leaves `Running` before the service's future
 ///   completes. A [`ClusterAccess`] that is still held returns errors, and never accesses a later run.

@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::{Dir, FileMode};
+use nodekeel_supervisor::Failure;
 
+use super::cluster_node::SharedState;
 use super::failure::StepError;
-use super::progress::EnrolmentId;
+use super::plan::BootstrapPermission;
+use super::progress::{EnrolmentId, EnrolmentKind, EnrolmentProgress};
 
 /// The record's name in the directory of the enrolment journal, where it is by default.
 pub(super) const DEFAULT_NAME: &str = "bootstrapped";
@@ -69,5 +72,58 @@ impl BootstrapRecord {
 
     fn failed(&self, source: nodekeel_localstorage::Error) -> StepError {
         StepError::BootstrapRecord { path: self.path.clone(), source }
+    }
+}
+
+impl SharedState {
+    /// Where it is recorded that the permission to bootstrap is used up.
+    pub(super) fn bootstrap_record(&self) -> BootstrapRecord {
+        self.settings
+            .bootstrap_record
+            .clone()
+            .unwrap_or_else(|| BootstrapRecord::new(self.deps.journal_dir.path().join(DEFAULT_NAME)))
+    }
+
+    /// Whether the node may bootstrap a cluster. It blocks.
+    pub(super) fn bootstrap_permission(&self) -> Result<BootstrapPermission, StepError> {
+        let record = self.bootstrap_record();
+        Ok(match record.load()? {
+            Some(_) => BootstrapPermission::UsedUp(record.path().to_owned()),
+            None if self.settings.bootstrap || *self.bootstrap_request.borrow() => {
+                BootstrapPermission::Granted
+            }
+            None => BootstrapPermission::NotGranted,
+        })
+    }
+
+    /// Records that this enrolment uses up the permission to bootstrap, before it creates a cluster. An earlier
+    /// release made no such record: a bootstrap that it has started gets one, and a node that it has enrolled keeps
+    /// running without. It blocks.
+    pub(super) fn record_enrolment(&self, progress: &EnrolmentProgress) -> Result<(), StepError> {
+        let is_bootstrap = progress.enrolment_kind() == EnrolmentKind::Bootstrap;
+        let is_needed = self.settings.bootstrap || (is_bootstrap && !progress.is_enrolled());
+        if !is_needed {
+            return Ok(());
+        }
+        let is_in_cluster = progress.cluster_id().is_some();
+        let record = self.bootstrap_record();
+        let stored = match record.load() {
+            Ok(None) => record.store(progress.enrolment_id()),
+            Ok(Some(content))
+                if is_bootstrap
+                    && !is_in_cluster
+                    && content != BootstrapRecord::content(progress.enrolment_id()) =>
+            {
+                Err(StepError::ForeignBootstrapRecord { path: record.path().to_owned() })
+            }
+            loaded => loaded.map(drop),
+        };
+        match stored {
+            Err(error) if is_in_cluster => {
+                tracing::warn!("the bootstrap is not recorded: {}", Failure::new(error));
+                Ok(())
+            }
+            stored => stored,
+        }
     }
 }

@@ -4,121 +4,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_localstorage::Dir;
-use nodekeel_localstorage::volume::{DataVolume, ErasePolicy};
-#[cfg(feature = "etcd")]
-use nodekeel_localstorage::{OsFileStore, tree::LayoutTarget};
+use nodekeel_localstorage::volume::ErasePolicy;
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
 use tokio::sync::watch;
 
-use super::bootstrap_record::{self, BootstrapRecord};
+use super::bootstrap_record::BootstrapRecord;
 use super::data_volume::MountedVolume;
+use super::deps::Deps;
 use super::driver;
-use super::failure::{FailureReason, StepError};
+use super::failure::FailureReason;
 use super::journal::TestHook;
-use super::plan::BootstrapPermission;
-use super::progress::{EnrolmentKind, EnrolmentProgress, StepMode};
 use super::state::{EnrolmentPhase, EnrolmentState, NodeMembership, WaitCause};
-use crate::BoxError;
-#[cfg(feature = "etcd")]
-use crate::consensus::etcd::EtcdConsensus;
 use crate::consensus::kv::KvStore;
-use crate::consensus::{self, Consensus, InvalidName, StatusWatch};
-use crate::network::Network;
-use crate::node::{
-    DEFAULT_NODE_PREFIX, EnrolmentSources, GoldenTicketIssuer, LocalNames, NODES_NAMESPACE, NodeStore,
-    TicketIssueError,
-};
-
-/// What the enrolment of a node depends on.
-#[derive(Debug)]
-#[expect(clippy::exhaustive_structs, reason = "the builder of a node has all of it")]
-pub struct Deps {
-    /// Directory of the enrolment journal. It exists before the data volume does, like the EFI system
-    /// partition.
-    pub journal_dir: Dir,
-    /// Where to look for the enrolment configuration.
-    pub enrolment: EnrolmentSources,
-    /// Reports the node's address.
-    pub network: Arc<dyn Network>,
-    /// Holds the node's data. The enrolment opens it and leaves it open when a run ends: its owner unmounts
-    /// it.
-    pub volume: Arc<dyn DataVolume>,
-    /// Runs the node's member.
-    pub consensus: ConsensusFactory,
-    /// Where the local host name, machine id and hosts are written.
-    pub local_names: LocalNames,
-}
-
-/// Creates the consensus implementation that runs a node's member, once the data volume is open.
-#[derive(Clone)]
-pub struct ConsensusFactory {
-    open: Arc<OpenFn>,
-    /// The port at which other members reach this one, if known.
-    pub(super) peer_port: Option<u16>,
-}
-
-type OpenFn = dyn Fn(&Dir) -> Result<Arc<dyn Consensus>, BoxError> + Send + Sync;
-
-impl ConsensusFactory {
-    /// An implementation with its files on the data volume, whose root directory is passed to `open`. `open`
-    /// may block.
-    pub fn on_volume<E: Into<BoxError>>(
-        open: impl Fn(&Dir) -> Result<Arc<dyn Consensus>, E> + Send + Sync + 'static,
-    ) -> Self {
-        Self { open: Arc::new(move |top| open(top).map_err(Into::into)), peer_port: None }
-    }
-
-    /// etcd, with its data and credentials on the data volume, as in [`nodekeel_localstorage::tree::DataPartition`].
-    #[cfg(feature = "etcd")]
-    pub fn etcd_on_volume(config: crate::consensus::etcd::EtcdConfig) -> Self {
-        let port = config.peer_port;
-        let source = Self::on_volume(move |top| {
-            let (path, top) = (top.path().to_owned(), top.try_clone()?);
-            let placed: etcd::EtcdLayout =
-                LayoutTarget::new(Arc::new(OsFileStore::new(top)), path).create_layout()?;
-            let etcd = EtcdConsensus::new(config.clone(), placed.etcd.clone());
-            Ok::<Arc<dyn Consensus>, BoxError>(Arc::new(etcd))
-        });
-        source.with_peer_port(port)
-    }
-
-    /// An implementation that needs no data volume.
-    pub fn without_volume(consensus: Arc<dyn Consensus>) -> Self {
-        Self { open: Arc::new(move |_| Ok(Arc::clone(&consensus))), peer_port: None }
-    }
-
-    /// Sets the port at which other members reach this one. A ticket for another port is rejected before
-    /// anything starts.
-    #[must_use]
-    pub fn with_peer_port(self, peer_port: u16) -> Self {
-        Self { peer_port: Some(peer_port), ..self }
-    }
-
-    pub(super) fn open(&self, top: &Dir) -> Result<Arc<dyn Consensus>, BoxError> {
-        (self.open)(top)
-    }
-}
-
-#[cfg(feature = "etcd")]
-mod etcd {
-    use nodekeel_localstorage::tree::EtcdDir;
-
-    nodekeel_localstorage::layout! {
-        /// etcd's directory on the data volume.
-        pub(super) struct EtcdLayout {
-            /// The node's member.
-            pub(super) etcd: EtcdDir = "etcd", 0o700;
-        }
-    }
-}
-
-impl fmt::Debug for ConsensusFactory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConsensusFactory").finish_non_exhaustive()
-    }
-}
+use crate::consensus::{self, InvalidName, StatusWatch};
+use crate::node::{DEFAULT_NODE_PREFIX, GoldenTicketIssuer, NODES_NAMESPACE, NodeStore, TicketIssueError};
 
 /// How a node is enrolled.
 #[derive(Clone, Debug)]
@@ -198,13 +98,13 @@ pub(super) struct PublishedState {
 #[non_exhaustive]
 pub enum NodeUnavailable {
     /// The node is not [`EnrolmentState::Running`].
-    #[error("the node is {state}, not Running")]
+    #[error("the node's enrolment is {state}: the cluster is accessible once it is Running")]
     NotRunning {
         /// Its present state.
         state: EnrolmentPhase,
     },
     /// The node is running, but its member has exited and is being restarted: wait, or retry.
-    #[error("the node's member is not serving")]
+    #[error("the node's etcd member does not serve requests yet: wait until it does")]
     MemberNotServing,
 }
 
@@ -213,7 +113,9 @@ pub enum NodeUnavailable {
 #[non_exhaustive]
 pub enum BootstrapRefusal {
     /// Only a node that [waits](EnrolmentState::Waiting) for a ticket bootstraps.
-    #[error("the node is {state}: only a node that waits for a ticket can bootstrap a cluster")]
+    #[error(
+        "the node's enrolment is {state}: only a node that is Waiting for a ticket can bootstrap a cluster"
+    )]
     NotWaiting {
         /// Its present state.
         state: EnrolmentPhase,
@@ -228,10 +130,10 @@ pub enum BootstrapRefusal {
 #[non_exhaustive]
 pub enum KvAccessError {
     /// The node is not in a cluster at the moment.
-    #[error("can't access the cluster's keys")]
+    #[error("can't read or write the cluster's keys in etcd")]
     Unavailable(#[source] NodeUnavailable),
     /// The module or namespace is invalid.
-    #[error("can't select the key namespace")]
+    #[error("invalid key namespace in the cluster's etcd")]
     Namespace(#[source] InvalidName),
 }
 
@@ -243,10 +145,10 @@ pub enum TicketAccessError {
     #[error("this node does not issue golden tickets")]
     Disabled,
     /// The node is not in a cluster at the moment.
-    #[error("can't access the cluster")]
+    #[error("can't issue or revoke a ticket")]
     Unavailable(#[source] NodeUnavailable),
     /// The cluster's tickets are not accessible.
-    #[error("can't access the cluster's tickets")]
+    #[error("can't read or change the cluster's tickets")]
     Issue(#[source] TicketIssueError),
 }
 
@@ -446,56 +348,6 @@ impl SharedState {
             };
             *before = published;
         });
-    }
-
-    /// Where it is recorded that the permission to bootstrap is used up.
-    pub(super) fn bootstrap_record(&self) -> BootstrapRecord {
-        self.settings.bootstrap_record.clone().unwrap_or_else(|| {
-            BootstrapRecord::new(self.deps.journal_dir.path().join(bootstrap_record::DEFAULT_NAME))
-        })
-    }
-
-    /// Whether the node may bootstrap a cluster. It blocks.
-    pub(super) fn bootstrap_permission(&self) -> Result<BootstrapPermission, StepError> {
-        let record = self.bootstrap_record();
-        Ok(match record.load()? {
-            Some(_) => BootstrapPermission::UsedUp(record.path().to_owned()),
-            None if self.settings.bootstrap || *self.bootstrap_request.borrow() => {
-                BootstrapPermission::Granted
-            }
-            None => BootstrapPermission::NotGranted,
-        })
-    }
-
-    /// Records that this enrolment uses up the permission to bootstrap, before it creates anything. A node that
-    /// was enrolled before there was such a record keeps running without it. It blocks.
-    pub(super) fn record_enrolment(
-        &self,
-        mode: StepMode,
-        progress: &EnrolmentProgress,
-    ) -> Result<(), StepError> {
-        let is_bootstrap = progress.enrolment_kind() == EnrolmentKind::Bootstrap;
-        let is_needed = self.settings.bootstrap || (is_bootstrap && mode == StepMode::FirstRun);
-        if !is_needed {
-            return Ok(());
-        }
-        let record = self.bootstrap_record();
-        let stored = match (record.load(), mode) {
-            (Ok(None), _) => record.store(progress.enrolment_id()),
-            (Ok(Some(content)), StepMode::FirstRun)
-                if is_bootstrap && content != BootstrapRecord::content(progress.enrolment_id()) =>
-            {
-                Err(StepError::ForeignBootstrapRecord { path: record.path().to_owned() })
-            }
-            (loaded, _) => loaded.map(drop),
-        };
-        match (stored, mode) {
-            (Err(error), StepMode::Rerun) => {
-                tracing::warn!("the bootstrap is not recorded: {}", Failure::new(error));
-                Ok(())
-            }
-            (stored, _) => stored,
-        }
     }
 }
 

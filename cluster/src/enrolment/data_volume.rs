@@ -19,7 +19,8 @@ impl MountedVolume {
     /// The root directory, if it is open.
     pub(super) fn root_dir(&self) -> Result<Option<Dir>, StepError> {
         let root = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        root.as_ref().map(Dir::try_clone).transpose().map_err(StepError::Mark)
+        let Some(root) = root.as_ref() else { return Ok(None) };
+        root.try_clone().map(Some).map_err(StepError::volume_root(root.path()))
     }
 
     /// Opens the volume, or creates it, for this enrolment. It blocks.
@@ -97,7 +98,7 @@ fn adopt_unfinished(root: Dir, enrolment: EnrolmentId) -> Result<Option<Dir>, St
 /// Whether the volume holds only what its creation leaves: marks, whose names begin with a dot, and what
 /// `mkfs` creates.
 fn is_unused(root: &Dir) -> Result<bool, StepError> {
-    let entries = root.list().map_err(StepError::Mark)?;
+    let entries = root.list().map_err(StepError::volume_root(root.path()))?;
     let is_mark = |name: &[u8]| name.starts_with(b".") || name == b"lost+found";
     Ok(entries.iter().all(|entry| is_mark(entry.name.as_os_str().as_encoded_bytes())))
 }
@@ -110,12 +111,17 @@ fn read_mark(root: &Dir) -> Result<Option<Vec<u8>>, StepError> {
     match root.read_at_most(MARK_FILE, 4096) {
         Ok(mark) => Ok(Some(mark)),
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(StepError::Mark(error)),
+        Err(source) => Err(mark_error(root, source)),
     }
 }
 
 fn write_mark(root: &Dir, enrolment: EnrolmentId) -> Result<(), StepError> {
-    root.write(MARK_FILE, &mark_content(enrolment), FileMode::new(0o400)).map_err(StepError::Mark)
+    root.write(MARK_FILE, &mark_content(enrolment), FileMode::new(0o400))
+        .map_err(|source| mark_error(root, source))
+}
+
+fn mark_error(root: &Dir, source: nodekeel_localstorage::Error) -> StepError {
+    StepError::Mark { path: root.path().join(MARK_FILE), source }
 }
 
 fn foreign_volume(root: &Dir) -> StepError {

@@ -162,7 +162,8 @@ impl EnrolmentDriver {
             (run_state.member.clone(), run_state.condition.clone())
         };
         let condition = match &state {
-            EnrolmentState::Waiting(cause) => Some(cause.to_string().into()),
+            // With a ticket it may wait for its address.
+            EnrolmentState::Waiting(cause) => condition.or_else(|| Some(cause.to_string().into())),
             EnrolmentState::Failed(_) => None,
             _ => condition,
         };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nodekeel_localstorage::pki::PkiError;
@@ -34,10 +34,10 @@ pub enum EnrolmentActivity {
 impl fmt::Display for EnrolmentActivity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Inspecting => f.write_str("inspecting the disk"),
-            Self::RecordingDecision => f.write_str("recording the decision"),
-            Self::RunningStep(step) => write!(f, "step {step}"),
-            Self::Recording(step) => write!(f, "recording step {step}"),
+            Self::Inspecting => f.write_str("inspecting the data volume and the ticket"),
+            Self::RecordingDecision => f.write_str("recording in its journal whether to bootstrap or join"),
+            Self::RunningStep(step) => write!(f, "running step {step}"),
+            Self::Recording(step) => write!(f, "recording in its journal that step {step} is complete"),
         }
     }
 }
@@ -47,7 +47,7 @@ impl fmt::Display for EnrolmentActivity {
 #[non_exhaustive]
 pub enum FailureReason {
     /// An action failed. The source says what to do about it.
-    #[error("{during} failed")]
+    #[error("enrolment failed while {during}")]
     ActionFailed {
         /// What was being done.
         during: EnrolmentActivity,
@@ -55,7 +55,7 @@ pub enum FailureReason {
         source: Arc<StepError>,
     },
     /// The deadline has passed: check what the run was waiting for, or extend the deadline.
-    #[error("timed out during {during}{}", condition_suffix(.condition))]
+    #[error("enrolment timed out while {during}{}", condition_suffix(.condition))]
     DeadlineExceeded {
         /// What was being done.
         during: EnrolmentActivity,
@@ -63,7 +63,7 @@ pub enum FailureReason {
         condition: Option<Arc<str>>,
     },
     /// The run was stopped before its end.
-    #[error("stopped during {during}")]
+    #[error("enrolment was stopped while {during}; the next start resumes it")]
     Stopped {
         /// What was being done.
         during: EnrolmentActivity,
@@ -83,7 +83,10 @@ pub enum FailureReason {
     TicketDuringBootstrap,
     /// The ticket by which a node is joining is missing, and is still needed: restore it, or have it
     /// reissued. Or [reset](super::reset_enrolment) the node, and erase its data.
-    #[error("join ticket {started_with} is missing: restore it, have it reissued, or reset the node")]
+    #[error(
+        "join ticket {started_with}, with which this node started to join, is missing: restore it, have it \
+         reissued, or reset the node"
+    )]
     TicketMissing {
         /// The ticket by which joining was started.
         started_with: TicketId,
@@ -101,7 +104,10 @@ pub enum FailureReason {
         found: TicketId,
     },
     /// The data volume has the key of another node than the journal: one of the two belongs to another host.
-    #[error("the journal is of node {recorded}, but the data volume is of node {found}")]
+    #[error(
+        "the enrolment journal belongs to node {recorded}, but the data volume to node {found}: attach the \
+         disk of node {recorded}, or reset the node"
+    )]
     NodeMismatch {
         /// The node in the journal.
         recorded: NodeId,
@@ -109,7 +115,10 @@ pub enum FailureReason {
         found: NodeId,
     },
     /// The member serves in another cluster than the one that the node has joined or bootstrapped.
-    #[error("the node is in cluster {expected}, but its member serves in cluster {found}")]
+    #[error(
+        "the node was enrolled in cluster {expected}, but the data of its etcd member is of cluster {found}: \
+         restore this node's data, or reset the node and join again"
+    )]
     ClusterMismatch {
         /// The cluster in the journal.
         expected: ClusterId,
@@ -127,13 +136,13 @@ fn condition_suffix(condition: &Option<Arc<str>>) -> String {
 #[non_exhaustive]
 pub enum StepError {
     /// The journal can't be opened.
-    #[error("can't open the enrolment journal")]
+    #[error("can't open the enrolment journal, which records this node's progress")]
     Journal(#[source] step_journal::JournalError),
     /// The journal can't be resumed.
-    #[error("can't resume the enrolment journal")]
+    #[error("can't resume the enrolment from its journal")]
     Steps(#[source] step_journal::StepListError),
     /// The journal is complete, but its content is not an enrolment progress record.
-    #[error("can't read the progress record in journal {}", .path.display())]
+    #[error("can't parse the progress in enrolment journal {}", .path.display())]
     Progress {
         /// The journal's file.
         path: PathBuf,
@@ -144,10 +153,10 @@ pub enum StepError {
     #[error("can't read the enrolment configuration")]
     EnrolmentConfig(#[source] EnrolmentConfigError),
     /// The kernel supplied no random numbers.
-    #[error("can't generate the enrolment id")]
+    #[error("can't get random bytes for the enrolment's id")]
     Random(#[source] io::Error),
     /// No address is known, and the network will report none any more.
-    #[error("the watch of the node's address closed")]
+    #[error("the network stopped reporting the node's address")]
     AddressWatchClosed,
     /// The data volume can't be created or opened. If it holds something, [`VolumeError::Occupied`] reports
     /// what; to permit its erasure, set [`EnrolmentSettings::erase`](super::EnrolmentSettings::erase).
@@ -155,7 +164,11 @@ pub enum StepError {
     Volume(#[source] VolumeError),
     /// The record of the bootstrap can't be read or written: it must be on a file system that this node can
     /// write. Nothing else was changed.
-    #[error("can't read or write the bootstrap record {}", .path.display())]
+    #[error(
+        "can't read or write the bootstrap record {}, which says whether this host has bootstrapped a \
+         cluster",
+        .path.display()
+    )]
     BootstrapRecord {
         /// The record.
         path: PathBuf,
@@ -175,8 +188,24 @@ pub enum StepError {
         path: PathBuf,
     },
     /// The mark that names the volume's enrolment could not be read or written.
-    #[error("can't read or write the enrolment mark of the data volume")]
-    Mark(#[source] nodekeel_localstorage::Error),
+    #[error(
+        "can't read or write {}, the file that says which enrolment the data volume belongs to",
+        .path.display()
+    )]
+    Mark {
+        /// The mark.
+        path: PathBuf,
+        /// Why.
+        source: nodekeel_localstorage::Error,
+    },
+    /// The root directory of the data volume could not be opened again or listed.
+    #[error("can't read the data volume at {}", .path.display())]
+    VolumeRoot {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: nodekeel_localstorage::Error,
+    },
     /// The node's directories could not be created on the data volume.
     #[error("can't create the directories on the data volume")]
     Place(#[source] LayoutError),
@@ -190,30 +219,38 @@ pub enum StepError {
         path: PathBuf,
     },
     /// The configured prefix makes an invalid node name.
-    #[error("the configured prefix does not make a valid node name")]
+    #[error("the configured prefix of node names does not make a valid node name")]
     Name(#[source] InvalidNodeId),
     /// A child of that name could not be added to the supervision tree.
-    #[error("can't run the member in the supervision tree")]
+    #[error("can't add the etcd member to the supervision tree")]
     Tree(#[source] nodekeel_supervisor::AddChildError),
     /// The node has an identity, but its credentials are missing from this directory: restore them.
-    #[error("the credentials in {} are missing: restore them", .path.display())]
+    #[error("the node's credentials in {} are missing: restore them", .path.display())]
     CredentialsMissing {
         /// The directory.
         path: PathBuf,
     },
-    /// The ticket is inconsistent, or is for another address.
-    #[error("can't install credentials from the ticket")]
+    /// The ticket is inconsistent, or is for another address or port.
+    #[error("can't join the cluster with the ticket")]
     Ticket(#[source] TicketError),
     /// The member of the cluster's store can't be started, or does not serve.
-    #[error("can't start the member of the cluster's store")]
+    #[error("can't start this node's etcd member")]
     Consensus(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The cluster does not admit the node's member. Nothing was started.
     #[error("can't join the cluster")]
     JoinRefused(#[source] JoinRefusal),
     /// The node's record can't be written into the cluster.
-    #[error("can't write the node's record into the cluster")]
+    #[error("can't register the node in the cluster's etcd")]
     Record(#[source] NodeStoreError),
     /// The local names could not be set.
-    #[error("can't set hostname, machine-id and hosts")]
+    #[error("can't set this host's hostname, /etc/machine-id or /etc/hosts")]
     LocalNames(#[source] crate::node::LocalNamesError),
+}
+
+impl StepError {
+    /// The root directory of the data volume could not be read.
+    pub(super) fn volume_root(path: &Path) -> impl FnOnce(nodekeel_localstorage::Error) -> Self + use<> {
+        let path = path.to_owned();
+        |source| Self::VolumeRoot { path, source }
+    }
 }

@@ -88,7 +88,7 @@ pub enum EnrolmentAction {
 #[non_exhaustive]
 pub enum RejectedInput {
     /// It is the result of another action than the pending one.
-    #[error("input {given:?} is not the result of the pending action in state {state}")]
+    #[error("input {given:?} is not the result of the pending action in enrolment state {state}")]
     Stale {
         /// The action of the input.
         given: ActionId,
@@ -96,13 +96,13 @@ pub enum RejectedInput {
         state: EnrolmentPhase,
     },
     /// It can't be the result of the pending action, or the run has already started.
-    #[error("unexpected input in state {state}")]
+    #[error("unexpected input in enrolment state {state}")]
     Unexpected {
         /// The present state.
         state: EnrolmentPhase,
     },
     /// The state is final.
-    #[error("state {state} is final")]
+    #[error("enrolment state {state} is final, and accepts no input")]
     Final {
         /// The present state.
         state: EnrolmentPhase,

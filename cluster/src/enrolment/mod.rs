@@ -35,11 +35,13 @@
 mod bootstrap_record;
 mod cluster_node;
 mod data_volume;
+mod deps;
 mod driver;
 mod failure;
 mod fsm;
 #[cfg(test)]
 mod fsm_test;
+mod inspection;
 mod journal;
 mod plan;
 mod progress;
@@ -53,9 +55,9 @@ pub use self::fsm::{
 };
 pub use bootstrap_record::BootstrapRecord;
 pub use cluster_node::{
-    BootstrapRefusal, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings, KvAccessError, NodeUnavailable,
-    TicketAccessError,
+    BootstrapRefusal, ClusterNode, EnrolmentSettings, KvAccessError, NodeUnavailable, TicketAccessError,
 };
+pub use deps::{ConsensusFactory, Deps};
 pub use failure::{EnrolmentActivity, FailureReason, StepError};
 pub use journal::reset_enrolment;
 pub use plan::{BootstrapPermission, InspectionResult};

@@ -123,19 +123,19 @@ pub struct EnrolmentProgress {
 #[non_exhaustive]
 pub enum InvalidProgress {
     /// The content is not an enrolment progress record.
-    #[error("not an enrolment progress record")]
+    #[error("the content is not an enrolment progress record: restore the journal, or reset the node")]
     Malformed,
     /// A newer release has written it: run that release.
-    #[error("progress record has format {0}, written by a newer release: run that release")]
+    #[error("the enrolment progress record has format {0}, written by a newer release: run that release")]
     NewerFormat(u32),
     /// A field has an invalid length.
-    #[error("invalid length of field {0}")]
+    #[error("the enrolment progress record is damaged: field {0} has an invalid length")]
     Length(&'static str),
     /// The node's name is invalid.
-    #[error("invalid node name")]
+    #[error("the enrolment progress record has an invalid node name")]
     NodeName(#[source] InvalidNodeId),
     /// The record does not match the steps that are done.
-    #[error("inconsistent progress record: {0} does not match the completed steps")]
+    #[error("the enrolment progress record is inconsistent: {0} does not match the completed steps")]
     Inconsistent(&'static str),
 }
 

@@ -12,8 +12,6 @@ use super::cluster_node::SharedState;
 use super::driver::{AddressChange, EnrolmentDriver};
 use super::failure::StepError;
 use super::fsm::EnrolmentStepOutput;
-use super::journal::EnrolmentJournal;
-use super::plan::{BootstrapPermission, InspectionResult};
 use super::progress::{EnrolmentKind, EnrolmentProgress, EnrolmentStep, StepMode};
 use super::state::EnrolmentState;
 use crate::consensus::{self, MemberName, MemberStatus, PreparedMember, StartOptions, StatusWatch};
@@ -21,9 +19,6 @@ use crate::node::NODES_NAMESPACE;
 use crate::node::{
     ClusterId, GoldenTicket, GoldenTicketIssuer, NodeId, NodeRecord, NodeRoles, NodeStore, NodeStoreError,
 };
-
-/// The pause between two looks for a ticket, while the node waits for one.
-const TICKET_PAUSE: Duration = Duration::from_secs(2);
 
 /// The pause before an unanswered call to the cluster is retried, unless the member's status changes first.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -37,36 +32,6 @@ nodekeel_localstorage::layout! {
 }
 
 impl EnrolmentDriver {
-    pub(super) async fn inspect_disk(&self) -> Result<InspectionResult, StepError> {
-        let shared = Arc::clone(&self.shared);
-        let opened = self.run_blocking(move || {
-            let SharedState { deps, test_hook: hook, .. } = &*shared;
-            let bootstrap = || shared.bootstrap_permission();
-            EnrolmentJournal::open(&deps.journal_dir, &deps.enrolment, bootstrap, hook)
-        });
-        let (journal, found) = opened.await?;
-        self.run_state().journal = Some(journal);
-        Ok(found)
-    }
-
-    /// Waits for a ticket, or for the permission to bootstrap, and inspects the disk again. Nothing notifies of
-    /// a ticket in the firmware, so the sources are looked at again and again.
-    pub(super) async fn await_instruction(&self) -> Result<InspectionResult, StepError> {
-        let mut request = self.shared.bootstrap_request.subscribe();
-        loop {
-            let _ = tokio::time::timeout(TICKET_PAUSE, request.changed()).await;
-            let shared = Arc::clone(&self.shared);
-            let is_instructed = self.run_blocking(move || {
-                let has_ticket = !matches!(shared.deps.enrolment.load_ticket(), Ok(None));
-                Ok(has_ticket || shared.bootstrap_permission()? == BootstrapPermission::Granted)
-            });
-            if is_instructed.await? {
-                self.run_state().journal = None;
-                return self.inspect_disk().await;
-            }
-        }
-    }
-
     pub(super) async fn record_progress(&self, progress: EnrolmentProgress) -> Result<(), StepError> {
         let Some(journal) = self.run_state().journal.take() else { return Ok(()) };
         let shared = Arc::clone(&self.shared);
@@ -99,7 +64,7 @@ impl EnrolmentDriver {
     }
 
     /// Waits for an address.
-    async fn wait_address(&self) -> Result<IpAddr, StepError> {
+    pub(super) async fn wait_address(&self) -> Result<IpAddr, StepError> {
         let network = &self.shared.deps.network;
         let mut watch = network.watch_address();
         loop {
@@ -125,7 +90,7 @@ impl EnrolmentDriver {
     async fn open_storage(&self, mode: StepMode, input: StepInput) -> Result<(), StepError> {
         let shared = Arc::clone(&self.shared);
         self.run_blocking(move || {
-            shared.record_enrolment(mode, &input.progress)?;
+            shared.record_enrolment(&input.progress)?;
             let SharedState { deps, settings, volume, .. } = &*shared;
             volume.open_or_create(&*deps.volume, mode, input.progress.enrolment_id(), &settings.erase)
         })
@@ -369,8 +334,8 @@ impl StepInput {
 }
 
 fn place_credentials(root: &Dir) -> Result<PkiDir, StepError> {
-    let root = root.try_clone().map_err(StepError::Mark)?;
     let path = root.path().to_owned();
+    let root = root.try_clone().map_err(StepError::volume_root(&path))?;
     let placed: NodeLayout = LayoutTarget::new(Arc::new(OsFileStore::new(root)), path)
         .create_layout()
         .map_err(StepError::Place)?;

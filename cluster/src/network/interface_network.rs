@@ -42,11 +42,11 @@ pub struct InterfaceService(Arc<InterfaceState>);
 
 #[derive(Debug, Error)]
 enum InterfaceError {
-    #[error("can't open a netlink socket")]
+    #[error("can't open a netlink socket to watch the node's address")]
     OpenSocket(#[source] io::Error),
     #[error("can't query the kernel for the addresses of {interface}")]
     Query { interface: String, source: rtnetlink::Error },
-    #[error("the netlink socket was closed")]
+    #[error("the netlink socket that watches the node's address was closed")]
     SocketClosed,
 }
 

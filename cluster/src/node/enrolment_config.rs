@@ -48,7 +48,7 @@ pub enum EnrolmentSource {
 #[non_exhaustive]
 pub enum EnrolmentConfigError {
     /// It can't be read, and nothing is known of its content. A retry may help.
-    #[error("can't read {}", .path.display())]
+    #[error("can't read enrolment configuration {}", .path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -57,7 +57,7 @@ pub enum EnrolmentConfigError {
     },
     /// It exists, but is not a valid ticket. It stays unchanged: have the ticket reissued, or remove the file
     /// to wait for another, or to bootstrap.
-    #[error("can't parse {}", .path.display())]
+    #[error("can't parse enrolment configuration {}", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,

@@ -79,7 +79,7 @@ pub enum TicketError {
     )]
     NoTicket,
     /// A key, a certificate or the list of revoked certificates is malformed.
-    #[error("malformed {field}")]
+    #[error("malformed {field} in the enrolment configuration: issue another ticket")]
     Field {
         /// The field.
         field: &'static str,
@@ -87,22 +87,22 @@ pub enum TicketError {
         source: PkiEncodingError,
     },
     /// A field is missing.
-    #[error("missing {0}")]
+    #[error("the enrolment configuration lacks its {0}: issue another ticket")]
     MissingField(&'static str),
     /// A member's name or address is invalid.
-    #[error("invalid name or address of a member")]
+    #[error("the ticket has an invalid name or address of a member")]
     MemberName(#[source] InvalidName),
     /// The node's name is invalid.
-    #[error("invalid node name")]
+    #[error("the ticket has an invalid node name: issue another ticket")]
     NodeName(#[source] InvalidNodeId),
     /// The name, as a node or as a member, is not that of the node's key.
-    #[error("the ticket names node {named}, but has another node's key")]
+    #[error("the ticket names node {named}, but contains another node's key: issue another ticket")]
     NodeMismatch {
         /// The name in the ticket.
         named: NodeId,
     },
     /// A certificate does not match its key, or has another issuer than it should have.
-    #[error("{certificate} and {other} do not match")]
+    #[error("the ticket's {certificate} and {other} do not match: issue another ticket")]
     Mismatch {
         /// The certificate.
         certificate: &'static str,
@@ -110,19 +110,24 @@ pub enum TicketError {
         other: &'static str,
     },
     /// The certificate was already revoked when the ticket was issued: issue another.
-    #[error("the member's certificate is revoked: issue another ticket")]
+    #[error("the member's certificate in the ticket is revoked: issue another ticket")]
     Revoked,
     /// The ticket was issued for a host at another address.
-    #[error("the ticket was issued for {}, but this host is at {here}: issue a ticket for this address, or correct the address", .ticket)]
+    #[error(
+        "the ticket was issued for {ticket}, but this host is at {here}: correct the address, or join by a ticket for \
+         this one (if the node has started to join, reset it first)"
+    )]
     AddressMismatch {
         /// The address in the ticket.
         ticket: String,
         /// The address of this host.
         here: IpAddr,
     },
-    /// The ticket was issued for a member at another port: configure that port, or issue a ticket for this
-    /// one.
-    #[error("the ticket was issued for a member at port {ticket}, but this host's member is at port {here}")]
+    /// The ticket was issued for a member at another port.
+    #[error(
+        "the ticket was issued for a member at port {ticket}, but this host's member is at port {here}: correct \
+         the peer port, or join by a ticket for this one (if the node has started to join, reset it first)"
+    )]
     PortMismatch {
         /// The port in the ticket.
         ticket: u16,

@@ -35,10 +35,10 @@ pub struct LocalNames {
 #[non_exhaustive]
 pub enum LocalNamesError {
     /// A file can't be read or written.
-    #[error("can't write hosts or machine-id")]
+    #[error("can't write the node's name into /etc/hosts or /etc/machine-id")]
     File(#[source] nodekeel_localstorage::Error),
     /// The kernel rejects the hostname: run with `CAP_SYS_ADMIN`, or disable setting it.
-    #[error("can't set the hostname to {name}")]
+    #[error("can't set this host's hostname to {name}")]
     Hostname {
         /// The name.
         name: NodeId,

@@ -35,7 +35,7 @@ pub struct NodeRoles {
 
 /// The node already has that role.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the node is already a {role}, named {name}")]
+#[error("the node is already registered as a {role} with the name {name}")]
 pub struct RoleConflict {
     /// The role.
     pub role: &'static str,
@@ -89,22 +89,22 @@ impl NodeRoles {
 #[non_exhaustive]
 pub enum InvalidRecord {
     /// The bytes are not a node record.
-    #[error("not a node record")]
+    #[error("the value in etcd is not a node record: it is damaged")]
     Malformed,
     /// The certificate is invalid.
     #[error("can't parse the certificate in the node's record")]
     Certificate(#[source] PkiEncodingError),
     /// The address is invalid.
-    #[error("invalid address {address:?}")]
+    #[error("invalid address {address:?} in the node's record")]
     Address {
         /// The text in the record.
         address: String,
     },
     /// The member's name is invalid.
-    #[error("invalid member name")]
+    #[error("invalid member name in the node's record")]
     Member(#[source] InvalidName),
     /// The record belongs to another node's key.
-    #[error("the certificate belongs to another node's key")]
+    #[error("the certificate in the node's record belongs to another node's key")]
     NodeMismatch,
 }
 

@@ -44,7 +44,7 @@ pub struct StoredNode {
 pub enum NodeStoreError {
     /// The cluster's store failed. If [retryable](KvError::is_retryable), a retry may help; whether a write
     /// took effect is unknown, and it can be repeated.
-    #[error("can't access the record of {id}")]
+    #[error("can't read or write the record of node {id} in the cluster's etcd")]
     Kv {
         /// The node.
         id: String,
@@ -52,19 +52,19 @@ pub enum NodeStoreError {
         source: KvError,
     },
     /// The node already has a record with another certificate. To readmit it, remove that record first.
-    #[error("node {id} is registered with another certificate")]
+    #[error("node {id} is registered in the cluster with another certificate than this one")]
     Conflict {
         /// The node.
         id: NodeId,
     },
     /// The node has no record.
-    #[error("node {id} has no record")]
+    #[error("node {id} is not registered in the cluster: it has not joined, or was removed")]
     NotFound {
         /// The node.
         id: NodeId,
     },
     /// A record is invalid. It stays unchanged.
-    #[error("can't read the record at {key}")]
+    #[error("can't parse the node record at key {key} of the cluster's etcd")]
     Invalid {
         /// Its key.
         key: String,
@@ -72,7 +72,9 @@ pub enum NodeStoreError {
         source: InvalidRecord,
     },
     /// Others changed the record each time between read and write. A retry may help.
-    #[error("can't update the record of {id}: too many concurrent changes; try again")]
+    #[error(
+        "can't update the record of node {id} in the cluster's etcd: too many concurrent changes; try again"
+    )]
     Contended {
         /// The node.
         id: NodeId,
@@ -81,7 +83,7 @@ pub enum NodeStoreError {
     #[error("the cluster has no id yet: its first node is still bootstrapping")]
     ClusterIdMissing,
     /// The cluster's id could not be read or written. A retry may help.
-    #[error("can't access the cluster's id in its key-value store")]
+    #[error("can't read or write the cluster's id in the cluster's etcd")]
     ClusterId(#[source] KvError),
 }
 

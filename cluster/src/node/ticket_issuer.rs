@@ -40,39 +40,53 @@ pub struct GoldenTicketIssuer {
 #[non_exhaustive]
 pub enum TicketIssueError {
     /// The host of the URL is a name: tickets are for IP addresses.
-    #[error("peer URL {url} has a host name: use an IP address")]
+    #[error("can't issue a ticket for peer URL {url}: it has a host name; use an IP address")]
     NoAddress {
         /// The URL given.
         url: PeerUrl,
     },
     /// A voting member is already at this URL.
-    #[error("a voting member is already at {url}")]
+    #[error(
+        "a voting member is already at {url}, so its ticket is used: use another address, or remove that \
+         member first"
+    )]
     MemberExists {
         /// The URL given.
         url: PeerUrl,
     },
     /// The configured prefix makes an invalid node name.
-    #[error("the configured prefix does not make a valid node name")]
+    #[error("the configured prefix of node names does not make a valid node name")]
     NodeName(#[source] InvalidNodeId),
     /// The name or URL of a member is invalid.
-    #[error("can't parse a member's name or URL")]
+    #[error("can't parse the name or peer URL of a member of the cluster")]
     MemberName(#[source] InvalidName),
     /// A key or certificate of the node could not be created.
-    #[error("can't create the node's credentials")]
+    #[error("can't create the new node's credentials")]
     Credentials(#[source] PkiError),
     /// The cluster's CA could not be loaded, or could not issue a certificate. A retry may help.
-    #[error("can't issue the member's certificate")]
+    #[error("can't issue the new member's certificate")]
     Ca(#[source] CaError),
+    /// The cluster's CA could not be loaded, or could not revoke a certificate. A retry may help.
+    #[error("can't revoke the member's certificate")]
+    Revoke(#[source] CaError),
     /// The list of members could not be read or changed. If [retryable](MembershipError::is_retryable), for
     /// example while the cluster has another learner, a later retry helps.
-    #[error("can't read or change the list of members")]
+    #[error("can't read or change the cluster's list of members")]
     Membership(#[source] MembershipError),
     /// The tickets in the cluster could not be read or written. A retry may help.
-    #[error("can't read or write the ticket in the cluster")]
+    #[error("can't read or write the issued ticket in the cluster's etcd")]
     Kv(#[source] KvError),
-    /// The stored ticket is invalid: [revoke](GoldenTicketIssuer::revoke_ticket) it.
-    #[error("can't read the ticket that was issued before")]
-    StoredTicket(#[source] TicketError),
+    /// The stored ticket is invalid: [revoke](GoldenTicketIssuer::revoke_ticket) it, and issue another.
+    #[error("the ticket that the cluster stored for {url} is invalid: revoke it, and issue another")]
+    StoredTicket {
+        /// The URL that it was issued for.
+        url: PeerUrl,
+        /// What is wrong with it.
+        source: TicketError,
+    },
+    /// The parts of a new ticket are inconsistent.
+    #[error("can't create the new node's ticket")]
+    NewTicket(#[source] TicketError),
     /// The nodes' records could not be read.
     #[error("can't check whether the earlier ticket's node has joined")]
     Record(#[source] NodeStoreError),
@@ -115,7 +129,7 @@ impl GoldenTicketIssuer {
         if peers == ticket.peers() {
             return Ok(ticket);
         }
-        let ticket = ticket.with_peers(peers).map_err(TicketIssueError::StoredTicket)?;
+        let ticket = ticket.with_peers(peers).map_err(TicketIssueError::NewTicket)?;
         let config = ticket.to_config();
         self.tickets.put(ticket_key(url).as_bytes(), &config).await.map_err(TicketIssueError::Kv)?;
         Ok(ticket)
@@ -140,12 +154,13 @@ impl GoldenTicketIssuer {
         }
         let stored = self.load_stored(url).await;
         // A damaged ticket does not say whose certificate it had.
-        let is_damaged = matches!(stored, Err(TicketIssueError::StoredTicket(_)));
+        let is_damaged = matches!(stored, Err(TicketIssueError::StoredTicket { .. }));
         let stored = if is_damaged { None } else { stored? };
         if let Some(ticket) = &stored {
+            let name = ticket.new_member().name.as_str();
             let cluster_ca =
-                ClusterCa::load_ca(self.running.root_kv()).await.map_err(TicketIssueError::Ca)?;
-            cluster_ca.revoke_name(ticket.new_member().name.as_str()).await.map_err(TicketIssueError::Ca)?;
+                ClusterCa::load_ca(self.running.root_kv()).await.map_err(TicketIssueError::Revoke)?;
+            cluster_ca.revoke_name(name).await.map_err(TicketIssueError::Revoke)?;
         }
         self.delete_ticket(url).await?;
         Ok(has_learner || is_damaged || stored.is_some())
@@ -161,7 +176,7 @@ impl GoldenTicketIssuer {
     async fn load_stored(&self, url: &PeerUrl) -> Result<Option<GoldenTicket>, TicketIssueError> {
         let stored = self.tickets.get(ticket_key(url).as_bytes()).await.map_err(TicketIssueError::Kv)?;
         let Some(stored) = stored else { return Ok(None) };
-        let ticket = GoldenTicket::from_config(&stored.value).map_err(TicketIssueError::StoredTicket)?;
+        let ticket = parse_stored(url, &stored.value)?;
         match self.nodes.load_record(ticket.node_id()).await.map_err(TicketIssueError::Record)? {
             None => Ok(Some(ticket)),
             Some(_) => {
@@ -194,7 +209,7 @@ impl GoldenTicketIssuer {
             peers: Vec::new(),
             new_member: this,
         };
-        let ticket = GoldenTicket::from_parts(parts).map_err(TicketIssueError::StoredTicket)?;
+        let ticket = GoldenTicket::from_parts(parts).map_err(TicketIssueError::NewTicket)?;
         let keep = Txn::new()
             .when(Compare::key_absent(ticket_key(url)))
             .then(TxnOp::put(ticket_key(url), ticket.to_config().to_vec()))
@@ -202,7 +217,7 @@ impl GoldenTicketIssuer {
         let done = self.tickets.txn(keep).await.map_err(TicketIssueError::Kv)?;
         match done.into_key_values().next() {
             None => Ok(ticket),
-            Some(first) => GoldenTicket::from_config(&first.value).map_err(TicketIssueError::StoredTicket),
+            Some(first) => parse_stored(url, &first.value),
         }
     }
 }
@@ -229,6 +244,11 @@ fn other_peers(members: &[crate::consensus::Member], but: &PeerUrl) -> Result<Ve
     });
     let peer = |(name, url): (String, &String)| Ok(Peer::new(name.parse()?, url.parse()?));
     named.map(peer).collect::<Result<_, _>>().map_err(TicketIssueError::MemberName)
+}
+
+fn parse_stored(url: &PeerUrl, config: &[u8]) -> Result<GoldenTicket, TicketIssueError> {
+    let invalid = |source| TicketIssueError::StoredTicket { url: url.clone(), source };
+    GoldenTicket::from_config(config).map_err(invalid)
 }
 
 fn ticket_key(url: &PeerUrl) -> String {

@@ -11,7 +11,7 @@ use crate::consensus::kv::KvError;
 #[non_exhaustive]
 pub enum CaError {
     /// The store did not answer, or rejected the call. A retry may help, and is harmless.
-    #[error("{operation}")]
+    #[error("can't {operation}")]
     Store {
         /// The operation.
         operation: &'static str,
@@ -20,16 +20,16 @@ pub enum CaError {
         source: KvError,
     },
     /// No CA was ever saved there.
-    #[error("the cluster has no CA")]
+    #[error("the cluster's etcd has no CA: none was ever stored there")]
     NotFound,
     /// A value of the CA is missing: restore it from a backup.
-    #[error("the cluster's CA is incomplete: {missing} is missing")]
+    #[error("the cluster's CA is incomplete: key {missing} is missing in etcd; restore it from a backup")]
     Incomplete {
         /// The missing key.
         missing: &'static str,
     },
     /// A value is invalid: restore it from a backup.
-    #[error("can't parse {key}")]
+    #[error("can't parse the value of key {key} in the cluster's etcd: restore it from a backup")]
     Malformed {
         /// Its key.
         key: String,
@@ -38,28 +38,36 @@ pub enum CaError {
         source: PkiEncodingError,
     },
     /// The value is not an Ed25519 key of 64 bytes, or its two halves do not match.
-    #[error("the CA's private key, stored at {key}, is not a 64-byte Ed25519 key")]
+    #[error(
+        "the cluster CA's private key, stored in etcd at {key}, is not a 64-byte Ed25519 key: restore it \
+         from a backup"
+    )]
     MalformedKey {
         /// Its key in the store.
         key: &'static str,
     },
     /// The private key and the certificate of the CA do not match.
-    #[error("{} is not the key of {}", super::CA_KEY_PATH, super::CA_CERT_PATH)]
+    #[error(
+        "the cluster CA's private key at {} does not belong to its certificate at {} in etcd: restore both \
+         from a backup",
+        super::CA_KEY_PATH,
+        super::CA_CERT_PATH
+    )]
     KeyMismatch,
     /// The certificate is not a CA certificate, or is not self-signed.
-    #[error("the certificate in {key} is not a self-signed CA certificate")]
+    #[error("the certificate in etcd at {key} is not a self-signed CA certificate: restore it from a backup")]
     NotACa {
         /// Its key in the store.
         key: &'static str,
     },
     /// A certificate in the CA's store was issued by another CA.
-    #[error("the certificate in {key} was not issued by this CA")]
+    #[error("the certificate in etcd at {key} was not issued by the cluster's CA: restore it from a backup")]
     NotIssued {
         /// Its key in the store.
         key: String,
     },
     /// The cluster already has another CA: this one was not saved, and must not be used.
-    #[error("the cluster already has another CA")]
+    #[error("can't store this CA: the cluster's etcd already has another one, which stays")]
     AnotherCa,
     /// The CA has never issued a certificate to this name.
     #[error("no certificate was issued to {name}")]
@@ -71,7 +79,7 @@ pub enum CaError {
     #[error("can't update the list of revoked certificates: too many concurrent changes; try again")]
     Contended,
     /// A key, a certificate or a list could not be created.
-    #[error("can't create {what}")]
+    #[error("the cluster's CA can't create {what}")]
     Create {
         /// What.
         what: &'static str,
@@ -80,7 +88,7 @@ pub enum CaError {
         source: BoxError,
     },
     /// The list of revoked certificates could not be written to the disk. The previous one remains.
-    #[error("can't write the list of revoked certificates to the disk")]
+    #[error("can't write the list of revoked certificates to this node's disk")]
     WriteRevocationList(#[source] PkiError),
 }
 

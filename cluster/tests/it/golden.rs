@@ -272,6 +272,35 @@ async fn a_bootstrap_that_the_first_release_started_is_completed() {
     }
 }
 
+/// It was permitted by default then, and not recorded outside of the journal.
+#[tokio::test]
+async fn a_bootstrap_that_the_first_release_started_is_recorded_although_nothing_permits_it_now() {
+    for disks in ["bootstrap-decided", "bootstrap-storage", "bootstrap-identity"] {
+        let network = MemoryNetwork::new();
+        let consensus = Arc::new(MemoryConsensus::on_network(&network));
+        let mut fixture = node_with_disks(consensus, "192.0.2.1", disks);
+        fixture.settings.bootstrap = false;
+        let (run, membership) = fixture.run_to_running().await;
+        run.stop().await;
+        let record = fs::read_to_string(fixture.disks.path().join("esp/bootstrapped"));
+        assert_eq!(
+            record.unwrap_or_else(|error| panic!("{disks}: {error}")).trim_end(),
+            membership.cluster_id.to_string()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_the_first_release_enrolled_keeps_running_without_a_record() {
+    let network = MemoryNetwork::new();
+    let consensus = member_with_keys(&network, &expected("node"), "keys.tsv").await;
+    let mut fixture = node_with_disks(consensus, "192.0.2.1", "bootstrapped");
+    fixture.settings.bootstrap = false;
+    let (run, _) = fixture.run_to_running().await;
+    run.stop().await;
+    assert!(!fixture.disks.path().join("esp/bootstrapped").exists());
+}
+
 #[tokio::test]
 async fn the_names_of_the_host_are_those_of_the_first_release() {
     let network = MemoryNetwork::new();

@@ -38,6 +38,8 @@ impl CrlRecovery<'_> {
                 Ok(list) => return list,
                 Err(error) => tracing::debug!("read the list of revoked certificates: {error}"),
             }
+            // etcd serves before it reports that it is ready, which it does only with a majority; nothing else
+            // notifies of that.
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }

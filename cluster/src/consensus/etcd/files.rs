@@ -10,16 +10,19 @@ use nodekeel_localstorage::tree::{EtcdDir, LayoutFile, PkiDir};
 use zeroize::Zeroizing;
 
 use super::backend_error;
+use super::join_claim::{JoinClaim, JoinQuestion};
 use crate::consensus::{ConsensusError, Peer, StartMode, StartOptions};
 use crate::pki::{CertificateSpec, PendingCa, SubjectNames};
 
 nodekeel_localstorage::layout! {
-    /// Directories beside the member's own.
+    /// What is beside the member's own directories.
     pub(super) struct PkiDirs {
         /// The CA of a new cluster, until its etcd stores it.
         pub(super) pending_ca: PkiDir = "new_authority", 0o700;
         /// The credentials of this node's own client.
         pub(super) client: PkiDir = "client_pki", 0o700;
+        /// This host's claim to the member as which it joins.
+        pub(super) join_claim: LayoutFile = "join_claim", 0o400;
     }
 }
 
@@ -45,13 +48,24 @@ pub(super) struct PreparedFiles {
     pub(super) client_credentials: Option<Credentials>,
     /// The CA that is not saved yet.
     pub(super) pending_ca: Option<PendingCa>,
-    /// Whether etcd has written its log here. Without one it starts anew, whatever else is present.
-    pub(super) has_log: bool,
     /// Whether the list of revoked certificates is missing, although etcd has data, which has the list.
     pub(super) lacks_crl: bool,
+    /// What the member asks its cluster before it starts, if anything.
+    pub(super) join_question: Option<JoinQuestion>,
 }
 
 impl PreparedFiles {
+    fn new(initial_cluster: InitialCluster, credentials: Credentials) -> PreparedFiles {
+        PreparedFiles {
+            initial_cluster,
+            credentials,
+            client_credentials: None,
+            pending_ca: None,
+            lacks_crl: false,
+            join_question: None,
+        }
+    }
+
     /// Whether the member's certificate is for this address.
     pub(super) fn is_certified_at(&self, address: IpAddr) -> bool {
         is_certified_at(&self.credentials, address)
@@ -84,15 +98,7 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
             if files.load_revocation_list(&credentials.ca).map_err(ConsensusError::Credentials)?.is_none() {
                 files.store_revocation_list(revoked).map_err(ConsensusError::Credentials)?;
             }
-            let initial = InitialCluster::Existing { peers: peers.clone() };
-            PreparedFiles {
-                initial_cluster: initial,
-                credentials,
-                client_credentials: None,
-                pending_ca: None,
-                has_log: false,
-                lacks_crl: false,
-            }
+            PreparedFiles::new(InitialCluster::Existing { peers: peers.clone() }, credentials)
         }
     };
     let client = load_client_credentials(files, &dirs, &prepared.credentials)?;
@@ -101,14 +107,33 @@ pub(super) fn prepare_files(files: &EtcdDir, start: &StartOptions) -> Result<Pre
         ConsensusError::Credentials(PkiError::Read { directory: files.path().to_owned(), source })
     })?;
     let lacks_crl = has_log && list.is_none();
-    let prepared = PreparedFiles { client_credentials: client, has_log, lacks_crl, ..prepared };
+    let prepared = PreparedFiles { client_credentials: client, lacks_crl, ..prepared };
     // With client credentials it can have its key certified again.
     if prepared.client_credentials.is_none() {
         check_address(files, start, &prepared.credentials)?;
     }
     check_member_certificate(files, start, &prepared.credentials)?;
     finish_credentials_change(&files.peer_pki, &prepared.credentials)?;
-    Ok(prepared)
+    let join_question = decide_join_question(&dirs, &prepared, has_log)?;
+    Ok(PreparedFiles { join_question, ..prepared })
+}
+
+/// What a member that joins asks before it starts: see [`join_claim`](super::join_claim).
+fn decide_join_question(
+    dirs: &PkiDirs,
+    prepared: &PreparedFiles,
+    has_log: bool,
+) -> Result<Option<JoinQuestion>, ConsensusError> {
+    if !matches!(prepared.initial_cluster, InitialCluster::Existing { .. }) {
+        return Ok(None);
+    }
+    if !has_log {
+        return JoinClaim::load_or_create(&dirs.join_claim).map(|claim| Some(JoinQuestion::MayStart(claim)));
+    }
+    // A member has its client's credentials once it has served: no other host can have started it since.
+    let is_admitted = prepared.client_credentials.is_some()
+        || dirs.join_claim.exists().map_err(backend_error("look for the join claim"))?;
+    Ok((!is_admitted).then_some(JoinQuestion::MayResume))
 }
 
 /// Completes an interrupted change of the credentials: their handles already return the right content, but
@@ -246,14 +271,8 @@ fn prepare_new_cluster(
         let issued = new.issue_credentials(&spec).map_err(ConsensusError::Ca)?;
         files.peer_pki.store_credentials(&issued).map_err(ConsensusError::Credentials)?;
         let token = cluster_token(&issued);
-        return Ok(PreparedFiles {
-            initial_cluster: InitialCluster::New { token },
-            credentials: issued,
-            client_credentials: None,
-            pending_ca: Some(new),
-            has_log: false,
-            lacks_crl: false,
-        });
+        let prepared = PreparedFiles::new(InitialCluster::New { token }, issued);
+        return Ok(PreparedFiles { pending_ca: Some(new), ..prepared });
     }
     resume_member(files, existing, Some(new), InitialCluster::FromData).map(|prepared| {
         let token = cluster_token(&prepared.credentials);
@@ -279,15 +298,8 @@ fn resume_member(
         new.add_issued(credentials.certificate.clone())?;
         Ok(new)
     });
-    let new = new.transpose().map_err(ConsensusError::Ca)?;
-    Ok(PreparedFiles {
-        initial_cluster: initial,
-        credentials,
-        client_credentials: None,
-        pending_ca: new,
-        has_log: false,
-        lacks_crl: false,
-    })
+    let pending_ca = new.transpose().map_err(ConsensusError::Ca)?;
+    Ok(PreparedFiles { pending_ca, ..PreparedFiles::new(initial, credentials) })
 }
 
 /// Stores the given credentials, unless others are present.
@@ -367,7 +379,7 @@ fn has_data(files: &EtcdDir) -> Result<bool, ConsensusError> {
     Ok(listed.iter().any(|entry| entry.name.as_os_str() == "member"))
 }
 
-/// Whether etcd resumes from its log here.
+/// Whether etcd resumes from its log here. Without one it starts anew, whatever else is present.
 ///
 /// *Source:* `Exist` in etcd's `wal/util.go`.
 fn has_log(files: &EtcdDir) -> Result<bool, ConsensusError> {

@@ -211,6 +211,54 @@ fn a_joining_member_killed_at_any_write_resumes() {
 }
 
 #[test]
+fn a_host_keeps_its_claim_and_asks_nothing_once_etcd_has_a_log() {
+    let (start, mut ca) = join_options();
+    let disk = TestDisk::new();
+    let dirs = || disk.data.etcd.add_layout::<PkiDirs>().unwrap();
+    let claim = |prepared: &PreparedFiles| match &prepared.join_question {
+        Some(JoinQuestion::MayStart(claim)) => claim.clone(),
+        other => panic!("{other:?}"),
+    };
+    let prepared = disk.prepare(&start).unwrap();
+    assert_eq!(claim(&prepared), claim(&disk.prepare(&start).unwrap()), "a restart claims anew");
+    assert_ne!(
+        claim(&prepared),
+        claim(&TestDisk::new().prepare(&start).unwrap()),
+        "another host claims the same"
+    );
+    // A log follows a recorded claim.
+    assert!(decide_join_question(&dirs(), &prepared, true).unwrap().is_none());
+
+    // An earlier release makes no claims: its member asks until it has served.
+    dirs().join_claim.remove().unwrap();
+    let asked = decide_join_question(&dirs(), &prepared, true).unwrap();
+    assert!(matches!(asked, Some(JoinQuestion::MayResume)), "{asked:?}");
+    assert!(!dirs().join_claim.exists().unwrap(), "a claim was made beside a log");
+    let client = ca.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap();
+    let served = PreparedFiles { client_credentials: Some(client), ..prepared };
+    assert!(decide_join_question(&dirs(), &served, true).unwrap().is_none());
+
+    // A complete member asks nothing, whatever is left of its files.
+    let disk = disk.with_data();
+    assert!(disk.prepare(&restart_options()).unwrap().join_question.is_none());
+}
+
+#[test]
+fn a_damaged_claim_is_replaced() {
+    let (start, _) = join_options();
+    let disk = TestDisk::new();
+    disk.prepare(&start).unwrap();
+    let path = Path::new("etcd/join_claim");
+    let first = disk.placement.read(path).unwrap();
+    for content in [&first[..5], b""] {
+        disk.placement.write(path, content, FileMode::PRIVATE_FILE).unwrap();
+        disk.prepare(&start).unwrap();
+        let again = disk.placement.read(path).unwrap();
+        assert!(again.len() == first.len() && again != first);
+    }
+}
+
+#[test]
 fn member_data_without_credentials_is_rejected() {
     let disk = TestDisk::new().with_data();
     let (join, _) = join_options();

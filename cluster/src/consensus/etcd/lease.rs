@@ -9,7 +9,7 @@ use super::convert;
 use super::kv::EtcdKv;
 use crate::consensus::kv::{KvError, Lease, LeaseId};
 
-/// The pause after a failed keep-alive.
+/// The pause after a failed keep-alive: nothing notifies that the next one would succeed.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) async fn grant_lease(kv: EtcdKv, ttl: Duration) -> Result<Lease, KvError> {

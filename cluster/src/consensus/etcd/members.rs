@@ -106,6 +106,7 @@ impl EtcdMembers {
             match &answer {
                 Err(error) if !convert::is_unhealthy(error) => return Ok(answer),
                 Ok(_) => return Ok(answer),
+                // etcd compares the age of connections when it is asked, and notifies of none.
                 Err(_) if started_at.elapsed() < HEALTH_WAIT => sleep(HEALTH_PAUSE).await,
                 Err(_) => {
                     let condition = self.describe_unhealthy().await;

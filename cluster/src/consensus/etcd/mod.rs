@@ -31,6 +31,7 @@ mod etcd_child;
 mod files;
 mod health;
 mod join_check;
+mod join_claim;
 mod kv;
 mod lease;
 mod members;
@@ -54,6 +55,7 @@ pub use config::EtcdConfig;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use peer_client::check_arbitrary_answer;
 
+use self::command_line::EtcdCommand;
 use self::crl_recovery::CrlRecovery;
 use self::etcd_child::EtcdChild;
 use self::files::{InitialCluster, PreparedFiles};
@@ -128,9 +130,7 @@ impl EtcdConsensus {
             cancelled = ctx.canceled() => return Err(cancelled.into()),
             admitted = self.wait_admitted(reporter, &mut prepared, &this) => admitted?,
         }
-        let process =
-            command_line::etcd_process(&self.config, &self.files, name, *address, &prepared.initial_cluster)
-                .await;
+        let process = self.command(name, *address).member_process(&prepared.initial_cluster).await;
         let (child, mut exits) = EtcdChild::new(process);
         ctx.run_child("etcd", child)?;
         let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
@@ -160,6 +160,10 @@ impl EtcdConsensus {
         }
     }
 
+    fn command<'a>(&'a self, name: &'a MemberName, address: IpAddr) -> EtcdCommand<'a> {
+        EtcdCommand { config: &self.config, files: &self.files, name, address }
+    }
+
     /// Writes the missing list of revoked certificates, and ends the run: the next one starts with it.
     async fn restore_revocation_list(
         &self,
@@ -169,8 +173,7 @@ impl EtcdConsensus {
     ) -> Result<(), Failure> {
         tracing::warn!("the list of revoked certificates is missing: reading it from etcd's data");
         let trusted = files::client_certificate(&self.files, prepared)?;
-        let process =
-            command_line::isolated_process(&self.config, &self.files, name, *address, &trusted).await;
+        let process = self.command(name, *address).isolated_process(&trusted).await;
         let (child, mut exits) = EtcdChild::new(process);
         ctx.run_child("etcd", child)?;
         let credentials = prepared.client_credentials.as_ref().unwrap_or(&prepared.credentials);
@@ -189,19 +192,21 @@ impl EtcdConsensus {
         Err(ConsensusError::RevocationListRestored.into())
     }
 
-    /// Asks the cluster whether a member without data may start in it, and updates its list of the others.
+    /// Asks the cluster whether a member that joins may start, and updates its list of the others.
     async fn wait_admitted(
         &self,
         reporter: &StatusReporter<'_>,
         prepared: &mut PreparedFiles,
         (name, address): &(MemberName, IpAddr),
     ) -> Result<(), ConsensusError> {
-        let InitialCluster::Existing { peers } = &mut prepared.initial_cluster else { return Ok(()) };
-        if prepared.has_log {
+        let (InitialCluster::Existing { peers }, Some(question)) =
+            (&mut prepared.initial_cluster, &prepared.join_question)
+        else {
             return Ok(());
-        }
+        };
         let this = Peer::new(name.clone(), PeerUrl::new(*address, self.config.peer_port));
-        let check = JoinCheck { this, address: *address, credentials: &prepared.credentials, peers };
+        let check =
+            JoinCheck { question, this, address: *address, credentials: &prepared.credentials, peers };
         *peers = check.wait_admitted(reporter).await?;
         reporter.report_starting_again();
         Ok(())
@@ -298,7 +303,7 @@ async fn wait_serving(kv: &EtcdKv) -> Result<(), ConsensusError> {
             Ok(_) => return Ok(()),
             Err(error) if error.is_retryable() => sleep(pause).await,
             Err(source) => {
-                return Err(ConsensusError::Kv { operation: "wait for the other members", source });
+                return Err(ConsensusError::Kv { operation: "reach the other members", source });
             }
         }
         pause = (pause * 2).min(LONGEST_PAUSE);

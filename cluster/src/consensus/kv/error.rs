@@ -18,30 +18,32 @@ pub enum KvError {
         problem: &'static str,
     },
     /// One transaction writes a key twice: make it one operation. Nothing was done.
-    #[error("the transaction writes a key twice")]
+    #[error("the transaction writes a key twice, and was not executed")]
     DuplicateKey,
     /// The revision was compacted: read the present keys, and continue from there
     /// ([`ListWatcher`](super::ListWatcher) does).
-    #[error("the revision has been compacted")]
+    #[error(
+        "the requested revision has been compacted: read the present keys, and continue from their revision"
+    )]
     Compacted {
         /// The oldest kept revision; [`Revision::NONE`] if the store does not report it.
         oldest: Revision,
     },
     /// The revision does not exist yet.
-    #[error("revision {} is a future revision", .revision.0)]
+    #[error("revision {} does not exist yet: read at an existing revision", .revision.0)]
     FutureRevision {
         /// The requested revision.
         revision: Revision,
     },
     /// The lease has expired, or never existed: grant another.
-    #[error("lease {} not found", .lease.0)]
+    #[error("lease {} does not exist: it expired or was revoked", .lease.0)]
     LeaseNotFound {
         /// The lease; zero if the store does not report it.
         lease: LeaseId,
     },
     /// The store did not answer, or reported that it has no leader. The call may have taken effect. A retry
     /// may help.
-    #[error("{operation}: no answer")]
+    #[error("can't {operation}: the cluster's etcd does not answer")]
     Unavailable {
         /// The operation.
         operation: &'static str,
@@ -50,10 +52,10 @@ pub enum KvError {
         source: BoxError,
     },
     /// The store was stopped: this handle stays unusable.
-    #[error("the store has been stopped")]
+    #[error("this node's etcd client has been stopped")]
     Stopped,
     /// The store rejected the call for another reason. A retry does not help.
-    #[error("{operation}: rejected")]
+    #[error("can't {operation}: the cluster's etcd rejected the request")]
     Rejected {
         /// The operation.
         operation: &'static str,

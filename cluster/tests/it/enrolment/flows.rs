@@ -135,27 +135,62 @@ async fn a_node_without_an_esp_file_joins_by_the_firmware_ticket() {
 }
 
 #[tokio::test]
-async fn a_ticket_for_another_address_is_rejected_before_anything_is_started() {
+async fn a_ticket_for_another_address_or_port_is_rejected_and_another_one_joins_without_a_reset() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let second = NodeFixture::on_network(&network, "192.0.2.3");
+    let give_ticket = async |port| {
+        let url = PeerUrl::new(parse_ip("192.0.2.2"), port);
+        let ticket = issuer.issue_ticket(&url).await.expect("created");
+        second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+        url
+    };
+    let start = || {
+        let mut deps = second.deps();
+        deps.consensus = deps.consensus.with_peer_port(DEFAULT_PEER_PORT);
+        NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()))
+    };
+    let wrong = give_ticket(7).await;
+    for (address, expected) in [
+        ("192.0.2.3", "the ticket was issued for 192.0.2.2, but this host is at 192.0.2.3"),
+        ("192.0.2.2", "for a member at port 7, but this host's member is at port 7834"),
+    ] {
+        second.network.set_address(Some(node_address(address)));
+        let run = start();
+        let reason = error_chain(run.wait_finished().await.expect_err("another host's ticket was accepted"));
+        assert!(reason.contains(expected), "{reason}");
+        run.stop().await;
+    }
+    // Nothing binds the node to the rejected ticket.
+    issuer.revoke_ticket(&wrong).await.expect("revoked");
+    give_ticket(DEFAULT_PEER_PORT).await;
+    let run = start();
+    run.wait_finished().await.expect("the node is in its cluster");
+    run.stop().await;
+    first_run.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_with_a_ticket_says_that_it_waits_for_its_address() {
     let network = MemoryNetwork::new();
     let (_first, first_run) = bootstrapped_node(&network).await;
     let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
     let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
     let ticket = issuer.issue_ticket(&url).await.expect("created");
-    let second = NodeFixture::on_network(&network, "192.0.2.3");
+    let second = NodeFixture::on_network(&network, "192.0.2.2");
     second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
-    let reason = error_chain(second.run_to_failure().await);
-    assert!(
-        reason.contains("the ticket was issued for 192.0.2.2, but this host is at 192.0.2.3"),
-        "{reason}"
-    );
+    second.network.set_address(None);
+    let run = second.start();
+    let told = async {
+        while run.node.condition().as_deref() != Some("the address is not set") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, told).await.expect("it says so");
     second.network.set_address(Some(node_address("192.0.2.2")));
-    let mut deps = second.deps();
-    deps.consensus = deps.consensus.with_peer_port(7);
-    let run = NodeRun::start_once(ClusterNode::new(deps, second.settings.clone()));
-    let reason = error_chain(run.wait_finished().await.expect_err("a ticket for another port was accepted"));
-    assert!(reason.contains("for a member at port 7834, but this host's member is at port 7"), "{reason}");
-    run.stop().await;
-    let (run, _) = second.run_to_running().await;
+    run.wait_finished().await.expect("the node is in its cluster");
+    assert_eq!(run.node.condition(), None);
     run.stop().await;
     first_run.stop().await;
 }
@@ -209,7 +244,7 @@ async fn a_node_without_an_address_fails_at_its_deadline_and_reports_why() {
     let run = fixture.start();
     let reason = run.node.wait_finished().await.expect_err("no address");
     assert_eq!(started_at.elapsed().as_secs(), 30);
-    assert_eq!(error_chain(reason), "timed out during step network: the address is not set");
+    assert_eq!(error_chain(reason), "enrolment timed out while running step network: the address is not set");
     run.stop().await;
     fixture.network.set_address(Some(node_address("192.0.2.1")));
     let (run, _) = fixture.run_to_running().await;

@@ -226,13 +226,24 @@ async fn revoking_a_ticket_removes_its_learner_revokes_its_certificate_and_frees
     // A damaged ticket blocks its URL until it is revoked.
     let kept = run.node.namespaced_kv("cluster", "tickets").expect("a running node");
     kept.put(b"/golden/192.0.2.2:7834", b"not a ticket").await.expect("put");
-    assert!(matches!(
-        issuer.issue_ticket(&peer_url("192.0.2.2")).await,
-        Err(TicketIssueError::StoredTicket(_))
-    ));
+    let damaged = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect_err("a damaged ticket was issued");
+    let text = damaged.to_string();
+    assert!(text.contains("https://192.0.2.2:7834 is invalid: revoke it"), "{text}");
     assert!(issuer.revoke_ticket(&peer_url("192.0.2.2")).await.expect("revoked"));
     let third = issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect("created");
     assert_ne!(third.node_id(), second.node_id());
+    run.stop().await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_cannot_be_revoked_is_an_error_that_says_so() {
+    let (_bed, run) = bootstrapped_node(&MemoryNetwork::new()).await;
+    let issuer = run.node.ticket_issuer().expect("golden tickets are enabled");
+    issuer.issue_ticket(&peer_url("192.0.2.2")).await.expect("created");
+    let root = run.node.root_kv().expect("a running node");
+    root.put(b"/etcd-ca/crl.der", b"damaged").await.expect("put");
+    let error = issuer.revoke_ticket(&peer_url("192.0.2.2")).await.expect_err("the list is damaged");
+    assert_eq!(error.to_string(), "can't revoke the member's certificate");
     run.stop().await;
 }
 

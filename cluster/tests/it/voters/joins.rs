@@ -1,9 +1,11 @@
-//! Who may join: a member without data that the cluster knows as a learner that has never started.
+//! Who may join: one host for each ticket, as a member that has never started elsewhere.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nodekeel_cluster::consensus::JoinRefusal;
+use nodekeel_cluster::consensus::kv::KeyRange;
 use nodekeel_cluster::enrolment::{EnrolmentPhase, FailureReason, StepError};
 use tokio::time::{sleep, timeout};
 
@@ -111,6 +113,123 @@ pub(super) async fn a_clone_with_the_ticket_is_refused_and_the_original_returns(
     for voter in &mut voters {
         voter.stop().await;
     }
+}
+
+/// A cluster of two, and a host that has a ticket and etcd's first log, and is off. Its member has never published
+/// its name, so that the list does not say that it has started.
+async fn half_joined(binary: PathBuf) -> (Vec<Voter>, Voter) {
+    let (mut voters, mut joiner) = cluster_and_spare(2, binary).await;
+    joiner.give_ticket(&voters[0]).await;
+    let gate = joiner.hold_etcd();
+    joiner.start();
+    let mut held = gate.wait_reached().await;
+    // It is admitted. Without a leader it can't publish its name.
+    voters[1].kill().await;
+    held.write_all(b"\n").unwrap();
+    joiner.wait_log().await;
+    joiner.kill().await;
+    joiner.release_etcd(gate);
+    voters[1].start();
+    voters[1].wait_running().await;
+    for voter in &voters {
+        put(voter, "/leader", "elected").await;
+    }
+    let members = voters[1].node().cluster_members().unwrap().list_members().await.unwrap();
+    let learner = members.iter().find(|member| member.is_learner).expect("a learner");
+    assert_eq!(learner.name, None);
+    (voters, joiner)
+}
+
+/// As an earlier release has left host and cluster, which made no claims.
+async fn forget_claim(cluster: &Voter, host: &Voter) {
+    std::fs::remove_file(host.data("etcd/join_claim")).unwrap();
+    let claims = KeyRange::prefix("/etcd-joins/");
+    cluster.node().root_kv().unwrap().delete(claims).await.unwrap();
+}
+
+async fn stop_all(voters: Vec<Voter>) {
+    for mut voter in voters {
+        voter.stop().await;
+    }
+}
+
+pub(super) async fn the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join(
+    binary: PathBuf,
+) {
+    let (mut voters, mut joiner) = half_joined(binary).await;
+    joiner.swap_disks();
+    joiner.start();
+    let refusal = wait_refused(&joiner).await;
+    assert!(matches!(refusal, JoinRefusal::TicketUsed { .. }), "{refusal}");
+    let text = joiner.wait_failure_text().await;
+    assert!(text.contains("used by another host") && text.contains("join it by another ticket"), "{text}");
+    assert!(!joiner.kill_etcd(), "its etcd was started");
+    joiner.stop().await;
+    joiner.swap_disks();
+    joiner.start();
+    joiner.wait_running().await;
+    put(&joiner, "/k", "by the first").await;
+    assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("by the first"));
+    voters.push(joiner);
+    stop_all(voters).await;
+}
+
+pub(super) async fn a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins(binary: PathBuf) {
+    let (mut voters, mut joiner) = half_joined(binary).await;
+    joiner.lose_disk();
+    joiner.start();
+    let refusal = wait_refused(&joiner).await;
+    assert!(matches!(refusal, JoinRefusal::TicketUsed { .. }), "{refusal}");
+    joiner.stop().await;
+    // As the text says.
+    let (issuer, url) = (voters[0].node().ticket_issuer().unwrap(), joiner.peer_url());
+    let revoking = async {
+        while issuer.revoke_ticket(&url).await.is_err() {
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(HANG, revoking).await.expect("revoked in time");
+    joiner.lose_disk();
+    joiner.give_ticket(&voters[0]).await;
+    joiner.start();
+    joiner.wait_running().await;
+    voters.push(joiner);
+    stop_all(voters).await;
+}
+
+pub(super) async fn a_host_whose_member_another_host_became_is_refused(binary: PathBuf) {
+    let (mut voters, mut joiner) = half_joined(binary).await;
+    forget_claim(&voters[0], &joiner).await;
+    // Another host with the same ticket takes the member.
+    joiner.swap_disks();
+    joiner.start();
+    joiner.wait_running().await;
+    put(&joiner, "/k", "by the second host").await;
+    joiner.stop().await;
+    // The first host has etcd's log of the same member, without what the other has acknowledged.
+    joiner.swap_disks();
+    joiner.start();
+    let refusal = wait_refused(&joiner).await;
+    assert!(matches!(refusal, JoinRefusal::TicketUsed { .. }), "{refusal}");
+    assert!(!joiner.kill_etcd(), "its etcd was started");
+    joiner.stop().await;
+    joiner.swap_disks();
+    joiner.start();
+    joiner.wait_running().await;
+    assert_eq!(get(&joiner, "/k").await.as_deref(), Some("by the second host"));
+    voters.push(joiner);
+    stop_all(voters).await;
+}
+
+pub(super) async fn a_join_that_an_earlier_release_has_started_is_completed(binary: PathBuf) {
+    let (mut voters, mut joiner) = half_joined(binary).await;
+    forget_claim(&voters[0], &joiner).await;
+    joiner.start();
+    joiner.wait_running().await;
+    put(&joiner, "/k", "by an earlier release's").await;
+    assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("by an earlier release's"));
+    voters.push(joiner);
+    stop_all(voters).await;
 }
 
 pub(super) async fn a_ticket_whose_member_was_removed_is_refused(binary: PathBuf) {

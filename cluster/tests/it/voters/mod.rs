@@ -43,6 +43,10 @@ on_both! {
     history::no_acknowledged_write_is_lost_whatever_happens_to_three_voters;
     joins::a_lost_disk_whose_ticket_was_kept_is_refused_and_no_acknowledged_write_is_lost;
     joins::a_clone_with_the_ticket_is_refused_and_the_original_returns;
+    joins::the_second_host_with_a_ticket_is_refused_and_the_first_completes_its_join;
+    joins::a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins;
+    joins::a_host_whose_member_another_host_became_is_refused;
+    joins::a_join_that_an_earlier_release_has_started_is_completed;
     joins::a_ticket_whose_member_was_removed_is_refused;
     joins::a_joiner_waits_for_a_majority_and_names_who_does_not_answer;
     membership::five_voters_join_with_at_most_20_raft_entries_each;

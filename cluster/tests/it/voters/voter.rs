@@ -1,6 +1,8 @@
 //! A node on a host of a site: its disks, its runs, its operator.
 
+use std::fs::{File, OpenOptions, Permissions};
 use std::net::Ipv4Addr;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +20,7 @@ use nodekeel_localstorage::tree::LayoutTarget;
 use nodekeel_localstorage::volume::DirectoryVolume;
 use nodekeel_localstorage::{Dir, FileMode, OsFileStore};
 use nodekeel_supervisor::{RunnableState, WaitReason};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use testbed::{ScratchDir, leftovers};
 use tokio::runtime::Runtime;
@@ -126,30 +129,26 @@ impl Voter {
 
     /// Waits until the node is in its cluster.
     pub(crate) async fn wait_running(&self) -> NodeMembership {
-        let node = self.node();
-        let running = async {
-            loop {
-                match node.wait_finished().await {
-                    Ok(membership) => return membership,
-                    Err(_) => sleep(Duration::from_millis(20)).await,
-                }
-            }
-        };
-        timeout(HANG, running).await.unwrap_or_else(|_| panic!("{:?}", self.node().current_state()))
+        self.wait_result(Result::ok).await
     }
 
     /// Waits until a run has failed.
     pub(crate) async fn wait_failed(&self) -> FailureReason {
+        self.wait_result(Result::err).await
+    }
+
+    /// Waits until a run has a result of this kind.
+    async fn wait_result<T>(&self, select: impl Fn(Result<NodeMembership, FailureReason>) -> Option<T>) -> T {
         let node = self.node();
-        let failed = async {
+        let selected = async {
             loop {
-                match node.wait_finished().await {
-                    Err(reason) => return reason,
-                    Ok(_) => sleep(Duration::from_millis(20)).await,
+                match select(node.wait_finished().await) {
+                    Some(result) => return result,
+                    None => sleep(Duration::from_millis(20)).await,
                 }
             }
         };
-        timeout(HANG, failed).await.unwrap_or_else(|_| panic!("{:?}", self.node().current_state()))
+        timeout(HANG, selected).await.unwrap_or_else(|_| panic!("{:?}", self.node().current_state()))
     }
 
     pub(crate) async fn wait_failure_text(&self) -> String {
@@ -234,6 +233,40 @@ impl Voter {
         self.esp().enrolment.write(&ticket).unwrap();
     }
 
+    /// From now on its etcd starts only once the gate is opened.
+    pub(crate) fn hold_etcd(&mut self) -> Gate {
+        let (pipe, script) = (self.scratch.path().join("gate"), self.scratch.path().join("held-etcd"));
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let (binary, gate) = (self.binary.display(), pipe.display());
+        // Opening the pipe waits for the other end.
+        let lines =
+            format!("#!/bin/sh\n[ \"$1\" = --version ] || read -r _ < {gate}\nexec {binary} \"$@\"\n");
+        std::fs::write(&script, lines).unwrap();
+        std::fs::set_permissions(&script, Permissions::from_mode(0o700)).unwrap();
+        Gate { pipe, etcd: std::mem::replace(&mut self.binary, script) }
+    }
+
+    /// Its etcd starts again without a gate.
+    pub(crate) fn release_etcd(&mut self, gate: Gate) {
+        self.binary = gate.etcd;
+        std::fs::remove_file(gate.pipe).unwrap();
+    }
+
+    /// Waits until its etcd has a log.
+    pub(crate) async fn wait_log(&self) {
+        let is_log = |entry: std::fs::DirEntry| entry.file_name().as_encoded_bytes().ends_with(b".wal");
+        let has_log = || {
+            let entries = std::fs::read_dir(self.data("etcd/data/member/wal"));
+            entries.is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(is_log)))
+        };
+        let writing = async {
+            while !has_log() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(HANG, writing).await.expect("a log in time");
+    }
+
     /// A client of its etcd, from the test's own network.
     pub(crate) async fn client(&self) -> Client {
         let cluster_ca = ClusterCa::load_ca(self.node().root_kv().unwrap()).await.unwrap();
@@ -245,6 +278,32 @@ impl Voter {
         let options = ConnectOptions::new().with_tls(tls).with_timeout(Duration::from_secs(5));
         let url = format!("https://{}:{DEFAULT_CLIENT_PORT}", self.address());
         Client::connect([url], Some(options)).await.unwrap()
+    }
+}
+
+/// Keeps an etcd from starting.
+pub(crate) struct Gate {
+    pipe: PathBuf,
+    etcd: PathBuf,
+}
+
+impl Gate {
+    /// Waits until etcd is at the gate.
+    pub(crate) async fn wait_reached(&self) -> File {
+        let reaching = async {
+            loop {
+                // Without a reader there is no other end.
+                let opened = OpenOptions::new()
+                    .write(true)
+                    .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+                    .open(&self.pipe);
+                match opened {
+                    Ok(gate) => return gate,
+                    Err(_) => sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        timeout(HANG, reaching).await.expect("etcd is started in time")
     }
 }
 

@@ -1,0 +1,105 @@
+//! What the enrolment of a node depends on.
+
+use std::fmt;
+use std::sync::Arc;
+
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::volume::DataVolume;
+#[cfg(feature = "etcd")]
+use nodekeel_localstorage::{OsFileStore, tree::LayoutTarget};
+
+use crate::BoxError;
+use crate::consensus::Consensus;
+#[cfg(feature = "etcd")]
+use crate::consensus::etcd::EtcdConsensus;
+use crate::network::Network;
+use crate::node::{EnrolmentSources, LocalNames};
+
+/// What the enrolment of a node depends on.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_structs, reason = "the builder of a node has all of it")]
+pub struct Deps {
+    /// Directory of the enrolment journal. It exists before the data volume does, like the EFI system
+    /// partition.
+    pub journal_dir: Dir,
+    /// Where to look for the enrolment configuration.
+    pub enrolment: EnrolmentSources,
+    /// Reports the node's address.
+    pub network: Arc<dyn Network>,
+    /// Holds the node's data. The enrolment opens it and leaves it open when a run ends: its owner unmounts
+    /// it.
+    pub volume: Arc<dyn DataVolume>,
+    /// Runs the node's member.
+    pub consensus: ConsensusFactory,
+    /// Where the local host name, machine id and hosts are written.
+    pub local_names: LocalNames,
+}
+
+/// Creates the consensus implementation that runs a node's member, once the data volume is open.
+#[derive(Clone)]
+pub struct ConsensusFactory {
+    open: Arc<OpenFn>,
+    /// The port at which other members reach this one, if known.
+    pub(super) peer_port: Option<u16>,
+}
+
+type OpenFn = dyn Fn(&Dir) -> Result<Arc<dyn Consensus>, BoxError> + Send + Sync;
+
+impl ConsensusFactory {
+    /// An implementation with its files on the data volume, whose root directory is passed to `open`. `open`
+    /// may block.
+    pub fn on_volume<E: Into<BoxError>>(
+        open: impl Fn(&Dir) -> Result<Arc<dyn Consensus>, E> + Send + Sync + 'static,
+    ) -> Self {
+        Self { open: Arc::new(move |top| open(top).map_err(Into::into)), peer_port: None }
+    }
+
+    /// etcd, with its data and credentials on the data volume, as in [`nodekeel_localstorage::tree::DataPartition`].
+    #[cfg(feature = "etcd")]
+    pub fn etcd_on_volume(config: crate::consensus::etcd::EtcdConfig) -> Self {
+        let port = config.peer_port;
+        let source = Self::on_volume(move |top| {
+            let (path, top) = (top.path().to_owned(), top.try_clone()?);
+            let placed: etcd::EtcdLayout =
+                LayoutTarget::new(Arc::new(OsFileStore::new(top)), path).create_layout()?;
+            let etcd = EtcdConsensus::new(config.clone(), placed.etcd.clone());
+            Ok::<Arc<dyn Consensus>, BoxError>(Arc::new(etcd))
+        });
+        source.with_peer_port(port)
+    }
+
+    /// An implementation that needs no data volume.
+    pub fn without_volume(consensus: Arc<dyn Consensus>) -> Self {
+        Self { open: Arc::new(move |_| Ok(Arc::clone(&consensus))), peer_port: None }
+    }
+
+    /// Sets the port at which other members reach this one. A ticket for another port is rejected before
+    /// anything starts.
+    #[must_use]
+    pub fn with_peer_port(self, peer_port: u16) -> Self {
+        Self { peer_port: Some(peer_port), ..self }
+    }
+
+    pub(super) fn open(&self, top: &Dir) -> Result<Arc<dyn Consensus>, BoxError> {
+        (self.open)(top)
+    }
+}
+
+#[cfg(feature = "etcd")]
+mod etcd {
+    use nodekeel_localstorage::tree::EtcdDir;
+
+    nodekeel_localstorage::layout! {
+        /// etcd's directory on the data volume.
+        pub(super) struct EtcdLayout {
+            /// The node's member.
+            pub(super) etcd: EtcdDir = "etcd", 0o700;
+        }
+    }
+}
+
+impl fmt::Debug for ConsensusFactory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsensusFactory").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,56 @@
+//! Looks at what is on the disk, and at the ticket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cluster_node::SharedState;
+use super::driver::EnrolmentDriver;
+use super::failure::StepError;
+use super::journal::EnrolmentJournal;
+use super::plan::{BootstrapPermission, InspectionResult};
+use crate::node::GoldenTicket;
+
+/// The pause between two looks for a ticket, while the node waits for one.
+const TICKET_PAUSE: Duration = Duration::from_secs(2);
+
+impl EnrolmentDriver {
+    pub(super) async fn inspect_disk(&self) -> Result<InspectionResult, StepError> {
+        let shared = Arc::clone(&self.shared);
+        let opened = self.run_blocking(move || {
+            let SharedState { deps, test_hook: hook, .. } = &*shared;
+            let bootstrap = || shared.bootstrap_permission();
+            EnrolmentJournal::open(&deps.journal_dir, &deps.enrolment, bootstrap, hook)
+        });
+        let (journal, found) = opened.await?;
+        if let InspectionResult::Fresh { ticket: Some(ticket), .. } = &found {
+            self.check_ticket_host(ticket).await?;
+        }
+        self.run_state().journal = Some(journal);
+        Ok(found)
+    }
+
+    /// Rejects a ticket for another host before the journal binds this node to it.
+    async fn check_ticket_host(&self, ticket: &GoldenTicket) -> Result<(), StepError> {
+        let address = self.wait_address().await?;
+        self.set_condition(None);
+        ticket.check_address(address, self.shared.deps.consensus.peer_port).map_err(StepError::Ticket)
+    }
+
+    /// Waits for a ticket, or for the permission to bootstrap, and inspects the disk again. Nothing notifies of
+    /// a ticket in the firmware, so the sources are looked at again and again.
+    pub(super) async fn await_instruction(&self) -> Result<InspectionResult, StepError> {
+        let mut request = self.shared.bootstrap_request.subscribe();
+        loop {
+            let _ = tokio::time::timeout(TICKET_PAUSE, request.changed()).await;
+            let shared = Arc::clone(&self.shared);
+            let is_instructed = self.run_blocking(move || {
+                let has_ticket = !matches!(shared.deps.enrolment.load_ticket(), Ok(None));
+                Ok(has_ticket || shared.bootstrap_permission()? == BootstrapPermission::Granted)
+            });
+            if is_instructed.await? {
+                self.run_state().journal = None;
+                return self.inspect_disk().await;
+            }
+        }
+    }
+}
