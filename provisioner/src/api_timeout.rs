@@ -8,7 +8,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The request timed out. The API server may have carried it out.
 #[derive(Debug, thiserror::Error)]
-#[error("timed out after {REQUEST_TIMEOUT:?}")]
+#[error("the API server did not answer within {REQUEST_TIMEOUT:?}")]
 struct RequestTimeout;
 
 /// Waits for the API server's answer, at most [`REQUEST_TIMEOUT`].

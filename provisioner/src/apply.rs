@@ -38,7 +38,7 @@ pub(crate) enum ApplyError {
     #[error(transparent)]
     Store(VolumeStoreError),
     /// The API server failed, or rejected the call.
-    #[error("{call}{}", error_hint(source))]
+    #[error("can't {call}{}", error_hint(source))]
     Api {
         /// The failed call.
         call: ApiCall,
@@ -47,13 +47,18 @@ pub(crate) enum ApplyError {
         source: kube::Error,
     },
     /// The volume's claim exists, whatever the volume's phase says.
-    #[error("claim {claim} still exists; nothing was deleted")]
+    #[error(
+        "PersistentVolumeClaim {claim} still exists, so its volume was not deleted: delete the claim first"
+    )]
     ClaimExists {
         /// The claim's name.
         claim: String,
     },
     /// The volume is neither in this store, nor was it: a missing directory does not prove its removal.
-    #[error("volume {id} is in store {named}, not in this one: mount its disk; nothing was deleted")]
+    #[error(
+        "volume {id} is in the directory with store-id {named}, not in this one: mount its disk; nothing was \
+         deleted"
+    )]
     OtherStore {
         /// The volume.
         id: VolumeId,

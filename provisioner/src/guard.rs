@@ -46,7 +46,7 @@ impl fmt::Debug for VolumeReservation {
 #[non_exhaustive]
 pub enum GuardError {
     /// The volume is in use. A retry helps once it is not.
-    #[error("volume {id} is in use on this node ({by}); nothing was deleted")]
+    #[error("volume {id} is in use on this node ({by}), and was not deleted: stop what uses it")]
     InUse {
         /// The volume.
         id: VolumeId,
@@ -54,7 +54,7 @@ pub enum GuardError {
         by: String,
     },
     /// Checking whether the volume is in use failed.
-    #[error("can't check whether volume {id} is in use")]
+    #[error("can't check whether volume {id} is in use on this node, so it is not deleted")]
     Inspect {
         /// The volume.
         id: VolumeId,

@@ -124,7 +124,7 @@ pub enum ClaimRejection {
     #[error("the claim has no storage class: set spec.storageClassName")]
     NoClass,
     /// The class does not exist.
-    #[error("storage class {class:?} does not exist")]
+    #[error("the claim's storage class {class:?} does not exist: create it")]
     UnknownClass {
         /// The class's name.
         class: String,
@@ -160,13 +160,16 @@ pub enum ClaimRejection {
         expected: &'static str,
     },
     /// A PersistentVolume of this name exists and belongs to another claim.
-    #[error("PersistentVolume {id} already exists and belongs to another claim: delete it")]
+    #[error(
+        "can't provision the claim: a PersistentVolume {id} already exists and belongs to another claim; \
+         delete it if its data is not needed"
+    )]
     NameConflict {
         /// The volume's name.
         id: VolumeId,
     },
     /// The claim's UID is not a UUID, so it cannot name a volume.
-    #[error("the claim's UID {uid:?} is not a UUID")]
+    #[error("the claim's UID {uid:?} is not a UUID, and volumes are named by it: create the claim again")]
     InvalidUid {
         /// The UID.
         uid: String,
@@ -178,10 +181,10 @@ pub enum ClaimRejection {
 #[non_exhaustive]
 pub enum SizeError {
     /// The claim requests no size.
-    #[error("missing")]
+    #[error("the size is missing")]
     Missing,
     /// The size is zero.
-    #[error("zero")]
+    #[error("the size is zero")]
     Zero,
     /// Not a quantity, or out of range.
     #[error(transparent)]
@@ -200,7 +203,10 @@ pub enum VolumeRejection {
         handle: String,
     },
     /// The handle is the id of another volume.
-    #[error("volume handle {handle} differs from the PersistentVolume's name; nothing was deleted")]
+    #[error(
+        "the PersistentVolume's spec.csi.volumeHandle {handle} differs from its name, so it is not a volume \
+         of this driver; nothing was deleted"
+    )]
     HandleMismatch {
         /// The handle.
         handle: VolumeId,
@@ -208,8 +214,8 @@ pub enum VolumeRejection {
     /// The claim reference is missing or incomplete: an administrator has made the volume available to
     /// another claim.
     #[error(
-        "volume {handle} has no complete claim reference, so its data may still be needed; nothing was deleted \
-         (to delete its object and keep the data, remove the driver's finalizer)"
+        "PersistentVolume {handle} has no complete spec.claimRef, so its data may still be needed; nothing \
+         was deleted (to delete the object and keep the data, remove the driver's finalizer)"
     )]
     NoClaim {
         /// The handle.
@@ -217,8 +223,8 @@ pub enum VolumeRejection {
     },
     /// Its claim is neither the one that the volume was created for, nor one that it was seen bound to.
     #[error(
-        "volume {handle} was created for another claim than {claim:?}; nothing was deleted (to delete its data, \
-         annotate it: {annotation}={claim})"
+        "PersistentVolume {handle} was created for another claim than {claim:?} in its spec.claimRef; \
+         nothing was deleted (to delete its data, annotate it: {annotation}={claim})"
     )]
     ClaimMismatch {
         /// The handle.

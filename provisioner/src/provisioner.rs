@@ -85,10 +85,10 @@ impl ProvisionerConfig {
 #[non_exhaustive]
 pub enum RunError {
     /// The token was canceled. Actions in progress are complete, or the next run completes them.
-    #[error("canceled")]
+    #[error("the provisioner was stopped on request")]
     Canceled,
     /// A watch of the API server ended, which is not expected. Run the provisioner again.
-    #[error("the watch of the API server ended")]
+    #[error("the watch of the API server's objects ended")]
     WatchEnded,
     /// The store is not the one of this node's volumes; nothing was changed. Open the store again once its
     /// disk is mounted.

@@ -19,13 +19,13 @@ const MAX_WHOLE_DIGITS: usize = 20;
 #[non_exhaustive]
 pub enum QuantityError {
     /// Not a number with one of the suffixes n, u, m, k, M, G, T, P, E, Ki ... Ei, or a decimal exponent.
-    #[error("not a quantity")]
+    #[error("the size is not a quantity such as 10Gi")]
     Malformed,
     /// Less than zero.
-    #[error("less than zero")]
+    #[error("the size is less than zero")]
     Negative,
     /// More than 2^63 - 64Ki.
-    #[error("more than 2^63 - 64Ki")]
+    #[error("the size is more than 2^63 - 64Ki")]
     TooLarge,
 }
 

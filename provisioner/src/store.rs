@@ -140,14 +140,14 @@ pub trait VolumeOpener: Send + Sync + fmt::Debug {
 #[non_exhaustive]
 pub enum VolumeStoreError {
     /// The volume does not exist. A retry does not help.
-    #[error("volume {id} does not exist")]
+    #[error("volume {id} does not exist on this node")]
     NotFound {
         /// The requested volume.
         id: VolumeId,
     },
     /// The node has no free space for the volume: its disk, its inodes or its quota are used up. Another node
     /// may have some.
-    #[error("no free space for volume {id} on this node")]
+    #[error("no free space, or no free quota project ID, for volume {id} on this node: free some")]
     Exhausted {
         /// The volume that does not fit.
         id: VolumeId,
@@ -192,7 +192,7 @@ pub enum VolumeStoreError {
         source: ErrorSource,
     },
     /// Listing the volumes failed.
-    #[error("can't list the volumes")]
+    #[error("can't list the volumes on this node")]
     List {
         /// The cause.
         #[source]
@@ -200,7 +200,7 @@ pub enum VolumeStoreError {
     },
     /// The store is not there: its identity is missing, unreadable or another one, usually because its disk
     /// isn't mounted.
-    #[error("can't find the store of volumes")]
+    #[error("can't use the directory of the volumes")]
     Lost {
         /// The cause.
         #[source]

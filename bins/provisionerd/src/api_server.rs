@@ -16,17 +16,17 @@ pub(crate) async fn api_client(kubeconfig: Option<&Path>) -> Result<Client> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("read the kubeconfig {}", path.display()))?;
+                .with_context(|| format!("can't read kubeconfig {}", path.display()))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
-                .with_context(|| format!("use the kubeconfig {}", path.display()))?
+                .with_context(|| format!("can't use kubeconfig {}", path.display()))?
         }
         None => Config::infer()
             .await
-            .context("find the API server: set --kubeconfig, or run in a pod with a service account")?,
+            .context("can't find the API server: set --kubeconfig, or run in a pod with a service account")?,
     };
     // A dead peer never answers; without this, a list would block forever.
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
-    Client::try_from(config).context("create the client of the API server")
+    Client::try_from(config).context("can't create the client of the API server")
 }

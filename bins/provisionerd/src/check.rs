@@ -83,8 +83,10 @@ pub(crate) fn run_checks(config: DaemonConfig) -> Result<ExitCode> {
         findings.extend(check_kubelet(&config));
     }
     findings.push(check_address(&config, is_running));
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("can't start the async runtime")?;
     findings.extend(runtime.block_on(check_api_server(&config)));
     let text: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
     let printed = print_stdout(&text);
@@ -121,7 +123,7 @@ fn check_directory(config: &DaemonConfig, is_running: bool) -> Vec<CheckFinding>
         }
         Ok(true) => findings.push(CheckFinding::Warning("another instance is using the directory".into())),
         Err(error) => findings.push(CheckFinding::Failure(
-            anyhow!(error).context("check whether another instance uses the directory"),
+            anyhow!(error).context("can't check whether another instance uses the directory"),
         )),
     }
     findings
@@ -137,7 +139,7 @@ fn check_writable(base: &Dir) -> CheckFinding {
     CheckFinding::from_result(
         write
             .map(|()| "the directory is writable")
-            .with_context(|| format!("write to {}: run as root", base.path().display())),
+            .with_context(|| format!("can't write to {}: run as root", base.path().display())),
     )
 }
 
@@ -157,7 +159,7 @@ fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
     };
     let probed = probe().map(|()| "volumes can be mounted");
     findings.push(CheckFinding::from_result(
-        probed.context("mount a volume: run as root, privileged, outside of user namespaces"),
+        probed.context("can't mount a volume: run as root, privileged, outside of user namespaces"),
     ));
     findings
 }
@@ -165,7 +167,7 @@ fn check_kubelet(config: &DaemonConfig) -> Vec<CheckFinding> {
 fn check_kubelet_dir(kubelet: &Path, below: &str) -> CheckFinding {
     let path = kubelet.join(below);
     let found = fs::symlink_metadata(&path).with_context(|| {
-        format!("find {}: start the kubelet, or set --kubelet to its --root-dir", path.display())
+        format!("can't find {}: start the kubelet, or set --kubelet to its --root-dir", path.display())
     });
     let is_dir = found.and_then(|file| {
         ensure!(file.is_dir(), "{} is not a directory: replace it by its target", path.display());
@@ -190,9 +192,9 @@ pub(crate) fn check_shared_mount(path: &Path, is_pod: bool) -> CheckFinding {
         Ok(true) => CheckFinding::Pass(format!("the kubelet sees mounts below {}", path.display())),
         Ok(false) if is_pod => CheckFinding::Failure(anyhow!(advice())),
         Ok(false) => CheckFinding::Warning(advice()),
-        Err(error) => {
-            CheckFinding::Failure(anyhow!(error).context(format!("read the mounts of {}", path.display())))
-        }
+        Err(error) => CheckFinding::Failure(
+            anyhow!(error).context(format!("can't read the mounts of {}", path.display())),
+        ),
     }
 }
 
@@ -212,7 +214,7 @@ fn check_address(config: &DaemonConfig, is_running: bool) -> CheckFinding {
             config.listen
         )),
         Err(error) => CheckFinding::Failure(
-            anyhow!(error).context(format!("listen on {}: set another --listen", config.listen)),
+            anyhow!(error).context(format!("can't listen on {}: set another --listen", config.listen)),
         ),
     }
 }
@@ -251,7 +253,7 @@ async fn check_api_server(config: &DaemonConfig) -> Vec<CheckFinding> {
             findings
         }
         Err(error) => {
-            let what = "call the API server: check that it is up, and that the kubeconfig (or the service account) is valid";
+            let what = "can't call the API server: check that it is up, and that the kubeconfig (or the service account) is valid";
             vec![CheckFinding::Failure(anyhow!(error).context(what))]
         }
     }
@@ -285,7 +287,11 @@ fn check_node_label(
                 "node {name} does not exist: set --node to its name in the API"
             ));
         }
-        Err(error) => return CheckFinding::Failure(anyhow!(error).context(format!("get node {name}"))),
+        Err(error) => {
+            return CheckFinding::Failure(
+                anyhow!(error).context(format!("can't read node {name} from the API server")),
+            );
+        }
     };
     let key = config.driver.topology_key();
     match node.metadata.labels.unwrap_or_default().get(&key) {
@@ -326,7 +332,7 @@ async fn check_store(config: &DaemonConfig, node: NodeName, client: &Client) -> 
         }
     };
     CheckFinding::from_result(
-        found.await.with_context(|| format!("use the volumes in {}", config.directory.display())),
+        found.await.with_context(|| format!("can't use the volumes in {}", config.directory.display())),
     )
 }
 
@@ -341,7 +347,9 @@ fn check_csi_driver(name: &str, driver: kube::Result<Option<CSIDriver>>) -> Chec
         Ok(None) => CheckFinding::Failure(anyhow!(
             "CSIDriver {name} does not exist, so pods wait forever: apply deploy/csidriver.yaml, with this name"
         )),
-        Err(error) => CheckFinding::Failure(anyhow!(error).context(format!("get CSIDriver {name}"))),
+        Err(error) => CheckFinding::Failure(
+            anyhow!(error).context(format!("can't read CSIDriver {name} from the API server")),
+        ),
     }
 }
 
@@ -351,7 +359,9 @@ async fn check_permissions(client: &Client) -> CheckFinding {
         match is_allowed(client, right).await {
             Ok(true) => {}
             Ok(false) => missing.push(right),
-            Err(error) => return CheckFinding::Failure(error.context("query permissions at the API server")),
+            Err(error) => {
+                return CheckFinding::Failure(error.context("can't query permissions at the API server"));
+            }
         }
     }
     match missing.is_empty() {

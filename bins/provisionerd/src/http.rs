@@ -31,9 +31,9 @@ pub(crate) struct HttpState {
 /// Failure of the HTTP server.
 #[derive(Debug, Error)]
 pub(crate) enum HttpError {
-    #[error("can't listen on the socket")]
+    #[error("can't listen on the HTTP socket")]
     Listen(#[source] io::Error),
-    #[error("can't serve HTTP")]
+    #[error("the HTTP server failed")]
     Serve(#[source] io::Error),
 }
 

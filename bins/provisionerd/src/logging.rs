@@ -19,14 +19,14 @@ use crate::config::{LogConfig, LogFormat};
 pub(crate) fn init_logging(log: &LogConfig) -> Result<()> {
     // kube logs every failed call, which this program reports once.
     let filter = EnvFilter::try_new(format!("kube_client::client::builder=off,{}", log.level))
-        .with_context(|| format!("read the log level {:?}", log.level))?;
+        .with_context(|| format!("can't parse log level {:?}", log.level))?;
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     let layer = match log.format {
         LogFormat::Compact => lines.compact().boxed(),
         LogFormat::Json => lines.fmt_fields(JsonFields::new()).event_format(JsonLine).boxed(),
     };
     let subscriber = tracing_subscriber::registry().with(layer.with_filter(filter));
-    tracing::subscriber::set_global_default(subscriber).context("start logging")
+    tracing::subscriber::set_global_default(subscriber).context("can't start logging")
 }
 
 /// One JSON object per line: `timestamp`, `level`, `target`, `spans` inside of spans, and the fields of the event.

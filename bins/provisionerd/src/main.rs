@@ -45,7 +45,7 @@ fn main() -> ExitCode {
             Ok(print_stdout(&String::from_utf8_lossy(&script)))
         }
         Some(Command::Man { directory }) => clap_mangen::generate_to(Cli::command(), &directory)
-            .with_context(|| format!("write man pages into {}", directory.display()))
+            .with_context(|| format!("can't write man pages into {}", directory.display()))
             .map(|()| ExitCode::SUCCESS),
         None => Ok(print_stdout(&Cli::command().render_help().to_string())),
     };

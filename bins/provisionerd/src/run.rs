@@ -50,14 +50,14 @@ pub(crate) fn run_daemon(config: DaemonConfig) -> Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("start the runtime")?;
+        .context("can't start the async runtime")?;
     let code = runtime.block_on(run_until_signal(&config));
     runtime.shutdown_timeout(BLOCKING_TIMEOUT);
     code
 }
 
 async fn run_until_signal(config: &DaemonConfig) -> Result<ExitCode> {
-    let mut signals = StopSignals::listen().context("listen for signals")?;
+    let mut signals = StopSignals::listen().context("can't listen for SIGTERM and SIGINT")?;
     let parts = DaemonParts::assemble(config).await?;
     let (store_failed, mut store_failure) = mpsc::channel(1);
     let (not_ready_sender, not_ready) = watch::channel(vec!["the start".to_owned()]);

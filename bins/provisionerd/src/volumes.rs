@@ -20,13 +20,13 @@ pub(crate) enum VolumesError {
         #[source]
         source: DirError,
     },
-    #[error("{} does not enforce project quotas", path.display())]
+    #[error("the file system of {} does not enforce project quotas", path.display())]
     Quota {
         path: PathBuf,
         #[source]
         source: OpenError,
     },
-    #[error("another instance uses {}: stop it, or set another --directory", path.display())]
+    #[error("another instance of provisionerd uses {}: stop it, or set another --directory", path.display())]
     InUse { path: PathBuf },
     #[error("can't lock {}: {}, or set another --directory", path.display(), directory_hint(source.kind()))]
     Lock {
@@ -34,7 +34,11 @@ pub(crate) enum VolumesError {
         #[source]
         source: io::Error,
     },
-    #[error("can't recover the volumes of {}: check for external changes in it", path.display())]
+    #[error(
+        "can't resume interrupted work on the volumes in {}: check whether another program changed files \
+         there",
+        path.display()
+    )]
     Recover {
         path: PathBuf,
         #[source]

@@ -110,19 +110,27 @@ pub trait VolumeMounter: Send + Sync + fmt::Debug {
 #[non_exhaustive]
 pub enum TargetMountError {
     /// The parent directory of the target does not exist; the kubelet should have created it.
-    #[error("parent {} of the target does not exist below the kubelet's directory", parent.display())]
+    #[error(
+        "parent directory {} of the mount target does not exist below the kubelet's directory: the kubelet \
+         creates it",
+        parent.display()
+    )]
     NoParent {
         /// The missing directory, relative to the kubelet's.
         parent: PathBuf,
     },
     /// A component of the target path is a symbolic link, or not a directory. Find out what created it.
-    #[error("{} below the kubelet's directory is not a directory, or behind a symbolic link", path.display())]
+    #[error(
+        "{} below the kubelet's directory is not a directory, or is behind a symbolic link: replace it by a \
+         directory",
+        path.display()
+    )]
     NotDirectory {
         /// The path, relative to the kubelet's directory.
         path: PathBuf,
     },
     /// The target conflicts with an existing mount or directory.
-    #[error("target {target} below the kubelet's directory is occupied")]
+    #[error("mount target {target} below the kubelet's directory is occupied, and no volume was mounted")]
     Occupied {
         /// The target.
         target: TargetPath,
@@ -131,7 +139,7 @@ pub enum TargetMountError {
         source: TargetConflict,
     },
     /// A process still uses the mount at the target. A retry helps once the process has exited.
-    #[error("target {target} is still in use by a process on this node")]
+    #[error("can't unmount target {target}: a process on this node still uses it; stop that process")]
     Busy {
         /// The target.
         target: TargetPath,
@@ -177,7 +185,7 @@ pub enum TargetMountError {
 #[non_exhaustive]
 pub enum TargetConflict {
     /// A mount.
-    #[error("something was mounted there meanwhile, and stays as it is: retry")]
+    #[error("another process mounted something there meanwhile, which stays: retry")]
     Mount,
     /// A directory that is not empty. It is not changed.
     #[error("the directory there is not empty: move its content away")]

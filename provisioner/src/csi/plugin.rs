@@ -52,13 +52,13 @@ pub struct PluginDeps {
 #[non_exhaustive]
 pub enum PluginError {
     /// The kubelet's directory is not an absolute path.
-    #[error("the kubelet's directory {} is not an absolute path", path.display())]
+    #[error("the kubelet's directory {} is not an absolute path: set its absolute path", path.display())]
     RelativePath {
         /// The path.
         path: PathBuf,
     },
     /// The path of a socket is invalid.
-    #[error("can't choose the paths of the plugin's sockets")]
+    #[error("can't use the paths of the CSI plugin's sockets")]
     InvalidSocket(#[source] SocketError),
     /// Another instance serves the same driver to the same kubelet, whatever its directory is.
     #[error("another instance serves this driver to the kubelet, in {}: stop it, or set another driver name", path.display())]
@@ -67,7 +67,7 @@ pub enum PluginError {
         path: PathBuf,
     },
     /// Locking the directory of the plugin's socket failed.
-    #[error("can't lock {}", path.display())]
+    #[error("can't lock {}, which keeps other instances of the CSI driver out", path.display())]
     Lock {
         /// The directory.
         path: PathBuf,

@@ -18,7 +18,7 @@ const CSI_VERSION: &str = "1.0.0";
 
 /// The kubelet's reason to reject the driver.
 #[derive(Debug, thiserror::Error)]
-#[error("the kubelet rejected the driver: {reason}")]
+#[error("the kubelet rejected the registration of the CSI driver: {reason}")]
 pub(super) struct RegistrationRejection {
     reason: String,
 }

@@ -30,13 +30,19 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// Another instance with the same driver name accepts connections there.
-    #[error("socket {} is in use by another program with the same driver name", path.display())]
+    #[error(
+        "another program with the same driver name uses socket {}: stop it, or set another driver name",
+        path.display()
+    )]
     InUse {
         /// The socket.
         path: PathBuf,
     },
     /// Another kind of file is there. It is not changed.
-    #[error("{} is not a socket and is not replaced: move it away", path.display())]
+    #[error(
+        "can't create socket {}: a file that is not a socket exists there and is not replaced; move it away",
+        path.display()
+    )]
     NotSocket {
         /// The file.
         path: PathBuf,

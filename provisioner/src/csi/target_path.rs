@@ -29,7 +29,10 @@ pub enum TargetError {
     #[error("the path must be absolute, without `..` and NUL")]
     Malformed,
     /// The path is not below the kubelet's directory.
-    #[error("the path is not below the kubelet's directory {}", kubelet.display())]
+    #[error(
+        "the path is not below the kubelet's directory {}: set that to the kubelet's --root-dir",
+        kubelet.display()
+    )]
     OutsideKubelet {
         /// The kubelet's directory.
         kubelet: PathBuf,

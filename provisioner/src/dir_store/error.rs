@@ -17,13 +17,16 @@ pub enum DirStoreError {
     #[error(transparent)]
     Directory(DirError),
     /// Another store, of this or of another process, uses the directory: stop that one.
-    #[error("directory {} is in use by another store", path.display())]
+    #[error(
+        "another process already provisions volumes in directory {}: stop it, or use another directory",
+        path.display()
+    )]
     InUse {
         /// The locked directory.
         path: PathBuf,
     },
     /// Locking the directory failed, so it is unknown whether another store uses it.
-    #[error("can't lock {}", path.display())]
+    #[error("can't lock {}, which keeps other provisioners out", path.display())]
     Lock {
         /// The directory.
         path: PathBuf,
@@ -42,7 +45,7 @@ pub enum DirStoreError {
     },
     /// A volume has no limits although it was created with some: another program cleared them. Set them with
     /// `dirquota`.
-    #[error("volume {} has no limits: set them with dirquota", path.display())]
+    #[error("volume {} has no quota limits: set them with `dirquota set`", path.display())]
     NoLimits {
         /// The volume's directory.
         path: PathBuf,
@@ -58,29 +61,35 @@ pub enum DirStoreError {
     },
     /// The directory has no identity yet: nothing shows that it is the store, and not an empty directory whose
     /// disk isn't mounted.
-    #[error("directory {} has no store-id: is its disk mounted?", path.display())]
+    #[error(
+        "directory {} has no store-id file, which a directory with volumes has: is its disk mounted?",
+        path.display()
+    )]
     NoIdentity {
         /// The directory.
         path: PathBuf,
     },
     /// The identity is unreadable. Restore the file from a PersistentVolume's `volumeAttributes.store`.
-    #[error("invalid {}: expected the UUID in volumeAttributes.store of its PersistentVolumes", path.display())]
+    #[error(
+        "file {} is invalid: write the UUID in volumeAttributes.store of its PersistentVolumes into it",
+        path.display()
+    )]
     InvalidIdentity {
         /// The file.
         path: PathBuf,
     },
     /// The directory is no longer the store that was opened: its disk was unmounted, or it was replaced or
     /// emptied. Mount it again.
-    #[error("it is no longer at {}: mount its disk again", path.display())]
+    #[error("the volumes are no longer at {}: mount their disk again", path.display())]
     Lost {
         /// The directory.
         path: PathBuf,
     },
     /// Watching the mounts failed, so that an unmounted disk would not be noticed.
-    #[error("can't watch the mounts")]
+    #[error("can't watch the mounts of this node for changes")]
     WatchMounts(#[source] io::Error),
     /// Generating an identity failed.
-    #[error("can't generate a store-id")]
+    #[error("can't generate a store-id for the directory of the volumes")]
     GenerateIdentity(#[source] io::Error),
     /// Starting the thread that erases volumes failed.
     #[error("can't start the thread that erases volumes")]

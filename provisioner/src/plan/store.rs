@@ -51,8 +51,9 @@ pub enum StoreRejection {
     },
     /// It has an identity, and the PersistentVolumes of this node name another one only.
     #[error(
-        "the directory is store {found}, and PersistentVolume {volume} is in store {store}: mount the disk of the \
-         volumes; if it is lost for good, delete the PersistentVolumes of this node and their finalizers"
+        "the directory is store {found}, but PersistentVolume {volume} is in store {store} \
+         (volumeAttributes.store), so another disk is mounted: mount the disk of the volumes; if it is lost \
+         for good, delete the PersistentVolumes of this node and their finalizers"
     )]
     Other {
         /// The identity that was found.

@@ -94,7 +94,7 @@ fn a_directory_in_use_is_reported_and_left_unchanged() {
     assert_eq!(second.status.code(), Some(5), "{text}");
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with("provisionerd: ")).collect();
     let [line] = lines[..] else { panic!("one line: {text}") };
-    assert!(line.contains("another instance uses") && line.contains("--directory"), "{line}");
+    assert!(line.contains("another instance of provisionerd uses") && line.contains("--directory"), "{line}");
     assert!(born.exists());
 }
 

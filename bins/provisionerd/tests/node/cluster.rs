@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use testbed::{GuestNode, Kube, KubeBuilder, command_output, guest, wait_until};
+use testbed::guest::GuestBuilder;
+use testbed::{GuestNode, Kube, KubeBuilder, command_output, wait_until};
 
 use crate::disk::VolumeFileSystem;
 use crate::timings::StepTimer;
@@ -36,16 +37,16 @@ pub(crate) struct TestCluster {
 
 /// Runs a test on a cluster where provisionerd is ready; a failure prints the last logs of all parts.
 pub(crate) fn with_cluster(file_system: VolumeFileSystem, test: impl FnOnce(&mut TestCluster) -> Result<()>) {
-    let furnish = |_: &Kube| image_file().map(|image| vec![(IMAGE_AT, FileContent::File(image))]);
+    let furnish = |_: &Kube, guest: GuestBuilder| Ok(guest.add_file(IMAGE_AT, image_file()?));
     let kube = Kube::builder().with_service_accounts();
     with_node(file_system, kube, furnish, |cluster| cluster.deploy().and_then(|()| test(cluster)));
 }
 
-/// Runs a test on a cluster with a node that has additional files and a mounted disk for volumes.
+/// Runs a test on a cluster with a node that has additional files and a mounted disk for volumes. `furnish` adds the files.
 pub(crate) fn with_node(
     file_system: VolumeFileSystem,
     kube: KubeBuilder,
-    furnish: impl FnOnce(&Kube) -> Result<Vec<(&'static str, FileContent)>>,
+    furnish: impl FnOnce(&Kube, GuestBuilder) -> Result<GuestBuilder>,
     test: impl FnOnce(&mut TestCluster) -> Result<()>,
 ) {
     let cluster = TestCluster::start(file_system, kube, furnish);
@@ -53,15 +54,6 @@ pub(crate) fn with_node(
     if let Err(error) = test(&mut cluster) {
         panic!("{error:#}\n{}", cluster.diagnostics());
     }
-}
-
-/// The content of a file on the node.
-pub(crate) enum FileContent {
-    File(PathBuf),
-    /// An executable of this machine, with its libraries.
-    Program(PathBuf),
-    /// Text, readable by root only.
-    Text(String),
 }
 
 /// The file of the image.
@@ -78,25 +70,17 @@ impl TestCluster {
     fn start(
         file_system: VolumeFileSystem,
         kube: KubeBuilder,
-        furnish: impl FnOnce(&Kube) -> Result<Vec<(&'static str, FileContent)>>,
+        furnish: impl FnOnce(&Kube, GuestBuilder) -> Result<GuestBuilder>,
     ) -> Result<Self> {
         let _turn = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
         println!("provisionerd on {file_system:?}");
         let times = StepTimer::start();
         let kube = kube.start().context("start a control plane")?;
         times.log_step("control plane");
-        let files = furnish(&kube)?;
-        let put = |guest: guest::GuestBuilder| {
-            files.into_iter().fold(guest.with_disk(8 << 30), |guest, (at, content)| match content {
-                FileContent::File(source) => guest.add_file(at, source),
-                FileContent::Program(source) => guest.add_program(at, source),
-                FileContent::Text(text) => guest.add_text(at, 0o600, text),
-            })
-        };
         let node = GuestNode::builder()
             // The kubelet collects volume statistics frequently, not every minute.
             .with_kubelet_setting("volumeStatsAggPeriod", "2s")
-            .configure_guest(put)
+            .configure_guest(|guest| furnish(&kube, guest.with_disk(8 << 30)))?
             .join(&kube)
             .context("join a node")?;
         times.log_step("node ready");

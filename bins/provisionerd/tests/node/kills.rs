@@ -1,4 +1,4 @@
-//! Kills provisionerd at each moment of a volume's lifecycle, with limits and mounts of the kernel: nothing
+//! Kills provisionerd at the moments of a volume's lifecycle, with limits and mounts of the kernel: nothing
 //! leaks, and nothing is provisioned twice.
 //!
 //! Each start gets all remaining moments, so that a volume survives one kill after another.
@@ -12,9 +12,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use nodekeel_provisioner::{FINALIZER, StepMoment, VolumeStep};
 use serde_json::{Value, json};
+use testbed::guest::GuestBuilder;
 use testbed::{Guest, Kube, KubeUser};
 
-use crate::cluster::{DRIVER, FileContent, TIMEOUT, TestCluster, with_node};
+use crate::cluster::{DRIVER, TIMEOUT, TestCluster, with_node};
 use crate::disk::{VOLUMES, VolumeFileSystem, volume_directories};
 
 const ACCOUNT: (&str, &str) = ("nodekeel", "provisionerd");
@@ -60,23 +61,40 @@ fn claim_manifest(name: &str, class: &str) -> Value {
 
 #[test]
 #[ignore = "needs kube and a node"]
+fn a_daemon_killed_once_around_each_step_on_xfs_leaks_nothing_and_provisions_nothing_twice() {
+    let sides = [StepMoment::Before, StepMoment::After].into_iter().cycle();
+    kill_at_moments(VolumeFileSystem::Xfs, sides.zip(VolumeStep::ALL).map(moment_name).collect());
+}
+
+#[test]
+#[ignore = "soak"]
 fn a_daemon_killed_at_each_moment_on_xfs_leaks_nothing_and_provisions_nothing_twice() {
-    kill_at_each_moment(VolumeFileSystem::Xfs);
+    kill_at_moments(VolumeFileSystem::Xfs, all_moments());
 }
 
 #[test]
 #[ignore = "soak"]
 fn a_daemon_killed_at_each_moment_on_ext4_leaks_nothing_and_provisions_nothing_twice() {
-    kill_at_each_moment(VolumeFileSystem::Ext4);
+    kill_at_moments(VolumeFileSystem::Ext4, all_moments());
 }
 
-fn kill_at_each_moment(file_system: VolumeFileSystem) {
+/// Before and after each step.
+fn all_moments() -> BTreeSet<String> {
+    let sides = |step| [StepMoment::Before, StepMoment::After].map(|side| moment_name((side, step)));
+    VolumeStep::ALL.into_iter().flat_map(sides).collect()
+}
+
+/// As provisionerd names it.
+fn moment_name((side, step): (StepMoment, VolumeStep)) -> String {
+    format!("{side:?} {step:?}")
+}
+
+fn kill_at_moments(file_system: VolumeFileSystem, moments: BTreeSet<String>) {
     let kube = Kube::builder().with_user(KubeUser::service_account(ACCOUNT.0, ACCOUNT.1));
-    let furnish = |kube: &Kube| {
-        let user = KubeUser::service_account(ACCOUNT.0, ACCOUNT.1).name;
-        let program = FileContent::Program(env!("CARGO_BIN_EXE_provisionerd").into());
-        let kubeconfig = FileContent::Text(kube.kubeconfig_for_guest(&user)?);
-        Ok(vec![(PROGRAM_AT, program), (KUBECONFIG_AT, kubeconfig)])
+    let furnish = |kube: &Kube, guest: GuestBuilder| {
+        let kubeconfig = kube.kubeconfig_for_guest(&KubeUser::service_account(ACCOUNT.0, ACCOUNT.1).name)?;
+        let guest = guest.add_program(PROGRAM_AT, env!("CARGO_BIN_EXE_provisionerd"));
+        Ok(guest.add_text(KUBECONFIG_AT, 0o600, kubeconfig))
     };
     with_node(file_system, kube, furnish, |cluster| {
         for manifest in [
@@ -88,7 +106,8 @@ fn kill_at_each_moment(file_system: VolumeFileSystem) {
         ] {
             cluster.kube.apply_manifests(manifest)?;
         }
-        let program = DaemonRunner::default();
+        let count = moments.len();
+        let program = DaemonRunner::new(moments);
         std::thread::scope(|scope| {
             let guest = cluster.node.guest();
             let runs = scope.spawn(|| program.run(guest));
@@ -99,15 +118,9 @@ fn kill_at_each_moment(file_system: VolumeFileSystem) {
             let ran = runs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             lived.and(ran).with_context(|| program.output())
         })?;
-        println!("{} kills: nothing leaked, nothing provisioned twice", kill_moments().len());
+        println!("{count} kills: nothing leaked, nothing provisioned twice");
         Ok(())
     });
-}
-
-/// The moments of the kills: before and after each step.
-fn kill_moments() -> BTreeSet<String> {
-    let sides = |step| [StepMoment::Before, StepMoment::After].map(|side| format!("{side:?} {step:?}"));
-    VolumeStep::ALL.into_iter().flat_map(sides).collect()
 }
 
 /// provisionerd as a process on the node, restarted after each kill.
@@ -117,17 +130,11 @@ struct DaemonRunner {
     is_to_end: AtomicBool,
 }
 
-impl Default for DaemonRunner {
-    fn default() -> Self {
-        Self {
-            pending: Mutex::new(kill_moments()),
-            output: Mutex::default(),
-            is_to_end: AtomicBool::new(false),
-        }
-    }
-}
-
 impl DaemonRunner {
+    fn new(moments: BTreeSet<String>) -> Self {
+        Self { pending: Mutex::new(moments), output: Mutex::default(), is_to_end: AtomicBool::new(false) }
+    }
+
     /// Runs provisionerd until it should stop.
     fn run(&self, guest: &Guest) -> Result<()> {
         while !self.is_to_end.load(Ordering::SeqCst) {

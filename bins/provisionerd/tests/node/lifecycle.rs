@@ -160,11 +160,7 @@ fn check_metrics(cluster: &mut TestCluster) -> Result<()> {
         let is_it = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains("=\"data\"");
         let line = text.lines().find(is_it).with_context(|| format!("no {name} of the claim"))?;
         let number: f64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "it counts bytes or inodes"
-        )]
+        // Prometheus writes counts as floating-point numbers.
         Ok(number as u64)
     };
     let see = |name: &str, wanted: u64| cluster.wait_equal(name, &wanted, || metric(name));

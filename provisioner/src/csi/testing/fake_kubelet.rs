@@ -26,13 +26,13 @@ pub struct FakeKubelet {
 #[non_exhaustive]
 pub enum KubeletError {
     /// Connecting to the socket failed.
-    #[error("connect to the plugin")]
+    #[error("can't connect to the CSI plugin's socket")]
     Connect(#[source] tonic::transport::Error),
     /// The kubelet sends the socket's path as the HTTP authority, and this path is not a valid one.
-    #[error("build the authority from the path of the plugin's socket")]
+    #[error("can't use the path of the CSI plugin's socket as the HTTP authority")]
     Host(#[source] InvalidUri),
     /// The plugin rejected the call.
-    #[error("call the plugin")]
+    #[error("the CSI plugin rejected a call")]
     Call(#[source] Status),
 }
 

@@ -54,7 +54,10 @@ async fn a_rejected_registration_creates_a_new_socket_and_can_succeed_later() {
     }
     let exits = registration(&plugin).exits;
     let exit = format!("{:?}", exits.last().expect("an exit"));
-    assert!(exit.contains("the kubelet rejected the driver: no such version"), "{exit}");
+    assert!(
+        exit.contains("the kubelet rejected the registration of the CSI driver: no such version"),
+        "{exit}"
+    );
     assert_ne!(file(&plugin.registration), first, "a new socket");
     assert_eq!(file(&plugin.socket), node, "the old socket: calls continue");
     plugin.discover_plugin().await.register_plugin().await.expect("registered");

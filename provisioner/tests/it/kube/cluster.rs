@@ -10,7 +10,7 @@ use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::{
     Deps, DirStore, FINALIZER, NodeName, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::{FakeNode, Kube, command_output};
 use tokio_util::sync::CancellationToken;
 
@@ -26,24 +26,32 @@ fn volume_node(volume: &PersistentVolume) -> String {
     expressions[0].values.as_ref().expect("a value")[0].clone()
 }
 
+fn create_three_nodes(kube: &Kube, cluster: &TestCluster) {
+    for node in ["a", "b", "c"] {
+        kube.create_fake_node(&FakeNode::new(cluster.node_name(node))).expect("a node");
+    }
+}
+
+/// A provisioner on each node, a class whose claims wait for no consumer, and the change that gives a claim the class.
+async fn start_three_nodes(cluster: &TestCluster, class: &str) -> ([TestNode; 3], Value) {
+    cluster.create_class(class, json!({ "volumeBindingMode": "Immediate" })).await;
+    let nodes = [
+        cluster.start_provisioner("a").await,
+        cluster.start_provisioner("b").await,
+        cluster.start_provisioner("c").await,
+    ];
+    (nodes, json!({ "metadata": { "annotations": null }, "spec": { "storageClassName": class } }))
+}
+
 #[test]
 #[ignore = "needs kube"]
 fn of_three_nodes_exactly_one_provisions_each_claim_that_waits_for_no_consumer() {
     const CLAIMS: usize = 24;
     let (kube, runtime) = (shared_control_plane(), test_runtime());
     let cluster = runtime.block_on(TestCluster::new(&kube, "immediate"));
-    for node in ["a", "b", "c"] {
-        kube.create_fake_node(&FakeNode::new(cluster.node_name(node))).expect("a node");
-    }
+    create_three_nodes(&kube, &cluster);
     runtime.block_on(async {
-        cluster.create_class("immediate-now", json!({ "volumeBindingMode": "Immediate" })).await;
-        let nodes = [
-            cluster.start_provisioner("a").await,
-            cluster.start_provisioner("b").await,
-            cluster.start_provisioner("c").await,
-        ];
-        let patch =
-            json!({ "metadata": { "annotations": null }, "spec": { "storageClassName": "immediate-now" } });
+        let (nodes, patch) = start_three_nodes(&cluster, "immediate-now").await;
         let mut claims = Vec::new();
         for number in 0..CLAIMS {
             claims.push(cluster.create_claim(&format!("claim-{number}"), patch.clone()).await);
@@ -84,21 +92,12 @@ fn a_cordoned_or_tainted_node_takes_no_claim_that_waits_for_no_consumer() {
     const CLAIMS: usize = 20;
     let (kube, runtime) = (shared_control_plane(), test_runtime());
     let cluster = runtime.block_on(TestCluster::new(&kube, "cordoned"));
-    for node in ["a", "b", "c"] {
-        kube.create_fake_node(&FakeNode::new(cluster.node_name(node))).expect("a node");
-    }
+    create_three_nodes(&kube, &cluster);
     kubectl(&kube, &["cordon", &cluster.node_name("a")]);
     let taint = "node-role.kubernetes.io/control-plane:NoSchedule";
     kubectl(&kube, &["taint", "node", &cluster.node_name("b"), taint]);
     runtime.block_on(async {
-        cluster.create_class("cordoned-now", json!({ "volumeBindingMode": "Immediate" })).await;
-        let nodes = [
-            cluster.start_provisioner("a").await,
-            cluster.start_provisioner("b").await,
-            cluster.start_provisioner("c").await,
-        ];
-        let patch =
-            json!({ "metadata": { "annotations": null }, "spec": { "storageClassName": "cordoned-now" } });
+        let (nodes, patch) = start_three_nodes(&cluster, "cordoned-now").await;
         for number in 0..CLAIMS {
             cluster.create_claim(&format!("claim-{number}"), patch.clone()).await;
         }

@@ -26,6 +26,15 @@ async fn create_used_volume(
     (claim, id)
 }
 
+/// Deletes the claim, and checks that its volume goes without a failure and leaves nothing.
+async fn delete_claim_and_volume(cluster: &TestCluster, node: TestNode, claim: &str, id: &VolumeId) {
+    cluster.delete_object(&cluster.claims(), claim).await;
+    cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
+    node.assert_empty().await;
+    assert_eq!(cluster.event_reasons(id.as_str()).await, Vec::<String>::new(), "no failure event");
+    node.stop().await;
+}
+
 fn read_data(node: &TestNode, id: &VolumeId) -> Option<String> {
     fs::read_to_string(node.base.path().join("volumes").join(id.as_str()).join("file")).ok()
 }
@@ -38,11 +47,7 @@ fn a_deleted_claim_removes_its_volume_its_directory_and_its_project() {
         let (_, id) = create_used_volume(&cluster, &node, "data", json!({})).await;
         let volume = cluster.volumes().get(id.as_str()).await.expect("a volume");
         assert!(volume.metadata.finalizers.expect("finalizers").contains(&FINALIZER.to_owned()));
-        cluster.delete_object(&cluster.claims(), "data").await;
-        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
-        node.assert_empty().await;
-        assert_eq!(cluster.event_reasons(id.as_str()).await, Vec::<String>::new(), "no failure event");
-        node.stop().await;
+        delete_claim_and_volume(&cluster, node, "data", &id).await;
     });
 }
 
@@ -102,11 +107,7 @@ fn a_rebound_volume_is_deleted_after_its_second_claim() {
         };
         wait_for_object(&cluster.volumes(), id.as_str(), is_recorded).await;
         patch(json!({ "spec": { "persistentVolumeReclaimPolicy": "Delete" } })).await;
-        cluster.delete_object(&cluster.claims(), "second").await;
-        cluster.wait_deleted(&cluster.volumes(), id.as_str()).await;
-        node.assert_empty().await;
-        assert_eq!(cluster.event_reasons(id.as_str()).await, Vec::<String>::new(), "no failure event");
-        node.stop().await;
+        delete_claim_and_volume(&cluster, node, "second", &id).await;
     });
 }
 
