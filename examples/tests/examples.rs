@@ -100,8 +100,12 @@ fn own_quota_shows_a_rejection_and_conforms() {
 
 #[test]
 fn own_volume_store_conforms_and_rejects_overbooking() {
-    let pieces =
-        ["conformance suite passed", "000000000001: created", "000000000002 on this node: the claim goes"];
+    let pieces = [
+        "conformance suite passed",
+        "000000000001: created",
+        "000000000002 on this node",
+        ": the claim goes",
+    ];
     assert_in_order(&example_output("own_volume_store"), &pieces);
 }
 
@@ -134,4 +138,20 @@ fn custom_node_bootstraps_a_cluster_and_rejoins_it() {
         "cluster: New → Restarting → Running",
     ];
     assert_in_order(&example_output("custom_node"), &pieces);
+}
+
+#[cfg(feature = "node")]
+#[test]
+fn own_node_runs_its_own_parts_and_what_depends_on_them() {
+    let pieces = [
+        "volume: created",
+        "root.control             Ready",
+        "root.cluster             Ready",
+        "root.lease               Ready",
+        "root.greeter             Ready",
+        "root.service.listener    Ready",
+        "the log of root.greeter: 1 line",
+        "stopped, 0 stragglers",
+    ];
+    assert_in_order(&example_output("own_node"), &pieces);
 }

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use nodekeel_logtree::Level;
+use nodekeel_logtree::{Level, LogCursor};
 use nodekeel_node::client::DEFAULT_SOCKET;
 
 const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the output closed the pipe), 1 failure, 2 usage \
@@ -39,6 +39,20 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.strip_suffix('s').unwrap_or(text).parse().ok();
     let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| !time.is_zero()).ok_or_else(|| "use a number of seconds above 0".to_owned())
+}
+
+fn parse_since(text: &str) -> Result<SystemTime, String> {
+    if let Ok(time) = text.parse::<jiff::Timestamp>() {
+        return Ok(time.into());
+    }
+    let ago = text.parse::<jiff::SignedDuration>().ok().and_then(|ago| Duration::try_from(ago).ok());
+    ago.and_then(|ago| SystemTime::now().checked_sub(ago))
+        .ok_or_else(|| "use a time like 2026-11-21T11:23:42Z or a duration like 10m".to_owned())
+}
+
+fn parse_field(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("use NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,6 +101,20 @@ pub(crate) enum NodectlCommand {
     Stop(ActionArgs),
     /// Start a stopped, waiting or exited runnable
     Start(ActionArgs),
+    /// Send a signal to a service's main process
+    Signal {
+        /// Name in the tree, like root.service.web
+        dn: String,
+        /// Name or number, like SIGHUP
+        signal: String,
+    },
+    /// Make a service reload its configuration
+    ///
+    /// By the signal or the command of its key reload.
+    Reload {
+        /// Name in the tree, like root.service.web
+        dn: String,
+    },
     /// Show the cluster, and manage join tickets
     Cluster {
         #[command(subcommand)]
@@ -132,6 +160,25 @@ pub(crate) struct LogsArgs {
     /// Only entries with a level
     #[arg(long)]
     pub(crate) leveled: bool,
+    /// Only entries since a time, or for a duration
+    ///
+    /// RFC 3339 like 2026-11-21T11:23:42Z, or like 10m or 2h30m.
+    #[arg(short, long, value_name = "TIME", value_parser = parse_since)]
+    pub(crate) since: Option<SystemTime>,
+    /// Only entries that match a regular expression
+    ///
+    /// In the message or raw line, or in a field, as name=value.
+    #[arg(short, long, value_name = "PATTERN")]
+    pub(crate) grep: Option<String>,
+    /// Only entries with this field (repeatable)
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_field)]
+    pub(crate) field: Vec<(String, String)>,
+    /// Only entries after a cursor
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) cursor: Option<LogCursor>,
+    /// Print the cursor after the last entry
+    #[arg(long, conflicts_with = "follow")]
+    pub(crate) show_cursor: bool,
 }
 
 #[derive(Debug, Args)]
@@ -220,6 +267,20 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+
+    #[test]
+    fn logs_are_selected_since_a_time_or_for_a_duration() {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_259_022);
+        assert_eq!(parse_since("2026-11-21T11:03:42Z"), Ok(time));
+        let before = SystemTime::now();
+        let ago = |text: &str| before.duration_since(parse_since(text).unwrap()).unwrap().as_secs();
+        assert!((599..=600).contains(&ago("10m")) && (8999..=9000).contains(&ago("2h30m")));
+        for text in ["", "10", "-10m", "yesterday", "2026-11-21"] {
+            assert!(parse_since(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_field("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(parse_field("a").is_err());
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -15,7 +15,9 @@ pub(crate) async fn show_logs(
     args: LogsArgs,
     printer: &mut Printer,
 ) -> Result<(), CommandError> {
+    let show_cursor = args.show_cursor;
     let request = logs_request(args);
+    let mut cursor = request.cursor.clone();
     let follow = request.follow;
     let call = async |client: &mut NodeClient| client.logs(request).await;
     let mut chunks = if follow { api.follow_stream(call).await? } else { api.open_stream(call).await? };
@@ -28,9 +30,14 @@ pub(crate) async fn show_logs(
                 print_entry(&entry, printer)?;
             }
         }
+        cursor = chunk.cursor;
         printer.flush()?;
     }
-    Ok(())
+    match show_cursor && !cursor.is_empty() {
+        true if printer.is_json => Ok(printer.print_json(&serde_json::json!({ "cursor": cursor }))?),
+        true => Ok(printer.print_line(&format!("-- cursor: {cursor}"))?),
+        false => Ok(()),
+    }
 }
 
 fn logs_request(args: LogsArgs) -> v1::LogsRequest {
@@ -47,6 +54,10 @@ fn logs_request(args: LogsArgs) -> v1::LogsRequest {
         follow: args.follow,
         min_level: args.min_level.map_or(v1::Level::Unspecified, level_to_wire).into(),
         kind: kind.into(),
+        since: args.since.map(Into::into),
+        pattern: args.grep.unwrap_or_default(),
+        fields: args.field.into_iter().map(|(name, value)| v1::FieldMatch { name, value }).collect(),
+        cursor: args.cursor.map(|cursor| cursor.to_string()).unwrap_or_default(),
     }
 }
 

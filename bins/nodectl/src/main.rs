@@ -10,6 +10,7 @@ mod images;
 mod logs;
 mod model;
 mod output;
+mod process_command;
 mod status;
 mod time;
 mod tree;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "nodectl: start the runtime: {error}");
+            let _ = writeln!(std::io::stderr(), "nodectl: can't start the async runtime: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -93,6 +94,10 @@ async fn call_node(
         NodectlCommand::Restart(args) => action::run_action(api, Action::Restart, args, printer).await?,
         NodectlCommand::Stop(args) => action::run_action(api, Action::Stop, args, printer).await?,
         NodectlCommand::Start(args) => action::run_action(api, Action::Start, args, printer).await?,
+        NodectlCommand::Signal { dn, signal } => {
+            process_command::send_signal(api, (dn, signal), printer).await?
+        }
+        NodectlCommand::Reload { dn } => process_command::reload(api, dn, printer).await?,
         NodectlCommand::Cluster { command } => cluster::run_cluster(api, command, printer).await?,
         NodectlCommand::Images(args) => images::show_images(api, args, printer).await?,
         NodectlCommand::Version => show_version(api, printer).await?,

@@ -6,31 +6,39 @@ mod containerd;
 mod graph;
 mod locate;
 mod provisioner;
+mod section;
+mod user_service;
 mod value;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroUsize};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use toml::de::DeTable;
 
+use crate::parts::Parts;
+
+pub use check::ConfigViolation;
 pub use cluster::ClusterConfig;
+pub(crate) use cluster::check_cluster;
 pub use containerd::ContainerdConfig;
+pub(crate) use containerd::check_containerd;
+pub(crate) use graph::{check_etcd, check_service};
 pub use graph::{is_valid_runnable_name, order_services};
 use locate::TomlDocument;
+pub(crate) use provisioner::check_provisioner;
 pub use provisioner::{ProvisionerConfig, QuotaMode};
+pub use section::ConfigSection;
+use section::PartSections;
+pub use user_service::{LivenessConfig, ReloadConfig, ServiceLimits, ServicePrivileges, UserService};
 pub use value::{BackoffConfig, ReadinessConfig, RestartPolicy};
 
 /// The shipped, commented file: every key with its default.
 pub const DEFAULT_CONFIG: &str = include_str!("../noded.toml");
-
-/// Names of the built-in services in `depends_on`.
-pub const BUILT_IN_SERVICES: [&str; 4] = ["etcd", "cluster", "containerd", "provisioner"];
-
-/// The import of images in `depends_on`: it is below containerd in the tree.
-pub(crate) const PRESEED: &str = "containerd.preseed";
 
 /// The whole configuration. Its default equals an empty file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -52,6 +60,12 @@ pub struct NodedConfig {
     pub provisioner: Option<ProvisionerConfig>,
     /// `[[service]]`: the operator's services.
     pub service: Vec<UserService>,
+    /// `depends_on` in the sections of parts, by the part's name.
+    #[serde(skip)]
+    pub depends_on: BTreeMap<String, Vec<String>>,
+    /// The sections of parts that are not fields of this type.
+    #[serde(skip)]
+    sections: PartSections,
 }
 
 /// `[node]`
@@ -152,44 +166,6 @@ impl Default for EtcdConfig {
     }
 }
 
-/// `[[service]]`: a program of the operator.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct UserService {
-    /// Its name; its DN is `root.service.<name>`.
-    pub name: String,
-    /// The program and its arguments.
-    pub command: Vec<String>,
-    /// Its complete environment.
-    #[serde(default)]
-    pub environment: BTreeMap<String, String>,
-    /// User that runs it; `None` is noded's. Another user needs root.
-    #[serde(default)]
-    pub user: Option<String>,
-    /// Its working directory.
-    #[serde(default = "root_directory")]
-    pub directory: PathBuf,
-    /// Services that must be ready before it starts.
-    #[serde(default)]
-    pub depends_on: Vec<String>,
-    /// When it is ready.
-    #[serde(default)]
-    pub readiness: ReadinessConfig,
-    /// When it restarts; `None` is always, and on failure with readiness `"exit"`.
-    #[serde(default)]
-    pub restart: Option<RestartPolicy>,
-    /// Delays between restarts.
-    #[serde(default)]
-    pub backoff: BackoffConfig,
-    /// Grace period; `None` is `node.grace`.
-    #[serde(default, deserialize_with = "value::deserialize_optional_duration")]
-    pub grace: Option<Duration>,
-}
-
-fn root_directory() -> PathBuf {
-    "/".into()
-}
-
 /// An invalid configuration: one line that names file, line, column and field.
 #[derive(Debug)]
 pub struct ConfigError {
@@ -221,55 +197,127 @@ impl NodedConfig {
     /// # Errors
     /// The file can't be read, or see [`parse_toml`](Self::parse_toml).
     pub fn read_file(file: &Path) -> Result<Self, ConfigError> {
-        let error_at = |at, message| ConfigError { file: file.to_owned(), at, field: String::new(), message };
-        let bytes = std::fs::read(file).map_err(|error| {
-            error_at(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
-        })?;
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
-            let at = locate::line_and_column(&valid, Some(valid.len()..valid.len()));
-            error_at(at, "is not UTF-8 here; save the file as UTF-8".to_owned())
-        })?;
-        Self::parse_toml(file, &text)
+        Self::parse_toml(file, &read_text(file)?)
     }
 
-    /// Parses and checks the text of a file; `file` is only used in errors.
+    /// Parses and checks the text of a file for a node of the shipped parts; `file` is only used in errors.
     ///
     /// # Errors
     /// The text is not TOML, a key is unknown, a value is invalid, or the dependencies of services are.
     pub fn parse_toml(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        let error_at = |at, field, message| ConfigError { file: file.to_owned(), at, field, message };
-        let document = TomlDocument::parse(text).map_err(|error| {
-            error_at(
-                locate::line_and_column(text, error.span()),
-                String::new(),
-                locate::one_line_message(text, &error),
-            )
-        })?;
-        if let Some((span, field, message)) = document.find_misshapen_table() {
-            return Err(error_at(locate::line_and_column(text, Some(span)), field, message));
+        Self::parse_with(&Parts::shipped(), file, text)
+    }
+
+    /// Parses and checks the text of a file for a node of these parts, with their sections.
+    ///
+    /// # Errors
+    /// As [`parse_toml`](Self::parse_toml), and the name of a part is invalid, or used twice.
+    pub fn parse_with(parts: &Parts, file: &Path, text: &str) -> Result<Self, ConfigError> {
+        let error_at = |span, field, message| {
+            let at = locate::line_and_column(text, span);
+            ConfigError { file: file.to_owned(), at, field, message }
+        };
+        let document = TomlDocument::parse(text)
+            .map_err(|error| error_at(error.span(), String::new(), locate::one_line_message(text, &error)))?;
+        let sections: Vec<_> = parts.iter().flat_map(|part| part.sections()).collect();
+        let tables = sections.iter().flat_map(ConfigSection::tables);
+        let misplaced = document.find_misshapen_table(tables);
+        if let Some((span, field, message)) = misplaced.or_else(|| find_removed_section(&document, &sections))
+        {
+            return Err(error_at(Some(span), field, message));
         }
-        let config: Self = toml::from_str(text).map_err(|error| {
+        let config = Self::parse_document(parts, text).map_err(|error| {
             let field = error.span().map(|span| document.field_path_at(span)).unwrap_or_default();
-            error_at(
-                locate::line_and_column(text, error.span()),
-                field,
-                locate::one_line_message(text, &error),
-            )
+            let message = locate::one_line_message(text, &error);
+            let message = if field.contains('.') { message } else { add_section_names(message, &sections) };
+            error_at(error.span(), field, message)
         })?;
-        match graph::check_config(&config) {
+        match config.check(parts) {
             Ok(()) => Ok(config),
-            Err(violation) => Err(error_at(
-                locate::line_and_column(text, document.span_of_field(&violation.field)),
-                violation.field,
-                violation.message,
-            )),
+            Err(violation) => {
+                let span = document.span_of_field(&violation.field);
+                Err(error_at(span, violation.field, violation.message))
+            }
         }
+    }
+
+    fn parse_document(parts: &Parts, text: &str) -> Result<Self, toml::de::Error> {
+        let mut document = DeTable::parse(text)?;
+        let (mut depends_on, mut sections) = (BTreeMap::new(), PartSections::default());
+        for part in parts.iter() {
+            for (index, section) in part.sections().iter().enumerate() {
+                if index == 0
+                    && let Some(names) = section::take_dependencies(section, document.get_mut())?
+                    && !names.is_empty()
+                {
+                    depends_on.insert(part.name().to_owned(), names);
+                }
+                sections.take(section, document.get_mut())?;
+            }
+        }
+        let config = Self::deserialize(toml::Deserializer::from(document))?;
+        Ok(Self { depends_on, sections, ..config })
+    }
+
+    /// Checks the rules between keys, and the dependencies.
+    fn check(&self, parts: &Parts) -> Result<(), ConfigViolation> {
+        graph::check_core(self)?;
+        parts.iter().try_for_each(|part| part.check(self))?;
+        self.check_dependencies(parts)
+    }
+
+    /// Checks the names of these parts, and the dependencies between them and the services.
+    pub(crate) fn check_dependencies(&self, parts: &Parts) -> Result<(), ConfigViolation> {
+        parts.check_names()?;
+        let entries: Vec<_> = parts.iter().flat_map(|part| part.dependencies(self)).collect();
+        graph::check_dependencies(&entries)
+    }
+
+    /// The section of a part that is not a field of this type: see [`ConfigSection::new`]. `None` if the file does not
+    /// have it, or if it is of another type.
+    pub fn section<T: 'static>(&self, name: &str) -> Option<&T> {
+        self.sections.get(name)
     }
 
     /// The path of the control API's socket.
     pub fn control_socket(&self) -> PathBuf {
         self.control.socket.clone().unwrap_or_else(|| self.node.data.join("run/control.sock"))
+    }
+}
+
+/// Finds a section of a shipped part that is not among these: its span, its name, and what to do.
+fn find_removed_section(
+    document: &TomlDocument<'_>,
+    sections: &[ConfigSection],
+) -> Option<(Range<usize>, String, String)> {
+    let shipped = Parts::shipped();
+    let is_removed =
+        |shipped: &ConfigSection| sections.iter().all(|section| section.path() != shipped.path());
+    shipped.iter().flat_map(|part| part.sections()).filter(is_removed).find_map(|removed| {
+        let message = "belongs to a part that this node does not have; remove it".to_owned();
+        Some((document.span_at(removed.path())?, removed.path().to_owned(), message))
+    })
+}
+
+/// Reads the text of a file.
+pub(crate) fn read_text(file: &Path) -> Result<String, ConfigError> {
+    let error_at = |at, message| ConfigError { file: file.to_owned(), at, field: String::new(), message };
+    let bytes = std::fs::read(file).map_err(|error| {
+        error_at(None, format!("can't be read: {error}; `noded config` prints the default configuration"))
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
+        let at = locate::line_and_column(&valid, Some(valid.len()..valid.len()));
+        error_at(at, "is not UTF-8 here; save the file as UTF-8".to_owned())
+    })
+}
+
+/// Adds the sections of parts to the names that the parser expects.
+fn add_section_names(message: String, sections: &[ConfigSection]) -> String {
+    let own = sections.iter().filter(|section| section.is_own()).map(ConfigSection::path);
+    match message.starts_with("unknown field") {
+        true => own.fold(message, |message, name| format!("{message}, `{name}`")),
+        false => message,
     }
 }
 

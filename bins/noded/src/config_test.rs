@@ -26,7 +26,7 @@ fn the_shipped_file_shows_the_defaults_as_they_are() {
         })
         .collect();
     let keys = uncommented.iter().filter(|line| line.contains(" = ") && !line.starts_with('#')).count();
-    assert_eq!(keys, 13, "a key was added or lost: show it in noded.toml");
+    assert_eq!(keys, 15, "a key was added or lost: show it in noded.toml");
     assert_eq!(parse_config(&uncommented.join("\n")), Ok(NodedConfig::default()));
 }
 
@@ -74,6 +74,14 @@ fn the_shipped_example_of_a_service_parses_and_shows_every_key() {
         "restart",
         "backoff",
         "grace",
+        "grace_max",
+        "stop_signal",
+        "watchdog",
+        "liveness",
+        "reload",
+        "log",
+        "limits",
+        "privileges",
         "address",
         "deadline",
         "golden_tickets",

@@ -28,8 +28,10 @@ impl Console {
     /// The log can't be read.
     pub(crate) fn start(log_store: &LogStore, level: Option<Level>) -> anyhow::Result<Self> {
         let query = |level| LogQuery::of_dn(Dn::root()).include_descendants().follow().min_level(level);
-        let log =
-            level.map(|level| log_store.open_reader(query(level))).transpose().context("read the log")?;
+        let log = level
+            .map(|level| log_store.open_reader(query(level)))
+            .transpose()
+            .context("can't read the log")?;
         let (lines, waiting) = mpsc::channel(QUEUE_LINES);
         let runtime = tokio::runtime::Handle::current();
         let thread = tokio::task::spawn_blocking(move || runtime.block_on(print_all(log, waiting)));

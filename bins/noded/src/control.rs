@@ -2,24 +2,31 @@
 
 mod cluster;
 mod images;
+mod log_query;
+mod process;
 mod socket;
 mod streams;
 mod suggestions;
 
-pub(crate) use socket::{ControlSocket, check_socket};
+pub(crate) use process::ServiceHandles;
+pub(crate) use socket::{BindError, ControlSocket, check_socket};
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
-use nodekeel_logtree::{BacklogLimit, Dn, KindFilter, LogQuery, QueryError};
+use nodekeel_logtree::{Dn, LogQuery};
 use nodekeel_supervisor::{Context, ControlError, Runnable, Supervisor};
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
-use crate::client::level_from_wire;
 use crate::node::NodeState;
 use crate::v1::control_server::{Control, ControlServer};
 use crate::{v1, wire};
@@ -36,15 +43,36 @@ pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<ControlSocket>) 
         let listening = socket.listen().map_err(std::io::Error::other);
         async move { listening }
     };
-    let noded_uid = nix::unistd::geteuid().as_raw();
     let router = move |ctx: &Context| {
         let api = ControlService { shared: Arc::clone(&shared), stop: ctx.cancellation_token() };
-        let admitted = InterceptedService::new(ControlServer::new(api), move |request| {
-            authorize_peer(noded_uid, request)
-        });
-        tonic::transport::Server::builder().add_service(admitted)
+        let mut services = shared.control_services();
+        services.add_service(ControlServer::new(api));
+        tonic::transport::Server::builder().add_routes(services.0)
     };
     nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
+}
+
+/// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
+/// runs the node, and from root.
+#[derive(Debug, Clone, Default)]
+pub struct ControlServices(Routes);
+
+impl ControlServices {
+    /// Adds a service, as tonic generates it.
+    pub fn add_service<S>(&mut self, service: S)
+    where
+        S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        let noded_uid = nix::unistd::geteuid().as_raw();
+        let admitted = InterceptedService::new(service, move |request| authorize_peer(noded_uid, request));
+        self.0 = std::mem::take(&mut self.0).add_service(admitted);
+    }
 }
 
 /// Admits the user that runs noded, and root.
@@ -75,10 +103,7 @@ impl ControlService {
         dn: &str,
         act: impl FnOnce(&Supervisor, &str) -> Result<(), ControlError>,
     ) -> Result<(), Status> {
-        if let Some(skipped) = self.shared.skipped_services().find(|planned| planned.dn == dn) {
-            let reason = skipped.skip_reason.as_deref().unwrap_or_default();
-            return Err(Status::failed_precondition(format!("{dn} is skipped: {reason}")));
-        }
+        self.check_not_skipped(dn)?;
         self.shared.with_supervisor(|supervisor| act(supervisor, dn)).ok_or_else(stopping_status)?.map_err(
             |error| match error {
                 ControlError::UnknownDn { dn } => self.unknown_dn(&dn),
@@ -86,6 +111,17 @@ impl ControlService {
                 other => Status::failed_precondition(other.to_string()),
             },
         )
+    }
+
+    #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
+    fn check_not_skipped(&self, dn: &str) -> Result<(), Status> {
+        match self.shared.skipped_services().find(|planned| planned.dn == dn) {
+            None => Ok(()),
+            Some(skipped) => {
+                let reason = skipped.skip_reason.as_deref().unwrap_or_default();
+                Err(Status::failed_precondition(format!("{dn} is skipped: {reason}")))
+            }
+        }
     }
 
     /// The status for an unknown DN: it suggests similar ones.
@@ -152,7 +188,7 @@ impl Control for ControlService {
         let node = node.ok_or_else(|| self.unknown_dn(&dn))?;
         let newest = log_entries.min(MAX_STATUS_ENTRIES) as usize;
         let query = LogQuery::of_dn(self.parse_log_dn(&dn)?).last_entries(newest);
-        let mut reader = self.shared.log_store.open_reader(query).map_err(invalid_query)?;
+        let mut reader = self.shared.log_store.open_reader(query).map_err(log_query::invalid_query)?;
         let log = reader.read_backlog().into_iter().map(wire::entry_to_wire).collect();
         Ok(Response::new(v1::StatusResponse { node: Some(node), log }))
     }
@@ -161,8 +197,8 @@ impl Control for ControlService {
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
         let request = request.into_inner();
-        let query = log_query(self.parse_log_dn(&request.dn)?, &request);
-        let reader = self.shared.log_store.open_reader(query).map_err(invalid_query)?;
+        let query = log_query::from_request(self.parse_log_dn(&request.dn)?, &request)?;
+        let reader = self.shared.log_store.open_reader(query).map_err(log_query::invalid_query)?;
         Ok(Response::new(streams::until_stopped(&self.stop, streams::log_stream(reader))))
     }
 
@@ -198,6 +234,23 @@ impl Control for ControlService {
     ) -> Result<Response<v1::RestartResponse>, Status> {
         self.run_action(&request.into_inner().dn, Supervisor::restart_runnable)?;
         Ok(Response::new(v1::RestartResponse {}))
+    }
+
+    async fn signal(
+        &self,
+        request: Request<v1::SignalRequest>,
+    ) -> Result<Response<v1::SignalResponse>, Status> {
+        let v1::SignalRequest { dn, signal } = request.into_inner();
+        self.signal_process(&dn, &signal)?;
+        Ok(Response::new(v1::SignalResponse {}))
+    }
+
+    async fn reload(
+        &self,
+        request: Request<v1::ReloadRequest>,
+    ) -> Result<Response<v1::ReloadResponse>, Status> {
+        self.reload_process(&request.into_inner().dn).await?;
+        Ok(Response::new(v1::ReloadResponse {}))
     }
 
     async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterResponse>, Status> {
@@ -242,32 +295,4 @@ impl Control for ControlService {
     ) -> Result<Response<v1::ImagesResponse>, Status> {
         Ok(Response::new(images::import_images(&self.shared, &request.into_inner()).await?))
     }
-}
-
-fn log_query(dn: Dn, request: &v1::LogsRequest) -> LogQuery {
-    let backlog = match request.backlog {
-        None => BacklogLimit::All,
-        Some(0) => BacklogLimit::None,
-        Some(newest) => BacklogLimit::Last(usize::try_from(newest).unwrap_or(usize::MAX)),
-    };
-    let kind = match request.kind() {
-        v1::logs_request::Kind::Unspecified => KindFilter::All,
-        v1::logs_request::Kind::Leveled => KindFilter::Leveled,
-        v1::logs_request::Kind::Raw => KindFilter::Raw,
-    };
-    let mut query = LogQuery::of_dn(dn).backlog_limit(backlog).kind_filter(kind);
-    if request.children {
-        query = query.include_descendants();
-    }
-    if request.follow {
-        query = query.follow();
-    }
-    if let Some(level) = level_from_wire(request.min_level()) {
-        query = query.min_level(level);
-    }
-    query
-}
-
-fn invalid_query(error: QueryError) -> Status {
-    Status::invalid_argument(error.to_string())
 }

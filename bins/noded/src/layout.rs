@@ -109,32 +109,11 @@ nodekeel_localstorage::layout! {
     }
 }
 
-/// A part of the layout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LayoutPart {
-    Root,
-    Etcd,
-    Cluster,
-    Containerd,
-    Volumes,
-}
-
-impl LayoutPart {
-    /// All directories of the part, parents first, relative to the data directory.
-    pub(crate) fn directories(self) -> Vec<String> {
-        let mut found = Vec::new();
-        match self {
-            Self::Root => collect_directories(DataLayout::SHAPE, "", &mut found),
-            Self::Etcd => collect_directories(EtcdLayout::SHAPE, "", &mut found),
-            Self::Cluster => collect_directories(ClusterLayout::SHAPE, "", &mut found),
-            Self::Containerd => {
-                collect_directories(ContainerdLayout::SHAPE, "", &mut found);
-                collect_directories(ContainerdRunLayout::SHAPE, "run/", &mut found);
-            }
-            Self::Volumes => collect_directories(VolumesLayout::SHAPE, "", &mut found),
-        }
-        found
-    }
+/// All directories of a layout, parents first, relative to the data directory; `prefix` is where the layout lies.
+pub(crate) fn directories_of<L: LayoutEntry>(prefix: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    collect_directories(L::SHAPE, prefix, &mut found);
+    found
 }
 
 fn collect_directories(shape: EntryShape, prefix: &str, found: &mut Vec<String>) {
@@ -221,13 +200,13 @@ mod tests {
             scratch.path().join("etcd/data").is_dir() && scratch.path().join("run/containerd/state").is_dir()
         );
         let all = [
-            LayoutPart::Root,
-            LayoutPart::Etcd,
-            LayoutPart::Cluster,
-            LayoutPart::Containerd,
-            LayoutPart::Volumes,
+            directories_of::<DataLayout>(""),
+            directories_of::<EtcdLayout>(""),
+            directories_of::<ClusterLayout>(""),
+            directories_of::<ContainerdLayout>(""),
+            directories_of::<ContainerdRunLayout>("run/"),
+            directories_of::<VolumesLayout>(""),
         ]
-        .map(LayoutPart::directories)
         .concat();
         for directory in all {
             assert!(scratch.path().join(&directory).is_dir(), "{directory} is declared but not created");

@@ -7,7 +7,7 @@
 //! ```text
 //! root
 //! ├─ control          the control API: stops last
-//! ├─ <your runnables> from `Deps`
+//! ├─ <your parts>     from `NodeBuilder`, or runnables from `Deps`
 //! ├─ network          with `cluster.interface`: watches its address
 //! ├─ cluster          with [cluster]: ready when the node is a member; its etcd runs below it
 //! ├─ etcd             without [cluster]: one member; ready after sd_notify and a linearizable read
@@ -17,17 +17,13 @@
 //!    └─ <name>        a [[service]] of the configuration; starts after its dependencies
 //! ```
 //!
-//! A node is planned before anything is changed: a [`NodedConfig`](config::NodedConfig) is parsed, a
-//! [`NodePlan`](plan::NodePlan) applies it to this machine, and only then a [`NodeHandle`](node::NodeHandle)
-//! acquires the data directory and starts the tree. `noded` is a thin main around these three.
+//! Each of these is a [part](part::Part), as are yours. A node is planned before anything is changed: a
+//! [`NodedConfig`](config::NodedConfig) is parsed, a [`NodePlan`](plan::NodePlan) applies it to this machine, and only then a
+//! [`NodeHandle`](node::NodeHandle) acquires the data directory and starts the tree. `noded` is a thin main around these
+//! three, and [`NodeHandle::builder`](node::NodeHandle::builder) is for your program.
 //!
 //! ```
-//! use std::path::Path;
-//!
-//! use nodekeel_node::config::NodedConfig;
-//! use nodekeel_node::node::{Deps, ExtraRunnable, NodeHandle, new_log_store};
-//! use nodekeel_node::plan::NodePlan;
-//! use nodekeel_node::search_path::SearchPath;
+//! use nodekeel_node::node::{ExtraRunnable, NodeHandle};
 //! use nodekeel_supervisor::{Context, Failure};
 //!
 //! // Without daemons; with "" instead, noded's defaults run etcd and containerd.
@@ -36,21 +32,16 @@
 //! async fn greeter(ctx: Context) -> Result<(), Failure> {
 //!     tracing::info!("hello from {}", ctx.dn());
 //!     ctx.signal_ready()?;
-//!     Err(ctx.canceled().await.into())
+//!     ctx.until_canceled().await
 //! }
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let mut config = NodedConfig::parse_toml(Path::new("example.toml"), CONFIG)?;
-//!     config.node.data = std::env::temp_dir().join(format!("nodekeel-example-{}", std::process::id()));
-//!     let data = config.node.data.clone();
-//!
-//!     let mut deps = Deps::new(new_log_store(&config.log));
-//!     deps.runnables.push(ExtraRunnable::new("greeter", greeter));
-//!     let plan = NodePlan::from_config(config, SearchPath::with_default_directories(None, None), false)?;
-//!     print!("{plan}");
-//!
-//!     let node = NodeHandle::start(plan, deps)?;
+//!     let data = std::env::temp_dir().join(format!("nodekeel-example-{}", std::process::id()));
+//!     let node = NodeHandle::builder("example.toml", CONFIG)
+//!         .data(&data)
+//!         .with(ExtraRunnable::new("greeter", greeter))
+//!         .start()?;
 //!     node.wait_ready("root.greeter").await;
 //!     for runnable in node.snapshot() {
 //!         println!("{} is {}", runnable.dn, runnable.state);
@@ -61,9 +52,12 @@
 //! }
 //! ```
 //!
-//! # Bring your own A [`Runnable`](nodekeel_supervisor::Runnable) in [`Deps`](node::Deps) runs in the tree
-//! beside etcd; a program needs only a `[[service]]` in the configuration. Your tools call the node through
-//! [`client`]; `bins/noded/proto` describes the messages.
+//! # Bring your own
+//! - A program needs only a `[[service]]` in the configuration.
+//! - A [`Runnable`](nodekeel_supervisor::Runnable) is a part by [`ExtraRunnable`](node::ExtraRunnable).
+//! - A [`Part`](part::Part) has its own table of the configuration, needs, directories and gRPC calls.
+//! - A volume, a network, a consensus: [`NodeBuilder`](node::NodeBuilder).
+//! - Your tools call the node through [`client`]; `bins/noded/proto` describes the messages.
 //!
 //! # Features
 //! - `node` (default): everything. etcd-client and containerd-client need `protoc` at build time.
@@ -81,6 +75,10 @@ mod control;
 #[cfg(feature = "node")]
 pub mod data;
 #[cfg(feature = "node")]
+mod dependency;
+#[cfg(feature = "node")]
+mod error_chain;
+#[cfg(feature = "node")]
 pub mod event_history;
 #[cfg(feature = "node")]
 mod layout;
@@ -90,6 +88,10 @@ pub mod log_sink;
 pub mod node;
 #[cfg(feature = "node")]
 pub mod notify;
+#[cfg(feature = "node")]
+pub mod part;
+#[cfg(feature = "node")]
+pub mod parts;
 #[cfg(feature = "node")]
 pub mod plan;
 #[cfg(feature = "node")]

@@ -1,25 +1,37 @@
-//! Stores the output of services as log entries of their DN.
+//! Stores the output of runnables as log entries of their DN.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
+use nodekeel_logtree::parse::LogFormat;
 use nodekeel_logtree::{Dn, LogStore, WriterOptions};
 use nodekeel_supervisor::{OutputOrigin, OutputSink};
 
-use crate::client::log_parser_for;
-
-/// Sends the output of runnables and their processes to a log store. Parses the output of etcd and
-/// containerd, to keep its levels, times and fields.
+/// Sends the output of runnables and their processes to a log store. Parses lines whose format is known, to keep
+/// their levels, times and fields.
 #[derive(Debug, Clone)]
-pub struct LogStoreSink(pub LogStore);
+pub struct LogStoreSink {
+    log_store: LogStore,
+    /// By DN.
+    formats: Arc<BTreeMap<String, LogFormat>>,
+}
+
+impl LogStoreSink {
+    /// A sink that parses the lines of these DNs.
+    pub fn new(log_store: LogStore, formats: impl IntoIterator<Item = (String, LogFormat)>) -> Self {
+        Self { log_store, formats: Arc::new(formats.into_iter().collect()) }
+    }
+}
 
 impl OutputSink for LogStoreSink {
     fn open_writer(&self, origin: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
         let options = WriterOptions::new(origin.stream.as_str()).generation(origin.generation);
-        let options = match log_parser_for(origin.dn) {
-            Some(parser) => options.line_parser(parser),
+        let options = match self.formats.get(origin.dn) {
+            Some(format) => options.format(*format),
             None => options,
         };
         let dn: Dn = origin.dn.parse().expect("every name in the tree is a DN");
-        Box::new(self.0.line_writer(&dn, options))
+        Box::new(self.log_store.line_writer(&dn, options))
     }
 }

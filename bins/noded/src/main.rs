@@ -31,7 +31,7 @@ fn main() -> ExitCode {
             Ok(print_stdout(&String::from_utf8_lossy(&script)))
         }
         NodedCommand::Man { directory } => clap_mangen::generate_to(NodedCli::command(), &directory)
-            .with_context(|| format!("write man pages into {}", directory.display()))
+            .with_context(|| format!("can't write man pages into {}", directory.display()))
             .map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
@@ -90,7 +90,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     match (error.downcast_ref::<PlanError>(), error.downcast_ref::<StartError>()) {
         (Some(problems), _) if problems.in_use => 5,
         (_, Some(StartError::Data(DataError::InUse { .. }))) => 5,
-        (Some(_), _) | (_, Some(StartError::Data(_) | StartError::Volumes(_) | StartError::Control(_))) => 4,
+        (Some(_), _) | (_, Some(StartError::Data(_) | StartError::Part(_) | StartError::Control(_))) => 4,
         _ if error.is::<ConfigError>() => 3,
         _ => 1,
     }

@@ -1,26 +1,28 @@
 //! A running node: the tree of everything that a plan contains.
 
-use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+mod builder;
+mod state;
+mod tree;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_logtree::{Level, LogLimits, LogMessage, LogStore};
-use nodekeel_supervisor::{
-    ChildSpec, Context, Failure, RunFuture, Runnable, RunnableStatus, ShutdownReport, Supervisor,
-};
-
+use nodekeel_supervisor::{Runnable, RunnableStatus, ShutdownReport, Supervisor};
 use thiserror::Error;
+use tonic::Extensions;
 
 use crate::config::{LogConfig, is_valid_runnable_name};
-use crate::data::{self, DataDir, DataError};
-use crate::event_history::EventHistory;
-use crate::layout::{ContainerdLayout, ContainerdRunLayout, EtcdLayout, VolumesLayout};
+use crate::control::{BindError, ControlServices, ControlSocket};
+use crate::data::{DataDir, DataError};
 use crate::log_sink::LogStoreSink;
-use crate::plan::{NodePlan, PlannedService, ServicePlan, UserServicePlan};
-use crate::service::cluster::ClusterService;
-use crate::service::provisioner::VolumeService;
-use crate::{control, service, v1, wire};
+use crate::part::{NodePreparation, Part, PlannedService, PrepareError, PreparedRunnable};
+use crate::parts::CONTROL_DN;
+use crate::plan::{NodePlan, PartPlanner};
+
+pub use builder::{BuildError, NodeBuilder};
+pub(crate) use state::NodeState;
 
 /// What a node needs beside its plan.
 #[derive(Debug)]
@@ -29,20 +31,33 @@ pub struct Deps {
     /// The log store of all output. A program that installs a tracing subscriber adds the layer of this log
     /// store to it.
     pub log_store: LogStore,
-    /// Additional runnables. They are children of the root and start before the services.
+    /// Additional runnables. They are children of the root and start before the services, which can't depend on them:
+    /// for that, add them as [parts](NodeBuilder::with).
     pub runnables: Vec<ExtraRunnable>,
 }
 
 /// An additional runnable of the program that embeds the node.
 pub struct ExtraRunnable {
     name: String,
-    runnable: Arc<dyn Runnable>,
+    runnable: PreparedRunnable,
 }
 
 impl ExtraRunnable {
     /// Names the runnable; its DN will be `root.<name>`.
     pub fn new(name: impl Into<String>, runnable: impl Runnable) -> Self {
-        Self { name: name.into(), runnable: Arc::new(runnable) }
+        Self { name: name.into(), runnable: PreparedRunnable::new(runnable) }
+    }
+}
+
+/// A part that runs it, and on which services can depend.
+impl Part for ExtraRunnable {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let dn = format!("root.{}", self.name);
+        planner.add(PlannedService::from_prepared(dn, "a runnable of this program", self.runnable.clone()));
     }
 }
 
@@ -76,76 +91,47 @@ pub enum StartError {
     /// The data directory can't be used. The message has the hint.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The volumes can't be opened. The message has the hint.
+    /// A part can't be prepared: the volumes can't be opened, for example. The message has the hint.
     #[error(transparent)]
-    Volumes(Box<dyn std::error::Error + Send + Sync>),
+    Part(PrepareError),
     /// The control socket can't be bound. The message has the hint.
     #[error(transparent)]
     Control(Box<dyn std::error::Error + Send + Sync>),
     /// An additional runnable has an invalid, duplicate or reserved name. Use another name.
-    #[error("invalid runnable name {name:?}: malformed, duplicate or reserved ({})", RESERVED_NAMES.join(", "))]
+    #[error(
+        "invalid runnable name {name:?}: malformed, duplicate or reserved (control, etcd, network, cluster, containerd, provisioner, service)"
+    )]
     RunnableName {
         /// The name.
         name: String,
     },
 }
 
-/// Names of the built-in children of the root.
-const RESERVED_NAMES: [&str; 7] =
-    ["control", "etcd", "network", "cluster", "containerd", "provisioner", "service"];
+/// Chooses the variant by the error's type.
+impl From<PrepareError> for StartError {
+    fn from(error: PrepareError) -> Self {
+        match error.downcast::<DataError>() {
+            Ok(error) => Self::Data(*error),
+            Err(error) if error.is::<BindError>() => Self::Control(error),
+            Err(error) => Self::Part(error),
+        }
+    }
+}
 
 /// A running node. Dropping it stops it without waiting.
 #[derive(Debug)]
 pub struct NodeHandle {
     shared: Arc<NodeState>,
-    control_socket: Arc<control::ControlSocket>,
     /// Locked until everything has stopped.
     _data: DataDir,
 }
 
-/// The state that the tree and the control API share.
-#[derive(Debug)]
-pub(crate) struct NodeState {
-    pub(crate) plan: NodePlan,
-    pub(crate) log_store: LogStore,
-    pub(crate) history: EventHistory,
-    pub(crate) started_at: SystemTime,
-    /// The cluster service, if `[cluster]` is configured.
-    pub(crate) cluster: Option<ClusterNode>,
-    /// `None` before the start is complete, and after the shutdown.
-    supervisor: RwLock<Option<Arc<Supervisor>>>,
-}
-
-impl NodeState {
-    /// Calls the supervisor; `None` while the node is stopping.
-    pub(crate) fn with_supervisor<T>(&self, call: impl FnOnce(&Supervisor) -> T) -> Option<T> {
-        self.supervisor.read().unwrap_or_else(PoisonError::into_inner).as_deref().map(call)
-    }
-
-    fn replace_supervisor(&self, supervisor: Option<Arc<Supervisor>>) -> Option<Arc<Supervisor>> {
-        let mut slot = self.supervisor.write().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *slot, supervisor)
-    }
-
-    pub(crate) fn skipped_services(&self) -> impl Iterator<Item = &PlannedService> {
-        self.plan.services.iter().filter(|planned| planned.skip_reason.is_some())
-    }
-
-    /// The tree, with the skipped services.
-    pub(crate) fn tree_nodes(&self) -> Vec<v1::Node> {
-        let tree = self.with_supervisor(Supervisor::snapshot).unwrap_or_default();
-        let skipped = self.skipped_services().map(|planned| v1::Node {
-            dn: planned.dn.clone(),
-            state: v1::State::Skipped.into(),
-            since: wire::timestamp(self.started_at),
-            waiting_for: planned.skip_reason.clone().unwrap_or_default(),
-            ..v1::Node::default()
-        });
-        tree.iter().map(wire::node_to_wire).chain(skipped).collect()
-    }
-}
-
 impl NodeHandle {
+    /// Builds a node with the shipped parts and yours from the text of a configuration; `file` is only used in errors.
+    pub fn builder(file: impl Into<PathBuf>, text: impl Into<String>) -> NodeBuilder {
+        NodeBuilder::new(file.into(), text.into())
+    }
+
     /// Acquires the data directory and starts everything.
     ///
     /// # Errors
@@ -154,34 +140,27 @@ impl NodeHandle {
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn start(plan: NodePlan, deps: Deps) -> Result<Self, StartError> {
-        check_runnable_names(&deps.runnables)?;
+        check_runnable_names(&plan.part_names, &deps.runnables)?;
         let data = DataDir::acquire(&plan.config.node.data)?;
-        place_services(&plan, &data)?;
-        let volumes = open_volumes(&plan, &deps.log_store)?;
-        let cluster = prepare_cluster(&plan, &data)?;
-        let socket =
-            control::ControlSocket::new(&plan.socket).map_err(|error| StartError::Control(error.into()))?;
-        let socket = Arc::new(socket);
-        let history = EventHistory::new(plan.config.events.keep);
-        let shared = Arc::new(NodeState {
-            plan,
-            log_store: deps.log_store.clone(),
-            history: history.clone(),
-            started_at: SystemTime::now(),
-            cluster: cluster.as_ref().map(|service| service.cluster.clone()),
-            supervisor: RwLock::new(None),
-        });
+        let shared = Arc::new(NodeState::new(plan, deps.log_store));
+        let mut prepared = prepare_services(&shared, &data)?;
         for planned in shared.skipped_services() {
             let reason = planned.skip_reason.as_deref().unwrap_or_default();
             let dn = planned.dn.parse().expect("a planned service has a valid name");
             shared.log_store.append_message(&dn, LogMessage::new(Level::Warn, format!("skipped: {reason}")));
         }
-        let parts = NodeParts { extra: deps.runnables.into(), cluster, volumes };
-        let root = root_runnable(Arc::clone(&shared), Arc::clone(&socket), parts);
+        let at = usize::from(prepared.first().is_some_and(|(dn, _)| dn == CONTROL_DN));
+        prepared.splice(
+            at..at,
+            deps.runnables.into_iter().map(|extra| (format!("root.{}", extra.name), extra.runnable)),
+        );
+        let formats = shared.plan.active_services().flat_map(|planned| planned.log_formats.iter().cloned());
+        let sink = LogStoreSink::new(shared.log_store.clone(), formats);
+        let root = tree::root_runnable(tree::tree_children(&prepared));
         let supervisor =
-            Supervisor::builder().output_sink(LogStoreSink(deps.log_store)).event_hook(history).start(root);
+            Supervisor::builder().output_sink(sink).event_hook(shared.history.clone()).start(root);
         shared.replace_supervisor(Some(Arc::new(supervisor)));
-        Ok(Self { shared, control_socket: socket, _data: data })
+        Ok(Self { shared, _data: data })
     }
 
     /// The path of the control API's socket.
@@ -191,7 +170,12 @@ impl NodeHandle {
 
     /// The cluster service: enrolment and membership of the node; `None` without `[cluster]`.
     pub fn cluster_handle(&self) -> Option<&ClusterNode> {
-        self.shared.cluster.as_ref()
+        self.extension()
+    }
+
+    /// The value of this type that a part has provided.
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&T> {
+        self.shared.extensions().get()
     }
 
     /// The current tree, without the skipped services.
@@ -216,11 +200,10 @@ impl NodeHandle {
         }
     }
 
-    /// Stops everything in the reverse order of the start, the control API last, then releases the data
+    /// Stops everything, dependents before what they depend on and the control API last, then releases the data
     /// directory.
     pub async fn shutdown(self) -> ShutdownReport {
-        let supervisor = self.shared.supervisor.read().unwrap_or_else(PoisonError::into_inner).clone();
-        supervisor.expect("only drop removes the supervisor").shutdown().await
+        self.shared.supervisor().expect("only drop removes the supervisor").shutdown().await
     }
 }
 
@@ -228,14 +211,16 @@ impl Drop for NodeHandle {
     /// The tree and the supervisor own each other through the shared state, so this breaks the cycle.
     fn drop(&mut self) {
         drop(self.shared.replace_supervisor(None));
-        self.control_socket.close();
+        if let Some(socket) = self.extension::<Arc<ControlSocket>>() {
+            socket.close();
+        }
     }
 }
 
-fn check_runnable_names(runnables: &[ExtraRunnable]) -> Result<(), StartError> {
+fn check_runnable_names(part_names: &[String], runnables: &[ExtraRunnable]) -> Result<(), StartError> {
     for (index, ExtraRunnable { name, .. }) in runnables.iter().enumerate() {
-        let conflicts = RESERVED_NAMES.contains(&name.as_str())
-            || runnables[..index].iter().any(|other| other.name == *name);
+        let conflicts =
+            part_names.contains(name) || runnables[..index].iter().any(|other| other.name == *name);
         if conflicts || !is_valid_runnable_name(name) {
             return Err(StartError::RunnableName { name: name.clone() });
         }
@@ -243,133 +228,23 @@ fn check_runnable_names(runnables: &[ExtraRunnable]) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Creates the directories of the services.
-fn place_services(plan: &NodePlan, data: &DataDir) -> Result<(), DataError> {
-    let root = data.root();
-    let failed = |error| data::placement_error(root.path(), error);
-    for planned in plan.services.iter().filter(|planned| planned.skip_reason.is_none()) {
-        match &planned.service {
-            ServicePlan::Etcd(_) => drop(root.add_layout::<EtcdLayout>().map_err(failed)?),
-            ServicePlan::Containerd(_) => {
-                root.add_layout::<ContainerdLayout>().map_err(failed)?;
-                root.run.add_layout::<ContainerdRunLayout>().map_err(failed)?;
-            }
-            ServicePlan::Provisioner(volumes) if volumes.is_in_data_dir => {
-                drop(root.add_layout::<VolumesLayout>().map_err(failed)?);
-            }
-            ServicePlan::Cluster(_) | ServicePlan::Provisioner(_) | ServicePlan::User(_) => {}
-        }
-    }
-    Ok(())
-}
-
-/// Prepares the cluster service, if it is planned.
-fn prepare_cluster(plan: &NodePlan, data: &DataDir) -> Result<Option<ClusterService>, DataError> {
-    let wanted = plan.services.iter().find_map(|planned| match &planned.service {
-        ServicePlan::Cluster(cluster) if planned.skip_reason.is_none() => Some(cluster),
-        _ => None,
-    });
-    wanted.map(|cluster| ClusterService::new(cluster, data.root(), plan.config.node.grace)).transpose()
-}
-
-/// Opens the volumes, if the provisioner is planned.
-fn open_volumes(plan: &NodePlan, log_store: &LogStore) -> Result<Option<VolumeService>, StartError> {
-    let wanted = plan.services.iter().find_map(|planned| match &planned.service {
-        ServicePlan::Provisioner(volumes) if planned.skip_reason.is_none() => Some(volumes),
-        _ => None,
-    });
-    let volumes = wanted.map(|volumes| VolumeService::open(volumes, log_store)).transpose();
-    volumes.map_err(|error| StartError::Volumes(error.into()))
-}
-
-/// What is prepared before the tree starts.
-#[derive(Clone)]
-struct NodeParts {
-    extra: Arc<[ExtraRunnable]>,
-    cluster: Option<ClusterService>,
-    volumes: Option<VolumeService>,
-}
-
-/// The root: starts the control API first, so that it stops last; then the additional runnables, then the
-/// services.
-fn root_runnable(
-    shared: Arc<NodeState>,
-    socket: Arc<control::ControlSocket>,
-    parts: NodeParts,
-) -> impl Runnable {
-    move |ctx: Context| {
-        let (shared, socket) = (Arc::clone(&shared), Arc::clone(&socket));
-        let NodeParts { extra, mut cluster, mut volumes } = parts.clone();
-        async move {
-            ctx.run_child("control", control::serve_control(Arc::clone(&shared), socket))?;
-            for ExtraRunnable { name, runnable } in extra.iter() {
-                ctx.run_child(name.clone(), share_runnable(runnable))?;
-            }
-            let grace = shared.plan.config.node.grace;
-            let mut user = Vec::new();
-            for planned in shared.plan.services.iter().filter(|planned| planned.skip_reason.is_none()) {
-                match &planned.service {
-                    ServicePlan::Etcd(etcd) => {
-                        ctx.run_child("etcd", service::etcd::etcd_process(etcd, grace))?
-                    }
-                    ServicePlan::Cluster(_) => {
-                        let cluster = cluster.take();
-                        cluster
-                            .expect("a planned cluster is prepared before the tree starts")
-                            .start_children(&ctx)?;
-                    }
-                    ServicePlan::Containerd(containerd) => {
-                        let path = shared.plan.search.as_path_variable();
-                        let log_store = shared.log_store.clone();
-                        ctx.run_child(
-                            "containerd",
-                            service::containerd::containerd_runnable(containerd, path, grace, log_store),
-                        )?;
-                    }
-                    ServicePlan::Provisioner(_) => {
-                        let volumes =
-                            volumes.take().expect("planned volumes are opened before the tree starts");
-                        ctx.run_child("provisioner", volumes)?;
-                    }
-                    ServicePlan::User(service) => user.push(UserServicePlan::clone(service)),
-                }
-            }
-            if !user.is_empty() {
-                ctx.run_child("service", user_services(user, grace))?;
-            }
-            ctx.wait_ready("root.control").await?;
-            ctx.signal_ready()?;
-            Err::<(), Failure>(ctx.canceled().await.into())
-        }
-    }
-}
-
-/// The operator's services, each after its dependencies.
-fn user_services(user: Vec<UserServicePlan>, grace: Duration) -> impl Runnable {
-    move |ctx: Context| {
-        let children: Vec<ChildSpec> =
-            user.iter().map(|user| service::user::service_child(user, grace)).collect();
-        async move {
-            for child in children {
-                ctx.run_group([child])?;
-            }
-            ctx.signal_ready()?;
-            Err::<(), Failure>(ctx.canceled().await.into())
-        }
-    }
-}
-
-/// A runnable that runs a shared one, for a parent that starts it in each of its incarnations.
-fn share_runnable(runnable: &Arc<dyn Runnable>) -> impl Runnable {
-    struct SharedRunnable(Arc<dyn Runnable>);
-    impl Runnable for SharedRunnable {
-        fn run(&self, ctx: Context) -> RunFuture {
-            self.0.run(ctx)
-        }
-
-        fn stop_timeout(&self) -> Option<Duration> {
-            self.0.stop_timeout()
-        }
-    }
-    SharedRunnable(Arc::clone(runnable))
+/// Prepares everything that is not skipped, in the order of the plan.
+fn prepare_services(
+    shared: &Arc<NodeState>,
+    data: &DataDir,
+) -> Result<Vec<(String, PreparedRunnable)>, StartError> {
+    let (mut extensions, mut services) = (Extensions::new(), ControlServices::default());
+    let mut node = NodePreparation {
+        state: shared,
+        data: data.root(),
+        extensions: &mut extensions,
+        services: &mut services,
+    };
+    let prepare = |planned: &PlannedService| {
+        let prepared = planned.runnable.prepare(&mut node)?;
+        Ok((planned.dn.clone(), prepared.start_after(&planned.start_after)))
+    };
+    let prepared = shared.plan.active_services().map(prepare).collect::<Result<_, PrepareError>>()?;
+    shared.set_additions(extensions, services);
+    Ok(prepared)
 }

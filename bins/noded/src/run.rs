@@ -20,12 +20,12 @@ use crate::console::{Console, FLUSH_TIMEOUT};
 pub(crate) fn run_node(plan: NodePlan, ConsoleLevel(console): ConsoleLevel) -> anyhow::Result<ExitCode> {
     let log_store = new_log_store(&plan.config.log);
     tracing::subscriber::set_global_default(log_subscriber(&log_store, console))
-        .context("install the log subscriber")?;
+        .context("can't install the log subscriber")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("start the runtime")?;
+        .context("can't start the async runtime")?;
     let code = runtime.block_on(async {
         let console = Console::start(&log_store, console)?;
         let code = run_until_signal(plan, log_store, &console).await;
@@ -61,7 +61,7 @@ async fn run_until_signal(
     log_store: LogStore,
     console: &Console,
 ) -> anyhow::Result<ExitCode> {
-    let mut signals = StopSignals::listen().context("listen for signals")?;
+    let mut signals = StopSignals::listen().context("can't listen for SIGTERM and SIGINT")?;
     let node = NodeHandle::start(plan, Deps::new(log_store))?;
     tokio::select! {
         () = node.wait_ready("root") => {
@@ -75,7 +75,7 @@ async fn run_until_signal(
     notify_manager("STOPPING=1");
     console.print_line("stopping; a second signal forces the exit, from 1 s on");
     let report = tokio::select! {
-        report = shutdown => report.context("stop the node")?,
+        report = shutdown => report.context("can't stop the node cleanly")?,
         () = signals.wait_for_forced_stop() => {
             console.print_line("a second signal forced the exit");
             return Ok(ExitCode::from(7));

@@ -64,7 +64,9 @@ fn waiting_to_wire(reason: &WaitReason) -> (String, Vec<String>) {
     match reason {
         WaitReason::Nothing => (String::new(), Vec::new()),
         WaitReason::Dependency(dn) => (reason.to_string(), vec![dn.to_string()]),
-        WaitReason::Descendants(dns) => (reason.to_string(), dns.iter().map(ToString::to_string).collect()),
+        WaitReason::Descendants(dns) | WaitReason::GroupMembers(dns) => {
+            (reason.to_string(), dns.iter().map(ToString::to_string).collect())
+        }
         WaitReason::Backoff(until) => {
             let left = until.duration_since(SystemTime::now()).unwrap_or_default();
             (format!("{reason}, {:.1} s more", left.as_secs_f64()), Vec::new())

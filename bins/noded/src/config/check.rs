@@ -1,5 +1,6 @@
 //! Checks of single fields, shared by all sections.
 
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,18 +8,37 @@ use std::time::Duration;
 const MAX_DURATION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// An invalid field and the reason.
-#[derive(Debug)]
-pub(super) struct ConfigViolation {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigViolation {
     pub(super) field: String,
     pub(super) message: String,
 }
+
+impl ConfigViolation {
+    /// The field, as `section.key` or `section.key[0]`, and the reason with what to do, as a clause. An empty field is
+    /// the whole configuration.
+    pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), message: message.into() }
+    }
+}
+
+impl fmt::Display for ConfigViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.field.as_str() {
+            "" => f.write_str(&self.message),
+            field => write!(f, "{field}: {}", self.message),
+        }
+    }
+}
+
+impl std::error::Error for ConfigViolation {}
 
 /// Rejects a field.
 pub(super) fn reject_field(
     field: impl Into<String>,
     message: impl Into<String>,
 ) -> Result<(), ConfigViolation> {
-    Err(ConfigViolation { field: field.into(), message: message.into() })
+    Err(ConfigViolation::new(field, message))
 }
 
 /// Checks program and arguments of a built-in daemon.

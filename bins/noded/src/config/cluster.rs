@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::check::{ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field};
 use super::{NodedConfig, value};
+use crate::parts::PartDeps;
 
 /// `[cluster]`: if given, the cluster service runs, and its etcd.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -44,7 +45,7 @@ fn default_deadline() -> Duration {
 }
 
 /// Checks the rules between fields.
-pub(super) fn check_cluster(config: &NodedConfig) -> Result<(), ConfigViolation> {
+pub(crate) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(), ConfigViolation> {
     let Some(cluster) = &config.cluster else { return Ok(()) };
     check_duration("cluster.deadline", Some(cluster.deadline))?;
     if cluster.deadline.is_zero() {
@@ -59,7 +60,7 @@ pub(super) fn check_cluster(config: &NodedConfig) -> Result<(), ConfigViolation>
             );
         }
     }
-    if !config.services.etcd.enable {
+    if !config.services.etcd.enable && deps.consensus.is_none() {
         return reject_field(
             "services.etcd.enable",
             "[cluster] requires etcd; remove this key, or [cluster]",
@@ -78,6 +79,7 @@ pub(super) fn check_cluster(config: &NodedConfig) -> Result<(), ConfigViolation>
         (Some(_), Some(_)) => {
             reject_field("cluster.interface", "conflicts with cluster.address; set only one of the two")
         }
+        (None, None) if deps.network.is_some() => Ok(()),
         (None, None) => {
             reject_field("cluster", "requires cluster.address or cluster.interface; set one of the two")
         }

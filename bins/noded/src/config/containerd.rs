@@ -49,7 +49,7 @@ impl Default for ContainerdConfig {
 const TABLE: &str = "services.containerd";
 
 /// Checks the rules between fields.
-pub(super) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), ConfigViolation> {
+pub(crate) fn check_containerd(containerd: &ContainerdConfig) -> Result<(), ConfigViolation> {
     check_program(TABLE, containerd.binary.as_deref(), &containerd.extra_args)?;
     let cri = containerd.cri.as_ref();
     for (field, path) in [

@@ -1,16 +1,15 @@
 //! Rules between fields: names, ports, and dependencies of services.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use super::check::{
     ConfigViolation, check_absolute_path, check_duration, check_no_nul, check_program, reject_field,
 };
-use super::{
-    BUILT_IN_SERVICES, NodedConfig, PRESEED, ReadinessConfig, RestartPolicy, UserService, cluster,
-    containerd, provisioner,
-};
+use super::user_service::check_user_service;
+use super::{EtcdConfig, NodedConfig, ReadinessConfig, RestartPolicy, UserService};
+use crate::dependency::{is_descendant, order_by_dependencies};
+use crate::part::DependencyEntry;
 
 /// Minimum size of a log: an entry may take a quarter of it.
 const MIN_LOG_BYTES: usize = 64 * 1024;
@@ -21,8 +20,8 @@ const MAX_EVENTS: usize = 1_000_000;
 /// Minimum backoff: without one, a service that can't start would use a whole core.
 const MIN_BACKOFF: Duration = Duration::from_millis(1);
 
-/// Checks the rules between fields of the whole configuration.
-pub(super) fn check_config(config: &NodedConfig) -> Result<(), ConfigViolation> {
+/// Checks the rules between fields that belong to no part.
+pub(super) fn check_core(config: &NodedConfig) -> Result<(), ConfigViolation> {
     if config.node.name.is_empty() || config.node.name.chars().any(char::is_control) {
         return reject_field("node.name", "must not be empty or contain control characters");
     }
@@ -37,23 +36,19 @@ pub(super) fn check_config(config: &NodedConfig) -> Result<(), ConfigViolation> 
             "must be a path, or left out for run/control.sock below the data directory",
         );
     }
-    let etcd = &config.services.etcd;
+    check_duration("node.grace", Some(config.node.grace))?;
+    check_sizes(config)
+}
+
+/// Checks the rules between fields of etcd.
+pub(crate) fn check_etcd(etcd: &EtcdConfig) -> Result<(), ConfigViolation> {
     if etcd.client_port == etcd.peer_port {
         return reject_field(
             "services.etcd.peer_port",
             format!("{} is already client_port; use another port", etcd.peer_port),
         );
     }
-    check_program("services.etcd", etcd.binary.as_deref(), &etcd.extra_args)?;
-    containerd::check_containerd(&config.services.containerd)?;
-    check_duration("node.grace", Some(config.node.grace))?;
-    check_sizes(config)?;
-    cluster::check_cluster(config)?;
-    provisioner::check_provisioner(config)?;
-    for (index, service) in config.service.iter().enumerate() {
-        check_service(config, index, service)?;
-    }
-    check_cycles(&config.service)
+    check_program("services.etcd", etcd.binary.as_deref(), &etcd.extra_args)
 }
 
 fn check_sizes(config: &NodedConfig) -> Result<(), ConfigViolation> {
@@ -86,7 +81,12 @@ pub fn is_valid_runnable_name(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(valid)
 }
 
-fn check_service(config: &NodedConfig, index: usize, service: &UserService) -> Result<(), ConfigViolation> {
+/// Checks the fields of a service.
+pub(crate) fn check_service(
+    config: &NodedConfig,
+    index: usize,
+    service: &UserService,
+) -> Result<(), ConfigViolation> {
     let field = |name: &str| format!("service[{index}].{name}");
     let name = &service.name;
     if !is_valid_runnable_name(name) {
@@ -94,9 +94,6 @@ fn check_service(config: &NodedConfig, index: usize, service: &UserService) -> R
             field("name"),
             format!("{name:?} is not a valid name; use 1 to 64 of a-z, 0-9, '_' and '-'"),
         );
-    }
-    if BUILT_IN_SERVICES.contains(&name.as_str()) {
-        return reject_field(field("name"), format!("{name:?} is a built-in service; use another name"));
     }
     if config.service[..index].iter().any(|other| other.name == *name) {
         return reject_field(field("name"), format!("duplicate service name {name:?}; use another name"));
@@ -123,8 +120,8 @@ fn check_service(config: &NodedConfig, index: usize, service: &UserService) -> R
     check_strings(index, service)?;
     check_duration(&field("grace"), service.grace)?;
     check_absolute_path(&field("directory"), &service.directory)?;
-    check_backoff(index, service)?;
-    check_dependencies(config, index, service)
+    check_user_service(index, service)?;
+    check_backoff(index, service)
 }
 
 fn check_strings(index: usize, service: &UserService) -> Result<(), ConfigViolation> {
@@ -165,63 +162,57 @@ fn check_backoff(index: usize, service: &UserService) -> Result<(), ConfigViolat
     Ok(())
 }
 
-fn check_dependencies(
-    config: &NodedConfig,
-    index: usize,
-    service: &UserService,
-) -> Result<(), ConfigViolation> {
-    let services = &config.services;
-    for (at, dependency) in service.depends_on.iter().enumerate() {
-        let field = format!("service[{index}].depends_on[{at}]");
-        if service.depends_on[..at].contains(dependency) {
+/// Checks the dependencies between parts and services.
+pub(super) fn check_dependencies(entries: &[DependencyEntry]) -> Result<(), ConfigViolation> {
+    for (index, entry) in entries.iter().enumerate() {
+        if entries[..index].iter().any(|other| other.name == entry.name) {
+            let message = format!("{:?} is a built-in service; use another name", entry.name);
+            return reject_field(format!("{}.name", entry.section), message);
+        }
+    }
+    entries.iter().try_for_each(|entry| check_entry(entries, entry))?;
+    check_cycles(entries)
+}
+
+fn check_entry(entries: &[DependencyEntry], entry: &DependencyEntry) -> Result<(), ConfigViolation> {
+    for (at, dependency) in entry.depends_on.iter().enumerate() {
+        let field = format!("{}.depends_on[{at}]", entry.section);
+        if entry.depends_on[..at].contains(dependency) {
             return reject_field(field, format!("duplicate dependency {dependency:?}; remove one"));
         }
-        let enabled = match dependency.as_str() {
-            "etcd" if config.cluster.is_some() => {
-                let message = "etcd is a part of [cluster]; depend on \"cluster\"";
-                return reject_field(field, message);
-            }
-            "etcd" => services.etcd.enable,
-            "cluster" => config.cluster.is_some(),
-            "containerd" => services.containerd.enable,
-            PRESEED => services.containerd.enable && services.containerd.preseed.is_some(),
-            "provisioner" => config.provisioner.is_some(),
-            other if config.service.iter().any(|known| known.name == other) => true,
-            other => {
-                let known: Vec<_> = BUILT_IN_SERVICES
-                    .into_iter()
-                    .chain([PRESEED])
-                    .chain(config.service.iter().map(|s| s.name.as_str()))
-                    .collect();
-                let message = format!("unknown service {other:?} in depends_on; known: {}", known.join(", "));
-                return reject_field(field, message);
-            }
-        };
-        if !enabled {
-            let hint = match dependency.as_str() {
-                "provisioner" => "set provisioner.kubeconfig".to_owned(),
-                "cluster" => "set cluster.address".to_owned(),
-                PRESEED if services.containerd.enable => "set services.containerd.preseed".to_owned(),
-                PRESEED => "set services.containerd.enable = true".to_owned(),
-                _ => format!("set services.{dependency}.enable = true"),
-            };
-            let message = format!("{} depends on {dependency}, which is disabled; {hint}", service.name);
+        let Some(known) = entries.iter().find(|known| known.name == *dependency) else {
+            // Parts first, then what is below them.
+            let mut known: Vec<_> = entries.iter().collect();
+            known.sort_by_key(|known| known.dn.matches('.').count());
+            let names: Vec<_> = known.iter().map(|known| known.name.as_str()).collect();
+            let message =
+                format!("unknown service {dependency:?} in depends_on; known: {}", names.join(", "));
             return reject_field(field, message);
+        };
+        if let Some(unavailable) = &known.unavailable {
+            return reject_field(field, format!("{} depends on {dependency}, {unavailable}", entry.name));
         }
     }
     Ok(())
 }
 
-fn check_cycles(services: &[UserService]) -> Result<(), ConfigViolation> {
-    match order_services(services) {
+fn check_cycles(entries: &[DependencyEntry]) -> Result<(), ConfigViolation> {
+    // A runnable below another waits for what that one waits for.
+    let dependencies_of = |index: usize| -> Vec<usize> {
+        let entry = &entries[index];
+        let is_dependency = |other: &DependencyEntry| {
+            entry.depends_on.contains(&other.name) || is_descendant(&entry.dn, &other.dn)
+        };
+        (0..entries.len()).filter(|other| is_dependency(&entries[*other])).collect()
+    };
+    match order_by_dependencies(entries.len(), dependencies_of) {
         Ok(_) => Ok(()),
         Err(cycle) => {
-            let first =
-                services.iter().position(|s| s.name == cycle[0]).expect("the cycle is made of services");
-            reject_field(
-                format!("service[{first}].depends_on"),
-                format!("dependency cycle: {}", cycle.join(" -> ")),
-            )
+            let names: Vec<_> = cycle.iter().map(|index| entries[*index].name.as_str()).collect();
+            let section =
+                cycle.iter().map(|index| &entries[*index].section).find(|section| !section.is_empty());
+            let field = section.map(|section| format!("{section}.depends_on")).unwrap_or_default();
+            reject_field(field, format!("dependency cycle: {}", names.join(" -> ")))
         }
     }
 }
@@ -231,39 +222,12 @@ fn check_cycles(services: &[UserService]) -> Result<(), ConfigViolation> {
 /// # Errors
 /// The names of a dependency cycle; the first name is repeated at the end.
 pub fn order_services(services: &[UserService]) -> Result<Vec<&UserService>, Vec<&str>> {
-    let by_name: BTreeMap<_, _> = services.iter().map(|service| (service.name.as_str(), service)).collect();
-    let mut visit = DependencyVisit { by_name, path: Vec::new(), ordered: Vec::new() };
-    for service in services {
-        visit.visit_service(service)?;
-    }
-    Ok(visit.ordered)
-}
-
-struct DependencyVisit<'a> {
-    by_name: BTreeMap<&'a str, &'a UserService>,
-    /// Path from the first visited service to the current one.
-    path: Vec<&'a str>,
-    ordered: Vec<&'a UserService>,
-}
-
-impl<'a> DependencyVisit<'a> {
-    fn visit_service(&mut self, service: &'a UserService) -> Result<(), Vec<&'a str>> {
-        if self.ordered.iter().any(|done| done.name == service.name) {
-            return Ok(());
-        }
-        if let Some(start) = self.path.iter().position(|name| *name == service.name) {
-            let mut cycle = self.path.split_off(start);
-            cycle.push(&service.name);
-            return Err(cycle);
-        }
-        self.path.push(&service.name);
-        for dependency in &service.depends_on {
-            if let Some(dependency) = self.by_name.get(dependency.as_str()) {
-                self.visit_service(dependency)?;
-            }
-        }
-        self.path.pop();
-        self.ordered.push(service);
-        Ok(())
+    let dependencies_of = |index: usize| -> Vec<usize> {
+        let position = |name: &String| services.iter().position(|service| service.name == *name);
+        services[index].depends_on.iter().filter_map(position).collect()
+    };
+    match order_by_dependencies(services.len(), dependencies_of) {
+        Ok(order) => Ok(order.into_iter().map(|index| &services[index]).collect()),
+        Err(cycle) => Err(cycle.into_iter().map(|index| services[index].name.as_str()).collect()),
     }
 }

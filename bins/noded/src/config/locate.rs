@@ -5,6 +5,9 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+/// The tables that belong to no part.
+const CORE_TABLES: [&str; 5] = ["node", "log", "events", "control", "services"];
+
 /// The text as a tree of values with their spans.
 pub(super) struct TomlDocument<'a>(Spanned<DeTable<'a>>);
 
@@ -15,20 +18,11 @@ impl<'a> TomlDocument<'a> {
 
     /// Finds a table of the file that is not written as a table: its span, its name, and how to write it.
     /// serde would take the values of a list for those of the table's keys, in their order.
-    pub(super) fn find_misshapen_table(&self) -> Option<(Range<usize>, String, String)> {
-        for path in [
-            "node",
-            "log",
-            "events",
-            "control",
-            "services",
-            "services.etcd",
-            "services.containerd",
-            "services.containerd.cri",
-            "services.containerd.cri.runsc",
-            "cluster",
-            "provisioner",
-        ] {
+    pub(super) fn find_misshapen_table<'p>(
+        &self,
+        of_parts: impl Iterator<Item = &'p str>,
+    ) -> Option<(Range<usize>, String, String)> {
+        for path in CORE_TABLES.into_iter().chain(of_parts) {
             if let Some((value, span)) = self.value_at(path)
                 && !value.is_table()
             {
@@ -57,6 +51,11 @@ impl<'a> TomlDocument<'a> {
             }
         }
         None
+    }
+
+    /// The span of the value at a path of table keys.
+    pub(super) fn span_at(&self, path: &str) -> Option<Range<usize>> {
+        self.value_at(path).map(|(_, span)| span)
     }
 
     /// The value at a path of table keys.

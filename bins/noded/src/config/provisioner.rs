@@ -94,7 +94,7 @@ fn deserialize_optional_name<'de, D: Deserializer<'de>>(
 }
 
 /// Checks the rules between fields.
-pub(super) fn check_provisioner(config: &NodedConfig) -> Result<(), ConfigViolation> {
+pub(crate) fn check_provisioner(config: &NodedConfig) -> Result<(), ConfigViolation> {
     let Some(provisioner) = &config.provisioner else { return Ok(()) };
     let paths = [
         ("provisioner.kubeconfig", Some(&provisioner.kubeconfig)),

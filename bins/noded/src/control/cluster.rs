@@ -20,7 +20,7 @@ fn require_cluster(shared: &NodeState) -> Result<&ClusterNode, Status> {
     let none = || {
         Status::failed_precondition("clustering is not configured: [cluster] is missing in the configuration")
     };
-    shared.cluster.as_ref().ok_or_else(none)
+    shared.extensions().get().ok_or_else(none)
 }
 
 pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, Status> {
@@ -29,7 +29,11 @@ pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
     let condition = cluster.condition().map(|condition| condition.to_string());
     let (detail, node, id) = match &state {
         EnrolmentState::New => (condition.clone().unwrap_or_default(), None, None),
-        EnrolmentState::Waiting(cause) => (waiting_detail(shared, cause), None, None),
+        // With a ticket it may wait for its address.
+        EnrolmentState::Waiting(cause) => match &condition {
+            Some(condition) if *condition != cause.to_string() => (condition.clone(), None, None),
+            _ => (waiting_detail(shared, cause), None, None),
+        },
         EnrolmentState::CreatingCluster(run)
         | EnrolmentState::Joining { run, .. }
         | EnrolmentState::Restarting(run) => {
@@ -172,9 +176,7 @@ fn add_condition(error: String, condition: Option<&str>) -> String {
 /// The hint for the operator, if another ticket conflicts.
 async fn ticket_hint(cluster: &ClusterNode, error: &TicketIssueError, url: &PeerUrl) -> Option<String> {
     match error {
-        TicketIssueError::StoredTicket(_) => {
-            Some(format!("to create another, {}", revoke_command(url.as_str())?))
-        }
+        TicketIssueError::StoredTicket { .. } => revoke_command(url.as_str()),
         TicketIssueError::Membership(MembershipError::TooManyLearners) => {
             let members = cluster.cluster_members().ok()?.list_members().await.ok()?;
             let learner = members.into_iter().find(|member| member.is_learner)?;
@@ -200,10 +202,12 @@ fn ticket_error_code(error: &TicketIssueError) -> Code {
     let retry = |is_retryable| if is_retryable { Code::Aborted } else { Code::Internal };
     match error {
         TicketIssueError::NoAddress { .. } => Code::InvalidArgument,
-        TicketIssueError::MemberExists { .. } | TicketIssueError::StoredTicket(_) => Code::FailedPrecondition,
+        TicketIssueError::MemberExists { .. } | TicketIssueError::StoredTicket { .. } => {
+            Code::FailedPrecondition
+        }
         TicketIssueError::Membership(error) => membership_error_code(error),
         TicketIssueError::Kv(error) => retry(error.is_retryable()),
-        TicketIssueError::Ca(error) => retry(error.is_retryable()),
+        TicketIssueError::Ca(error) | TicketIssueError::Revoke(error) => retry(error.is_retryable()),
         TicketIssueError::Record(error) => retry(error.is_retryable()),
         _ => Code::Internal,
     }
@@ -229,8 +233,16 @@ mod tests {
     #[test]
     fn an_error_of_a_cluster_without_a_majority_says_who_is_missing() {
         let condition = "waits for a majority: 1 of 3 members reachable (10.0.0.8 does not answer)";
-        let text = add_condition("list the members: no answer".into(), Some(condition));
-        assert_eq!(text, format!("list the members: no answer; the node is Unhealthy: {condition}"));
+        let text = add_condition(
+            "can't list the members: the cluster's etcd does not answer".into(),
+            Some(condition),
+        );
+        assert_eq!(
+            text,
+            format!(
+                "can't list the members: the cluster's etcd does not answer; the node is Unhealthy: {condition}"
+            )
+        );
         assert_eq!(add_condition(condition.into(), Some(condition)), condition);
         assert_eq!(add_condition("no".into(), None), "no");
     }
@@ -250,8 +262,11 @@ mod tests {
         let refused = || MembershipError::Rejected { operation: "list the members", source: "no".into() };
         let cases = [
             (TicketIssueError::NoAddress { url: url.clone() }, Code::InvalidArgument),
-            (TicketIssueError::MemberExists { url }, Code::FailedPrecondition),
-            (TicketIssueError::StoredTicket(TicketError::Malformed), Code::FailedPrecondition),
+            (TicketIssueError::MemberExists { url: url.clone() }, Code::FailedPrecondition),
+            (
+                TicketIssueError::StoredTicket { url, source: TicketError::Malformed },
+                Code::FailedPrecondition,
+            ),
             (TicketIssueError::Membership(MembershipError::TooManyLearners), Code::FailedPrecondition),
             (TicketIssueError::Membership(MembershipError::Stopped), Code::FailedPrecondition),
             (TicketIssueError::Membership(no_answer()), Code::Aborted),
@@ -263,6 +278,7 @@ mod tests {
             (TicketIssueError::Kv(KvError::DuplicateKey), Code::Internal),
             (TicketIssueError::Ca(CaError::Contended), Code::Aborted),
             (TicketIssueError::Ca(CaError::NotFound), Code::Internal),
+            (TicketIssueError::Revoke(CaError::Contended), Code::Aborted),
             (TicketIssueError::Record(NodeStoreError::ClusterIdMissing), Code::Internal),
         ];
         for (error, code) in cases {

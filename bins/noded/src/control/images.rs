@@ -5,6 +5,7 @@
 use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nodekeel_containerd_svc::{ContainerdImages, Image, ImageStore as _, Namespace};
 use nodekeel_localstorage::Dir;
@@ -12,8 +13,8 @@ use tokio::task::spawn_blocking;
 use tonic::Status;
 
 use crate::node::NodeState;
-use crate::plan::{self, ServicePlan};
-use crate::service::containerd::disk_reserve;
+use crate::parts::ImageAccess;
+use crate::plan;
 use crate::v1;
 
 pub(super) async fn list_images(
@@ -58,18 +59,14 @@ fn open_archive(path: &Path) -> Result<File, Status> {
 }
 
 async fn connect_store(shared: &NodeState) -> Result<ContainerdImages, Status> {
-    let containerd = shared.plan.services.iter().find_map(|planned| match &planned.service {
-        ServicePlan::Containerd(containerd) if planned.skip_reason.is_none() => Some(containerd),
-        _ => None,
-    });
-    let Some(containerd) = containerd else {
+    let Some(images) = shared.extensions().get::<Arc<ImageAccess>>() else {
         return Err(Status::failed_precondition(
             "this node does not run containerd; see services.containerd",
         ));
     };
-    let store = ContainerdImages::connect(&containerd.directories.socket_path()).await;
+    let store = ContainerdImages::connect(&images.directories.socket_path()).await;
     let store = store.map_err(|error| aborted_status(&error))?;
-    Ok(store.with_disk(containerd.directories.root_dir(), disk_reserve(&containerd.config)))
+    Ok(store.with_disk(images.directories.root_dir(), images.reserve))
 }
 
 fn images_response(mut images: Vec<Image>) -> v1::ImagesResponse {

@@ -72,7 +72,8 @@ fn parent_error(path: &Path, error: DataError) -> BindError {
         }
         DataError::NotADirectory { path: file } => format!("{} is not a directory", file.display()),
         DataError::Unusable { path: directory, why } => format!("{} is {why}", directory.display()),
-        _ => format!("permission denied to write to {}", parent.display()),
+        DataError::Permission { .. } => format!("permission denied to write to {}", parent.display()),
+        other => crate::plan::error_chain(&other),
     };
     BindError::UnusableParent { path, reason }
 }
@@ -218,6 +219,21 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_used_is_an_error_with_its_own_reason() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let path = parent.path().join("s");
+        let text = |error| parent_error(&path, error).to_string();
+        let denied = DataError::Permission { path: parent.path().to_owned() };
+        assert!(text(denied).contains("permission denied to write to"));
+        // A link that leads to itself: no permission helps.
+        let link = parent.path().join("loop");
+        std::os::unix::fs::symlink(&link, &link).expect("linked");
+        let looping = DataError::Access(Dir::open(&link).expect_err("a loop"));
+        let text = text(looping);
+        assert!(!text.contains("permission") && text.contains("symbolic links"), "{text}");
+    }
 
     #[tokio::test]
     async fn a_stale_socket_is_replaced_and_nothing_else_is() {

@@ -72,7 +72,8 @@ pub(super) fn log_stream(reader: LogReader) -> impl Stream<Item = v1::LogsRespon
             bytes += entry.encoded_len();
             entries.push(entry);
         }
-        Some((v1::LogsResponse { entries }, reader))
+        let cursor = reader.cursor().to_string();
+        Some((v1::LogsResponse { entries, cursor }, reader))
     })
 }
 

@@ -86,7 +86,7 @@ pub enum DataError {
         needed: u64,
     },
     /// The lock file can't be created, locked or written.
-    #[error("can't lock {}", path.display())]
+    #[error("can't create or lock {}, which keeps other instances out of the data directory", path.display())]
     Lock {
         /// The lock file.
         path: PathBuf,

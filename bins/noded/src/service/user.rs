@@ -1,66 +1,72 @@
 //! The operator's services.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use nodekeel_supervisor::process::{self, Process};
-use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, RunFuture, Runnable, WaitReadyError};
+use nodekeel_supervisor::process::{
+    self, Liveness, Privileges, Process, ProcessHandle, ProcessLimits, ReloadAction, Signal,
+};
+use nodekeel_supervisor::{Backoff, ChildPolicy};
 
-use crate::config::{ReadinessConfig, RestartPolicy, UserService};
-use crate::plan::UserServicePlan;
+use crate::config::{ReadinessConfig, ReloadConfig, RestartPolicy, ServiceLimits, UserService};
+use crate::part::PreparedRunnable;
+use crate::parts::UserServicePlan;
 
-/// Pause before a DN that left the tree, because its parent restarts, is looked for again.
-const UNKNOWN_PAUSE: Duration = Duration::from_millis(50);
-
-/// The service as a child of the tree.
-pub(crate) fn service_child(user: &UserServicePlan, grace: Duration) -> ChildSpec {
-    let service = DependentProcess { process: service_process(user, grace), after: user.start_after.clone() };
-    ChildSpec::new(user.config.name.clone(), service).policy(service_policy(&user.config))
-}
-
-/// A process that starts when other runnables are ready.
-struct DependentProcess {
-    process: Process,
-    after: Vec<String>,
-}
-
-impl Runnable for DependentProcess {
-    fn run(&self, ctx: Context) -> RunFuture {
-        let Self { process, after } = self;
-        let (process, after) = (process.clone(), after.clone());
-        Box::pin(async move {
-            wait_dependencies(&ctx, &after).await?;
-            process.run(ctx).await
-        })
-    }
-
-    fn stop_timeout(&self) -> Option<Duration> {
-        self.process.stop_timeout()
-    }
-}
-
-/// Waits for each of the DNs. One that is below another, which restarts just now, is waited for again from the
-/// first on.
-async fn wait_dependencies(ctx: &Context, after: &[String]) -> Result<(), WaitReadyError> {
-    'again: loop {
-        for (index, dn) in after.iter().enumerate() {
-            let is_below =
-                |dn: &str| after[..index].iter().any(|parent| dn.starts_with(&format!("{parent}.")));
-            match ctx.wait_ready(dn).await {
-                Err(WaitReadyError::UnknownDn { dn }) if is_below(&dn) => {
-                    tokio::time::sleep(UNKNOWN_PAUSE).await;
-                    continue 'again;
-                }
-                ready => ready?,
-            }
-        }
-        return Ok(());
-    }
+/// The service as a runnable with its policy.
+pub(crate) fn prepare_service(
+    user: &UserServicePlan,
+    handle: &ProcessHandle,
+    grace: Duration,
+) -> PreparedRunnable {
+    PreparedRunnable::new(service_process(user, grace).handle(handle)).policy(service_policy(&user.config))
 }
 
 fn service_process(user: &UserServicePlan, grace: Duration) -> Process {
     let config = &user.config;
     let process = Process::new(&user.binary).args(&config.command[1..]).ready_when(service_readiness(user));
-    with_environment(process, user).grace_period(config.grace.unwrap_or(grace))
+    let mut process = with_environment(process, user)
+        .grace_period(config.grace.unwrap_or(grace))
+        .max_grace_period(config.grace_max.unwrap_or_default())
+        .stop_signal(config.stop_signal.unwrap_or(Signal::TERM))
+        .limits(process_limits(&config.limits));
+    if let Some(interval) = config.watchdog {
+        process = process.watchdog(interval);
+    }
+    if let (Some(liveness), Some(program)) = (&config.liveness, &user.programs.liveness) {
+        let probe = Liveness::command(helper_process(program, user));
+        let probe = probe.with_period(liveness.period).with_timeout(liveness.timeout);
+        process = process.liveness(probe.with_failure_threshold(liveness.failure_threshold));
+    }
+    match (&config.reload, &user.programs.reload) {
+        (Some(ReloadConfig::Signal(signal)), _) => process.reload(ReloadAction::Signal(*signal)),
+        (_, Some(program)) => process.reload(ReloadAction::Command(Arc::new(helper_process(program, user)))),
+        _ => process,
+    }
+}
+
+/// The limits as the supervisor takes them.
+pub(crate) fn process_limits(config: &ServiceLimits) -> ProcessLimits {
+    let mut limits = ProcessLimits::default();
+    limits.memory_max = config.memory_max;
+    // The check of the configuration keeps it in range.
+    limits.cpu_max_millis = config.cpu_max.map(|cpus| (cpus * 1000.0).round() as u32);
+    limits.pids_max = config.pids_max;
+    limits.io_weight = config.io_weight;
+    limits.rlimits.clone_from(&config.rlimits);
+    limits.oom_score_adj = config.oom_score_adj;
+    limits
+}
+
+fn service_privileges(user: &UserServicePlan) -> Privileges {
+    let config = &user.config.privileges;
+    let mut privileges = Privileges::default();
+    privileges.groups.clone_from(&user.groups);
+    privileges.capabilities = config.capabilities.as_ref().map(|names| names.iter().copied().collect());
+    privileges.no_new_privs = config.no_new_privs;
+    privileges.read_only_paths.clone_from(&config.read_only_paths);
+    privileges.umask = config.umask;
+    privileges
 }
 
 fn service_readiness(user: &UserServicePlan) -> process::Readiness {
@@ -69,20 +75,22 @@ fn service_readiness(user: &UserServicePlan) -> process::Readiness {
         ReadinessConfig::Notify => process::Readiness::on_notify(),
         ReadinessConfig::Exit => process::Readiness::on_exit(),
         ReadinessConfig::Probe { timeout, .. } => {
-            process::Readiness::on_command(probe_process(user)).with_timeout(*timeout)
+            let program = user.programs.readiness.as_ref();
+            let program = program.expect("the plan has the probe of this readiness");
+            process::Readiness::on_command(helper_process(program, user)).with_timeout(*timeout)
         }
     }
 }
 
-/// The readiness probe, with the service's user, directory and environment.
-fn probe_process(user: &UserServicePlan) -> Process {
-    let (program, args) = user.probe.as_ref().expect("the plan has the probe of this readiness");
+/// A program that probes or reloads the service, with its user, privileges, directory and environment.
+fn helper_process((program, args): &(PathBuf, Vec<String>), user: &UserServicePlan) -> Process {
     with_environment(Process::new(program).args(args), user)
 }
 
-/// Sets user, directory and environment of the service and its probe.
+/// Sets user, privileges, directory and environment of the service and its helpers.
 fn with_environment(process: Process, user: &UserServicePlan) -> Process {
     let process = process.envs(&user.config.environment).current_dir(&user.config.directory);
+    let process = process.privileges(service_privileges(user));
     match user.account {
         Some((uid, gid)) => process.uid(uid).gid(gid),
         None => process,

@@ -95,6 +95,12 @@ fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
     let names = noded.data().join("cluster/names");
     let hosts = fs::read_to_string(names.join("hosts")).unwrap();
     assert!(hosts.contains(node.as_str().unwrap()), "{hosts}");
+
+    // It looks at no ticket any more, not even at a directory in its place.
+    let scratch = kill_node(noded);
+    fs::create_dir(scratch.path().join("data/cluster/state/enrolment.pb")).unwrap();
+    let noded = member.start(scratch);
+    assert_eq!(cluster_identity(&noded).0, node);
     noded.stop();
 }
 
@@ -116,7 +122,7 @@ fn a_revoked_ticket_is_useless_and_its_address_is_free() {
     let ticket = bootstrapped.ask_json(&create_ticket_args("127.0.0.8", "7001", &mistyped));
     let (stderr, code) =
         stderr_and_code(&bootstrapped.nodectl(&create_ticket_args("127.0.0.9", "7001", &wanted)));
-    let expected = "the cluster already has a learner; the learner is at https://127.0.0.8:7001";
+    let expected = "takes one at a time; the learner is at https://127.0.0.8:7001";
     let command = "nodectl cluster ticket withdraw --address 127.0.0.8 --port 7001";
     assert!(stderr.contains(expected) && stderr.contains(command) && code == Some(1), "{stderr} {code:?}");
 
@@ -296,7 +302,7 @@ fn a_node_makes_a_cluster_only_where_permitted_once_and_says_what_to_type() {
     noded.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
     let (node, cluster) = cluster_identity(&noded);
     let (stderr, code) = stderr_and_code(&noded.nodectl(&["cluster", "bootstrap"]));
-    assert!(stderr.contains("the node is Running") && code == Some(1), "{stderr} {code:?}");
+    assert!(stderr.contains("the node's enrolment is Running") && code == Some(1), "{stderr} {code:?}");
     let noded = member.start(kill_node(noded));
     assert_eq!(cluster_identity(&noded), (node, cluster));
 
@@ -372,11 +378,11 @@ fn a_copy_of_a_running_member_is_refused_at_another_address() {
     let config = member.config.replace("127.0.0.1", "127.0.0.2");
     let mut copied = NodedProcess::spawn(copy, &config, &[], |_| {});
     copied.wait_for_line("control socket at");
-    let reason = format!("runs at https://127.0.0.1:{} already", member.ports[1].number());
+    let reason = format!("already runs at https://127.0.0.1:{}", member.ports[1].number());
     testbed::wait_until(TEST_TIMEOUT, "the refusal of the copy", || {
         let status = failing_status(&copied)?;
         let detail = status["detail"].as_str().unwrap_or_default();
-        anyhow::ensure!(detail.contains(&reason) && detail.contains("never run a copy"), "{status}");
+        anyhow::ensure!(detail.contains(&reason) && detail.contains("must not run a copy"), "{status}");
         Ok(())
     })
     .unwrap();
@@ -498,7 +504,7 @@ fn a_development_node_without_etcd_keeps_its_cluster_in_memory() {
     assert!(!ticket.exists());
     noded.ask(&["stop", "--wait", "root.cluster"]);
     let (stderr, code) = stderr_and_code(&noded.nodectl(&["cluster", "members"]));
-    assert!(stderr.contains("the node is Failed, not Running") && code == Some(1), "{stderr} {code:?}");
+    assert!(stderr.contains("the node's enrolment is Failed") && code == Some(1), "{stderr} {code:?}");
 
     let noded = NodedProcess::start_in(kill_node(noded), config, &["--dev"]);
     noded.ask(&["start", "--wait", "root.cluster"]);

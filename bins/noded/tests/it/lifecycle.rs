@@ -2,6 +2,7 @@
 
 use std::io::{PipeReader, PipeWriter, Write as _};
 use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use testbed::ScratchDir;
@@ -55,11 +56,61 @@ fn a_crash_loop_evicts_no_event_of_another_service() {
     node.stop();
 }
 
+/// Ignores SIGTERM, and says so when it does.
+const STUBBORN: &str = "trap '' TERM; echo set; while :; do sleep 1000; done";
+
+/// A node with these services, which all ignore SIGTERM by now.
+fn node_with_stubborn_services(count: usize, service: impl Fn(usize) -> String) -> NodedProcess {
+    let config: String = (0..count).map(service).collect();
+    let node = NodedProcess::start_in(ScratchDir::new().unwrap(), &format!("{NO_DAEMONS}{config}"), &[]);
+    let mut set = 0;
+    node.follow(&["logs", "-f", "--raw", "--children", "root.service"]).find_value(|entry| {
+        set += usize::from(entry["text"] == "set");
+        set == count
+    });
+    node
+}
+
+// One after the other, they take 100 seconds.
+#[test]
+fn independent_services_that_ignore_sigterm_take_one_grace_period_together() {
+    let keys = format!("grace = \"1s\"\n{PATH}");
+    let mut node = node_with_stubborn_services(100, |n| service_config(&format!("s{n}"), STUBBORN, &keys));
+    let started = Instant::now();
+    node.signal(Signal::SIGTERM);
+    let (status, lines) = node.wait();
+    let elapsed = started.elapsed();
+    println!("100 services that ignore SIGTERM, grace 1 s: exit after {elapsed:?}");
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert!((Duration::from_secs(1)..Duration::from_secs(20)).contains(&elapsed), "{elapsed:?}");
+}
+
+#[test]
+fn services_stop_before_what_they_depend_on() {
+    let chain = |n: usize| {
+        let after = if n > 0 { format!("depends_on = [\"s{}\"]\n", n - 1) } else { String::new() };
+        service_config(&format!("s{n}"), STUBBORN, &format!("grace = \"100ms\"\n{after}{PATH}"))
+    };
+    let mut node = node_with_stubborn_services(10, chain);
+    let events = node.follow(&["events", "-f", "-o", "json"]);
+    let (started, mut order) = (Instant::now(), Vec::new());
+    node.signal(Signal::SIGTERM);
+    events.find_value(|event| {
+        order.extend((event["change"] == "killed").then(|| event["dn"].as_str().unwrap().to_owned()));
+        order.len() == 10
+    });
+    let (status, lines) = node.wait();
+    println!("a chain of 10, grace 100 ms: exit after {:?}", started.elapsed());
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert!(started.elapsed() >= 10 * Duration::from_millis(100), "{:?}", started.elapsed());
+    let expected: Vec<String> = (0..10).rev().map(|n| format!("root.service.s{n}")).collect();
+    assert_eq!(order, expected);
+}
+
 #[test]
 fn a_stop_that_needed_sigkill_is_seen_in_events_status_and_log() {
-    let script = "trap '' TERM; echo set; while :; do sleep 1000; done";
     let keys = format!("grace = \"300ms\"\n{PATH}");
-    let config = format!("{NO_DAEMONS}{}", service_config("stubborn", script, &keys));
+    let config = format!("{NO_DAEMONS}{}", service_config("stubborn", STUBBORN, &keys));
     let node = NodedProcess::start_in(ScratchDir::new().unwrap(), &config, &[]);
     let dn = "root.service.stubborn";
     node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "set");

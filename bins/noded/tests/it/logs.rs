@@ -1,11 +1,12 @@
 //! Logs through the control socket.
 
 use std::io::Write as _;
+use std::time::{Duration, SystemTime};
 
 use nodekeel_logtree::{Dn, EntryBody, Level, LogEntry, LogMessage, WriterOptions};
 use nodekeel_node::client::level_to_wire;
 use nodekeel_node::v1::logs_request::Kind;
-use nodekeel_node::v1::{LogsRequest, LogsResponse};
+use nodekeel_node::v1::{self, LogsRequest, LogsResponse};
 use prost::Message as _;
 use tokio::time::timeout;
 use tonic::Streaming;
@@ -92,6 +93,36 @@ async fn a_stream_delivers_entries_that_are_written_while_it_is_open() {
         node.append_entry("other", Level::Info, "not this one");
         node.append_entry("a", Level::Info, line);
         assert_eq!(next_text(&mut chunks).await, line);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_are_found_by_pattern_field_time_and_cursor() {
+    let mut node = LocalNode::start(NO_DAEMONS).await;
+    for (text, member) in [("refused", 7_i64), ("refused", 8), ("granted", 7)] {
+        let message = LogMessage::new(Level::Info, text).with_field("member", member);
+        node.log_store.append_message(&"a".parse::<Dn>().unwrap(), message);
+    }
+    let member = |value: &str| vec![v1::FieldMatch { name: "member".into(), value: value.into() }];
+    let refused = LogsRequest { pattern: "^ref".into(), fields: member("7"), ..logs_request("a") };
+    assert_eq!(node.read_texts(refused).await, ["refused"]);
+    let in_an_hour = SystemTime::now() + Duration::from_secs(3600);
+    let later = LogsRequest { since: Some(in_an_hour.into()), ..logs_request("a") };
+    assert_eq!(node.read_texts(later).await, [""; 0]);
+
+    let mut chunks = node.open_logs(logs_request("a")).await;
+    let cursor = chunks.message().await.unwrap().unwrap().cursor;
+    node.append_entry("a", Level::Info, "after it");
+    assert_eq!(node.read_texts(LogsRequest { cursor, ..logs_request("a") }).await, ["after it"]);
+
+    for (request, reason) in [
+        (LogsRequest { pattern: "a(b".into(), ..logs_request("a") }, "unclosed group"),
+        (LogsRequest { cursor: "3".into(), ..logs_request("a") }, "resume at cursor"),
+        (LogsRequest { cursor: format!("{:016x}-1", 1), ..logs_request("a") }, "from another process"),
+    ] {
+        let status = node.client.logs(request).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(status.message().contains(reason), "{status:?}");
     }
 }
 

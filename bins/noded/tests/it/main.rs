@@ -12,6 +12,8 @@ mod lifecycle;
 mod logs;
 mod network_namespace;
 mod nodectl;
+mod parts;
 mod preseed;
+mod service_settings;
 mod services;
 mod volumes;

@@ -133,6 +133,31 @@ fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
     noded.stop();
 }
 
+/// The directory of a disk that is not mounted.
+#[test]
+#[ignore = "needs containerd and root"]
+fn a_missing_preseed_directory_is_seen_in_status_and_json_and_holds_the_services() {
+    let disk = ScratchDir::new().unwrap();
+    let missing = disk.path().join("not-mounted");
+    let config = format!(
+        "services.etcd.enable = false\n[services.containerd]\npreseed = \"{}\"\n{}",
+        missing.display(),
+        service_config("kubelet", "exec sleep 1000", "depends_on = [\"containerd.preseed\"]")
+    );
+    let noded = NodedProcess::start(&config);
+    let node = wait_status(&noded, PRESEED, |node| !node["exits"].as_array().unwrap().is_empty());
+    let reason = node["exits"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("not-mounted") && reason.contains("No such file"), "{reason}");
+    let status = shown(&noded, &["status"]);
+    assert!(status.contains(PRESEED) && status.contains("not-mounted"), "{status}");
+    let kubelet = wait_status(&noded, "root.service.kubelet", |_| true);
+    assert_ne!(kubelet["state"], "ready", "{kubelet}");
+    fs::create_dir_all(missing.join("k8s.io")).unwrap();
+    noded.ask(&["restart", PRESEED]);
+    noded.wait_for_event("root.service.kubelet", 1, "ready");
+    noded.stop();
+}
+
 /// A new ext4 of this size at a path.
 fn mount_ext4(directory: &Path, mebibytes: u64) -> PathBuf {
     let image = directory.with_extension("ext4");

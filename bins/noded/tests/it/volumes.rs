@@ -252,15 +252,21 @@ spec:
   resources: {requests: {storage: 64Mi}}
 "#;
 
-#[test]
-#[ignore = "needs kube"]
-fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
+/// A control plane, and a noded that provisions its claims without a quota.
+fn start_node_at_api_server() -> (Kube, NodedProcess) {
     let account = KubeUser::service_account("nodekeel", "provisionerd");
     let kube = Kube::builder().with_user(account.clone()).start().unwrap();
     MANIFESTS.iter().for_each(|manifests| kube.apply_manifests(manifests).unwrap());
     kube.create_fake_node(&FakeNode::new("node").with_driver("volumes.nodekeel")).unwrap();
     let kubeconfig = kube.kubeconfig_file(&account.name).unwrap();
     let node = NodedProcess::start(&provisioner_config(&kubeconfig, "csi = false\nquota = \"none\""));
+    (kube, node)
+}
+
+#[test]
+#[ignore = "needs kube"]
+fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
+    let (kube, node) = start_node_at_api_server();
     kube.apply_manifests(CLASS_AND_CLAIM).unwrap();
     let claim =
         kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
@@ -269,7 +275,7 @@ fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
     let away = store_id.with_extension("away");
     fs::rename(&store_id, &away).unwrap();
     let is_lost = |event: &serde_json::Value| {
-        event["dn"] == "root.provisioner" && event.to_string().contains("mount its disk again")
+        event["dn"] == "root.provisioner" && event.to_string().contains("mount their disk again")
     };
     // The mounts have not changed, so the next use of the store notices it.
     kube.delete_object("pvc", "default/data").unwrap();
@@ -283,12 +289,7 @@ fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
 #[test]
 #[ignore = "needs kube"]
 fn a_claim_becomes_a_volume_and_its_deletion_removes_everything_created_for_it() {
-    let account = KubeUser::service_account("nodekeel", "provisionerd");
-    let kube = Kube::builder().with_user(account.clone()).start().unwrap();
-    MANIFESTS.iter().for_each(|manifests| kube.apply_manifests(manifests).unwrap());
-    kube.create_fake_node(&FakeNode::new("node").with_driver("volumes.nodekeel")).unwrap();
-    let kubeconfig = kube.kubeconfig_file(&account.name).unwrap();
-    let node = NodedProcess::start(&provisioner_config(&kubeconfig, "csi = false\nquota = \"none\""));
+    let (kube, node) = start_node_at_api_server();
     node.wait_for_event("root.provisioner", 1, "ready");
     assert!(node.ask(&["tree"]).contains("└─ controller"));
 

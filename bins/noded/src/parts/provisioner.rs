@@ -1,4 +1,8 @@
-//! Plans the provisioner on this machine.
+//! Volumes for the claims of a Kubernetes cluster.
+
+mod kubelet_dir;
+mod no_quota;
+mod volume_service;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,35 +11,92 @@ use kube::config::Kubeconfig;
 use nodekeel_fsquota::{OpenError, ProjectQuota};
 use nodekeel_provisioner::{DriverName, NodeName};
 
-use super::{PLACED_IN_MEMORY, PlannedService, Planner, ServicePlan, check_socket_path};
-use crate::config::{NodedConfig, ProvisionerConfig, QuotaMode};
+use self::volume_service::VolumeService;
+use crate::config::{
+    ConfigSection, ConfigViolation, NodedConfig, ProvisionerConfig, QuotaMode, check_provisioner,
+};
 use crate::data::{self, DataError, check_writable};
 use crate::layout::VolumesLayout;
+use crate::part::{
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+};
+use crate::plan::{PLACED_IN_MEMORY, PartPlanner, check_socket_path, error_chain};
+
+const DN: &str = "root.provisioner";
+
+/// The part of a node with `[provisioner]`.
+pub(super) struct ProvisionerPart;
+
+impl Part for ProvisionerPart {
+    fn name(&self) -> &str {
+        "provisioner"
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        vec![ConfigSection::field("provisioner")]
+    }
+
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        check_provisioner(config)
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        let unavailable =
+            config.provisioner.is_none().then_some("which is disabled; set provisioner.kubeconfig");
+        vec![DependencyEntry::of_part(self, config).unavailable(unavailable)]
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let Some(provisioner) = &planner.config().provisioner else { return };
+        let placed: VolumesLayout = planner.root().add_layout().expect(PLACED_IN_MEMORY);
+        let is_in_data_dir = provisioner.directory.is_none();
+        let directory = provisioner.directory.clone().unwrap_or_else(|| placed.volumes.path().to_owned());
+        let (limits, skipped) = check_requirements(planner, provisioner, &directory, is_in_data_dir);
+        let node = provisioner
+            .node_name_or(&planner.config().node.name)
+            .expect("a checked configuration has a valid name");
+        if skipped.is_none() && provisioner.csi {
+            for socket in kubelet_sockets(provisioner) {
+                let hint = "use a shorter provisioner.kubelet or provisioner.driver";
+                check_socket_path(&socket, hint).into_iter().for_each(|problem| planner.report(problem));
+            }
+        }
+        let plan = ProvisionerPlan {
+            kubeconfig: provisioner.kubeconfig.clone(),
+            node,
+            driver: provisioner.driver.clone(),
+            directory,
+            is_in_data_dir,
+            limits: limits.unwrap_or(LimitEnforcement::None),
+            kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
+        };
+        let service = PlannedService::new(DN, plan).skip(skipped);
+        planner.add(if is_in_data_dir { service.layout::<VolumesLayout>() } else { service });
+    }
+}
 
 /// Volumes for the claims of a Kubernetes cluster.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ProvisionerPlan {
+struct ProvisionerPlan {
     /// Address and credentials of the API server.
-    pub kubeconfig: PathBuf,
+    kubeconfig: PathBuf,
     /// Name of this node in the API.
-    pub node: NodeName,
+    node: NodeName,
     /// Name of the CSI driver.
-    pub driver: DriverName,
+    driver: DriverName,
     /// Directory of volumes.
-    pub directory: PathBuf,
+    directory: PathBuf,
     /// Whether that directory is the default one, below the data directory.
-    pub is_in_data_dir: bool,
+    is_in_data_dir: bool,
     /// How the limits of volumes are enforced.
-    pub limits: LimitEnforcement,
+    limits: LimitEnforcement,
     /// The kubelet's directory; `None` if volumes are not mounted into pods.
-    pub kubelet: Option<PathBuf>,
+    kubelet: Option<PathBuf>,
 }
 
 /// How the limits of volumes are enforced.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LimitEnforcement {
+enum LimitEnforcement {
     /// By project quotas of a file system.
     Enforced {
         /// The file system, for people.
@@ -45,66 +106,46 @@ pub enum LimitEnforcement {
     None,
 }
 
-impl Planner<'_> {
-    pub(super) fn plan_provisioner(&mut self, config: &NodedConfig) {
-        let Some(provisioner) = &config.provisioner else { return };
-        let default_directory =
-            self.root.add_layout::<VolumesLayout>().expect(PLACED_IN_MEMORY).volumes.path().to_owned();
-        let is_in_data_dir = provisioner.directory.is_none();
-        let directory = provisioner.directory.clone().unwrap_or(default_directory);
-        let (limits, skipped) = self.check_requirements(provisioner, &directory, is_in_data_dir);
-        let node = provisioner.node_name_or(&config.node.name).expect("a parsed configuration has one");
-        if skipped.is_none() && provisioner.csi {
-            for socket in kubelet_sockets(provisioner) {
-                let hint = "use a shorter provisioner.kubelet or provisioner.driver";
-                self.problems.extend(check_socket_path(&socket, hint));
-            }
+impl PlannedRunnable for ProvisionerPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        if self.is_in_data_dir {
+            node.create_layout::<VolumesLayout>()?;
         }
-        let volumes = ProvisionerPlan {
-            kubeconfig: provisioner.kubeconfig.clone(),
-            node,
-            driver: provisioner.driver.clone(),
-            directory,
-            is_in_data_dir,
-            limits: limits.unwrap_or(LimitEnforcement::None),
-            kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
-        };
-        let service = ServicePlan::Provisioner(Box::new(volumes));
-        self.services.push(PlannedService { dn: "root.provisioner".into(), service, skip_reason: skipped });
+        Ok(PreparedRunnable::new(VolumeService::open(self, node.log_store())?))
     }
+}
 
-    /// How limits will be enforced, and the reason to skip the service; without `dev`, a problem for each
-    /// missing requirement.
-    fn check_requirements(
-        &mut self,
-        config: &ProvisionerConfig,
-        directory: &Path,
-        is_in_data_dir: bool,
-    ) -> (Option<LimitEnforcement>, Option<String>) {
-        let mut skipped = None;
-        let mut report = |reason: Option<String>| {
-            if let Some(reason) = reason {
-                let reason = self.skip_or_report("provisioner", reason);
-                skipped = skipped.take().or(reason);
+/// How limits will be enforced, and the reason to skip the service; without `dev`, a problem for each
+/// missing requirement.
+fn check_requirements(
+    planner: &mut PartPlanner<'_>,
+    config: &ProvisionerConfig,
+    directory: &Path,
+    is_in_data_dir: bool,
+) -> (Option<LimitEnforcement>, Option<String>) {
+    let mut skipped = None;
+    let mut report = |reason: Option<String>| {
+        if let Some(reason) = reason {
+            let reason = planner.skip_or_report("provisioner", reason);
+            skipped = skipped.take().or(reason);
+        }
+    };
+    report(check_kubeconfig(&config.kubeconfig).err());
+    let existing = find_existing_directory(directory, is_in_data_dir);
+    report(existing.as_ref().err().cloned());
+    let limits = match (&existing, config.quota) {
+        (_, QuotaMode::None) => Some(LimitEnforcement::None),
+        (Ok(existing), QuotaMode::Require) => match detect_enforcement(existing) {
+            Ok(limits) => Some(limits),
+            Err(error) => {
+                report(Some(quota_error_with_hint(&error)));
+                None
             }
-        };
-        report(check_kubeconfig(&config.kubeconfig).err());
-        let existing = find_existing_directory(directory, is_in_data_dir);
-        report(existing.as_ref().err().cloned());
-        let limits = match (&existing, config.quota) {
-            (_, QuotaMode::None) => Some(LimitEnforcement::None),
-            (Ok(existing), QuotaMode::Require) => match detect_enforcement(existing) {
-                Ok(limits) => Some(limits),
-                Err(error) => {
-                    report(Some(quota_error_with_hint(&error)));
-                    None
-                }
-            },
-            (Err(_), QuotaMode::Require) => None,
-        };
-        report(config.csi.then(|| check_kubelet(&config.kubelet)).flatten());
-        (limits, skipped)
-    }
+        },
+        (Err(_), QuotaMode::Require) => None,
+    };
+    report(config.csi.then(|| check_kubelet(&config.kubelet)).flatten());
+    (limits, skipped)
 }
 
 /// Checks that the file names an API server.
@@ -179,22 +220,6 @@ fn kubelet_sockets(config: &ProvisionerConfig) -> [PathBuf; 2] {
     let driver = &config.driver;
     [format!("plugins/{driver}/csi.sock"), format!("plugins_registry/{driver}@reg.sock")]
         .map(|below| config.kubelet.join(below))
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        // The messages of some libraries contain their cause already.
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
-    }
-    text.replace('\n', " ")
 }
 
 impl fmt::Display for ProvisionerPlan {

@@ -22,7 +22,7 @@ const KUBELET_DIRECTORIES: [&str; 2] = ["pods", "plugins_registry"];
 /// The kubelet's directory can't be watched: the user has too many inotify instances or watches, see
 /// inotify(7).
 #[derive(Debug, Error)]
-#[error("can't watch {} for the kubelet", path.display())]
+#[error("can't watch {} for the start of the kubelet", path.display())]
 struct WatchError {
     path: PathBuf,
     #[source]

@@ -18,11 +18,8 @@ use tokio::sync::mpsc;
 
 use super::kubelet_dir::wait_for_kubelet;
 use super::no_quota::NoQuota;
+use super::{DN, LimitEnforcement, ProvisionerPlan, quota_error_with_hint};
 use crate::data::{self, DataError};
-use crate::plan::{LimitEnforcement, ProvisionerPlan, quota_error_with_hint};
-
-/// Its DN.
-pub(crate) const DN: &str = "root.provisioner";
 
 /// Why the volumes can't be opened, although the plan found no problem.
 #[derive(Debug, Error)]
@@ -215,8 +212,8 @@ struct ClientError {
 /// What a client error of a machine without root certificates means: the cause does not say so.
 #[derive(Debug, Error)]
 #[error(
-    "it names no certificate-authority, and this machine has no root certificates: add certificate-authority to it, \
-     or install root certificates (Debian: ca-certificates)"
+    "the kubeconfig names no certificate-authority, and this machine has no root certificates: add \
+     certificate-authority to it, or install root certificates (Debian: ca-certificates)"
 )]
 struct NoRootCertificates;
 

@@ -1,0 +1,35 @@
+//! `signal` and `reload`: they act on the process of a service, and don't restart it.
+
+use nodekeel_node::v1::{ReloadRequest, SignalRequest};
+
+use crate::api_client::ApiClient;
+use crate::command_error::CommandError;
+use crate::output::Printer;
+
+pub(crate) async fn send_signal(
+    api: &mut ApiClient,
+    (dn, signal): (String, String),
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let request = SignalRequest { dn: dn.clone(), signal: signal.clone() };
+    api.call(async |client| client.signal(request).await).await?;
+    print_result(
+        printer,
+        &format!("{signal} was sent to {dn}"),
+        serde_json::json!({ "dn": dn, "signal": signal }),
+    )
+}
+
+pub(crate) async fn reload(
+    api: &mut ApiClient,
+    dn: String,
+    printer: &mut Printer,
+) -> Result<(), CommandError> {
+    let request = ReloadRequest { dn: dn.clone() };
+    api.call(async |client| client.reload(request).await).await?;
+    print_result(printer, &format!("{dn} was asked to reload"), serde_json::json!({ "dn": dn }))
+}
+
+fn print_result(printer: &mut Printer, text: &str, json: serde_json::Value) -> Result<(), CommandError> {
+    if printer.is_json { Ok(printer.print_json(&json)?) } else { Ok(printer.print_line(text)?) }
+}

@@ -1,0 +1,144 @@
+//! Tables of the configuration that belong to a part.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+/// A table of the configuration that belongs to a part.
+#[derive(Clone)]
+pub struct ConfigSection {
+    path: String,
+    /// What must be written as a table: itself, and tables in it.
+    tables: Vec<String>,
+    /// `None` for a field of [`NodedConfig`](super::NodedConfig).
+    parse: Option<ParseSection>,
+}
+
+type ParseSection = fn(Spanned<DeValue<'_>>) -> Result<Arc<dyn SectionValue>, toml::de::Error>;
+
+impl ConfigSection {
+    /// The table of this name, parsed into `T`; [`NodedConfig::section`](super::NodedConfig::section) returns it. `T`
+    /// should deny unknown fields, so that a typing error is reported.
+    pub fn new<T>(name: impl Into<String>) -> Self
+    where
+        T: DeserializeOwned + fmt::Debug + PartialEq + Send + Sync + 'static,
+    {
+        let path = name.into();
+        Self { tables: vec![path.clone()], path, parse: Some(parse_section::<T>) }
+    }
+
+    /// A table that is a field of [`NodedConfig`](super::NodedConfig).
+    pub(crate) fn field(path: &str) -> Self {
+        Self { path: path.to_owned(), tables: vec![path.to_owned()], parse: None }
+    }
+
+    /// An array of tables that is a field of [`NodedConfig`](super::NodedConfig).
+    pub(crate) fn array(path: &str) -> Self {
+        Self { path: path.to_owned(), tables: Vec::new(), parse: None }
+    }
+
+    /// Names the tables in it.
+    #[must_use]
+    pub fn with_tables<'n>(mut self, paths: impl IntoIterator<Item = &'n str>) -> Self {
+        self.tables.extend(paths.into_iter().map(str::to_owned));
+        self
+    }
+
+    /// Its name: the names of the tables that lead to it, separated by dots.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether it is not a field of [`NodedConfig`](super::NodedConfig).
+    pub(super) fn is_own(&self) -> bool {
+        self.parse.is_some()
+    }
+
+    /// What must be written as a table.
+    pub(super) fn tables(&self) -> impl Iterator<Item = &str> {
+        self.tables.iter().map(String::as_str)
+    }
+}
+
+impl fmt::Debug for ConfigSection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConfigSection").field(&self.path).finish()
+    }
+}
+
+fn parse_section<T>(value: Spanned<DeValue<'_>>) -> Result<Arc<dyn SectionValue>, toml::de::Error>
+where
+    T: DeserializeOwned + fmt::Debug + PartialEq + Send + Sync + 'static,
+{
+    Ok(Arc::new(T::deserialize(ValueDeserializer::from(value))?))
+}
+
+/// A parsed section of any type.
+trait SectionValue: fmt::Debug + Send + Sync {
+    fn as_any(&self) -> &dyn Any;
+    fn is_equal(&self, other: &dyn SectionValue) -> bool;
+}
+
+impl<T: fmt::Debug + PartialEq + Send + Sync + 'static> SectionValue for T {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn is_equal(&self, other: &dyn SectionValue) -> bool {
+        other.as_any().downcast_ref::<T>() == Some(self)
+    }
+}
+
+/// The parsed sections of the parts, by their name.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PartSections(BTreeMap<String, Arc<dyn SectionValue>>);
+
+impl PartialEq for PartSections {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.len() == other.0.len()
+            && self
+                .0
+                .iter()
+                .all(|(name, value)| other.0.get(name).is_some_and(|same| value.is_equal(same.as_ref())))
+    }
+}
+
+impl PartSections {
+    pub(super) fn get<T: 'static>(&self, name: &str) -> Option<&T> {
+        self.0.get(name)?.as_any().downcast_ref()
+    }
+
+    /// Moves a section from the document to here.
+    pub(super) fn take(
+        &mut self,
+        section: &ConfigSection,
+        document: &mut DeTable<'_>,
+    ) -> Result<(), toml::de::Error> {
+        let Some(parse) = section.parse else { return Ok(()) };
+        if let Some(value) = document.remove(section.path.as_str()) {
+            self.0.insert(section.path.clone(), parse(value)?);
+        }
+        Ok(())
+    }
+}
+
+/// Removes `depends_on` from a section of the document.
+pub(super) fn take_dependencies(
+    section: &ConfigSection,
+    document: &mut DeTable<'_>,
+) -> Result<Option<Vec<String>>, toml::de::Error> {
+    let mut table = document;
+    for step in section.path.split('.') {
+        match table.get_mut(step).map(Spanned::get_mut) {
+            Some(DeValue::Table(below)) => table = below,
+            _ => return Ok(None),
+        }
+    }
+    table.remove("depends_on").map(|value| Vec::deserialize(ValueDeserializer::from(value))).transpose()
+}

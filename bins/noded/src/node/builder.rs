@@ -1,0 +1,206 @@
+//! Builds a node of the shipped parts and yours.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nodekeel_cluster::enrolment::ConsensusFactory;
+use nodekeel_cluster::network::Network;
+use nodekeel_localstorage::volume::DataVolume;
+use nodekeel_logtree::LogStore;
+use thiserror::Error;
+
+use super::{Deps, NodeHandle, StartError, new_log_store};
+use crate::config::{ConfigError, NodedConfig, read_text};
+use crate::part::Part;
+use crate::parts::{PartDeps, Parts};
+use crate::plan::{NodePlan, PlanError};
+use crate::search_path::SearchPath;
+
+/// Builds a node: [`NodeHandle::builder`].
+///
+/// ```
+/// use nodekeel_node::node::{ExtraRunnable, NodeHandle};
+/// use nodekeel_supervisor::Context;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let scratch = tempfile::tempdir()?;
+/// let greeter = ExtraRunnable::new("greeter", |ctx: Context| async move {
+///     ctx.signal_ready()?;
+///     ctx.until_canceled().await
+/// });
+/// let node = NodeHandle::builder("example.toml", "[services.etcd]\nenable = false\n")
+///     .without("containerd")
+///     .with(greeter)
+///     .data(scratch.path().join("data"))
+///     .start()?;
+/// node.wait_ready("root.greeter").await;
+/// node.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct NodeBuilder {
+    file: PathBuf,
+    text: String,
+    deps: PartDeps,
+    changes: Vec<PartChange>,
+    data: Option<PathBuf>,
+    search: SearchPath,
+    dev: bool,
+    log_store: Option<LogStore>,
+}
+
+/// A change of the shipped parts.
+enum PartChange {
+    Add(Arc<dyn Part>),
+    Replace(Arc<dyn Part>),
+    Remove(String),
+}
+
+impl std::fmt::Debug for PartChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Add(part) => write!(f, "add {}", part.name()),
+            Self::Replace(part) => write!(f, "replace {}", part.name()),
+            Self::Remove(name) => write!(f, "remove {name}"),
+        }
+    }
+}
+
+/// Why a node can't be built. Nothing runs then.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The configuration is invalid: correct it.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Requirements are missing, or in use.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The node can't start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl NodeBuilder {
+    /// A builder with this configuration; `file` is only used in errors.
+    pub(super) fn new(file: PathBuf, text: String) -> Self {
+        Self {
+            file,
+            text,
+            deps: PartDeps::default(),
+            changes: Vec::new(),
+            data: None,
+            search: SearchPath::with_default_directories(None, None),
+            dev: false,
+            log_store: None,
+        }
+    }
+
+    /// A builder with the configuration of a file.
+    ///
+    /// # Errors
+    /// The file can't be read, or is not UTF-8.
+    pub fn from_file(file: &Path) -> Result<Self, ConfigError> {
+        Ok(Self::new(file.to_owned(), read_text(file)?))
+    }
+
+    /// Adds a part: see [`Parts::with`].
+    #[must_use]
+    pub fn with(self, part: impl Part) -> Self {
+        self.change(PartChange::Add(Arc::new(part)))
+    }
+
+    /// Replaces the part of the same name: see [`Parts::replace`].
+    #[must_use]
+    pub fn replace(self, part: impl Part) -> Self {
+        self.change(PartChange::Replace(Arc::new(part)))
+    }
+
+    /// Removes a part: see [`Parts::without`].
+    #[must_use]
+    pub fn without(self, name: &str) -> Self {
+        self.change(PartChange::Remove(name.to_owned()))
+    }
+
+    fn change(mut self, change: PartChange) -> Self {
+        self.changes.push(change);
+        self
+    }
+
+    /// Keeps the data of the cluster on this volume: see [`PartDeps::volume`].
+    #[must_use]
+    pub fn volume(mut self, volume: impl DataVolume + 'static) -> Self {
+        self.deps.volume = Some(Arc::new(volume));
+        self
+    }
+
+    /// Reads the node's address from this network: see [`PartDeps::network`].
+    #[must_use]
+    pub fn network(mut self, network: impl Network + 'static) -> Self {
+        self.deps.network = Some(Arc::new(network));
+        self
+    }
+
+    /// Runs this consensus: see [`PartDeps::consensus`].
+    #[must_use]
+    pub fn consensus(mut self, consensus: ConsensusFactory) -> Self {
+        self.deps.consensus = Some(consensus);
+        self
+    }
+
+    /// Sets the data directory, instead of `node.data`.
+    #[must_use]
+    pub fn data(self, data: impl Into<PathBuf>) -> Self {
+        Self { data: Some(data.into()), ..self }
+    }
+
+    /// Sets where programs are searched. Default: the usual directories of programs.
+    #[must_use]
+    pub fn search_path(self, search: SearchPath) -> Self {
+        Self { search, ..self }
+    }
+
+    /// Whether services with missing requirements are skipped. Default: they are problems.
+    #[must_use]
+    pub fn dev(self, dev: bool) -> Self {
+        Self { dev, ..self }
+    }
+
+    /// Sets the log store. Default: one as `[log]` describes.
+    #[must_use]
+    pub fn log_store(self, log_store: LogStore) -> Self {
+        Self { log_store: Some(log_store), ..self }
+    }
+
+    /// Parses the configuration, and plans the node without changing anything.
+    ///
+    /// # Errors
+    /// [`BuildError::Config`], [`BuildError::Plan`].
+    pub fn plan(self) -> Result<NodePlan, BuildError> {
+        let parts =
+            self.changes.into_iter().fold(Parts::with_deps(self.deps), |parts, change| match change {
+                PartChange::Add(part) => parts.add_part(part),
+                PartChange::Replace(part) => parts.replace_part(part),
+                PartChange::Remove(name) => parts.without(&name),
+            });
+        let mut config = NodedConfig::parse_with(&parts, &self.file, &self.text)?;
+        config.node.data = self.data.unwrap_or(config.node.data);
+        Ok(NodePlan::from_parts(&parts, config, self.search, self.dev)?)
+    }
+
+    /// Plans the node, and starts it.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn start(mut self) -> Result<NodeHandle, BuildError> {
+        let log_store = self.log_store.take();
+        let plan = self.plan()?;
+        let log_store = log_store.unwrap_or_else(|| new_log_store(&plan.config.log));
+        Ok(NodeHandle::start(plan, Deps::new(log_store))?)
+    }
+}

@@ -1,0 +1,133 @@
+//! The parts of a node: the shipped ones, and yours.
+
+mod cluster;
+mod containerd;
+mod control;
+mod etcd;
+mod network;
+mod provisioner;
+mod user;
+mod user_needs;
+
+use std::fmt;
+use std::sync::Arc;
+
+use nodekeel_cluster::enrolment::ConsensusFactory;
+use nodekeel_cluster::network::Network;
+use nodekeel_localstorage::volume::DataVolume;
+
+use crate::config::{ConfigViolation, is_valid_runnable_name};
+use crate::part::Part;
+
+pub(crate) use containerd::ImageAccess;
+pub(crate) use control::DN as CONTROL_DN;
+pub(crate) use user::UserServicePlan;
+
+/// What the shipped parts use instead of their defaults.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct PartDeps {
+    /// The data volume of the cluster: the node's identity and its etcd. Default: a directory below the data
+    /// directory.
+    pub volume: Option<Arc<dyn DataVolume>>,
+    /// The network of the cluster. Default: `cluster.address`, or the address of `cluster.interface`.
+    pub network: Option<Arc<dyn Network>>,
+    /// The consensus of the cluster. Default: etcd.
+    pub consensus: Option<ConsensusFactory>,
+}
+
+/// The parts of a node, in the order of their start.
+#[derive(Clone)]
+pub struct Parts {
+    parts: Vec<Arc<dyn Part>>,
+    /// Names that were to be replaced or removed, and do not exist.
+    unknown: Vec<String>,
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter().map(Part::name)).finish()
+    }
+}
+
+impl Parts {
+    /// The shipped parts: `control`, `etcd`, `network`, `cluster`, `containerd`, `provisioner` and `service`.
+    pub fn shipped() -> Self {
+        Self::with_deps(PartDeps::default())
+    }
+
+    /// The shipped parts with these dependencies.
+    pub fn with_deps(deps: PartDeps) -> Self {
+        let parts: Vec<Arc<dyn Part>> = vec![
+            Arc::new(control::ControlPart),
+            Arc::new(etcd::EtcdPart),
+            Arc::new(network::NetworkPart::new(&deps)),
+            Arc::new(cluster::ClusterPart::new(deps)),
+            Arc::new(containerd::ContainerdPart),
+            Arc::new(provisioner::ProvisionerPart),
+            Arc::new(user::UserPart),
+        ];
+        Self { parts, unknown: Vec::new() }
+    }
+
+    /// Adds a part. It starts after the shipped ones, and before the services of the configuration.
+    #[must_use]
+    pub fn with(self, part: impl Part) -> Self {
+        self.add_part(Arc::new(part))
+    }
+
+    pub(crate) fn add_part(mut self, part: Arc<dyn Part>) -> Self {
+        let at = self.parts.iter().position(|known| known.name() == user::NAME).unwrap_or(self.parts.len());
+        self.parts.insert(at, part);
+        self
+    }
+
+    /// Replaces the part of the same name. A name that does not exist is an error of the configuration.
+    #[must_use]
+    pub fn replace(self, part: impl Part) -> Self {
+        self.replace_part(Arc::new(part))
+    }
+
+    pub(crate) fn replace_part(mut self, part: Arc<dyn Part>) -> Self {
+        match self.parts.iter_mut().find(|known| known.name() == part.name()) {
+            Some(known) => *known = part,
+            None => self.unknown.push(part.name().to_owned()),
+        }
+        self
+    }
+
+    /// Removes a part. Its section in the configuration is then unknown, as is a name that does not exist.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        let count = self.parts.len();
+        self.parts.retain(|known| known.name() != name);
+        if self.parts.len() == count {
+            self.unknown.push(name.to_owned());
+        }
+        self
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Part> {
+        self.parts.iter().map(AsRef::as_ref)
+    }
+
+    /// Checks the names of the parts.
+    pub(crate) fn check_names(&self) -> Result<(), ConfigViolation> {
+        let names: Vec<_> = self.iter().map(Part::name).collect();
+        let refuse = |message: String| Err(ConfigViolation::new("", message));
+        if let Some(name) = self.unknown.first() {
+            return refuse(format!("unknown part {name:?}; known: {}", names.join(", ")));
+        }
+        for (index, name) in names.iter().enumerate() {
+            if !is_valid_runnable_name(name) {
+                return refuse(format!("invalid part name {name:?}; use 1 to 64 of a-z, 0-9, '_' and '-'"));
+            }
+            if names[..index].contains(name) {
+                return refuse(format!(
+                    "duplicate part name {name:?}; use another name, or replace the part"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,270 @@
+//! Cluster membership.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nodekeel_cluster::consensus::etcd::EtcdConfig as MemberConfig;
+use nodekeel_cluster::consensus::memory::MemoryConsensus;
+use nodekeel_cluster::enrolment::{BootstrapRecord, ClusterNode, ConsensusFactory, Deps, EnrolmentSettings};
+use nodekeel_cluster::network::{Network, NodeAddress, StaticNetwork};
+use nodekeel_cluster::node::{EnrolmentSource, EnrolmentSources, EspEnrolment, LocalNames};
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::tree::LayoutDir;
+use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
+use nodekeel_logtree::parse::LogFormat;
+
+use super::PartDeps;
+use super::etcd::{check_ports, required_etcd_bytes};
+use super::network::check_reachable;
+use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_cluster};
+use crate::data::DataError;
+use crate::layout::{ClusterDir, ClusterLayout};
+use crate::part::{
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+};
+use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
+
+const DN: &str = "root.cluster";
+
+/// The part of a node with `[cluster]`.
+pub(super) struct ClusterPart {
+    deps: PartDeps,
+}
+
+impl ClusterPart {
+    pub(super) fn new(deps: PartDeps) -> Self {
+        Self { deps }
+    }
+}
+
+impl Part for ClusterPart {
+    fn name(&self) -> &str {
+        "cluster"
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        vec![ConfigSection::field("cluster")]
+    }
+
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        check_cluster(config, &self.deps)
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        let unavailable = config.cluster.is_none().then_some("which is disabled; set cluster.address");
+        vec![DependencyEntry::of_part(self, config).unavailable(unavailable)]
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let Some(cluster) = &planner.config().cluster else { return };
+        let etcd = &planner.config().services.etcd;
+        let consensus = self.plan_consensus(planner, etcd);
+        let unreachable = check_reachable(cluster).filter(|_| self.deps.network.is_none());
+        // The address of an interface is known when the node runs.
+        if let (None, Some(address), ConsensusBackend::Etcd { .. }) =
+            (&unreachable, cluster.address, &consensus)
+        {
+            check_ports(planner, address, etcd);
+        }
+        let skipped = unreachable.and_then(|reason| planner.skip_or_report("cluster", reason));
+        let skipped = skipped.or_else(|| {
+            let needs_root = cluster.hostname && !nix::unistd::geteuid().is_root();
+            let reason =
+                "setting the hostname needs root: run noded as root, or set cluster.hostname = false";
+            needs_root.then(|| planner.skip_or_report("cluster", reason)).flatten()
+        });
+        let root = planner.root();
+        let parent: &LayoutDir = if consensus.is_in_memory() { &root.run } else { root };
+        let placed: ClusterLayout = parent.add_layout().expect(PLACED_IN_MEMORY);
+        let directory = placed.cluster.path().to_owned();
+        let bootstrap_record = match consensus.is_in_memory() {
+            true => directory.join("state/bootstrapped"),
+            false => bootstrap_record(cluster, root.path()),
+        };
+        if cluster.bootstrap_record.is_some() && bootstrap_record.starts_with(root.path()) {
+            planner.report(format!(
+                "cluster.bootstrap_record: {} is in the data directory and would be lost with it: use a file outside",
+                bootstrap_record.display()
+            ));
+        }
+        let bytes = match &consensus {
+            ConsensusBackend::Etcd { .. } if self.deps.volume.is_none() => {
+                required_etcd_bytes(&planner.config().node.data, "cluster/volume/etcd/data/member")
+            }
+            _ => 0,
+        };
+        let is_in_memory = consensus.is_in_memory();
+        let config = cluster.clone();
+        let deps = self.deps.clone();
+        let plan = ClusterPlan { consensus, directory, bootstrap_record, config, deps };
+        let service = PlannedService::new(DN, plan).disk_bytes(bytes).skip(skipped);
+        let service = service.log_format("root.cluster.consensus.etcd", LogFormat::Etcd);
+        planner.add(if is_in_memory { service } else { service.layout::<ClusterLayout>() });
+    }
+}
+
+impl ClusterPart {
+    fn plan_consensus(&self, planner: &mut PartPlanner<'_>, etcd: &EtcdConfig) -> ConsensusBackend {
+        if let Some(consensus) = &self.deps.consensus {
+            return ConsensusBackend::Provided(consensus.clone());
+        }
+        let given = etcd.binary.as_deref().unwrap_or(Path::new("etcd"));
+        let hint = "Debian: apt-get install etcd-server";
+        match planner.find_program("cluster", Some(given), hint) {
+            (_, Some(reason)) => ConsensusBackend::Memory { reason },
+            (binary, None) => ConsensusBackend::Etcd { binary, config: etcd.clone() },
+        }
+    }
+}
+
+/// Cluster membership of the node.
+#[derive(Debug)]
+struct ClusterPlan {
+    consensus: ConsensusBackend,
+    /// Its directory.
+    directory: PathBuf,
+    /// The file that records that the node has been in a cluster. A cluster in memory has its own.
+    bootstrap_record: PathBuf,
+    config: ClusterConfig,
+    deps: PartDeps,
+}
+
+/// Consensus with the other members of a cluster.
+#[derive(Debug)]
+enum ConsensusBackend {
+    /// An etcd.
+    Etcd { binary: PathBuf, config: EtcdConfig },
+    /// In the memory of this process, for development without etcd; lost when noded exits.
+    Memory { reason: String },
+    /// The program's.
+    Provided(ConsensusFactory),
+}
+
+impl ConsensusBackend {
+    fn is_in_memory(&self) -> bool {
+        matches!(self, Self::Memory { .. })
+    }
+}
+
+/// The configured record of the bootstrap, or the one beside the data directory.
+fn bootstrap_record(cluster: &ClusterConfig, data: &Path) -> PathBuf {
+    cluster.bootstrap_record.clone().unwrap_or_else(|| {
+        let mut beside = data.as_os_str().to_owned();
+        beside.push(".bootstrapped");
+        beside.into()
+    })
+}
+
+impl fmt::Display for ClusterPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.config.address, &self.config.interface) {
+            _ if self.deps.network.is_some() => {
+                f.write_str("a member at the address that the program provides, ")?
+            }
+            (Some(address), _) => write!(f, "a member at {address}, ")?,
+            (None, interface) => {
+                write!(f, "a member at the address of {}, ", interface.as_deref().unwrap_or_default())?;
+            }
+        }
+        if self.config.bootstrap {
+            f.write_str("bootstraps a cluster once if it has no ticket, ")?;
+        }
+        match &self.consensus {
+            ConsensusBackend::Etcd { binary, config } => write!(
+                f,
+                "by {}, clients on port {}, peers on {}, data in {}",
+                binary.display(),
+                config.client_port,
+                config.peer_port,
+                self.directory.display()
+            ),
+            ConsensusBackend::Memory { reason } => write!(f, "in memory, lost when noded exits: {reason}"),
+            ConsensusBackend::Provided(_) => {
+                write!(f, "by the consensus that the program provides, data in {}", self.directory.display())
+            }
+        }
+    }
+}
+
+impl PlannedRunnable for ClusterPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let placed = self.place(node)?;
+        let deps = Deps {
+            journal_dir: Dir::open(placed.state.path())?,
+            enrolment: enrolment_sources(&placed.state),
+            network: self.network(node)?,
+            volume: self.volume(placed.volume.path())?,
+            consensus: new_consensus(&self.consensus, node.config().node.grace),
+            local_names: LocalNames {
+                hosts: Some(placed.names.hosts),
+                machine_id: Some(placed.names.machine_id),
+                set_hostname: self.config.hostname,
+            },
+        };
+        let mut settings = EnrolmentSettings::default();
+        settings.deadline = self.config.deadline;
+        settings.golden_tickets = self.config.golden_tickets;
+        settings.bootstrap = self.config.bootstrap;
+        settings.bootstrap_record = Some(BootstrapRecord::new(&self.bootstrap_record));
+        let cluster = ClusterNode::new(deps, settings);
+        node.extensions().insert(cluster.clone());
+        // It needs its address until it has stopped.
+        Ok(PreparedRunnable::new(cluster).stop_before("root.network"))
+    }
+}
+
+impl ClusterPlan {
+    fn place(&self, node: &NodePreparation<'_>) -> Result<ClusterDir, DataError> {
+        if self.consensus.is_in_memory() {
+            // The keys of a cluster in memory are lost with the process, so files of the former one are
+            // stale.
+            Dir::open(node.data.run.path())?.remove_tree("cluster")?;
+            return node.create_run_layout::<ClusterLayout>().map(|placed| placed.cluster);
+        }
+        node.create_layout::<ClusterLayout>().map(|placed| placed.cluster)
+    }
+
+    /// The program's network, that of a part before this one, or the configured address.
+    fn network(&self, node: &mut NodePreparation<'_>) -> Result<Arc<dyn Network>, PrepareError> {
+        if let Some(network) = self.deps.network.clone().or_else(|| node.extensions().get().cloned()) {
+            return Ok(network);
+        }
+        let address = self.config.address.ok_or(
+            "the cluster has no network: set cluster.address, or use a node program with a part that provides one",
+        )?;
+        Ok(Arc::new(StaticNetwork::new(NodeAddress::try_new(address)?)))
+    }
+
+    fn volume(&self, directory: &Path) -> Result<Arc<dyn DataVolume>, DataError> {
+        match &self.deps.volume {
+            Some(volume) => Ok(Arc::clone(volume)),
+            None => Ok(Arc::new(DirectoryVolume::new(Dir::open(directory)?))),
+        }
+    }
+}
+
+/// Where the ticket may be. What is at its path but is not a file concerns only a node that reads it: one in its
+/// cluster does not.
+fn enrolment_sources(state: &LayoutDir) -> EnrolmentSources {
+    match state.add_layout::<EspEnrolment>() {
+        Ok(placed) => EnrolmentSources::default_sources(placed.enrolment),
+        Err(_) => EnrolmentSources::new([EnrolmentSource::FwCfg(state.path().join("enrolment.pb"))]),
+    }
+}
+
+fn new_consensus(backend: &ConsensusBackend, grace: Duration) -> ConsensusFactory {
+    match backend {
+        ConsensusBackend::Memory { .. } => ConsensusFactory::without_volume(Arc::new(MemoryConsensus::new())),
+        ConsensusBackend::Etcd { binary, config } => {
+            let mut etcd = MemberConfig::new(binary);
+            etcd.client_port = config.client_port.get();
+            etcd.peer_port = config.peer_port.get();
+            etcd.extra_args.clone_from(&config.extra_args);
+            etcd.grace = grace;
+            ConsensusFactory::etcd_on_volume(etcd)
+        }
+        ConsensusBackend::Provided(consensus) => consensus.clone(),
+    }
+}

@@ -1,0 +1,61 @@
+//! The control API.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::NodedConfig;
+use crate::control::{self, ControlSocket};
+use crate::part::{
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+};
+use crate::plan::{PartPlanner, check_socket_path};
+
+/// Its DN.
+pub(crate) const DN: &str = "root.control";
+
+/// The part of the control API.
+pub(super) struct ControlPart;
+
+impl Part for ControlPart {
+    fn name(&self) -> &str {
+        "control"
+    }
+
+    /// It serves before anything else starts, so nothing needs to wait for it.
+    fn dependencies(&self, _: &NodedConfig) -> Vec<DependencyEntry> {
+        Vec::new()
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let socket = planner.control_socket();
+        let hint = "set control.socket to a shorter path, or use a shorter --data";
+        if let Some(problem) = check_socket_path(socket, hint) {
+            planner.report(problem);
+        }
+        if let Err(error) = control::check_socket(socket, &planner.config().node.data) {
+            planner.report(error.to_string());
+        }
+        planner.add(PlannedService::new(DN, ControlPlan { socket: socket.to_owned() }));
+    }
+}
+
+/// The control API on its socket.
+#[derive(Debug)]
+struct ControlPlan {
+    socket: PathBuf,
+}
+
+impl fmt::Display for ControlPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the control API on {}", self.socket.display())
+    }
+}
+
+impl PlannedRunnable for ControlPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let socket = Arc::new(ControlSocket::new(&self.socket)?);
+        node.extensions().insert(Arc::clone(&socket));
+        Ok(PreparedRunnable::new(control::serve_control(Arc::clone(node.state), socket)))
+    }
+}

@@ -1,0 +1,143 @@
+//! etcd as a cluster of one member on the loopback interface.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nodekeel_localstorage::Dir;
+use nodekeel_logtree::parse::LogFormat;
+use nodekeel_supervisor::Failure;
+use nodekeel_supervisor::process::{Process, Readiness};
+
+use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_etcd};
+use crate::layout::EtcdLayout;
+use crate::part::{
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+};
+use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
+
+/// Free disk space that a new etcd requires: it allocates its first two WAL segments of 64 MB at its start.
+const MIN_ETCD_BYTES: u64 = 128 << 20;
+
+/// The member's name. etcd stores it in its data, so it does not follow the node's.
+const MEMBER_NAME: &str = "node";
+
+const DN: &str = "root.etcd";
+
+/// The part of a node without a cluster.
+pub(super) struct EtcdPart;
+
+impl Part for EtcdPart {
+    fn name(&self) -> &str {
+        "etcd"
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        vec![ConfigSection::field("services.etcd")]
+    }
+
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        check_etcd(&config.services.etcd)
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        let unavailable = if config.cluster.is_some() {
+            Some("which is a part of [cluster]; depend on \"cluster\"")
+        } else {
+            (!config.services.etcd.enable).then_some("which is disabled; set services.etcd.enable = true")
+        };
+        vec![DependencyEntry::of_part(self, config).unavailable(unavailable)]
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let etcd = &planner.config().services.etcd;
+        if !etcd.enable || planner.config().cluster.is_some() {
+            return;
+        }
+        let hint = "Debian: apt-get install etcd-server";
+        let (binary, skipped) = planner.find_program("etcd", etcd.binary.as_deref(), hint);
+        if skipped.is_none() {
+            check_ports(planner, Ipv4Addr::LOCALHOST.into(), etcd);
+        }
+        let placed: EtcdLayout = planner.root().add_layout().expect(PLACED_IN_MEMORY);
+        let data = placed.etcd.data.path().to_owned();
+        let bytes = required_etcd_bytes(&planner.config().node.data, "etcd/data/member");
+        let plan = EtcdPlan { binary, data, config: etcd.clone() };
+        let service = PlannedService::new(DN, plan).layout::<EtcdLayout>().disk_bytes(bytes);
+        planner.add(service.log_format(DN, LogFormat::Etcd).skip(skipped));
+    }
+}
+
+/// An etcd of one member.
+#[derive(Debug)]
+struct EtcdPlan {
+    /// The program.
+    binary: PathBuf,
+    /// Its data directory.
+    data: PathBuf,
+    /// Its settings.
+    config: EtcdConfig,
+}
+
+impl fmt::Display for EtcdPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}, clients on 127.0.0.1:{}, peers on 127.0.0.1:{}, data in {}",
+            self.binary.display(),
+            self.config.client_port,
+            self.config.peer_port,
+            self.data.display()
+        )
+    }
+}
+
+impl PlannedRunnable for EtcdPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        node.create_layout::<EtcdLayout>()?;
+        Ok(PreparedRunnable::new(etcd_process(self, node.config().node.grace)))
+    }
+}
+
+/// Records a problem for each port of an etcd that is in use at this address.
+pub(super) fn check_ports(planner: &mut PartPlanner<'_>, address: IpAddr, etcd: &EtcdConfig) {
+    let fields =
+        [(etcd.client_port, "services.etcd.client_port"), (etcd.peer_port, "services.etcd.peer_port")];
+    for (port, field) in fields {
+        planner.check_port(address, port.get(), field);
+    }
+}
+
+/// The free space for an etcd with this data: one that has run has allocated its segments already.
+pub(super) fn required_etcd_bytes(data: &Path, member: &str) -> u64 {
+    let has_run = Dir::open(data).and_then(|dir| dir.exists(member)).unwrap_or_default();
+    if has_run { 0 } else { MIN_ETCD_BYTES }
+}
+
+/// etcd as a process; ready when it has reported readiness (sd_notify) and answers a linearizable read.
+fn etcd_process(etcd: &EtcdPlan, grace: Duration) -> Process {
+    let client = format!("http://127.0.0.1:{}", etcd.config.client_port);
+    let peer = format!("http://127.0.0.1:{}", etcd.config.peer_port);
+    let probed = client.clone();
+    Process::new(&etcd.binary)
+        .args(["--name", MEMBER_NAME])
+        .arg("--data-dir")
+        .arg(&etcd.data)
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("{MEMBER_NAME}={peer}")])
+        // JSON lines, which keep levels and fields; etcd 3.4 writes another format by default.
+        .args(["--logger", "zap"])
+        .args(&etcd.config.extra_args)
+        .ready_when(Readiness::on_notify().and_probe(move || probe_read(probed.clone())))
+        .grace_period(grace)
+}
+
+/// Reads a key that need not exist. The read is linearizable: etcd answers only after the member is the
+/// leader.
+async fn probe_read(url: String) -> Result<(), Failure> {
+    let mut client = etcd_client::Client::connect([url], None).await?;
+    client.get("nodekeel/ready", None).await?;
+    Ok(())
+}

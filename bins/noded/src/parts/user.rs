@@ -1,0 +1,144 @@
+//! The operator's programs: `[[service]]`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use nodekeel_supervisor::process::ProcessHandle;
+
+use crate::config::{
+    ConfigSection, ConfigViolation, NodedConfig, UserService, check_service, order_services,
+};
+use crate::control::ServiceHandles;
+use crate::part::{
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+};
+use crate::plan::PartPlanner;
+use crate::service::user::prepare_service;
+
+use super::user_needs::{HelperPrograms, check_needs, find_groups};
+
+/// Its name: the services are its children in the tree.
+pub(super) const NAME: &str = "service";
+
+/// The part of the operator's programs.
+pub(super) struct UserPart;
+
+impl Part for UserPart {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        vec![ConfigSection::array("service")]
+    }
+
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        config
+            .service
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, service)| check_service(config, index, service))
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        let parent = DependencyEntry::of_part(self, config);
+        let entry = |(index, service): (usize, &UserService)| {
+            let mut entry = parent.child(&service.name).after(service.depends_on.iter().map(String::as_str));
+            entry.name.clone_from(&service.name);
+            entry.section = format!("service[{index}]");
+            entry
+        };
+        config.service.iter().enumerate().map(entry).collect()
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        for service in order_services(&planner.config().service).unwrap_or_default() {
+            plan_service(planner, service);
+        }
+    }
+}
+
+fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
+    let (name, program) = (&service.name, Path::new(&service.command[0]));
+    let hint = "install it, or correct its key command";
+    let (binary, mut skipped) = planner.find_program(name, Some(program), hint);
+    let programs = match &skipped {
+        None => HelperPrograms::find(planner, service).unwrap_or_else(|reason| {
+            skipped = reason;
+            HelperPrograms::default()
+        }),
+        Some(_) => HelperPrograms::default(),
+    };
+    let account = match (&skipped, &service.user) {
+        (None, Some(user)) => find_account(planner, name, user).unwrap_or_else(|reason| {
+            skipped = reason;
+            None
+        }),
+        _ => None,
+    };
+    if skipped.is_none() && !service.directory.is_dir() {
+        let directory = service.directory.display();
+        let reason = format!("directory {directory} does not exist: create it, or correct its key directory");
+        skipped = planner.skip_or_report(name, reason);
+    }
+    if skipped.is_none() {
+        skipped = check_needs(service).and_then(|reason| planner.skip_or_report(name, reason));
+    }
+    let groups = match &skipped {
+        None => find_groups(service).unwrap_or_else(|reason| {
+            skipped = planner.skip_or_report(name, reason);
+            None
+        }),
+        Some(_) => None,
+    };
+    let plan = UserServicePlan { binary, config: service.clone(), programs, account, groups };
+    let dn = format!("root.{NAME}.{name}");
+    planner.add(PlannedService::new(dn.clone(), plan).log_format(dn, service.log).skip(skipped));
+}
+
+/// Uid and gid of a service's user, `None` if it is noded's; or the reason to skip the service.
+fn find_account(
+    planner: &mut PartPlanner<'_>,
+    service: &str,
+    name: &str,
+) -> Result<Option<(u32, u32)>, Option<String>> {
+    let noded_uid = nix::unistd::geteuid();
+    let reason = match nix::unistd::User::from_name(name) {
+        Ok(Some(user)) if user.uid == noded_uid => return Ok(None),
+        Ok(Some(user)) if noded_uid.is_root() => return Ok(Some((user.uid.as_raw(), user.gid.as_raw()))),
+        Ok(Some(_)) => format!("running as {name} needs root: run noded as root"),
+        _ => format!("user {name} does not exist: create it, or correct its key user"),
+    };
+    Err(planner.skip_or_report(service, reason))
+}
+
+/// A program of the operator.
+#[derive(Debug)]
+pub(crate) struct UserServicePlan {
+    /// The program.
+    pub(crate) binary: PathBuf,
+    /// Its settings.
+    pub(crate) config: UserService,
+    /// Programs that probe or reload it.
+    pub(crate) programs: HelperPrograms,
+    /// Uid and gid of its process; `None` is noded's.
+    pub(crate) account: Option<(u32, u32)>,
+    /// Its supplementary groups; `None` are noded's, or none for another user.
+    pub(crate) groups: Option<Vec<u32>>,
+}
+
+impl fmt::Display for UserServicePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.binary.display())?;
+        self.config.command[1..].iter().try_for_each(|argument| write!(f, " {argument:?}"))
+    }
+}
+
+impl PlannedRunnable for UserServicePlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let handle = ProcessHandle::default();
+        let dn = format!("root.{NAME}.{}", self.config.name);
+        node.extensions().get_or_insert_default::<ServiceHandles>().0.insert(dn, handle.clone());
+        Ok(prepare_service(self, &handle, node.config().node.grace))
+    }
+}

@@ -1,0 +1,141 @@
+//! What a part sees of the machine while it is planned.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use nodekeel_localstorage::tree::LayoutEntry;
+
+use super::MAX_SOCKET_PATH_BYTES;
+use crate::config::NodedConfig;
+use crate::data::{self, DataError};
+use crate::layout::DataLayout;
+use crate::part::{DependencyEntry, PlannedService};
+use crate::parts::Parts;
+use crate::ports;
+use crate::search_path::SearchPath;
+
+/// Why a part can be placed in memory: nothing conflicts there, and a part without a socket has no path that
+/// is too long.
+pub(crate) const PLACED_IN_MEMORY: &str = "a part without sockets can be placed in memory";
+
+/// Plans the parts of a node on this machine: looks for what they need, changes nothing.
+#[derive(Debug)]
+pub struct PartPlanner<'a> {
+    config: &'a NodedConfig,
+    search: &'a SearchPath,
+    socket: &'a Path,
+    pub(super) dev: bool,
+    /// The layout in memory, for its paths.
+    root: DataLayout,
+    /// The names of all parts and services.
+    dependencies: Vec<DependencyEntry>,
+    pub(super) problems: Vec<String>,
+    pub(super) planned: Vec<PlannedService>,
+}
+
+impl<'a> PartPlanner<'a> {
+    pub(super) fn new(
+        parts: &Parts,
+        config: &'a NodedConfig,
+        root: DataLayout,
+        (search, socket): (&'a SearchPath, &'a Path),
+    ) -> Self {
+        let dependencies = parts.iter().flat_map(|part| part.dependencies(config)).collect();
+        let (problems, planned) = (Vec::new(), Vec::new());
+        Self { config, search, socket, dev: false, root, dependencies, problems, planned }
+    }
+
+    /// The configuration, with an absolute data directory.
+    pub fn config(&self) -> &'a NodedConfig {
+        self.config
+    }
+
+    /// The path of the control socket.
+    pub fn control_socket(&self) -> &'a Path {
+        self.socket
+    }
+
+    /// The layout of the data directory, in memory.
+    pub(crate) fn root(&self) -> &DataLayout {
+        &self.root
+    }
+
+    /// The paths that a layout will have in the data directory.
+    ///
+    /// # Errors
+    /// A name conflicts with one of the data directory, or a path is too long.
+    pub fn plan_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
+        self.root.add_layout().map_err(|error| data::placement_error(self.root.path(), error))
+    }
+
+    /// Adds a runnable. It starts after the dependencies of its name.
+    pub fn add(&mut self, mut service: PlannedService) {
+        service.start_after.extend(self.dependency_dns(&service.dn));
+        self.planned.push(service);
+    }
+
+    /// Why a planned runnable is skipped; `None` if it will run, or if it is not planned.
+    pub fn skip_reason(&self, dn: &str) -> Option<&str> {
+        self.planned.iter().find(|planned| planned.dn == dn)?.skip_reason.as_deref()
+    }
+
+    /// Records what keeps the node from starting. The text says what to do.
+    pub fn report(&mut self, problem: impl Into<String>) {
+        self.problems.push(problem.into());
+    }
+
+    /// Handles a missing requirement of a service: returns the reason to skip it, or records a problem.
+    pub fn skip_or_report(&mut self, service: &str, reason: impl Into<String>) -> Option<String> {
+        let reason = reason.into();
+        if self.dev {
+            return Some(reason);
+        }
+        self.problems.push(format!("{service}: {reason}, or run with --dev to skip it"));
+        None
+    }
+
+    /// Finds the program of a service, by default the one of its name. Returns a reason to skip it, or records a
+    /// problem, if it is missing.
+    pub fn find_program(
+        &mut self,
+        service: &str,
+        given: Option<&Path>,
+        hint: &str,
+    ) -> (PathBuf, Option<String>) {
+        let program = given.unwrap_or(Path::new(service));
+        match self.search.find_program(program) {
+            Ok(binary) => (binary, None),
+            Err(not_found) => {
+                let found = self.skip_or_report(service, format!("{not_found}; {hint}"));
+                (program.to_owned(), found)
+            }
+        }
+    }
+
+    /// Records a problem if a TCP port is in use at this address; `field` is the key that sets it.
+    pub fn check_port(&mut self, address: IpAddr, port: u16, field: &str) {
+        if let Some(holder) = ports::lasting_holder(address, port) {
+            self.problems.push(format!("port {port} is in use by {}: set {field} to another port", holder.0));
+        }
+    }
+
+    /// The DNs that a runnable waits for.
+    fn dependency_dns(&self, dn: &str) -> Vec<String> {
+        let dn_of = |name: &String| {
+            self.dependencies.iter().find(|entry| entry.name == *name).map(|entry| entry.dn.clone())
+        };
+        let entry = self.dependencies.iter().find(|entry| entry.dn == dn);
+        entry.map(|entry| entry.depends_on.iter().filter_map(dn_of).collect()).unwrap_or_default()
+    }
+}
+
+/// The problem of a path that is too long for a unix socket.
+pub(crate) fn check_socket_path(socket: &Path, hint: &str) -> Option<String> {
+    let bytes = socket.as_os_str().len();
+    (bytes > MAX_SOCKET_PATH_BYTES).then(|| {
+        let path = socket.display();
+        format!(
+            "socket path {path} has {bytes} bytes, but the limit of a unix socket is {MAX_SOCKET_PATH_BYTES}; {hint}"
+        )
+    })
+}

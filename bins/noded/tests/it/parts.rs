@@ -1,0 +1,323 @@
+//! A node of parts that are not shipped: one part is one file and one line, `.with(NtpPart)`.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::Poll;
+
+use hyper_util::rt::TokioIo;
+use nodekeel_localstorage::tree::LayoutDir;
+use nodekeel_node::client::{self, NodeClient};
+use nodekeel_node::config::{ConfigSection, ConfigViolation, NodedConfig};
+use nodekeel_node::node::{BuildError, ExtraRunnable, NodeBuilder, NodeHandle};
+use nodekeel_node::part::{
+    NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+};
+use nodekeel_node::plan::PartPlanner;
+use nodekeel_node::v1::{EventsRequest, TreeRequest};
+use nodekeel_supervisor::Context;
+use nodekeel_supervisor::process::{Process, Readiness};
+use serde::Deserialize;
+use testbed::ScratchDir;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::transport::Endpoint;
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
+
+use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, service_config};
+
+nodekeel_localstorage::layout! {
+    /// In the data directory: the part of ntp.
+    struct NtpLayout {
+        /// Its drift file.
+        ntp: LayoutDir = "ntp", 0o700;
+    }
+}
+
+/// `[ntp]`
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NtpConfig {
+    server: String,
+    #[serde(default)]
+    port: Option<u16>,
+}
+
+struct NtpPart;
+
+impl Part for NtpPart {
+    fn name(&self) -> &str {
+        "ntp"
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        vec![ConfigSection::new::<NtpConfig>("ntp")]
+    }
+
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        match config.section::<NtpConfig>("ntp") {
+            Some(ntp) if ntp.server.is_empty() => {
+                Err(ConfigViolation::new("ntp.server", "must name a server"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let Some(config) = planner.config().section::<NtpConfig>("ntp").cloned() else { return };
+        let (binary, skipped) = planner.find_program("ntp", Some("/bin/sh".as_ref()), "install a shell");
+        let directory = planner.plan_layout::<NtpLayout>().unwrap().ntp.path().to_owned();
+        let plan = NtpPlan { binary, directory, config };
+        planner.add(PlannedService::new("root.ntp", plan).layout::<NtpLayout>().skip(skipped));
+    }
+}
+
+#[derive(Debug)]
+struct NtpPlan {
+    binary: PathBuf,
+    directory: PathBuf,
+    config: NtpConfig,
+}
+
+impl fmt::Display for NtpPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the time of {}, drift in {}", self.config.server, self.directory.display())
+    }
+}
+
+impl PlannedRunnable for NtpPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let placed: NtpLayout = node.create_layout()?;
+        node.extensions().insert(self.config.clone());
+        let script = format!("echo 1.5 > {}/drift && exec sleep 1000", placed.ntp.path().display());
+        let process = Process::new(&self.binary).args(["-c", &script]).ready_when(Readiness::on_start());
+        Ok(PreparedRunnable::new(process.envs([("PATH", "/usr/bin:/bin")])))
+    }
+}
+
+/// The builder of a node with `ntp` and without daemons.
+fn ntp_node(config: &str) -> (ScratchDir, NodeBuilder) {
+    let scratch = ScratchDir::new().unwrap();
+    let text = format!("{NO_DAEMONS}{config}");
+    let builder = NodeHandle::builder("test.toml", text).data(scratch.path().join("data")).with(NtpPart);
+    (scratch, builder)
+}
+
+const NTP: &str = "[ntp]\nserver = \"time.example\"\n";
+
+async fn connect(node: &NodeHandle) -> NodeClient {
+    client::connect(node.control_socket()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_the_program_is_planned_run_and_shown_like_a_shipped_one() {
+    let (scratch, builder) = ntp_node(NTP);
+    let shown = builder.plan().unwrap().to_string();
+    assert!(shown.contains("root.ntp                 the time of time.example, drift in "), "{shown}");
+    assert!(!scratch.path().join("data").exists(), "planning changes nothing");
+
+    let (scratch, builder) =
+        ntp_node(&format!("{NTP}{}", service_config("a", "sleep 1000", "depends_on = [\"ntp\"]")));
+    let node = builder.start().unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root.service.a")).await.unwrap();
+    let tree = connect(&node).await.tree(TreeRequest {}).await.unwrap().into_inner();
+    let names: Vec<_> = tree.nodes.iter().map(|node| node.dn.as_str()).collect();
+    assert_eq!(names, ["root", "root.control", "root.ntp", "root.service", "root.service.a"]);
+    assert!(scratch.path().join("data/ntp").is_dir());
+    assert_eq!(node.extension::<NtpConfig>().unwrap().server, "time.example");
+    node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_waits_for_a_service_and_a_service_for_a_runnable_of_the_program() {
+    let services = service_config("clock", "sleep 1000", "depends_on = [\"lease\"]");
+    let (_scratch, builder) = ntp_node(&format!("{NTP}depends_on = [\"clock\"]\n{services}"));
+    let lease = ExtraRunnable::new("lease", |ctx: Context| async move {
+        ctx.signal_ready()?;
+        ctx.until_canceled().await
+    });
+    let node = builder.with(lease).start().unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root.ntp")).await.unwrap();
+    let mut events = connect(&node)
+        .await
+        .events(EventsRequest { backlog: None, follow: false })
+        .await
+        .unwrap()
+        .into_inner();
+    let events = events.message().await.unwrap().unwrap().events;
+    let at = |dn: &str, change: &str| {
+        events
+            .iter()
+            .position(|event| event.dn == dn && event.change == change)
+            .unwrap_or_else(|| panic!("{dn}"))
+    };
+    assert!(at("root.lease", "ready") < at("root.service.clock", "ready"));
+    assert!(at("root.service.clock", "ready") < at("root.ntp", "ready"));
+    assert!(!events.iter().any(|event| event.change == "exited"), "nothing has failed: {events:#?}");
+    node.shutdown().await;
+}
+
+/// A gRPC service that answers an empty message.
+#[derive(Clone)]
+struct PingService;
+
+impl NamedService for PingService {
+    const NAME: &'static str = "example.Ping";
+}
+
+impl Service<http::Request<Body>> for PingService {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let answer = tower::service_fn(async |_: Request<()>| Ok::<_, Status>(Response::new(())));
+        let codec = ProstCodec::<(), ()>::default();
+        Box::pin(async move { Ok(tonic::server::Grpc::new(codec).unary(answer, request).await) })
+    }
+}
+
+/// A part that adds a call to the control API.
+struct PingPart;
+
+impl Part for PingPart {
+    fn name(&self) -> &str {
+        "ping"
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        planner.add(PlannedService::new("root.ping", PingPlan));
+    }
+}
+
+#[derive(Debug)]
+struct PingPlan;
+
+impl fmt::Display for PingPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("answers")
+    }
+}
+
+impl PlannedRunnable for PingPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        node.control_services().add_service(PingService);
+        Ok(PreparedRunnable::new(|ctx: Context| async move { ctx.until_canceled().await }))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_adds_calls_to_the_control_api() {
+    let (_scratch, builder) = ntp_node("");
+    let node = builder.with(PingPart).start().unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root.control")).await.unwrap();
+    let socket = node.control_socket().to_owned();
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+    });
+    let channel = Endpoint::from_static("http://node").connect_with_connector(connector).await.unwrap();
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    let path = http::uri::PathAndQuery::from_static("/example.Ping/Ping");
+    let codec = ProstCodec::<(), ()>::default();
+    timeout(TEST_TIMEOUT, client.unary(Request::new(()), path, codec)).await.unwrap().unwrap();
+    connect(&node).await.tree(TreeRequest {}).await.unwrap();
+    node.shutdown().await;
+}
+
+#[track_caller]
+fn assert_rejected(builder: NodeBuilder, says: &str) {
+    let error = builder.plan().expect_err(says);
+    assert!(matches!(error, BuildError::Config(_)), "{error:?}");
+    assert!(error.to_string().contains(says), "\n is: {error}\nnot: {says}");
+}
+
+#[test]
+fn the_section_of_a_part_is_rejected_with_line_column_and_field() {
+    for (config, says) in [
+        ("[ntp]\nport = 1\n", "test.toml:3:1: ntp: missing field `server`"),
+        ("[ntp]\nserver = 7\n", ":4:10: ntp.server: must be text in quotes, not 7"),
+        ("[ntp]\nsrver = \"a\"\n", ":4:1: ntp.srver: unknown field `srver`, expected"),
+        ("[ntp]\nserver = \"\"\n", ":4:10: ntp.server: must name a server"),
+        ("ntp = 1\n", ":3:7: ntp: must be a table, written [ntp]"),
+        ("[[ntp]]\nserver = \"a\"\n", ": ntp: must be a table, written [ntp]"),
+        ("[npt]\nserver = \"a\"\n", ":3:2: npt: unknown field `npt`, expected one of"),
+        ("[npt]\n", ", `ntp`"),
+        (
+            &format!("{NTP}depends_on = [\"x\"]"),
+            ":5:15: ntp.depends_on[0]: unknown service \"x\" in depends_on; known: ",
+        ),
+        (&format!("{NTP}depends_on = \"x\""), ":5:14: ntp.depends_on: must be a list in brackets"),
+        (
+            &format!("{NTP}depends_on = [\"a\"]\n{}", service_config("a", "true", "depends_on = [\"ntp\"]")),
+            "dependency cycle: ntp -> a -> ntp",
+        ),
+        (&service_config("ntp", "true", ""), "service[0].name: \"ntp\" is a built-in service"),
+    ] {
+        let (_scratch, builder) = ntp_node(config);
+        assert_rejected(builder, says);
+    }
+}
+
+#[test]
+fn parts_are_replaced_and_removed_by_name() {
+    /// A part that only has a name.
+    struct NamedPart(&'static str);
+
+    impl Part for NamedPart {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn plan(&self, planner: &mut PartPlanner<'_>) {
+            let run = |ctx: Context| async move { ctx.until_canceled().await };
+            planner.add(PlannedService::from_runnable(format!("root.{}", self.0), "a replacement", run));
+        }
+    }
+
+    let builder = || ntp_node("").1;
+    let plan = builder().replace(NamedPart("etcd")).without("control").plan();
+    // NO_DAEMONS has the sections of etcd and containerd.
+    assert!(
+        plan.unwrap_err()
+            .to_string()
+            .contains("services.etcd: belongs to a part that this node does not have")
+    );
+    let scratch = ScratchDir::new().unwrap();
+    let empty =
+        || NodeHandle::builder("test.toml", "").data(scratch.path().join("data")).without("containerd");
+    let plan = empty().replace(NamedPart("etcd")).without("control").plan().unwrap();
+    assert_eq!(plan.services.iter().map(|planned| planned.dn.as_str()).collect::<Vec<_>>(), ["root.etcd"]);
+    assert!(plan.to_string().contains("root.etcd                a replacement"), "{plan}");
+    assert_rejected(
+        builder().without("containerd"),
+        "services.containerd: belongs to a part that this node does not have",
+    );
+    assert_rejected(
+        empty().without("containrd"),
+        "unknown part \"containrd\"; known: control, etcd, network",
+    );
+    assert_rejected(empty().replace(NamedPart("ntp")), "unknown part \"ntp\"");
+    assert_rejected(empty().with(NamedPart("etcd")), "duplicate part name \"etcd\"");
+    assert_rejected(empty().with(NamedPart("a.b")), "invalid part name \"a.b\"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_the_control_api_runs_and_stops() {
+    let (scratch, builder) = ntp_node(NTP);
+    let node = builder.without("control").start().unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root")).await.unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root.ntp")).await.unwrap();
+    assert!(!scratch.path().join("data/run/control.sock").exists());
+    assert!(node.shutdown().await.stragglers.is_empty());
+}

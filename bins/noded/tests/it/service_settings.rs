@@ -1,0 +1,135 @@
+//! What a service may do and use, how it is watched and reloaded, and how its log is read.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nodekeel_node::v1::StatusRequest;
+
+use crate::harness::{LocalNode, NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config};
+
+/// Restarts at once.
+const NO_BACKOFF: &str = "backoff = { initial = \"1ms\", max = \"1ms\" }";
+
+fn start_service(script: &str, keys: &str) -> NodedProcess {
+    let keys = format!("{keys}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}\n{NO_BACKOFF}");
+    NodedProcess::start(&format!("{NO_DAEMONS}{}", service_config("a", script, &keys)))
+}
+
+/// The reason of the first exit.
+fn first_exit(noded: &NodedProcess) -> String {
+    noded.wait_for_event("root.service.a", 2, "started");
+    noded.ask_json(&["status", "root.service.a"])["node"]["exits"][0]["reason"].to_string()
+}
+
+#[test]
+fn the_errors_of_a_kubelet_are_errors_of_its_log() {
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../logtree/testdata");
+    for format in ["klog", "json"] {
+        let file = testdata.join(format!("kubelet-1.36.3-{format}.txt"));
+        let script = format!("cat {}; exec sleep 1000", file.display());
+        let noded = start_service(&script, &format!("log = \"{format}\""));
+        let errors = noded.follow(&["logs", "-f", "--min-level", "error", "root.service.a"]);
+        // It is the only one, and the last line.
+        let mut seen = Vec::new();
+        errors.find_value(|entry| {
+            seen.push(entry["message"].clone());
+            entry["message"] == "command failed"
+        });
+        assert_eq!(seen, ["command failed"], "{format}");
+        noded.stop();
+    }
+}
+
+#[test]
+fn a_service_that_is_silent_or_not_alive_restarts_with_the_reason() {
+    let cases = [
+        ("watchdog = \"200ms\"", "the process did not report to its watchdog (WATCHDOG=1) within 200ms"),
+        (
+            "liveness = { probe = [\"/bin/sh\", \"-c\", \"echo stuck; exit 3\"], period = \"20ms\", failure_threshold = 2 }",
+            "failed 2 liveness probes in a row, and was stopped: exited with code 3: stuck",
+        ),
+    ];
+    for (keys, reason) in cases {
+        let noded = start_service("exec sleep 1000", keys);
+        let exit = first_exit(&noded);
+        assert!(exit.contains(reason), "{exit}");
+        noded.stop();
+    }
+}
+
+#[test]
+fn nodectl_signals_and_reloads_a_service() {
+    let script = "trap 'echo hup' HUP; trap 'echo usr1' USR1; echo up; while :; do sleep 0.01; done";
+    let noded = start_service(script, "reload = [\"/bin/sh\", \"-c\", \"kill -HUP $MAINPID\"]");
+    let log = noded.follow(&["logs", "-f", "--raw", "root.service.a"]);
+    log.find_value(|entry| entry["text"] == "up");
+    assert_eq!(noded.ask(&["signal", "root.service.a", "USR1"]).trim(), "USR1 was sent to root.service.a");
+    log.find_value(|entry| entry["text"] == "usr1");
+    assert_eq!(noded.ask(&["reload", "root.service.a"]).trim(), "root.service.a was asked to reload");
+    log.find_value(|entry| entry["text"] == "hup");
+    for (args, says) in [
+        (["signal", "root.service.a", "SIGNAL"], "unknown signal \"SIGNAL\": use a name of signal(7)"),
+        (["signal", "root.control", "HUP"], "root.control is not a [[service]]"),
+        (["signal", "root.service.b", "HUP"], "root.service.b"),
+    ] {
+        let output = noded.nodectl(&args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(says), "{args:?}: {text}");
+    }
+    noded.ask(&["stop", "--wait", "root.service.a"]);
+    let output = noded.nodectl(&["reload", "root.service.a"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("root.service.a has no running process"), "{text}");
+    noded.stop();
+}
+
+#[test]
+fn a_service_has_its_limits_its_umask_and_its_stop_signal() {
+    let script = "trap 'echo quit; exit 0' QUIT; echo $(ulimit -Sn) $(ulimit -Hn) $(umask); while :; do sleep 0.01; done";
+    let keys = "stop_signal = \"QUIT\"\nlimits = { rlimits = { nofile = \"40:50\" } }\nprivileges = { umask = \"027\" }";
+    let noded = start_service(script, keys);
+    let log = noded.follow(&["logs", "-f", "--raw", "root.service.a"]);
+    log.find_value(|entry| entry["text"] == "40 50 0027");
+    noded.ask(&["stop", "--wait", "root.service.a"]);
+    log.find_value(|entry| entry["text"] == "quit");
+    noded.stop();
+}
+
+#[test]
+#[ignore = "needs root: it runs a service as another user"]
+fn a_service_of_another_user_keeps_its_groups_and_capabilities() {
+    let script = "grep -E '^(Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr '\\t\\n' ' :'; echo; exec sleep 1000";
+    let keys = "user = \"nobody\"\nprivileges = { groups = [\"daemon\"], capabilities = [\"net_bind_service\"], read_only_paths = [\"/usr\"] }";
+    let noded = start_service(script, keys);
+    let log = noded.follow(&["logs", "-f", "--raw", "root.service.a"]);
+    let entry = log.find_value(|entry| entry["stream"] == "stdout");
+    let text = entry["text"].to_string();
+    for part in ["Groups: 1 65534", "CapEff: 0000000000000400", "CapBnd: 0000000000000400", "NoNewPrivs: 1"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    noded.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs kernel"]
+async fn a_service_beyond_its_memory_is_reported_as_killed_for_it_with_the_limit() {
+    let keys = format!("limits = {{ memory_max = \"32MiB\" }}\nrestart = \"never\"\n{NO_BACKOFF}");
+    let script = "exec dd if=/dev/zero of=/dev/null bs=134217728 count=1";
+    let config = format!(
+        "{NO_DAEMONS}{}",
+        service_config("a", script, &format!("{keys}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}"))
+    );
+    let mut node = LocalNode::start(&config).await;
+    let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
+    loop {
+        let request = StatusRequest { dn: "root.service.a".into(), ..StatusRequest::default() };
+        let status = node.client.status(request).await.expect("it is in the tree").into_inner();
+        let exits = status.node.map(|node| node.exits).unwrap_or_default();
+        if let Some(exit) = exits.first() {
+            assert_eq!(exit.reason, "killed by SIGKILL: out of memory, its limit is 32 MiB");
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "it is not killed");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
