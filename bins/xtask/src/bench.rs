@@ -26,10 +26,10 @@ const IN_GUEST: &str = "kernel-benches";
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The bench, its package's directory, or both as DIRECTORY-BENCH
-    name: Option<String>,
+    /// Benches, their packages' directories, or both as DIRECTORY-BENCH; all without
+    names: Vec<String>,
     /// Write docs/bench.md from the rows in target/bench, and measure nothing
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with = "names")]
     report: bool,
 }
 
@@ -77,13 +77,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let all = find_benches(&workspace::read_metadata()?.packages)?;
-    let name = arguments.name.as_deref();
-    let chosen: Vec<&Bench> =
-        all.iter().filter(|bench| name.is_none_or(|name| bench.is_selected(name))).collect();
-    if chosen.is_empty() {
-        let names: Vec<_> = all.iter().map(Bench::name).collect();
-        bail!("unknown bench {:?}; known: {}", name.unwrap_or_default(), names.join(", "));
+    let names = &arguments.names;
+    if let Some(unknown) = names.iter().find(|name| !all.iter().any(|bench| bench.is_selected(name))) {
+        let known: Vec<_> = all.iter().map(Bench::name).collect();
+        bail!("unknown bench {unknown:?}; known: {}", known.join(", "));
     }
+    let is_chosen = |bench: &&Bench| names.is_empty() || names.iter().any(|name| bench.is_selected(name));
+    let chosen: Vec<&Bench> = all.iter().filter(is_chosen).collect();
     setup::install()?;
     let (mut report, mut rows) = (Report::new(Log::default()), Vec::new());
     for bench in chosen {

@@ -1,11 +1,9 @@
 //! `cargo xtask kernel-test`: the tests that need a kernel of their own, in a guest.
 
-use std::collections::VecDeque;
 use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::slice;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -45,14 +43,32 @@ impl GuestJob {
         Some(Self { binary, need, tests: tests.into_iter().map(|(_, test)| test).collect() })
     }
 
-    fn name(&self) -> String {
+    /// Its name in reports.
+    pub(crate) fn name(&self) -> String {
         format!("{} in a guest", self.binary.name())
+    }
+
+    /// Runs its tests in a guest; no others share it, so a guest that hangs or panics costs them alone.
+    pub(crate) fn run(self, report: &mut Report) {
+        report.log.headline(&self.name());
+        match self.boot() {
+            Ok(guest) => {
+                let selection = TestSelection::Exactly(self.tests.clone());
+                let command = self.command(&selection);
+                run_tests(&guest, &self.name(), &command, (&selection, BINARY_WITHIN), report);
+            }
+            Err(error) => report.could_not_run(&self.name(), &format!("{error:#}")),
+        }
     }
 
     fn command(&self, selection: &TestSelection) -> Command {
         let mut command = self.binary.command();
         command.args(selection.arguments()).envs([events::UNSTABLE]);
         command
+    }
+
+    fn boot(&self) -> Result<Guest> {
+        add_binary(guest_builder(self.need)?, &self.binary)?.boot()
     }
 }
 
@@ -64,7 +80,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<ExitCode> {
     if jobs.is_empty() && filter.is_some() {
         bail!("no test that needs a kernel has {:?} in its name", filter.unwrap_or_default());
     }
-    run_jobs(jobs, &mut report);
+    jobs.into_iter().for_each(|job| job.run(&mut report));
     Ok(report.finish())
 }
 
@@ -87,7 +103,7 @@ pub(crate) fn run_counted(
             let selection = TestSelection::Exactly(vec![test.clone()]);
             let mut command = job.command(&selection);
             command.arg("--nocapture").env(variable, &count);
-            let guest = boot(slice::from_ref(&job))?;
+            let guest = job.boot()?;
             run_tests(&guest, &name, &command, (&selection, deadline), report);
         }
     }
@@ -109,44 +125,17 @@ fn build_jobs(filter: Option<&str>, report: &mut Report) -> Result<Vec<GuestJob>
     jobs.filter_map(Result::transpose).collect()
 }
 
-/// Runs them, as many as possible in one guest. After a hang or a panic of the guest, the others run in a new
-/// one.
-pub(crate) fn run_jobs(jobs: Vec<GuestJob>, report: &mut Report) {
-    let mut waiting: VecDeque<GuestJob> = jobs.into();
-    while !waiting.is_empty() {
-        let start = Instant::now();
-        let guest = match boot(waiting.make_contiguous()) {
-            Ok(guest) => guest,
-            Err(error) => {
-                for job in waiting {
-                    report.could_not_run(&job.name(), &format!("{error:#}"));
-                }
-                return;
-            }
-        };
-        report.add_check("boot of a guest", start.elapsed(), None);
-        while let Some(job) = waiting.pop_front() {
-            let selection = TestSelection::Exactly(job.tests.clone());
-            report.log.headline(&job.name());
-            let command = job.command(&selection);
-            if !run_tests(&guest, &job.name(), &command, (&selection, BINARY_WITHIN), report) {
-                break;
-            }
-        }
-    }
-}
-
-/// Runs tests in a guest; `false` where the guest is lost.
+/// Runs tests in a guest. What became of a guest that was lost goes into the log.
 fn run_tests(
     guest: &Guest,
     name: &str,
     command: &Command,
     (selection, deadline): (&TestSelection, Duration),
     report: &mut Report,
-) -> bool {
+) {
     let (outcome, error) = run_in_guest(guest, command, (&report.log, events::show_event), deadline);
     add_tests(name, &outcome, selection, report);
-    error.inspect(|error| report.log.line(&format!("{error:#}"))).is_none()
+    error.into_iter().for_each(|error| report.log.line(&format!("{error:#}")));
 }
 
 /// Runs a command in the guest. The error says what happened to the guest.
@@ -170,15 +159,6 @@ fn run_in_guest(
         Err(error) => (Some(error.root_cause().to_string()), Some(error)),
     };
     (CommandOutcome { lines, elapsed: start.elapsed(), problem }, error)
-}
-
-fn boot(jobs: &[GuestJob]) -> Result<Guest> {
-    let need = jobs.iter().map(|job| job.need).reduce(GuestNeed::and).unwrap_or_default();
-    let mut builder = guest_builder(need)?;
-    for job in jobs {
-        builder = add_binary(builder, &job.binary)?;
-    }
-    builder.boot()
 }
 
 /// A guest with what is needed, without the test's own programs.

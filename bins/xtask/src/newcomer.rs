@@ -11,11 +11,11 @@ mod chroot;
 pub(crate) mod examples;
 mod markdown;
 
-/// Runs both.
+/// Runs both; of the README's commands those up to the first with the word `last`.
 ///
 /// # Errors
 /// The packages or the chroot can't be made.
-pub(crate) fn run(report: &mut Report) -> Result<()> {
+pub(crate) fn run(last: &str, report: &mut Report) -> Result<()> {
     examples::run(report)?;
-    chroot::run(report)
+    chroot::run(last, report)
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use serde_json::Value;
 use testbed::ContainerImage;
 
 use crate::run::{self, Log};
+use crate::test::binaries;
 use crate::workspace::{cargo, target_directory};
 
 /// The one program that is made for containers, and its package.
@@ -85,16 +85,9 @@ fn build(arguments: &Arguments, log: &Log) -> Result<PathBuf> {
     if let Some(problem) = outcome.problem {
         bail!("building {program} failed ({problem})");
     }
-    find_executable(&outcome.lines, program)
-        .with_context(|| format!("find the executable {program} in cargo's messages"))
-}
-
-/// The path of the program among cargo's messages.
-fn find_executable(messages: &[String], program: &str) -> Option<PathBuf> {
-    let messages = messages.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let ours = messages
-        .filter(|message| message["reason"] == "compiler-artifact" && message["target"]["name"] == program);
-    ours.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back()
+    let built = outcome.lines.iter().filter_map(|line| binaries::parse_artifact(line));
+    let executable = built.map(|built| built.path).next_back();
+    executable.with_context(|| format!("find the executable {program} in cargo's messages"))
 }
 
 /// Whether an ELF file needs a dynamic linker.
@@ -119,19 +112,7 @@ fn has_interpreter(elf: &[u8]) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-
-    #[test]
-    fn the_executable_is_found_among_cargos_messages() {
-        let messages = "{\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"a\"},\"executable\":\"/x/a\"}\nnoise\n\
-            {\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"b\"},\"executable\":\"/x/b\"}\n\
-            {\"reason\":\"build-finished\",\"success\":true}\n";
-        let messages: Vec<_> = messages.lines().map(String::from).collect();
-        assert_eq!(find_executable(&messages, "b").as_deref(), Some(Path::new("/x/b")));
-        assert_eq!(find_executable(&messages, "c"), None);
-    }
 
     #[test]
     fn a_dynamic_program_is_recognised() {

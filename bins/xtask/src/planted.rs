@@ -22,8 +22,8 @@ struct TestedCrate {
     features: &'static [&'static str],
     /// The target of the test.
     target: &'static [&'static str],
-    /// The test that has to find them.
-    test: &'static str,
+    /// The test that has to find them; `None` if each bug names its own.
+    test: Option<&'static str>,
     /// The crate, and the members that its tests are built of.
     members: &'static [&'static str],
 }
@@ -35,14 +35,14 @@ impl TestedCrate {
     }
 }
 
-const CRATES: [TestedCrate; 3] = [
+const CRATES: [TestedCrate; 7] = [
     TestedCrate {
         directory: "supervisor",
         list: "testdata/planted.toml",
         package: "nodekeel-supervisor",
         features: &["--all-features"],
         target: &["--lib"],
-        test: "random_operations_keep_the_invariants",
+        test: Some("random_operations_keep_the_invariants"),
         members: &["supervisor", "bins/testbed"],
     },
     TestedCrate {
@@ -52,7 +52,7 @@ const CRATES: [TestedCrate; 3] = [
         // The state machine needs no etcd, and so the bugs need no protoc.
         features: &["--features", "testing"],
         target: &["--lib"],
-        test: "random_runs_keep_the_invariants",
+        test: Some("random_runs_keep_the_invariants"),
         members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
     },
     // The history of three real voters has to find what the state machine can't.
@@ -62,13 +62,51 @@ const CRATES: [TestedCrate; 3] = [
         package: "nodekeel-cluster",
         features: &["--all-features"],
         target: &["--test", "it"],
-        test: "voters::debian::no_acknowledged_write_is_lost_whatever_happens_to_three_voters",
+        test: Some("voters::debian::no_acknowledged_write_is_lost_whatever_happens_to_three_voters"),
         members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+    },
+    // Real members have to find what a review of them has found.
+    TestedCrate {
+        directory: "cluster",
+        list: "testdata/planted-members.toml",
+        package: "nodekeel-cluster",
+        features: &["--all-features"],
+        target: &["--test", "it"],
+        test: None,
+        members: &["cluster", "supervisor", "localstorage", "bins/testbed"],
+    },
+    TestedCrate {
+        directory: "localstorage",
+        list: "testdata/planted.toml",
+        package: "nodekeel-localstorage",
+        features: &["--all-features"],
+        target: &["--lib"],
+        test: None,
+        members: &["localstorage", "bins/testbed"],
+    },
+    TestedCrate {
+        directory: "containerd-svc",
+        list: "testdata/planted.toml",
+        package: "nodekeel-containerd-svc",
+        features: &["--features", "testing"],
+        target: &["--test", "it"],
+        test: None,
+        members: &["containerd-svc", "supervisor", "logtree", "localstorage", "bins/testbed"],
+    },
+    // Real daemons have to find what a kubelet would.
+    TestedCrate {
+        directory: "containerd-svc",
+        list: "testdata/planted-daemon.toml",
+        package: "nodekeel-containerd-svc",
+        features: &["--all-features"],
+        target: &["--test", "daemon"],
+        test: None,
+        members: &["containerd-svc", "supervisor", "logtree", "localstorage", "bins/testbed"],
     },
 ];
 const WITHIN: Duration = Duration::from_secs(600);
 /// Each bug is a compilation, so a test run takes one of so many, and other ones with the next commit.
-const SAMPLE: usize = 4;
+const SAMPLE: usize = 8;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -82,6 +120,8 @@ struct PlantedBugs {
 struct PlantedBug {
     /// The invariant that it breaks.
     invariant: String,
+    /// The test that has to find it, where the list has none for all.
+    test: Option<String>,
     /// The file, from the crate's directory.
     file: PathBuf,
     old: String,
@@ -152,7 +192,8 @@ fn plant(tested: &TestedCrate, copy: &Path, bug: &PlantedBug, report: &mut Repor
     let sound = read_sound(&file, bug)?;
     fs::write(&file, sound.replacen(&bug.old, &bug.new, 1))?;
     let mut command = cargo(&["test", "-p", tested.package]);
-    command.args(tested.target).args(tested.features).args(["--", "--include-ignored", tested.test]);
+    let test = tested.test.or(bug.test.as_deref()).context("no test has to find it")?;
+    command.args(tested.target).args(tested.features).args(["--", "--include-ignored", test]);
     command.current_dir(copy).env("CARGO_TARGET_DIR", target_directory()).env("RUST_BACKTRACE", "0");
     let outcome = run_command(command, &report.log, run::hide_line, WITHIN);
     fs::write(&file, sound)?;
@@ -211,6 +252,7 @@ mod tests {
         for tested in &CRATES {
             for bug in read_bugs(tested).unwrap() {
                 read_sound(&root().join(tested.directory).join(&bug.file), &bug).unwrap();
+                assert!(tested.test.is_some() != bug.test.is_some(), "{}: one test finds it", bug.invariant);
             }
         }
     }

@@ -43,15 +43,22 @@ enum Work {
     Newcomer,
 }
 
-const SOAKS: [Soak; 12] = [
+const SOAKS: [Soak; 13] = [
     Soak { name: "planted-bugs", work: Work::PlantedBugs, count: None },
     Soak { name: "fuzz", work: Work::Fuzz, count: None },
     Soak { name: "examples", work: Work::Examples, count: None },
-    Soak { name: "newcomer", work: Work::Newcomer, count: None },
+    // Up to the command `cargo xtask test`; up to the demo with `NODEKEEL_NEWCOMER=demo`.
+    Soak { name: "newcomer", work: Work::Newcomer, count: Some(("NODEKEEL_NEWCOMER", "test")) },
     Soak {
         name: "supervisor-core",
         work: Work::Tests("nodekeel-supervisor", "--lib", "random_operations_keep_the_invariants"),
         count: Some(("NODEKEEL_OPS", "5000000")),
+    },
+    // Every order of events of trees of three and four runnables.
+    Soak {
+        name: "supervisor-explore",
+        work: Work::Tests("nodekeel-supervisor", "--lib", "every_order_of_events_of_small_trees"),
+        count: Some(("NODEKEEL_EXPLORE", "all")),
     },
     Soak {
         name: "cluster-core",
@@ -85,21 +92,18 @@ const SOAKS: [Soak; 12] = [
         ),
         count: Some(("NODEKEEL_VOLUME_KILLS", "34")),
     },
-    // The same on a real node with ext4; on XFS `cargo xtask test` has it.
+    // The same on a real node, with XFS and with ext4; `cargo xtask test` kills once around each step.
     Soak {
         name: "node-volume-kills",
-        work: Work::Tests(
-            "provisionerd",
-            "node",
-            "kills::a_daemon_killed_at_each_moment_on_ext4_leaks_nothing_and_provisions_nothing_twice",
-        ),
+        work: Work::Tests("provisionerd", "node", "kills::a_daemon_killed_at_each_moment"),
         count: None,
     },
     Soak { name: "supervisor-process", work: Work::ProcessRounds, count: Some(("NODEKEEL_ROUNDS", "1000")) },
-    // Every system call of the code that writes a node's files, on each file system that a node has.
+    // Every system call of the code that writes a node's files, on each file system that a node has, and the
+    // whole counts of power cuts and of kills of mkfs.xfs.
     Soak {
         name: "storage-kills",
-        work: Work::GuestTests("nodekeel-localstorage it kernel::"),
+        work: Work::GuestTests("nodekeel-localstorage it "),
         count: Some(("NODEKEEL_KILLS", "all")),
     },
 ];
@@ -125,7 +129,7 @@ impl Soak {
             Work::PlantedBugs => planted::run_all(report),
             Work::Fuzz => fuzz::run(report),
             Work::Examples => newcomer::examples::run(report),
-            Work::Newcomer => newcomer::run(report),
+            Work::Newcomer => newcomer::run(&env::var(count.0).unwrap_or_else(|_| count.1.into()), report),
             Work::ProcessRounds => test::run_process_rounds(count, WITHIN, report),
             Work::GuestTests(filter) => kernel_test::run_counted(filter, count, STORAGE_WITHIN, report),
             Work::Tests(package, target, text) => self.run_tests(&["-p", package], target, text, report),

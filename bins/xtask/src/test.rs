@@ -19,6 +19,7 @@ pub(crate) mod events;
 mod jobs;
 mod lanes;
 pub(crate) mod launch;
+mod part_times;
 pub(crate) mod requirement;
 mod since;
 
@@ -26,6 +27,7 @@ use binaries::{Build, Executable};
 use events::{IgnoredTest, TestRun};
 pub(crate) use jobs::run_process_rounds;
 use launch::TestSelection;
+use part_times::PartTimes;
 use since::{TestPlan, Tier};
 
 /// Longer than a cold build takes.
@@ -68,11 +70,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let build = prepare(&plan, &packages, &mut report)?;
     let before = HostLeftovers::find()?;
     let jobs = jobs::plan_jobs(&build, &plan, &packages, &mut report);
-    lanes::run_jobs(jobs, &mut report);
+    let directory = workspace::target_directory().join("test");
+    let mut times = PartTimes::read(&directory);
+    lanes::run_jobs(jobs, &mut times, &mut report);
     let left = before.sweep()?;
     let problem = (!left.is_empty()).then(|| format!("left behind: {left:?}"));
     report.add_check("nothing is left behind", Duration::ZERO, problem);
-    report.write(&workspace::target_directory().join("test"))?;
+    report.write(&directory)?;
+    times.write(&directory)?;
     Ok(report.finish())
 }
 

@@ -16,22 +16,21 @@ const HEADER: &str = "# Benches
 The ratio is ours to the peer's; the limit is what the machine could do at best.
 ";
 
-/// Writes the page.
+/// Writes the page. Rows without machine and commit, which a bench leaves that cargo ran, are skipped and named.
 ///
 /// # Errors
 /// No bench has left rows, a file of rows is unreadable, or the page can't be written.
 pub(super) fn write_page(directory: &Path, page: &Path) -> Result<()> {
-    let mut text = HEADER.to_owned();
-    let names = row_files(directory);
-    ensure!(
-        !names.is_empty(),
-        "read rows of benches in {}: none; run `cargo xtask bench` first",
-        directory.display()
-    );
-    for name in names {
-        text += &section(&name, &bench::read_rows_from(directory, &name)?);
+    let mut sections = String::new();
+    for name in row_files(directory) {
+        match section(&name, &bench::read_rows_from(directory, &name)?) {
+            Some(section) => sections += &section,
+            None => eprintln!("skip {name}: measured outside of `cargo xtask bench`"),
+        }
     }
-    fs::write(page, text).with_context(|| format!("write {}", page.display()))
+    let place = directory.display();
+    ensure!(!sections.is_empty(), "no rows of benches in {place}: run `cargo xtask bench` first");
+    fs::write(page, format!("{HEADER}{sections}")).with_context(|| format!("write {}", page.display()))
 }
 
 /// The names of the files of rows, sorted.
@@ -44,15 +43,14 @@ pub(super) fn row_files(directory: &Path) -> Vec<String> {
     names
 }
 
-fn section(name: &str, rows: &[BenchRow]) -> String {
-    let mut text = format!("\n## {name}\n\n");
-    if let Some(BenchRow { command, measured: Some(measured), .. }) = rows.first() {
-        let MeasurementContext { machine, date, commit } = measured;
-        text += &format!("`{command}` at commit {commit} on {date}, on {machine}.\n\n");
-    }
+/// `None` for rows without the circumstances of their measurement.
+fn section(name: &str, rows: &[BenchRow]) -> Option<String> {
+    let BenchRow { command, measured, .. } = rows.first()?;
+    let MeasurementContext { machine, date, commit } = measured.as_ref()?;
+    let mut text = format!("\n## {name}\n\n`{command}` at commit {commit} on {date}, on {machine}.\n\n");
     text += "| id | what | unit | ours | peer | ratio | limit | goal | met |\n|---|---|---|---|---|---|---|---|---|\n";
     rows.iter().for_each(|row| text += &table_row(row));
-    text
+    Some(text)
 }
 
 fn table_row(row: &BenchRow) -> String {
@@ -119,8 +117,10 @@ mod tests {
         row.measured = Some(MeasurementContext { machine, date: "2026-01-31".into(), commit: "abc+".into() });
         bench::write_rows_to(directory.path(), "supervisor", &[row, BenchRow::new("b", "w", "ns", 1.0)])
             .unwrap();
+        bench::write_rows_to(directory.path(), "by-cargo", &[BenchRow::new("c", "w", "ns", 1.0)]).unwrap();
         write_page(directory.path(), &page).unwrap();
         let text = fs::read_to_string(page).unwrap();
+        assert!(!text.contains("by-cargo"), "{text}");
         for expected in [
             "## supervisor\n\n`cargo xtask bench supervisor` at commit abc+ on 2026-01-31, on 2 × x.\n",
             "\n| restart | kill \\| exec | ms | 3.00 | 1.50 (runit 2.1.2) | 2.00 |  | 2.00 | no |\n",

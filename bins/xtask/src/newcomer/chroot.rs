@@ -18,13 +18,13 @@ const TOOLCHAIN: &str = "opt/rust";
 /// Where the chroot sees the checkout.
 const CHECKOUT: &str = "root/nodekeel";
 
-/// Makes the chroot anew, and runs each command of the README's `sh` blocks there.
-pub(super) fn run(report: &mut Report) -> Result<()> {
+/// Makes the chroot anew, and runs the commands of the README's `sh` blocks there, up to the first with this word.
+pub(super) fn run(last: &str, report: &mut Report) -> Result<()> {
     ensure!(run::is_root(), "a chroot is root's to make: run as root");
     crate::setup::install_packages(&["debootstrap"])?;
     let chroot = Chroot::create(target_directory().join("newcomer/root"), report)?;
     let readme = fs::read_to_string(root().join("README.md")).context("read README.md")?;
-    for line in markdown::shell_commands(&readme) {
+    for line in markdown::commands_until(&readme, last)? {
         report.run_check(&format!("newcomer: {line}"), chroot.command(&line), COMMAND_WITHIN);
     }
     chroot.remove()

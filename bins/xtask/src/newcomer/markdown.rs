@@ -1,5 +1,20 @@
 //! Reading commands and programs out of documents.
 
+use anyhow::{Context as _, Result};
+
+/// The commands of the document's `sh` blocks up to the first that has this word.
+///
+/// # Errors
+/// No command has it.
+pub(super) fn commands_until(text: &str, last: &str) -> Result<Vec<String>> {
+    let mut commands = shell_commands(text);
+    let end = commands.iter().position(|line| line.split_whitespace().any(|word| word == last));
+    commands.truncate(
+        1 + end.with_context(|| format!("find the command {last:?} among {}", commands.join(", ")))?,
+    );
+    Ok(commands)
+}
+
 /// The commands of the document's `sh` blocks, a line each, without comments.
 pub(super) fn shell_commands(text: &str) -> Vec<String> {
     let blocks = blocks(text, "sh");
@@ -41,6 +56,9 @@ mod tests {
     fn commands_lose_their_comments_and_other_blocks_are_skipped() {
         let text = "```sh\ncargo add a   # not yet\n\n# why\ncargo run\n```\n```toml\na = 1\n```\n";
         assert_eq!(shell_commands(text), ["cargo add a", "cargo run"]);
+        assert_eq!(commands_until(text, "add").unwrap(), ["cargo add a"]);
+        assert_eq!(commands_until(text, "run").unwrap().len(), 2);
+        assert!(commands_until(text, "ru").unwrap_err().to_string().contains("cargo add a, cargo run"));
     }
 
     #[test]

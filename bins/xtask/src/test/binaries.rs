@@ -110,8 +110,10 @@ pub(crate) fn build_one(arguments: &[&str], deadline: Duration) -> Result<Execut
     test.with_context(|| format!("cargo {} built no executable", arguments.join(" ")))
 }
 
+/// The executable in a message of cargo, if it is about one.
+///
 /// *Source:* the cargo book, external tools: the message `compiler-artifact`.
-fn parse_artifact(line: &str) -> Option<Executable> {
+pub(crate) fn parse_artifact(line: &str) -> Option<Executable> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" {
         return None;

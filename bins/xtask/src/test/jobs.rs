@@ -10,7 +10,7 @@ use super::lanes::{Job, Lane};
 use super::launch::{RunAs, TestCommand, TestSelection, test_command};
 use super::since::{TestPlan, Tier};
 use super::{PART_WITHIN, WHOLE_COUNTS, add_tests, doctests, events, list_ignored, requirement};
-use crate::kernel_test::{self, GuestJob};
+use crate::kernel_test::GuestJob;
 use crate::report::Report;
 use crate::run::{self, run_command};
 use crate::workspace::Package;
@@ -54,10 +54,8 @@ pub(super) fn plan_jobs<'a>(
             jobs.push(Job::new(job.name(), job.lane, move |report| job.run(report)));
         }
     }
-    if !guest_jobs.is_empty() {
-        let run = |report: &mut Report| kernel_test::run_jobs(guest_jobs, report);
-        jobs.push(Job::new("tests in a guest", Lane::Guest, run));
-    }
+    let in_guests = guest_jobs.into_iter();
+    jobs.extend(in_guests.map(|job| Job::new(job.name(), Lane::Guest, move |report| job.run(report))));
     jobs.extend(plan_other_jobs(build, plan, packages));
     jobs
 }

@@ -1,13 +1,15 @@
 //! Runs the parts of a test run beside each other, where they don't disturb each other.
 
-use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Instant;
 
+use super::part_times::PartTimes;
 use crate::report::Report;
 use crate::run::Log;
 
-/// What a part spends its time on. Each lane has a worker; one whose lane is empty takes parts of the others.
+/// What a part spends its time on. Each lane has a worker, which takes its longest part first; one whose lane is empty
+/// takes the longest of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
     /// Computes: unit tests, compilers.
@@ -51,48 +53,47 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Runs all of them. The output of each is shown as one block when it has ended.
-pub(crate) fn run_jobs(jobs: Vec<Job<'_>>, report: &mut Report) {
-    let (alone, beside): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.lane == Lane::Alone);
-    let mut queues = BESIDE.map(|_| VecDeque::new());
-    for job in beside {
-        let lane = BESIDE.iter().position(|lane| *lane == job.lane).unwrap_or_default();
-        queues[lane].push_back(job);
-    }
-    let (queues, shared) = (&Mutex::new(queues), &Mutex::new(&mut *report));
+/// Runs all of them, the longest first by the times of earlier runs, and notes the new times. The output of each is
+/// shown as one block when it has ended.
+pub(crate) fn run_jobs(jobs: Vec<Job<'_>>, times: &mut PartTimes, report: &mut Report) {
+    let (alone, mut beside): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.lane == Lane::Alone);
+    beside.sort_by(|one, other| times.compare_longest_first(&one.name, &other.name));
+    let (jobs, shared) = (&Mutex::new(beside), &Mutex::new((times, report)));
     thread::scope(|scope| {
-        for lane in 0..BESIDE.len() {
+        for lane in BESIDE {
             scope.spawn(move || {
-                while let Some(job) = take_job(queues, lane) {
+                while let Some(job) = take_job(jobs, lane) {
                     run_job(job, shared);
                 }
             });
         }
     });
-    alone.into_iter().for_each(|job| run_job(job, &Mutex::new(&mut *report)));
+    alone.into_iter().for_each(|job| run_job(job, shared));
 }
 
-/// The next job of a lane; where there are no more, the last one of another lane, the slowest lane first. The waiting
-/// lane takes no guests.
-fn take_job<'a>(queues: &Mutex<[VecDeque<Job<'a>>; BESIDE.len()]>, lane: usize) -> Option<Job<'a>> {
-    let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
-    // Two guests emulate their processors beside each other; a third would slow them all down.
-    let lanes = if BESIDE[lane] == Lane::Waiting { BESIDE.len() - 1 } else { BESIDE.len() };
-    queues[lane].pop_front().or_else(|| queues[..lanes].iter_mut().rev().find_map(VecDeque::pop_back))
+/// The longest job of a lane; where there are no more, of another lane. The waiting lane takes no guests: two emulate
+/// their processors beside each other, and a third would slow them all down.
+fn take_job<'a>(jobs: &Mutex<Vec<Job<'a>>>, lane: Lane) -> Option<Job<'a>> {
+    let mut jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
+    let may_take = |job: &Job<'_>| lane != Lane::Waiting || job.lane != Lane::Guest;
+    let place = jobs.iter().position(|job| job.lane == lane).or_else(|| jobs.iter().position(may_take))?;
+    Some(jobs.remove(place))
 }
 
-fn run_job(job: Job<'_>, report: &Mutex<&mut Report>) {
-    let locked = || report.lock().unwrap_or_else(PoisonError::into_inner);
+fn run_job(job: Job<'_>, shared: &Mutex<(&mut PartTimes, &mut Report)>) {
+    let locked = || shared.lock().unwrap_or_else(PoisonError::into_inner);
     let say = |report: &Report, text: &str| {
         println!("[{:5.1} min] {text}", report.elapsed().as_secs_f64() / 60.0);
     };
-    say(&locked(), &format!("start {}", job.name));
-    let log = Log::buffered();
+    say(locked().1, &format!("start {}", job.name));
+    let (log, start) = (Log::buffered(), Instant::now());
     let mut part = Report::new(log.clone());
     (job.work)(&mut part);
-    let mut report = locked();
+    let mut shared = locked();
+    let (times, report) = &mut *shared;
     print!("{}", log.take());
-    say(&report, &format!("end   {}: {}", job.name, part.counts()));
+    say(report, &format!("end   {}: {}", job.name, part.counts()));
+    times.record(job.name, start.elapsed());
     report.merge(part);
 }
 
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn lanes_run_beside_each_other_and_parts_that_measure_time_run_alone_at_the_end() {
-        let mut report = Report::new(Log::default());
+        let (mut report, mut times) = (Report::new(Log::default()), PartTimes::default());
         let (meeting, running, order) = (Barrier::new(3), AtomicUsize::new(0), Mutex::new(Vec::new()));
         let job = |name: &'static str, lane: Lane| {
             let (meeting, running, order) = (&meeting, &running, &order);
@@ -126,11 +127,25 @@ mod tests {
         let (guest, waiting) = (Lane::Guest, Lane::Waiting);
         // The second three meet where the worker of an empty lane takes parts of another.
         let lanes = [Lane::Alone, guest, waiting, Lane::Computing, guest, guest, waiting];
-        run_jobs(
-            lanes.map(|lane| job(if lane == Lane::Alone { "alone" } else { "beside" }, lane)).into(),
-            &mut report,
-        );
+        let jobs = lanes.map(|lane| job(if lane == Lane::Alone { "alone" } else { "beside" }, lane));
+        run_jobs(jobs.into(), &mut times, &mut report);
         assert_eq!(order.lock().unwrap().last(), Some(&"alone"));
         assert!(report.to_string().ends_with("7 passed, 0 failed"));
+    }
+
+    #[test]
+    fn an_empty_lane_takes_the_longest_part_of_the_others_and_the_waiting_one_no_guest() {
+        let job = |name: &str, lane| Job::new(name, lane, |_: &mut Report| ());
+        let jobs = [
+            job("a", Lane::Guest),
+            job("b", Lane::Waiting),
+            job("c", Lane::Guest),
+            job("d", Lane::Computing),
+        ];
+        let jobs = Mutex::new(Vec::from(jobs));
+        let lanes = [Lane::Waiting, Lane::Waiting, Lane::Waiting, Lane::Computing, Lane::Guest, Lane::Guest];
+        let taken = lanes.map(|lane| take_job(&jobs, lane).map(|job| job.name));
+        let names = ["b", "d", "", "a", "c", ""];
+        assert_eq!(taken.map(Option::unwrap_or_default), names.map(str::to_owned));
     }
 }
