@@ -27,10 +27,12 @@ use tokio::sync::watch;
 const CONFIG: &str = r#"
 [cluster]
 bootstrap = true
+# It keeps its address until it has stopped.
+depends_on = ["lease"]
 
 [greeter]
 text = "good morning"
-depends_on = ["cluster", "lease"]
+depends_on = ["cluster"]
 
 [[service]]
 name = "listener"

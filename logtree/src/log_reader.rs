@@ -21,8 +21,8 @@ const CHUNK_ENTRIES: usize = 512;
 /// Entries in order: the backlog, then new entries if the query follows. It is a [`Stream`], too.
 ///
 /// It holds positions, not entries: entries wait in the store until they are read or evicted. An
-/// [`EntryBody::Dropped`] with the exact count takes the place of evicted entries. Dropping the reader ends
-/// it at once.
+/// [`EntryBody::Dropped`](crate::EntryBody::Dropped) with the exact count takes the place of evicted entries.
+/// Dropping the reader ends it at once.
 pub struct LogReader {
     shared: Arc<SharedLogStore>,
     merge: RingMerge,

@@ -229,3 +229,42 @@ fn read_item(query: &LogQuery, cursor: &mut RingCursor) -> Option<LogEntry> {
     let entry = decode_record(dn, cursor.position.take_copy());
     query.matches_content(&entry).then_some(entry)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::record::RecordBuffer;
+    use crate::ring::LogRing;
+    use crate::{Dn, DroppedEntries, EntryBody, LogLimits, StreamOrigin};
+
+    /// Another thread writes between the start of the live stream and the search for its place in a name.
+    #[test]
+    fn a_reader_without_a_backlog_misses_only_what_is_evicted_after_it_was_opened() {
+        let limits = LogLimits { entries_per_dn: Some(1), ..LogLimits::default() };
+        let log = Arc::new(NameLog::new(1, 1, Dn::root(), LogRing::new()));
+        log.lock_ring().add_segment(4096);
+        let next_seq = AtomicU64::new(1);
+        let append = |count| {
+            let mut record = RecordBuffer::for_raw_lines(&StreamOrigin::default());
+            for _ in 0..count {
+                record.write_raw_line(0, b"line", None, false);
+                log.lock_ring().append(&mut record, (1, &limits, &next_seq), &mut Vec::new());
+            }
+        };
+        append(5);
+        let live_from = 6;
+        append(2);
+        let query = LogQuery::of_dn(Dn::root());
+        let mask = query.class_mask().unwrap();
+        let mut merge = RingMerge::new(query, mask, None, MissedEntries::default());
+        merge.add_from_end(vec![Arc::clone(&log)]);
+        merge.rewind(0, 0, live_from);
+        merge.take_notices();
+        let mut entries = VecDeque::new();
+        merge.pull_entries(8, 10, &mut entries);
+        assert_eq!(entries.iter().map(|entry| entry.seq).collect::<Vec<_>>(), [6, 7]);
+        assert_eq!(entries[0].body, EntryBody::Dropped(DroppedEntries { count: 1, exact: true }));
+    }
+}

@@ -230,7 +230,7 @@ impl Context {
     }
 
     /// Waits until the runnable with this DN, anywhere in the tree, is ready or done, across any restarts of
-    /// it and its parent. A later failure of that runnable is not reported.
+    /// it and its parent. One that is stopping is not ready. A later failure of that runnable is not reported.
     ///
     /// # Errors
     /// See [`WaitReadyError`].
@@ -238,7 +238,7 @@ impl Context {
     /// # Cancel safety
     /// It can be dropped and called again at any time.
     pub async fn wait_ready(&self, dn: &str) -> Result<(), WaitReadyError> {
-        if self.0.driver.read(|fsm| fsm.state_of(dn)).is_none() {
+        if self.0.driver.read(|fsm| fsm.readiness_of(dn)).is_none() {
             return Err(WaitReadyError::UnknownDn { dn: dn.to_owned() });
         }
         self.wait_dependency(dn).await

@@ -169,8 +169,8 @@ impl TreeDriver {
     pub(crate) fn wait_ready(&self, dn: &str) -> oneshot::Receiver<()> {
         let mut state = self.lock();
         let (ready, waiting) = oneshot::channel();
-        match state.fsm.state_of(dn) {
-            Some(RunnableState::Ready | RunnableState::Done) => _ = ready.send(()),
+        match state.fsm.readiness_of(dn) {
+            Some(true) => _ = ready.send(()),
             _ if state.fsm.is_shutting_down() => {}
             _ => {
                 state.waiters.retain(|waiter| !waiter.ready.is_closed());
@@ -309,6 +309,7 @@ impl TreeDriver {
         state.next_seq += 1;
         if matches!(event.change.new_state(), Some(RunnableState::Ready | RunnableState::Done))
             && !state.waiters.is_empty()
+            && state.fsm.readiness_of(&event.dn) == Some(true)
         {
             let (ready, waiting) = state.waiters.drain(..).partition(|waiter| waiter.dn == event.dn);
             state.waiters = waiting;
@@ -381,7 +382,7 @@ fn log_event(event: &Event) {
         RunnableChange::Killed { kill } => tracing::warn!(dn, generation = event.generation, "{kill}"),
         RunnableChange::Straggling { after } => tracing::warn!(
             dn = "supervisor",
-            "runnable {dn} is still running {after:?} after its cancellation; its ancestors can't restart before it exits"
+            "runnable {dn} is still running {after:?} after its cancellation; neither its ancestors nor the members of its group that end with it can restart before it exits"
         ),
         RunnableChange::NotReady { reason } => {
             tracing::warn!(dn, generation = event.generation, "runnable is not ready: {reason}");

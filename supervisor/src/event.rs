@@ -30,7 +30,8 @@ pub struct Event {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunnableChange {
-    /// A start is due after `delay`; zero means at once. The runnable is [`Waiting`](RunnableState::Waiting).
+    /// A start is due after `delay`; zero means at once, or when the members of its group that are ending have
+    /// ended. The runnable is [`Waiting`](RunnableState::Waiting).
     Scheduled {
         /// The time until the start.
         delay: Duration,
@@ -59,7 +60,8 @@ pub enum RunnableChange {
         /// The signal and the time that were not enough.
         kill: ForcedKill,
     },
-    /// It exited, with its helpers; or it will not be started because its parent ended.
+    /// It exited, with its helpers; or it will not be started because its parent ended; or it was
+    /// done, and a child exceeded its restart limit.
     Exited {
         /// [`Done`](RunnableState::Done), [`Dead`](RunnableState::Dead) or
         /// [`Canceled`](RunnableState::Canceled).

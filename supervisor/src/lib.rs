@@ -58,7 +58,7 @@
 //!
 //! # Bring your own
 //! - [`Runnable`]: one method; implemented for every
-//!   `Fn(Context) -> impl Future<OutputBuffer = Result<(), E>>`.
+//!   `Fn(Context) -> impl Future<Output = Result<(), E>>`.
 //! - [`EventHook`]: gets events in order, from a bounded queue; implemented for every `Fn(&Event)`.
 //! - [`OutputSink`]: takes raw output by DN, stream and generation; implemented for every
 //!   `Fn(OutputOrigin) -> impl io::Write`.

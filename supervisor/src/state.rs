@@ -22,7 +22,7 @@ use crate::process::{ForcedKill, ProcessExit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RunnableState {
-    /// Not running: its start is due after a backoff.
+    /// Not running: its start is due after a backoff, or when the members of its group that are ending have ended.
     Waiting,
     /// Running, not ready: not yet, or not at present. It may add children until it is ready for the first time.
     New,

@@ -88,7 +88,7 @@ pub(crate) enum NodectlCommand {
     Logs(LogsArgs),
     /// Show starts, exits and other events
     Events {
-        /// Goes on with what comes.
+        /// Wait for new entries
         #[arg(short, long)]
         follow: bool,
         /// Only the newest N kept events
@@ -140,7 +140,7 @@ pub(crate) struct LogsArgs {
     ///
     /// Default: the whole log.
     pub(crate) dn: Option<String>,
-    /// Goes on with what comes.
+    /// Wait for new entries
     #[arg(short, long)]
     pub(crate) follow: bool,
     /// Include everything below the DN

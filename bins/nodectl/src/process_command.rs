@@ -1,10 +1,15 @@
 //! `signal` and `reload`: they act on the process of a service, and don't restart it.
 
+use std::time::Duration;
+
 use nodekeel_node::v1::{ReloadRequest, SignalRequest};
 
 use crate::api_client::ApiClient;
 use crate::command_error::CommandError;
 use crate::output::Printer;
+
+/// Timeout of a reload: its command is killed when nodectl does not wait any more. systemd's default too.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(90);
 
 pub(crate) async fn send_signal(
     api: &mut ApiClient,
@@ -25,6 +30,7 @@ pub(crate) async fn reload(
     dn: String,
     printer: &mut Printer,
 ) -> Result<(), CommandError> {
+    api.raise_timeout(RELOAD_TIMEOUT);
     let request = ReloadRequest { dn: dn.clone() };
     api.call(async |client| client.reload(request).await).await?;
     print_result(printer, &format!("{dn} was asked to reload"), serde_json::json!({ "dn": dn }))

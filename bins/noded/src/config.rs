@@ -217,6 +217,7 @@ impl NodedConfig {
             let at = locate::line_and_column(text, span);
             ConfigError { file: file.to_owned(), at, field, message }
         };
+        parts.check_names().map_err(|violation| error_at(None, String::new(), violation.to_string()))?;
         let document = TomlDocument::parse(text)
             .map_err(|error| error_at(error.span(), String::new(), locate::one_line_message(text, &error)))?;
         let sections: Vec<_> = parts.iter().flat_map(|part| part.sections()).collect();

@@ -23,12 +23,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
-use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
+use tonic::service::{Interceptor, Routes};
 use tonic::{Request, Response, Status};
 
 use crate::node::NodeState;
-use crate::v1::control_server::{Control, ControlServer};
+use crate::part::PrepareError;
+use crate::v1::control_server::{Control, ControlServer, SERVICE_NAME};
 use crate::{v1, wire};
 
 /// Maximum number of log entries in one status.
@@ -45,9 +46,8 @@ pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<ControlSocket>) 
     };
     let router = move |ctx: &Context| {
         let api = ControlService { shared: Arc::clone(&shared), stop: ctx.cancellation_token() };
-        let mut services = shared.control_services();
-        services.add_service(ControlServer::new(api));
-        tonic::transport::Server::builder().add_routes(services.0)
+        let routes = shared.control_services().routes.add_service(require_admission(ControlServer::new(api)));
+        tonic::transport::Server::builder().add_routes(routes)
     };
     nodekeel_supervisor::serve_grpc(listen, router, GRACE_PERIOD)
 }
@@ -55,11 +55,18 @@ pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<ControlSocket>) 
 /// The gRPC services on the control socket. Each call is admitted as those of the control API: from the user that
 /// runs the node, and from root.
 #[derive(Debug, Clone, Default)]
-pub struct ControlServices(Routes);
+pub struct ControlServices {
+    routes: Routes,
+    /// The names of the services.
+    names: Vec<&'static str>,
+}
 
 impl ControlServices {
     /// Adds a service, as tonic generates it.
-    pub fn add_service<S>(&mut self, service: S)
+    ///
+    /// # Errors
+    /// Another service has its name.
+    pub fn add_service<S>(&mut self, service: S) -> Result<(), PrepareError>
     where
         S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>
             + NamedService
@@ -69,10 +76,19 @@ impl ControlServices {
             + 'static,
         S::Future: Send + 'static,
     {
-        let noded_uid = nix::unistd::geteuid().as_raw();
-        let admitted = InterceptedService::new(service, move |request| authorize_peer(noded_uid, request));
-        self.0 = std::mem::take(&mut self.0).add_service(admitted);
+        if S::NAME == SERVICE_NAME || self.names.contains(&S::NAME) {
+            return Err(format!("duplicate gRPC service {}: only one part can add it", S::NAME).into());
+        }
+        self.names.push(S::NAME);
+        self.routes = std::mem::take(&mut self.routes).add_service(require_admission(service));
+        Ok(())
     }
+}
+
+/// A service whose calls are admitted by [`authorize_peer`].
+fn require_admission<S>(service: S) -> InterceptedService<S, impl Interceptor + Clone> {
+    let noded_uid = nix::unistd::geteuid().as_raw();
+    InterceptedService::new(service, move |request| authorize_peer(noded_uid, request))
 }
 
 /// Admits the user that runs noded, and root.

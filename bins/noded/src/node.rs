@@ -97,9 +97,9 @@ pub enum StartError {
     /// The control socket can't be bound. The message has the hint.
     #[error(transparent)]
     Control(Box<dyn std::error::Error + Send + Sync>),
-    /// An additional runnable has an invalid, duplicate or reserved name. Use another name.
+    /// An additional runnable has an invalid name, or that of a part or another one. Use another name.
     #[error(
-        "invalid runnable name {name:?}: malformed, duplicate or reserved (control, etcd, network, cluster, containerd, provisioner, service)"
+        "invalid runnable name {name:?}: use 1 to 64 of a-z, 0-9, '_' and '-', and no name of a part or another runnable"
     )]
     RunnableName {
         /// The name.
@@ -175,7 +175,7 @@ impl NodeHandle {
 
     /// The value of this type that a part has provided.
     pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&T> {
-        self.shared.extensions().get()
+        self.shared.extension()
     }
 
     /// The current tree, without the skipped services.
@@ -183,20 +183,15 @@ impl NodeHandle {
         self.shared.with_supervisor(Supervisor::snapshot).unwrap_or_default()
     }
 
-    /// Waits until a runnable of the tree is ready or done.
+    /// Waits until a runnable of the tree is ready or done, also one that is not in the tree yet: for ever, if it is
+    /// skipped, or if nothing runs it.
     ///
     /// # Cancel safety
     /// It can be dropped and called again at any time.
     pub async fn wait_ready(&self, dn: &str) {
-        use nodekeel_supervisor::RunnableState;
-        let is_ready = |status: &RunnableStatus| {
-            *status.dn == *dn && matches!(status.state, RunnableState::Ready | RunnableState::Done)
-        };
-        let Some(mut changes) = self.shared.with_supervisor(Supervisor::watch_changes) else { return };
-        while !self.snapshot().iter().any(is_ready) {
-            if changes.changed().await.is_err() {
-                return;
-            }
+        if let Some(supervisor) = self.shared.supervisor() {
+            // Fails only when the tree is shut down, which takes this handle.
+            let _ = supervisor.wait_ready(dn).await;
         }
     }
 

@@ -34,8 +34,8 @@ pub use crate::control::ControlServices;
 /// A part of a node.
 ///
 /// # Contract
-/// - A name is 1 to 64 of `a-z`, `0-9`, `_` and `-`. The DNs of the part's runnables are `root.<name>`, or start
-///   with `root.<name>.`.
+/// - A name is 1 to 64 of `a-z`, `0-9`, `_` and `-`. The part plans one runnable, `root.<name>`, or several,
+///   `root.<name>.<another>`; what depends on the part waits for all of them.
 /// - [`check`](Self::check) and [`dependencies`](Self::dependencies) depend on the configuration alone.
 /// - [`plan`](Self::plan) changes nothing on the machine: `noded check` calls it too.
 pub trait Part: Send + Sync + 'static {
@@ -106,7 +106,11 @@ impl DependencyEntry {
     /// Adds dependencies that the configuration need not name.
     #[must_use]
     pub fn after<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
-        self.depends_on.extend(names.into_iter().map(str::to_owned));
+        for name in names {
+            if !self.depends_on.iter().any(|known| known == name) {
+                self.depends_on.push(name.to_owned());
+            }
+        }
         self
     }
 }
@@ -134,7 +138,7 @@ pub struct PlannedService {
     pub runnable: Arc<dyn PlannedRunnable>,
     /// Why it is skipped; `None` if it will run.
     pub skip_reason: Option<String>,
-    /// DNs that must be ready before it starts.
+    /// DNs that must be ready before it starts; the planner adds the dependencies of its name.
     pub start_after: Vec<String>,
     /// Its directories below the data directory, parents first.
     pub directories: Vec<String>,

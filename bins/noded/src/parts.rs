@@ -111,7 +111,7 @@ impl Parts {
         self.parts.iter().map(AsRef::as_ref)
     }
 
-    /// Checks the names of the parts.
+    /// Checks the names of the parts and of their sections.
     pub(crate) fn check_names(&self) -> Result<(), ConfigViolation> {
         let names: Vec<_> = self.iter().map(Part::name).collect();
         let refuse = |message: String| Err(ConfigViolation::new("", message));
@@ -126,6 +126,16 @@ impl Parts {
                 return refuse(format!(
                     "duplicate part name {name:?}; use another name, or replace the part"
                 ));
+            }
+        }
+        let sections: Vec<_> = self.iter().flat_map(Part::sections).collect();
+        for (index, section) in sections.iter().enumerate() {
+            let path = section.path();
+            if !section.is_valid() {
+                return refuse(format!("invalid section name {path:?} of a part; use the part's name"));
+            }
+            if sections[..index].iter().any(|other| other.path() == path) {
+                return refuse(format!("duplicate section name {path:?} of two parts; use another for one"));
             }
         }
         Ok(())

@@ -86,11 +86,15 @@ impl NodePlan {
         let root = layout::layout_in_memory(&config.node.data).map_err(layout_error)?;
         let mut planner = PartPlanner::new(parts, &config, root, (&search, &socket));
         planner.dev = dev;
-        parts.iter().for_each(|part| part.plan(&mut planner));
+        parts.iter().for_each(|part| planner.plan_part(part));
+        planner.resolve_dependencies();
         let PartPlanner { planned: mut services, mut problems, .. } = planner;
         problems.extend(find_invalid_dn(&services));
         skip_dependents(&mut services);
-        let services = sort_services(services);
+        let services = sort_services(services).unwrap_or_else(|cycle| {
+            problems.push(cycle);
+            Vec::new()
+        });
 
         match check_data(&config.node.data, &services) {
             Ok(()) => {}
@@ -148,15 +152,20 @@ fn find_dependent_of_skipped(services: &[PlannedService]) -> Option<(usize, Stri
 }
 
 /// Sorts runnables after those that they wait for.
-fn sort_services(services: Vec<PlannedService>) -> Vec<PlannedService> {
+///
+/// # Errors
+/// The problem of a dependency cycle, which a part can plan although the configuration has none.
+fn sort_services(services: Vec<PlannedService>) -> Result<Vec<PlannedService>, String> {
     let waits_for = |index: usize| -> Vec<usize> {
         let start_after: &[String] = &services[index].start_after;
         (0..services.len()).filter(|other| start_after.contains(&services[*other].dn)).collect()
     };
     match order_by_dependencies(services.len(), waits_for) {
-        Ok(order) => order.into_iter().map(|index| services[index].clone()).collect(),
-        // The check of the configuration has rejected a cycle.
-        Err(_) => services,
+        Ok(order) => Ok(order.into_iter().map(|index| services[index].clone()).collect()),
+        Err(cycle) => {
+            let dns: Vec<_> = cycle.into_iter().map(|index| services[index].dn.as_str()).collect();
+            Err(format!("dependency cycle: {}", dns.join(" -> ")))
+        }
     }
 }
 
@@ -234,9 +243,13 @@ mod tests {
         let mut planned = services(["root.a", "root.b", "root.service.c", "root.service.d"]);
         planned[0].start_after = vec!["root.service.c".to_owned()];
         planned[1].start_after = vec!["root.a".to_owned()];
-        let sorted = sort_services(planned.clone());
+        let sorted = sort_services(planned.clone()).expect("no cycle");
         let order: Vec<_> = sorted.iter().map(|planned| planned.dn.as_str()).collect();
         assert_eq!(order, ["root.service.c", "root.a", "root.b", "root.service.d"]);
+        let mut circular = planned.clone();
+        circular[2].start_after = vec!["root.b".to_owned()];
+        let says = "dependency cycle: root.a -> root.service.c -> root.b -> root.a";
+        assert_eq!(sort_services(circular).expect_err("a cycle"), says);
         planned[2].skip_reason = Some("it lacks its program".to_owned());
         skip_dependents(&mut planned);
         let reasons: Vec<_> = planned.iter().map(|planned| planned.skip_reason.as_deref()).collect();

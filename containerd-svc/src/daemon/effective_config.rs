@@ -112,6 +112,16 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn the_configuration_is_printed_with_the_operators_arguments() {
+        let layout = DirectoryLayout::new("/data", "/run/c").expect("short");
+        let store = nodekeel_logtree::LogStore::default();
+        let mut containerd = Containerd::new("/bin/echo", layout, "/bin", store);
+        containerd.extra_args = vec!["--config".into(), "/etc/mine.toml".into()];
+        let printed = dump_config(&containerd).await.expect("it runs");
+        assert!(printed.ends_with("config.toml --config /etc/mine.toml config dump\n"), "{printed}");
+    }
+
     #[test]
     fn a_cri_that_an_import_disables_is_not_expected_and_an_error_where_the_settings_ask_for_it() {
         let dumped =

@@ -151,6 +151,25 @@ fn signatures_of_one_kind_have_different_fingerprints() {
     assert_eq!(xfs(b"one", b"1"), xfs(b"one", b"2"), "a mount changes the superblock");
 }
 
+/// As mkfs.xfs 6.1 writes it with a stripe unit of 256 KiB: eight headers fill a block, and then come the record of
+/// the unmount and sectors that have only the cycle.
+#[test]
+fn a_claim_covers_the_log_record_of_its_format() {
+    let size = 4 * MIB;
+    let claim = encode_claim(OURS, "ours", &VolumeContents::Blank);
+    let mut block = [0; 4096];
+    block.chunks_mut(SECTOR_BYTES).for_each(|sector| sector[3] = 1);
+    let probe = |block: &[u8]| probe_image(size, &[(claim_offset(size), &claim[..]), (2 * MIB, block)]);
+    assert_eq!(probe(&block), VolumeContents::Interrupted);
+    block[..14].copy_from_slice(b"\0\0\0\x01\0\0\0\x08\xaa\x20\0\0\x6e\x55");
+    assert_eq!(probe(&block), VolumeContents::Interrupted);
+    for (at, byte) in [(8, 0xab), (20, 1), (511, 1), (515, 2), (600, 1)] {
+        let mut other = block;
+        other[at] = byte;
+        assert!(matches!(probe(&other), VolumeContents::Occupied { .. }), "byte {at}");
+    }
+}
+
 #[test]
 fn a_claim_names_as_many_signatures_as_fit() {
     let found: Vec<_> = SIGNATURES

@@ -178,8 +178,8 @@ impl TreeFsm {
         if entry.live_tasks > 0 {
             return;
         }
-        let is_running = !matches!(entry.state, RunnableState::Waiting | RunnableState::Stopped);
-        if entry.held_by_operator && is_running {
+        let has_exited = !matches!(entry.state, RunnableState::Waiting | RunnableState::Stopped);
+        if entry.held_by_operator && has_exited {
             self.reset_incarnation(top);
             self.mark_stopped(top, now);
         }

@@ -36,9 +36,14 @@ impl TreeFsm {
         statuses
     }
 
-    /// The state of the entry with this DN.
-    pub(crate) fn state_of(&self, dn: &str) -> Option<RunnableState> {
-        self.find_slot(dn).map(|slot| self.entry(slot).state)
+    /// Whether the entry with this DN is ready or done; `None` without such an entry. A run that is ending is not
+    /// ready, although it may signal it.
+    pub(crate) fn readiness_of(&self, dn: &str) -> Option<bool> {
+        let entry = self.entry(self.find_slot(dn)?);
+        Some(match entry.state {
+            RunnableState::Ready => entry.ending_since.is_none(),
+            state => state == RunnableState::Done,
+        })
     }
 
     fn entry_status(&self, slot: u32) -> EntryStatus<'_> {

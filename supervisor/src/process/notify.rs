@@ -292,6 +292,15 @@ mod tests {
         assert_eq!(started.elapsed().as_secs(), 17, "at once");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_watchdog_expires_although_no_message_can_arrive_any_more() {
+        let (sender, notify) = watch::channel(NotifyState::default());
+        drop(sender);
+        let started = Instant::now();
+        assert!(!NotifyState::wait_watchdog(Some(notify), Some(Duration::from_secs(5))).await);
+        assert_eq!(started.elapsed().as_secs(), 5);
+    }
+
     #[tokio::test]
     async fn unknown_lines_are_skipped() {
         let now = Instant::now();

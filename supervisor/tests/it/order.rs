@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    ChildSpec, Context, Failure, RunnableState, Supervisor, WaitReadyError, WaitReason,
+    ChildSpec, Context, Failure, Runnable, RunnableState, Supervisor, WaitReadyError, WaitReason,
 };
 use tokio::time::Instant;
 
@@ -145,6 +145,51 @@ async fn a_runnable_starts_when_what_it_depends_on_is_ready_also_if_that_is_adde
     needed.fail("gone").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(dependent(&tree).generation, 1, "readiness counts at the start only");
+}
+
+// Otherwise, after a restart of both, the dependent's new run would use what is about to go away.
+#[tokio::test(start_paused = true)]
+async fn a_dependent_does_not_start_on_a_dependency_that_is_stopping() {
+    let (log, late) = (StopLog::default(), RemoteRunnable::default());
+    let remote = late.clone();
+    let tree = tree_of(move || {
+        let remote = remote.clone();
+        let ready_when_canceled = move |ctx: Context| {
+            let remote = remote.clone();
+            async move {
+                if ctx.generation() > 1 {
+                    return remote.run(ctx).await;
+                }
+                let canceled = ctx.canceled().await;
+                ctx.signal_ready()?;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                Err::<(), Failure>(canceled.into())
+            }
+        };
+        vec![
+            ChildSpec::new("slow", log.slow()),
+            ChildSpec::new("late", ready_when_canceled),
+            ChildSpec::new("of-slow", steady).depends_on(["root.slow"]),
+            ChildSpec::new("of-late", steady).depends_on(["root.late"]),
+        ]
+    });
+    settle().await;
+    assert_eq!(tree.state("root.of-slow"), Some(RunnableState::Ready));
+    for dn in ["root.slow", "root.late", "root.of-slow"] {
+        tree.supervisor.restart_runnable(dn).expect("the DN exists");
+    }
+    settle().await;
+    let waits = || {
+        let snapshot = tree.supervisor.snapshot();
+        [3, 4].map(|index| snapshot[index].waiting_for.to_string())
+    };
+    assert_eq!(tree.state("root.slow"), Some(RunnableState::Ready), "it is cleaning up");
+    assert_eq!(waits(), ["root.slow to become ready", "root.late to become ready"]);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(waits(), ["nothing", "root.late to become ready"], "the next run of slow is ready");
+    late.signal_ready().await;
+    settle().await;
+    assert_eq!(waits(), ["nothing", "nothing"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -167,16 +167,28 @@ pub(super) fn check_dependencies(entries: &[DependencyEntry]) -> Result<(), Conf
     for (index, entry) in entries.iter().enumerate() {
         if entries[..index].iter().any(|other| other.name == entry.name) {
             let message = format!("{:?} is a built-in service; use another name", entry.name);
-            return reject_field(format!("{}.name", entry.section), message);
+            return reject_field(field_of(entry, "name"), message);
         }
     }
     entries.iter().try_for_each(|entry| check_entry(entries, entry))?;
     check_cycles(entries)
 }
 
+/// A key in the section of an entry. A part without a section has none.
+fn field_of(entry: &DependencyEntry, key: &str) -> String {
+    match entry.section.as_str() {
+        "" => String::new(),
+        section => format!("{section}.{key}"),
+    }
+}
+
 fn check_entry(entries: &[DependencyEntry], entry: &DependencyEntry) -> Result<(), ConfigViolation> {
     for (at, dependency) in entry.depends_on.iter().enumerate() {
-        let field = format!("{}.depends_on[{at}]", entry.section);
+        let field = field_of(entry, &format!("depends_on[{at}]"));
+        let list = match field.as_str() {
+            "" => format!("the dependencies of {}", entry.name),
+            _ => "depends_on".to_owned(),
+        };
         if entry.depends_on[..at].contains(dependency) {
             return reject_field(field, format!("duplicate dependency {dependency:?}; remove one"));
         }
@@ -185,8 +197,7 @@ fn check_entry(entries: &[DependencyEntry], entry: &DependencyEntry) -> Result<(
             let mut known: Vec<_> = entries.iter().collect();
             known.sort_by_key(|known| known.dn.matches('.').count());
             let names: Vec<_> = known.iter().map(|known| known.name.as_str()).collect();
-            let message =
-                format!("unknown service {dependency:?} in depends_on; known: {}", names.join(", "));
+            let message = format!("unknown service {dependency:?} in {list}; known: {}", names.join(", "));
             return reject_field(field, message);
         };
         if let Some(unavailable) = &known.unavailable {

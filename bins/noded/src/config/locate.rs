@@ -6,7 +6,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// The tables that belong to no part.
-const CORE_TABLES: [&str; 5] = ["node", "log", "events", "control", "services"];
+pub(super) const CORE_TABLES: [&str; 5] = ["node", "log", "events", "control", "services"];
 
 /// The text as a tree of values with their spans.
 pub(super) struct TomlDocument<'a>(Spanned<DeTable<'a>>);

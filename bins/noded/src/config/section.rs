@@ -10,6 +10,8 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
+use super::locate::CORE_TABLES;
+
 /// A table of the configuration that belongs to a part.
 #[derive(Clone)]
 pub struct ConfigSection {
@@ -23,8 +25,9 @@ pub struct ConfigSection {
 type ParseSection = fn(Spanned<DeValue<'_>>) -> Result<Arc<dyn SectionValue>, toml::de::Error>;
 
 impl ConfigSection {
-    /// The table of this name, parsed into `T`; [`NodedConfig::section`](super::NodedConfig::section) returns it. `T`
-    /// should deny unknown fields, so that a typing error is reported.
+    /// The table of this name, without dots, parsed into `T`;
+    /// [`NodedConfig::section`](super::NodedConfig::section) returns it. `T` should deny unknown fields, so that a typing
+    /// error is reported.
     pub fn new<T>(name: impl Into<String>) -> Self
     where
         T: DeserializeOwned + fmt::Debug + PartialEq + Send + Sync + 'static,
@@ -53,6 +56,12 @@ impl ConfigSection {
     /// Its name: the names of the tables that lead to it, separated by dots.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Whether a part may have it: not if it is a table of the node itself, or a table in another one.
+    pub(crate) fn is_valid(&self) -> bool {
+        let is_plain = !self.path.is_empty() && !self.path.contains('.');
+        self.parse.is_none() || is_plain && !CORE_TABLES.contains(&self.path.as_str())
     }
 
     /// Whether it is not a field of [`NodedConfig`](super::NodedConfig).

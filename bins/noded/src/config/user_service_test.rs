@@ -63,6 +63,14 @@ fn an_invalid_setting_is_named_with_what_is_valid() {
             "service[0].limits.memory_max: must be bytes, like \"512MiB\"",
         ),
         (
+            "limits = { memory_max = 1.5 }",
+            "service[0].limits.memory_max: must be a whole number, without quotes, or text in quotes",
+        ),
+        (
+            "limits = { rlimits = { nofile = -1 } }",
+            "must be a whole number, without quotes, or text in quotes",
+        ),
+        (
             "limits = { memory = 1 }",
             "service[0].limits.memory: unknown field `memory`, expected one of `memory_max`",
         ),

@@ -20,7 +20,7 @@ fn require_cluster(shared: &NodeState) -> Result<&ClusterNode, Status> {
     let none = || {
         Status::failed_precondition("clustering is not configured: [cluster] is missing in the configuration")
     };
-    shared.extensions().get().ok_or_else(none)
+    shared.extension().ok_or_else(none)
 }
 
 pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, Status> {

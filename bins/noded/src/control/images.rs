@@ -59,7 +59,7 @@ fn open_archive(path: &Path) -> Result<File, Status> {
 }
 
 async fn connect_store(shared: &NodeState) -> Result<ContainerdImages, Status> {
-    let Some(images) = shared.extensions().get::<Arc<ImageAccess>>() else {
+    let Some(images) = shared.extension::<Arc<ImageAccess>>() else {
         return Err(Status::failed_precondition(
             "this node does not run containerd; see services.containerd",
         ));

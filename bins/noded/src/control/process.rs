@@ -27,7 +27,7 @@ impl ControlService {
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
     fn find_handle(&self, dn: &str) -> Result<ProcessHandle, Status> {
         self.check_not_skipped(dn)?;
-        let handles = self.shared.extensions().get::<ServiceHandles>();
+        let handles = self.shared.extension::<ServiceHandles>();
         if let Some(handle) = handles.and_then(|handles| handles.0.get(dn)) {
             return Ok(handle.clone());
         }

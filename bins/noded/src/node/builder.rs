@@ -168,7 +168,8 @@ impl NodeBuilder {
         Self { dev, ..self }
     }
 
-    /// Sets the log store. Default: one as `[log]` describes.
+    /// Sets the log store. Default: one as `[log]` describes. It has the output of all runnables; their `tracing` events
+    /// only if your subscriber has the layer of a log store that you set here.
     #[must_use]
     pub fn log_store(self, log_store: LogStore) -> Self {
         Self { log_store: Some(log_store), ..self }

@@ -53,10 +53,9 @@ impl NodeState {
         let _ = self.additions.set((extensions, services));
     }
 
-    /// The values of the parts, by their type.
-    pub(crate) fn extensions(&self) -> &Extensions {
-        static NONE: OnceLock<Extensions> = OnceLock::new();
-        self.additions.get().map_or_else(|| NONE.get_or_init(Extensions::new), |(extensions, _)| extensions)
+    /// The value of this type that a part has added.
+    pub(crate) fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.additions.get()?.0.get()
     }
 
     /// The gRPC services of the parts.

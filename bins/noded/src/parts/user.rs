@@ -43,8 +43,9 @@ impl Part for UserPart {
     fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
         let parent = DependencyEntry::of_part(self, config);
         let entry = |(index, service): (usize, &UserService)| {
-            let mut entry = parent.child(&service.name).after(service.depends_on.iter().map(String::as_str));
+            let mut entry = parent.child(&service.name);
             entry.name.clone_from(&service.name);
+            entry.depends_on.clone_from(&service.depends_on);
             entry.section = format!("service[{index}]");
             entry
         };

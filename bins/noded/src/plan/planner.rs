@@ -8,8 +8,9 @@ use nodekeel_localstorage::tree::LayoutEntry;
 use super::MAX_SOCKET_PATH_BYTES;
 use crate::config::NodedConfig;
 use crate::data::{self, DataError};
+use crate::dependency::is_descendant;
 use crate::layout::DataLayout;
-use crate::part::{DependencyEntry, PlannedService};
+use crate::part::{DependencyEntry, Part, PlannedService};
 use crate::parts::Parts;
 use crate::ports;
 use crate::search_path::SearchPath;
@@ -119,13 +120,60 @@ impl<'a> PartPlanner<'a> {
         }
     }
 
-    /// The DNs that a runnable waits for.
+    /// The DNs that a runnable waits for: those of its name, and of the names above it.
     fn dependency_dns(&self, dn: &str) -> Vec<String> {
         let dn_of = |name: &String| {
             self.dependencies.iter().find(|entry| entry.name == *name).map(|entry| entry.dn.clone())
         };
-        let entry = self.dependencies.iter().find(|entry| entry.dn == dn);
-        entry.map(|entry| entry.depends_on.iter().filter_map(dn_of).collect()).unwrap_or_default()
+        let entries = self.dependencies.iter().filter(|entry| entry.dn == dn || is_descendant(dn, &entry.dn));
+        entries.flat_map(|entry| entry.depends_on.iter().filter_map(dn_of)).collect()
+    }
+
+    /// Lets a part plan, and reports runnables with the DNs of another part.
+    pub(super) fn plan_part(&mut self, part: &dyn Part) {
+        let planned_before = self.planned.len();
+        part.plan(self);
+        let (name, top) = (part.name(), format!("root.{}", part.name()));
+        for PlannedService { dn, .. } in &self.planned[planned_before..] {
+            if *dn != top && !is_descendant(dn, &top) {
+                self.problems.push(format!("invalid DN {dn:?} of part {name:?}: use {top} or {top}.NAME"));
+            }
+        }
+    }
+
+    /// Resolves what each runnable waits for to runnables of the plan, when all parts have planned. What waits for a
+    /// name that nothing runs would wait for ever: it is skipped or reported.
+    pub(super) fn resolve_dependencies(&mut self) {
+        let planned: Vec<_> = self.planned.iter().map(|planned| planned.dn.clone()).collect();
+        for (index, own) in planned.iter().enumerate() {
+            let mut resolved: Vec<String> = Vec::new();
+            for dn in std::mem::take(&mut self.planned[index].start_after) {
+                let mut found = find_dependency(&planned, own, &dn);
+                if found.is_empty() && self.planned[index].skip_reason.is_none() {
+                    let reason = format!(
+                        "depends on {dn}, which nothing runs: configure its part, or do not depend on it"
+                    );
+                    self.planned[index].skip_reason = self.skip_or_report(own, reason);
+                }
+                found.retain(|dn| !resolved.contains(dn));
+                resolved.extend(found);
+            }
+            self.planned[index].start_after = resolved;
+        }
+    }
+}
+
+/// The DNs to wait for, for what a runnable depends on, in the order in which they become ready: a planned runnable,
+/// one and what it runs below it, or, if only the name is shared, all that is planned below the name.
+fn find_dependency(planned: &[String], own: &str, dn: &str) -> Vec<String> {
+    let others = || planned.iter().filter(|other| *other != own);
+    if planned.iter().any(|other| other == dn) || is_descendant(dn, own) {
+        vec![dn.to_owned()]
+    } else if let Some(above) = others().find(|other| is_descendant(dn, other)) {
+        // What runs below it may be done, and then it no longer orders the stop.
+        vec![above.clone(), dn.to_owned()]
+    } else {
+        others().filter(|other| is_descendant(other, dn)).cloned().collect()
     }
 }
 

@@ -211,7 +211,7 @@ fn images_from_files_are_present_when_their_import_is_done() {
     );
     let log = noded.ask(&["logs", "root.containerd.preseed"]);
     assert!(log.contains("preseeded busybox.tar into k8s.io: localhost/busybox:1"), "{log}");
-    assert!(log.contains("bad.tar: archive truncated"), "the invalid archive is logged: {log}");
+    assert!(log.contains("bad.tar: image archive truncated"), "the invalid archive is logged: {log}");
     noded.ask(&["stop", "--wait", "root.containerd"]);
     let (stderr, code) = stderr_and_code(&noded.nodectl(&["images"]));
     assert!(stderr.contains("containerd") && code == Some(1), "{stderr} {code:?}");

@@ -5,22 +5,24 @@ use std::fmt;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_node::client::{self, NodeClient};
 use nodekeel_node::config::{ConfigSection, ConfigViolation, NodedConfig};
-use nodekeel_node::node::{BuildError, ExtraRunnable, NodeBuilder, NodeHandle};
+use nodekeel_node::node::{BuildError, ExtraRunnable, NodeBuilder, NodeHandle, StartError};
 use nodekeel_node::part::{
-    NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
 use nodekeel_node::plan::PartPlanner;
 use nodekeel_node::v1::{EventsRequest, TreeRequest};
-use nodekeel_supervisor::Context;
 use nodekeel_supervisor::process::{Process, Readiness};
+use nodekeel_supervisor::{Context, Failure};
 use serde::Deserialize;
 use testbed::ScratchDir;
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
@@ -210,7 +212,7 @@ impl fmt::Display for PingPlan {
 
 impl PlannedRunnable for PingPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        node.control_services().add_service(PingService);
+        node.control_services().add_service(PingService)?;
         Ok(PreparedRunnable::new(|ctx: Context| async move { ctx.until_canceled().await }))
     }
 }
@@ -233,6 +235,216 @@ async fn a_part_adds_calls_to_the_control_api() {
     timeout(TEST_TIMEOUT, client.unary(Request::new(()), path, codec)).await.unwrap().unwrap();
     connect(&node).await.tree(TreeRequest {}).await.unwrap();
     node.shutdown().await;
+}
+
+/// A part that plans these DNs.
+struct DnPart {
+    name: &'static str,
+    dns: &'static [&'static str],
+    sections: Vec<ConfigSection>,
+}
+
+impl DnPart {
+    fn new(name: &'static str, dns: &'static [&'static str]) -> Self {
+        Self { name, dns, sections: Vec::new() }
+    }
+
+    fn section(self, name: &str) -> Self {
+        Self { sections: vec![ConfigSection::new::<toml::Table>(name)], ..self }
+    }
+}
+
+impl Part for DnPart {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        self.sections.clone()
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        for dn in self.dns {
+            let run = |ctx: Context| async move { ctx.until_canceled().await };
+            planner.add(PlannedService::from_runnable(*dn, "a runnable", run));
+        }
+    }
+}
+
+#[test]
+fn a_part_of_several_runnables_waits_and_is_waited_for_as_a_whole() {
+    let service = service_config("s", "true", "depends_on = [\"pair\"]");
+    let (_scratch, builder) = ntp_node(&format!("{NTP}[pair]\ndepends_on = [\"ntp\"]\n{service}"));
+    let pair = DnPart::new("pair", &["root.pair.a", "root.pair.b"]).section("pair");
+    let plan = builder.with(pair).plan().unwrap();
+    let waits_for = |dn: &str| &plan.services.iter().find(|planned| planned.dn == dn).unwrap().start_after;
+    assert_eq!(waits_for("root.pair.a"), &["root.ntp"]);
+    assert_eq!(waits_for("root.pair.b"), &["root.ntp"]);
+    assert_eq!(waits_for("root.service.s"), &["root.pair.a", "root.pair.b"]);
+}
+
+#[test]
+fn what_depends_on_something_that_does_not_run_is_rejected_or_skipped() {
+    // [ntp] is missing, so the part runs nothing.
+    let service = service_config("a", "true", "depends_on = [\"ntp\"]");
+    let error = ntp_node(&service).1.plan().unwrap_err();
+    let says = "root.service.a: depends on root.ntp, which nothing runs: configure its part, or";
+    assert!(matches!(error, BuildError::Plan(_)) && error.to_string().contains(says), "{error}");
+    let reason = |builder: NodeBuilder| {
+        let plan = builder.dev(true).plan().unwrap();
+        let service = plan.services.into_iter().find(|planned| planned.dn == "root.service.a").unwrap();
+        service.skip_reason.expect("skipped")
+    };
+    assert!(reason(ntp_node(&service).1).contains("depends on root.ntp, which nothing runs"));
+
+    // The images are below containerd in the tree.
+    let scratch = ScratchDir::new().unwrap();
+    let config = format!(
+        "services.etcd.enable = false\nservices.containerd = {{ binary = \"/nowhere\", preseed = \"/images\" }}\n{}",
+        service_config("a", "true", "depends_on = [\"containerd.preseed\"]")
+    );
+    let builder = NodeHandle::builder("test.toml", config).data(scratch.path().join("data"));
+    assert_eq!(reason(builder), "depends on root.containerd, which is skipped");
+}
+
+/// A part whose runnable below it is soon done, as the import of images below containerd.
+struct BoxPart(mpsc::UnboundedSender<&'static str>);
+
+impl Part for BoxPart {
+    fn name(&self) -> &str {
+        "box"
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        let entry = DependencyEntry::of_part(self, config);
+        vec![entry.child("init"), entry]
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let stopped = self.0.clone();
+        let run = move |ctx: Context| {
+            let stopped = stopped.clone();
+            async move {
+                ctx.run_child("init", |ctx: Context| async move {
+                    ctx.signal_done()?;
+                    Ok::<(), Failure>(())
+                })?;
+                ctx.signal_ready()?;
+                let canceled = ctx.canceled().await;
+                stopped.send("box")?;
+                Err::<(), Failure>(canceled.into())
+            }
+        };
+        planner.add(PlannedService::from_runnable("root.box", "a box", run));
+    }
+}
+
+/// A part that depends on what is done, and needs some time to stop.
+struct UserPart(mpsc::UnboundedSender<&'static str>);
+
+impl Part for UserPart {
+    fn name(&self) -> &str {
+        "user"
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        vec![DependencyEntry::of_part(self, config).after(["box.init"])]
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let stopped = self.0.clone();
+        let run = move |ctx: Context| {
+            let stopped = stopped.clone();
+            async move {
+                ctx.signal_ready()?;
+                let canceled = ctx.canceled().await;
+                // If the box were stopped too, it would end meanwhile.
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                stopped.send("user")?;
+                Err::<(), Failure>(canceled.into())
+            }
+        };
+        planner.add(PlannedService::from_runnable("root.user", "a user of the box", run));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_depends_on_a_part_of_a_runnable_that_is_done_stops_before_the_runnable() {
+    let (stopped, mut order) = mpsc::unbounded_channel();
+    let (_scratch, builder) = ntp_node("");
+    let node = builder.with(BoxPart(stopped.clone())).with(UserPart(stopped)).start().unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root.user")).await.unwrap();
+    node.shutdown().await;
+    assert_eq!((order.try_recv(), order.try_recv()), (Ok("user"), Ok("box")));
+}
+
+#[test]
+fn a_part_that_depends_on_a_removed_one_is_rejected_by_name() {
+    let (stopped, _) = mpsc::unbounded_channel();
+    let says = "test.toml: unknown service \"box.init\" in the dependencies of user; known: etcd, ";
+    assert_rejected(ntp_node("").1.with(UserPart(stopped)), says);
+    // The operator may name what the part names too.
+    let entry = DependencyEntry::of_part(&NtpPart, &NodedConfig::default()).after(["a"]).after(["a", "b"]);
+    assert_eq!(entry.depends_on, ["a", "b"]);
+}
+
+/// A part that can't be prepared.
+#[derive(Debug)]
+struct BrokenPart;
+
+impl Part for BrokenPart {
+    fn name(&self) -> &str {
+        "broken"
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        planner.add(PlannedService::new("root.broken", Self));
+    }
+}
+
+impl fmt::Display for BrokenPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nothing")
+    }
+}
+
+impl PlannedRunnable for BrokenPart {
+    fn prepare(&self, _: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        Err("the disk of broken is absent: insert it".into())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_cannot_be_prepared_leaves_neither_socket_nor_lock() {
+    let (scratch, builder) = ntp_node(NTP);
+    let error = builder.with(BrokenPart).start().unwrap_err();
+    assert!(matches!(error, BuildError::Start(StartError::Part(_))), "{error:?}");
+    assert_eq!(error.to_string(), "the disk of broken is absent: insert it");
+    let data = scratch.path().join("data");
+    assert!(data.join("ntp").is_dir() && !data.join("run/control.sock").exists());
+    let node = NodeHandle::builder("test.toml", format!("{NO_DAEMONS}{NTP}")).with(NtpPart).data(data);
+    let node = node.start().unwrap();
+    timeout(TEST_TIMEOUT, node.wait_ready("root.ntp")).await.unwrap();
+    node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_parts_that_add_one_grpc_service_keep_the_node_from_starting() {
+    /// Another part with the same call.
+    struct SecondPart;
+
+    impl Part for SecondPart {
+        fn name(&self) -> &str {
+            "second"
+        }
+
+        fn plan(&self, planner: &mut PartPlanner<'_>) {
+            planner.add(PlannedService::new("root.second", PingPlan));
+        }
+    }
+
+    let error = ntp_node("").1.with(PingPart).with(SecondPart).start().unwrap_err();
+    assert!(error.to_string().starts_with("duplicate gRPC service example.Ping: "), "{error}");
 }
 
 #[track_caller]
@@ -310,6 +522,28 @@ fn parts_are_replaced_and_removed_by_name() {
     assert_rejected(empty().replace(NamedPart("ntp")), "unknown part \"ntp\"");
     assert_rejected(empty().with(NamedPart("etcd")), "duplicate part name \"etcd\"");
     assert_rejected(empty().with(NamedPart("a.b")), "invalid part name \"a.b\"");
+}
+
+#[test]
+fn a_part_has_its_own_dns_and_sections() {
+    let rejected = |part: DnPart| ntp_node("").1.with(part).plan().unwrap_err().to_string();
+    for (dn, says) in [
+        (&["root.lease"], "invalid DN \"root.lease\" of part \"a\": use root.a or root.a.NAME"),
+        (&["root.ab"], "invalid DN \"root.ab\" of part \"a\""),
+        (&["root.a.b.c"], "invalid DN \"root.a.b.c\" of a part"),
+    ] {
+        let error = rejected(DnPart::new("a", dn));
+        assert!(error.contains(says), "{error}");
+    }
+    for (section, says) in [
+        ("node", "test.toml: invalid section name \"node\" of a part"),
+        ("a.b", "invalid section name \"a.b\" of a part"),
+        ("ntp", "duplicate section name \"ntp\" of two parts"),
+        ("cluster", "duplicate section name \"cluster\" of two parts"),
+    ] {
+        let error = rejected(DnPart::new("a", &[]).section(section));
+        assert!(error.contains(says), "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

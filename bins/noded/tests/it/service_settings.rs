@@ -84,6 +84,18 @@ fn nodectl_signals_and_reloads_a_service() {
 }
 
 #[test]
+fn a_reload_command_has_more_time_than_other_requests() {
+    let script = "trap 'echo hup' HUP; echo up; while :; do sleep 0.01; done";
+    let keys = "reload = [\"/bin/sh\", \"-c\", \"sleep 0.5; kill -HUP $MAINPID\"]";
+    let noded = start_service(script, keys);
+    let log = noded.follow(&["logs", "-f", "--raw", "root.service.a"]);
+    log.find_value(|entry| entry["text"] == "up");
+    noded.ask(&["--timeout=0.1", "reload", "root.service.a"]);
+    log.find_value(|entry| entry["text"] == "hup");
+    noded.stop();
+}
+
+#[test]
 fn a_service_has_its_limits_its_umask_and_its_stop_signal() {
     let script = "trap 'echo quit; exit 0' QUIT; echo $(ulimit -Sn) $(ulimit -Hn) $(umask); while :; do sleep 0.01; done";
     let keys = "stop_signal = \"QUIT\"\nlimits = { rlimits = { nofile = \"40:50\" } }\nprivileges = { umask = \"027\" }";

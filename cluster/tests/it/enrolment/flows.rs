@@ -182,15 +182,44 @@ async fn a_node_with_a_ticket_says_that_it_waits_for_its_address() {
     second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
     second.network.set_address(None);
     let run = second.start();
+    wait_without_address(&run).await;
+    second.network.set_address(Some(node_address("192.0.2.2")));
+    run.wait_finished().await.expect("the node is in its cluster");
+    assert_eq!(run.node.condition(), None);
+    run.stop().await;
+    first_run.stop().await;
+}
+
+async fn wait_without_address(run: &NodeRun) {
     let told = async {
         while run.node.condition().as_deref() != Some("the address is not set") {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(TIMEOUT, told).await.expect("it says so");
+}
+
+#[tokio::test]
+async fn a_node_joins_by_the_ticket_that_it_has_when_it_gets_its_address() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let second = NodeFixture::on_network(&network, "192.0.2.2");
+    let give_ticket = async |address| {
+        let url = PeerUrl::new(parse_ip(address), DEFAULT_PEER_PORT);
+        let ticket = issuer.issue_ticket(&url).await.expect("created");
+        second.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+        (url, ticket)
+    };
+    let (wrong, _) = give_ticket("192.0.2.3").await;
+    second.network.set_address(None);
+    let run = second.start();
+    wait_without_address(&run).await;
+    issuer.revoke_ticket(&wrong).await.expect("revoked");
+    let (_, ticket) = give_ticket("192.0.2.2").await;
     second.network.set_address(Some(node_address("192.0.2.2")));
-    run.wait_finished().await.expect("the node is in its cluster");
-    assert_eq!(run.node.condition(), None);
+    let joined = run.wait_finished().await.expect("the node is in its cluster");
+    assert_eq!(&joined.node_id, ticket.node_id());
     run.stop().await;
     first_run.stop().await;
 }

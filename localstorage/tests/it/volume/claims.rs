@@ -37,18 +37,28 @@ fn data_written_after_an_interrupted_format_is_never_erased() {
     }
 }
 
+/// Leaves a copy of the disk as it was when mkfs.xfs started, and fails before the first byte.
+const COPY_AND_FAIL: &str = "#!/bin/sh\nfor disk; do :; done\ncp \"$disk\" \"$disk.cut\"\nexit 1\n";
+
+/// A power cut between the claim and the first byte of mkfs.xfs.
+fn cut_before_first_byte(fixture: &VolumeFixture, erase: ErasePolicy) -> VolumeError {
+    fixture.write_mkfs(COPY_AND_FAIL);
+    let failed = fixture.volume().mount_new(erase).unwrap_err();
+    fs::rename(fixture.path("disk.cut"), fixture.path("disk")).unwrap();
+    failed
+}
+
 /// A power cut between the claim and the first byte of mkfs.xfs, and one in the middle of it.
 #[test]
 fn data_without_a_signature_written_after_a_claim_is_never_erased() {
-    let copy_and_fail = "#!/bin/sh\nfor disk; do :; done\ncp \"$disk\" \"$disk.cut\"\nexit 1\n";
-    for mkfs in [copy_and_fail.to_owned(), half_mkfs_script()] {
+    for is_started in [false, true] {
         for offset in [40_000, 2 * MIB + 5000, 4 * MIB - 10] {
             let fixture = VolumeFixture::new();
-            fixture.write_mkfs(&mkfs);
-            fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
-            // The disk as it was when mkfs.xfs started.
-            if fixture.path("disk.cut").exists() {
-                fs::rename(fixture.path("disk.cut"), fixture.path("disk")).unwrap();
+            if is_started {
+                fixture.write_mkfs(&half_mkfs_script());
+                fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
+            } else {
+                cut_before_first_byte(&fixture, ErasePolicy::Nothing);
             }
             assert_eq!(fixture.contents(), VolumeContents::Interrupted);
             fixture.write(offset, b"diary");
@@ -123,8 +133,7 @@ fn consent_to_erase_one_disk_does_not_apply_to_another() {
 
         // After an interrupted format, the consent does not apply to data written since.
         let (erased, other) = (disk(b"the one"), disk(b"another"));
-        erased.write_mkfs("#!/bin/sh\nkill -9 $$\n");
-        erased.volume().mount_new(erase.clone()).unwrap_err();
+        cut_before_first_byte(&erased, erase.clone());
         assert_eq!(erased.contents(), VolumeContents::Interrupted);
         erased.write(at, &other.bytes()[at as usize..at as usize + 7]);
         erased.write_mkfs(MKFS_SCRIPT);
@@ -145,9 +154,8 @@ fn an_erasing_format_killed_at_its_start_resumes() {
         fixture.write(offset, magic);
         fixture.write(108, label.as_bytes());
         let erase = ErasePolicy::Exactly(fixture.contents());
-        fixture.write_mkfs("#!/bin/sh\nkill -9 $$\n");
         for _ in 0..2 {
-            let killed = fixture.volume().mount_new(erase.clone()).unwrap_err();
+            let killed = cut_before_first_byte(&fixture, erase.clone());
             assert!(matches!(killed, VolumeError::Format { .. }), "{killed:?}");
             assert_eq!(fixture.contents(), VolumeContents::Interrupted);
         }
@@ -208,4 +216,27 @@ fn a_format_that_wrote_nothing_leaves_the_disk_as_it_was() {
     let rejected = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
     assert!(matches!(rejected, VolumeError::Occupied { .. }), "{rejected:?}");
     assert!(before == fixture.bytes(), "the disk has changed");
+}
+
+/// The caller has agreed to erase it, and takes that back once the format has failed.
+#[test]
+fn a_failed_format_of_a_disk_to_be_erased_does_not_cover_what_is_written_later() {
+    for mkfs in ["mkfs", "missing"] {
+        let fixture = VolumeFixture::new();
+        fixture.write(0, b"XFSB");
+        fixture.write(108, b"photos");
+        fixture.write(40_000, b"old");
+        fixture.write_mkfs("#!/bin/sh\nexit 1\n");
+        let (before, erase) = (fixture.bytes(), ErasePolicy::Exactly(fixture.contents()));
+        let failed = fixture.volume().with_mkfs(fixture.path(mkfs)).mount_new(erase.clone()).unwrap_err();
+        assert!(matches!(failed, VolumeError::Format { .. }), "{failed:?}");
+        assert!(fixture.bytes() == before, "{mkfs}: the disk has changed");
+        // Its file system is used again, with the same UUID and label.
+        fixture.write(2 * MIB, b"new");
+        fixture.write_mkfs(MKFS_SCRIPT);
+        let rejected = fixture.volume().mount_new(ErasePolicy::Nothing).unwrap_err();
+        assert!(matches!(rejected, VolumeError::Occupied { .. }), "{rejected:?}");
+        assert_eq!(&fixture.bytes()[2 * MIB as usize..][..3], b"new");
+        fixture.volume().mount_new(erase).unwrap();
+    }
 }

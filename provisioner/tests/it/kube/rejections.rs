@@ -36,7 +36,7 @@ fn a_forbidden_request_is_one_sentence_in_the_event_and_counted() {
         let node = cluster.start_provisioner("a").await;
         cluster.create_claim("data", json!({})).await;
         let (_, note) = cluster.wait_for_event("data", "ProvisioningFailed").await;
-        let start = "create the PersistentVolume (forbidden: grant this service account the rules of deploy/rbac.yaml): \
+        let start = "can't create the PersistentVolume (forbidden: grant this service account the rules of deploy/rbac.yaml): \
                      persistentvolumes is forbidden: User \"reader\" cannot create resource";
         assert!(note.starts_with(start) && note.matches("is forbidden").count() == 1, "{note}");
         assert!(note.len() < 300 && !note.contains("Status {"), "{note}");

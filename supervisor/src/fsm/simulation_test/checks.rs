@@ -92,7 +92,7 @@ impl SimulatedDriver {
                     assert_eq!(
                         Some(process),
                         of.as_ref(),
-                        "{dn} is canceled to have ended as another run's process"
+                        "{dn} is reported with the exit of another run's process"
                     );
                 }
                 if let ExitReason::Failed { error, process: None } = exit

@@ -170,3 +170,26 @@ async fn a_process_cannot_write_to_its_read_only_paths_and_all_others_can() {
     assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").expect("proc is mounted"), before);
     std::fs::write(protected.join("file"), "").expect("it is read-only for the process alone");
 }
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_process_that_starts_below_a_read_only_path_cannot_write_there_by_a_relative_path() {
+    // Its working directory is this program's, that of the package.
+    let here = std::env::current_dir().expect("it exists");
+    let script = "echo x > ./written-by-a-test && rm ./written-by-a-test && echo written";
+    let process = sh(script).privileges(privileges(|privileges| privileges.read_only_paths = vec![here]));
+    let text = output_of(process).await;
+    assert!(text.contains("Read-only file system") && !text.contains("written\n"), "{text}");
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_user_with_more_processes_than_its_limit_is_named_as_the_reason() {
+    let none = Rlimit::new(RlimitResource::Nproc, Some(0), Some(0));
+    let process = as_nobody(sh("true")).limits(limits(|limits| limits.rlimits = vec![none]));
+    let error = start_failure(process).await;
+    assert!(
+        error.starts_with("can't start /bin/sh: its user runs more processes than its resource limit nproc"),
+        "{error}"
+    );
+}

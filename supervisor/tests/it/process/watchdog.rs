@@ -76,23 +76,43 @@ async fn an_exit_after_the_report_of_a_stop_is_an_exit_as_any_other() {
     fixture.shutdown().await;
 }
 
-/// At TERM, it asks for a minute, and exits well after its grace period.
+/// It asks for an hour to start, and for a minute at TERM. It exits well after its grace period.
 const SLOW_STOP: &str = r#"use Socket; $|=1; my $name = $ENV{NOTIFY_SOCKET}; $name =~ s/^@/\0/;
     socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name));
     $SIG{TERM} = sub { send($s, "EXTEND_TIMEOUT_USEC=60000000", 0); select undef,undef,undef,1.5; exit 0 };
-    send($s, "READY=1", 0); print "up\n"; sleep 1 while 1"#;
+    send($s, "EXTEND_TIMEOUT_USEC=3600000000\nREADY=1", 0); print "up\n"; sleep 1 while 1"#;
 
-#[tokio::test]
+/// The listener runs beside the task that sends the stop signal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_can_extend_its_stop_as_far_as_its_settings_permit() {
     let grace = Duration::from_millis(500);
     let process = perl(SLOW_STOP).ready_when(Readiness::on_notify()).grace_period(grace);
-    for (max, is_killed) in [(Duration::from_secs(60), false), (Duration::ZERO, true)] {
+    let cases = [
+        (Duration::from_secs(60), None),
+        (Duration::from_millis(700), Some("still running 700ms after SIGTERM")),
+        (Duration::ZERO, Some("still running 500ms after SIGTERM")),
+    ];
+    for (max, kill) in cases {
         let fixture = ProcessFixture::run_once(process.clone().max_grace_period(max));
         fixture.output.wait_line("up").await;
         fixture.wait_for_state(RunnableState::Ready).await;
         fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
         let (_, exit) = fixture.wait_exit().await;
-        assert_eq!(matches!(exit, ExitReason::Killed { .. }), is_killed, "{max:?}: {exit:?}");
+        assert_eq!(matches!(exit, ExitReason::Killed { .. }), kill.is_some(), "{max:?}: {exit:?}");
+        assert!(exit.to_string().contains(kill.unwrap_or_default()), "{max:?}: {exit}");
         fixture.shutdown().await;
     }
+}
+
+#[tokio::test]
+async fn a_process_can_extend_the_stop_that_it_reports() {
+    let script = r#"use Socket; my $name = $ENV{NOTIFY_SOCKET}; $name =~ s/^@/\0/;
+        socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name)); send($s, "READY=1", 0);
+        select undef,undef,undef,.2; send($s, "STOPPING=1\nEXTEND_TIMEOUT_USEC=60000000", 0);
+        select undef,undef,undef,1.5; exit 7"#;
+    let process = perl(script).ready_when(Readiness::on_notify()).grace_period(Duration::from_millis(500));
+    let fixture = ProcessFixture::run_once(process.max_grace_period(Duration::from_secs(60)));
+    let (error, _) = fixture.wait_failure().await;
+    assert_eq!(error, "exited with code 7", "it was not stopped before");
+    fixture.shutdown().await;
 }
