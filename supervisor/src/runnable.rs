@@ -141,10 +141,10 @@ impl ChildSpec {
         Self { name: name.into(), runnable, policy: None, stop_timeout: None, stop_before: Vec::new() }
     }
 
-    /// It needs the runnables with these DNs: each of its runs starts when they are ready or done, and not
-    /// stopping, in this order, and a shutdown stops it [before them](Self::stop_before). A DN may be of a runnable that is added later, or
-    /// below another one. A run that waits is new, and its status names what it waits for; so does the status of
-    /// each runnable of a cycle, which never starts.
+    /// It needs the runnables with these DNs: each of its runs starts when they are ready or done, in this order;
+    /// one that is stopping is not ready. A shutdown stops it [before them](Self::stop_before). A DN may be of a
+    /// runnable that is added later, or below another one. A run that waits is new, and its status names what it
+    /// waits for; so does the status of each runnable of a cycle, which never starts.
     ///
     /// Readiness counts at the start only: no run ends because a dependency does. For that, use a
     /// [group](Context::run_group).
@@ -164,8 +164,8 @@ impl ChildSpec {
 
     /// A shutdown stops it, with its subtree, before it stops anything in the subtrees of these DNs. It orders
     /// neither starts nor restarts. DNs that are not in the tree at the shutdown, of ancestors and of descendants
-    /// have no effect: children always stop before their parent. A cycle stops last, and with it
-    /// what it should stop before, without an order.
+    /// have no effect: children always stop before their parent. A cycle stops last, together
+    /// with what it stops before, without an order.
     #[must_use]
     pub fn stop_before<Dn: Into<Arc<str>>>(mut self, dns: impl IntoIterator<Item = Dn>) -> Self {
         self.stop_before.extend(dns.into_iter().map(Into::into));

@@ -98,6 +98,9 @@ fn start_hint(process: &Process, step: StartStep, error: &io::Error) -> String {
         (StartStep::Exec, Some(libc::ENOEXEC)) => {
             "not a program for this host, nor a script with a #! line".into()
         }
+        (StartStep::Exec, Some(libc::EAGAIN)) => {
+            "its user runs more processes than its resource limit nproc permits: raise the limit".into()
+        }
         (StartStep::Exec, Some(libc::E2BIG)) => "its arguments and environment are too long".into(),
         (StartStep::Fork | StartStep::Exec, _) => "the kernel rejected the start".into(),
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thiserror::Error;
 
 use super::Process;
+use super::descendants::has_exited;
 use super::host::ProcessHost;
 use super::probe_command;
 use super::status::Signal;
@@ -101,7 +102,7 @@ impl ProcessHandle {
 
     /// The pid of the running process.
     pub fn pid(&self) -> Option<u32> {
-        self.lock().as_ref().map(|attached| attached.target.pid.unsigned_abs())
+        self.attached().ok().map(|attached| attached.target.pid.unsigned_abs())
     }
 
     /// Acts on this process until the result is dropped.
@@ -112,7 +113,9 @@ impl ProcessHandle {
     }
 
     fn attached(&self) -> Result<AttachedProcess, ProcessHandleError> {
-        self.lock().clone().ok_or(ProcessHandleError::NotRunning)
+        // It stays attached until its descendants have exited, but its pid may be that of another process by then.
+        let running = self.lock().clone().filter(|attached| !has_exited(attached.target.pidfd.as_fd()));
+        running.ok_or(ProcessHandleError::NotRunning)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<AttachedProcess>> {

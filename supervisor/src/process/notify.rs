@@ -183,7 +183,10 @@ impl NotifyState {
                 Err(_) => return false,
                 Ok(Ok(())) => {}
                 // No message can arrive any more.
-                Ok(Err(_)) => sleep_until(deadline).await,
+                Ok(Err(_)) => {
+                    sleep_until(deadline).await;
+                    return false;
+                }
             }
         }
     }

@@ -22,7 +22,8 @@ pub struct Privileges {
     /// unless it runs as root.
     pub no_new_privs: Option<bool>,
     /// Paths that it can't write to, with everything mounted below them. They must exist at its start. It gets a
-    /// private mount namespace, in which the host's later mounts appear; its own mounts don't appear on the host.
+    /// private mount namespace, in which the host's later mounts appear, writable also below such a path; its own
+    /// mounts don't appear on the host.
     /// Only root may set them; needs Linux 5.12. A process that keeps the capability `sys_admin`, as root does, can
     /// undo it.
     pub read_only_paths: Vec<PathBuf>,

@@ -37,7 +37,7 @@ async fn run_command(
         () = given_up.cancelled() => {}
     }
     running
-        .stop(Signal::KILL, StopDeadline::new(Duration::ZERO, Duration::ZERO), |_| ())
+        .stop(Signal::KILL, StopDeadline::new(Duration::ZERO, Duration::ZERO), |_, _| ())
         .await
         .map_err(ProcessError::Watch)?;
     let exit = running.into_exit().await;

@@ -94,8 +94,7 @@ impl Process {
         let stop_signal =
             if matches!(turn, StopReason::Watchdog(_)) { Signal::ABRT } else { self.stop_signal };
         let new_deadline = || StopDeadline::new(self.grace_period, self.max_grace_period);
-        let report_kill = |main_process| {
-            let grace_period = self.grace_period;
+        let report_kill = |grace_period, main_process| {
             ctx.report_kill(ForcedKill { stop_signal, grace_period, main_process });
         };
         let has_exited = match turn {
@@ -111,7 +110,7 @@ impl Process {
             _ => false,
         };
         if has_exited {
-            running.stop_descendants(stop_signal, new_deadline().at, report_kill).await;
+            running.stop_descendants(stop_signal, new_deadline(), report_kill).await;
             return Ok(());
         }
         running.stop(stop_signal, new_deadline(), report_kill).await.map_err(ProcessError::Watch)
@@ -134,6 +133,7 @@ impl Process {
         if let Err((timeout, missing)) = ready {
             return StopReason::NotReady(timeout, missing);
         }
+        running.ignore_extensions_so_far();
         if let Err(error) = ctx.signal_ready() {
             return StopReason::Failed(ProcessError::Signal(error));
         }

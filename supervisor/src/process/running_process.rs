@@ -24,7 +24,8 @@ use crate::sys::{ReadableFd, StartStep};
 /// When the processes of a start are killed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StopDeadline {
-    pub(super) at: Instant,
+    started: Instant,
+    at: Instant,
     /// The time to which the process can extend it.
     latest: Instant,
 }
@@ -33,21 +34,28 @@ impl StopDeadline {
     /// The deadline of a stop that starts now.
     pub(super) fn new(grace_period: Duration, max_grace_period: Duration) -> Self {
         let now = Instant::now();
-        Self { at: now + grace_period, latest: now + max_grace_period.max(grace_period) }
+        Self { started: now, at: now + grace_period, latest: now + max_grace_period.max(grace_period) }
     }
 
     fn extend_to(&mut self, time: Instant) {
         self.at = self.at.max(time.min(self.latest));
     }
+
+    /// The time that the processes have, in milliseconds.
+    fn grace_period(&self) -> Duration {
+        let millis = (self.at - self.started).as_millis();
+        Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+    }
 }
 
-/// The next time to which the process extends its timeout; without a listener, never.
+/// The next time to which the process extends its timeout, which may be earlier than that of its start; without a
+/// listener, never.
 async fn next_extension(
     notify: &mut Option<watch::Receiver<NotifyState>>,
     known: Option<Instant>,
 ) -> Instant {
     if let Some(notify) = notify {
-        let is_new = |state: &NotifyState| state.extended_deadline > known;
+        let is_new = |state: &NotifyState| state.extended_deadline != known;
         if let Ok(state) = notify.wait_for(is_new).await
             && let Some(extended) = state.extended_deadline
         {
@@ -67,6 +75,8 @@ pub(super) struct RunningProcess {
     status: Option<WaitIdStatus>,
     output: Option<OutputReaders>,
     pub(super) listener: Option<NotifyListener>,
+    /// The extension of its timeout that has no effect on the stop.
+    ignored_extension: Option<Instant>,
     /// Whether everything that must stop with the process has exited.
     all_ended: bool,
 }
@@ -105,6 +115,7 @@ impl RunningProcess {
             status: None,
             output: Some(pumps),
             listener,
+            ignored_extension: None,
             all_ended: false,
         })
     }
@@ -128,12 +139,17 @@ impl RunningProcess {
         Ok(())
     }
 
+    /// What it has extended so far, such as its start, has no effect on its stop.
+    pub(super) fn ignore_extensions_so_far(&mut self) {
+        self.ignored_extension =
+            self.listener.as_ref().and_then(|listener| listener.state.borrow().extended_deadline);
+    }
+
     /// Waits for the exit of the main process until the deadline, which the process can extend meanwhile.
     /// Returns whether it has exited.
     pub(super) async fn wait_exit_until(&mut self, deadline: &mut StopDeadline) -> io::Result<bool> {
         let mut notify = self.listener.as_ref().map(|listener| listener.state.clone());
-        // An extension of the start has no effect on the stop.
-        let mut known = notify.as_mut().and_then(|notify| notify.borrow_and_update().extended_deadline);
+        let mut known = self.ignored_extension;
         loop {
             tokio::select! {
                 biased;
@@ -148,13 +164,16 @@ impl RunningProcess {
     }
 
     /// Sends the stop signal to every process, and kills them at the deadline, which the main process can extend.
-    /// If that is necessary, it calls `report_kill` with whether the main process is still running.
+    /// If that is necessary, it calls `report_kill` with the time that they had, and whether the main process is still
+    /// running.
     pub(super) async fn stop(
         &mut self,
         signal: Signal,
         mut deadline: StopDeadline,
-        report_kill: impl Fn(bool) + Sync,
+        report_kill: impl Fn(Duration, bool) + Sync,
     ) -> io::Result<()> {
+        // Before the signal: the process may answer it at once.
+        self.ignore_extensions_so_far();
         let mut descendants =
             self.main_process().descendants().map(|descendants| descendants.with_term_deadline(deadline.at));
         let host = Arc::clone(&self.host);
@@ -166,12 +185,12 @@ impl RunningProcess {
         }
         let mut is_reported = false;
         let has_exited_in_time = self.wait_exit_until(&mut deadline).await?;
-        let deadline = deadline.at;
+        let (deadline, grace_period) = (deadline.at, deadline.grace_period());
         descendants = descendants.map(|descendants| descendants.with_term_deadline(deadline));
         if !has_exited_in_time {
             is_reported = !has_exited(self.main_process().pidfd.as_fd());
             if is_reported {
-                report_kill(true);
+                report_kill(grace_period, true);
             }
             if descendants.is_none()
                 && let Err(error) = self.main_process().send_signal(Signal::KILL)
@@ -188,25 +207,25 @@ impl RunningProcess {
         terminate_descendants(descendants.as_mut(), &host, signal, deadline).await;
         self.all_ended = true;
         if !is_reported && descendants.is_some_and(|descendants| descendants.needed_kill()) {
-            report_kill(false);
+            report_kill(grace_period, false);
         }
         Ok(())
     }
 
     /// Stops the descendants that the main process has left behind, if they must stop with it.
-    /// If any of them had to be killed, it calls `report_kill` with false.
+    /// If any of them had to be killed, it calls `report_kill` with the time that they had, and false.
     pub(super) async fn stop_descendants(
         &mut self,
         signal: Signal,
-        deadline: Instant,
-        report_kill: impl Fn(bool) + Sync,
+        deadline: StopDeadline,
+        report_kill: impl Fn(Duration, bool) + Sync,
     ) {
         let mut descendants =
-            self.main_process().descendants().map(|descendants| descendants.with_term_deadline(deadline));
-        terminate_descendants(descendants.as_mut(), &self.host, signal, deadline).await;
+            self.main_process().descendants().map(|descendants| descendants.with_term_deadline(deadline.at));
+        terminate_descendants(descendants.as_mut(), &self.host, signal, deadline.at).await;
         self.all_ended = true;
         if descendants.is_some_and(|descendants| descendants.needed_kill()) {
-            report_kill(false);
+            report_kill(deadline.grace_period(), false);
         }
     }
 

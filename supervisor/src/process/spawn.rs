@@ -297,7 +297,7 @@ pub(super) fn build_image(
             .chain(notify_env.iter().map(|(key, value)| (key, value)))
             .map(env_entry)
             .collect::<io::Result<_>>()?,
-        dir: process.current_dir.as_ref().map(|dir| c_string(dir.as_os_str())).transpose()?,
+        dir: working_dir(process)?,
         stdio: [stdin?, child_stdout?, child_stderr?],
         uid: process.uid,
         gid: process.gid,
@@ -306,6 +306,17 @@ pub(super) fn build_image(
         cgroup: None,
     };
     Ok((image, PipeEnds { stdout, stderr }))
+}
+
+/// The directory that the child enters. With read-only paths it enters this program's anew: the one that it
+/// inherits is on the mount below them, to which it can write.
+fn working_dir(process: &Process) -> io::Result<Option<CString>> {
+    let dir = match &process.current_dir {
+        Some(dir) if dir.is_absolute() => Some(dir.clone()),
+        dir if process.privileges.read_only_paths.is_empty() => dir.clone(),
+        dir => Some(std::env::current_dir()?.join(dir.as_deref().unwrap_or(Path::new("")))),
+    };
+    dir.map(|dir| c_string(dir.as_os_str())).transpose()
 }
 
 fn open_stdin(stdin: &StdinSource) -> io::Result<OwnedFd> {

@@ -185,6 +185,8 @@ async fn a_process_that_starts_below_a_read_only_path_cannot_write_there_by_a_re
 #[tokio::test]
 #[ignore = "needs root"]
 async fn a_user_with_more_processes_than_its_limit_is_named_as_the_reason() {
+    let other = ProcessFixture::run_once(as_nobody(sh("echo up; exec sleep 100")));
+    other.output.wait_line("up").await;
     let none = Rlimit::new(RlimitResource::Nproc, Some(0), Some(0));
     let process = as_nobody(sh("true")).limits(limits(|limits| limits.rlimits = vec![none]));
     let error = start_failure(process).await;
@@ -192,4 +194,5 @@ async fn a_user_with_more_processes_than_its_limit_is_named_as_the_reason() {
         error.starts_with("can't start /bin/sh: its user runs more processes than its resource limit nproc"),
         "{error}"
     );
+    other.shutdown().await;
 }
