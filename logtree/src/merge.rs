@@ -106,7 +106,8 @@ impl RingMerge {
             let others = newest.peek().map_or(0, |&(seq, _)| seq);
             let end = if n == 0 { live_from } else { after + 1 };
             let copies = self.query.filters_content();
-            let step = BackwardStep { down_to: others.max(end), max: n.max(1), live_from, after, copies };
+            let step =
+                BackwardStep { down_to: others.max(end), max: n.max(1), live_from, after: end - 1, copies };
             let passed = cursor.step_back(mask, step);
             n -= if copies { self.query.count_matching(&passed.records) } else { passed.count };
             newest.extend(passed.previous_seq.map(|seq| (seq, id)));
