@@ -201,7 +201,7 @@ where
 
 /// An integer, or text.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a whole number, without quotes, or text in quotes")]
 enum NumberOrText {
     Number(u64),
     Text(String),
