@@ -22,6 +22,10 @@ const CLAIM_UUID_PREFIX: &str = "as ";
 /// The lines of a claim that erases nothing: the header's, the UUID's, and that of the file system to be created.
 const BLANK_CLAIM_LINES: usize = 3;
 
+/// The start of the sector that records the unmount of a new log, up to its magic number: cycle 1, eight bytes, by
+/// `XFS_LOG`, `XLOG_UNMOUNT_TRANS`. *Source:* Linux `xfs_log_format.h`, `struct xlog_op_header`.
+const UNMOUNT_RECORD: [u8; 12] = [0, 0, 0, 1, 0, 0, 0, 8, 0xaa, 0x20, 0, 0];
+
 /// Encodes a claim.
 ///
 /// Only the end of that format wipes it. So it names the signatures to be erased and the file system to be
@@ -70,16 +74,22 @@ impl<'a> DiskClaim<'a> {
     }
 
     /// Whether the format of this claim has written a block of 4 KiB. Every block that mkfs.xfs writes has the
-    /// UUID of the file system, except for the end of a log record on disks with a stripe size, whose sectors
-    /// have only the number of its first cycle.
+    /// UUID of the file system, except for the end of a log record on disks with a stripe size: sectors that have
+    /// only the number of its first cycle, of which the first may record the unmount.
     ///
     /// *Source:* Linux `xfs_format.h`, the UUID of each header; xfsprogs `libxfs_log_header`.
     pub(crate) fn explains_block(self, block: &[u8]) -> bool {
         let has_uuid = |uuid: Uuid| block.windows(uuid.0.len()).any(|bytes| bytes == uuid.0);
-        let is_first_cycle = |sector: &[u8]| {
-            sector.starts_with(&1_u32.to_be_bytes()) && sector[4..].iter().all(|byte| *byte == 0)
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let is_first_cycle =
+            |sector: &[u8]| sector.starts_with(&1_u32.to_be_bytes()) && is_zero(&sector[4..]);
+        // Two bytes of magic number follow, in the byte order of the host.
+        let is_unmount = |sector: &[u8]| {
+            sector.starts_with(&UNMOUNT_RECORD) && sector.get(UNMOUNT_RECORD.len() + 2..).is_some_and(is_zero)
         };
-        self.uuid().is_some_and(has_uuid) || block.chunks(SECTOR_BYTES).all(is_first_cycle)
+        let (first, rest) = block.split_at(SECTOR_BYTES.min(block.len()));
+        self.uuid().is_some_and(has_uuid)
+            || (is_first_cycle(first) || is_unmount(first)) && rest.chunks(SECTOR_BYTES).all(is_first_cycle)
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::fs::{Advice, FlockOperation, OFlags, fadvise, flock};
 use super::VolumeError;
 use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
 use super::places;
-use super::probe::{VolumeContents, is_blank_but_for_claim, probe_with_readahead};
+use super::probe::{VolumeContents, is_unchanged_but_for_claim, probe_with_readahead};
 use super::uuid::Uuid;
 
 /// An open disk with an advisory lock: udev does not probe it meanwhile.
@@ -99,7 +99,7 @@ impl Disk {
         self.check_claimed(erased)?;
         if let Err(error) = format.run_mkfs(&self.path, uuid) {
             let readahead = |offsets: &[u64]| self.start_reading(offsets);
-            if is_blank_but_for_claim(&mut &self.file, readahead).unwrap_or(false) {
+            if is_unchanged_but_for_claim(&mut &self.file, erased, readahead).unwrap_or(false) {
                 // The first error is the useful one.
                 let _ = self.release_claim();
             }

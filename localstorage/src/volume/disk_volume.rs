@@ -36,7 +36,7 @@ const MAX_LABEL_BYTES: usize = 12;
 /// - The claim of contents to be erased also covers data without a signature: it remains of them while one
 ///   file system replaces the other.
 ///
-/// If mkfs.xfs can't be started, or fails before it wrote anything to a blank disk, the claim is released again.
+/// If mkfs.xfs can't be started, or fails before it wrote anything, the claim is released again.
 #[derive(Debug)]
 pub struct DiskVolume {
     device_path: PathBuf,

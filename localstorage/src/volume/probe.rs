@@ -164,14 +164,18 @@ fn find_foreign_data(
     }
 }
 
-/// Whether a disk is [`VolumeContents::Blank`], apart from a claim.
-pub(crate) fn is_blank_but_for_claim(
+/// Whether a disk has the contents that it had before it was claimed, apart from the claim.
+pub(crate) fn is_unchanged_but_for_claim(
     disk: &mut (impl Read + Seek),
+    before: &VolumeContents,
     readahead: impl Fn(&[u64]),
 ) -> io::Result<bool> {
     let ends = DiskEnds::read(disk)?;
-    Ok(ends.find_signatures().is_empty()
-        && places::find_hidden_data(disk, ends.size, |_| false, readahead)?.is_none())
+    let mut found = ends.find_signatures();
+    if found.is_empty() {
+        found.extend(places::find_hidden_data(disk, ends.size, |_| false, readahead)?);
+    }
+    Ok(found == before.signatures())
 }
 
 /// Checks that probing never panics, and that only zeros are reported as blank.

@@ -209,7 +209,8 @@ fn a_real_mkfs_killed_at_many_times_is_run_again() {
     in_child_process("disks::a_real_mkfs_killed_at_many_times_is_run_again", || {
         let fixture = DiskFixture::new();
         let mut killed = 0;
-        for hundredths in (0..25).step_by(if runs_whole_counts() { 1 } else { 12 }) {
+        let (step, at_least) = if runs_whole_counts() { (1, 2) } else { (12, 1) };
+        for hundredths in (0..25).step_by(step) {
             fixture.wipe();
             // It is killed after this many hundredths of a second, and may complete before.
             let mkfs = fixture.script(&format!(
@@ -238,7 +239,8 @@ fn a_real_mkfs_killed_at_many_times_is_run_again() {
             assert_eq!(fixture.volume().mount_existing().unwrap().read("a").unwrap(), b"b");
             OsMounter.unmount(&fixture.target()).unwrap();
         }
-        assert!(killed >= 2, "mkfs.xfs was killed {killed} times");
+        // A fast machine has formatted the disk before the second time of a sample.
+        assert!(killed >= at_least, "mkfs.xfs was killed {killed} times");
     });
 }
 
