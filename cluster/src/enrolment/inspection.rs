@@ -1,5 +1,6 @@
 //! Looks at what is on the disk, and at the ticket.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,31 +9,38 @@ use super::driver::EnrolmentDriver;
 use super::failure::StepError;
 use super::journal::EnrolmentJournal;
 use super::plan::{BootstrapPermission, InspectionResult};
-use crate::node::GoldenTicket;
 
 /// The pause between two looks for a ticket, while the node waits for one.
 const TICKET_PAUSE: Duration = Duration::from_secs(2);
 
 impl EnrolmentDriver {
     pub(super) async fn inspect_disk(&self) -> Result<InspectionResult, StepError> {
+        let (mut journal, mut found) = self.open_journal().await?;
+        if let InspectionResult::Fresh { ticket: Some(_), .. } = found {
+            drop(journal);
+            let address = self.wait_address().await?;
+            self.set_condition(None);
+            // The ticket may have been replaced or removed meanwhile.
+            (journal, found) = self.open_journal().await?;
+            self.check_ticket_host(&found, address)?;
+        }
+        self.run_state().journal = Some(journal);
+        Ok(found)
+    }
+
+    async fn open_journal(&self) -> Result<(EnrolmentJournal, InspectionResult), StepError> {
         let shared = Arc::clone(&self.shared);
         let opened = self.run_blocking(move || {
             let SharedState { deps, test_hook: hook, .. } = &*shared;
             let bootstrap = || shared.bootstrap_permission();
             EnrolmentJournal::open(&deps.journal_dir, &deps.enrolment, bootstrap, hook)
         });
-        let (journal, found) = opened.await?;
-        if let InspectionResult::Fresh { ticket: Some(ticket), .. } = &found {
-            self.check_ticket_host(ticket).await?;
-        }
-        self.run_state().journal = Some(journal);
-        Ok(found)
+        opened.await
     }
 
     /// Rejects a ticket for another host before the journal binds this node to it.
-    async fn check_ticket_host(&self, ticket: &GoldenTicket) -> Result<(), StepError> {
-        let address = self.wait_address().await?;
-        self.set_condition(None);
+    fn check_ticket_host(&self, found: &InspectionResult, address: IpAddr) -> Result<(), StepError> {
+        let InspectionResult::Fresh { ticket: Some(ticket), .. } = found else { return Ok(()) };
         ticket.check_address(address, self.shared.deps.consensus.peer_port).map_err(StepError::Ticket)
     }
 
