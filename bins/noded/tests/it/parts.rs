@@ -326,6 +326,7 @@ impl Part for BoxPart {
             let stopped = stopped.clone();
             async move {
                 ctx.run_child("init", |ctx: Context| async move {
+                    ctx.signal_ready()?;
                     ctx.signal_done()?;
                     Ok::<(), Failure>(())
                 })?;
