@@ -146,8 +146,8 @@ fn own_node_runs_its_own_parts_and_what_depends_on_them() {
     let pieces = [
         "volume: created",
         "root.control             Ready",
-        "root.cluster             Ready",
         "root.lease               Ready",
+        "root.cluster             Ready",
         "root.greeter             Ready",
         "root.service.listener    Ready",
         "the log of root.greeter: 1 line",

@@ -310,6 +310,7 @@ pub(super) fn build_image(
 
 /// The directory that the child enters. With read-only paths it enters this program's anew: the one that it
 /// inherits is on the mount below them, to which it can write.
+#[allow(clippy::disallowed_methods, reason = "the child inherits this directory, and enters it by its path")]
 fn working_dir(process: &Process) -> io::Result<Option<CString>> {
     let dir = match &process.current_dir {
         Some(dir) if dir.is_absolute() => Some(dir.clone()),
