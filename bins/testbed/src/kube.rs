@@ -77,6 +77,11 @@ impl Kube {
         self.ports.apiserver.number()
     }
 
+    /// Etcd's ports at 127.0.0.1: for clients, and for peers.
+    pub fn etcd_ports(&self) -> [u16; 2] {
+        [self.ports.etcd.number(), self.ports.etcd_peer.number()]
+    }
+
     /// A daemon; `None` while it doesn't run.
     pub fn daemon(&self, part: KubeDaemon) -> Option<&Daemon> {
         self.daemons.get(&part)

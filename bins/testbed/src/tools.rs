@@ -58,6 +58,8 @@ pub const MODPROBE: Tool = Tool { name: "modprobe", package: "kmod" };
 pub const MKFS_XFS: Tool = Tool { name: "mkfs.xfs", package: "xfsprogs" };
 /// XFS' program for quotas, a peer in benches.
 pub const XFS_QUOTA: Tool = Tool { name: "xfs_quota", package: "xfsprogs" };
+/// Grows XFS.
+pub const XFS_GROWFS: Tool = Tool { name: "xfs_growfs", package: "xfsprogs" };
 /// Formats ext4.
 pub const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
 /// Changes an ext4's features.
@@ -80,17 +82,23 @@ pub const MOUNT: Tool = Tool { name: "mount", package: "mount" };
 pub const UMOUNT: Tool = Tool { name: "umount", package: "mount" };
 /// Creates network namespaces, and links between them.
 pub const IP: Tool = Tool { name: "ip", package: "iproute2" };
+/// Checks systemd's units.
+pub const SYSTEMD_ANALYZE: Tool = Tool { name: "systemd-analyze", package: "systemd" };
 
 /// The linker of Rust's programs, and the compiler of the C in some crates.
 pub const CC: Tool = Tool { name: "cc", package: "gcc" };
+/// Compresses archives of images, and unpacks modules of some kernels.
+pub const ZSTD: Tool = Tool { name: "zstd", package: "zstd" };
 /// Names the commit of a bench, and the files that a change touches.
 pub const GIT: Tool = Tool { name: "git", package: "git" };
 
 /// Every program that the workspace's builds, tests, benches and demo run.
-pub const ALL: [Tool; 35] = [
+pub const ALL: [Tool; 38] = [
     CC,
     GIT,
     IP,
+    SYSTEMD_ANALYZE,
+    ZSTD,
     ETCD,
     ETCDCTL,
     CONTAINERD,
@@ -113,6 +121,7 @@ pub const ALL: [Tool; 35] = [
     MODPROBE,
     MKFS_XFS,
     XFS_QUOTA,
+    XFS_GROWFS,
     MKFS_EXT4,
     TUNE2FS,
     MKFS_VFAT,

@@ -240,7 +240,7 @@ fn early_modules(work: &Path, release: &str) -> Result<Vec<Vec<u8>>> {
 fn read_module(path: &Path) -> Result<Vec<u8>> {
     let program = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => tools::Tool { name: "xz", package: "xz-utils" },
-        Some("zst") => tools::Tool { name: "zstd", package: "zstd" },
+        Some("zst") => tools::ZSTD,
         _ => return fs::read(path).with_context(|| format!("read {}", path.display())),
     };
     let done = Command::new(tools::find_tool(program)?).arg("-dc").arg(path).output();

@@ -18,7 +18,7 @@ pub enum KubeDaemon {
 
 impl KubeDaemon {
     /// All of them, in the order of start.
-    pub(super) const ALL: [Self; 4] = [Self::Etcd, Self::Apiserver, Self::ControllerManager, Self::Scheduler];
+    pub const ALL: [Self; 4] = [Self::Etcd, Self::Apiserver, Self::ControllerManager, Self::Scheduler];
 
     /// The name of its program's file.
     pub fn program_name(self) -> &'static str {

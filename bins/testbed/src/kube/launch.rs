@@ -75,9 +75,19 @@ impl Kube {
 
     pub(super) fn start_daemon(&self, part: KubeDaemon) -> Result<Daemon> {
         let scratch = ScratchDir::new()?;
+        let mut command = self.daemon_command(part)?;
+        command.current_dir(scratch.path());
+        Daemon::start(command, scratch, || self.is_ready(part))
+    }
+
+    /// The command line of a daemon, for a caller that runs it. Its environment is empty: the caller's is not meant
+    /// for the daemons.
+    ///
+    /// # Errors
+    /// A file that the daemon reads can't be written.
+    pub fn daemon_command(&self, part: KubeDaemon) -> Result<Command> {
         let mut command = Command::new(self.programs.program_path(part.program_name()));
-        // The caller's environment is not meant for the daemons.
-        command.env_clear().current_dir(scratch.path());
+        command.env_clear();
         match part {
             KubeDaemon::Etcd => self.add_etcd_arguments(&mut command),
             KubeDaemon::Apiserver => self.add_apiserver_arguments(&mut command)?,
@@ -86,7 +96,30 @@ impl Kube {
         }
         let own = self.options.arguments.iter().filter(|(of, _)| *of == part);
         command.args(own.map(|(_, argument)| argument));
-        Daemon::start(command, scratch, || self.is_ready(part))
+        Ok(command)
+    }
+
+    /// A kubectl that fails until a daemon serves; `None` for etcd, which does not serve this API.
+    pub fn health_command(&self, part: KubeDaemon) -> Option<Command> {
+        let (mut kubectl, path) = match part {
+            KubeDaemon::Etcd => return None,
+            KubeDaemon::Apiserver => (self.kubectl_command(), "/readyz"),
+            KubeDaemon::ControllerManager => {
+                (self.health_kubectl(&self.ports.controller_manager), "/healthz")
+            }
+            KubeDaemon::Scheduler => (self.health_kubectl(&self.ports.scheduler), "/healthz"),
+        };
+        kubectl.args(["get", "--raw", path]);
+        Some(kubectl)
+    }
+
+    /// A kubectl for a daemon whose certificate is self-signed, and whose health needs no authentication.
+    fn health_kubectl(&self, port: &ReservedPort) -> Command {
+        let mut kubectl = self.bare_kubectl();
+        // Without a token kubectl would prompt for a user name.
+        kubectl.args(["--kubeconfig=/dev/null", "--insecure-skip-tls-verify", "--token=none"]);
+        kubectl.arg(format!("--server=https://{}", port.socket_address()));
+        kubectl
     }
 
     fn add_etcd_arguments(&self, command: &mut Command) {
@@ -154,22 +187,15 @@ impl Kube {
 
     /// They send no notice when they are ready, but answer probes. The cheap probe comes first.
     fn is_ready(&self, part: KubeDaemon) -> Result<()> {
-        let (port, path) = match part {
-            KubeDaemon::Etcd => return is_healthy(&self.ports.etcd),
-            KubeDaemon::Apiserver => (&self.ports.apiserver, "/readyz"),
-            KubeDaemon::ControllerManager => (&self.ports.controller_manager, "/healthz"),
-            KubeDaemon::Scheduler => (&self.ports.scheduler, "/healthz"),
+        let port = match part {
+            KubeDaemon::Etcd => &self.ports.etcd,
+            KubeDaemon::Apiserver => &self.ports.apiserver,
+            KubeDaemon::ControllerManager => &self.ports.controller_manager,
+            KubeDaemon::Scheduler => &self.ports.scheduler,
         };
+        let Some(mut kubectl) = self.health_command(part) else { return is_healthy(port) };
         TcpStream::connect_timeout(&port.socket_address().into(), CALL_WITHIN).context("connect")?;
-        let mut kubectl = self.kubectl_command();
-        if part != KubeDaemon::Apiserver {
-            // Its certificate is self-signed, and its health needs no authentication.
-            kubectl = self.bare_kubectl();
-            // Without a token kubectl would prompt for a user name.
-            kubectl.args(["--kubeconfig=/dev/null", "--insecure-skip-tls-verify", "--token=none"]);
-            kubectl.arg(format!("--server=https://{}", port.socket_address()));
-        }
-        command_output(kubectl.args(["get", "--raw", path])).map(drop)
+        command_output(&mut kubectl).map(drop)
     }
 }
 

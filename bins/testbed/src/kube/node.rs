@@ -19,6 +19,8 @@ pub const GUEST_NODE: &str = "guest";
 const STEP_WITHIN: Duration = Duration::from_secs(60);
 /// An emulated processor is five to ten times slower than the machine's, which may be busy.
 const READY_WITHIN: Duration = Duration::from_secs(180);
+/// The guest's address in user networking.
+const ADDRESS: &str = "10.0.2.15";
 const IMAGES: &str = "/usr/lib/nodekeel/images";
 const CNI_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 const CNI_DIRECTORY: &str = "/usr/lib/cni";
@@ -29,9 +31,9 @@ const IMPORT: &str = include_str!("node/import.sh");
 const CONTAINERD_CONFIG: &str = include_str!("node/containerd.toml");
 const NETWORK: &str = include_str!("node/network.json");
 
-/// The parts of a node; ends with [`join`](Self::join).
+/// The parts of a node; ends with [`join`](Self::join) or [`boot`](Self::boot).
 #[derive(Clone, Debug)]
-#[must_use = "a node exists once it has joined"]
+#[must_use = "a node exists once it has booted"]
 pub struct GuestNodeBuilder {
     disk_bytes: u64,
     images: Vec<PathBuf>,
@@ -75,6 +77,17 @@ impl GuestNode {
         &self.guest
     }
 
+    /// The kubelet's command line, in the guest.
+    pub fn kubelet_command() -> Vec<String> {
+        let fixed = [
+            "/usr/bin/kubelet",
+            "--config=/etc/kubernetes/kubelet.json",
+            "--kubeconfig=/etc/kubernetes/kubeconfig",
+        ];
+        let own = [format!("--hostname-override={GUEST_NODE}"), format!("--node-ip={ADDRESS}")];
+        fixed.map(String::from).into_iter().chain(own).collect()
+    }
+
     /// Runs a shell script in the guest to its end and gives its output.
     ///
     /// # Errors
@@ -89,6 +102,16 @@ impl GuestNode {
     /// The guest does not answer.
     pub fn tail_log(&self, daemon: &str) -> Result<String> {
         self.run_shell(&format!("tail -n 30 /var/log/{daemon}.log"))
+    }
+
+    /// Waits until the API server has this node as ready.
+    ///
+    /// # Errors
+    /// It isn't in time; with the last lines of the kubelet that [`start_kubelet`](Self::start_kubelet) has started.
+    pub fn wait_ready(&self, kube: &Kube) -> Result<()> {
+        kube.wait_for_object_within(READY_WITHIN, "node", GUEST_NODE, is_ready)
+            .with_context(|| self.last_words("kubelet"))
+            .map(drop)
     }
 
     /// Kills the kubelet (SIGKILL); pods keep running. Does nothing where it doesn't run.
@@ -107,12 +130,9 @@ impl GuestNode {
     /// It does not answer; with the last lines of its log.
     pub fn start_kubelet(&mut self) -> Result<()> {
         let port = self.port.number();
-        let address = "10.0.2.15";
-        self.kubelet = Some(self.start_script(&format!(
-            "exec kubelet --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubeconfig \
-             --hostname-override={GUEST_NODE} --node-ip={address} >>/var/log/kubelet.log 2>&1"
-        ))?);
-        let probe = format!("until nc {address} {port} </dev/null >/dev/null 2>&1; do usleep 50000; done");
+        let command = Self::kubelet_command().join(" ");
+        self.kubelet = Some(self.start_script(&format!("exec {command} >>/var/log/kubelet.log 2>&1"))?);
+        let probe = format!("until nc {ADDRESS} {port} </dev/null >/dev/null 2>&1; do usleep 50000; done");
         self.guest
             .command_output(Command::new("sh").args(["-c", &probe]), READY_WITHIN)
             .with_context(|| self.last_words("kubelet"))?;
@@ -173,11 +193,7 @@ impl GuestNodeBuilder {
     /// # Errors
     /// A tool is missing on this machine, or a step failed in the guest; with the last lines of its output.
     pub fn join(self, kube: &Kube) -> Result<GuestNode> {
-        let (port, images) = (reserve_port()?, ScratchDir::new()?);
-        let guest = self.add_node_files(kube, &port, &images)?.boot().context("boot the node")?;
-        let mut node = GuestNode { kubelet: None, containerd: None, guest, port, _images: images };
-        node.run_shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.api_port()))
-            .context("prepare the node")?;
+        let mut node = self.boot(kube)?;
         node.start_containerd()?;
         let import = node.start_script(IMPORT_AT)?;
         node.start_kubelet()?;
@@ -185,8 +201,22 @@ impl GuestNodeBuilder {
         let code =
             import.wait_for_exit(READY_WITHIN, |line| said.extend([line, "\n"])).context("import images")?;
         ensure!(code == 0, "import images: {said}");
-        kube.wait_for_object_within(READY_WITHIN, "node", GUEST_NODE, is_ready)
-            .with_context(|| node.last_words("kubelet"))?;
+        node.wait_ready(kube)?;
+        Ok(node)
+    }
+
+    /// Boots it and starts no daemon, for a caller whose program does: kubelet and containerd are in its `PATH`,
+    /// their configuration is in `/etc/kubernetes/kubelet.json` and `/etc/kubernetes/kubeconfig`, and the
+    /// kubelet's directory is empty.
+    ///
+    /// # Errors
+    /// A tool is missing on this machine, or the guest can't be prepared; with the last lines of its output.
+    pub fn boot(self, kube: &Kube) -> Result<GuestNode> {
+        let (port, images) = (reserve_port()?, ScratchDir::new()?);
+        let guest = self.add_node_files(kube, &port, &images)?.boot().context("boot the node")?;
+        let node = GuestNode { kubelet: None, containerd: None, guest, port, _images: images };
+        node.run_shell(&format!("{PREPARE_AT} {SEEN_FROM_GUEST} {}", kube.api_port()))
+            .context("prepare the node")?;
         Ok(node)
     }
 
