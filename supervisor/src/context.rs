@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,7 @@ use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFs
 use crate::name::NameError;
 use crate::output::{OutputOrigin, OutputStream};
 use crate::policy::GroupPolicy;
-use crate::process::{ForcedKill, ProcessExit, ProcessHost};
+use crate::process::{AdoptedProcess, ForcedKill, ProcessExit, ProcessHost};
 use crate::runnable::{CanceledError, ChildSpec, Failure, Runnable};
 use crate::state::ExitReason;
 use crate::task;
@@ -32,6 +32,7 @@ struct ContextInner {
     generation: u64,
     cancellation: Arc<RunCancellation>,
     helpers: Mutex<HelperTasks>,
+    deferred_dependencies: OnceLock<Arc<[Arc<str>]>>,
 }
 
 /// The helper tasks of a run. The run does not end before they do.
@@ -69,7 +70,10 @@ impl Context {
         generation: u64,
         cancellation: Arc<RunCancellation>,
     ) -> Self {
-        Self(Arc::new(ContextInner { driver, key, dn, generation, cancellation, helpers: Mutex::default() }))
+        let (helpers, deferred_dependencies) = (Mutex::default(), OnceLock::new());
+        let inner =
+            ContextInner { driver, key, dn, generation, cancellation, helpers, deferred_dependencies };
+        Self(Arc::new(inner))
     }
 
     /// Adds one child as a separate group, and starts it.
@@ -287,6 +291,30 @@ impl Context {
     /// Records how the runnable's child process exited.
     pub(crate) fn record_process_exit(&self, exit: ProcessExit) {
         self.0.driver.apply(|fsm, _| fsm.record_process_exit(self.0.key, Arc::new(exit)));
+    }
+
+    /// The run has adopted a process.
+    pub(crate) fn report_adoption(&self, process: AdoptedProcess) {
+        self.0.driver.apply(|fsm, _| fsm.report_adoption(self.0.key, process));
+    }
+
+    /// Whether a process of this DN that an earlier program has kept waits for its adoption.
+    pub(crate) fn has_kept_process(&self) -> bool {
+        self.0.driver.has_kept_process(&self.0.dn)
+    }
+
+    /// What the run waits for if it has to start a process after all, see
+    /// [`wait_deferred_dependencies`](Self::wait_deferred_dependencies).
+    pub(crate) fn defer_dependencies(&self, dns: Arc<[Arc<str>]>) {
+        // A run defers them once, before its runnable runs.
+        let _ = self.0.deferred_dependencies.set(dns);
+    }
+
+    pub(crate) async fn wait_deferred_dependencies(&self) -> Result<(), CanceledError> {
+        for dn in self.0.deferred_dependencies.get().into_iter().flat_map(|dns| dns.iter()) {
+            self.wait_dependency(dn).await.map_err(|_| CanceledError)?;
+        }
+        Ok(())
     }
 
     /// The processes of the run did not stop in time, and are being killed.

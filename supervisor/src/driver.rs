@@ -17,10 +17,10 @@ use crate::containment::Contained;
 use crate::context::Context;
 use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
-use crate::fsm::{AddChildError, RunKey, RunnableSettings, TreeAction, TreeFsm, TreeTime};
+use crate::fsm::{AddChildError, ControlError, RunKey, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::output::OutputSink;
 use crate::policy::GroupPolicy;
-use crate::process::{CgroupParent, ProcessHost};
+use crate::process::{HostSettings, ProcessHost};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
 use crate::task;
@@ -40,7 +40,7 @@ pub(crate) struct TreeDriver {
     /// Nothing is running and nothing will start by itself.
     ended: watch::Sender<bool>,
     pub(crate) output: Contained<Box<dyn OutputSink>>,
-    cgroups: CgroupParent,
+    host_settings: HostSettings,
     /// The host of child processes, from the first of them on.
     process_host: Mutex<Option<Arc<ProcessHost>>>,
 }
@@ -92,7 +92,7 @@ impl TreeDriver {
         defaults: RunnableSettings,
         output: Box<dyn OutputSink>,
         events: Option<Arc<EventQueue>>,
-        cgroups: CgroupParent,
+        host_settings: HostSettings,
     ) -> Arc<Self> {
         let settings = root.settings(&defaults);
         let state = DriverState {
@@ -114,9 +114,14 @@ impl TreeDriver {
             finished: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             output: Contained::new(output),
-            cgroups,
+            host_settings,
             process_host: Mutex::default(),
         });
+        if driver.host_settings.records.is_some()
+            && let Err(error) = driver.process_host()
+        {
+            tracing::warn!(dn = "supervisor", %error, "can't prepare to run child processes");
+        }
         driver.apply(|_, _| ());
         driver.runtime.spawn(run_timers(Arc::clone(&driver)));
         driver
@@ -142,10 +147,29 @@ impl TreeDriver {
         policy: GroupPolicy,
         children: Vec<ChildSpec>,
     ) -> Result<(), AddChildError> {
+        self.insert_children(children, |fsm, now, named| fsm.add_group(now, parent, policy, named))
+    }
+
+    /// Adds a child below a runnable that may be ready.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; nothing was added.
+    pub(crate) fn add_child(self: &Arc<Self>, parent: &str, child: ChildSpec) -> Result<(), ControlError> {
+        self.insert_children(vec![child], |fsm, now, named| {
+            Ok(vec![fsm.add_child(now, parent, named[0].clone())?])
+        })
+    }
+
+    /// Adds children by a call of the state machine, which returns their slots, in order.
+    fn insert_children<E>(
+        self: &Arc<Self>,
+        children: Vec<ChildSpec>,
+        call: impl FnOnce(&mut TreeFsm, TreeTime, &[(&str, RunnableSettings)]) -> Result<Vec<u32>, E>,
+    ) -> Result<(), E> {
         let named: Vec<_> =
             children.iter().map(|child| (child.name.as_str(), child.settings(&self.defaults))).collect();
         let mut state = self.lock();
-        let slots = state.fsm.add_group(self.started_at.elapsed(), parent, policy, &named)?;
+        let slots = call(&mut state.fsm, self.started_at.elapsed(), &named)?;
         for (slot, child) in slots.into_iter().zip(children) {
             let slot = slot as usize;
             if state.runs.len() <= slot {
@@ -186,10 +210,21 @@ impl TreeDriver {
     /// The error that kept it from being created.
     pub(crate) fn process_host(&self) -> std::io::Result<Arc<ProcessHost>> {
         let mut processes = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*processes {
-            Some(host) => Ok(Arc::clone(host)),
-            None => Ok(Arc::clone(processes.insert(Arc::new(ProcessHost::new(&self.cgroups)?)))),
+        if let Some(host) = &*processes {
+            return Ok(Arc::clone(host));
         }
+        let (host, leftovers) = ProcessHost::new(&self.host_settings)?;
+        for leftover in leftovers {
+            let change = RunnableChange::LeftoverEnded { pid: leftover.pid, name: leftover.name.into() };
+            self.publish_event(&mut self.lock(), "supervisor".into(), 0, change);
+        }
+        Ok(Arc::clone(processes.insert(Arc::new(host))))
+    }
+
+    /// Whether a process of this DN that an earlier program has kept waits for its adoption.
+    pub(crate) fn has_kept_process(&self, dn: &str) -> bool {
+        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.as_ref().is_some_and(|host| host.has_unclaimed(dn))
     }
 
     /// Records for the status that a runnable waits for another one, or no longer does.
@@ -378,6 +413,9 @@ fn log_event(event: &Event) {
         }
         RunnableChange::Scheduled { delay } => {
             tracing::info!(dn = "supervisor", "restarting runnable {dn} with backoff {delay:?}");
+        }
+        RunnableChange::LimitExceeded { .. } => {
+            tracing::error!(dn, generation = event.generation, "{change}")
         }
         RunnableChange::Killed { kill } => tracing::warn!(dn, generation = event.generation, "{kill}"),
         RunnableChange::Straggling { after } => tracing::warn!(

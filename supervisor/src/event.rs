@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::process::ForcedKill;
+use crate::policy::RestartLimit;
+use crate::process::{AdoptedProcess, ForcedKill};
 use crate::state::{ExitReason, RunnableState};
 
 /// One change of one runnable.
@@ -45,6 +46,19 @@ pub enum RunnableChange {
         /// Why, in its own words.
         reason: Arc<str>,
     },
+    /// It runs a process that an earlier program has started and [kept](crate::process::Process::keep).
+    Adopted {
+        /// The process.
+        process: AdoptedProcess,
+    },
+    /// A process of an earlier program was killed before the tree started: see
+    /// [`ProcessRecords`](crate::process::ProcessRecords). Its DN is `supervisor`, which is not in the tree.
+    LeftoverEnded {
+        /// Its pid.
+        pid: u32,
+        /// Its name, as in `ps -o comm`.
+        name: Arc<str>,
+    },
     /// Its context was canceled while it ran.
     Canceling {
         /// The reason.
@@ -69,9 +83,14 @@ pub enum RunnableChange {
         /// How it exited.
         exit: ExitReason,
     },
+    /// It has failed too often, and stays dead, as its [`LimitAction`](crate::LimitAction) says.
+    LimitExceeded {
+        /// The limit.
+        limit: RestartLimit,
+    },
     /// It is stopped, as an operator requested.
     Stopped,
-    /// It left the tree, because its parent restarts.
+    /// It left the tree: its parent restarts, or a request [removed](crate::Supervisor::remove_runnable) it.
     Removed,
 }
 
@@ -84,7 +103,13 @@ impl RunnableChange {
             Self::Ready => Some(RunnableState::Ready),
             Self::Exited { state, .. } => Some(*state),
             Self::Stopped => Some(RunnableState::Stopped),
-            Self::Canceling { .. } | Self::Straggling { .. } | Self::Killed { .. } | Self::Removed => None,
+            Self::Adopted { .. }
+            | Self::LeftoverEnded { .. }
+            | Self::Canceling { .. }
+            | Self::Straggling { .. }
+            | Self::Killed { .. }
+            | Self::LimitExceeded { .. }
+            | Self::Removed => None,
         }
     }
 }
@@ -96,12 +121,21 @@ impl fmt::Display for RunnableChange {
             Self::Started => f.write_str("started"),
             Self::Ready => f.write_str("ready"),
             Self::NotReady { reason } => write!(f, "not ready: {reason}"),
+            Self::Adopted { process } => process.fmt(f),
+            Self::LeftoverEnded { pid, name } => {
+                write!(f, "killed {name} (pid {pid}), a leftover process of a killed supervisor")
+            }
             Self::Canceling { cause } => write!(f, "canceling: {cause}"),
             Self::Straggling { after } => write!(f, "still running {after:?} after its cancellation"),
             Self::Killed { kill } => kill.fmt(f),
             // The exit starts with the state.
             Self::Exited { exit: exit @ ExitReason::Killed { .. }, .. } => exit.fmt(f),
             Self::Exited { state, exit } => write!(f, "{state}: {exit}"),
+            Self::LimitExceeded { limit } => write!(
+                f,
+                "restart limit exceeded, {} restarts within {:?}: stays dead until it is started again",
+                limit.restarts, limit.period
+            ),
             Self::Stopped => f.write_str("stopped by an operator"),
             Self::Removed => f.write_str("removed"),
         }

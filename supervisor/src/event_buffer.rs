@@ -9,19 +9,38 @@ use tokio::sync::Notify;
 
 use crate::event::Event;
 
-/// Events in the order of [`Event::seq`], at most a fixed number. When it is full, the name with the most
+/// An event with a name and a sequence number.
+pub trait NumberedEvent {
+    /// Its sequence number.
+    fn seq(&self) -> u64;
+
+    /// The name that it belongs to.
+    fn dn(&self) -> &Arc<str>;
+}
+
+impl NumberedEvent for Event {
+    fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    fn dn(&self) -> &Arc<str> {
+        &self.dn
+    }
+}
+
+/// Events in the order of their sequence numbers, at most a fixed number. When it is full, the name with the most
 /// events loses its oldest one: a crash loop evicts its own events, not those of a quiet runnable.
 #[derive(Debug)]
-pub struct EventBuffer {
+pub struct EventBuffer<E = Event> {
     capacity: usize,
-    events: BTreeMap<u64, Event>,
+    events: BTreeMap<u64, E>,
     /// The sequence numbers of the events of each name, oldest first.
     seqs_by_dn: HashMap<Arc<str>, VecDeque<u64>>,
     /// How many events each name has, and the oldest of them. The last one is the next to be dropped.
     busiest: BTreeSet<(usize, Reverse<u64>)>,
 }
 
-impl EventBuffer {
+impl<E: NumberedEvent> EventBuffer<E> {
     /// An empty buffer for this number of events.
     pub fn new(capacity: NonZeroUsize) -> Self {
         Self {
@@ -33,26 +52,26 @@ impl EventBuffer {
     }
 
     /// Adds an event, which must be newer than all others, and returns the one that was dropped for it.
-    pub fn push(&mut self, event: Event) -> Option<Event> {
-        let seqs = self.seqs_by_dn.entry(Arc::clone(&event.dn)).or_default();
+    pub fn push(&mut self, event: E) -> Option<E> {
+        let seqs = self.seqs_by_dn.entry(Arc::clone(event.dn())).or_default();
         if let Some(oldest) = seqs.front() {
             self.busiest.remove(&(seqs.len(), Reverse(*oldest)));
         }
-        seqs.push_back(event.seq);
+        seqs.push_back(event.seq());
         self.busiest.insert((seqs.len(), Reverse(seqs[0])));
-        self.events.insert(event.seq, event);
+        self.events.insert(event.seq(), event);
         let (_, Reverse(oldest)) = *self.busiest.last().filter(|_| self.events.len() > self.capacity)?;
         self.remove_oldest(oldest)
     }
 
     /// Removes the oldest event.
-    pub fn pop_oldest(&mut self) -> Option<Event> {
+    pub fn pop_oldest(&mut self) -> Option<E> {
         let oldest = *self.events.keys().next()?;
         self.remove_oldest(oldest)
     }
 
     /// The events that are newer than this sequence number, oldest first.
-    pub fn events_after(&self, seq: u64) -> impl Iterator<Item = &Event> {
+    pub fn events_after(&self, seq: u64) -> impl Iterator<Item = &E> {
         self.events.range(seq.saturating_add(1)..).map(|(_, event)| event)
     }
 
@@ -67,14 +86,14 @@ impl EventBuffer {
     }
 
     /// Removes the event with this number, the oldest one of its name.
-    fn remove_oldest(&mut self, seq: u64) -> Option<Event> {
+    fn remove_oldest(&mut self, seq: u64) -> Option<E> {
         let event = self.events.remove(&seq)?;
-        let seqs = self.seqs_by_dn.get_mut(&event.dn)?;
+        let seqs = self.seqs_by_dn.get_mut(event.dn())?;
         self.busiest.remove(&(seqs.len(), Reverse(seq)));
         seqs.pop_front();
         match seqs.front() {
             Some(oldest) => _ = self.busiest.insert((seqs.len(), Reverse(*oldest))),
-            None => _ = self.seqs_by_dn.remove(&event.dn),
+            None => _ = self.seqs_by_dn.remove(event.dn()),
         }
         Some(event)
     }

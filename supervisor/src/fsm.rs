@@ -18,6 +18,7 @@ mod exploration_test;
 mod group;
 mod lifecycle;
 mod lifecycle_signals;
+mod membership;
 mod shutdown;
 #[cfg(test)]
 mod simulation_test;
@@ -33,6 +34,7 @@ use entry::TreeEntry;
 pub(crate) use entry::{PastExit, RunnableSettings};
 pub(crate) use lifecycle::RunOutcome;
 pub use lifecycle_signals::{AddChildError, LifecycleSignalError};
+pub use membership::Removal;
 pub(crate) use status::EntryStatus;
 
 use crate::event::RunnableChange;

@@ -97,13 +97,13 @@ mod tree;
 
 pub use context::{Context, StaleContextError, WaitReadyError};
 pub use event::{CancelCause, Event, EventHook, RunnableChange};
-pub use event_buffer::EventBuffer;
-pub use fsm::{AddChildError, ControlError, LifecycleSignalError};
+pub use event_buffer::{EventBuffer, NumberedEvent};
+pub use fsm::{AddChildError, ControlError, LifecycleSignalError, Removal};
 #[cfg(feature = "tonic")]
 pub use grpc::{GrpcServer, ServeError, serve_grpc};
 pub use name::{MAX_DN_BYTES, MAX_NAME_BYTES, NameError};
 pub use output::{OutputOrigin, OutputSink, OutputStream};
-pub use policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartPolicy};
+pub use policy::{Backoff, ChildPolicy, GroupPolicy, LimitAction, RestartLimit, RestartPolicy};
 pub use runnable::{CanceledError, ChildSpec, Failure, RunFuture, Runnable};
 pub use state::{
     ExitReason, ExitRecord, MAX_ERROR_BYTES, MAX_EXITS, RunnableState, RunnableStatus, WaitReason,

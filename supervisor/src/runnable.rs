@@ -218,8 +218,12 @@ impl Runnable for DependentRunnable {
         let (runnable, depends_on) =
             (Contained::new(Arc::clone(&self.runnable)), Arc::clone(&self.depends_on));
         Box::pin(async move {
-            for dn in depends_on.iter() {
-                ctx.wait_dependency(dn).await?;
+            if ctx.has_kept_process() {
+                ctx.defer_dependencies(depends_on);
+            } else {
+                for dn in depends_on.iter() {
+                    ctx.wait_dependency(dn).await?;
+                }
             }
             await_contained(runnable.run(ctx)).await
         })

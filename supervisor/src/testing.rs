@@ -36,12 +36,20 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use crate::process::rewrite_record;
 use crate::{CanceledError, Context, Event, EventHook, Failure, RunFuture, Runnable, RunnableState};
 
 /// Runs every task until all wait for time to pass. Under a paused clock it takes a millisecond of virtual
 /// time.
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+/// A record of a process is rejected, or is written as it was read; panics otherwise. For a fuzz target.
+pub fn fuzz_process_record(input: &[u8]) {
+    if let Some(written) = rewrite_record(input) {
+        assert_eq!(written, input);
+    }
 }
 
 /// A hook that keeps every event.

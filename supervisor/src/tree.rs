@@ -13,11 +13,11 @@ use crate::context::WaitReadyError;
 use crate::driver::TreeDriver;
 use crate::event::EventHook;
 use crate::event_buffer::EventQueue;
-use crate::fsm::{ControlError, EntryStatus, RunnableSettings, TreeFsm};
+use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings, TreeFsm};
 use crate::name::ROOT;
 use crate::output::{DiscardOutput, OutputSink};
 use crate::policy::ChildPolicy;
-use crate::process::CgroupParent;
+use crate::process::{CgroupParent, HostSettings, ProcessRecords};
 use crate::runnable::{CanceledError, ChildSpec, Runnable};
 use crate::state::{ExitReason, ExitRecord, RunnableStatus};
 
@@ -44,7 +44,7 @@ pub struct SupervisorBuilder {
     output_sink: Box<dyn OutputSink>,
     event_hook: Option<Box<dyn EventHook>>,
     max_pending_events: NonZeroUsize,
-    cgroup_parent: CgroupParent,
+    host_settings: HostSettings,
 }
 
 /// What a shutdown left behind.
@@ -75,7 +75,7 @@ impl Supervisor {
             output_sink: Box::new(DiscardOutput),
             event_hook: None,
             max_pending_events: DEFAULT_PENDING_EVENTS,
-            cgroup_parent: CgroupParent::default(),
+            host_settings: HostSettings::default(),
         }
     }
 
@@ -140,6 +140,37 @@ impl Supervisor {
     /// See [`ControlError`].
     pub fn restart_runnable(&self, dn: &str) -> Result<(), ControlError> {
         self.driver.apply(|fsm, now| fsm.restart_runnable(now, dn))
+    }
+
+    /// Adds a child below a running runnable, also one that is ready, and starts it, in a separate group. A child that
+    /// left the tree before has left its [history](crate::RunnableStatus) to one of its name: its generation and its exits. The parent's next run has to add it by itself.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; nothing was added.
+    pub fn add_child(&self, parent: &str, child: ChildSpec) -> Result<(), ControlError> {
+        self.driver.add_child(parent, child)
+    }
+
+    /// Stops a runnable and its subtree, and removes it from the tree: it does not restart. Returns when it has left.
+    /// Its group keeps running, however the runnable exits. The parent's next run must not add it.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; [`ControlError::ShuttingDown`] also when the shutdown starts while it stops.
+    ///
+    /// # Cancel safety
+    /// The removal continues when this future is dropped.
+    pub async fn remove_runnable(&self, dn: &str, removal: Removal) -> Result<(), ControlError> {
+        let mut changes = self.driver.version();
+        let key = self.driver.apply(|fsm, now| fsm.remove_runnable(now, dn, removal))?;
+        loop {
+            changes.mark_unchanged();
+            match self.driver.read(|fsm| (fsm.is_removed(key), fsm.is_shutting_down())) {
+                (true, _) => return Ok(()),
+                (false, true) => return Err(ControlError::ShuttingDown),
+                // The driver owns the sender, so this can't fail.
+                (false, false) => _ = changes.changed().await,
+            }
+        }
     }
 
     /// Stops everything: children before their parent, each runnable before those that it
@@ -235,7 +266,15 @@ impl SupervisorBuilder {
     /// The parent of the dedicated cgroups of child processes. Default: [`CgroupParent::Current`].
     #[must_use]
     pub fn cgroup_parent(mut self, cgroups: CgroupParent) -> Self {
-        self.cgroup_parent = cgroups;
+        self.host_settings.cgroups = cgroups;
+        self
+    }
+
+    /// Where the supervisor records the child processes that it starts, so that the next one with these records ends
+    /// what a killed program has left behind, and adopts what it has kept. Default: nowhere.
+    #[must_use]
+    pub fn process_records(mut self, records: ProcessRecords) -> Self {
+        self.host_settings.records = Some(records);
         self
     }
 
@@ -258,7 +297,7 @@ impl SupervisorBuilder {
             stop_timeout: self.stop_timeout,
             stop_before: Vec::new(),
         };
-        let driver = TreeDriver::start_tree(root, defaults, self.output_sink, events, self.cgroup_parent);
+        let driver = TreeDriver::start_tree(root, defaults, self.output_sink, events, self.host_settings);
         Supervisor { driver, hook: Mutex::new(hook) }
     }
 }

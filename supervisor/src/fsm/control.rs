@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::{ROOT_SLOT, TreeFsm, TreeTime};
 use crate::event::CancelCause;
-use crate::name::ROOT;
+use crate::name::{NameError, ROOT};
 use crate::state::RunnableState;
 
 use super::entry::NameOwner;
@@ -28,6 +28,9 @@ pub enum ControlError {
         /// The DN of the runnable.
         dn: String,
     },
+    /// The name of a new child is invalid or in use.
+    #[error(transparent)]
+    Name(NameError),
     /// The supervisor is shutting down.
     #[error("the supervisor is shutting down, and starts, stops and restarts nothing on request")]
     ShuttingDown,
@@ -115,7 +118,7 @@ impl TreeFsm {
         }
     }
 
-    fn controllable_slot(&self, dn: &str) -> Result<u32, ControlError> {
+    pub(super) fn controllable_slot(&self, dn: &str) -> Result<u32, ControlError> {
         if self.is_shutting_down() {
             return Err(ControlError::ShuttingDown);
         }

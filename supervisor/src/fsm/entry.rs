@@ -83,6 +83,10 @@ pub(super) struct TreeEntry {
     pub(super) held_by_operator: bool,
     /// An operator canceled its run: its group keeps running, however the run ends.
     pub(super) canceled_by_operator: bool,
+    /// It has exceeded its restart limit.
+    pub(super) stays_dead: bool,
+    /// It leaves the tree when its subtree has ended.
+    pub(super) removal_requested: bool,
     /// An operator requested a restart, at once and regardless of its policy.
     pub(super) restart_requested: bool,
     /// The DN for which its runnable waits by `wait_ready`.
@@ -131,6 +135,8 @@ impl TreeEntry {
             forced_kill: None,
             held_by_operator: history.held_by_operator,
             canceled_by_operator: false,
+            stays_dead: false,
+            removal_requested: false,
             restart_requested: false,
             dependency: None,
             names: HashMap::new(),

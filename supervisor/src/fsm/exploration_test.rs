@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::entry::TreeEntry;
 use super::{ROOT_SLOT, RunKey, RunOutcome, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{Backoff, ChildPolicy, GroupPolicy, RestartLimit, RestartPolicy};
+use crate::policy::{Backoff, ChildPolicy, GroupPolicy, LimitAction, RestartLimit, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -47,7 +47,11 @@ impl TreeShape {
     fn settings(self, stop_before: Option<Arc<str>>) -> RunnableSettings {
         let second = Duration::from_secs(1);
         let backoff = Backoff { initial: second, factor: 1.0, max: second, jitter: 0.0 };
-        let restart_limit = self.limit.map(|restarts| RestartLimit { restarts, period: second });
+        let restart_limit = self.limit.map(|restarts| RestartLimit {
+            restarts,
+            period: second,
+            action: LimitAction::FailParent,
+        });
         RunnableSettings {
             policy: ChildPolicy { restart: self.restart, backoff, stable_after: second, restart_limit },
             stop_timeout: second,

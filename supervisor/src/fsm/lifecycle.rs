@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::entry::{ChildHistories, NameOwner, PastExit, RunnableHistory};
 use super::{RunKey, TreeAction, TreeFsm, TreeTime};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::{RestartLimit, RestartPolicy};
-use crate::process::{ForcedKill, ProcessExit};
+use crate::policy::{LimitAction, RestartLimit, RestartPolicy};
+use crate::process::{AdoptedProcess, ForcedKill, ProcessExit};
 use crate::state::{ExitReason, RunnableState};
 
 /// How many histories an entry keeps of children that its runs no longer add. Operators' stops are kept
 /// beyond that.
-const MAX_CHILD_HISTORIES: usize = 1024;
+pub(super) const MAX_CHILD_HISTORIES: usize = 1024;
 
 /// How a runnable's task ended, as the driver reports it.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +53,13 @@ impl TreeFsm {
         if let Some(slot) = self.running_slot(key) {
             self.entry_mut(slot).forced_kill = Some(Box::new(kill));
             self.report_change(slot, RunnableChange::Killed { kill });
+        }
+    }
+
+    /// A run has adopted a process.
+    pub(crate) fn report_adoption(&mut self, key: RunKey, process: AdoptedProcess) {
+        if let Some(slot) = self.running_slot(key) {
+            self.report_change(slot, RunnableChange::Adopted { process });
         }
     }
 
@@ -178,6 +185,9 @@ impl TreeFsm {
         if entry.live_tasks > 0 {
             return;
         }
+        if entry.removal_requested {
+            return self.remove_settled(top, now);
+        }
         let has_exited = !matches!(entry.state, RunnableState::Waiting | RunnableState::Stopped);
         if entry.held_by_operator && has_exited {
             self.reset_incarnation(top);
@@ -192,14 +202,17 @@ impl TreeFsm {
         }
     }
 
-    /// Restarts those of the ended entries that may restart; or fails their parent, if one of them exceeds its
-    /// restart limit.
-    fn restart_ended(&mut self, slots: &[u32], now: TreeTime) {
+    /// Restarts those of the ended entries that may restart. One that exceeds its restart limit fails their parent, or stays
+    /// dead.
+    pub(super) fn restart_ended(&mut self, slots: &[u32], now: TreeTime) {
         for &slot in slots {
             if self.restarts_after_failure(slot)
                 && let Some(limit) = self.entry_mut(slot).exceeds_restart_limit(now)
             {
-                return self.fail_parent(slot, limit, now);
+                match limit.action {
+                    LimitAction::FailParent => return self.fail_parent(slot, limit, now),
+                    LimitAction::StayDead => self.stay_dead(slot, limit),
+                }
             }
         }
         for &slot in slots {
@@ -230,6 +243,14 @@ impl TreeFsm {
         }
     }
 
+    /// An entry exceeds its restart limit, and does not restart by itself any more.
+    fn stay_dead(&mut self, slot: u32, limit: RestartLimit) {
+        let entry = self.entry_mut(slot);
+        entry.stays_dead = true;
+        entry.restarts.clear();
+        self.report_change(slot, RunnableChange::LimitExceeded { limit });
+    }
+
     pub(super) fn parent_is_canceled(&self, slot: u32) -> bool {
         self.entry(slot).parent.is_some_and(|parent| self.entry(parent).canceled)
     }
@@ -238,7 +259,7 @@ impl TreeFsm {
         let entry = self.entry(slot);
         let cut_short =
             matches!(entry.state, RunnableState::Dead | RunnableState::Canceled) || entry.canceled;
-        cut_short && entry.settings.policy.restart != RestartPolicy::Never
+        cut_short && entry.settings.policy.restart != RestartPolicy::Never && !entry.stays_dead
     }
 
     /// Whether it restarts because it has failed, and not by an operator's request.
@@ -289,6 +310,7 @@ impl TreeFsm {
         entry.canceled_by_operator = false;
         entry.ending_since = None;
         entry.signaled_done = false;
+        entry.stays_dead = false;
         entry.forced_exit = None;
         entry.process_exit = None;
         entry.forced_kill = None;
@@ -321,7 +343,7 @@ impl TreeFsm {
         histories
     }
 
-    fn remove_entry(&mut self, slot: u32) -> RunnableHistory {
+    pub(super) fn remove_entry(&mut self, slot: u32) -> RunnableHistory {
         self.disarm_timer(slot);
         let children = self.remove_children(slot);
         self.report_change(slot, RunnableChange::Removed);

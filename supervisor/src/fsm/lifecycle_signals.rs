@@ -82,24 +82,38 @@ impl TreeFsm {
     ) -> Result<Vec<u32>, AddChildError> {
         let slot = self.slot_accepting_children(parent)?;
         let dns = self.child_dns(slot, children).map_err(AddChildError::Name)?;
-        let group = u32::try_from(self.entry(slot).groups.len()).expect("fewer groups than entries");
+        let groups = &mut self.entry_mut(slot).groups;
+        groups.push(ChildGroup { policy, members: Vec::new(), ending: None });
+        let group = groups.len() - 1;
+        Ok(self.insert_members(now, (slot, group), children, dns))
+    }
+
+    /// Fills an empty group, and starts its members. Returns their slots in order.
+    pub(super) fn insert_members(
+        &mut self,
+        now: TreeTime,
+        (parent, index): (u32, usize),
+        children: &[(&str, RunnableSettings)],
+        dns: Vec<Arc<str>>,
+    ) -> Vec<u32> {
+        let group = u32::try_from(index).expect("fewer groups than entries");
         let mut members = Vec::with_capacity(children.len());
         for (rank, ((name, settings), dn)) in (0..).zip(children.iter().zip(dns)) {
-            let history = self.entry_mut(slot).former_children.remove(*name).unwrap_or_default();
-            let mut child = TreeEntry::new(dn, Some(slot), (group, rank), settings.clone(), now, history);
+            let history = self.entry_mut(parent).former_children.remove(*name).unwrap_or_default();
+            let mut child = TreeEntry::new(dn, Some(parent), (group, rank), settings.clone(), now, history);
             child.incarnation = self.allocate_incarnation();
             let child = self.insert_entry(child);
-            self.entry_mut(slot).names.insert((*name).into(), NameOwner::Child(child));
+            self.entry_mut(parent).names.insert((*name).into(), NameOwner::Child(child));
             members.push(child);
         }
-        self.entry_mut(slot).groups.push(ChildGroup { policy, members: members.clone(), ending: None });
+        self.entry_mut(parent).groups[index].members.clone_from(&members);
         for member in &members {
             match self.entry(*member).held_by_operator {
                 true => self.mark_stopped(*member, now),
                 false => self.start_run(*member, now),
             }
         }
-        Ok(members)
+        members
     }
 
     fn slot_accepting_children(&self, key: RunKey) -> Result<u32, AddChildError> {
@@ -118,7 +132,7 @@ impl TreeFsm {
     }
 
     /// The DNs of the children, if all their names are valid and free.
-    fn child_dns(
+    pub(super) fn child_dns(
         &self,
         parent: u32,
         children: &[(&str, RunnableSettings)],

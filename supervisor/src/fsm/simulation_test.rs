@@ -51,6 +51,8 @@ struct SimulatedDriver {
     failures: BTreeMap<Arc<str>, u32>,
     /// The runnables that an operator has stopped.
     held_by_operator: HashSet<Arc<str>>,
+    /// The runnables that leave the tree when they have ended.
+    removals: HashSet<Arc<str>>,
     counts: BTreeMap<&'static str, u64>,
 }
 
@@ -88,6 +90,7 @@ impl SimulatedDriver {
             expected_stragglers: HashSet::new(),
             failures: BTreeMap::new(),
             held_by_operator: HashSet::new(),
+            removals: HashSet::new(),
             counts: BTreeMap::new(),
         };
         driver.apply_actions();

@@ -6,6 +6,8 @@
 //!     └── <start>               one start of one process, with all its descendants
 //! ```
 //!
+//! The cgroup of a process that is kept lies beside that of the host: `nodekeel-keep-<start>`.
+//!
 //! A process can't escape the kill by forking, and the kernel reports when the cgroup is empty. An unlocked
 //! directory with exactly such a name is the leftover of a killed supervisor: the next host kills and removes
 //! it.
@@ -99,9 +101,13 @@ impl HostCgroup {
         &self.dir
     }
 
-    /// Creates the cgroup of one start.
+    /// Creates the cgroup of one start, beside this one if its processes are kept: nothing ends them with those of
+    /// this host.
     pub(super) fn create_run_cgroup(&self, mark: ProcessMark) -> io::Result<RunCgroup> {
-        let dir = self.dir.join(format!("{:x}", mark.as_limit()));
+        let dir = match mark.survives() {
+            true => self.parent.join(kept_cgroup_name(mark)),
+            false => self.dir.join(format!("{:x}", mark.as_limit())),
+        };
         fs::create_dir(&dir)?;
         RunCgroup::open(&dir).inspect_err(|_| _ = fs::remove_dir(&dir))
     }
@@ -142,6 +148,16 @@ impl RunCgroup {
         let kill_file = File::options().write(true).open(dir.join("cgroup.kill"))?;
         let events = Arc::new(File::open(dir.join("cgroup.events"))?.into());
         Ok(Self { dir: dir.to_owned(), kill_file, events, is_limited: false })
+    }
+
+    /// The cgroup of a kept process, if the directory can only be that.
+    pub(super) fn open_kept(dir: &Path, mark: ProcessMark) -> Option<Self> {
+        let is_kept = dir.file_name().is_some_and(|name| *name == *kept_cgroup_name(mark));
+        is_kept.then(|| Self::open(dir).ok())?
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Opens the directory, in which a child is created.
@@ -224,11 +240,16 @@ fn end_leftovers(parent: &Path) {
     }
 }
 
+/// The name of a kept process' cgroup, which is not that of a host.
+fn kept_cgroup_name(mark: ProcessMark) -> String {
+    format!("{NAME_PREFIX}keep-{:x}", mark.as_limit())
+}
+
 /// Whether a directory has the name of a host's cgroup.
 fn is_host_cgroup_name(name: &str) -> bool {
     let parts = name.strip_prefix(NAME_PREFIX).and_then(|rest| rest.rsplit_once('-'));
     parts.is_some_and(|(host_id, number)| {
-        HostId::is_display_form(host_id) && (0..MAX_NAME_ATTEMPTS).any(|n| n.to_string() == number)
+        HostId::parse(host_id).is_some() && (0..MAX_NAME_ATTEMPTS).any(|n| n.to_string() == number)
     })
 }
 
@@ -291,7 +312,7 @@ mod tests {
             );
         }
         assert!(is_host_cgroup_name("nodekeel-0-0-0") && is_host_cgroup_name("nodekeel-7fff-3fffff-7"));
-        let others = "precious 1-1 1-1-8 1-1-0-0 x-1-0 1-x-0 01-1-0 1-1-00 +1-1-0 A-1-0 8000-1-0 1-400000-0";
+        let others = "precious 1-1 1-1-8 1-1-0-0 x-1-0 1-x-0 01-1-0 1-1-00 +1-1-0 A-1-0 8000-1-0 1-400000-0 keep-2bffffffff800001";
         for name in others.split(' ').chain([""]) {
             assert!(!is_host_cgroup_name(&format!("nodekeel-{name}")), "{name}");
         }

@@ -1,16 +1,21 @@
 //! Finds and ends all descendants of one start of a process.
 
+mod signal_pass;
+
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
+use rustix::process::{WaitId, WaitIdOptions};
 use tokio::time::{Instant, sleep, timeout_at};
+
+use signal_pass::{
+    DescendantProcess, SignalPass, is_gone, is_resource_shortage, signal_and_continue, watch_exits,
+};
 
 use super::cgroup::RunCgroup;
 use super::mark::{HostId, ProcessMark};
@@ -18,6 +23,8 @@ use super::procfs;
 use super::snapshot::{ProcessSnapshot, SnapshotCache};
 use super::status::Signal;
 use crate::sys::{self, ReadableFd};
+
+pub(super) use signal_pass::has_exited;
 
 /// How many exits are awaited at once: each needs a descriptor.
 const MAX_WATCHED: usize = 128;
@@ -27,40 +34,6 @@ const MAX_CHASES: usize = 64;
 const MAX_SCANS_IN_A_ROW: usize = 16;
 /// The pause before a retry while no descriptors are available: the kernel does not report when some are.
 const DESCRIPTOR_RETRY_PAUSE: Duration = Duration::from_millis(20);
-
-/// One process that has to exit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct DescendantProcess {
-    pid: i32,
-    limit: u64,
-    /// Its start time, if it is identified by its parents and not by its mark: with the pid, it identifies
-    /// one process.
-    start: Option<u64>,
-}
-
-impl DescendantProcess {
-    /// Opens a descriptor that can only refer to this process. It is opened first and checked afterwards, so
-    /// it refers to the process with this mark or start time, or to one that has exited and ignores signals.
-    fn open(self) -> io::Result<OwnedFd> {
-        let pid = Pid::from_raw(self.pid).ok_or(Errno::SRCH)?;
-        let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-        let same = procfs::locks_limit(self.pid)? == self.limit
-            && self
-                .start
-                .is_none_or(|start| procfs::read_stat(self.pid).is_ok_and(|stat| stat.start == start));
-        if same { Ok(fd) } else { Err(Errno::SRCH.into()) }
-    }
-}
-
-/// The result of one pass over the processes.
-#[derive(Default)]
-struct SignalPass {
-    watched: Vec<(DescendantProcess, Arc<OwnedFd>)>,
-    /// A process got a signal for the first time, or had already exited: there may be new processes.
-    changed: bool,
-    /// The exit of at least one process can't be awaited.
-    unwatchable: bool,
-}
 
 /// The descendants of one start of a process. The main process is killed with them, but its owner requests
 /// its stop and waits for it.
@@ -154,7 +127,7 @@ impl DescendantSet {
     ) -> io::Result<()> {
         if Instant::now() < deadline {
             // `terminate_marked` logs what this pass can't do.
-            let _ = self.signal_until_stable(snapshots, stop_signal);
+            let _ = self.signal_until_stable(snapshots, stop_signal).await;
             if let Ok(empty) = timeout_at(deadline, cgroup.wait_empty()).await {
                 return empty;
             }
@@ -168,16 +141,16 @@ impl DescendantSet {
     async fn terminate_marked(&mut self, snapshots: &SnapshotCache, stop_signal: Signal, deadline: Instant) {
         loop {
             let kill = Instant::now() >= deadline;
-            let pass =
-                match self.signal_until_stable(snapshots, if kill { Signal::KILL } else { stop_signal }) {
-                    Ok(Some(pass)) => pass,
-                    Ok(None) => return,
-                    Err(error) if is_resource_shortage(&error) => {
-                        sleep(DESCRIPTOR_RETRY_PAUSE).await;
-                        continue;
-                    }
-                    Err(error) => return tracing::error!(%error, "can't scan /proc for descendants"),
-                };
+            let signal = if kill { Signal::KILL } else { stop_signal };
+            let pass = match self.signal_until_stable(snapshots, signal).await {
+                Ok(Some(pass)) => pass,
+                Ok(None) => return,
+                Err(error) if is_resource_shortage(&error) => {
+                    sleep(DESCRIPTOR_RETRY_PAUSE).await;
+                    continue;
+                }
+                Err(error) => return tracing::error!(%error, "can't scan /proc for descendants"),
+            };
             if kill && pass.changed {
                 tokio::task::yield_now().await;
                 continue;
@@ -205,52 +178,49 @@ impl DescendantSet {
         if let Some(cgroup) = &self.cgroup {
             let _ = cgroup.kill_all();
         }
-        // `terminate_all` logs why it is not possible.
-        let _ = self.signal_until_stable(snapshots, Signal::KILL);
+        let mut snapshot = snapshots.take_fresh();
+        self.search_before(Signal::KILL, &snapshot);
+        for _ in 0..MAX_SCANS_IN_A_ROW {
+            // `terminate_all` logs why it is not possible.
+            let Ok(known) = snapshot else { return };
+            if !self.signal_once(&known, Signal::KILL).is_some_and(|pass| pass.changed) {
+                return;
+            }
+            snapshot = snapshots.take_fresh();
+        }
     }
 
     /// Sends the stop signal to every process once; [`terminate_all`](Self::terminate_all) signals those that
     /// are found later. The main process comes first, so that it does not take a child's exit for a crash.
     /// But before it, this finds the unmarked descendants, which are identified only by their parents, while
     /// those are running.
-    pub(super) fn request_stop(
+    pub(super) async fn request_stop(
         &mut self,
         snapshots: &SnapshotCache,
         stop_signal: Signal,
         signal_main: impl FnOnce(),
     ) {
         // Without a snapshot no other process can be signaled: `terminate_all` logs it.
-        if let Ok(snapshot) = snapshots.take_fresh() {
+        if let Ok(snapshot) = snapshots.take_shared().await {
             self.find_unmarked(&snapshot);
             self.searched_before = Some(stop_signal);
         }
         signal_main();
         // A process that keeps forking gets no further stop signals: it is killed at the deadline.
-        let _ = self.signal_until_stable(snapshots, stop_signal);
+        let _ = self.signal_until_stable(snapshots, stop_signal).await;
     }
 
     /// Signals every process until a scan finds no new one, so that a process that keeps forking loses the
     /// race. `None` if no process is left.
     ///
-    /// The search for unmarked processes precedes the first signal of a kind, because an exited parent no
-    /// longer identifies its children. The main process is therefore killed only after the search, but then
-    /// at once.
-    fn signal_until_stable(
+    /// Two scans are enough for processes that do not keep forking; further ones wait for no other task.
+    async fn signal_until_stable(
         &mut self,
         snapshots: &SnapshotCache,
         signal: Signal,
     ) -> io::Result<Option<SignalPass>> {
-        let mut snapshot = snapshots.take_fresh();
-        if self.searched_before != Some(signal) {
-            if let Ok(snapshot) = &snapshot {
-                self.find_unmarked(snapshot);
-                self.searched_before = Some(signal);
-            }
-            if signal == Signal::KILL {
-                // It may have exited.
-                let _ = sys::send_signal(self.main_pidfd.as_fd(), signal.as_number());
-            }
-        }
+        let mut snapshot = snapshots.take_shared().await;
+        self.search_before(signal, &snapshot);
         let mut scans = 1;
         loop {
             let pass = self.signal_once(&*snapshot?, signal);
@@ -261,7 +231,24 @@ impl DescendantSet {
                 return Ok(pass);
             }
             scans += 1;
-            snapshot = snapshots.take_fresh();
+            snapshot = if scans == 2 { snapshots.take_shared().await } else { snapshots.take_fresh() };
+        }
+    }
+
+    /// The search for unmarked processes precedes the first signal of a kind, because an exited parent no
+    /// longer identifies its children. The main process is therefore killed only after the search, but then
+    /// at once.
+    fn search_before(&mut self, signal: Signal, snapshot: &io::Result<Arc<ProcessSnapshot>>) {
+        if self.searched_before == Some(signal) {
+            return;
+        }
+        if let Ok(snapshot) = snapshot {
+            self.find_unmarked(snapshot);
+            self.searched_before = Some(signal);
+        }
+        if signal == Signal::KILL {
+            // It may have exited.
+            let _ = sys::send_signal(self.main_pidfd.as_fd(), signal.as_number());
         }
     }
 
@@ -334,6 +321,8 @@ impl DescendantSet {
                 parents.push(pid);
                 let Some(limit) = snapshot.limit_of(pid) else { continue };
                 match (ProcessMark::from_limit(limit).map(ProcessMark::host_id), procfs::read_stat(pid)) {
+                    // An adopted process has the mark of an earlier host, as others that were adopted.
+                    (Some(host_id), _) if host_id == self.mark.host_id() => {}
                     (Some(host_id), _) => _ = self.nested_hosts.insert(host_id),
                     (None, Ok(stat)) if stat.parent == parent => {
                         self.unmarked.push(DescendantProcess { pid, limit, start: Some(stat.start) });
@@ -436,39 +425,4 @@ impl DescendantSet {
         }
         progress
     }
-}
-
-/// Opens the exit notifications of the watched processes. Returns them, and whether they cover every process.
-fn watch_exits(pass: &SignalPass) -> (Vec<(DescendantProcess, ReadableFd)>, bool) {
-    let ends = pass.watched.iter().map(|(member, fd)| Ok((*member, ReadableFd::new(Arc::clone(fd))?)));
-    let watched: Vec<_> = ends.filter_map(|end: io::Result<_>| end.ok()).collect();
-    let all = watched.len() == pass.watched.len() && !pass.unwatchable;
-    (watched, all)
-}
-
-/// Whether an error is a shortage that may be over soon.
-fn is_resource_shortage(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
-}
-
-/// Whether the process has exited; at most a thread has its id.
-fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
-}
-
-/// Whether the process of a pidfd has exited, even if its parent has not reaped it.
-///
-/// *Source:* pidfd_open(2): the descriptor becomes readable when the process terminates.
-pub(super) fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
-    let mut watched = [PollFd::new(&pidfd, PollFlags::IN)];
-    matches!(poll(&mut watched, Some(&Timespec::default())), Ok(1..))
-}
-
-/// Sends a signal, then SIGCONT: a stopped process handles a signal only after it is continued.
-fn signal_and_continue(fd: &OwnedFd, signal: Signal) -> io::Result<()> {
-    sys::send_signal(fd.as_fd(), signal.as_number())?;
-    if signal != Signal::KILL {
-        sys::send_signal(fd.as_fd(), Signal::CONT.as_number())?;
-    }
-    Ok(())
 }

@@ -32,6 +32,9 @@ pub enum ProcessError {
     /// A limit of its cgroup can't be enforced, so it was not started; the source says what to do.
     #[error("can't limit the process")]
     Limit(#[source] CgroupLimitError),
+    /// It is to be [kept](super::Process::keep), but can't be recorded, so it was not started; the source says why.
+    #[error("can't record the process to keep it")]
+    Keep(#[source] io::Error),
     /// The kernel's interface to watch the process failed; the process was killed.
     #[error("can't watch the child process for its exit, and killed it")]
     Watch(#[source] io::Error),

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::SystemTime;
 
 use thiserror::Error;
 
@@ -30,6 +31,7 @@ struct AttachedProcess {
 pub(super) struct HandleTarget {
     pub(super) pid: i32,
     pub(super) pidfd: Arc<OwnedFd>,
+    pub(super) since: SystemTime,
     pub(super) reload: Option<ReloadAction>,
 }
 
@@ -103,6 +105,11 @@ impl ProcessHandle {
     /// The pid of the running process.
     pub fn pid(&self) -> Option<u32> {
         self.attached().ok().map(|attached| attached.target.pid.unsigned_abs())
+    }
+
+    /// When the running process started: before this program did, if it was adopted.
+    pub fn running_since(&self) -> Option<SystemTime> {
+        self.attached().ok().map(|attached| attached.target.since)
     }
 
     /// Acts on this process until the result is dropped.

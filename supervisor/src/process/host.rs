@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,16 +12,27 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
+use super::Process;
 use super::cgroup::{CgroupParent, HostCgroup};
+use super::kept::KeptProcess;
+use super::leftovers::LeftoverProcess;
 use super::mark::{HostId, MarkAllocator, ProcessMark, ProgramId};
 use super::procfs;
 use super::reap;
+use super::records::{HostRecords, ProcessRecords};
 use super::snapshot::SnapshotCache;
 use super::spawn::ProcessSpawner;
 use crate::sys;
 
 /// How long killed processes may take to exit before a shutdown no longer waits for them.
 const REAP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a host is created with.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HostSettings {
+    pub(crate) cgroups: CgroupParent,
+    pub(crate) records: Option<ProcessRecords>,
+}
 
 /// Starts child processes and reaps their orphans. It exists as long as any process that it started has a
 /// run.
@@ -30,6 +42,7 @@ pub(crate) struct ProcessHost {
     pub(super) spawner: ProcessSpawner,
     /// The parent of the cgroups of starts.
     pub(super) cgroup: Option<HostCgroup>,
+    pub(super) records: Option<Arc<HostRecords>>,
     /// The tasks that wait for killed processes which no run waits for any more.
     pub(super) reap_tasks: TaskTracker,
     _reaper: AbortOnDropHandle<()>,
@@ -71,11 +84,11 @@ impl Drop for SubreaperGuard {
 
 impl ProcessHost {
     /// Makes this program the child subreaper for as long as the host exists. Must be called within a tokio
-    /// runtime with IO enabled.
+    /// runtime with IO enabled. Returns the leftovers of an earlier host that it has ended, too.
     ///
     /// # Errors
     /// The failed system call; the text says if `/proc` is missing or belongs to another PID namespace.
-    pub(crate) fn new(cgroups: &CgroupParent) -> io::Result<Self> {
+    pub(crate) fn new(settings: &HostSettings) -> io::Result<(Self, Vec<LeftoverProcess>)> {
         procfs::check_procfs()?;
         let program = ProgramId::current()?;
         let subreaper = SubreaperGuard::new()?;
@@ -83,7 +96,8 @@ impl ProcessHost {
         let initial_children = if is_init() { mark_own_children(program)? } else { HashSet::new() };
         let spawner = ProcessSpawner::start()?;
         let marks = MarkAllocator::new(program, spawner.first_thread());
-        let cgroup = create_host_cgroup(cgroups, marks.host_id());
+        let (records, leftovers) = open_records(settings.records.as_ref(), marks.host_id());
+        let cgroup = create_host_cgroup(&settings.cgroups, marks.host_id());
         let shared = Arc::new(HostState {
             program,
             snapshots: SnapshotCache::new(marks.host_id()),
@@ -96,14 +110,41 @@ impl ProcessHost {
         let reaper =
             AbortOnDropHandle::new(tokio::spawn(reap::run_reaper(Arc::clone(&shared), child_exited)));
         let reap_tasks = TaskTracker::new();
-        Ok(Self { shared, spawner, cgroup, reap_tasks, _reaper: reaper, _subreaper: subreaper })
+        let (_reaper, _subreaper) = (reaper, subreaper);
+        Ok((Self { shared, spawner, cgroup, records, reap_tasks, _reaper, _subreaper }, leftovers))
+    }
+
+    /// Records a process that is to be kept for this DN.
+    ///
+    /// # Errors
+    /// There are no records, or they can't be written.
+    pub(super) fn create_kept(
+        &self,
+        process: (&str, &Process),
+        mark: ProcessMark,
+        cgroup: Option<&Path>,
+    ) -> io::Result<Arc<KeptProcess>> {
+        let missing = || io::Error::other("this supervisor has no process records, or could not use them");
+        let records = self.records.as_ref().ok_or_else(missing)?;
+        KeptProcess::create(records, process, mark, cgroup).map(Arc::new)
+    }
+
+    /// Whether a kept process of this DN waits for its adoption.
+    pub(crate) fn has_unclaimed(&self, dn: &str) -> bool {
+        self.records.as_ref().is_some_and(|records| records.has_unclaimed(dn))
     }
 
     /// Resolves when every killed process has exited, or after a timeout: a process that takes longer waits
-    /// for a device.
+    /// for a device, and the next host with the same records checks again.
     pub(crate) async fn wait_reaped(&self) {
         self.reap_tasks.close();
-        let _ = timeout(REAP_TIMEOUT, self.reap_tasks.wait()).await;
+        let reaped = timeout(REAP_TIMEOUT, self.reap_tasks.wait()).await;
+        if let Some(records) = &self.records {
+            records.end_unclaimed();
+            if reaped.is_ok() {
+                records.remove_host();
+            }
+        }
     }
 }
 
@@ -167,6 +208,23 @@ impl HostState {
 
     fn lock(&self) -> MutexGuard<'_, ProcessRegistry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens the records, and ends the leftovers in them. Without records, what a killed program has left behind keeps
+/// running.
+fn open_records(
+    wanted: Option<&ProcessRecords>,
+    host_id: HostId,
+) -> (Option<Arc<HostRecords>>, Vec<LeftoverProcess>) {
+    let Some(wanted) = wanted else { return (None, Vec::new()) };
+    match HostRecords::open(wanted, host_id) {
+        Ok((records, leftovers)) => (Some(Arc::new(records)), leftovers),
+        Err(error) => {
+            let dir = wanted.dir().display();
+            tracing::warn!(dn = "supervisor", %error, "can't use the process records in {dir}: no process is kept, and none that is left behind ends at the next start");
+            (None, Vec::new())
+        }
     }
 }
 

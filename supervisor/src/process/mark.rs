@@ -6,9 +6,11 @@
 //! unchanged, so a supervisor that runs below another one can mark its own children.
 //!
 //! ```text
-//! 63 62 | 61 | 60 … 46 | 45 … 24 | 23 … 0
-//!   0 0 |  1 | program |  host   | start
+//! 63 62 | 61 | 60 … 46 | 45 … 24 |    23    | 22 … 0
+//!   0 0 |  1 | program |  host   | survives | start
 //! ```
+//!
+//! A process that survives is one that no later program may take for a leftover of this one.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
@@ -23,7 +25,8 @@ const MARKER: u64 = 1 << 61;
 const PROGRAM_SHIFT: u32 = 46;
 const HOST_SHIFT: u32 = 24;
 const HOST_MASK: u64 = (1 << 22) - 1;
-const START_MASK: u64 = (1 << HOST_SHIFT) - 1;
+const SURVIVES: u64 = 1 << 23;
+const START_MASK: u64 = SURVIVES - 1;
 
 /// The mark of one start of one process, and of all its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,6 +71,11 @@ impl ProcessMark {
         ProgramId((self.0 >> PROGRAM_SHIFT & 0x7fff) as u16)
     }
 
+    /// Whether its processes may outlive the program that allocated it.
+    pub(super) fn survives(self) -> bool {
+        self.0 & SURVIVES != 0
+    }
+
     /// The host that allocated it.
     pub(super) fn host_id(self) -> HostId {
         HostId(self.0 >> HOST_SHIFT)
@@ -79,14 +87,15 @@ impl ProcessMark {
 pub(super) struct HostId(u64);
 
 impl HostId {
-    /// Whether a text is the display form of some host id.
-    pub(super) fn is_display_form(text: &str) -> bool {
+    /// The host id with this display form.
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let number = |part| u64::from_str_radix(part, 16).ok();
-        let parsed = text.split_once('-').and_then(|(program, host)| Some((number(program)?, number(host)?)));
-        parsed.is_some_and(|(program, host)| {
-            // The display form has no leading zeros, sign or capitals, and no number out of range.
-            Self(program << (PROGRAM_SHIFT - HOST_SHIFT) | host & HOST_MASK).to_string() == text
-        })
+        let (program, host) = text.split_once('-')?;
+        let (program, host) = (number(program)?, number(host)?);
+        let bits =
+            MARKER >> HOST_SHIFT | (program & 0x7fff) << (PROGRAM_SHIFT - HOST_SHIFT) | host & HOST_MASK;
+        // The display form has no leading zeros, sign or capitals, and no number out of range.
+        Some(Self(bits)).filter(|id| id.to_string() == text)
     }
 }
 
@@ -111,10 +120,11 @@ impl MarkAllocator {
         Self { host, next_mark: AtomicU32::new(1) }
     }
 
-    /// The next mark. It repeats after 16 million starts; a collision needs a process that has survived all
-    /// of them.
-    pub(super) fn next_mark(&self) -> ProcessMark {
-        ProcessMark(self.host | u64::from(self.next_mark.fetch_add(1, Ordering::Relaxed)) & START_MASK)
+    /// The next mark, of processes that may outlive this program or not. It repeats after 8 million starts; a
+    /// collision needs a process that has survived all of them.
+    pub(super) fn next_mark(&self, survives: bool) -> ProcessMark {
+        let start = u64::from(self.next_mark.fetch_add(1, Ordering::Relaxed)) & START_MASK;
+        ProcessMark(self.host | if survives { SURVIVES } else { 0 } | start)
     }
 
     /// The id of the host.
@@ -143,11 +153,12 @@ mod tests {
     fn a_mark_survives_conversion_to_a_limit() {
         let (program, other) = (ProgramId(0x7fff), ProgramId(0x7ffe));
         let marks = MarkAllocator::new(program, i32::MAX);
-        let (first, second) = (marks.next_mark(), marks.next_mark());
-        assert_ne!(first, second);
+        let (first, second) = (marks.next_mark(false), marks.next_mark(true));
+        assert!(first != second && !first.survives() && second.survives());
         for mark in [first, second] {
             assert_eq!(ProcessMark::from_limit(mark.as_limit()), Some(mark));
             assert!(mark.program_id() == program && marks.has_allocated(mark));
+            assert_eq!(HostId::parse(&mark.host_id().to_string()), Some(mark.host_id()));
         }
         assert!(
             !MarkAllocator::new(program, 1).has_allocated(first)

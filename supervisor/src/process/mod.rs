@@ -41,8 +41,22 @@
 //! # When the program itself is killed
 //! The kernel sends SIGKILL to the main processes, but not to what they have forked. Forked processes in a
 //! cgroup are killed by the next supervisor with the same parent cgroup, before it starts anything; it waits
-//! up to a second for their exit. Without cgroups they keep running. Processes that have left their cgroup
-//! keep running too, and so do those of [`KillMode::Process`], which get no cgroup.
+//! up to a second for their exit. With [`ProcessRecords`], the next supervisor with the same directory ends also
+//! those that have no cgroup or have left it, by their mark. Without records these keep running. Those of
+//! [`KillMode::Process`] always do.
+//!
+//! # Kept processes
+//! A process with [`Process::keep`] survives. The next supervisor with the same [`ProcessRecords`], which must
+//! [expect](ProcessRecords::expect_kept) its DN, adopts it there in place of a start, at once, whatever the runnable
+//! depends on: it never runs twice. This is reported as [`RunnableChange::Adopted`](crate::RunnableChange::Adopted).
+//! - It is ended and started anew if it was started with another program, arguments, environment, directory,
+//!   standard input, user, privileges, limits or watchdog.
+//! - Its output goes through FIFOs that it holds open itself, so no write fails while no supervisor runs. They take
+//!   1 MiB each, or 64 KiB where the kernel grants no more; then a write blocks until the adoption. Nothing is lost.
+//! - It is ready when its readiness is met again: a probe is repeated; a `READY=1` is remembered. Messages that it
+//!   sends to its `NOTIFY_SOCKET` while no supervisor runs fail.
+//! - Its exit is noticed, but its code is unknown ([`ProcessExit::is_status_known`]), which counts as a failure.
+//! - Its cgroup is beside those of other processes: `nodekeel-keep-<mark>`.
 //!
 //! The supervisor logs once, through `tracing`, which of the two identifies descendants.
 
@@ -53,6 +67,8 @@ mod descendants;
 mod error;
 mod handle;
 mod host;
+mod kept;
+mod leftovers;
 mod limits;
 mod liveness;
 mod mark;
@@ -64,33 +80,36 @@ mod probe_command;
 mod procfs;
 mod readiness;
 mod reap;
+mod records;
 mod run;
 mod running_process;
 mod snapshot;
 mod spawn;
 mod status;
+mod stdin;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 pub use cgroup::CgroupParent;
 pub use cgroup_limits::{CgroupLimitError, check_cgroup_limits};
 pub use error::ProcessError;
 pub use handle::{ProcessHandle, ProcessHandleError, ReloadAction};
-pub(crate) use host::ProcessHost;
+pub(crate) use host::{HostSettings, ProcessHost};
 pub use limits::{ParseRlimitError, ProcessLimits, Rlimit, RlimitResource};
 pub use liveness::Liveness;
 pub use output::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES};
 pub use privileges::{Capability, CapabilitySet, ParseCapabilityError, Privileges};
 pub use probe::{ProbeFuture, ProcessProbe};
 pub use readiness::Readiness;
-pub use status::{ForcedKill, OomKill, ParseSignalError, ProcessExit, Signal};
+pub use records::ProcessRecords;
+#[cfg(feature = "testing")]
+pub(crate) use records::rewrite_record;
+pub use status::{AdoptedProcess, ForcedKill, OomKill, ParseSignalError, ProcessExit, Signal};
+pub use stdin::StdinSource;
 
 /// Clocks can still add it to the current time.
 const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -121,6 +140,7 @@ pub struct Process {
     max_grace_period: Duration,
     stop_signal: Signal,
     kill_mode: KillMode,
+    keep: bool,
 }
 
 impl Process {
@@ -146,6 +166,7 @@ impl Process {
             max_grace_period: Duration::ZERO,
             stop_signal: Signal::TERM,
             kill_mode: KillMode::Descendants,
+            keep: false,
         }
     }
 
@@ -293,6 +314,15 @@ impl Process {
         self
     }
 
+    /// Keeps it running when this program is killed or aborts: see [Kept processes](crate::process#kept-processes). A stop or
+    /// a shutdown ends it as any other. It needs [`ProcessRecords`]; probes and reload commands are never kept.
+    /// Default: not kept.
+    #[must_use]
+    pub fn keep(mut self, keep: bool) -> Self {
+        self.keep = keep;
+        self
+    }
+
     /// Whether it reports to a `NOTIFY_SOCKET`.
     fn needs_notify_socket(&self) -> bool {
         self.readiness.on_notify || self.watchdog.is_some() || !self.max_grace_period.is_zero()
@@ -320,49 +350,8 @@ impl fmt::Debug for Process {
             .field("grace_period", &self.grace_period)
             .field("stop_signal", &self.stop_signal)
             .field("kill_mode", &self.kill_mode)
+            .field("keep", &self.keep)
             .finish_non_exhaustive()
-    }
-}
-
-/// The source of a process' standard input.
-#[derive(Clone, Default)]
-#[non_exhaustive]
-pub enum StdinSource {
-    /// Empty: `/dev/null`.
-    #[default]
-    Null,
-    /// These bytes, from the beginning at each start. The process sees a file, not a pipe.
-    Bytes(Arc<[u8]>),
-    /// An open file. All starts share its position.
-    File(Arc<OwnedFd>),
-}
-
-impl From<Vec<u8>> for StdinSource {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self::Bytes(bytes.into())
-    }
-}
-
-impl From<File> for StdinSource {
-    fn from(file: File) -> Self {
-        Self::File(Arc::new(file.into()))
-    }
-}
-
-impl From<OwnedFd> for StdinSource {
-    fn from(fd: OwnedFd) -> Self {
-        Self::File(Arc::new(fd))
-    }
-}
-
-impl fmt::Debug for StdinSource {
-    /// Without the bytes, which may be secrets.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Null => f.write_str("Null"),
-            Self::Bytes(bytes) => write!(f, "Bytes({} bytes)", bytes.len()),
-            Self::File(file) => f.debug_tuple("File").field(file).finish(),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::kept::KeptProcess;
 use super::mark::ProcessMark;
 use super::procfs;
 use crate::sys::{self, DatagramSender, ReadableFd};
@@ -50,14 +51,22 @@ impl NotifySocket {
     /// # Errors
     /// The failed system call.
     pub(super) fn bind() -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        set_socket_passcred(&fd, true)?;
+        let fd = open_socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new_unnamed())?;
         let bound = SocketAddrUnix::try_from(rustix::net::getsockname(&fd)?)?;
         let name = bound.abstract_name().and_then(|name| std::str::from_utf8(name).ok());
         let name =
             name.ok_or_else(|| io::Error::other("the kernel assigned no name to the notification socket"))?;
+        Ok(Self { env_value: format!("@{name}"), fd: ReadableFd::new(Arc::new(fd))? })
+    }
+
+    /// Binds it to this name, by which a process that is kept finds it again.
+    ///
+    /// # Errors
+    /// The failed system call: `EADDRINUSE` where another program has bound the name.
+    pub(super) fn bind_to(name: &str) -> io::Result<Self> {
+        let fd = open_socket()?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         Ok(Self { env_value: format!("@{name}"), fd: ReadableFd::new(Arc::new(fd))? })
     }
 
@@ -69,16 +78,26 @@ impl NotifySocket {
         [("NOTIFY_SOCKET".into(), self.env_value.clone().into())].into_iter().chain(micros).collect()
     }
 
-    /// Starts to receive messages from the process and its descendants.
-    pub(super) fn start_listening(self, senders: SenderFilter) -> NotifyListener {
-        let (state_sender, state) = watch::channel(NotifyState::default());
+    /// Starts to receive messages from the process and its descendants. What `kept` remembers was received before.
+    pub(super) fn start_listening(
+        self,
+        senders: SenderFilter,
+        kept: Option<Arc<KeptProcess>>,
+    ) -> NotifyListener {
+        let ready = kept.as_ref().is_some_and(|kept| kept.is_ready());
+        let (state_sender, state) = watch::channel(NotifyState { ready, ..NotifyState::default() });
         NotifyListener {
             state,
-            _task: AbortOnDropHandle::new(tokio::spawn(self.receive_messages(senders, state_sender))),
+            _task: AbortOnDropHandle::new(tokio::spawn(self.receive_messages(senders, state_sender, kept))),
         }
     }
 
-    async fn receive_messages(self, senders: SenderFilter, state_sender: watch::Sender<NotifyState>) {
+    async fn receive_messages(
+        self,
+        senders: SenderFilter,
+        state_sender: watch::Sender<NotifyState>,
+        kept: Option<Arc<KeptProcess>>,
+    ) {
         loop {
             let Ok(mut readable) = self.fd.wait_readable().await else { return };
             // Descriptors in a message are closed here; a sender of BARRIER=1 waits for that.
@@ -87,6 +106,9 @@ impl NotifySocket {
                     let messages = parse_messages(&text, Instant::now());
                     state_sender
                         .send_modify(|state| messages.for_each(|message| state.apply_message(message)));
+                    if let Some(kept) = kept.as_ref().filter(|_| state_sender.borrow().ready) {
+                        kept.record_ready();
+                    }
                 }
                 Ok(Ok((_, sender))) => {
                     tracing::debug!(?sender, "ignored a notification from an unrelated process")
@@ -97,6 +119,13 @@ impl NotifySocket {
             }
         }
     }
+}
+
+fn open_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    set_socket_passcred(&fd, true)?;
+    Ok(fd)
 }
 
 /// Receives the messages of a process until it is dropped.
@@ -233,7 +262,7 @@ mod tests {
 
     fn mark() -> ProcessMark {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
-        MarkAllocator::new(ProgramId::current().expect("proc is mounted"), thread).next_mark()
+        MarkAllocator::new(ProgramId::current().expect("proc is mounted"), thread).next_mark(false)
     }
 
     #[tokio::test]
@@ -257,7 +286,7 @@ mod tests {
         let address = SocketAddrUnix::new_abstract_name(&socket.env_value.as_bytes()[1..]).expect("a name");
         let main = procfs::own_pid();
         let uid = rustix::process::getuid().as_raw();
-        let listener = socket.start_listening(SenderFilter { mark: mark(), main, uid });
+        let listener = socket.start_listening(SenderFilter { mark: mark(), main, uid }, None);
         let sender = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).expect("a socket");
         rustix::net::connect(&sender, &address).expect("it is there");
         rustix::net::send(&sender, b"READY=1", SendFlags::empty()).expect("it is sent");

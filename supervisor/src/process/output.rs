@@ -184,7 +184,7 @@ fn is_unprintable(char: char) -> bool {
 }
 
 /// Converts a line to text that is safe to print on any terminal.
-fn sanitize_line(line: &[u8]) -> String {
+pub(super) fn sanitize_line(line: &[u8]) -> String {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = String::from_utf8_lossy(line);
     let mut safe = String::with_capacity(text.len());

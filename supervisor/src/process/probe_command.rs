@@ -31,7 +31,7 @@ async fn run_command(
     given_up: CancellationToken,
 ) -> Result<(), Failure> {
     let nowhere: [StreamSink; 2] = [Box::new(io::sink()), Box::new(io::sink())];
-    let mut running = RunningProcess::start(host, &command, nowhere).await?;
+    let mut running = RunningProcess::start(host, &command, nowhere, None).await?;
     tokio::select! {
         ended = running.wait_exit() => ended.map_err(ProcessError::Watch)?,
         () = given_up.cancelled() => {}

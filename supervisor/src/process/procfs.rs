@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, PidfdFlags};
 
@@ -148,6 +149,17 @@ fn unescape_mount_field(field: &str) -> PathBuf {
         rest = if byte.is_some() { &after[3..] } else { after };
     }
     PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// When the kernel was booted.
+///
+/// # Errors
+/// If `/proc` is not mounted.
+pub(super) fn boot_time() -> io::Result<SystemTime> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let seconds = text.lines().find_map(|line| line.strip_prefix("btime ")?.parse().ok());
+    let missing = || io::Error::new(io::ErrorKind::InvalidData, "/proc/stat has no btime");
+    Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.ok_or_else(missing)?))
 }
 
 /// The parent and the start time of a process.

@@ -74,14 +74,15 @@ fn reap_orphan(shared: &HostState, pid: i32) -> bool {
 
 /// Whether no code in this program waits for the process, should it be a child of it.
 fn is_orphan(shared: &HostState, pid: i32) -> io::Result<bool> {
+    if shared.is_main_process(pid) {
+        return Ok(false);
+    }
     let limit = procfs::locks_limit(pid)?;
     if limit == shared.own_lock_limit {
         return Ok(false);
     }
     Ok(match ProcessMark::from_limit(limit) {
-        Some(mark) if shared.marks.has_allocated(mark) => {
-            !shared.is_main_process(pid) && !shared.is_starting(mark)
-        }
+        Some(mark) if shared.marks.has_allocated(mark) => !shared.is_starting(mark),
         // Of a nested supervisor, unless it belongs to another host of this program.
         Some(mark) => mark.program_id() != shared.program,
         None => shared.came_from_outside(pid),

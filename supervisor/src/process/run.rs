@@ -7,9 +7,12 @@ use std::time::Duration;
 use super::Process;
 use super::error::ProcessError;
 use super::host::ProcessHost;
+use super::kept::definition_hash;
+use super::leftovers;
 use super::notify::NotifyState;
+use super::output::StreamSink;
 use super::running_process::{RunningProcess, StopDeadline};
-use super::status::{ForcedKill, Signal};
+use super::status::{AdoptedProcess, ForcedKill, Signal};
 use crate::context::Context;
 use crate::output::OutputStream;
 use crate::runnable::{CanceledError, RunFuture, Runnable};
@@ -36,12 +39,18 @@ enum StopReason {
     /// It has reported that it is about to exit.
     Stopping,
     Canceled(CanceledError),
+    /// It was kept, and its definition has changed.
+    Replaced,
     NotReady(Duration, String),
     /// Its watchdog has expired; with whether it asked for that.
     Watchdog(bool),
     /// This many liveness probes in a row failed; with the last failure.
     NotAlive(u32, String),
     Failed(ProcessError),
+}
+
+fn open_sinks(ctx: &Context) -> [StreamSink; 2] {
+    [OutputStream::Stdout, OutputStream::Stderr].map(|stream| ctx.open_output(stream))
 }
 
 impl StopReason {
@@ -54,8 +63,14 @@ impl Process {
     async fn run_once(mut self, ctx: &Context) -> Result<(), ProcessError> {
         let host = ctx.process_host().map_err(ProcessError::Prepare)?;
         self.readiness = self.readiness.with_command_probe(&host);
-        let sinks = [ctx.open_output(OutputStream::Stdout), ctx.open_output(OutputStream::Stderr)];
-        let mut running = RunningProcess::start(Arc::clone(&host), &self, sinks).await?;
+        let mut running = match self.adopt_or_end_kept(ctx, &host).await {
+            Some(running) => running,
+            None => {
+                ctx.wait_deferred_dependencies().await.map_err(ProcessError::Canceled)?;
+                let keep_for = self.keep.then(|| ctx.dn());
+                RunningProcess::start(Arc::clone(&host), &self, open_sinks(ctx), keep_for).await?
+            }
+        };
         let _attached = self.handle.as_ref().map(|handle| handle.attach(&host, running.target(&self)));
         let turn = self.wait_for_stop_reason(&mut running, (ctx, &host)).await;
         ctx.mark_ending();
@@ -71,7 +86,7 @@ impl Process {
                 ctx.signal_ready().and_then(|()| ctx.signal_done()).map_err(ProcessError::Signal)
             }
             // The policy decides whether this is a failure.
-            StopReason::Exited | StopReason::Stopping => Ok(()),
+            StopReason::Exited | StopReason::Stopping | StopReason::Replaced => Ok(()),
             StopReason::Canceled(canceled) => Err(ProcessError::Canceled(canceled)),
             StopReason::NotReady(timeout, missing) => Err(ProcessError::NotReady { timeout, missing, exit }),
             StopReason::Watchdog(triggered) => {
@@ -80,6 +95,34 @@ impl Process {
             }
             StopReason::NotAlive(failures, last) => Err(ProcessError::NotAlive { failures, last, exit }),
             StopReason::Failed(error) => Err(error),
+        }
+    }
+
+    /// Adopts the process of this DN that an earlier program has kept. Ends it if its definition was another.
+    async fn adopt_or_end_kept(&self, ctx: &Context, host: &Arc<ProcessHost>) -> Option<RunningProcess> {
+        let records = host.records.as_ref()?;
+        let record = records.claim(ctx.dn())?;
+        let is_same = self.keep && record.definition == definition_hash(self);
+        match RunningProcess::adopt(Arc::clone(host), self, record.clone(), open_sinks(ctx)) {
+            Ok(running) if is_same => {
+                ctx.report_adoption(AdoptedProcess { pid: running.pid(), since: running.since() });
+                Some(running)
+            }
+            Ok(mut running) => {
+                tracing::info!(
+                    pid = running.pid(),
+                    "the kept process has an earlier definition: restarting it"
+                );
+                if let Err(error) = self.end_processes(&mut running, ctx, &StopReason::Replaced).await {
+                    tracing::error!(%error, "can't watch the exit of the kept process");
+                }
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%error, "can't adopt the kept process: ending what is left of it");
+                leftovers::end_kept(records, &record);
+                None
+            }
         }
     }
 

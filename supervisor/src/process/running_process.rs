@@ -1,24 +1,27 @@
 //! A running process: waits for its exit, and stops it.
 
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus};
+use rustix::io::Errno;
+use rustix::process::{WaitId, WaitIdOptions};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::Process;
 use super::child_setup;
 use super::descendants::{DescendantSet, has_exited};
 use super::error::ProcessError;
 use super::handle::HandleTarget;
 use super::host::ProcessHost;
+use super::kept::KeptProcess;
 use super::notify::{NotifyListener, NotifySocket, NotifyState, SenderFilter};
 use super::output::{OutputReaders, StreamSink};
+use super::records::KeptRecord;
 use super::spawn::{self, KillScope, MainProcess};
-use super::status::{ProcessExit, Signal};
+use super::status::{ExitStatus, ProcessExit, Signal};
+use super::{KillMode, Process};
 use crate::sys::{ReadableFd, StartStep};
 
 /// When the processes of a start are killed.
@@ -72,58 +75,124 @@ pub(super) struct RunningProcess {
     host: Arc<ProcessHost>,
     /// The main process and its exit notification. `None` only in `drop`.
     main_process: Option<(MainProcess, ReadableFd)>,
-    status: Option<WaitIdStatus>,
+    since: SystemTime,
+    status: Option<ExitStatus>,
+    /// An earlier program is, or was, its parent.
+    is_adopted: bool,
     output: Option<OutputReaders>,
     pub(super) listener: Option<NotifyListener>,
     /// The extension of its timeout that has no effect on the stop.
     ignored_extension: Option<Instant>,
     /// Whether everything that must stop with the process has exited.
     all_ended: bool,
+    /// Its record, if it is kept.
+    kept: Option<Arc<KeptProcess>>,
 }
 
 impl RunningProcess {
-    /// Starts a process; its program is running when this returns.
+    /// Starts a process, and keeps it for this DN; its program is running when this returns.
     ///
     /// # Errors
     /// [`ProcessError::Start`] with a hint, or [`ProcessError::Watch`].
     pub(super) async fn start(
         host: Arc<ProcessHost>,
         process: &Process,
-        [stdout, stderr]: [StreamSink; 2],
+        sinks: [StreamSink; 2],
+        keep_for: Option<&str>,
     ) -> Result<Self, ProcessError> {
-        let mark = host.shared.marks.next_mark();
+        let survives = keep_for.is_some() || process.kill_mode == KillMode::Process;
+        let mark = host.shared.marks.next_mark(survives);
         let prepare = |error| child_setup::start_error(process, StartStep::Setup, error);
-        let socket = process.needs_notify_socket().then(NotifySocket::bind).transpose().map_err(prepare)?;
         let kill_scope = KillScope::from_process(process, mark, host.cgroup.as_ref());
         let kill_scope = kill_scope.map_err(ProcessError::Limit)?;
+        let kept = keep_for.map(|dn| host.create_kept((dn, process), mark, kill_scope.cgroup_path()));
+        let kept = kept.transpose().map_err(ProcessError::Keep)?;
+        let socket = match kept.as_ref().and_then(|kept| kept.notify_name()) {
+            Some(name) => Some(NotifySocket::bind_to(&name)),
+            None => process.needs_notify_socket().then(NotifySocket::bind),
+        };
+        let socket = socket.transpose().map_err(prepare)?;
+        let output = kept.as_ref().map_or_else(spawn::open_pipes, |kept| kept.create_fifos());
+        let (readers, writers) = output.map_err(prepare)?;
         let notify_env =
             socket.as_ref().map(|socket| socket.environment(process.watchdog)).unwrap_or_default();
-        let (mut image, ends) = spawn::build_image(process, mark, &notify_env).map_err(prepare)?;
+        let mut image = spawn::build_image(process, mark, &notify_env, writers).map_err(prepare)?;
         image.cgroup = kill_scope.open_cgroup_dir().map_err(prepare)?;
+        image.dies_with_parent = kept.is_none();
         let started = host.spawner.spawn(image, mark, kill_scope, &host.shared).await;
         let main = started.map_err(|(step, error)| child_setup::start_error(process, step, error))?;
-        let ended = ReadableFd::new(Arc::clone(&main.pidfd)).map_err(ProcessError::Watch)?;
-        let pumps = OutputReaders::start([(ends.stdout, stdout), (ends.stderr, stderr)])
-            .map_err(ProcessError::Watch)?;
+        if let Some(kept) = &kept {
+            kept.record_start(main.pid).map_err(ProcessError::Keep)?;
+        }
+        Self::watch(host, process, (main, kept), (readers, sinks, socket)).map_err(ProcessError::Watch)
+    }
+
+    /// Takes over a process that an earlier program has kept.
+    ///
+    /// # Errors
+    /// The process has exited, or its FIFOs or its notification socket can't be opened. It has no record any more
+    /// then.
+    pub(super) fn adopt(
+        host: Arc<ProcessHost>,
+        process: &Process,
+        record: KeptRecord,
+        sinks: [StreamSink; 2],
+    ) -> io::Result<Self> {
+        let records = host.records.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let kept = Arc::new(KeptProcess::adopt(records, record));
+        let since = kept.started_at()?;
+        let readers = kept.open_fifos()?;
+        let socket = kept.notify_name().map(|name| NotifySocket::bind_to(&name)).transpose()?;
+        let main = kept.open_main(&host.shared)?;
+        let mut running = Self::watch(host, process, (main, Some(kept)), (readers, sinks, socket))?;
+        (running.is_adopted, running.since) = (true, since);
+        Ok(running)
+    }
+
+    /// Reads its output and its notifications from now on.
+    fn watch(
+        host: Arc<ProcessHost>,
+        process: &Process,
+        (main, kept): (MainProcess, Option<Arc<KeptProcess>>),
+        (readers, sinks, socket): ([OwnedFd; 2], [StreamSink; 2], Option<NotifySocket>),
+    ) -> io::Result<Self> {
+        let ended = ReadableFd::new(Arc::clone(&main.pidfd))?;
+        let ([stdout, stderr], [to_stdout, to_stderr]) = (readers, sinks);
+        let output = Some(OutputReaders::start([(stdout, to_stdout), (stderr, to_stderr)])?);
         let listener = socket.map(|socket| {
             let uid = process.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-            socket.start_listening(SenderFilter { mark, main: main.pid, uid })
+            socket.start_listening(SenderFilter { mark: main.mark, main: main.pid, uid }, kept.clone())
         });
+        let (main_process, status, ignored_extension) = (Some((main, ended)), None, None);
+        let (is_adopted, all_ended, since) = (false, false, SystemTime::now());
         Ok(Self {
             host,
-            main_process: Some((main, ended)),
-            status: None,
-            output: Some(pumps),
+            main_process,
+            since,
+            status,
+            is_adopted,
+            output,
             listener,
-            ignored_extension: None,
-            all_ended: false,
+            ignored_extension,
+            all_ended,
+            kept,
         })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.main_process().pid.unsigned_abs()
+    }
+
+    /// When it started.
+    pub(super) fn since(&self) -> SystemTime {
+        self.since
     }
 
     /// What a handle of the process acts on.
     pub(super) fn target(&self, process: &Process) -> HandleTarget {
         let main = self.main_process();
-        HandleTarget { pid: main.pid, pidfd: Arc::clone(&main.pidfd), reload: process.reload.clone() }
+        let (pidfd, reload) = (Arc::clone(&main.pidfd), process.reload.clone());
+        HandleTarget { pid: main.pid, pidfd, since: self.since, reload }
     }
 
     /// Waits until the main process has exited. It can be dropped and called again at any time.
@@ -132,7 +201,10 @@ impl RunningProcess {
         while self.status.is_none() {
             let mut readable = ended.wait_readable().await?;
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            self.status = rustix::process::waitid(WaitId::PidFd(ended.fd()), options)?;
+            self.status = match rustix::process::waitid(WaitId::PidFd(ended.fd()), options) {
+                Err(Errno::CHILD) if self.is_adopted => has_exited(ended.fd()).then_some(ExitStatus::Unknown),
+                status => status?.map(ExitStatus::Known),
+            };
             readable.clear_ready();
         }
         main.mark_reaped();
@@ -179,7 +251,8 @@ impl RunningProcess {
         let host = Arc::clone(&self.host);
         match &mut descendants {
             Some(descendants) => {
-                descendants.request_stop(&host.shared.snapshots, signal, || self.request_stop(signal))
+                let snapshots = &host.shared.snapshots;
+                descendants.request_stop(snapshots, signal, || self.request_stop(signal)).await;
             }
             None => self.request_stop(signal),
         }
@@ -264,7 +337,8 @@ impl Drop for RunningProcess {
         let Some((main, ended)) = self.main_process.take().filter(|_| !self.all_ended) else { return };
         main.kill();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            self.host.reap_tasks.spawn_on(reap_killed(Arc::clone(&self.host), main, ended), &runtime);
+            let reap = reap_killed(Arc::clone(&self.host), (main, self.kept.take()), ended);
+            self.host.reap_tasks.spawn_on(reap, &runtime);
         }
     }
 }
@@ -280,8 +354,12 @@ async fn terminate_descendants(
     }
 }
 
-/// Waits until a killed process and its descendants have exited.
-async fn reap_killed(host: Arc<ProcessHost>, mut main: MainProcess, ended: ReadableFd) {
+/// Waits until a killed process and its descendants have exited, and drops its record then.
+async fn reap_killed(
+    host: Arc<ProcessHost>,
+    (mut main, _kept): (MainProcess, Option<Arc<KeptProcess>>),
+    ended: ReadableFd,
+) {
     drop(ended.wait_readable().await);
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(ended.fd()), options) {

@@ -1,7 +1,6 @@
 //! The start of a main process.
 
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -10,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::MemfdFlags;
 use rustix::pipe::PipeFlags;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -22,7 +20,7 @@ use super::descendants::DescendantSet;
 use super::host::HostState;
 use super::mark::ProcessMark;
 use super::status::{OomKill, Signal};
-use super::{KillMode, Process, StdinSource};
+use super::{KillMode, Process};
 use crate::sys::{self, ExecImage, StartStep};
 
 /// The search path for a program without a slash when the process has no `PATH`.
@@ -122,14 +120,7 @@ impl SpawnJob {
         shared.end_start(mark, result.as_ref().ok().map(|(pid, _)| *pid));
         // From now on only the child has its descriptors.
         drop(image);
-        let main = result.map(|(pid, pidfd)| MainProcess {
-            shared,
-            mark,
-            kill_scope,
-            pid,
-            pidfd: Arc::new(pidfd),
-            reaped: false,
-        });
+        let main = result.map(|(pid, pidfd)| MainProcess::new(shared, (pid, pidfd), mark, kill_scope));
         // If the caller no longer waits, this drops the process and so kills it.
         drop(reply.send(main));
     }
@@ -196,6 +187,14 @@ impl KillScope {
         }
     }
 
+    /// The path of its cgroup.
+    pub(super) fn cgroup_path(&self) -> Option<&Path> {
+        match self {
+            Self::WholeCgroup(cgroup) => Some(cgroup.dir()),
+            _ => None,
+        }
+    }
+
     /// The directory of the cgroup in which the main process starts.
     pub(super) fn open_cgroup_dir(&self) -> io::Result<Option<OwnedFd>> {
         match self {
@@ -217,6 +216,16 @@ pub(super) struct MainProcess {
 }
 
 impl MainProcess {
+    /// The process is in the registry of the host.
+    pub(super) fn new(
+        shared: Arc<HostState>,
+        (pid, pidfd): (i32, OwnedFd),
+        mark: ProcessMark,
+        kill_scope: KillScope,
+    ) -> Self {
+        Self { shared, mark, kill_scope, pid, pidfd: Arc::new(pidfd), reaped: false }
+    }
+
     /// Records that it was reaped: the pid may refer to another process from now on.
     pub(super) fn mark_reaped(&mut self) {
         if !std::mem::replace(&mut self.reaped, true) {
@@ -262,11 +271,15 @@ impl Drop for MainProcess {
     }
 }
 
-/// This program's ends of a process' output pipes.
-#[derive(Debug)]
-pub(super) struct PipeEnds {
-    pub(super) stdout: OwnedFd,
-    pub(super) stderr: OwnedFd,
+/// The readers and the writers of a process' standard output and error.
+pub(super) type OutputEnds = ([OwnedFd; 2], [OwnedFd; 2]);
+
+/// # Errors
+/// The failed system call.
+pub(super) fn open_pipes() -> io::Result<OutputEnds> {
+    let (stdout, child_stdout) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, child_stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    Ok(([stdout, stderr], [child_stdout, child_stderr]))
 }
 
 /// Prepares everything that can be prepared before there is a process.
@@ -277,18 +290,17 @@ pub(super) fn build_image(
     process: &Process,
     mark: ProcessMark,
     notify_env: &[(OsString, OsString)],
-) -> io::Result<(ExecImage, PipeEnds)> {
+    output: [OwnedFd; 2],
+) -> io::Result<ExecImage> {
     if process.uid.is_some() && process.gid.is_none() {
         let hint = "uid is set without gid: set a gid too, or the process would keep this program's group";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, hint));
     }
-    let (stdout, child_stdout) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let (stderr, child_stderr) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let stdio = [open_stdin(&process.stdin)?, child_stdout, child_stderr];
-    let [stdin, child_stdout, child_stderr] = stdio.map(move_above_stdio);
+    let [stdout, stderr] = output;
+    let [stdin, stdout, stderr] = [process.stdin.open()?, stdout, stderr].map(move_above_stdio);
     let args =
         std::iter::once(process.program_path.as_os_str()).chain(process.args.iter().map(OsString::as_os_str));
-    let image = ExecImage {
+    Ok(ExecImage {
         programs: candidate_paths(process)?,
         args: args.map(c_string).collect::<io::Result<_>>()?,
         env: process
@@ -298,14 +310,14 @@ pub(super) fn build_image(
             .map(env_entry)
             .collect::<io::Result<_>>()?,
         dir: working_dir(process)?,
-        stdio: [stdin?, child_stdout?, child_stderr?],
+        stdio: [stdin?, stdout?, stderr?],
         uid: process.uid,
         gid: process.gid,
         setup: child_setup::build_setup(process)?,
         locks: mark.as_limit(),
         cgroup: None,
-    };
-    Ok((image, PipeEnds { stdout, stderr }))
+        dies_with_parent: true,
+    })
 }
 
 /// The directory that the child enters. With read-only paths it enters this program's anew: the one that it
@@ -318,23 +330,6 @@ fn working_dir(process: &Process) -> io::Result<Option<CString>> {
         dir => Some(std::env::current_dir()?.join(dir.as_deref().unwrap_or(Path::new("")))),
     };
     dir.map(|dir| c_string(dir.as_os_str())).transpose()
-}
-
-fn open_stdin(stdin: &StdinSource) -> io::Result<OwnedFd> {
-    match stdin {
-        StdinSource::Null => Ok(File::open("/dev/null")?.into()),
-        StdinSource::File(file) => file.try_clone(),
-        // A file in memory rather than a pipe, which a task would have to write to.
-        StdinSource::Bytes(bytes) => {
-            let file = rustix::fs::memfd_create("stdin", MemfdFlags::CLOEXEC)?;
-            let mut written = 0;
-            while written < bytes.len() {
-                // With an offset, so that the child reads from the beginning.
-                written += rustix::io::pwrite(&file, &bytes[written..], written as u64)?;
-            }
-            Ok(file)
-        }
-    }
 }
 
 /// Moves a descriptor above 0, 1 and 2, in case this program has closed one of those.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::WaitIdStatus;
 use thiserror::Error;
@@ -127,16 +127,34 @@ pub struct ProcessExit {
     pub tail: Vec<String>,
 }
 
+/// What the kernel reports of an exit.
+#[derive(Debug)]
+pub(super) enum ExitStatus {
+    Known(WaitIdStatus),
+    /// Only the parent of a process learns it, which an adopted process has lost.
+    Unknown,
+}
+
 impl ProcessExit {
-    pub(super) fn new(pid: i32, status: &WaitIdStatus, oom_kill: Option<OomKill>, tail: Vec<String>) -> Self {
+    pub(super) fn new(pid: i32, status: &ExitStatus, oom_kill: Option<OomKill>, tail: Vec<String>) -> Self {
+        let status = match status {
+            ExitStatus::Known(status) => Some(status),
+            ExitStatus::Unknown => None,
+        };
         Self {
             pid: pid.unsigned_abs(),
-            code: status.exit_status(),
-            signal: status.terminating_signal().map(Signal),
-            core_dumped: status.dumped(),
+            code: status.and_then(WaitIdStatus::exit_status),
+            signal: status.and_then(WaitIdStatus::terminating_signal).map(Signal),
+            core_dumped: status.is_some_and(WaitIdStatus::dumped),
             oom_kill,
             tail,
         }
+    }
+
+    /// Whether its code or signal is known. It is not for a process that was adopted (see
+    /// [`Process::keep`](super::Process::keep)): the kernel reports it only to the parent.
+    pub fn is_status_known(&self) -> bool {
+        self.code.is_some() || self.signal.is_some()
     }
 
     /// Whether it exited with code 0.
@@ -153,7 +171,7 @@ impl fmt::Display for ProcessExit {
             (_, Some(signal)) if self.core_dumped => write!(f, "killed by {signal} (core dumped)")?,
             (_, Some(signal)) => write!(f, "killed by {signal}")?,
             (Some(code), None) => write!(f, "exited with code {code}")?,
-            (None, None) => f.write_str("ended")?,
+            (None, None) => f.write_str("exited with an unknown status: it was adopted")?,
         }
         match &self.oom_kill {
             Some(oom) if self.signal == Some(Signal::KILL) => write!(f, ": {oom}"),
@@ -207,6 +225,24 @@ impl fmt::Display for ForcedKill {
     }
 }
 
+/// A process that an earlier program had started and [kept](super::Process::keep).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AdoptedProcess {
+    /// Its pid.
+    pub pid: u32,
+    /// When it was started.
+    pub since: SystemTime,
+}
+
+impl fmt::Display for AdoptedProcess {
+    /// `adopted process 4711, running for 90 s`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let age = self.since.elapsed().unwrap_or_default().as_secs();
+        write!(f, "adopted process {}, running for {age} s", self.pid)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +265,9 @@ mod tests {
             ..exit.clone()
         };
         assert_eq!(killed.to_string(), "killed by SIGSEGV (core dumped)");
+        let adopted = ProcessExit { code: None, ..exit.clone() };
+        assert!(!adopted.is_status_known() && !adopted.is_success() && exit.is_status_known());
+        assert_eq!(adopted.to_string(), "exited with an unknown status: it was adopted");
         let realtime = ProcessExit { signal: Signal::from_number(37), core_dumped: false, ..killed };
         assert_eq!(realtime.to_string(), "killed by signal 37");
         assert_eq!((Signal::from_number(0), Signal::from_number(65)), (None, None));

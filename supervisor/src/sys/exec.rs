@@ -102,7 +102,9 @@ unsafe fn prepare_child(plan: &ChildPlan<'_>) -> Result<(), StartStep> {
         }
         change_identity(plan)?;
         // After the ids, because changing them clears it. The parent may have exited before it was set.
-        check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), StartStep::Setup)?;
+        if image.dies_with_parent {
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), StartStep::Setup)?;
+        }
         if libc::getppid() != plan.parent {
             return Err(StartStep::Setup);
         }

@@ -6,6 +6,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{DumpableBehavior, WaitId, WaitIdOptions};
 
@@ -29,6 +30,8 @@ pub(crate) struct ExecImage {
     pub(crate) locks: u64,
     /// The directory of the cgroup in which it starts; this program's, if `None`.
     pub(crate) cgroup: Option<OwnedFd>,
+    /// Whether the kernel kills it when the thread that creates it exits.
+    pub(crate) dies_with_parent: bool,
 }
 
 /// The step in which the start of a child failed.
@@ -64,7 +67,7 @@ pub(crate) enum StartStep {
 
 /// Creates a child process in a new process group and returns once it runs the image.
 ///
-/// The kernel kills the child when the calling *thread* exits. Until its exec, the child borrows this
+/// The kernel kills the child when the calling *thread* exits, unless the image says otherwise. Until its exec, the child borrows this
 /// program's memory, as in `posix_spawn`: a copy would cost a millisecond for every 20 MB of this program.
 /// The calling thread is suspended meanwhile.
 ///
@@ -72,21 +75,63 @@ pub(crate) enum StartStep {
 /// The step that failed, with the kernel's error.
 pub(crate) fn spawn_image(image: &ExecImage) -> Result<(i32, OwnedFd), (StartStep, io::Error)> {
     let mut plan = ChildPlan::from_image(image).map_err(|error| (StartStep::Setup, error))?;
-    // A child that changes its user makes the borrowed memory undumpable, which keeps other programs of that
-    // user out of it. This is reverted when the child has left the memory.
-    let dumpable = rustix::process::dumpable_behavior();
+    let borrows_memory = (image.uid.is_some() || image.gid.is_some()).then(UndumpableGuard::new);
     let created = clone_child(&mut plan);
-    if let Ok(DumpableBehavior::Dumpable) = dumpable
-        && (image.uid.is_some() || image.gid.is_some())
-    {
-        // If it fails, this program only loses the ability to dump core.
-        let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
-    }
+    drop(borrows_memory);
     let (pid, pidfd) = created?;
     let Some((step, errno)) = plan.failure.get() else { return Ok((pid, pidfd)) };
     // It did not exec, so it has exited. No other code waits for it.
     let _ = rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
     Err((step, io::Error::from_raw_os_error(errno)))
+}
+
+/// A child that changes its user makes the borrowed memory undumpable, which keeps other programs of that user out
+/// of it. This is reverted when the last of such children has left the memory.
+#[derive(Debug)]
+struct UndumpableGuard;
+
+static BORROWED_MEMORY: Mutex<BorrowedMemory> =
+    Mutex::new(BorrowedMemory { children: 0, was_dumpable: false });
+
+/// The children that borrow this program's memory and change their user.
+#[derive(Debug)]
+struct BorrowedMemory {
+    children: usize,
+    /// Before the first of them.
+    was_dumpable: bool,
+}
+
+impl BorrowedMemory {
+    fn add_child(&mut self, is_dumpable: impl FnOnce() -> bool) {
+        if self.children == 0 {
+            self.was_dumpable = is_dumpable();
+        }
+        self.children += 1;
+    }
+
+    /// Returns whether the memory is to be dumpable again.
+    fn remove_child(&mut self) -> bool {
+        self.children -= 1;
+        self.children == 0 && self.was_dumpable
+    }
+}
+
+impl UndumpableGuard {
+    fn new() -> Self {
+        let is_dumpable = || matches!(rustix::process::dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
+        BORROWED_MEMORY.lock().unwrap_or_else(PoisonError::into_inner).add_child(is_dumpable);
+        Self
+    }
+}
+
+impl Drop for UndumpableGuard {
+    fn drop(&mut self) {
+        let mut memory = BORROWED_MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+        if memory.remove_child() {
+            // If it fails, this program only loses the ability to dump core.
+            let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
+        }
+    }
 }
 
 /// All data that the child uses.
@@ -293,5 +338,22 @@ impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // SAFETY: the kernel has filled in the set.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_dumpable_again_after_the_last_of_children_that_overlap() {
+        for was_dumpable in [true, false] {
+            let mut memory = BorrowedMemory { children: 0, was_dumpable: false };
+            memory.add_child(|| was_dumpable);
+            // By now the first child has made it undumpable.
+            memory.add_child(|| false);
+            assert!(!memory.remove_child(), "the second child still borrows it");
+            assert_eq!(memory.remove_child(), was_dumpable);
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    ChildPolicy, ChildSpec, Context, ControlError, Failure, RunnableChange, RunnableState, Supervisor,
+    ChildPolicy, ChildSpec, Context, ControlError, Failure, Removal, RunnableChange, RunnableState,
+    Supervisor,
 };
 use tokio::time::Instant;
 
@@ -365,4 +366,50 @@ async fn a_watcher_is_notified_when_a_runnable_waits_for_a_dependency() {
     go.notify_one();
     watch.changed().await.expect("the tree is running");
     assert_eq!(tree.supervisor.snapshot()[2].waiting_for.to_string(), "root.child to become ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn children_are_added_to_and_removed_from_a_ready_parent() {
+    let tree = TestTree::with_root(steady);
+    settle().await;
+    let supervisor = &tree.supervisor;
+    supervisor.add_child("root", ChildSpec::new("a", steady)).expect("root runs");
+    settle().await;
+    assert_eq!(tree.state("root.a"), Some(RunnableState::Ready));
+    let twice = supervisor.add_child("root", ChildSpec::new("a", steady)).expect_err("a exists");
+    assert!(matches!(twice, ControlError::Name(_)), "{twice}");
+    let absent = supervisor.add_child("root.b", ChildSpec::new("a", steady)).expect_err("b does not exist");
+    assert_eq!(absent, ControlError::UnknownDn { dn: "root.b".into() });
+    supervisor.stop_runnable("root.a").expect("the DN exists");
+    supervisor.remove_runnable("root.a", Removal::ForReplacement).await.expect("the DN exists");
+    assert_eq!(tree.state("root.a"), None);
+    supervisor.add_child("root", ChildSpec::new("a", steady)).expect("its name is free");
+    assert_eq!((tree.state("root.a"), tree.generation("root.a")), (Some(RunnableState::Stopped), 1));
+    supervisor.remove_runnable("root.a", Removal::ForGood).await.expect("the DN exists");
+    supervisor.add_child("root", ChildSpec::new("a", steady)).expect("its name is free");
+    settle().await;
+    assert_eq!((tree.state("root.a"), tree.generation("root.a")), (Some(RunnableState::Ready), 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_waits_for_the_exit_and_a_shutdown_ends_the_wait() {
+    const CLEANUP: Duration = Duration::from_secs(5);
+    let slow = |ctx: Context| async move {
+        ctx.signal_ready()?;
+        let canceled = ctx.canceled().await;
+        tokio::time::sleep(CLEANUP).await;
+        Err::<(), Failure>(canceled.into())
+    };
+    let tree = TestTree::with_root(move |ctx: Context| async move {
+        ctx.run_child("a", slow)?;
+        ctx.run_child("b", slow)?;
+        steady(ctx).await
+    });
+    settle().await;
+    let started = Instant::now();
+    tree.supervisor.remove_runnable("root.a", Removal::ForGood).await.expect("the DN exists");
+    assert!(started.elapsed() >= CLEANUP && tree.state("root.a").is_none());
+    let (removed, _) =
+        tokio::join!(tree.supervisor.remove_runnable("root.b", Removal::ForGood), tree.supervisor.shutdown());
+    assert_eq!(removed, Err(ControlError::ShuttingDown));
 }

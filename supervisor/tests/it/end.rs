@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    Backoff, ChildPolicy, ChildSpec, Context, ExitReason, Failure, RestartLimit, RestartPolicy,
+    Backoff, ChildPolicy, ChildSpec, Context, ExitReason, Failure, LimitAction, RestartLimit, RestartPolicy,
     RunnableState, Supervisor,
 };
 use tokio::time::timeout;
 
 use crate::tree::{TestTree, steady};
 
-const LIMIT: RestartLimit = RestartLimit { restarts: 2, period: Duration::from_secs(10) };
+const LIMIT: RestartLimit =
+    RestartLimit { restarts: 2, period: Duration::from_secs(10), action: LimitAction::FailParent };
 
 fn limited() -> ChildPolicy {
     ChildPolicy { backoff: Backoff::NONE, restart_limit: Some(LIMIT), ..ChildPolicy::default() }
@@ -126,4 +127,32 @@ async fn a_root_that_exceeds_its_restart_limit_ends_the_tree() {
     }
     supervisor.ended().await;
     assert_eq!(supervisor.snapshot()[0].generation, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_exceeds_its_limit_can_stay_dead_until_it_is_started_with_a_new_count() {
+    let child = RemoteRunnable::default();
+    let failing = child.clone();
+    let tree = TestTree::with_root(move |ctx: Context| {
+        let child = failing.clone();
+        async move {
+            let limit = RestartLimit { action: LimitAction::StayDead, ..LIMIT };
+            let policy = ChildPolicy { restart_limit: Some(limit), ..limited() };
+            ctx.run_group([ChildSpec::new("child", child).policy(policy)])?;
+            ctx.run_child("other", steady)?;
+            steady(ctx).await
+        }
+    });
+    for round in 1..=2_u64 {
+        for _ in 0..=LIMIT.restarts {
+            child.fail("again").await;
+            settle().await;
+        }
+        assert_eq!(tree.state("root.child"), Some(RunnableState::Dead));
+        assert_eq!(tree.generation("root.child"), round * 3);
+        assert_eq!((tree.generation("root.other"), tree.generation("root")), (1, 1));
+        tree.supervisor.start_runnable("root.child").expect("the DN exists");
+        settle().await;
+        assert_eq!(tree.state("root.child"), Some(RunnableState::New));
+    }
 }

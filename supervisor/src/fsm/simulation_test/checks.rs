@@ -6,7 +6,7 @@ use super::super::RunKey;
 use super::expected::{Barrier, ExpectedEntry};
 use super::{SimulatedDriver, SimulatedTask, exit_of_process};
 use crate::event::{CancelCause, RunnableChange};
-use crate::policy::RestartPolicy;
+use crate::policy::{LimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState, WaitReason};
 
 impl SimulatedDriver {
@@ -16,6 +16,7 @@ impl SimulatedDriver {
         assert!(running.is_empty(), "{dn} was started over running tasks: {running:?}");
         assert!(!self.shutting_down, "{dn} was started in a shutdown");
         assert!(!self.held_by_operator.contains(dn), "{dn} was started although an operator stopped it");
+        assert!(!self.removals.contains(dn), "{dn} was started although it was to leave the tree");
         if let Some(parent) = Self::parent_dn(dn) {
             let parent = &self.entries[parent];
             assert!(!parent.canceled, "{dn} was started below a canceled context");
@@ -55,7 +56,7 @@ impl SimulatedDriver {
                 self.check_sibling(dn, failed)
             }
             RunnableChange::Canceling { cause: CancelCause::RestartLimit(child) } => {
-                self.entries[child].check_exceeds_limit(child, now);
+                self.entries[child].check_exceeds_limit(child, LimitAction::FailParent, now);
             }
             _ => {}
         }
@@ -71,6 +72,7 @@ impl SimulatedDriver {
                 );
                 (known.signaled_ready, known.signaled_done, known.ended_ok) = (false, false, false);
                 (known.restart_requested, known.ending_since, known.killed) = (false, None, false);
+                known.stays_dead = false;
             }
             RunnableChange::Ready => {
                 assert_eq!(before, RunnableState::New, "{dn}: {before} → {change}");
@@ -112,12 +114,14 @@ impl SimulatedDriver {
                 assert!(before.is_running(), "{dn}: {before} and {change}");
                 known.killed = true;
             }
+            RunnableChange::LimitExceeded { .. } => known.stay_dead(dn, now),
             RunnableChange::Stopped => assert_ne!(before, RunnableState::Stopped, "{dn} was stopped twice"),
             RunnableChange::Removed => {
                 assert!(!before.is_running(), "{dn} was removed while {before}");
                 let dn = Arc::clone(dn);
                 assert_eq!(self.tasks_within(&dn).count(), 0, "{dn} was removed with running tasks");
                 self.entries.remove(&dn);
+                self.removals.remove(&dn);
                 return;
             }
             RunnableChange::Canceling { cause } => {
@@ -125,9 +129,10 @@ impl SimulatedDriver {
                 known.ending_since.get_or_insert(now);
                 known.canceled_by_operator = *cause == CancelCause::Operator;
             }
-            RunnableChange::Straggling { .. } => {
+            RunnableChange::Straggling { .. } | RunnableChange::Adopted { .. } => {
                 assert!(before.is_running(), "{dn}: {before} and {change}");
             }
+            RunnableChange::LeftoverEnded { .. } => unreachable!("no runnable leaves it"),
         }
         if let Some(state) = change.new_state() {
             let known = self.entries.get_mut(dn).expect("looked up above");
@@ -211,6 +216,14 @@ impl SimulatedDriver {
 
     /// Checks what must hold between any two operations.
     pub(super) fn check_invariants(&self) {
+        for dn in &self.removals {
+            let running = self.tasks_within(dn).count() > 0;
+            let parent_live = Self::parent_dn(dn).is_none_or(|parent| !self.entries[parent].canceled);
+            assert!(
+                running || self.shutting_down || !parent_live,
+                "{dn} has ended and did not leave the tree"
+            );
+        }
         let statuses = self.fsm.entry_statuses();
         assert_eq!(statuses.len(), self.entries.len(), "the events do not match the entries");
         for status in &statuses {
@@ -258,6 +271,7 @@ impl SimulatedDriver {
         let wants = matches!(known.state, RunnableState::Dead | RunnableState::Canceled)
             || (known.state == RunnableState::Done && known.canceled);
         let due = wants && parent_live && known.settings.policy.restart != RestartPolicy::Never;
+        let due = due && !known.stays_dead;
         if due && !self.shutting_down && !self.waits_for_barrier(known) {
             assert_ne!(self.tasks_within(dn).count(), 0, "{dn} is {} and it is not restarted", known.state);
         }

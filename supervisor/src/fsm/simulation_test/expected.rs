@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::super::{RunKey, RunnableSettings, TreeTime};
-use crate::policy::{GroupPolicy, RestartPolicy};
+use crate::policy::{GroupPolicy, LimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
 /// The group of an entry, and its place in it.
@@ -55,6 +55,8 @@ pub(super) struct ExpectedEntry {
     pub(super) settings: RunnableSettings,
     pub(super) group: ExpectedGroup,
     pub(super) canceled_by_operator: bool,
+    /// It has exceeded its restart limit, and does not restart.
+    pub(super) stays_dead: bool,
     /// Its restarts after failures, without and with those that an operator may have requested.
     restarts: Vec<TreeTime>,
     possible_restarts: Vec<TreeTime>,
@@ -77,6 +79,7 @@ impl ExpectedEntry {
             settings,
             group,
             canceled_by_operator: false,
+            stays_dead: false,
             restarts: Vec::new(),
             possible_restarts: Vec::new(),
         }
@@ -124,11 +127,21 @@ impl ExpectedEntry {
         assert!(counted <= limit.restarts as usize, "{dn} restarted {counted} times, beyond {limit:?}");
     }
 
-    /// Checks that it may have failed its parent.
-    pub(super) fn check_exceeds_limit(&self, dn: &str, now: TreeTime) {
-        let limit = self.settings.policy.restart_limit.expect("it fails its parent by a limit");
+    /// It exceeds its restart limit, and counts its restarts anew from its next start on.
+    pub(super) fn stay_dead(&mut self, dn: &str, now: TreeTime) {
+        assert_eq!(self.state, RunnableState::Dead, "{dn} runs and stays dead");
+        self.check_exceeds_limit(dn, LimitAction::StayDead, now);
+        self.stays_dead = true;
+        self.restarts.clear();
+        self.possible_restarts.clear();
+    }
+
+    /// Checks that it may have exceeded its restart limit.
+    pub(super) fn check_exceeds_limit(&self, dn: &str, action: LimitAction, now: TreeTime) {
+        let limit = self.settings.policy.restart_limit.expect("it has a limit");
+        assert_eq!(limit.action, action, "{dn}");
         let counted = self.possible_restarts.iter().filter(|at| now - **at < limit.period).count();
-        assert!(counted >= limit.restarts as usize, "{dn} failed its parent after {counted} restarts");
+        assert!(counted >= limit.restarts as usize, "{dn} exceeded its limit after {counted} restarts");
     }
 
     /// Checks an exit. `failures` is the expected number of consecutive failures after it.

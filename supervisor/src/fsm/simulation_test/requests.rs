@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::RunnableSettings;
+use super::super::{Removal, RunnableSettings};
 use super::expected::ExpectedGroup;
 use super::{STOP_TIMEOUT, SimulatedDriver};
-use crate::policy::{ChildPolicy, GroupPolicy, RestartLimit, RestartPolicy};
+use crate::policy::{ChildPolicy, GroupPolicy, LimitAction, RestartLimit, RestartPolicy};
 
 pub(super) fn settings_with(restart: RestartPolicy) -> RunnableSettings {
     let policy = ChildPolicy { restart, ..ChildPolicy::default() };
@@ -64,7 +64,8 @@ impl SimulatedDriver {
         let mut settings = settings_with(restart);
         if self.random_below(4) == 0 {
             let (restarts, period) = (self.random_below(3) as u32, Duration::from_secs(60));
-            settings.policy.restart_limit = Some(RestartLimit { restarts, period });
+            let action = [LimitAction::FailParent, LimitAction::StayDead][self.random_below(2)];
+            settings.policy.restart_limit = Some(RestartLimit { restarts, period, action });
         }
         let mut candidates: Vec<Arc<str>> = self.entries.keys().cloned().collect();
         if self.is_ordered {
@@ -85,8 +86,10 @@ impl SimulatedDriver {
     pub(super) fn send_control_request(&mut self) {
         let dns: Vec<Arc<str>> = self.entries.keys().cloned().collect();
         let dn = Arc::clone(&dns[self.random_below(dns.len())]);
-        let request = self.random_below(3);
+        let request = self.random_below(5);
         let result = match request {
+            3 => return self.remove_runnable(&dn),
+            4 => return self.add_child(&dn),
             0 => self.fsm.stop_runnable(self.now, &dn),
             1 => self.fsm.start_runnable(self.now, &dn),
             _ => self.fsm.restart_runnable(self.now, &dn),
@@ -103,5 +106,39 @@ impl SimulatedDriver {
             self.entries.get_mut(&dn).expect("known").restart_requested = true;
             self.count_operation("control requests");
         }
+    }
+
+    fn remove_runnable(&mut self, dn: &Arc<str>) {
+        let removal = [Removal::ForReplacement, Removal::ForGood][self.random_below(2)];
+        match self.fsm.remove_runnable(self.now, dn, removal) {
+            Ok(_) => {
+                if removal == Removal::ForGood {
+                    self.held_by_operator.remove(dn);
+                }
+                self.removals.insert(Arc::clone(dn));
+                self.count_operation("removals");
+            }
+            Err(_) => assert!(self.fsm.drain_actions().next().is_none(), "a rejected removal had an effect"),
+        }
+    }
+
+    /// Adds a child below a runnable that may be ready.
+    fn add_child(&mut self, parent: &Arc<str>) {
+        if parent.split('.').count() > 5 || self.entries.len() > 60 {
+            return;
+        }
+        let name = ["a", "b", "c", "d", "e"][self.random_below(5)];
+        let (dn, settings) = (format!("{parent}.{name}"), self.random_settings(parent, &[]));
+        let is_known = self.entries.contains_key(dn.as_str());
+        let result = self.fsm.add_child(self.now, parent, (name, settings.clone()));
+        if result.is_err() {
+            assert!(self.fsm.drain_actions().next().is_none(), "a rejected child had an effect");
+            return;
+        }
+        assert!(!is_known && !self.entries[parent].canceled, "{dn} was added twice, or can't run");
+        let group = ExpectedGroup { number: self.next_group, policy: GroupPolicy::OneForAll, rank: 0 };
+        self.next_group += 1;
+        self.pending_children.insert(dn, (settings, group));
+        self.count_operation("children added");
     }
 }

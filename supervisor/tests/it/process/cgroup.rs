@@ -196,7 +196,7 @@ fn leftovers_of_a_killed_supervisor_end_at_the_next_start() {
     start_and_stop_one(&parent);
     wait_gone(left);
     assert!(read_mark(kept).is_some(), "it must survive its process");
-    Command::new("/bin/kill").args(["-KILL", &kept.to_string()]).status().expect("kill runs");
+    super::send_signal("KILL", kept);
     let removed = || fs::remove_dir(&parent).map_err(anyhow::Error::from);
     testbed::wait_until(Duration::from_secs(5), "nothing to be left in it", removed).expect("it is removed");
 }

@@ -305,7 +305,7 @@ async fn children_kept_by_the_kill_mode_survive_and_are_reaped_when_they_exit() 
     fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
     fixture.wait_for_state(RunnableState::Canceled).await;
     assert_eq!(marked_processes(&mark).len(), 1, "only the child is left");
-    std::process::Command::new("/bin/kill").args(["-KILL", &child.to_string()]).status().expect("kill runs");
+    super::send_signal("KILL", child);
     wait_gone(child);
     fixture.shutdown().await;
 }

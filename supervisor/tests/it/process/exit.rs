@@ -86,7 +86,7 @@ async fn a_killed_process_is_restarted() {
     let fixture = ProcessFixture::restart_always(sh("echo pid $$; exec sleep 100"));
     let first = fixture.output.wait_pid().await;
     fixture.wait_for_state(RunnableState::Ready).await;
-    std::process::Command::new("/bin/kill").args(["-KILL", &first.to_string()]).status().expect("kill runs");
+    super::send_signal("KILL", first);
     let again = fixture.wait_for_state(RunnableState::Ready).await;
     assert_eq!(again.generation, 2);
     let status = fixture.supervisor.snapshot();
@@ -135,7 +135,7 @@ async fn a_stop_that_needed_sigkill_is_an_event_and_names_the_timeout_and_the_si
 #[tokio::test]
 async fn a_descendant_that_needed_sigkill_is_reported_apart_from_its_process() {
     let script =
-        "sh -c \"trap '' TERM; echo pid \\$\\$; while :; do sleep 100; done\" & trap 'exit 0' TERM; wait";
+        "trap 'exit 0' TERM; sh -c \"trap '' TERM; echo pid \\$\\$; while :; do sleep 100; done\" & wait";
     let fixture = ProcessFixture::run_once(sh(script).grace_period(GRACE));
     fixture.output.wait_pid().await;
     let (events, exit) = stop(&fixture).await;

@@ -7,10 +7,12 @@ mod handle;
 mod limits;
 mod liveness;
 mod load;
+mod mass_stop;
 mod other_children;
 mod output;
 mod privileges;
 mod readiness;
+mod records;
 mod rounds;
 mod start;
 mod watchdog;
@@ -49,6 +51,13 @@ fn configured_cgroups() -> CgroupParent {
 /// A shell that runs a script, with the tools of the base system.
 fn sh(script: &str) -> Process {
     Process::new("/bin/sh").args(["-c", script]).env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
+}
+
+/// Sends a signal, named as in `kill -s`. The shell's own `kill` is on every machine.
+fn send_signal(signal: &str, pid: i32) {
+    let kill = ["-c", "kill -s $0 $1", signal, &pid.to_string()];
+    let status = std::process::Command::new("/bin/sh").args(kill).status().expect("a shell runs");
+    assert!(status.success(), "no signal {signal} for {pid}");
 }
 
 /// A program in the Perl of the base system.
@@ -180,6 +189,19 @@ impl OutputBuffer {
             }
             let waited = tokio::time::timeout(OUTPUT_TIMEOUT, more).await;
             waited.unwrap_or_else(|_| panic!("no line {start:?} in {:?}", self.text()));
+        }
+    }
+
+    /// Waits until this text has been written so often.
+    async fn wait_count(&self, text: &str, count: usize) {
+        loop {
+            let mut more = std::pin::pin!(self.0.more.notified());
+            more.as_mut().enable();
+            if self.text().matches(text).count() >= count {
+                return;
+            }
+            let waited = tokio::time::timeout(OUTPUT_TIMEOUT, more).await;
+            waited.unwrap_or_else(|_| panic!("fewer than {count} times {text:?}"));
         }
     }
 

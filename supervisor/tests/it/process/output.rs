@@ -43,7 +43,7 @@ async fn a_survivor_that_keeps_the_pipe_open_does_not_block_the_run() {
     assert!(!left.is_empty(), "the survivor is running");
     for process in &left {
         let pid = process.split(' ').next().expect("a pid");
-        std::process::Command::new("/bin/kill").args(["-KILL", pid]).status().expect("kill runs");
+        super::send_signal("KILL", pid.parse().expect("a number"));
     }
     fixture.shutdown().await;
 }

@@ -40,7 +40,7 @@ async fn a_process_is_ready_when_it_sends_ready() {
     let pid = fixture.output.wait_pid().await;
     fixture.output.wait_line("sent STATUS=loading").await;
     assert!(!is_ready(&fixture));
-    std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
+    super::send_signal("USR1", pid);
     fixture.wait_for_state(RunnableState::Ready).await;
     fixture.shutdown().await;
 }
@@ -71,7 +71,7 @@ async fn ready_from_an_unrelated_process_is_ignored() {
     let early =
         tokio::time::timeout(Duration::from_millis(300), fixture.wait_for_state(RunnableState::Ready)).await;
     assert!(early.is_err(), "this program is not a permitted sender: {early:?}");
-    std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
+    super::send_signal("USR1", pid);
     fixture.wait_for_state(RunnableState::Ready).await;
     fixture.shutdown().await;
 }
@@ -112,7 +112,7 @@ async fn a_probe_runs_only_after_the_process_has_sent_ready() {
     let pid = fixture.output.wait_pid().await;
     fixture.output.wait_line("sent STATUS=1").await;
     assert_eq!(asked.load(Ordering::SeqCst), 0);
-    std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
+    super::send_signal("USR1", pid);
     while asked.load(Ordering::SeqCst) < 3 {
         tokio::task::yield_now().await;
     }

@@ -9,7 +9,7 @@ use super::readiness::notify_process;
 use super::{ProcessFixture, perl, sh};
 
 fn send_usr1(pid: i32) {
-    std::process::Command::new("/bin/kill").args(["-USR1", &pid.to_string()]).status().expect("kill runs");
+    super::send_signal("USR1", pid);
 }
 
 #[tokio::test]

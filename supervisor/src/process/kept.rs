@@ -1,0 +1,200 @@
+//! A process that outlives this program, and its adoption by the next.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+
+use super::cgroup::RunCgroup;
+use super::host::HostState;
+use super::mark::ProcessMark;
+use super::procfs;
+use super::records::{self, HostRecords, KeptRecord, ProcessId, Record, fnv1a};
+use super::spawn::{KillScope, MainProcess, OutputEnds};
+use super::{KillMode, Process};
+
+/// How much output a kept process can write while no supervisor reads it: what an ordinary user may set, see
+/// `/proc/sys/fs/pipe-max-size`.
+const FIFO_BYTES: usize = 1024 * 1024;
+
+/// The record of one kept process. Dropping it removes the files: the process has ended, or has not started.
+#[derive(Debug)]
+pub(super) struct KeptProcess {
+    records: Arc<HostRecords>,
+    record: Mutex<KeptRecord>,
+}
+
+impl KeptProcess {
+    /// Records a process before its start.
+    ///
+    /// # Errors
+    /// The failed system call, or a setting that rules it out.
+    pub(super) fn create(
+        records: &Arc<HostRecords>,
+        (dn, process): (&str, &Process),
+        mark: ProcessMark,
+        cgroup: Option<&Path>,
+    ) -> io::Result<Self> {
+        if process.kill_mode == KillMode::Process {
+            let hint = "a process whose descendants must survive its stop can't be kept: remove keep";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, hint));
+        }
+        let record = KeptRecord {
+            boot: records.boot().clone(),
+            dn: dn.to_owned(),
+            mark,
+            definition: definition_hash(process),
+            cgroup: cgroup.map(Path::to_owned),
+            notify: process.needs_notify_socket().then(|| notify_name(mark)),
+            process: None,
+            is_ready: false,
+        };
+        let kept = Self { records: Arc::clone(records), record: Mutex::new(record) };
+        kept.write()?;
+        Ok(kept)
+    }
+
+    /// The process that an earlier program has started.
+    pub(super) fn adopt(records: &Arc<HostRecords>, record: KeptRecord) -> Self {
+        Self { records: Arc::clone(records), record: Mutex::new(record) }
+    }
+
+    /// Records that it has started.
+    ///
+    /// # Errors
+    /// It can't be identified.
+    pub(super) fn record_start(&self, pid: i32) -> io::Result<()> {
+        let start = procfs::read_stat(pid)?.start;
+        self.lock().process = Some(ProcessId { pid, start });
+        self.write()
+    }
+
+    /// Records that it has reported `READY=1`.
+    pub(super) fn record_ready(&self) {
+        if !std::mem::replace(&mut self.lock().is_ready, true)
+            && let Err(error) = self.write()
+        {
+            tracing::warn!(%error, "can't record that the kept process is ready: the next start waits for READY=1");
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.lock().is_ready
+    }
+
+    /// The abstract name of its notification socket.
+    pub(super) fn notify_name(&self) -> Option<String> {
+        self.lock().notify.clone()
+    }
+
+    /// Creates the FIFOs of its output. Each end is open for reading and writing: so neither this program's exit
+    /// nor its start is noticed by a writer.
+    ///
+    /// # Errors
+    /// The failed system call.
+    pub(super) fn create_fifos(&self) -> io::Result<OutputEnds> {
+        let paths = self.records.output_paths(self.lock().mark);
+        for path in &paths {
+            rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        }
+        let readers = self.open_fifos()?;
+        let [stdout, stderr] = paths.map(|path| File::options().read(true).write(true).open(path));
+        Ok((readers, [stdout?.into(), stderr?.into()]))
+    }
+
+    /// Opens the FIFOs for this program.
+    ///
+    /// # Errors
+    /// The failed system call.
+    pub(super) fn open_fifos(&self) -> io::Result<[OwnedFd; 2]> {
+        let open = |path| {
+            let fifo = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+            // The kernel limits the pipes of ordinary users together: then it keeps its size.
+            let _ = rustix::pipe::fcntl_setpipe_size(&fifo, FIFO_BYTES);
+            Ok::<OwnedFd, io::Error>(fifo.into())
+        };
+        let [stdout, stderr] = self.records.output_paths(self.lock().mark).map(open);
+        Ok([stdout?, stderr?])
+    }
+
+    /// The running process, identified again.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has exited or is another one.
+    pub(super) fn open_main(&self, shared: &Arc<HostState>) -> io::Result<MainProcess> {
+        let KeptRecord { mark, process, cgroup, .. } = self.lock().clone();
+        let ProcessId { pid, start } = process.ok_or(Errno::SRCH)?;
+        let pidfd = rustix::process::pidfd_open(Pid::from_raw(pid).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+        let is_same = procfs::read_stat(pid)?.start == start && procfs::locks_limit(pid)? == mark.as_limit();
+        if !is_same {
+            return Err(Errno::SRCH.into());
+        }
+        let cgroup = cgroup.and_then(|dir| RunCgroup::open_kept(&dir, mark));
+        let kill_scope =
+            cgroup.map_or(KillScope::MarkedDescendants, |cgroup| KillScope::WholeCgroup(Arc::new(cgroup)));
+        shared.end_start(mark, Some(pid));
+        Ok(MainProcess::new(Arc::clone(shared), (pid, pidfd), mark, kill_scope))
+    }
+
+    /// When it started.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has not, or the error of reading `/proc`.
+    pub(super) fn started_at(&self) -> io::Result<SystemTime> {
+        let ticks = self.lock().process.ok_or(Errno::SRCH)?.start;
+        Ok(procfs::boot_time()? + ticks_to_time(ticks))
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let record = self.lock().clone();
+        self.records.write(&records::kept_file(record.mark), &Record::Kept(record))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KeptRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for KeptProcess {
+    fn drop(&mut self) {
+        self.records.remove_kept(self.lock().mark);
+    }
+}
+
+/// A name that no other program guesses before the process starts.
+fn notify_name(mark: ProcessMark) -> String {
+    format!("nodekeel-{:x}-{:016x}", mark.as_limit(), RandomState::new().hash_one(0))
+}
+
+/// A hash of what a process is started with. It may differ in another release; then the process is started anew.
+pub(super) fn definition_hash(process: &Process) -> u64 {
+    let Process {
+        program_path, args, env, current_dir, stdin, uid, gid, privileges, limits, watchdog, ..
+    } = process;
+    let notifies = process.needs_notify_socket();
+    let settings =
+        format!("{current_dir:?} {uid:?} {gid:?} {privileges:?} {limits:?} {watchdog:?} {notifies}");
+    let words = std::iter::once(program_path.as_os_str())
+        .chain(args.iter().map(OsString::as_os_str))
+        .chain(env.iter().flat_map(|(key, value)| [key.as_os_str(), value.as_os_str()]));
+    let words = words.map(OsStr::as_bytes);
+    let lengths: Vec<u8> = [args.len(), env.len()].into_iter().flat_map(usize::to_le_bytes).collect();
+    // No word contains a NUL byte.
+    let separated = words.flat_map(|word| [word, &b"\0"[..]]);
+    fnv1a(separated.chain([&lengths[..], settings.as_bytes(), stdin.content()]))
+}
+
+fn ticks_to_time(ticks: u64) -> Duration {
+    let per_second = rustix::param::clock_ticks_per_second();
+    Duration::from_millis(ticks.saturating_mul(1000) / per_second.max(1))
+}

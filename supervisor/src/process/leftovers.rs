@@ -1,0 +1,303 @@
+//! Ends what a killed supervisor has left behind, as its records identify it.
+//!
+//! The decision is a pure function of the records and the processes that a scan shows. A signal goes through a
+//! descriptor that was opened before a second check of the process' start time and mark.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+
+use super::cgroup::RunCgroup;
+use super::descendants::has_exited;
+use super::mark::ProcessMark;
+use super::output::sanitize_line;
+use super::procfs;
+use super::records::{
+    BootId, HostRecord, HostRecords, KeptRecord, ParseRecordError, ProcessId, ProcessRecords, Record,
+};
+use super::status::Signal;
+use crate::sys;
+
+/// How long all leftovers together may take to exit. They have been killed: a process that takes longer waits for
+/// a device, and the next start checks again.
+const LEFTOVER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many exits are awaited at once: each needs a descriptor.
+const MAX_WATCHED: usize = 128;
+
+/// A process that a killed supervisor had left behind, and that was killed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftoverProcess {
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+}
+
+/// A process as a scan shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ObservedProcess {
+    id: ProcessId,
+    parent: i32,
+    /// The soft limit of file locks, which may be a mark.
+    limit: u64,
+}
+
+/// What identifies leftovers.
+#[derive(Debug, Default)]
+struct LeftoverSet {
+    hosts: Vec<HostRecord>,
+    /// The marks of kept processes that are to end.
+    marks: Vec<ProcessMark>,
+    /// Those that were identified so far: a parent that has exited no longer identifies its children.
+    known: HashSet<ProcessId>,
+}
+
+impl LeftoverSet {
+    /// The leftovers among these processes: those with a mark of the set, and all that descend from one.
+    fn find(&mut self, observed: &[ObservedProcess]) -> Vec<ObservedProcess> {
+        let own = procfs::own_pid();
+        let others = observed.iter().copied().filter(|process| process.id.pid > 1 && process.id.pid != own);
+        let mut children = HashMap::<i32, Vec<ObservedProcess>>::new();
+        let mut found = Vec::new();
+        for process in others {
+            if self.known.contains(&process.id) || self.identifies(&process) {
+                self.known.insert(process.id);
+                found.push(process);
+            }
+            children.entry(process.parent).or_default().push(process);
+        }
+        let mut next = 0;
+        while let Some(parent) = found.get(next) {
+            let born_below = children.get(&parent.id.pid).into_iter().flatten();
+            let is_new = |child: &&ObservedProcess| !survives(child.limit) && self.known.insert(child.id);
+            found.extend(born_below.filter(is_new).copied());
+            next += 1;
+        }
+        found
+    }
+
+    fn identifies(&self, process: &ObservedProcess) -> bool {
+        ProcessMark::from_limit(process.limit).is_some_and(|mark| {
+            let is_of = |host: &HostRecord| host.host_id == mark.host_id() && process.id.start >= host.start;
+            self.marks.contains(&mark) || !mark.survives() && self.hosts.iter().any(is_of)
+        })
+    }
+}
+
+fn survives(limit: u64) -> bool {
+    ProcessMark::from_limit(limit).is_some_and(ProcessMark::survives)
+}
+
+/// What happens with the records of an earlier supervisor, by their file names.
+#[derive(Debug, Default)]
+struct LeftoverPlan {
+    leftovers: LeftoverSet,
+    /// Kept processes that await their adoption.
+    kept: Vec<KeptRecord>,
+    /// Kept processes that are to end.
+    end_kept: Vec<KeptRecord>,
+    /// Records that are removed once everything has ended.
+    obsolete: Vec<String>,
+    /// Records that are left as they are, and why.
+    rejected: Vec<(String, String)>,
+}
+
+impl LeftoverPlan {
+    /// Decides by the records and the processes that exist.
+    fn decide(
+        records: Vec<(String, Result<Record, ParseRecordError>)>,
+        boot: &BootId,
+        expects: impl Fn(&str) -> bool,
+        observed: &[ObservedProcess],
+    ) -> Self {
+        let mut plan = Self::default();
+        for (file, record) in records {
+            match record {
+                Err(error) => plan.rejected.push((file, error.to_string())),
+                Ok(Record::Host(host)) => {
+                    if host.boot == *boot {
+                        plan.leftovers.hosts.push(host);
+                    }
+                    plan.obsolete.push(file);
+                }
+                Ok(Record::Kept(kept)) if kept.boot != *boot => plan.end_kept.push(kept),
+                Ok(Record::Kept(kept)) => {
+                    let is_first = plan.kept.iter().all(|other| other.dn != kept.dn);
+                    if is_first && expects(&kept.dn) && is_running(&kept, observed) {
+                        plan.kept.push(kept);
+                    } else {
+                        plan.leftovers.add_kept(&kept);
+                        plan.end_kept.push(kept);
+                    }
+                }
+            }
+        }
+        plan
+    }
+}
+
+impl LeftoverSet {
+    fn add_kept(&mut self, kept: &KeptRecord) {
+        self.marks.push(kept.mark);
+        self.known.extend(kept.process);
+    }
+}
+
+/// Whether the process of a record is there, with its mark.
+fn is_running(kept: &KeptRecord, observed: &[ObservedProcess]) -> bool {
+    let is_it =
+        |process: &ObservedProcess| Some(process.id) == kept.process && process.limit == kept.mark.as_limit();
+    observed.iter().any(is_it)
+}
+
+/// Ends what the records identify, except what is kept, and removes the records of what has ended.
+///
+/// # Errors
+/// The error of reading the directory or `/proc`.
+pub(super) fn end_recorded(
+    records: &HostRecords,
+    wanted: &ProcessRecords,
+) -> io::Result<Vec<LeftoverProcess>> {
+    let found = records.read_all()?;
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut plan = LeftoverPlan::decide(found, records.boot(), |dn| wanted.expects(dn), &observe()?);
+    for (file, why) in &plan.rejected {
+        tracing::warn!(
+            dn = "supervisor",
+            "can't read the record {file} of an earlier start, so its processes keep running: {why}; end them, then remove the file"
+        );
+    }
+    let of_this_boot = plan.end_kept.iter().filter(|kept| kept.boot == *records.boot());
+    let cgroups: Vec<_> = of_this_boot.filter_map(kill_cgroup).collect();
+    let (ended, complete) = plan.leftovers.end_all(Instant::now() + LEFTOVER_TIMEOUT)?;
+    drop(cgroups);
+    if complete {
+        plan.end_kept.iter().for_each(|kept| records.remove_kept(kept.mark));
+        plan.obsolete.iter().for_each(|file| records.remove(file));
+    }
+    plan.kept.into_iter().for_each(|kept| records.add_unclaimed(kept));
+    Ok(ended)
+}
+
+/// Ends one kept process with its descendants. Blocks until they have exited, at most a second.
+pub(super) fn end_kept(records: &HostRecords, kept: &KeptRecord) {
+    let cgroup = kill_cgroup(kept);
+    let mut leftovers = LeftoverSet::default();
+    leftovers.add_kept(kept);
+    match leftovers.end_all(Instant::now() + LEFTOVER_TIMEOUT) {
+        Ok((_, true)) => records.remove_kept(kept.mark),
+        Ok((_, false)) => {}
+        Err(error) => tracing::error!(dn = "supervisor", %error, "can't scan /proc for leftover processes"),
+    }
+    drop(cgroup);
+}
+
+/// Kills everything in the cgroup of a kept process. It is removed when the result is dropped.
+fn kill_cgroup(kept: &KeptRecord) -> Option<RunCgroup> {
+    let cgroup = RunCgroup::open_kept(kept.cgroup.as_deref()?, kept.mark)?;
+    // Those that are left are found by their mark.
+    let _ = cgroup.kill_all();
+    Some(cgroup)
+}
+
+impl LeftoverSet {
+    /// Kills all of them, until a scan finds none that runs. Returns those that were running, and whether all have
+    /// exited in time.
+    fn end_all(&mut self, deadline: Instant) -> io::Result<(Vec<LeftoverProcess>, bool)> {
+        let (mut ended, mut seen) = (Vec::new(), HashSet::new());
+        loop {
+            let (mut running, mut changed, mut complete) = (Vec::new(), false, true);
+            for process in self.find(&observe()?) {
+                let is_new = seen.insert(process.id);
+                changed |= is_new;
+                match kill_process(process) {
+                    Ok(Some(pidfd)) => {
+                        if is_new {
+                            ended.push(name_process(process.id.pid));
+                        }
+                        running.push(pidfd);
+                    }
+                    Ok(None) => {}
+                    Err(error) => {
+                        // It runs as another user, and always will.
+                        complete &= error.raw_os_error() == Some(libc::EPERM);
+                        if is_new {
+                            tracing::warn!(
+                                dn = "supervisor",
+                                pid = process.id.pid,
+                                "can't end a leftover process of a killed supervisor, so it keeps running: {error}"
+                            );
+                        }
+                    }
+                }
+            }
+            if running.is_empty() && !changed {
+                return Ok((ended, complete));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::warn!(dn = "supervisor", "leftover processes do not exit after SIGKILL");
+                return Ok((ended, false));
+            }
+            if !changed {
+                wait_any_exit(&running, left);
+            }
+        }
+    }
+}
+
+fn name_process(pid: i32) -> LeftoverProcess {
+    let name = fs::read(Path::new("/proc").join(pid.to_string()).join("comm")).unwrap_or_default();
+    let name = sanitize_line(name.trim_ascii_end());
+    tracing::info!(dn = "supervisor", pid, "killed {name}, a leftover process of a killed supervisor");
+    LeftoverProcess { pid: pid.unsigned_abs(), name }
+}
+
+/// Kills the process, if it is still the observed one. `None` if it has exited.
+fn kill_process(process: ObservedProcess) -> io::Result<Option<OwnedFd>> {
+    let pid = Pid::from_raw(process.id.pid).ok_or(Errno::SRCH)?;
+    let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
+        opened => opened?,
+    };
+    // What has exited by now is the observed process, or ignores signals.
+    let is_same =
+        observe_process(process.id.pid).is_ok_and(|now| now.id == process.id && now.limit == process.limit);
+    if !is_same || has_exited(pidfd.as_fd()) {
+        return Ok(None);
+    }
+    match sys::send_signal(pidfd.as_fd(), Signal::KILL.as_number()) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        sent => sent.map(|()| Some(pidfd)),
+    }
+}
+
+fn observe() -> io::Result<Vec<ObservedProcess>> {
+    Ok(procfs::list_pids()?.into_iter().filter_map(|pid| observe_process(pid).ok()).collect())
+}
+
+fn observe_process(pid: i32) -> io::Result<ObservedProcess> {
+    let stat = procfs::read_stat(pid)?;
+    let id = ProcessId { pid, start: stat.start };
+    Ok(ObservedProcess { id, parent: stat.parent, limit: procfs::locks_limit(pid)? })
+}
+
+/// Waits until one of them has exited.
+fn wait_any_exit(running: &[OwnedFd], within: Duration) {
+    let mut watched: Vec<_> =
+        running.iter().take(MAX_WATCHED).map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
+    let within = Timespec::try_from(within).unwrap_or_default();
+    // If it fails, the next scan finds what is left.
+    let _ = poll(&mut watched, Some(&within));
+}
+
+#[cfg(test)]
+#[path = "leftovers_test.rs"]
+mod tests;

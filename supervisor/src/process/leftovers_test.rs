@@ -1,0 +1,135 @@
+use super::*;
+use crate::process::mark::{HostId, ProcessMark};
+use proptest::prelude::*;
+
+fn host_id(number: u32) -> HostId {
+    HostId::parse(&format!("7-{number:x}")).expect("a host id")
+}
+
+/// The mark of a start of a host.
+fn mark(host: u32, survives: bool, start: u64) -> ProcessMark {
+    let host = u64::from(host) << 24 | 7 << 46 | 1 << 61;
+    ProcessMark::from_limit(host | u64::from(survives) << 23 | start).expect("a mark")
+}
+
+fn boot(number: u8) -> BootId {
+    BootId { boot: format!("boot {number}"), pid_namespace: "pid:[1]".to_owned() }
+}
+
+fn host_record(host: u32, start: u64, boot_number: u8) -> Record {
+    Record::Host(HostRecord { boot: boot(boot_number), host_id: host_id(host), start })
+}
+
+fn kept_record(dn: &str, mark: ProcessMark, process: Option<ProcessId>) -> KeptRecord {
+    KeptRecord {
+        boot: boot(1),
+        dn: dn.to_owned(),
+        mark,
+        definition: 0,
+        cgroup: None,
+        notify: None,
+        process,
+        is_ready: false,
+    }
+}
+
+fn process(pid: i32, parent: i32, start: u64, limit: u64) -> ObservedProcess {
+    ObservedProcess { id: ProcessId { pid, start }, parent, limit }
+}
+
+/// The plan for these records, with `root.kept` expected, and the pids that it ends.
+fn plan(records: Vec<Record>, observed: &[ObservedProcess]) -> (LeftoverPlan, Vec<i32>) {
+    let named = records.into_iter().enumerate().map(|(index, record)| (index.to_string(), Ok(record)));
+    let mut plan = LeftoverPlan::decide(named.collect(), &boot(1), |dn| dn == "root.kept", observed);
+    let mut pids: Vec<_> = plan.leftovers.find(observed).into_iter().map(|process| process.id.pid).collect();
+    pids.sort_unstable();
+    (plan, pids)
+}
+
+#[test]
+fn a_kept_process_stays_if_it_is_expected_and_is_the_recorded_one() {
+    let mark_of_kept = mark(5, true, 1);
+    let main = process(100, 1, 50, mark_of_kept.as_limit());
+    let child = process(101, 100, 51, mark_of_kept.as_limit());
+    let observed = [main, child];
+    for (dn, recorded, stays) in [
+        ("root.kept", Some(main.id), true),
+        ("root.other", Some(main.id), false),
+        ("root.kept", Some(ProcessId { start: 49, ..main.id }), false),
+        ("root.kept", None, false),
+    ] {
+        let record = kept_record(dn, mark_of_kept, recorded);
+        let (plan, ended) = plan(vec![host_record(5, 10, 1), Record::Kept(record.clone())], &observed);
+        let expected = if stays { (vec![record], vec![]) } else { (vec![], vec![100, 101]) };
+        assert_eq!((plan.kept, ended), expected, "{dn} {recorded:?}");
+    }
+    let second = kept_record("root.kept", mark(5, true, 2), Some(ProcessId { pid: 102, start: 52 }));
+    let first = kept_record("root.kept", mark_of_kept, Some(main.id));
+    let observed = [main, process(102, 1, 52, second.mark.as_limit())];
+    let (plan, ended) = plan(vec![Record::Kept(first.clone()), Record::Kept(second)], &observed);
+    assert_eq!((plan.kept, ended), (vec![first], vec![102]), "one DN has one process");
+}
+
+/// A process that changed its own mark is not adopted, but ends: it must not run beside its successor.
+#[test]
+fn a_kept_process_without_its_mark_ends() {
+    let main = process(100, 1, 50, 1024);
+    let record = kept_record("root.kept", mark(5, true, 1), Some(main.id));
+    assert_eq!(plan(vec![Record::Kept(record)], &[main]).1, [100]);
+}
+
+#[test]
+fn records_of_another_boot_identify_nothing_and_are_removed() {
+    let limit = mark(5, false, 1).as_limit();
+    let kept = mark(5, true, 1);
+    let observed = [process(100, 1, 50, limit), process(101, 1, 50, kept.as_limit())];
+    let of_kept = KeptRecord { boot: boot(2), ..kept_record("root.kept", kept, Some(observed[1].id)) };
+    let (plan, ended) = plan(vec![host_record(5, 10, 2), Record::Kept(of_kept)], &observed);
+    assert_eq!((plan.kept, ended), (vec![], vec![]));
+    assert_eq!((plan.obsolete.len(), plan.end_kept.len()), (1, 1));
+}
+
+#[test]
+fn a_damaged_record_identifies_nothing_and_is_left_as_it_is() {
+    let observed = [process(100, 1, 50, mark(5, false, 1).as_limit())];
+    let records = vec![("host-7-5".to_owned(), Err(ParseRecordError::Damaged))];
+    let mut plan = LeftoverPlan::decide(records, &boot(1), |_| true, &observed);
+    assert_eq!(plan.leftovers.find(&observed), []);
+    assert_eq!(plan.rejected, [("host-7-5".to_owned(), "it is damaged".to_owned())]);
+    assert!(plan.obsolete.is_empty());
+}
+
+/// Limits of all kinds: none, marks of two hosts, one of which is recorded, and marks that survive.
+fn any_limit() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        Just(u64::MAX),
+        (4..6_u32, any::<bool>(), 1..4_u64)
+            .prop_map(|(host, survives, start)| mark(host, survives, start).as_limit()),
+    ]
+}
+
+proptest! {
+    /// Whatever runs: exactly those end that carry the mark of the recorded host, which is 5, and are not older than
+    /// it, and what descends from them, except what survives.
+    #[test]
+    fn only_marked_processes_and_their_descendants_end(
+        drawn in proptest::collection::vec((any_limit(), 0..20_u64, 0..30_usize), 1..30),
+    ) {
+        // Each has a parent among those before it, or init. The pids ascend from 1 to find that init is spared.
+        let observed: Vec<_> = drawn.iter().enumerate().map(|(index, (limit, start, parent))| {
+            let parent = if *parent < index { *parent as i32 + 1 } else { 0 };
+            process(index as i32 + 1, parent, *start, *limit)
+        }).collect();
+        let (_, ended) = plan(vec![host_record(5, 10, 1)], &observed);
+        let mut expected: Vec<i32> = Vec::new();
+        for one in &observed {
+            let mark = ProcessMark::from_limit(one.limit);
+            let is_marked = mark.is_some_and(|mark| mark.host_id() == host_id(5)) && one.id.start >= 10;
+            let survives = mark.is_some_and(ProcessMark::survives);
+            if (is_marked || expected.contains(&one.parent)) && !survives && one.id.pid > 1 {
+                expected.push(one.id.pid);
+            }
+        }
+        prop_assert_eq!(ended, expected);
+    }
+}

@@ -1,0 +1,217 @@
+//! What a supervisor leaves on disk of the processes that it starts, so that its next start finds them.
+//!
+//! ```text
+//! <dir>                         locked while the supervisor is running
+//! ├── host-2fff-3fffff          identifies its processes by the part that all their marks share
+//! ├── kept-2bff…01              one kept process, and its standard output and error (FIFOs):
+//! ├── kept-2bff…01.stdout
+//! └── kept-2bff…01.stderr
+//! ```
+//!
+//! A record is replaced as a whole, and written before the processes that it identifies exist.
+
+mod format;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::FlockOperation;
+
+use super::leftovers::{self, LeftoverProcess};
+use super::mark::{HostId, ProcessMark};
+use super::procfs;
+
+pub(super) use format::{BootId, HostRecord, KeptRecord, ParseRecordError, ProcessId, Record, fnv1a};
+
+/// A directory in which a supervisor records the processes that it starts.
+///
+/// When the program is killed, the next supervisor with this directory ends the descendants of those processes,
+/// also where no cgroups are available, before it starts anything; it waits up to a second for their exit. It
+/// signals only processes of the same boot and PID namespace that carry the recorded mark and are not older than
+/// the killed program, or that descend from one. It logs each of them by pid and name, and reports it as
+/// [`RunnableChange::LeftoverEnded`](crate::RunnableChange::LeftoverEnded).
+///
+/// Processes that are [kept](super::Process::keep) stay, and are adopted by the runnable with the same DN.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessRecords {
+    dir: PathBuf,
+    kept: Vec<Arc<str>>,
+}
+
+impl ProcessRecords {
+    /// An existing directory, for one supervisor at a time; its files should not outlive the host's boot, but may.
+    /// It should belong to this program's user, with mode 0700.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), kept: Vec::new() }
+    }
+
+    /// The DNs at which processes that an earlier program kept will be adopted. Those of other DNs end at the start.
+    /// Default: none.
+    #[must_use]
+    pub fn expect_kept<Dn: Into<Arc<str>>>(mut self, dns: impl IntoIterator<Item = Dn>) -> Self {
+        self.kept.extend(dns.into_iter().map(Into::into));
+        self
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(super) fn expects(&self, dn: &str) -> bool {
+        self.kept.iter().any(|known| **known == *dn)
+    }
+}
+
+/// The record directory of a running host.
+#[derive(Debug)]
+pub(super) struct HostRecords {
+    dir: PathBuf,
+    boot: BootId,
+    host_file: String,
+    /// The kept processes that no run has adopted yet, by DN.
+    unclaimed: Mutex<HashMap<String, KeptRecord>>,
+    /// Shows other supervisors that this host is running.
+    _lock: File,
+}
+
+impl HostRecords {
+    /// Locks the directory, ends the leftovers that it records, and records this host. Returns the leftovers, too.
+    ///
+    /// # Errors
+    /// The directory can't be used; the text says why.
+    pub(super) fn open(wanted: &ProcessRecords, host_id: HostId) -> io::Result<(Self, Vec<LeftoverProcess>)> {
+        let lock = File::open(&wanted.dir)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+            rustix::io::Errno::WOULDBLOCK => io::Error::other("another supervisor uses it"),
+            errno => errno.into(),
+        })?;
+        let records = Self {
+            dir: wanted.dir.clone(),
+            boot: current_boot()?,
+            host_file: format!("host-{host_id}"),
+            unclaimed: Mutex::default(),
+            _lock: lock,
+        };
+        let ended = leftovers::end_recorded(&records, wanted)?;
+        let start = procfs::read_stat(procfs::own_pid())?.start;
+        let host = HostRecord { boot: records.boot.clone(), host_id, start };
+        records.write(&records.host_file, &Record::Host(host))?;
+        Ok((records, ended))
+    }
+
+    pub(super) fn boot(&self) -> &BootId {
+        &self.boot
+    }
+
+    /// Whether a kept process of this DN waits for its adoption.
+    pub(super) fn has_unclaimed(&self, dn: &str) -> bool {
+        self.lock().contains_key(dn)
+    }
+
+    pub(super) fn claim(&self, dn: &str) -> Option<KeptRecord> {
+        self.lock().remove(dn)
+    }
+
+    pub(super) fn add_unclaimed(&self, kept: KeptRecord) {
+        self.lock().insert(kept.dn.clone(), kept);
+    }
+
+    /// Ends the kept processes that no run has adopted. Blocks until they have exited, at most a second.
+    pub(super) fn end_unclaimed(&self) {
+        let unclaimed: Vec<_> = self.lock().drain().map(|(_, kept)| kept).collect();
+        unclaimed.iter().for_each(|kept| leftovers::end_kept(self, kept));
+    }
+
+    /// The host has ended all its processes.
+    pub(super) fn remove_host(&self) {
+        self.remove(&self.host_file);
+    }
+
+    /// The files in the directory that are records, by name.
+    pub(super) fn read_all(&self) -> io::Result<Vec<(String, Result<Record, ParseRecordError>)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let Ok(name) = entry?.file_name().into_string() else { continue };
+            if name.ends_with(NEW_SUFFIX) {
+                // Its writer was killed before anything that it records existed.
+                self.remove(&name);
+            } else if (name.starts_with("host-") || name.starts_with(KEPT_PREFIX)) && !name.contains('.') {
+                found.push((name.clone(), read_record(&self.dir.join(name))?));
+            }
+        }
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(found)
+    }
+
+    /// Replaces a record as a whole.
+    ///
+    /// # Errors
+    /// The failed system call, or a value that the format can't represent.
+    pub(super) fn write(&self, name: &str, record: &Record) -> io::Result<()> {
+        let text = record.to_string();
+        if Record::parse(text.as_bytes()).as_ref() != Ok(record) {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "a name or path has a line break"));
+        }
+        let new = self.dir.join(format!("{name}{NEW_SUFFIX}"));
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(new, self.dir.join(name))
+    }
+
+    /// Removes a file, if it exists.
+    pub(super) fn remove(&self, name: &str) {
+        if let Err(error) = fs::remove_file(self.dir.join(name))
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!(dn = "supervisor", %error, "can't remove {name} in {}", self.dir.display());
+        }
+    }
+
+    /// Removes the files of a kept process that has ended, the record last.
+    pub(super) fn remove_kept(&self, mark: ProcessMark) {
+        let name = kept_file(mark);
+        OUTPUT_SUFFIXES.iter().for_each(|suffix| self.remove(&format!("{name}{suffix}")));
+        self.remove(&name);
+    }
+
+    /// The paths of the FIFOs of a kept process.
+    pub(super) fn output_paths(&self, mark: ProcessMark) -> [PathBuf; 2] {
+        let name = kept_file(mark);
+        OUTPUT_SUFFIXES.map(|suffix| self.dir.join(format!("{name}{suffix}")))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, KeptRecord>> {
+        self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const KEPT_PREFIX: &str = "kept-";
+const NEW_SUFFIX: &str = ".new";
+const OUTPUT_SUFFIXES: [&str; 2] = [".stdout", ".stderr"];
+
+/// The name of a kept process' record.
+pub(super) fn kept_file(mark: ProcessMark) -> String {
+    format!("{KEPT_PREFIX}{:x}", mark.as_limit())
+}
+
+/// Reads a record and writes it again. `None` if it is rejected.
+#[cfg(feature = "testing")]
+pub(crate) fn rewrite_record(bytes: &[u8]) -> Option<Vec<u8>> {
+    Record::parse(bytes).ok().map(|record| record.to_string().into_bytes())
+}
+
+fn current_boot() -> io::Result<BootId> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end().to_owned();
+    let namespace = fs::read_link("/proc/self/ns/pid")?;
+    Ok(BootId { boot, pid_namespace: namespace.to_string_lossy().into_owned() })
+}
+
+fn read_record(path: &Path) -> io::Result<Result<Record, ParseRecordError>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(format::MAX_RECORD_BYTES as u64).read_to_end(&mut bytes)?;
+    Ok(Record::parse(&bytes))
+}

@@ -1,0 +1,251 @@
+//! The text of the records in a record directory, version 1.
+//!
+//! ```text
+//! nodekeel-record 1 host                 nodekeel-record 1 kept
+//! boot 5c5f…-…                           boot 5c5f…-…
+//! pidns pid:[4026531836]                 pidns pid:[4026531836]
+//! host 7fff-3fffff                       dn root.service.web
+//! start 98765                            mark 2bffffffff800001
+//! sum cbf29ce484222325                   definition 9f3c…
+//!                                        cgroup /sys/fs/cgroup/nodekeel-keep-2b…
+//!                                        notify nodekeel-2b…
+//!                                        process 4711 98766
+//!                                        ready yes
+//!                                        sum 84222325cbf29ce4
+//! ```
+//!
+//! The last four before the sum are optional. The sum is the FNV-1a hash of everything before its line.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::process::mark::{HostId, ProcessMark};
+
+const MAGIC: &str = "nodekeel-record 1 ";
+/// No record is longer: a DN has 255 bytes, a path 4,096.
+pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024;
+
+/// The boot and the PID namespace in which a pid and a start time identify a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::process) struct BootId {
+    pub(in crate::process) boot: String,
+    pub(in crate::process) pid_namespace: String,
+}
+
+/// A process, among all of one boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::process) struct ProcessId {
+    pub(in crate::process) pid: i32,
+    /// In clock ticks since boot.
+    pub(in crate::process) start: u64,
+}
+
+/// A supervisor that starts processes. Written before the first of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::process) struct HostRecord {
+    pub(in crate::process) boot: BootId,
+    pub(in crate::process) host_id: HostId,
+    /// The start time of the program. None of its processes is older.
+    pub(in crate::process) start: u64,
+}
+
+/// A process that is kept. Written before its start, and again with its pid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::process) struct KeptRecord {
+    pub(in crate::process) boot: BootId,
+    pub(in crate::process) dn: String,
+    pub(in crate::process) mark: ProcessMark,
+    /// The hash of what the process was started with.
+    pub(in crate::process) definition: u64,
+    pub(in crate::process) cgroup: Option<PathBuf>,
+    /// The abstract name of its notification socket.
+    pub(in crate::process) notify: Option<String>,
+    /// `None` until it has started.
+    pub(in crate::process) process: Option<ProcessId>,
+    /// It has reported `READY=1`.
+    pub(in crate::process) is_ready: bool,
+}
+
+/// What a record file contains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::process) enum Record {
+    Host(HostRecord),
+    Kept(KeptRecord),
+}
+
+/// Why a record can't be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(in crate::process) enum ParseRecordError {
+    #[error("a newer release wrote it")]
+    Newer,
+    #[error("it is damaged")]
+    Damaged,
+}
+
+impl Record {
+    /// # Errors
+    /// See [`ParseRecordError`]. It accepts exactly what [`Display`](fmt::Display) writes.
+    pub(in crate::process) fn parse(bytes: &[u8]) -> Result<Self, ParseRecordError> {
+        let text = std::str::from_utf8(bytes).map_err(|_| ParseRecordError::Damaged)?;
+        let version = text.strip_prefix("nodekeel-record ").and_then(|rest| rest.split(' ').next());
+        if version.is_some_and(|version| version.parse().is_ok_and(|number: u32| number > 1)) {
+            return Err(ParseRecordError::Newer);
+        }
+        let record = parse_fields(text).ok_or(ParseRecordError::Damaged)?;
+        if record.to_string() == text { Ok(record) } else { Err(ParseRecordError::Damaged) }
+    }
+}
+
+fn parse_fields(text: &str) -> Option<Record> {
+    let mut lines = text.strip_prefix(MAGIC)?.lines();
+    let kind = lines.next()?;
+    let fields: BTreeMap<&str, &str> = lines.filter_map(|line| line.split_once(' ')).collect();
+    let field = |name| fields.get(name).copied();
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let boot = BootId { boot: field("boot")?.to_owned(), pid_namespace: field("pidns")?.to_owned() };
+    match kind {
+        "host" => Some(Record::Host(HostRecord {
+            boot,
+            host_id: HostId::parse(field("host")?)?,
+            start: field("start")?.parse().ok()?,
+        })),
+        "kept" => Some(Record::Kept(KeptRecord {
+            boot,
+            dn: field("dn")?.to_owned(),
+            mark: ProcessMark::from_limit(hex(field("mark")?)?)?,
+            definition: hex(field("definition")?)?,
+            cgroup: field("cgroup").map(PathBuf::from),
+            notify: field("notify").map(str::to_owned),
+            process: match field("process") {
+                Some(process) => Some(parse_process(process)?),
+                None => None,
+            },
+            is_ready: field("ready").is_some(),
+        })),
+        _ => None,
+    }
+}
+
+fn parse_process(text: &str) -> Option<ProcessId> {
+    let (pid, start) = text.split_once(' ')?;
+    // 1 is init, which no supervisor starts.
+    let pid = pid.parse().ok().filter(|pid| *pid > 1)?;
+    Some(ProcessId { pid, start: start.parse().ok()? })
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Host(HostRecord { boot, host_id, start }) => {
+                format!("{MAGIC}host\n{boot}host {host_id}\nstart {start}\n")
+            }
+            Self::Kept(kept) => format!("{MAGIC}kept\n{kept}"),
+        };
+        writeln!(f, "{text}sum {:016x}", fnv1a([text.as_bytes()]))
+    }
+}
+
+impl fmt::Display for BootId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "boot {}\npidns {}\n", self.boot, self.pid_namespace)
+    }
+}
+
+impl fmt::Display for KeptRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { boot, dn, mark, definition, cgroup, notify, process, is_ready } = self;
+        write!(f, "{boot}dn {dn}\nmark {:x}\ndefinition {definition:016x}\n", mark.as_limit())?;
+        if let Some(cgroup) = cgroup {
+            writeln!(f, "cgroup {}", cgroup.display())?;
+        }
+        if let Some(notify) = notify {
+            writeln!(f, "notify {notify}")?;
+        }
+        if let Some(ProcessId { pid, start }) = process {
+            writeln!(f, "process {pid} {start}")?;
+        }
+        if *is_ready { f.write_str("ready yes\n") } else { Ok(()) }
+    }
+}
+
+/// The FNV-1a hash of these parts in a row, which is the same in every release.
+///
+/// *Source:* draft-eastlake-fnv, the 64-bit parameters.
+pub(in crate::process) fn fnv1a<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+    let bytes = parts.into_iter().flatten();
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HOST: &[u8] = include_bytes!("../../../testdata/records/host-1");
+    const KEPT: &[u8] = include_bytes!("../../../testdata/records/kept-1");
+
+    fn boot() -> BootId {
+        let boot = "5c5f1b4e-9d9b-4c55-9a56-5b8b6e1c1c02".to_owned();
+        BootId { boot, pid_namespace: "pid:[4026531836]".to_owned() }
+    }
+
+    fn mark() -> ProcessMark {
+        ProcessMark::from_limit(0x2bff_ffff_ff80_0001).expect("a mark")
+    }
+
+    fn kept() -> KeptRecord {
+        KeptRecord {
+            boot: boot(),
+            dn: "root.service.web".to_owned(),
+            mark: mark(),
+            definition: 0x9f3c,
+            cgroup: Some("/sys/fs/cgroup/nodekeel-keep-2bffffffff800001".into()),
+            notify: Some("nodekeel-2bffffffff800001-0123456789abcdef".to_owned()),
+            process: Some(ProcessId { pid: 4711, start: 98_766 }),
+            is_ready: true,
+        }
+    }
+
+    #[test]
+    fn records_of_version_1_stay_readable() {
+        let host = HostRecord { boot: boot(), host_id: mark().host_id(), start: 98_765 };
+        for (bytes, record) in [(HOST, Record::Host(host)), (KEPT, Record::Kept(kept()))] {
+            assert_eq!(String::from_utf8_lossy(bytes), record.to_string());
+            assert_eq!(Record::parse(bytes), Ok(record));
+        }
+        let newer = String::from_utf8_lossy(KEPT).replacen(" 1 ", " 2 ", 1);
+        assert_eq!(Record::parse(newer.as_bytes()), Err(ParseRecordError::Newer));
+    }
+
+    proptest! {
+        /// Also one that is cut off, or that lacks a line.
+        #[test]
+        fn no_damaged_record_is_read(at in 0..KEPT.len(), bit in 0..8_u32, cut in 0..KEPT.len()) {
+            let mut flipped = KEPT.to_vec();
+            flipped[at] ^= 1 << bit;
+            prop_assert!(Record::parse(&flipped).is_err());
+            prop_assert_eq!(Record::parse(&KEPT[..cut]), Err(ParseRecordError::Damaged));
+        }
+
+        #[test]
+        fn what_is_written_is_read(
+            (dn, definition, start, pid) in ("[a-z.]{1,40}", any::<u64>(), any::<u64>(), 2..i32::MAX),
+            cgroup in proptest::option::of("/[ -~]{0,40}"),
+            (has_notify, has_process, is_ready) in any::<(bool, bool, bool)>(),
+        ) {
+            let record = Record::Kept(KeptRecord {
+                dn,
+                definition,
+                cgroup: cgroup.map(PathBuf::from),
+                notify: kept().notify.filter(|_| has_notify),
+                process: has_process.then_some(ProcessId { pid, start }),
+                is_ready,
+                ..kept()
+            });
+            prop_assert_eq!(Record::parse(record.to_string().as_bytes()), Ok(record));
+        }
+    }
+}

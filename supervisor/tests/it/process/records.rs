@@ -1,0 +1,292 @@
+//! What a killed program leaves behind: its next start ends it, or adopts it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use nodekeel_supervisor::process::{CgroupParent, KillMode, Process, ProcessRecords, Readiness};
+use nodekeel_supervisor::testing::EventRecorder;
+use nodekeel_supervisor::{
+    ChildPolicy, ChildSpec, Context, Failure, RestartPolicy, RunnableChange, RunnableState, Supervisor,
+};
+
+use crate::logging::LineCollector;
+
+use super::cgroup::runtime;
+use super::{OutputBuffer, configured_cgroups, list_pids, mark_of, read_mark, sh, wait_gone};
+
+/// Set in the program that is to be killed: its record directory.
+const RECORDS: &str = "NODEKEEL_TEST_RECORDS_OF_A_KILLED_PROGRAM";
+
+/// A program with a supervisor, to be killed: this test again, in another process.
+struct KilledProgram {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl KilledProgram {
+    fn start(test: &str, records: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("it has a path"))
+            .args(["--exact", &format!("process::records::{test}"), "--include-ignored", "--nocapture"])
+            .env(RECORDS, records)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        Self { child, lines }
+    }
+
+    fn read_pid(&mut self, start: &str) -> i32 {
+        let found = self.lines.find_map(|line| line.ok()?.strip_prefix(start)?.trim().parse().ok());
+        found.unwrap_or_else(|| panic!("no {start}"))
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it has ended");
+    }
+}
+
+/// The record directory of this program, if it is to be killed.
+fn records_of_killed() -> Option<std::ffi::OsString> {
+    std::env::var_os(RECORDS)
+}
+
+/// A supervisor with records, and its children.
+struct RecordedTree {
+    supervisor: Supervisor,
+    recorder: EventRecorder,
+    output: OutputBuffer,
+}
+
+impl RecordedTree {
+    /// The children expect to be adopted, and are not restarted.
+    fn start(records: &Path, cgroups: CgroupParent, children: Vec<(&'static str, Process)>) -> Self {
+        let (recorder, output) = (EventRecorder::default(), OutputBuffer::default());
+        let dns = children.iter().map(|(name, _)| format!("root.{name}"));
+        let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
+        let builder = Supervisor::builder().cgroup_parent(cgroups).event_hook(recorder.clone());
+        let builder = builder.process_records(ProcessRecords::new(records).expect_kept(dns));
+        let supervisor = builder.output_sink(output.clone().sink()).start(move |ctx: Context| {
+            let children = children.clone();
+            async move {
+                for (name, process) in children {
+                    ctx.run_group([ChildSpec::new(name, process).policy(policy)])?;
+                }
+                ctx.signal_ready()?;
+                Err::<(), Failure>(ctx.canceled().await.into())
+            }
+        });
+        Self { supervisor, recorder, output }
+    }
+
+    /// The pid and the start of the process that was adopted, if one was before the DN became ready.
+    async fn wait_adopted(&self) -> Option<(u32, SystemTime)> {
+        self.recorder.wait_for_state("root.p", RunnableState::Ready).await;
+        let adopted = |event: nodekeel_supervisor::Event| match event.change {
+            RunnableChange::Adopted { process } if &*event.dn == "root.p" => {
+                Some((process.pid, process.since))
+            }
+            _ => None,
+        };
+        self.recorder.events().into_iter().find_map(adopted)
+    }
+
+    async fn shutdown(self) {
+        assert!(self.supervisor.shutdown().await.stragglers.is_empty());
+    }
+}
+
+/// Runs the children, prints their pids, and waits to be killed.
+fn run_until_killed(records: &Path, cgroups: CgroupParent, children: Vec<(&'static str, Process)>) {
+    runtime().block_on(async {
+        let names: Vec<_> = children.iter().map(|(name, _)| *name).collect();
+        let tree = RecordedTree::start(records, cgroups, children);
+        for name in names {
+            println!("\n{name} {}", tree.output.wait_line(&format!("{name} ")).await);
+        }
+        std::future::pending::<()>().await;
+    });
+}
+
+fn files_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("it exists");
+    entries.map(|entry| entry.expect("it is readable").file_name().into_string().expect("text")).collect()
+}
+
+#[test]
+fn leftovers_of_a_killed_program_without_cgroups_end_at_its_next_start() {
+    let fork = |name| sh(&format!("setsid sh -c 'echo {name} $$; exec sleep 100' & exec sleep 100"));
+    if let Some(records) = records_of_killed() {
+        let children = vec![("left", fork("left")), ("own", fork("own").kill_mode(KillMode::Process))];
+        return run_until_killed(Path::new(&records), CgroupParent::Disabled, children);
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let test = "leftovers_of_a_killed_program_without_cgroups_end_at_its_next_start";
+    let mut program = KilledProgram::start(test, records.path());
+    let (left, own) = (program.read_pid("left "), program.read_pid("own "));
+    let (lines, _guard) = LineCollector::collect();
+    runtime().block_on(async {
+        RecordedTree::start(records.path(), CgroupParent::Disabled, vec![]).shutdown().await;
+    });
+    assert!(read_mark(left).is_some(), "its supervisor is running");
+    let of_the_supervisor = lines.lines_of("supervisor");
+    assert!(of_the_supervisor[0].starts_with("can't use the process records in"), "{of_the_supervisor:?}");
+    program.kill();
+    assert!(read_mark(left).is_some(), "no other supervisor has ended it");
+    let events = runtime().block_on(async {
+        let tree = RecordedTree::start(records.path(), CgroupParent::Disabled, vec![]);
+        let recorder = tree.recorder.clone();
+        tree.shutdown().await;
+        recorder.events()
+    });
+    wait_gone(left);
+    let ended = |event: &&nodekeel_supervisor::Event| &*event.dn == "supervisor";
+    let ended: Vec<_> = events.iter().filter(ended).map(|event| event.change.clone()).collect();
+    let (pid, name) = (left.unsigned_abs(), "sleep".into());
+    assert_eq!(ended, [RunnableChange::LeftoverEnded { pid, name }]);
+    let line = "killed sleep, a leftover process of a killed supervisor";
+    assert!(lines.lines_of("supervisor").iter().any(|known| known == line));
+    assert!(read_mark(own).is_some(), "it must survive its process");
+    super::send_signal("KILL", own);
+    assert_eq!(files_in(records.path()), [""; 0]);
+}
+
+/// Prints its pid, and a line at each SIGUSR1.
+fn kept_process() -> Process {
+    let script = "sleep 1000 & child=$!; trap 'echo signaled' USR1; echo p $$; while :; do wait $child; done";
+    sh(script).keep(true).grace_period(Duration::from_secs(1))
+}
+
+#[test]
+fn a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable() {
+    let cgroups = configured_cgroups();
+    if let Some(records) = records_of_killed() {
+        return run_until_killed(Path::new(&records), cgroups, vec![("p", kept_process())]);
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let test = "a_kept_process_is_adopted_with_its_output_and_ends_with_its_runnable";
+    let before = SystemTime::now();
+    let mut program = KilledProgram::start(test, records.path());
+    let pid = program.read_pid("p ");
+    program.kill();
+    super::send_signal("USR1", pid);
+    let mark = mark_of(pid);
+    runtime().block_on(async {
+        let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", kept_process())]);
+        let (adopted, since) = tree.wait_adopted().await.expect("it is adopted");
+        assert_eq!(adopted, pid.unsigned_abs());
+        // The kernel counts in ticks, and its boot time in seconds.
+        let margin = Duration::from_secs(2);
+        assert!(before - margin <= since && since <= SystemTime::now() + margin, "{since:?}");
+        tree.output.wait_line("signaled").await;
+        assert_eq!(super::marked_processes(&mark).len(), 2, "the shell and its sleep, and no second one");
+        super::send_signal("KILL", pid);
+        tree.recorder.wait_for_state("root.p", RunnableState::Dead).await;
+        // Its zombies are left to init, whose children they are.
+        let running = super::marked_processes(&mark).into_iter().filter(|process| !process.contains(") Z "));
+        assert_eq!(running.collect::<Vec<_>>(), [""; 0], "its descendants end with it");
+        tree.shutdown().await;
+    });
+    assert_eq!(files_in(records.path()), [""; 0]);
+}
+
+#[test]
+fn a_kept_process_whose_definition_has_changed_is_started_anew() {
+    let cgroups = configured_cgroups();
+    if let Some(records) = records_of_killed() {
+        return run_until_killed(Path::new(&records), cgroups, vec![("p", kept_process())]);
+    }
+    let test = "a_kept_process_whose_definition_has_changed_is_started_anew";
+    // What changes only how it is supervised does not count.
+    let patient = kept_process().grace_period(Duration::from_secs(2));
+    let replaced = [kept_process().env("NEW", "1"), kept_process().keep(false)];
+    for (process, is_adopted) in [(patient, true)].into_iter().chain(replaced.map(|new| (new, false))) {
+        let records = tempfile::tempdir().expect("a directory");
+        let mut program = KilledProgram::start(test, records.path());
+        let pid = program.read_pid("p ");
+        program.kill();
+        runtime().block_on(async {
+            let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", process)]);
+            let adopted = tree.wait_adopted().await;
+            assert_eq!(adopted.map(|(adopted, _)| adopted), is_adopted.then_some(pid.unsigned_abs()));
+            assert_eq!(list_pids().contains(&pid), is_adopted);
+            tree.shutdown().await;
+        });
+        wait_gone(pid);
+        assert_eq!(files_in(records.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn a_kept_process_that_was_ready_need_not_report_it_again() {
+    let cgroups = configured_cgroups();
+    let script = r#"use Socket; $| = 1;
+        sub report { socket(my $s, AF_UNIX, SOCK_DGRAM, 0); my $to = $ENV{NOTIFY_SOCKET}; $to =~ s/^@/\0/;
+            send($s, $_[0], 0, pack_sockaddr_un($to)) or print "no listener: $!\n" }
+        $SIG{USR1} = sub { report("STOPPING=1") };
+        report("READY=1"); print "p $$\n"; sleep 1 while 1"#;
+    let process = || super::perl(script).ready_when(Readiness::on_notify()).keep(true);
+    let records_dir = records_of_killed();
+    if let Some(records) = records_dir {
+        return run_until_ready(Path::new(&records), cgroups, process());
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let test = "a_kept_process_that_was_ready_need_not_report_it_again";
+    let mut program = KilledProgram::start(test, records.path());
+    let pid = program.read_pid("p ");
+    program.kill();
+    runtime().block_on(async {
+        let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![("p", process())]);
+        assert!(tree.wait_adopted().await.is_some());
+        // Its messages arrive at the socket that it knows.
+        super::send_signal("USR1", pid);
+        tree.recorder.wait_for_state("root.p", RunnableState::Dead).await;
+        tree.shutdown().await;
+    });
+    wait_gone(pid);
+}
+
+/// Prints the pid of the process when it is ready, and waits to be killed.
+fn run_until_ready(records: &Path, cgroups: CgroupParent, process: Process) {
+    runtime().block_on(async {
+        let tree = RecordedTree::start(records, cgroups, vec![("p", process)]);
+        tree.recorder.wait_for_state("root.p", RunnableState::Ready).await;
+        println!("\np {}", tree.output.wait_line("p ").await);
+        std::future::pending::<()>().await;
+    });
+}
+
+/// Nothing adopts it: the runnable that could has left the program.
+#[test]
+fn a_kept_process_that_no_runnable_expects_ends_at_the_next_start() {
+    let cgroups = configured_cgroups();
+    if let Some(records) = records_of_killed() {
+        return run_until_killed(Path::new(&records), cgroups, vec![("p", kept_process())]);
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let test = "a_kept_process_that_no_runnable_expects_ends_at_the_next_start";
+    let mut program = KilledProgram::start(test, records.path());
+    let pid = program.read_pid("p ");
+    program.kill();
+    runtime().block_on(async {
+        RecordedTree::start(records.path(), cgroups.clone(), vec![]).shutdown().await;
+    });
+    wait_gone(pid);
+    assert_eq!(files_in(records.path()), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_process_is_not_kept_without_records() {
+    let fixture = super::ProcessFixture::run_once(sh("exit 0").keep(true));
+    let (error, _) = match fixture.wait_exit().await {
+        (RunnableState::Dead, nodekeel_supervisor::ExitReason::Failed { error, process }) => (error, process),
+        other => panic!("{other:?}"),
+    };
+    let why =
+        "can't record the process to keep it: this supervisor has no process records, or could not use them";
+    assert_eq!(error, why);
+    fixture.shutdown().await;
+}
