@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::io::Write;
 use std::pin::Pin;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::Instant;
@@ -66,39 +66,51 @@ fn nanos_per_append(writer: &mut LineWriter) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(APPENDS)
 }
 
-/// Appends per nanosecond, of all writers at once.
-fn rate(writers: &mut [LineWriter]) -> f64 {
-    let together = Barrier::new(writers.len());
+/// Appends in a nanosecond, of all writers at once, each of which also does something else.
+fn rate(writers: &mut [LineWriter], also: impl Fn() + Sync) -> f64 {
+    let (together, also) = (Barrier::new(writers.len()), &also);
     thread::scope(|scope| {
-        let run = |writer| {
+        let run = |writer: &mut LineWriter| {
             together.wait();
-            1.0 / nanos_per_append(writer)
+            let start = Instant::now();
+            (0..APPENDS).for_each(|_| {
+                write_line(writer);
+                also();
+            });
+            f64::from(APPENDS) / start.elapsed().as_nanos() as f64
         };
         let running: Vec<_> = writers.iter_mut().map(|writer| scope.spawn(move || run(writer))).collect();
         running.into_iter().map(|thread| thread.join().expect("no panic")).sum()
     })
 }
 
-/// The limit is that of two stores: what two threads of this machine can do if they share nothing.
+/// The limit is that of two stores whose writers share nothing but a number that both increment: that much costs the order
+/// over all names, because the number's cache line moves from processor to processor. Two stores without it reach 2.0 on
+/// processors without other work, and the store reaches its limit; with other work, neither is far above 1.
 fn bench_two_writers() -> BenchRow {
     let (store, other) = (LogStore::default(), LogStore::default());
     let mut shared = [open_writer(&store, "a"), open_writer(&store, "b")];
     let mut separate = [open_writer(&store, "c"), open_writer(&other, "c")];
+    let number = CacheLine(AtomicU64::new(0));
     let (mut ratios, mut limits) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let one = rate(&mut shared[..1]);
-        ratios.push(rate(&mut shared) / one);
-        limits.push(rate(&mut separate) / one);
+        let one = rate(&mut shared[..1], || ());
+        ratios.push(rate(&mut shared, || ()) / one);
+        limits.push(rate(&mut separate, || _ = number.0.fetch_add(1, Ordering::AcqRel)) / one);
     }
     BenchRow::new(
         "two_writers",
-        "append raw lines on two threads, each to a name of its own, beside one thread",
+        "append raw lines on two threads, each to a name of its own, beside one thread; the limit: two stores and a shared counter",
         "x",
         median(&ratios),
     )
     .limit(median(&limits))
     .goal_at_least(1.8)
 }
+
+/// A value that shares its cache line with no other.
+#[repr(align(128))]
+struct CacheLine<T>(T);
 
 fn full_store() -> LogStore {
     let store = LogStore::new(LogLimits { total_bytes: 128 << 20, ..LogLimits::default() });

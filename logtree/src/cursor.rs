@@ -199,6 +199,17 @@ impl RingCursor {
         self.position.find_previous(&self.log.lock_ring(), mask, &mut { MAX_STEPS_PER_LOCK }).seq()
     }
 
+    /// How many of the entries that it missed and did not report are not newer than `seq`.
+    pub(crate) fn unreported_up_to(&self, mask: ClassMask, seq: u64) -> u64 {
+        if self.position.missed.count == 0 {
+            return 0;
+        }
+        let ring = self.log.lock_ring();
+        let evicted = mask.sum_over(|class| ring.evicted[class]) - ring.evicted_after(mask, seq).count;
+        let read = mask.sum_over(|class| self.position.passed[class]) - self.position.missed.count;
+        evicted.saturating_sub(read)
+    }
+
     /// Moves back over records with numbers not below `down_to`, until it has passed `max` of those below
     /// `live_from`; returns those. Evicted records newer than `after` count as missed.
     pub(crate) fn step_back(&mut self, mask: ClassMask, step: BackwardStep) -> PassedRecords {

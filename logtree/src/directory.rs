@@ -10,11 +10,12 @@ use std::sync::Arc;
 use crate::cursor::MissedEntries;
 use crate::follower::Follower;
 use crate::inherited_counts::InheritedCounts;
+use crate::name_levels::LevelTable;
 use crate::name_log::NameLog;
 use crate::partial_lines::PartialLineBudget;
 use crate::query::{ClassMask, LogQuery};
 use crate::ring::LogRing;
-use crate::{Dn, LogLimits};
+use crate::{Dn, Level, LogLimits};
 
 /// How many cleared names are remembered with their counts, for each name with entries.
 const CLEARED_PER_NAME: usize = 4;
@@ -33,9 +34,11 @@ pub(crate) struct Directory {
     by_memory: NamesByNumber<usize>,
     /// The names with memory for entries but the root, by a sequence number that their last is not below.
     by_idleness: NamesByNumber<u64>,
-    /// The names whose entries had to be cleared for others, by the number of their last.
+    /// The names without entries but the root, which were cleared for others or never had any, by the number of
+    /// their last.
     cleared: NamesByNumber<u64>,
     followers: Vec<Arc<Follower>>,
+    pub(crate) levels: LevelTable,
     /// The memory of all names.
     memory: usize,
     /// Uses a part of the same budget.
@@ -53,6 +56,7 @@ impl Directory {
             by_idleness: BTreeMap::new(),
             cleared: BTreeMap::new(),
             followers: Vec::new(),
+            levels: LevelTable::default(),
             memory: 0,
             writers,
             next_id: 1,
@@ -93,7 +97,9 @@ impl Directory {
         if self.names.len() >= self.limits.max_names.saturating_mul(1 + CLEARED_PER_NAME) {
             self.forget_idlest_cleared();
         }
-        self.create_name(dn.clone())
+        let log = self.create_name(dn.clone());
+        self.cleared.insert((0, log.id), Arc::clone(&log));
+        log
     }
 
     fn create_name(&mut self, dn: Dn) -> Arc<NameLog> {
@@ -101,12 +107,24 @@ impl Directory {
         let followers: Vec<_> = self.followers.iter().filter(|follower| follower.matches_dn(&dn)).collect();
         followers.iter().for_each(|follower| ring.add_waiting(follower));
         let log = Arc::new(NameLog::new(self.store_id, self.next_id, dn.clone(), ring));
+        log.min_level.set(self.levels.find(&dn).map(|(_, level)| level));
         followers.iter().for_each(|follower| follower.add_created(&log));
         self.next_id += 1;
         self.memory += NAME_BYTES + dn.as_str().len();
         self.by_memory.insert((0, log.id), Arc::clone(&log));
         self.names.insert(dn, Arc::clone(&log));
         log
+    }
+
+    /// Sets or removes the minimum level of a name; returns whether that changes it.
+    pub(crate) fn set_level(&mut self, dn: &Dn, level: Option<Level>) -> bool {
+        let former = self.levels.replace(dn, level);
+        if former != level {
+            for (name, log) in self.names.range(dn.clone()..).take_while(|(name, _)| name.is_within(dn)) {
+                log.min_level.set(self.levels.find(name).map(|(_, level)| level));
+            }
+        }
+        former != level
     }
 
     /// Makes room for a record of a name, of which `next_seq` will be the lowest number.
@@ -245,6 +263,8 @@ impl Directory {
         let Some((_, log)) = self.cleared.pop_first() else { return false };
         let mut ring = log.lock_ring();
         ring.account.is_forgotten = true;
+        log.min_level.exclude_all();
+        let suppressed = ring.suppressed;
         let memory = ring.account.memory;
         let counts = InheritedCounts::of_ring(&ring);
         for follower in self.followers.iter().filter(|follower| follower.matches_dn(&log.dn)) {
@@ -258,7 +278,9 @@ impl Directory {
         let heir = std::iter::successors(log.dn.parent(), Dn::parent)
             .find_map(|above| self.names.get(&above))
             .expect("the root is never forgotten");
-        heir.lock_ring().inherited.get_or_insert_default().add(&counts);
+        let mut ring = heir.lock_ring();
+        ring.inherited.get_or_insert_default().add(&counts);
+        ring.suppressed += suppressed;
         true
     }
 

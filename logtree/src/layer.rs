@@ -32,12 +32,12 @@ thread_local! {
 ///
 /// An event is stored under the name in its field `dn`; otherwise under the name of the innermost enclosing
 /// span with that field; otherwise under the default name. A `dn` that is not a valid name is stored as an
-/// ordinary field. Events below the minimum level of their name are not formatted.
+/// ordinary field. Events below the minimum level of their name, or else of the layer, are not formatted.
 ///
 /// Spans themselves are not stored, but their fields are, with each event in them: after the fields of the
 /// event, those of the innermost span first. Of two fields with the same name, the inner one is stored. Spans
-/// below the layer's minimum level have no fields, unless a minimum level is
-/// [set](crate::LogStore::set_min_level) for any name.
+/// below the layer's minimum level have no fields, unless a [level](crate::LogStore::set_level) is set for any
+/// name.
 ///
 /// The layer gives no hint of its maximum verbosity: the hint would apply to all layers of the subscriber,
 /// and spans below that level could no longer carry a name. If libraries trace a lot, filter this layer
@@ -68,16 +68,23 @@ impl LogStoreLayer {
         self
     }
 
-    /// Sets the minimum level for names without [a separate one](crate::LogStore::set_min_level); `Info` by
-    /// default.
+    /// Sets the minimum level for names without [a level](crate::LogStore::set_level); `Info` by default.
     pub fn min_level(mut self, level: Level) -> LogStoreLayer {
         self.min_level = level;
         self
     }
 
+    /// Whether a level is set for any name.
+    fn has_levels(&self) -> bool {
+        self.shared.lowest_level.get().is_some()
+    }
+
     fn store_event(&self, event: &Event<'_>, to: &RingAddress, level: Level, spans: &[Arc<Vec<LogField>>]) {
-        let min_level = if self.shared.has_min_levels() { self.shared.min_level(&to.dn) } else { None };
-        if level < min_level.unwrap_or(self.min_level) {
+        let keeps_level = match self.has_levels().then(|| self.shared.level(&to.dn)).flatten() {
+            Some(_) => self.shared.keeps_level(to, level),
+            None => level >= self.min_level,
+        };
+        if !keeps_level {
             return;
         }
         let mut record = RECORD.try_with(Cell::take).unwrap_or_default();
@@ -112,7 +119,7 @@ impl LogStoreLayer {
         let level = Level::from(*metadata.level());
         let mut recorder = SpanRecorder { fields: Vec::new(), room: self.shared.limits.message_bytes };
         if metadata.fields().len() > usize::from(dn.is_some())
-            && (level >= self.min_level || self.shared.has_min_levels())
+            && (level >= self.min_level || self.has_levels())
         {
             record(&mut recorder);
         }
@@ -147,7 +154,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogStoreLayer {
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let level = Level::from(*event.metadata().level());
-        if level < self.min_level && !self.shared.has_min_levels() {
+        if level < self.min_level && !self.has_levels() {
             return;
         }
         let own = find_dn(event.metadata(), |finder| event.record(finder));

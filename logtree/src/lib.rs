@@ -55,6 +55,9 @@
 //! do with a record cost its writer nothing. A reader locks one ring at a time, for some records, and copies
 //! them; a search skips the blocks of a ring that have no record of the wanted levels.
 //!
+//! The minimum level of a name is an atomic number beside its ring: a writer reads it before it encodes an entry, and takes
+//! a lock only to count one that is not kept.
+//!
 //! A directory of the names, with a lock for new names and for memory, gives the rings their blocks, and
 //! takes them from the names that have most.
 //!
@@ -90,6 +93,7 @@ mod line_writer;
 mod log_reader;
 mod log_store;
 mod merge;
+mod name_levels;
 mod name_log;
 pub mod parse;
 mod partial_lines;

@@ -49,9 +49,13 @@ impl WriterOptions {
 /// Stores written bytes line by line. Create it with [`LogStore::line_writer`](crate::LogStore::line_writer),
 /// one for each stream and each start of a program, so that lines of two writers never mix.
 ///
+/// Entries below the [level](crate::LogStore::set_level) of the name are not kept.
+///
 /// A write never fails and never waits for a reader. The time of an entry is that of the write that ended the
 /// line. `flush` does nothing; a line without its end is stored when the writer is dropped or
 /// [closed](LineWriter::close).
+// Writers on two threads share no cache line.
+#[repr(align(128))]
 pub struct LineWriter {
     splitter: LineSplitter,
     sink: LineSink,
@@ -107,6 +111,9 @@ impl LineSink {
     fn store_parsed(&mut self, parse: LineParser, line: OutputLine<'_>, now: i64) -> bool {
         let text = sanitize_text(line.bytes, line.is_cut()).text;
         let Some(message) = self.parse_line(parse, &text, now) else { return false };
+        if !self.shared.keeps_level(&self.address, message.level) {
+            return true;
+        }
         let original_bytes = line.is_cut().then_some(line.length);
         let (origin, limit) = (Some(&self.options.origin), self.shared.limits.message_bytes);
         self.leveled.write_message(&message, now, origin, limit, original_bytes);

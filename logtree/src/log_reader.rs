@@ -13,7 +13,7 @@ use tokio::task::coop::poll_proceed;
 
 use crate::log_store::SharedLogStore;
 use crate::merge::{PullResult, RingMerge};
-use crate::{LogCursor, LogEntry};
+use crate::{EntryBody, LogCursor, LogEntry};
 
 /// Maximum number of entries fetched at once.
 const CHUNK_ENTRIES: usize = 512;
@@ -89,10 +89,23 @@ impl LogReader {
     }
 
     /// The position of the last entry read: pass it to [`LogQuery::after`](crate::LogQuery::after) to resume
-    /// after it. The next reader does not learn of entries from before it that were dropped and not yet
-    /// reported to this one, because a report stands at the place of the newest of them.
+    /// after it. Entries from before it that were dropped, and not yet reported to this reader, are reported to the next
+    /// one as an upper bound.
     pub fn cursor(&self) -> LogCursor {
-        LogCursor { store_id: self.shared.store_id, seq: self.last_seq }
+        LogCursor { store_id: self.shared.store_id, seq: self.last_seq, missed: self.unreported_entries() }
+    }
+
+    /// How many entries up to the last one read were dropped and are not reported, at most.
+    fn unreported_entries(&self) -> u64 {
+        if self.last_seq == 0 {
+            // The next reader starts where this one did.
+            return 0;
+        }
+        let decoded = self.decoded.iter().map(|entry| match entry.body {
+            EntryBody::Dropped(dropped) => dropped.count,
+            _ => 0,
+        });
+        decoded.sum::<u64>() + self.merge.unreported_up_to(self.last_seq)
     }
 
     /// The sequence number of the last entry read.

@@ -1,16 +1,17 @@
 //! The log store: appends, readers, limits and statistics.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::task::Waker;
 
+use crate::cursor::MissedEntries;
 use crate::directory::Directory;
 use crate::follower::Follower;
 use crate::merge::RingMerge;
-use crate::name_log::{NameLog, RingAddress};
+use crate::name_levels::AtomicLevel;
+use crate::name_log::{NameLog, RingAddress, SuppressResult};
 use crate::partial_lines::PartialLineBudget;
 use crate::query::{BacklogLimit, ClassMask, LogCursor, LogQuery, QueryError};
 use crate::record::{RecordBuffer, now_nanos};
@@ -100,6 +101,9 @@ pub struct DnStats {
     pub appended: u64,
     /// Number of dropped entries.
     pub dropped: u64,
+    /// Number of entries that were not kept because they were below the [level](LogStore::set_level) of the name;
+    /// includes those of forgotten names below it.
+    pub suppressed: u64,
 }
 
 /// Shared by all handles, writers, layers and readers.
@@ -111,8 +115,8 @@ pub(crate) struct SharedLogStore {
     /// The number of the next record.
     pub(crate) next_seq: CacheLine<AtomicU64>,
     directory: RwLock<Directory>,
-    min_levels: RwLock<HashMap<Dn, Level>>,
-    has_min_levels: AtomicBool,
+    /// The lowest level that is set for any name.
+    pub(crate) lowest_level: AtomicLevel,
 }
 
 /// A value that shares its cache line with no other: all writers write it, and read the others.
@@ -193,10 +197,10 @@ impl SharedLogStore {
         let logs = directory.names_of(&query);
         follower.iter().for_each(|follower| directory.add_follower(Arc::clone(follower)));
         drop(directory);
-        let (has_cursor, backlog) = (query.after.is_some(), query.backlog_limit);
+        let (cursor, backlog) = (query.after, query.backlog_limit);
         let mut merge = RingMerge::new(query, mask, follower, forgotten);
         let n = match backlog {
-            BacklogLimit::All if !has_cursor => {
+            BacklogLimit::All if cursor.is_none() => {
                 merge.add_from_start(logs);
                 return Ok((merge, live_from));
             }
@@ -206,6 +210,9 @@ impl SharedLogStore {
         };
         merge.add_from_end(logs);
         merge.rewind(n, after, live_from);
+        if let (Some(LogCursor { seq, missed, .. }), BacklogLimit::All) = (cursor, backlog) {
+            merge.report_forgotten(MissedEntries { count: missed, seq, is_upper_bound: true });
+        }
         Ok((merge, live_from))
     }
 
@@ -223,13 +230,50 @@ impl SharedLogStore {
         drop(follower.take_waker());
     }
 
-    /// Whether a minimum level is set for any name.
-    pub(crate) fn has_min_levels(&self) -> bool {
-        self.has_min_levels.load(Ordering::Relaxed)
+    /// The minimum level that is set for a name, or for the nearest one above it.
+    pub(crate) fn level(&self, dn: &Dn) -> Option<Level> {
+        self.read_directory().levels.find(dn).map(|(_, level)| level)
     }
 
-    pub(crate) fn min_level(&self, dn: &Dn) -> Option<Level> {
-        self.min_levels.read().unwrap_or_else(PoisonError::into_inner).get(dn).copied()
+    fn change_level(&self, dn: &Dn, level: Option<Level>) {
+        let mut directory = self.write_directory();
+        let is_changed = directory.set_level(dn, level);
+        self.lowest_level.set(directory.levels.lowest());
+        drop(directory);
+        if is_changed {
+            // Filters of the layer may depend on the lowest level.
+            tracing::callsite::rebuild_interest_cache();
+        }
+    }
+
+    /// Whether an entry of this level is kept under a name; counts it if not.
+    #[inline]
+    pub(crate) fn keeps_level(&self, to: &RingAddress, level: Level) -> bool {
+        let known = to.log.get_or_init(|| self.find_or_create_name(&to.dn));
+        known.store_id == self.store_id && known.min_level.contains(level)
+            || !self.suppress_entry(known, &to.dn, level)
+    }
+
+    /// Counts an entry that is below the level of its name; false if it is not below it.
+    #[cold]
+    fn suppress_entry(&self, known: &Arc<NameLog>, dn: &Dn, level: Level) -> bool {
+        let mut log = Arc::clone(known);
+        loop {
+            if log.store_id == self.store_id {
+                if log.min_level.contains(level) {
+                    return false;
+                }
+                match log.suppress_entry() {
+                    SuppressResult::Counted => return true,
+                    SuppressResult::NewName => {
+                        self.write_directory().settle_memory(&log);
+                        return true;
+                    }
+                    SuppressResult::Forgotten => {}
+                }
+            }
+            log = self.find_or_create_name(dn);
+        }
     }
 }
 
@@ -246,17 +290,20 @@ impl LogStore {
                 store_id,
                 next_seq: CacheLine(AtomicU64::new(1)),
                 directory: RwLock::new(Directory::new(store_id, limits, partial_lines)),
-                min_levels: RwLock::default(),
-                has_min_levels: AtomicBool::new(false),
+                lowest_level: AtomicLevel::default(),
             }),
         }
     }
 
-    /// Stores a message of any level.
+    /// Stores a message, unless it is below the [level](LogStore::set_level) of its name.
     pub fn append_message(&self, dn: &Dn, message: LogMessage) {
+        let address = RingAddress::new(dn.clone());
+        if !self.shared.keeps_level(&address, message.level) {
+            return;
+        }
         let mut record = RecordBuffer::default();
         record.write_message(&message, now_nanos(), None, self.shared.limits.message_bytes, None);
-        self.shared.append_record(&RingAddress::new(dn.clone()), &mut record);
+        self.shared.append_record(&address, &mut record);
     }
 
     /// Creates a writer that stores output line by line.
@@ -285,19 +332,40 @@ impl LogStore {
 
     /// The position of the entry with this sequence number.
     pub fn cursor_at(&self, seq: u64) -> LogCursor {
-        LogCursor { store_id: self.shared.store_id, seq }
+        LogCursor { store_id: self.shared.store_id, seq, missed: 0 }
     }
 
-    /// Sets the minimum level that the [layer](LogStore::layer) stores for exactly this name, instead of the
-    /// layer's minimum level.
-    pub fn set_min_level(&self, dn: &Dn, level: Level) {
-        self.shared.min_levels.write().unwrap_or_else(PoisonError::into_inner).insert(dn.clone(), level);
-        self.shared.has_min_levels.store(true, Ordering::Relaxed);
+    /// Sets the minimum level of a name, and of all names below it that have no other level. From now on their
+    /// entries below it are not kept, whatever writes them, but [counted](DnStats::suppressed). Raw lines have no
+    /// level, and are kept. For the [layer](LogStore::layer) it replaces the layer's minimum level.
+    ///
+    /// Writers only read an atomic number for it; the call itself takes time for each name that it concerns.
+    /// `tracing` asks all filters again what they enable, so that one may depend on
+    /// [`lowest_level`](LogStore::lowest_level).
+    pub fn set_level(&self, dn: &Dn, level: Level) {
+        self.shared.change_level(dn, Some(level));
     }
 
-    /// The minimum level set for exactly this name; `None` if it is not set.
-    pub fn min_level(&self, dn: &Dn) -> Option<Level> {
-        self.shared.min_level(dn)
+    /// Removes the minimum level that is set for exactly this name: the level of the nearest name above it holds
+    /// instead.
+    pub fn reset_level(&self, dn: &Dn) {
+        self.shared.change_level(dn, None);
+    }
+
+    /// The minimum level of a name: the name for which it is set, this one or the nearest above it, and the level.
+    /// `None` if it has none.
+    pub fn level(&self, dn: &Dn) -> Option<(Dn, Level)> {
+        self.shared.read_directory().levels.find(dn).map(|(set, level)| (set.clone(), level))
+    }
+
+    /// The names for which a minimum level is set, in their order, with the levels.
+    pub fn levels(&self) -> Vec<(Dn, Level)> {
+        self.shared.read_directory().levels.iter().map(|(dn, level)| (dn.clone(), level)).collect()
+    }
+
+    /// The lowest minimum level that is set for any name; `None` if none is set.
+    pub fn lowest_level(&self) -> Option<Level> {
+        self.shared.lowest_level.get()
     }
 
     /// Statistics of each name, in the order of names. The root is always included.
@@ -311,6 +379,7 @@ impl LogStore {
                 bytes: ring.len(),
                 appended: ring.total_appended(),
                 dropped: ring.total_appended() - ring.entries as u64,
+                suppressed: ring.suppressed,
             }
         };
         logs.iter().map(stats).collect()

@@ -77,7 +77,8 @@ impl RingMerge {
         self.cursors.extend(logs.into_iter().map(|log| (log.id, RingCursor::from_end(log))));
     }
 
-    fn report_forgotten(&mut self, missed: MissedEntries) {
+    /// Reports missed entries of unknown names.
+    pub(crate) fn report_forgotten(&mut self, missed: MissedEntries) {
         self.forgotten.add(missed);
         if missed.count > 0 {
             self.queue.push(Reverse((self.forgotten.seq, FORGOTTEN_ID)));
@@ -212,6 +213,12 @@ impl RingMerge {
     /// Its part that writers know, if it follows.
     pub(crate) fn follower(&self) -> Option<&Arc<Follower>> {
         self.follower.as_ref()
+    }
+
+    /// How many of the entries that it missed and did not report are not newer than `seq`, at most.
+    pub(crate) fn unreported_up_to(&self, seq: u64) -> u64 {
+        let unreported = self.cursors.values().map(|cursor| cursor.unreported_up_to(self.mask, seq));
+        unreported.sum::<u64>() + self.forgotten.count
     }
 
     /// The names that notify it.

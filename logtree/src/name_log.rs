@@ -3,22 +3,26 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::Dn;
+use crate::name_levels::AtomicLevel;
 use crate::ring::LogRing;
 
-/// A name and its ring, with its lock: writers of two names don't wait for each other.
+/// A name and its ring, with its lock: writers of two names don't wait for each other, and share no cache line.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct NameLog {
     /// Of its store: two stores that are layers of one subscriber share the addresses in its spans.
     pub(crate) store_id: u64,
     /// Unique in the store; from 1.
     pub(crate) id: u64,
     pub(crate) dn: Dn,
+    /// Contains no level if the store has forgotten the name.
+    pub(crate) min_level: AtomicLevel,
     ring: Mutex<LogRing>,
 }
 
 impl NameLog {
     pub(crate) fn new(store_id: u64, id: u64, dn: Dn, ring: LogRing) -> NameLog {
-        NameLog { store_id, id, dn, ring: Mutex::new(ring) }
+        NameLog { store_id, id, dn, min_level: AtomicLevel::default(), ring: Mutex::new(ring) }
     }
 
     #[inline]
@@ -27,6 +31,29 @@ impl NameLog {
         // it.
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Counts an entry below the level that is set for the name.
+    pub(crate) fn suppress_entry(&self) -> SuppressResult {
+        let mut ring = self.lock_ring();
+        if ring.account.is_forgotten {
+            return SuppressResult::Forgotten;
+        }
+        ring.suppressed += 1;
+        match ring.suppressed == 1 && !ring.account.has_entries {
+            true => SuppressResult::NewName,
+            false => SuppressResult::Counted,
+        }
+    }
+}
+
+/// Where an entry was counted that is below its level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SuppressResult {
+    Counted,
+    /// Counted under a name that has no entries, whose memory may exceed the limit.
+    NewName,
+    /// Not counted: the store has forgotten the name.
+    Forgotten,
 }
 
 /// A name to write to. In the first store that it is used with, it needs no lookup but the first, unless the

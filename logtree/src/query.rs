@@ -70,6 +70,8 @@ pub struct LogCursor {
     pub store_id: u64,
     /// The sequence number of the last entry read; 0 before the first.
     pub seq: u64,
+    /// Upper bound of the number of entries up to there that were dropped, and not yet reported.
+    pub missed: u64,
 }
 
 /// The text is not a [`LogCursor`]: use one that a reader returned, unchanged.
@@ -78,9 +80,11 @@ pub struct LogCursor {
 pub struct ParseCursorError(pub String);
 
 impl fmt::Display for LogCursor {
-    /// The store's number in 16 hexadecimal digits, a dash, and the sequence number.
+    /// The store's number in 16 hexadecimal digits, a dash, and the sequence number; a plus sign and the number of missed
+    /// entries, if it is not 0.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}-{}", self.store_id, self.seq)
+        write!(f, "{:016x}-{}", self.store_id, self.seq)?;
+        if self.missed > 0 { write!(f, "+{}", self.missed) } else { Ok(()) }
     }
 }
 
@@ -90,7 +94,8 @@ impl FromStr for LogCursor {
     fn from_str(text: &str) -> Result<LogCursor, ParseCursorError> {
         let parse = |(store_id, seq): (&str, &str)| {
             let store_id = u64::from_str_radix(store_id, 16).ok()?;
-            Some(LogCursor { store_id, seq: seq.parse().ok()? })
+            let (seq, missed) = seq.split_once('+').unwrap_or((seq, "0"));
+            Some(LogCursor { store_id, seq: seq.parse().ok()?, missed: missed.parse().ok()? })
         };
         let cursor = text.split_once('-').and_then(parse).filter(|cursor| cursor.to_string() == text);
         cursor.ok_or_else(|| ParseCursorError(text.to_owned()))
@@ -316,7 +321,7 @@ mod tests {
 
     #[test]
     fn cursors_parse_as_they_are_printed() {
-        let cursor = LogCursor { store_id: 0xabc, seq: 12 };
+        let cursor = LogCursor { store_id: 0xabc, seq: 12, missed: 0 };
         assert_eq!(cursor.to_string(), "0000000000000abc-12");
         assert_eq!(cursor.to_string().parse(), Ok(cursor));
         for text in ["", "-", "abc-12", "0000000000000abc-+12", "0000000000000abc-12 "] {

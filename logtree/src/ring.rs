@@ -46,6 +46,8 @@ pub(crate) struct LogRing {
     eviction_history: EvictionHistory,
     /// The records of forgotten names below it.
     pub(crate) inherited: Option<Box<InheritedCounts>>,
+    /// Entries that were not kept because of their level, including those of forgotten names below it.
+    pub(crate) suppressed: u64,
     /// Sequence number of the first record ever, and of the newest.
     pub(crate) first_seq: u64,
     pub(crate) newest_seq: u64,
@@ -90,6 +92,7 @@ impl LogRing {
             evicted_seq: [0; 7],
             eviction_history: EvictionHistory::default(),
             inherited: None,
+            suppressed: 0,
             first_seq: u64::MAX,
             newest_seq: 0,
             retry_growth_at: 0,

@@ -14,6 +14,24 @@ use crate::{FieldValue, Level, LogField, LogMessage};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
+/// How the first line of a crash of a Go program begins: a panic, an error of the runtime, or a signal that ends it with a
+/// dump of its goroutines, as the SIGABRT of a watchdog.
+///
+/// *Source:* Go's runtime/panic.go; runtime/sigtab_linux_generic.go, the signals with `_SigThrow` or `_SigPanic`.
+const GO_CRASHES: [&str; 11] = [
+    "panic: ",
+    "fatal error: ",
+    "SIGQUIT: quit",
+    "SIGILL: illegal instruction",
+    "SIGTRAP: trace trap",
+    "SIGABRT: abort",
+    "SIGBUS: bus error",
+    "SIGFPE: floating-point exception",
+    "SIGSEGV: segmentation violation",
+    "SIGSTKFLT: stack fault",
+    "SIGSYS: bad system call",
+];
+
 /// Parses a line of [klog](https://github.com/kubernetes/klog): `I1121 11:26:08.703131   12345 file.go:123]
 /// text`. The text of a structured message, `"text" key="value" other=[1,2]`, becomes the message and its fields. The
 /// first line of a crash of a Go program is a separate message, at [`Level::Fatal`].
@@ -21,9 +39,9 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 /// The format has no year: it is the latest year that puts the line at most an hour after `now`. The previous
 /// year is used only for lines of the last 48 hours, as around New Year. The process id is dropped.
 ///
-/// *Source:* klog's `Format` comment in klog.go, and internal/serialize/keyvalues.go; Go's runtime/panic.go.
+/// *Source:* klog's `Format` comment in klog.go, and internal/serialize/keyvalues.go.
 pub fn klog_line(line: &str, now: SystemTime) -> Option<LogMessage> {
-    if line.starts_with("panic: ") || line.starts_with("fatal error: ") {
+    if GO_CRASHES.iter().any(|start| line.starts_with(start)) {
         return Some(LogMessage::without_position(Level::Fatal, line));
     }
     let level = match line.get(..1)? {
@@ -182,10 +200,13 @@ mod tests {
         for line in [
             "panic: runtime error: index out of range [1] with length 1",
             "fatal error: all goroutines are asleep - deadlock!",
+            // As the watchdog of its supervisor aborts it.
+            "SIGABRT: abort",
         ] {
             let message = klog_line(line, at(NOON)).unwrap();
             assert_eq!((message.level, message.text.as_str(), message.time), (Level::Fatal, line, None));
         }
+        assert_eq!(klog_line("SIGTERM: terminated", at(NOON)), None, "it ends no Go program with a dump");
     }
 
     #[test]

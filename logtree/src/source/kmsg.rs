@@ -4,6 +4,8 @@ use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
@@ -20,28 +22,55 @@ use crate::{Dn, Level, LogMessage, LogStore};
 /// Longest record that the kernel returns (CONSOLE_EXT_LOG_MAX in kernel/printk/internal.h).
 const MAX_RECORD_BYTES: usize = 8 << 10;
 
-/// The kernel log, from its oldest record on.
+/// The device of the kernel log.
+const DEVICE: &str = "/dev/kmsg";
+
+/// How far the kernel log is stored, shared by all clones. One that outlives its [`KmsgSource`] lets the next one
+/// resume: no record is stored twice, and those that were overwritten meanwhile are counted.
+#[derive(Clone, Debug, Default)]
+pub struct KmsgPosition(Arc<AtomicU64>);
+
+impl KmsgPosition {
+    /// The sequence number of the next record; 0 before the first.
+    fn next_seq(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set_next_seq(&self, seq: u64) {
+        self.0.store(seq, Ordering::Relaxed);
+    }
+}
+
+/// The kernel log, from its oldest record on, or from a position.
 #[derive(Debug)]
 pub struct KmsgSource {
     device: AsyncFd<File>,
-    converter: RecordConverter,
+    position: KmsgPosition,
 }
 
 impl KmsgSource {
-    /// Opens `/dev/kmsg`, which requires root, or CAP_SYSLOG if `kernel.dmesg_restrict` is set.
+    /// Opens `/dev/kmsg`, which requires root, or CAP_SYSLOG if `kernel.dmesg_restrict` is set. Starts at the position,
+    /// and moves it with each record that it stores.
     ///
     /// # Errors
     /// When the device cannot be opened.
     ///
     /// # Panics
     /// Outside of a tokio runtime with IO enabled.
-    pub fn open() -> io::Result<KmsgSource> {
-        let device = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open("/dev/kmsg")?;
-        Ok(KmsgSource { device: watch_readable(device)?, converter: RecordConverter::default() })
+    pub fn open(position: &KmsgPosition) -> io::Result<KmsgSource> {
+        Ok(KmsgSource { device: watch_readable(open_device()?)?, position: position.clone() })
+    }
+
+    /// Checks whether this process could open `/dev/kmsg`.
+    ///
+    /// # Errors
+    /// When it can't.
+    pub fn check() -> io::Result<()> {
+        open_device().map(drop)
     }
 
     /// Stores records under a name until the future is dropped. For records that the kernel overwrote before
-    /// they were read, it stores a report in their place.
+    /// they were read, it stores a report in their place, with their number.
     ///
     /// # Errors
     /// When reading fails.
@@ -57,7 +86,8 @@ impl KmsgSource {
             match read {
                 Ok(length) => {
                     let text = String::from_utf8_lossy(&buffer[..length]);
-                    for message in self.converter.convert(&text, SystemTime::now(), time_since_boot()) {
+                    let now = (SystemTime::now(), time_since_boot());
+                    for message in convert_record(&text, &self.position, now) {
                         store.append_message(dn, message);
                     }
                 }
@@ -78,63 +108,76 @@ fn time_since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default()
 }
 
-/// Converts records into messages.
-#[derive(Debug, Default)]
-pub(crate) struct RecordConverter {
-    /// The expected sequence number of the next record.
-    next_seq: Option<u64>,
+fn open_device() -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(DEVICE)
 }
 
-impl RecordConverter {
-    /// The messages for one record: a report of a gap before it, then the record.
-    pub(crate) fn convert(&mut self, record: &str, now: SystemTime, since_boot: Duration) -> Vec<LogMessage> {
-        let Some(KmsgRecord { seq, since_boot: at, mut message, .. }) = kmsg_record(record) else {
-            let text = format!("invalid kernel log record: {}", record.trim_end());
-            return vec![LogMessage { time: Some(now), ..LogMessage::without_position(Level::Warn, text) }];
-        };
-        let time = (now + at).checked_sub(since_boot);
-        message.time = time;
-        let lost = self.next_seq.map_or(0, |next| seq.saturating_sub(next));
-        self.next_seq = Some(seq.saturating_add(1));
-        let mut entries = Vec::new();
-        if lost > 0 {
-            let text = format!("{lost} kernel log records were overwritten before they were read");
-            entries.push(LogMessage {
-                time,
-                ..LogMessage::without_position(Level::Warn, text).with_field("lost", lost)
-            });
-        }
-        entries.push(message);
-        entries
+/// The messages for one record: a report of a gap before it, then the record; none if it is before the position.
+fn convert_record(
+    record: &str,
+    position: &KmsgPosition,
+    (now, since_boot): (SystemTime, Duration),
+) -> Vec<LogMessage> {
+    let Some(KmsgRecord { seq, since_boot: at, mut message, .. }) = kmsg_record(record) else {
+        let text = format!("invalid kernel log record: {}", record.trim_end());
+        return vec![LogMessage { time: Some(now), ..LogMessage::without_position(Level::Warn, text) }];
+    };
+    let expected = position.next_seq();
+    if seq < expected {
+        return Vec::new();
     }
+    position.set_next_seq(seq.saturating_add(1));
+    message.time = (now + at).checked_sub(since_boot);
+    let lost = if expected > 0 { seq - expected } else { 0 };
+    let report = (lost > 0).then(|| {
+        let text = format!("{lost} kernel log records were overwritten before they were read");
+        let report = LogMessage::without_position(Level::Warn, text).with_field("lost", lost);
+        LogMessage { time: message.time, ..report }
+    });
+    report.into_iter().chain([message]).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+    const NOW: (SystemTime, Duration) = (SystemTime::UNIX_EPOCH, Duration::from_secs(7));
+
+    fn texts(record: &str, position: &KmsgPosition) -> Vec<(Level, String)> {
+        convert_record(record, position, NOW)
+            .into_iter()
+            .map(|message| (message.level, message.text))
+            .collect()
+    }
 
     /// Reference case 15, its time: now minus the time since the record.
     #[test]
     fn a_record_is_dated_by_its_time_since_boot() {
-        let entries = RecordConverter::default().convert("6,1,5000000,-;x", NOW, Duration::from_secs(7));
-        assert_eq!(entries[0].time, Some(NOW - Duration::from_secs(2)));
+        let entries = convert_record("6,1,5000000,-;x", &KmsgPosition::default(), NOW);
+        assert_eq!(entries[0].time, Some(NOW.0 - Duration::from_secs(2)));
     }
 
     #[test]
     fn a_sequence_gap_is_reported_before_the_next_record() {
-        let mut entries = RecordConverter::default();
-        assert_eq!(entries.convert("6,10,1,-;a", NOW, Duration::ZERO).len(), 1);
-        assert_eq!(entries.convert("6,11,1,-;b", NOW, Duration::ZERO).len(), 1);
-        let gap = entries.convert("6,15,1,-;c", NOW, Duration::ZERO);
-        assert_eq!(gap[0].text, "3 kernel log records were overwritten before they were read");
-        assert_eq!((gap[0].level, gap[1].text.as_str()), (Level::Warn, "c"));
+        let position = KmsgPosition::default();
+        assert_eq!(texts("6,10,1,-;a", &position).len(), 1);
+        assert_eq!(texts("6,11,1,-;b", &position).len(), 1);
+        let gap = texts("6,15,1,-;c", &position);
+        let report = "3 kernel log records were overwritten before they were read".to_owned();
+        assert_eq!(gap, [(Level::Warn, report), (Level::Info, "c".to_owned())]);
+    }
+
+    #[test]
+    fn a_source_that_resumes_stores_no_record_twice_and_counts_what_was_overwritten_meanwhile() {
+        let position = KmsgPosition::default();
+        for (seq, stored) in [(3, 1), (4, 1), (3, 0), (4, 0), (5, 1), (3, 0), (8, 2)] {
+            assert_eq!(texts(&format!("6,{seq},1,-;x"), &position.clone()).len(), stored, "{seq}");
+        }
     }
 
     #[test]
     fn a_malformed_record_is_kept_as_a_warning() {
-        let entries = RecordConverter::default().convert("rubbish\n", NOW, Duration::ZERO);
-        assert_eq!(entries[0].text, "invalid kernel log record: rubbish");
+        let kept = texts("rubbish\n", &KmsgPosition::default());
+        assert_eq!(kept, [(Level::Warn, "invalid kernel log record: rubbish".to_owned())]);
     }
 }

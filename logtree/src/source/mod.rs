@@ -5,4 +5,4 @@ mod fifo;
 mod kmsg;
 
 pub use fifo::{FifoError, FifoSource};
-pub use kmsg::KmsgSource;
+pub use kmsg::{KmsgPosition, KmsgSource};

@@ -79,25 +79,31 @@ fn a_thread_can_log_while_it_exits() {
     assert_eq!(entry_texts(&read_all(&store)), ["first words", "last words"]);
 }
 
-/// Case 7, with levels for the original's numbers.
+/// Case 7, with levels for the original's numbers, and for all names below.
 #[test]
 fn a_debug_event_is_stored_after_its_name_is_set_to_debug() {
     let store = LogStore::default();
     with_store_layer(&store, || {
         let _span = info_span!("main", dn = "main").entered();
         debug!("not yet");
-        store.set_min_level(&dn("main"), Level::Debug);
+        store.set_level(&dn("main"), Level::Debug);
         debug!("now");
         trace!("too much");
-        debug!(dn = "main.below", "levels are for exactly one name");
-        store.set_min_level(&dn("main"), Level::Error);
+        debug!(dn = "main.below", "below it, too");
+        debug!(dn = "other", "the layer's level holds");
+        store.set_level(&dn("main"), Level::Error);
         warn!("not any more");
-        info!(dn = "main.below", "others keep theirs");
+        info!(dn = "other", "others keep theirs");
+        store.reset_level(&dn("main"));
+        info!("as before");
     });
-    assert_eq!(entry_texts(&read_all(&store)), ["now", "others keep theirs"]);
+    assert_eq!(entry_texts(&read_all(&store)), ["now", "below it, too", "others keep theirs", "as before"]);
+    let counted =
+        store.dn_stats().iter().map(|name| (name.dn.to_string(), name.suppressed)).collect::<Vec<_>>();
+    // Events below the layer's level were never built.
     assert_eq!(
-        (store.min_level(&dn("main")), store.min_level(&dn("main.below"))),
-        (Some(Level::Error), None)
+        counted,
+        [("", 0), ("main", 2), ("main.below", 0), ("other", 0)].map(|(n, c)| (n.to_owned(), c))
     );
 }
 

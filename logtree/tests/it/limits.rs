@@ -228,3 +228,21 @@ fn a_thousand_names_keep_their_entries_while_memory_is_left() {
     }
     assert_eq!(totals(&store), (5_000, 5_000, 0));
 }
+
+#[test]
+fn a_reader_that_resumes_finds_what_was_not_reported_to_the_one_before() {
+    let store = LogStore::new(LogLimits { entries_per_dn: Some(2), ..LogLimits::default() });
+    for (number, name) in ["a", "b", "b", "a", "b", "b", "b"].iter().enumerate() {
+        append_info(&store, name, (number + 1).to_string());
+    }
+    let mut reader = store.open_reader(subtree_query("")).unwrap();
+    // Of b, 2, 3 and 5 were dropped, which stands at the place of 5.
+    assert_eq!(entry_texts(&reader.read_backlog_chunk(1)), ["1"]);
+    assert_eq!(entry_texts(&reader.read_backlog_chunk(1)), ["4"]);
+    let cursor = reader.cursor();
+    assert_eq!(cursor.missed, 2);
+    let rest = read_backlog(&store, subtree_query("").after(cursor));
+    assert_eq!(entry_texts(&rest), ["-2?", "-1?", "6", "7"]);
+    assert_eq!(entry_texts(&reader.read_backlog()), ["-3", "6", "7"]);
+    assert_eq!(reader.cursor().missed, 0);
+}

@@ -4,6 +4,7 @@
 mod backlog;
 mod concurrent;
 mod layer;
+mod levels;
 mod limits;
 mod line_writer;
 mod live;

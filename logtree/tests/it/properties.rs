@@ -1,7 +1,8 @@
 //! Property tests.
 
 use nodekeel_logtree::{
-    Dn, EntryBody, KindFilter, Level, LogEntry, LogLimits, LogMessage, LogQuery, LogReader, LogStore, testing,
+    BacklogLimit, Dn, EntryBody, KindFilter, Level, LogEntry, LogLimits, LogMessage, LogQuery, LogReader,
+    LogStore, testing,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -69,11 +70,34 @@ const NAMES: [&str; 14] =
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Append { name: usize, level: usize },
-    Open { root: usize, children: bool, min_level: usize, kind: KindFilter, last: Option<usize> },
-    Read { reader: usize, count: usize },
-    Resume { root: usize, children: bool, min_level: usize, part: f64 },
-    Close { reader: usize },
+    Append {
+        name: usize,
+        level: usize,
+    },
+    Open {
+        root: usize,
+        children: bool,
+        min_level: usize,
+        kind: KindFilter,
+        last: Option<usize>,
+    },
+    Read {
+        reader: usize,
+        count: usize,
+    },
+    Resume {
+        root: usize,
+        children: bool,
+        min_level: usize,
+        part: f64,
+    },
+    Close {
+        reader: usize,
+    },
+    /// The reader is replaced by another one that resumes after it.
+    Replace {
+        reader: usize,
+    },
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -90,6 +114,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             |(root, children, min_level, part)| Operation::Resume { root, children, min_level, part }
         ),
         1 => (0..4usize).prop_map(|reader| Operation::Close { reader }),
+        1 => (0..4usize).prop_map(|reader| Operation::Replace { reader }),
     ]
 }
 
@@ -111,6 +136,8 @@ struct FollowingReader {
     seq: u64,
     /// Number of matching entries before the start of its backlog.
     before: Vec<(Dn, u64)>,
+    /// It has taken over from another reader, and counts may be upper bounds.
+    is_resumed: bool,
 }
 
 impl StoreModel {
@@ -187,6 +214,18 @@ impl StoreModel {
             }
             Operation::Close { reader } if reader < self.readers.len() => drop(self.readers.remove(reader)),
             Operation::Close { .. } => {}
+            Operation::Replace { reader } => {
+                if let Some(follower) = self.readers.get_mut(reader) {
+                    let cursor = follower.reader.cursor();
+                    prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
+                    // Before the first entry, the start of the backlog decides.
+                    if cursor.seq > 0 {
+                        let query = follower.query.clone().backlog_limit(BacklogLimit::All).after(cursor);
+                        follower.reader = self.store.open_reader(query).unwrap();
+                        follower.is_resumed = true;
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -219,7 +258,14 @@ impl StoreModel {
         let mut counts = Vec::new();
         before.iter().for_each(|entry| count_entry(&mut counts, entry));
         let reader = self.store.open_reader(query.clone()).unwrap();
-        self.readers.push(FollowingReader { query, reader, seen: Vec::new(), seq: 0, before: counts });
+        self.readers.push(FollowingReader {
+            query,
+            reader,
+            seen: Vec::new(),
+            seq: 0,
+            before: counts,
+            is_resumed: false,
+        });
         Ok(())
     }
 
@@ -227,7 +273,10 @@ impl StoreModel {
         let query = &follower.query;
         let sum = sum_counts;
         let written: Vec<_> = self.written.iter().filter(|entry| matches_query(query, entry)).collect();
-        if self.exact_by_name {
+        if follower.is_resumed {
+            let known = sum(&follower.seen, None) + sum(&follower.before, None);
+            prop_assert!(known >= written.len() as u64, "{} of {} lost silently", known, written.len());
+        } else if self.exact_by_name {
             prop_assert_eq!(sum(&follower.seen, None) + sum(&follower.before, None), written.len() as u64);
             for name in NAMES.map(dn) {
                 let written = written.iter().filter(|(dn, _)| *dn == name).count() as u64;

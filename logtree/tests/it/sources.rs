@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
-use nodekeel_logtree::source::{FifoError, FifoSource, KmsgSource};
-use nodekeel_logtree::{LogQuery, LogReader, LogStore, WriterOptions, parse};
+use nodekeel_logtree::source::{FifoError, FifoSource, KmsgPosition, KmsgSource};
+use nodekeel_logtree::{LogEntry, LogQuery, LogReader, LogStore, WriterOptions, parse};
 use tokio::time::timeout;
 
 use crate::support::*;
@@ -130,35 +130,43 @@ async fn nothing_but_a_fifo_is_opened() {
     assert!(FifoSource::open(&at("fifo")).is_ok(), "an existing FIFO is used");
 }
 
-/// Writes a record to the kernel log and reads it back.
-#[tokio::test]
-#[ignore = "needs root: reads and writes /dev/kmsg"]
-async fn a_kernel_record_arrives_with_its_level_and_facility() {
-    let store = LogStore::default();
-    let mut kmsg = KmsgSource::open().unwrap();
-    let mark = format!("nodekeel-logtree test {}", std::process::id());
-    OpenOptions::new()
-        .write(true)
-        .open("/dev/kmsg")
-        .unwrap()
-        .write_all(format!("<12>{mark}\n").as_bytes())
-        .unwrap();
+fn write_kernel_record(text: &str) {
+    let mut device = OpenOptions::new().write(true).open("/dev/kmsg").unwrap();
+    device.write_all(format!("<12>{text}\n").as_bytes()).unwrap();
+}
+
+/// Copies the kernel log from a position on until an entry with this text arrives.
+async fn copy_until(store: &LogStore, position: &KmsgPosition, text: &str) -> LogEntry {
+    let mut kmsg = KmsgSource::open(position).unwrap();
     let mut reader = store.open_reader(LogQuery::of_dn(dn("kernel")).follow()).unwrap();
     let to = dn("kernel");
     let find = async {
         while let Some(entry) = reader.next().await {
-            if entry_text(&entry) == mark {
+            if entry_text(&entry) == text {
                 return entry;
             }
         }
         unreachable!("a following reader does not end")
     };
     tokio::select! {
-        found = timeout(TIMEOUT, find) => {
-            let found = found.expect("the record arrives");
-            assert_eq!(entry_level(&found), nodekeel_logtree::Level::Warn);
-            assert!(found.time.elapsed().unwrap_or_default() < TIMEOUT);
-        }
-        ended = kmsg.copy_records(&store, &to) => panic!("{ended:?}"),
+        found = timeout(TIMEOUT, find) => found.expect("the record arrives"),
+        ended = kmsg.copy_records(store, &to) => panic!("{ended:?}"),
     }
+}
+
+/// Writes records to the kernel log and reads them back, by two sources in turn.
+#[tokio::test]
+#[ignore = "needs root: reads and writes /dev/kmsg"]
+async fn a_kernel_record_arrives_once_with_its_level_and_facility() {
+    let (store, position) = (LogStore::default(), KmsgPosition::default());
+    let [first, second] = [1, 2].map(|n| format!("nodekeel-logtree test {} {n}", std::process::id()));
+    KmsgSource::check().unwrap();
+    write_kernel_record(&first);
+    let found = copy_until(&store, &position, &first).await;
+    assert_eq!(entry_level(&found), nodekeel_logtree::Level::Warn);
+    assert!(found.time.elapsed().unwrap_or_default() < TIMEOUT);
+    write_kernel_record(&second);
+    copy_until(&store, &position, &second).await;
+    let texts = entry_texts(&read_backlog(&store, LogQuery::of_dn(dn("kernel"))));
+    assert_eq!(texts.iter().filter(|text| [&first, &second].contains(text)).count(), 2);
 }
