@@ -141,9 +141,22 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// An entry of the tree could not be inspected or repaired. Earlier repairs stay; repeat the call to resume.
+    #[error("can't audit {}", audited_name(path))]
+    AuditTree {
+        /// The entry, relative to the directory; empty for the directory itself.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
     /// Another implementation of [`QuotaSetter`](crate::QuotaSetter) failed.
     #[error("quota backend failed")]
     Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+fn audited_name(path: &std::path::Path) -> std::path::Display<'_> {
+    if path.as_os_str().is_empty() { std::path::Path::new("the directory").display() } else { path.display() }
 }
 
 /// The step that failed in the kernel.
@@ -207,6 +220,7 @@ impl Error {
             Self::ProjectInUse { .. } | Self::AllocationContended | Self::LockTimeout { .. } => true,
             Self::Kernel { source, .. }
             | Self::ChangeTree { source, .. }
+            | Self::AuditTree { source, .. }
             | Self::CountTree { source, .. } => matches!(
                 source.raw_os_error(),
                 Some(
@@ -229,6 +243,7 @@ impl Error {
         match self {
             Self::Kernel { source, .. }
             | Self::ChangeTree { source, .. }
+            | Self::AuditTree { source, .. }
             | Self::CountTree { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => false,
         }

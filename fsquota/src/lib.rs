@@ -78,6 +78,7 @@
 //! numbers are those of linux/quota.h, linux/dqblk_xfs.h and linux/fs.h; differences from the original follow
 //! xfs(5), ext4(5) and the kernel's fs/quota.
 
+mod audit;
 mod engine;
 mod error;
 mod file_system;
@@ -95,6 +96,7 @@ mod sys;
 pub mod testing;
 mod tree;
 
+pub use audit::{AuditFinding, AuditOptions, AuditReport, AuditSummary, FindingKind, ProjectDirectories};
 pub use error::{Error, KernelOperation};
 pub use file_system::{EnforcementGap, FileSystem, FileSystemKind, OpenError};
 pub use limits::{LimitChange, LimitError, ProjectId, QuotaChange, QuotaLimits, QuotaStatus, QuotaUsage};

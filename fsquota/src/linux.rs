@@ -1,6 +1,6 @@
 //! Quota calls to the Linux kernel.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -243,6 +243,30 @@ pub(crate) fn write_project_tag(file: BorrowedFd<'_>, tag: ProjectTag) -> io::Re
     sys::write_attributes(file, &attributes)
 }
 
+/// The tag of a symbolic link, a socket, a FIFO or a device node, which can't be opened; `None` if the kernel does not
+/// tell it, or the entry has just been removed.
+pub(crate) fn read_special_tag(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<ProjectTag>> {
+    match sys::read_attributes_at(dir, name) {
+        Ok(attributes) => Ok(Some(ProjectTag { project: attributes.project, inherit: false })),
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOENT)
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Changes the tag of such an entry.
+pub(crate) fn write_special_tag(dir: BorrowedFd<'_>, name: &CStr, tag: ProjectTag) -> io::Result<()> {
+    let mut attributes = sys::read_attributes_at(dir, name)?;
+    attributes.project = tag.project;
+    sys::write_attributes_at(dir, name, attributes)
+}
+
 /// Whether the attributes of the inode can't be changed.
 pub(crate) fn is_immutable(file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(sys::read_attributes(file)?.flags & sys::IMMUTABLE != 0)
@@ -251,16 +275,35 @@ pub(crate) fn is_immutable(file: BorrowedFd<'_>) -> io::Result<bool> {
 /// Longer than every mark of this release.
 const MAX_MARK_BYTES: usize = 256;
 
+/// The attribute that marks the owner of a project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnerAttribute {
+    /// The directory has none.
+    Missing,
+    /// It names the directory.
+    Own(OwnerMark),
+    /// It names another inode, or is damaged.
+    Foreign,
+}
+
 pub(crate) fn read_owner_mark(dir: BorrowedFd<'_>) -> io::Result<Option<OwnerMark>> {
+    Ok(match read_owner_attribute(dir)? {
+        OwnerAttribute::Own(mark) => Some(mark),
+        OwnerAttribute::Missing | OwnerAttribute::Foreign => None,
+    })
+}
+
+pub(crate) fn read_owner_attribute(dir: BorrowedFd<'_>) -> io::Result<OwnerAttribute> {
     let mut value = [0; MAX_MARK_BYTES];
     let record = match rustix::fs::fgetxattr(dir, OWNER_ATTRIBUTE, &mut value) {
         Ok(length) => OwnerRecord::parse(&value[..length]),
-        Err(Errno::NODATA | Errno::RANGE) => None,
+        Err(Errno::NODATA) => return Ok(OwnerAttribute::Missing),
+        Err(Errno::RANGE) => None,
         Err(error) => return Err(error.into()),
     };
     match record {
-        Some(record) if record.inode == inode_id(dir)? => Ok(Some(record.mark)),
-        _ => Ok(None),
+        Some(record) if record.inode == inode_id(dir)? => Ok(OwnerAttribute::Own(record.mark)),
+        _ => Ok(OwnerAttribute::Foreign),
     }
 }
 

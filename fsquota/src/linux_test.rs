@@ -175,11 +175,31 @@ fn a_mark_names_its_own_inode_and_is_worth_nothing_on_another() {
     for foreign in [&value[..length], &[b'x'; 1000]] {
         rustix::fs::fsetxattr(&copy, OWNER_ATTRIBUTE, foreign, XattrFlags::empty()).unwrap();
         assert_eq!(read_owner_mark(copy.as_fd()).unwrap(), None);
+        assert_eq!(read_owner_attribute(copy.as_fd()).unwrap(), OwnerAttribute::Foreign);
     }
     write_owner_mark(copy.as_fd(), None).unwrap();
     write_owner_mark(copy.as_fd(), None).unwrap();
     write_owner_mark(copy.as_fd(), Some(mark)).unwrap();
     assert_eq!(read_owner_mark(copy.as_fd()).unwrap(), Some(mark));
+}
+
+/// Since Linux 6.17; before, the kernel tells no project of them.
+#[test]
+#[ignore = "needs root"]
+fn special_files_have_a_project_where_the_kernel_tells_it() {
+    let xfs = LoopMount::mount();
+    fs::write(xfs.point.join("file"), "x").unwrap();
+    std::os::unix::fs::symlink("file", xfs.point.join("link")).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, xfs.point.join("fifo"), rustix::fs::Mode::RUSR).unwrap();
+    let root = File::open(&xfs.point).unwrap();
+    for name in [c"link", c"fifo"] {
+        let Some(tag) = read_special_tag(root.as_fd(), name).unwrap() else { return };
+        assert_eq!(tag, ProjectTag::default());
+        write_special_tag(root.as_fd(), name, TAG).unwrap();
+        assert_eq!(read_special_tag(root.as_fd(), name).unwrap().unwrap().project, TAG.project);
+    }
+    assert_eq!(read_project_tag(xfs.open_file("file").as_fd()).unwrap().project, 0, "no link is followed");
+    assert_eq!(read_special_tag(root.as_fd(), c"missing").unwrap(), None);
 }
 
 /// As `open_file_system`, for a directory on any file system.

@@ -7,7 +7,10 @@ use crate::engine::{NonEmptyPolicy, QuotaEngine};
 use crate::file_system::{self, EnforcementGap, FileSystem, OpenError, OpenMode, QuotactlMode};
 use crate::linux::LinuxKernel;
 use crate::tree::{self, TreeSummary};
-use crate::{Error, ProjectId, ProjectRange, QuotaChange, QuotaSetter, QuotaStatus};
+use crate::{
+    AuditOptions, AuditReport, Error, ProjectDirectories, ProjectId, ProjectRange, QuotaChange, QuotaSetter,
+    QuotaStatus, audit,
+};
 
 /// The project quotas of one mounted XFS or ext4 file system.
 ///
@@ -130,6 +133,35 @@ impl ProjectQuota {
         let changed = tree::retag_tree(dir, &[project.get()], 0)?;
         self.engine.finish_clearing(dir, project)?;
         Ok(changed)
+    }
+
+    /// Audits a tree for entries that left the limits of their directory, and for those that count for a directory
+    /// elsewhere; and repairs them, if that is asked for. What has a project without a known owner is reported and never
+    /// changed: audit the directory of the mount to find all owners.
+    ///
+    /// It blocks, follows no symbolic link and enters nothing that is mounted. Each entry is judged once, where it lies
+    /// then; repeat the call if it was killed, or if entries were moved, or limits cleared, meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::AuditTree`], [`Error::Kernel`], and those that [`set_limits`](QuotaSetter::set_limits) has for what is
+    /// not a directory of this file system.
+    pub fn audit_tree(&self, dir: BorrowedFd<'_>, options: AuditOptions) -> Result<AuditReport, Error> {
+        self.engine.inspect_directory(dir)?;
+        audit::audit_tree(&self.engine, dir, options)
+    }
+
+    /// Finds the directory of a project in a tree, such as that of the mount. The kernel keeps no register of that, so
+    /// every directory of the tree is read. It blocks.
+    ///
+    /// # Errors
+    /// As [`audit_tree`](Self::audit_tree).
+    pub fn find_directories(
+        &self,
+        dir: BorrowedFd<'_>,
+        project: ProjectId,
+    ) -> Result<ProjectDirectories, Error> {
+        self.engine.inspect_directory(dir)?;
+        audit::find_directories(dir, project)
     }
 
     #[cfg(feature = "testing")]

@@ -224,6 +224,50 @@ pub(crate) fn write_attributes(file: BorrowedFd<'_>, attributes: &InodeAttribute
     )
 }
 
+/// Attributes of an inode that is not opened. *Source:* linux/fs.h, `struct file_attr`, of the size
+/// `FILE_ATTR_SIZE_VER0`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FileAttributes {
+    pub(crate) flags: u64,
+    extent_size: u32,
+    extents: u32,
+    pub(crate) project: u32,
+    cow_extent_size: u32,
+}
+const _: () = assert!(size_of::<FileAttributes>() == 24);
+
+/// The same on every architecture, since Linux 6.17. *Source:* asm-generic/unistd.h.
+const FILE_GETATTR: c_long = 468;
+const FILE_SETATTR: c_long = 469;
+
+/// Reads the attributes of an entry of a directory, not of what a symbolic link refers to. Fails with ENOSYS before
+/// Linux 6.17.
+pub(crate) fn read_attributes_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<FileAttributes> {
+    let mut attributes = FileAttributes::default();
+    let size = size_of::<FileAttributes>();
+    // SAFETY: the kernel writes at most `size` bytes, the name ends with a NUL, and the descriptor is borrowed.
+    syscall_result(unsafe {
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        libc::syscall(FILE_GETATTR, dir.as_raw_fd(), name.as_ptr(), &mut attributes, size, flags)
+    })?;
+    Ok(attributes)
+}
+
+/// Writes all of them.
+pub(crate) fn write_attributes_at(
+    dir: BorrowedFd<'_>,
+    name: &CStr,
+    attributes: FileAttributes,
+) -> io::Result<()> {
+    let size = size_of::<FileAttributes>();
+    // SAFETY: the kernel reads `size` bytes, the name ends with a NUL, and the descriptor is borrowed.
+    syscall_result(unsafe {
+        let flags = libc::AT_SYMLINK_NOFOLLOW;
+        libc::syscall(FILE_SETATTR, dir.as_raw_fd(), name.as_ptr(), &attributes, size, flags)
+    })
+}
+
 /// Returns when XFS has freed all inodes that were removed before. Frees no preallocated blocks itself,
 /// because the filter matches no project.
 pub(crate) fn flush_removed_inodes(root: BorrowedFd<'_>, unused_project: u32) -> io::Result<()> {

@@ -9,7 +9,7 @@ mod raw_calls;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-pub use checks::{fuzz_fdinfo, fuzz_mountinfo, fuzz_quantity};
+pub use checks::{fuzz_fdinfo, fuzz_mountinfo, fuzz_owner_mark, fuzz_quantity};
 pub use conformance::conformance;
 pub use raw_calls::RawQuotaCalls;
 

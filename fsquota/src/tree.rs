@@ -56,7 +56,7 @@ pub(crate) fn count_tree(dir: BorrowedFd<'_>, project: u32, before: SystemTime) 
 }
 
 /// What is done with the entries of a tree. The files of a directory are visited directly after it.
-trait TreeVisitor {
+pub(crate) trait TreeVisitor {
     /// Visits a directory or a file; returns whether the directory is entered.
     fn visit_inode(
         &mut self,
@@ -64,10 +64,25 @@ trait TreeVisitor {
         is_directory: bool,
         path: &dyn Fn() -> PathBuf,
     ) -> io::Result<bool>;
-    /// Visits a symbolic link, a socket, a FIFO or a device node.
-    fn visit_special(&mut self);
+    /// Visits a symbolic link, a socket, a FIFO or a device node, an entry of a directory.
+    fn visit_special(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+        path: &dyn Fn() -> PathBuf,
+    ) -> io::Result<()> {
+        let _ = (dir, name, path);
+        Ok(())
+    }
     /// Visits an entry on which something is mounted.
-    fn visit_mount(&mut self);
+    fn visit_mount(&mut self) {}
+    /// Whether files are visited, and not directories alone.
+    fn visits_files(&self) -> bool {
+        true
+    }
+    /// All entries of the directory that was entered last, and not left yet, have been visited; that in which the walk
+    /// started is left last.
+    fn leave_directory(&mut self) {}
 }
 
 struct Retag<'a> {
@@ -112,8 +127,9 @@ impl TreeVisitor for Retag<'_> {
         Ok(true)
     }
 
-    fn visit_special(&mut self) {
+    fn visit_special(&mut self, _: BorrowedFd<'_>, _: &CStr, _: &dyn Fn() -> PathBuf) -> io::Result<()> {
         self.summary.special += 1;
+        Ok(())
     }
 
     fn visit_mount(&mut self) {
@@ -146,11 +162,6 @@ impl TreeVisitor for Count {
         }
         Ok(true)
     }
-
-    /// Its project can't be read: it may be in the tree without being of the project.
-    fn visit_special(&mut self) {}
-
-    fn visit_mount(&mut self) {}
 }
 
 /// The number of an inode, and when it was created, if the file system keeps that.
@@ -167,7 +178,10 @@ fn inode_and_birth(file: BorrowedFd<'_>) -> io::Result<(u64, Option<SystemTime>)
 ///
 /// It needs two descriptors and no recursion at any depth: for each directory above, it keeps the names still
 /// to be entered. It returns by `..`, and checks that this is the directory it came from.
-fn walk_tree(dir: BorrowedFd<'_>, visitor: &mut dyn TreeVisitor) -> Result<(), (PathBuf, io::Error)> {
+pub(crate) fn walk_tree(
+    dir: BorrowedFd<'_>,
+    visitor: &mut dyn TreeVisitor,
+) -> Result<(), (PathBuf, io::Error)> {
     let mut walk = TreeWalk { visitor, levels: Vec::new() };
     let walked = walk.run(dir);
     walked.map_err(|(name, source)| (entry_path(&walk.levels, name.as_deref()), source))
@@ -208,6 +222,7 @@ impl TreeWalk<'_> {
                 }
             } else {
                 self.levels.pop();
+                self.visitor.leave_directory();
                 at = self.leave_directory(at).map_err(here)?;
             }
         }
@@ -259,9 +274,11 @@ impl TreeWalk<'_> {
         };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => return Ok(true),
+            _ if !self.visitor.visits_files() => return Ok(false),
             FileType::RegularFile => {}
             _ => {
-                self.visitor.visit_special();
+                let path = || entry_path(&self.levels, Some(name));
+                self.visitor.visit_special(dir, name, &path)?;
                 return Ok(false);
             }
         }

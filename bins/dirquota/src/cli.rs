@@ -1,18 +1,23 @@
 //! The command line.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use nodekeel_fsquota::{Bytes, Inodes, LimitChange};
+use nodekeel_fsquota::{Bytes, Inodes, LimitChange, ProjectId};
 
 const EXIT_CODES: &str = "Exit codes: 0 success (also if the reader of the output closed the pipe), 1 failure, 2 usage \
     error, 3 the file system does not enforce project quotas or is read-only (the message has what to run), 4 the directory \
-    does not exist or has no limits, 5 permission denied.";
+    does not exist or has no limits, 5 permission denied, 6 an audit found content that does not count where it lies, and \
+    did not repair it.";
 
 const LIMITS_NOTE: &str = "Limits are project quotas of XFS or ext4. They bind processes in a separate user namespace. \
     Outside of one, the owner of a file can remove it from its project and so from the limits, and on ext4 a process \
     with CAP_SYS_RESOURCE is not bound at all.";
+
+const AUDIT_NOTE: &str = "What has a project without a known owner is reported and never changed. `set` gives a directory \
+    that was limited by another program or an earlier release its own project, or marks it as the owner.";
 
 /// Set and show byte and inode limits of directory trees.
 #[derive(Debug, Parser)]
@@ -79,6 +84,27 @@ pub(crate) enum Command {
         /// Mount point, or any directory on it.
         mount: PathBuf,
     },
+    /// Find content that does not count where it lies.
+    #[command(after_help = AUDIT_NOTE)]
+    Audit {
+        /// A limited directory, or the mount point, to know the owners of all projects.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+        /// Return what escaped to the limits of its directory, and remove what lies elsewhere from its project.
+        #[arg(long)]
+        repair: bool,
+        /// Maximum number of inspected files and directories per second.
+        #[arg(long, value_name = "NUMBER")]
+        rate: Option<NonZeroU32>,
+    },
+    /// Find the directory of a project.
+    OwnerOf {
+        /// Project, as `list` prints it.
+        #[arg(value_parser = parse_project)]
+        project: ProjectId,
+        /// Mount point, or the directory to search.
+        mount: PathBuf,
+    },
     /// Print shell completions.
     Completion { shell: clap_complete::Shell },
     /// Write man pages into a directory
@@ -104,6 +130,11 @@ pub(crate) struct SetArgs {
     /// no mount.
     #[arg(short, long)]
     pub(crate) recursive: bool,
+}
+
+fn parse_project(text: &str) -> Result<ProjectId, String> {
+    let number = text.parse().map_err(|error| format!("{error}"))?;
+    ProjectId::new(number).ok_or_else(|| "not a project: use a number that `list` prints".to_owned())
 }
 
 fn parse_limit<T: FromStr>(text: &str) -> Result<LimitChange<T>, T::Err> {

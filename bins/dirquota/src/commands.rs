@@ -15,7 +15,7 @@ use crate::report::{CheckReport, ClearReport, ReleaseReport, StatusReport, TreeC
 use crate::table::{self, format_bytes};
 
 /// Opens a directory without following a link, so that replacing it by a link cannot limit another directory.
-fn open_directory(path: &Path) -> Result<OwnedFd, CommandError> {
+pub(crate) fn open_directory(path: &Path) -> Result<OwnedFd, CommandError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
         let source = io::Error::from(error);
@@ -29,12 +29,12 @@ fn open_directory(path: &Path) -> Result<OwnedFd, CommandError> {
 }
 
 /// The project quotas of the file system of a directory or mount point.
-fn open_quota(path: &Path) -> Result<ProjectQuota, CommandError> {
+pub(crate) fn open_quota(path: &Path) -> Result<ProjectQuota, CommandError> {
     ProjectQuota::open(path).map_err(CommandError::OpenQuota)
 }
 
 /// As `open_quota`, also on a read-only mount.
-fn open_quota_for_reading(path: &Path) -> Result<ProjectQuota, CommandError> {
+pub(crate) fn open_quota_for_reading(path: &Path) -> Result<ProjectQuota, CommandError> {
     ProjectQuota::open_for_reading(path).map_err(CommandError::OpenQuota)
 }
 

@@ -35,6 +35,14 @@ pub(crate) enum CommandError {
     Immutable { what: &'static str, path: PathBuf },
     #[error("{} has no quota limits", path.display())]
     NoLimits { path: PathBuf },
+    #[error(
+        "quota audit of {} found content that does not count where it lies: {}",
+        path.display(),
+        if *is_repaired { "see the output for what could not be repaired" } else { "repair it with --repair" }
+    )]
+    AuditFindings { path: PathBuf, is_repaired: bool },
+    #[error("no directory in {} has project {project}: search the mount point", path.display())]
+    NoDirectory { project: ProjectId, path: PathBuf },
     #[error("can't write the output")]
     WriteOutput(#[source] io::Error),
 }
@@ -87,7 +95,8 @@ impl CommandError {
             Self::OpenQuota(_) => 3,
             Self::Action { source: Error::EnforcementOff | Error::ReadOnly, .. } => 3,
             Self::Action { source, .. } if source.is_permission() => 5,
-            Self::NoLimits { .. } => 4,
+            Self::NoLimits { .. } | Self::NoDirectory { .. } => 4,
+            Self::AuditFindings { .. } => 6,
             _ => 1,
         })
     }

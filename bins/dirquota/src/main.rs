@@ -1,5 +1,6 @@
 //! Sets and shows limits of directory trees: see docs/dirquota.md.
 
+mod audit;
 mod cli;
 mod commands;
 mod error;
@@ -11,6 +12,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
+use nodekeel_fsquota::AuditOptions;
 
 use crate::cli::{Cli, Command};
 use crate::error::CommandError;
@@ -37,6 +39,12 @@ fn run_command(cli: Cli) -> Result<(), CommandError> {
         Command::Clear { directory, recursive } => commands::clear_limits(&directory, recursive, &mut out)?,
         Command::Release { mount } => commands::release_projects(&mount, &mut out)?,
         Command::Check { mount } => commands::check_quota(&mount, &mut out)?,
+        Command::Audit { directory, repair, rate } => {
+            let mut options = AuditOptions::default();
+            (options.repair, options.entries_per_second) = (repair, rate);
+            audit::audit_tree(&directory, options, &mut out)?;
+        }
+        Command::OwnerOf { project, mount } => audit::find_owner(project, &mount, &mut out)?,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "dirquota", &mut script);

@@ -1,6 +1,7 @@
 //! Checks over arbitrary input. Each panics if its property does not hold.
 
 use crate::mounts::{self, MountinfoEntry};
+use crate::owner::OwnerRecord;
 use crate::{Bytes, Inodes};
 
 /// Any text parses as a quantity or is rejected. A quantity parses back from its `Display`, and is not less
@@ -34,5 +35,12 @@ pub fn fuzz_mountinfo(text: &[u8]) {
 pub fn fuzz_fdinfo(text: &[u8]) {
     if let Some(id) = mounts::parse_mount_id(text) {
         assert_eq!(mounts::parse_mount_id(format!("pos:\t0\nmnt_id:\t{id}\n").as_bytes()), Some(id));
+    }
+}
+
+/// Any value of the owner's attribute is a mark or damaged. A mark parses back from what is written of it.
+pub fn fuzz_owner_mark(value: &[u8]) {
+    if let Some(record) = OwnerRecord::parse(value) {
+        assert_eq!(OwnerRecord::parse(record.to_string().as_bytes()), Some(record));
     }
 }

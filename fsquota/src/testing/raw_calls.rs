@@ -47,6 +47,15 @@ impl RawQuotaCalls<'_> {
         self.0.engine().kernel.set_project_tag(dir, tag).map_err(KernelOperation::WriteProject.into_error())
     }
 
+    /// Removes an entry from its project, as its owner can.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn leave_project(self, file: BorrowedFd<'_>) -> Result<(), Error> {
+        let left = self.0.engine().kernel.set_project_tag(file, ProjectTag::default());
+        left.map_err(KernelOperation::WriteProject.into_error())
+    }
+
     /// Turns the enforcement of limits off, as `xfs_quota -x -c 'disable -p'` and `quotaoff -P` do.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Parsers of external input: quantities, and the kernel's lists.
 
-use nodekeel_fsquota::testing::{fuzz_fdinfo, fuzz_mountinfo, fuzz_quantity};
+use nodekeel_fsquota::testing::{fuzz_fdinfo, fuzz_mountinfo, fuzz_owner_mark, fuzz_quantity};
 use nodekeel_fsquota::{Bytes, Inodes, QuantityError};
 use proptest::prelude::*;
 
@@ -69,6 +69,15 @@ proptest! {
         fuzz_mountinfo(&text);
         fuzz_mountinfo(line.as_bytes());
         fuzz_mountinfo(&[line.as_bytes(), b"\n", &text, b"\n", line.as_bytes()].concat());
+    }
+
+    #[test]
+    fn any_owner_attribute_is_a_mark_or_damaged(
+        value in prop::collection::vec(any::<u8>(), 0..80),
+        words in "((project|inode|generation|previous|later)=[0-9]{0,11} ?){0,6}",
+    ) {
+        fuzz_owner_mark(&value);
+        fuzz_owner_mark(words.as_bytes());
     }
 
     #[test]

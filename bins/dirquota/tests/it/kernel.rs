@@ -232,3 +232,29 @@ fn an_immutable_directory_is_named_with_the_command_that_helps() {
         run_json(&["set", &dir, "--bytes", "10Mi"]);
     }
 }
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn an_audit_finds_and_repairs_what_was_moved_out_and_the_owner_of_a_project_is_found() {
+    for kind in [FileSystem::Xfs, FileSystem::Ext4] {
+        let mounted = mount_disk(kind);
+        let (mount, dir) = (path_text(mounted.mount_point()), create_dir(&mounted, "dir"));
+        let project = run_json(&["set", &dir, "--bytes", "10Mi"])["project"].to_string();
+        create_dir(&mounted, "dir/sub");
+        assert_eq!(run_json(&["audit", mount])["outside"]["inodes"], 0);
+        fs::rename(mounted.mount_point().join("dir/sub"), mounted.mount_point().join("moved")).unwrap();
+        let output = run_dirquota(&["audit", mount, "-o", "json"]);
+        let audit: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((output.status.code(), &audit["outside"]["inodes"]), (Some(6), &1.into()), "{audit}");
+        let finding = &audit["findings"][0];
+        assert_eq!((&finding["path"], &finding["kind"]), (&"moved".into(), &"moved_out".into()), "{audit}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("repair it with --repair"), "{said}");
+        let repaired = run_json(&["audit", mount, "--repair", "--rate", "1000"]);
+        assert_eq!(repaired["repaired"], 1, "{repaired}");
+        assert_eq!(run_json(&["audit", mount])["outside"]["inodes"], 0);
+        assert_eq!(run_json(&["owner-of", &project, mount])["owner"], Value::from(dir.as_str()));
+        let (said, code) = run_failing(&["owner-of", "4242", mount]);
+        assert!(code == Some(4) && said.contains("has project 4242"), "{said}");
+    }
+}

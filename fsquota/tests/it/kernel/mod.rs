@@ -11,6 +11,7 @@ use nodekeel_fsquota::{
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use testbed::guest::disk::{FileSystem, GuestDisk, MountedDisk};
 
+mod audit;
 mod concurrency;
 mod contract;
 mod enforcement;

@@ -1,0 +1,154 @@
+//! The second pass: judges and repairs each entry.
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, FileType, Stat};
+
+use super::judge::{EntryFacts, Judgement, KnownProjects, MarkHolder, Scope, judge_entry};
+use super::pace::WalkPace;
+use super::{AuditFinding, AuditOptions, AuditReport, FindingKind};
+use crate::ProjectId;
+use crate::kernel::ProjectTag;
+use crate::linux::{self, OwnerAttribute};
+use crate::tree::TreeVisitor;
+
+/// *Source:* stat(2), `st_blocks`.
+const STAT_BLOCK: u64 = 512;
+
+pub(super) struct AuditVisitor<'a> {
+    projects: &'a KnownProjects,
+    repairs: bool,
+    pace: WalkPace,
+    /// Of the directories on the way down.
+    scopes: Vec<Scope>,
+    /// Inodes with several names that were found.
+    linked: HashSet<u64>,
+    report: AuditReport,
+}
+
+impl<'a> AuditVisitor<'a> {
+    pub(super) fn new(projects: &'a KnownProjects, options: AuditOptions, top: Scope) -> Self {
+        let mut report = AuditReport::default();
+        report.summary.owners = projects.owned.len() as u64;
+        let pace = WalkPace::new(options.entries_per_second);
+        Self { projects, repairs: options.repair, pace, scopes: vec![top], linked: HashSet::new(), report }
+    }
+
+    pub(super) fn into_report(self) -> AuditReport {
+        self.report
+    }
+
+    fn judge(&mut self, facts: EntryFacts) -> Judgement {
+        self.pace.wait();
+        self.report.summary.entries += 1;
+        let scope = self.scopes.last().copied().unwrap_or(Scope::Free);
+        judge_entry(facts, scope, self.projects)
+    }
+
+    /// Adds an entry to the report; returns what repairs it, if it is to be.
+    fn record(
+        &mut self,
+        (judged, tag): (Judgement, ProjectTag),
+        stat: impl FnOnce() -> io::Result<Stat>,
+        path: &dyn Fn() -> PathBuf,
+    ) -> io::Result<Option<ProjectTag>> {
+        let Judgement { finding, is_in_unowned, repair, .. } = judged;
+        if finding.is_none() && !is_in_unowned {
+            return Ok(None);
+        }
+        let stat = stat()?;
+        if stat.st_nlink > 1 && !is_directory(&stat) && !self.linked.insert(stat.st_ino) {
+            return Ok(None);
+        }
+        let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * STAT_BLOCK;
+        match finding {
+            Some(kind) => self.report.add(kind, bytes, || AuditFinding {
+                path: path(),
+                kind,
+                project: ProjectId::new(tag.project),
+            }),
+            None => self.report.summary.add(FindingKind::Unowned, bytes),
+        }
+        Ok(repair.filter(|_| self.repairs))
+    }
+
+    fn count_repair(
+        &mut self,
+        repaired: io::Result<()>,
+        is_immutable: impl FnOnce() -> bool,
+    ) -> io::Result<()> {
+        match repaired {
+            Ok(()) => self.report.summary.repaired += 1,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_immutable() => {
+                self.report.summary.immutable += 1;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+impl TreeVisitor for AuditVisitor<'_> {
+    fn visit_inode(
+        &mut self,
+        file: BorrowedFd<'_>,
+        is_directory: bool,
+        path: &dyn Fn() -> PathBuf,
+    ) -> io::Result<bool> {
+        let tag = linux::read_project_tag(file)?;
+        let mark = if is_directory { read_mark(file)? } else { MarkHolder::Nobody };
+        let judged = self.judge(EntryFacts { tag, mark, is_directory });
+        if let Some(wanted) = self.record((judged, tag), || Ok(rustix::fs::fstat(file)?), path)? {
+            let repaired = linux::write_project_tag(file, wanted);
+            self.count_repair(repaired, || linux::is_immutable(file).unwrap_or(false))?;
+        }
+        if is_directory {
+            self.scopes.push(judged.below);
+        }
+        Ok(true)
+    }
+
+    fn visit_special(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+        path: &dyn Fn() -> PathBuf,
+    ) -> io::Result<()> {
+        let Some(tag) = linux::read_special_tag(dir, name)? else {
+            self.pace.wait();
+            self.report.summary.entries += 1;
+            self.report.summary.special += 1;
+            return Ok(());
+        };
+        let judged = self.judge(EntryFacts { tag, ..EntryFacts::default() });
+        let stat = || Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
+        if let Some(wanted) = self.record((judged, tag), stat, path)? {
+            self.count_repair(linux::write_special_tag(dir, name, wanted), || false)?;
+        }
+        Ok(())
+    }
+
+    fn visit_mount(&mut self) {
+        self.report.summary.mounts += 1;
+    }
+
+    fn leave_directory(&mut self) {
+        self.scopes.pop();
+    }
+}
+
+fn is_directory(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
+fn read_mark(dir: BorrowedFd<'_>) -> io::Result<MarkHolder> {
+    Ok(match linux::read_owner_attribute(dir)? {
+        OwnerAttribute::Missing => MarkHolder::Nobody,
+        OwnerAttribute::Own(mark) => MarkHolder::Itself(mark.project),
+        OwnerAttribute::Foreign => MarkHolder::Another,
+    })
+}
