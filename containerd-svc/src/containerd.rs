@@ -1,5 +1,6 @@
 //! The image store of a containerd, through its content, leases and images services, which 1.6 and 2.x share.
 
+mod image_deletions;
 mod import;
 mod unpack;
 mod writer;
@@ -24,6 +25,7 @@ use crate::image::{Descriptor, Image};
 use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
 use crate::{Digest, DiskReserve, DiskSpace, Namespace};
 
+pub(crate) use image_deletions::ImageDeletions;
 use import::ContainerdImport;
 
 /// The default snapshotter of containerd.

@@ -35,13 +35,17 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// ```text
 /// …containerd           the daemon; ready when it answers Version, and its CRI too, if it has one
 /// ├─ runsc              gVisor's log, if gVisor is among the runtimes
-/// └─ preseed            images; ready when they are imported and the CRI lists them
+/// └─ preseed            images; ready while they are imported and the CRI lists them
 /// ```
 ///
-/// Other runnables can wait for `preseed`. It is done if every bundle is imported. Otherwise, it fails after it
+/// Other runnables can wait for `preseed`. It stays ready if every bundle is imported. Otherwise, it fails after it
 /// was ready, so that the others start with what there is; its failure names the bundles, and each attempt
 /// imports what has been repaired, or fits now. So it does where the directory is empty, and its disk may not be
 /// mounted. While the store itself fails, or the directory is missing or can't be read, it is not ready.
+///
+/// It is notified when one of its images is deleted, takes back that it is ready, and imports the image again: at
+/// once, but at most once in ten minutes. The kubelet, which deletes images to free a full disk, spares pinned ones;
+/// containerd 1.6 has no pins, and there it may delete the image each time.
 ///
 /// Its environment is `PATH`, where it looks up its shims and runc, `TMPDIR`, and the variables of `env`;
 /// nothing else, because the shims inherit all of it. A stop affects the daemon only: its shims, and so the

@@ -120,7 +120,7 @@ pub use plan::{
 };
 pub use platform::Platform;
 pub use prepare::{PrepareError, prepare_layout};
-pub use preseed::{BundleOutcome, Preseed, PreseedError, PreseedReport};
+pub use preseed::{BundleCounts, BundleOutcome, Preseed, PreseedError, PreseedReport};
 pub use runsc::runsc_log_reader;
 pub use scan::SkippedEntry;
 pub use single_archive::import_archive;

@@ -43,6 +43,18 @@ struct PassMemory {
     measured: BTreeMap<Bundle, Arc<MeasuredFiles>>,
     /// Unchanged bundles that the log has already.
     logged: BTreeSet<Bundle>,
+    /// Of the last pass.
+    counts: Option<BundleCounts>,
+}
+
+/// How many bundles of a directory are imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BundleCounts {
+    /// Imported now or before.
+    pub imported: usize,
+    /// Not imported: invalid, unreadable, or too large for the free space.
+    pub failed: usize,
 }
 
 /// Why a bundle cannot be imported.
@@ -122,6 +134,12 @@ impl PreseedReport {
         self.outcomes.iter().filter(failed).count()
     }
 
+    /// How many bundles are imported, and how many are not.
+    pub fn bundle_counts(&self) -> BundleCounts {
+        let failed = self.failures().len();
+        BundleCounts { imported: self.outcomes.len() - failed, failed }
+    }
+
     /// Why bundles are not imported: a line for each, with its path.
     pub fn failures(&self) -> Vec<String> {
         let failure = |outcome: &BundleOutcome| match outcome {
@@ -182,6 +200,12 @@ impl Preseed {
         &self.bundle_dir
     }
 
+    /// How many bundles the last complete pass over a directory with bundles has left imported, and how many not;
+    /// `None` before. Clones of this value share it.
+    pub fn bundle_counts(&self) -> Option<BundleCounts> {
+        self.lock_memory().counts
+    }
+
     /// Processes all bundles, one at a time, and logs a line for each. An invalid bundle does not affect the
     /// others. What bundles no longer bring loses its marks and its pin at the end.
     ///
@@ -203,7 +227,9 @@ impl Preseed {
         outcomes.iter().for_each(|outcome| self.log_outcome(outcome));
         let (processed, changes) = PreseedPass::new(self, store, wanted).run().await?;
         outcomes.extend(processed);
-        Ok(PreseedReport { outcomes, skipped, changes, is_empty: false })
+        let report = PreseedReport { outcomes, skipped, changes, is_empty: false };
+        self.lock_memory().counts = Some(report.bundle_counts());
+        Ok(report)
     }
 
     async fn scan_bundles(&self) -> Result<Option<ScanResult>, PreseedError> {

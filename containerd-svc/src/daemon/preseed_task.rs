@@ -1,17 +1,18 @@
 //! The import of bundles as a runnable below its containerd.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodekeel_supervisor::{Context, Failure, Runnable};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Containerd;
-use crate::containerd::{ContainerdImages, daemon_version};
+use crate::containerd::{ContainerdImages, ImageDeletions, daemon_version};
 use crate::cri::{CRI_NAMESPACE, list_cri_images};
 use crate::preseed::{BundleOutcome, Preseed, PreseedReport};
-use crate::{DiskReserve, ImageStoreError, ImportError};
+use crate::{DiskReserve, ImageStore as _, ImageStoreError, ImportError, Namespace};
 
 /// Maximum time until the tree reports the exit of a containerd that does not answer; after that, it is still
 /// running.
@@ -22,6 +23,10 @@ const CRI_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two lists of the CRI.
 const CRI_LIST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Minimum time between two imports of deleted images: a kubelet that frees a full disk deletes images every five
+/// minutes, where they have no pins.
+const REIMPORT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Bundles that a failure names with their reasons; the log has all of them.
 const MAX_NAMED_FAILURES: usize = 5;
@@ -36,7 +41,7 @@ pub(super) struct PreseedTask {
     has_cri: bool,
 }
 
-/// Creates a runnable that imports once its containerd is ready: see [`Containerd`].
+/// Creates a runnable that imports once its containerd is ready, and again what is deleted: see [`Containerd`].
 ///
 /// If the store failed because containerd exited, that is containerd's failure only: this runnable is
 /// cancelled with it.
@@ -45,28 +50,17 @@ pub(super) fn preseed_runnable(containerd: String, task: PreseedTask) -> impl Ru
         let (containerd, task) = (containerd.clone(), task.clone());
         async move {
             ctx.wait_ready(&containerd).await?;
-            let imported = tokio::select! {
+            let failure = tokio::select! {
                 biased;
                 cancelled = ctx.canceled() => return Err(cancelled.into()),
-                imported = task.import_bundles() => imported,
+                failed = task.keep_images(&ctx) => match failed { Err(failure) => failure },
             };
-            let imported = match imported {
-                Ok(report) => {
-                    ctx.signal_ready()?;
-                    describe_failures(&report).and_then(|()| task.check_not_empty(&report))
-                }
-                Err(failure) => Err(failure),
-            };
-            if let Err(failure) = imported {
-                if daemon_version(&task.socket).await.is_err()
-                    && let Ok(cancelled) = timeout(EXIT_TIMEOUT, ctx.canceled()).await
-                {
-                    return Err(cancelled.into());
-                }
-                return Err(failure);
+            if daemon_version(&task.socket).await.is_err()
+                && let Ok(cancelled) = timeout(EXIT_TIMEOUT, ctx.canceled()).await
+            {
+                return Err(cancelled.into());
             }
-            ctx.signal_done()?;
-            Ok(())
+            Err(failure)
         }
     }
 }
@@ -79,6 +73,30 @@ impl PreseedTask {
             root: containerd.layout.root_dir(),
             disk_reserve: containerd.disk_reserve,
             has_cri,
+        }
+    }
+
+    /// Imports the bundles, and imports them again when one of their images is deleted. It is ready while all images
+    /// exist, and returns only an error.
+    async fn keep_images(&self, ctx: &Context) -> Result<Infallible, Failure> {
+        let store = ContainerdImages::connect(&self.socket).await?;
+        let store = store.with_disk(&self.root, self.disk_reserve);
+        let namespace = CRI_NAMESPACE.parse()?;
+        let mut deletions = ImageDeletions::subscribe(&self.socket, &namespace).await?;
+        let mut limit = ReimportLimit::default();
+        store.discard_abandoned_imports().await?;
+        loop {
+            let report = self.import_bundles(&store).await?;
+            ctx.signal_ready()?;
+            describe_failures(&report)?;
+            self.check_not_empty(&report)?;
+            let missing = wait_missing(&store, &mut deletions, &report).await?;
+            let now = Instant::now();
+            let due = limit.next_import(now);
+            let reason = describe_missing(&missing, due > now);
+            tracing::warn!("{reason}");
+            ctx.signal_not_ready(reason)?;
+            sleep_until(due).await;
         }
     }
 
@@ -95,11 +113,8 @@ impl PreseedTask {
     }
 
     /// Runs one pass, and waits until the CRI lists the images; an error if the store failed.
-    async fn import_bundles(&self) -> Result<PreseedReport, Failure> {
-        let store = ContainerdImages::connect(&self.socket).await?;
-        let store = store.with_disk(&self.root, self.disk_reserve);
-        store.discard_abandoned_imports().await?;
-        let report = self.preseed.run(&store).await?;
+    async fn import_bundles(&self, store: &ContainerdImages) -> Result<PreseedReport, Failure> {
+        let report = self.preseed.run(store).await?;
         if report.outcomes.iter().any(is_out_of_space) {
             tracing::error!("{}", describe_free_space(&self.root));
         }
@@ -107,7 +122,9 @@ impl PreseedTask {
             describe_failures(&report)?;
         }
         if self.has_cri {
-            wait_listed(&self.socket, &imported_names(&report)).await?;
+            let of_cri = |(namespace, _): &(&Namespace, &String)| namespace.as_str() == CRI_NAMESPACE;
+            let names = imported_images(&report).filter(of_cri).map(|(_, name)| name.clone()).collect();
+            wait_listed(&self.socket, &names).await?;
         }
         Ok(report)
     }
@@ -124,15 +141,68 @@ fn is_out_of_space(outcome: &BundleOutcome) -> bool {
     )
 }
 
-/// The names in the CRI's namespace that bundles bring.
-fn imported_names(report: &PreseedReport) -> BTreeSet<String> {
-    let names = report.outcomes.iter().filter_map(|outcome| match outcome {
+/// The images that bundles bring.
+fn imported_images(report: &PreseedReport) -> impl Iterator<Item = (&Namespace, &String)> {
+    report.outcomes.iter().flat_map(|outcome| match outcome {
         BundleOutcome::Imported { bundle, images } | BundleOutcome::Unchanged { bundle, images } => {
-            (bundle.namespace.as_str() == CRI_NAMESPACE).then_some(images)
+            images.iter().map(|image| (&bundle.namespace, image)).collect()
         }
-        BundleOutcome::KnownInvalid { .. } | BundleOutcome::Failed(_) => None,
-    });
-    names.flatten().cloned().collect()
+        BundleOutcome::KnownInvalid { .. } | BundleOutcome::Failed(_) => Vec::new(),
+    })
+}
+
+/// Waits until one of the images of the bundles was deleted and doesn't exist; returns all that don't in its namespace.
+async fn wait_missing(
+    store: &ContainerdImages,
+    deletions: &mut ImageDeletions,
+    report: &PreseedReport,
+) -> Result<Vec<String>, Failure> {
+    loop {
+        let deleted = deletions.next().await?;
+        let is_deleted = |(namespace, name): &(&Namespace, &String)| {
+            namespace.as_str() == deleted.namespace && **name == deleted.name
+        };
+        let Some((namespace, _)) = imported_images(report).find(is_deleted) else { continue };
+        let listed: BTreeSet<_> =
+            store.list_images(namespace).await?.into_iter().map(|image| image.name).collect();
+        let brought = imported_images(report).filter(|(of, _)| *of == namespace).map(|(_, name)| name);
+        let missing: Vec<_> = brought.filter(|name| !listed.contains(*name)).cloned().collect();
+        if !missing.is_empty() {
+            return Ok(missing);
+        }
+    }
+}
+
+/// How often deleted images are imported again: at once, but not more than once in [`REIMPORT_INTERVAL`], since a
+/// kubelet that frees a full disk may delete them each time.
+#[derive(Debug, Default)]
+struct ReimportLimit {
+    last: Option<Instant>,
+}
+
+impl ReimportLimit {
+    /// When the images that are missing now are imported.
+    fn next_import(&mut self, now: Instant) -> Instant {
+        let due = self.last.map_or(now, |last| now.max(last + REIMPORT_INTERVAL));
+        self.last = Some(due);
+        due
+    }
+}
+
+fn describe_missing(missing: &[String], waits: bool) -> String {
+    let mut text = format!("image {} was deleted", missing[0]);
+    if missing.len() > 1 {
+        text += &format!(", and {} more", missing.len() - 1);
+    }
+    text += ": importing it again";
+    if waits {
+        let minutes = REIMPORT_INTERVAL.as_secs() / 60;
+        text += &format!(
+            " {minutes} minutes after the last time; where the kubelet deletes it to free a full disk (containerd 1.6 \
+             has no pins), remove its bundle or enlarge the disk"
+        );
+    }
+    text
 }
 
 /// Waits until the CRI lists all of these names.
@@ -187,6 +257,27 @@ fn describe_free_space(root: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deleted_images_are_imported_again_at_once_and_then_once_in_an_interval() {
+        let (mut limit, start) = (ReimportLimit::default(), Instant::now());
+        assert_eq!(limit.next_import(start), start);
+        let soon = start + Duration::from_secs(1);
+        assert_eq!(limit.next_import(soon), start + REIMPORT_INTERVAL);
+        let later = start + REIMPORT_INTERVAL * 3;
+        assert_eq!(limit.next_import(later), later);
+    }
+
+    #[test]
+    fn a_status_names_a_deleted_image_and_how_long_it_stays_deleted() {
+        let missing = ["a:1", "b:1"].map(str::to_owned);
+        assert_eq!(
+            describe_missing(&missing, false),
+            "image a:1 was deleted, and 1 more: importing it again"
+        );
+        let text = describe_missing(&missing[..1], true);
+        assert!(text.starts_with("image a:1 was deleted: importing it again 10 minutes after"), "{text}");
+    }
 
     #[test]
     fn free_space_is_given_in_bytes_and_inodes() {

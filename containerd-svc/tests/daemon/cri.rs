@@ -99,19 +99,6 @@ mod wire {
         pub(super) image: Option<Name>,
     }
 
-    /// An image in a list.
-    #[derive(Clone, PartialEq, Message)]
-    pub(super) struct ListedImage {
-        #[prost(string, repeated, tag = "2")]
-        pub(super) tags: Vec<String>,
-    }
-
-    #[derive(Clone, PartialEq, Message)]
-    pub(super) struct ImageList {
-        #[prost(message, repeated, tag = "1")]
-        pub(super) images: Vec<ListedImage>,
-    }
-
     #[derive(Clone, PartialEq, Message)]
     pub(super) struct ContainerConfig {
         #[prost(message, optional, tag = "1")]
@@ -177,12 +164,10 @@ impl CriClient {
         cri
     }
 
-    /// The tags of all images that the CRI lists now.
-    pub(crate) async fn list_images(socket: &Path) -> Vec<String> {
-        let cri = Self { channel: containerd_client::connect(socket).await.unwrap() };
-        let list: wire::ImageList =
-            cri.call("ImageService/ListImages", wire::ImageStatus::default()).await.unwrap();
-        list.images.into_iter().flat_map(|image| image.tags).collect()
+    /// Removes an image, as `crictl rmi` does.
+    pub(crate) async fn remove_image(&self, name: &str) {
+        let request = wire::ImageStatus { image: Some(wire::Name { name: name.to_owned() }) };
+        let _: wire::ImageStatus = self.call("ImageService/RemoveImage", request).await.unwrap();
     }
 
     async fn call<A: Message + Default + 'static>(

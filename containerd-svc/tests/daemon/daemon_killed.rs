@@ -42,8 +42,8 @@ async fn a_daemon_killed_while_importing_has_every_image_in_the_end(release: Rel
     while kills < KILLS {
         daemon.wait_state("root.containerd", generation, RunnableState::Ready).await;
         // The import may finish between two kills; that is allowed.
-        let done = daemon.wait_state("root.containerd.preseed", generation, RunnableState::Done);
-        drop(tokio::time::timeout(Duration::from_millis(25 * kills), done).await);
+        let ready = daemon.wait_state("root.containerd.preseed", generation, RunnableState::Ready);
+        drop(tokio::time::timeout(Duration::from_millis(25 * kills), ready).await);
         daemon.kill();
         (kills, generation) = (kills + 1, generation + 1);
         daemon.wait_state("root.containerd", generation, RunnableState::Ready).await;
@@ -56,7 +56,7 @@ async fn a_daemon_killed_while_importing_has_every_image_in_the_end(release: Rel
             assert!(checked.contains("complete (2/2)"), "after kill {kills}: {checked}");
         }
     }
-    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Done).await;
+    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
     let names: Vec<_> = daemon.images().await.list_images(&namespace()).await.unwrap();
     assert_eq!(names.len(), BUNDLES);
     let checked = daemon.ctr(&["images", "check"]);
@@ -84,7 +84,7 @@ async fn what_a_killed_import_wrote_is_discarded_by_the_next_one(release: Releas
     })
     .unwrap();
     daemon.kill();
-    daemon.wait_state("root.containerd.preseed", 2, RunnableState::Done).await;
+    daemon.wait_state("root.containerd.preseed", 2, RunnableState::Ready).await;
     assert_eq!(daemon.ctr(&["leases", "ls", "--quiet"]).trim(), "nodekeel-of-the-operator");
     assert!(!daemon.ctr(&["content", "active"]).contains("nodekeel-"), "nothing is half written");
     daemon.stop().await;

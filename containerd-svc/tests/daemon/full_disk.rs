@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _, ImageStoreError, ImportError, Preseed};
-use nodekeel_supervisor::RunnableState;
 use testbed::{ScratchDir, command_output, tools};
 
 use crate::harness::{Release, TestDaemon, bundle_dir, namespace, noise_layer, put_bundle, wait_node};
@@ -60,7 +59,7 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(rele
     assert!(exit.contains("1 of 3 bundles are not imported") && exit.contains("big.tar"), "{exit}");
     assert!(exit.contains("above the reserve of"), "{exit}");
     mount("remount,size=64m");
-    daemon.wait_state(preseed, 3, RunnableState::Done).await;
+    daemon.restart_preseed().await;
     assert_eq!(daemon.ctr(&["images", "check"]).matches("complete (2/2)").count(), 3);
     daemon.stop().await;
 }

@@ -145,6 +145,15 @@ impl TestDaemon {
         }
     }
 
+    /// Starts the preseed again after a repair, and waits until it is ready: each run from then on has the repair.
+    pub(crate) async fn restart_preseed(&self) {
+        let preseed = "root.containerd.preseed";
+        let tree = self.supervisor.snapshot();
+        let generation = tree.iter().find(|node| *node.dn == *preseed).unwrap().generation;
+        self.supervisor.restart_runnable(preseed).unwrap();
+        self.wait_state(preseed, generation + 1, RunnableState::Ready).await;
+    }
+
     pub(crate) async fn images(&self) -> ContainerdImages {
         ContainerdImages::connect(&self.layout.socket_path()).await.unwrap()
     }

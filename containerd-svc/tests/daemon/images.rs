@@ -1,17 +1,26 @@
 //! The image store, and containers of its images.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
-use nodekeel_containerd_svc::{BundleOutcome, ImageStore as _};
+use nodekeel_containerd_svc::{
+    BundleOutcome, ContainerdConfig, ContainerdSettings, CriSettings, ImageStore as _, Preseed,
+};
+use nodekeel_supervisor::{RunnableState, RunnableStatus, WaitReason};
+use testbed::ScratchDir;
 
-use crate::harness::{Release, TestDaemon, busybox_layer, namespace, put_bundle};
+use crate::cri::{CriClient, POD_IMAGE};
+use crate::harness::{
+    Release, TestDaemon, bundle_dir, busybox_layer, namespace, pod_image, put_bundle, wait_node,
+};
 
 crate::on_both!(
     containerd_images_meet_the_contract,
     a_container_runs_from_a_preseeded_image,
     an_unchanged_bundle_is_not_read_again_and_removed_content_is_restored,
     layers_are_unpacked_on_request,
+    a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_minutes,
 );
 
 async fn containerd_images_meet_the_contract(release: Release) {
@@ -82,5 +91,33 @@ async fn layers_are_unpacked_on_request(release: Release) {
     assert_eq!(committed.len(), 1, "{snapshots}");
     let output = daemon.run_echo("localhost/busybox:1", "running");
     assert_eq!(output, "running\n");
+    daemon.stop().await;
+}
+
+/// An operator deletes images through the CRI, and through containerd's API.
+async fn a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_minutes(release: Release) {
+    let scratch = Arc::new(ScratchDir::new().unwrap());
+    put_bundle(&scratch, "pod.tar", &pod_image().to_tar());
+    let cri = CriSettings { cni_conf: scratch.path().join("cni"), ..CriSettings::default() };
+    let settings = ContainerdSettings { cri: Some(cri), ..ContainerdSettings::default() };
+    let directory = bundle_dir(&scratch);
+    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
+        containerd.config = ContainerdConfig::Settings(settings);
+        containerd.preseed = Some(Preseed::new(directory));
+    })
+    .await;
+    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    CriClient::connect(&daemon.layout.socket_path()).await.remove_image(POD_IMAGE).await;
+    // Waits until the image is there.
+    CriClient::connect(&daemon.layout.socket_path()).await;
+    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    drop(daemon.ctr(&["images", "rm", "--sync", POD_IMAGE]));
+    let is_waiting = |node: &RunnableStatus| {
+        let WaitReason::Condition(reason) = &node.waiting_for else { return false };
+        reason.contains(POD_IMAGE) && reason.contains("10 minutes")
+    };
+    let waiting = wait_node(&daemon.supervisor, "root.containerd.preseed", is_waiting).await.unwrap();
+    assert_eq!((waiting.generation, waiting.exits.len()), (1, 0), "{waiting:?}");
+    assert!(!daemon.ctr(&["images", "ls", "--quiet"]).contains(POD_IMAGE));
     daemon.stop().await;
 }

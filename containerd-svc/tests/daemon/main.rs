@@ -10,6 +10,7 @@ mod full_disk;
 mod gvisor;
 mod harness;
 mod images;
+mod late_cri;
 mod pods;
 mod process;
 mod second_version;

@@ -20,7 +20,7 @@ crate::on_both!(
     the_daemon_is_ready_when_it_answers_and_has_two_environment_variables,
     a_stale_socket_does_not_prevent_a_start,
     a_restart_leaves_containers_running,
-    images_are_listed_when_preseed_is_done,
+    images_are_listed_when_preseed_is_ready,
     a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repaired,
     a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_empty_one_is_named,
     every_config_version_is_accepted,
@@ -85,7 +85,7 @@ async fn a_restart_leaves_containers_running(release: Release) {
 }
 
 /// Reference 10: once more after the daemon's restart.
-async fn images_are_listed_when_preseed_is_done(release: Release) {
+async fn images_are_listed_when_preseed_is_ready(release: Release) {
     let scratch = Arc::new(ScratchDir::new().unwrap());
     put_bundle(
         &scratch,
@@ -99,11 +99,11 @@ async fn images_are_listed_when_preseed_is_done(release: Release) {
         containerd.preseed = Some(Preseed::new(directory));
     })
     .await;
-    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Done).await;
+    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("registry.k8s.io/pause:3.10"));
     daemon.kill();
     daemon.wait_state("root.containerd", 2, RunnableState::Ready).await;
-    daemon.wait_state("root.containerd.preseed", 2, RunnableState::Done).await;
+    daemon.wait_state("root.containerd.preseed", 2, RunnableState::Ready).await;
     daemon.stop().await;
 }
 
@@ -130,7 +130,7 @@ async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repair
     }
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("pause:3.10"));
     fs::rename(bad.with_file_name("pause.tar"), bad).unwrap();
-    daemon.wait_state(preseed, 1, RunnableState::Done).await;
+    daemon.restart_preseed().await;
     daemon.stop().await;
 }
 
@@ -153,7 +153,6 @@ async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_em
         let text = exit.exit.to_string();
         assert!(text.contains(&path) && text.contains("No such file"), "{text}");
     }
-    let generation = node.generation;
     let tree = daemon.supervisor.snapshot();
     let dependent = tree.iter().find(|node| *node.dn == *"root.dependent").unwrap();
     assert_eq!(dependent.state, RunnableState::New, "{dependent:?}");
@@ -168,7 +167,7 @@ async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_em
         "a.tar",
         &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a").to_tar(),
     );
-    daemon.wait_state(preseed, generation, RunnableState::Done).await;
+    daemon.restart_preseed().await;
     daemon.stop().await;
 }
 

@@ -38,7 +38,11 @@ impl BundleFixture {
     }
 
     pub(crate) async fn run_preseed(&self) -> PreseedReport {
-        self.preseed.run(&self.store).await.unwrap()
+        let report = self.preseed.run(&self.store).await.unwrap();
+        if !report.is_empty {
+            assert_eq!(self.preseed.bundle_counts(), Some(report.bundle_counts()));
+        }
+        report
     }
 
     /// The names of the images, sorted.

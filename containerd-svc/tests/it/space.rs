@@ -53,6 +53,8 @@ async fn a_bundle_that_does_not_fit_is_left_out_before_its_first_byte_and_named(
             assert_eq!(again, [text], "also where it is not measured again");
             let report = bundles.put_bundle("b.tar", &small).run_preseed().await;
             assert_eq!(count_outcomes(&report), [1, 0, 1], "the others are imported");
+            let counts = report.bundle_counts();
+            assert_eq!((counts.imported, counts.failed), (1, 1));
             bundles.store.set_disk_bytes(10 * DISK_BYTES);
             assert_eq!(count_outcomes(&bundles.run_preseed().await), [1, 1, 0], "{file}");
         }

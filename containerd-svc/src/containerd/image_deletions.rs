@@ -1,0 +1,94 @@
+//! Deletions of images, from containerd's event stream.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use containerd_client::services::v1::events_client::EventsClient;
+use containerd_client::services::v1::{ImageDelete, PublishRequest, SubscribeRequest};
+use containerd_client::types::Envelope;
+use prost::Message as _;
+use prost_types::Any;
+use tokio::time::interval;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use super::namespaced_request;
+use crate::Namespace;
+use crate::store::ErrorSource;
+
+/// *Source:* containerd's `metadata/images.go`.
+const DELETION_TOPIC: &str = "/images/delete";
+
+/// The topic of the marker that shows that the subscription has started: containerd answers a subscription only with
+/// its first event.
+const MARKER_TOPIC: &str = "/nodekeel/subscribed";
+
+/// The time after which a marker that was published before the subscription started is published again.
+const MARKER_INTERVAL: Duration = Duration::from_millis(100);
+
+/// An image that was deleted; it may exist again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DeletedImage {
+    /// Its namespace.
+    pub(crate) namespace: String,
+    /// Its name.
+    pub(crate) name: String,
+}
+
+/// A subscription to the deletions of all namespaces.
+#[derive(Debug)]
+pub(crate) struct ImageDeletions {
+    socket: PathBuf,
+    events: Streaming<Envelope>,
+}
+
+/// The event stream of a containerd can't be read, or ended: containerd has exited, or hangs.
+#[derive(Debug, thiserror::Error)]
+#[error("can't read the event stream of containerd at {socket} (is it running?)")]
+pub(crate) struct EventStreamError {
+    socket: PathBuf,
+    #[source]
+    source: ErrorSource,
+}
+
+impl ImageDeletions {
+    /// Subscribes; every deletion after this has returned is reported.
+    pub(crate) async fn subscribe(socket: &Path, namespace: &Namespace) -> Result<Self, EventStreamError> {
+        let failed = |source: ErrorSource| EventStreamError { socket: socket.to_owned(), source };
+        let channel = containerd_client::connect(socket).await.map_err(|error| failed(error.into()))?;
+        let filters = [DELETION_TOPIC, MARKER_TOPIC].map(|topic| format!("topic==\"{topic}\"")).to_vec();
+        let mut client = EventsClient::new(channel.clone());
+        let subscribed = client.subscribe(SubscribeRequest { filters });
+        tokio::pin!(subscribed);
+        let mut due = interval(MARKER_INTERVAL);
+        let events = loop {
+            tokio::select! {
+                answer = &mut subscribed => break answer.map_err(|status| failed(status.into()))?.into_inner(),
+                _ = due.tick() => publish_marker(&channel, namespace).await.map_err(failed)?,
+            }
+        };
+        Ok(Self { socket: socket.to_owned(), events })
+    }
+
+    /// Waits for the next deletion.
+    pub(crate) async fn next(&mut self) -> Result<DeletedImage, EventStreamError> {
+        let failed = |source: ErrorSource| EventStreamError { socket: self.socket.clone(), source };
+        loop {
+            let event = self.events.message().await.map_err(|status| failed(status.into()))?;
+            let event = event.ok_or_else(|| failed("the stream ended".into()))?;
+            if event.topic == DELETION_TOPIC {
+                let payload = event.event.unwrap_or_default();
+                let deleted =
+                    ImageDelete::decode(&payload.value[..]).map_err(|error| failed(error.into()))?;
+                return Ok(DeletedImage { namespace: event.namespace, name: deleted.name });
+            }
+        }
+    }
+}
+
+async fn publish_marker(channel: &Channel, namespace: &Namespace) -> Result<(), ErrorSource> {
+    let event = Any { type_url: "nodekeel.Subscribed".to_owned(), value: Vec::new() };
+    let marker = PublishRequest { topic: MARKER_TOPIC.to_owned(), event: Some(event) };
+    EventsClient::new(channel.clone()).publish(namespaced_request(marker, namespace, None)).await?;
+    Ok(())
+}
