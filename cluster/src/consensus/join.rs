@@ -37,6 +37,12 @@ pub enum JoinRefusal {
         /// The member's name.
         name: String,
     },
+    /// The ticket was revoked, and its host still reaches the cluster: its members have not heard of that yet.
+    #[error("the ticket of member {name} was revoked: reset this node, and join it by another ticket")]
+    TicketRevoked {
+        /// The member's name.
+        name: String,
+    },
     /// The cluster lists no member at the URL: the ticket was revoked, or the member removed.
     #[error(
         "the cluster has no member at {url}: the ticket was revoked, or its member removed; reset this node, and \
@@ -84,6 +90,13 @@ pub(super) fn find_listed<'a>(members: &'a [Member], this: &Peer) -> Result<&'a 
     }
 }
 
+/// The member at this one's URL if it has a vote. A list of any member that shows one is applied after all that the
+/// cluster has agreed on while it was a learner, however old the list is.
+#[cfg(feature = "etcd")]
+pub(super) fn find_voter<'a>(members: &'a [Member], this: &Peer) -> Option<&'a Member> {
+    find_listed(members, this).ok().filter(|member| !member.is_learner)
+}
+
 /// The refusal if this member is known to have started. Any list of the cluster proves it, however old: a name
 /// is of one node's key alone, and a member that has started will always have.
 pub(super) fn find_started(members: &[Member], this: &Peer) -> Option<JoinRefusal> {
@@ -122,6 +135,18 @@ mod tests {
                 assert_eq!(check_join(&members, &joiner()), Err(refusal));
             }
         }
+    }
+
+    #[cfg(feature = "etcd")]
+    #[test]
+    fn only_a_member_with_a_vote_is_a_voter() {
+        for name in [None, Some("three")] {
+            let voter = find_voter(&listed(name, URL, false), &joiner()).map(|member| member.id);
+            assert_eq!(voter, Some(MemberId(3)));
+            assert_eq!(find_voter(&listed(name, URL, true), &joiner()), None);
+        }
+        assert_eq!(find_voter(&listed(Some("other"), URL, false), &joiner()), None);
+        assert_eq!(find_voter(&listed(None, "https://192.0.2.9:7834", false), &joiner()), None);
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub(super) struct SharedState {
     pub(super) volume: MountedVolume,
     pub(super) test_hook: TestHook,
     published: watch::Sender<PublishedState>,
-    /// An operator has asked the node to bootstrap a cluster.
+    /// An operator has asked the node to bootstrap a cluster, and no ticket has been found since.
     pub(super) bootstrap_request: watch::Sender<bool>,
 }
 
@@ -193,6 +193,15 @@ impl ClusterNode {
         self.0.published.borrow().state.clone()
     }
 
+    /// Closes and unmounts the data volume between two runs, so that its disk can be closed: the next run opens it again.
+    /// It blocks, and does nothing if the volume is not open. A volume that can't be unmounted is logged, and stays
+    /// mounted.
+    pub fn release_volume(&self) {
+        if let Err(error) = self.0.volume.release(&*self.0.deps.volume) {
+            tracing::warn!("can't unmount the cluster's data volume: {}", Failure::new(error));
+        }
+    }
+
     /// What keeps the node from taking part in its cluster at present, as a clause: what it waits for, or why
     /// its last run failed. `None` if nothing is known to, as while it is [`EnrolmentState::Running`] and its
     /// member takes part.
@@ -202,12 +211,14 @@ impl ClusterNode {
         published.condition.clone().or_else(|| published.last_failure.as_ref().map(failed))
     }
 
-    /// Tells a node that waits for a ticket to bootstrap a cluster.
+    /// Tells a node that waits for a ticket to bootstrap a cluster. A ticket that it finds replaces the request, also
+    /// one that it rejects.
     ///
     /// # Errors
     /// [`BootstrapRefusal`].
     pub fn request_bootstrap(&self) -> Result<(), BootstrapRefusal> {
-        match &self.0.published.borrow().state {
+        let published = self.0.published.borrow();
+        match &published.state {
             EnrolmentState::Waiting(WaitCause::NoInstruction) => {}
             EnrolmentState::Waiting(cause) => return Err(BootstrapRefusal::UsedUp(cause.clone())),
             other => return Err(BootstrapRefusal::NotWaiting { state: other.phase() }),
@@ -337,9 +348,13 @@ impl ClusterNode {
 }
 
 impl SharedState {
-    /// Publishes a state. The failure of a run stays known until the node is in its cluster.
+    /// Publishes a state. The failure of a run stays known until the node is in its cluster; a request to bootstrap,
+    /// until the node finds a ticket or is in a cluster.
     pub(super) fn publish(&self, mut published: PublishedState) {
         self.published.send_modify(|before| {
+            if published.state.ends_bootstrap_request() {
+                self.bootstrap_request.send_replace(false);
+            }
             published.last_failure = match &published.state {
                 EnrolmentState::Running(_) => None,
                 EnrolmentState::Failed(FailureReason::Stopped { .. } | FailureReason::RunEnded) => None,

@@ -11,7 +11,7 @@ use super::progress::{EnrolmentId, StepMode};
 /// File at the root of the volume: the enrolment's id and a newline. It is written before anything else.
 const MARK_FILE: &str = ".enrolment";
 
-/// A volume, and its root directory once it is open. It stays open between runs.
+/// A volume, and its root directory once it is open. It stays open between runs, unless its owner releases it.
 #[derive(Debug, Default)]
 pub(super) struct MountedVolume(Mutex<Option<Dir>>);
 
@@ -21,6 +21,12 @@ impl MountedVolume {
         let root = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(root) = root.as_ref() else { return Ok(None) };
         root.try_clone().map(Some).map_err(StepError::volume_root(root.path()))
+    }
+
+    /// Closes the root directory, and unmounts the volume.
+    pub(super) fn release(&self, volume: &dyn DataVolume) -> Result<(), VolumeError> {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        volume.unmount()
     }
 
     /// Opens the volume, or creates it, for this enrolment. It blocks.

@@ -26,8 +26,8 @@ pub struct Deps {
     pub enrolment: EnrolmentSources,
     /// Reports the node's address.
     pub network: Arc<dyn Network>,
-    /// Holds the node's data. The enrolment opens it and leaves it open when a run ends: its owner unmounts
-    /// it.
+    /// Holds the node's data. The enrolment opens it and leaves it open when a run ends, until
+    /// [`ClusterNode::release_volume`](super::ClusterNode::release_volume).
     pub volume: Arc<dyn DataVolume>,
     /// Runs the node's member.
     pub consensus: ConsensusFactory,

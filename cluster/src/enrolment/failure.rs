@@ -19,7 +19,7 @@ use crate::node::{
 
 /// What a run was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum EnrolmentActivity {
     /// Inspecting what is on the disk.
     Inspecting,
@@ -125,6 +125,23 @@ pub enum FailureReason {
         /// The cluster in which the member serves.
         found: ClusterId,
     },
+}
+
+impl FailureReason {
+    /// Whether the run has failed because of a ticket.
+    pub(super) fn concerns_ticket(&self) -> bool {
+        match self {
+            Self::TicketDuringBootstrap | Self::TicketMissing { .. } | Self::TicketChanged { .. } => true,
+            Self::ActionFailed { source, .. } => {
+                matches!(**source, StepError::Ticket(_) | StepError::EnrolmentConfig(_))
+            }
+            Self::DeadlineExceeded { .. }
+            | Self::Stopped { .. }
+            | Self::RunEnded
+            | Self::NodeMismatch { .. }
+            | Self::ClusterMismatch { .. } => false,
+        }
+    }
 }
 
 fn condition_suffix(condition: &Option<Arc<str>>) -> String {

@@ -19,7 +19,7 @@ pub struct ActionId(pub(super) u64);
 
 /// An input of the state machine.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum EnrolmentInput {
     /// The run starts.
     Start,
@@ -39,7 +39,7 @@ pub enum EnrolmentInput {
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum EnrolmentStepOutput {
     /// An address is known.
     Network,
@@ -70,7 +70,7 @@ impl EnrolmentStepOutput {
 
 /// What to do next. One action is pending at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum EnrolmentAction {
     /// Inspect the disk: [`EnrolmentInput::Inspected`].
     Inspect(ActionId),

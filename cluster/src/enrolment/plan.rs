@@ -10,7 +10,7 @@ use crate::node::GoldenTicket;
 
 /// What a run found when it started. If something could not be read, the inspection fails instead.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum InspectionResult {
     /// The journal is empty.
     Fresh {
@@ -37,7 +37,7 @@ pub enum InspectionResult {
 
 /// Whether a node may bootstrap a cluster, if it has no ticket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum BootstrapPermission {
     /// Nothing permits it.
     NotGranted,

@@ -9,7 +9,7 @@ use crate::node::{ClusterId, InvalidNodeId, NodeId, TicketId};
 
 /// One step of an enrolment. All steps run in this order at every start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature: a match must handle every step")]
+#[non_exhaustive]
 pub enum EnrolmentStep {
     /// Wait for an address.
     Network,
@@ -27,7 +27,7 @@ pub enum EnrolmentStep {
 
 /// Whether a step runs for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum StepMode {
     /// The journal does not record it as done: a killed run may have started or even completed it.
     FirstRun,
@@ -96,7 +96,7 @@ impl fmt::Debug for EnrolmentId {
 
 /// How a node gets into a cluster. It is decided once, and recorded before anything is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum EnrolmentKind {
     /// The node bootstraps a cluster.
     Bootstrap,

@@ -11,7 +11,7 @@ use crate::node::{ClusterId, GoldenTicket, NodeId};
 
 /// How far a node's enrolment is.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature: a match must handle every state")]
+#[non_exhaustive]
 pub enum EnrolmentState {
     /// Nothing is decided.
     New,
@@ -124,7 +124,7 @@ pub struct NodeMembership {
 
 /// The names of the states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+#[non_exhaustive]
 pub enum EnrolmentPhase {
     /// [`EnrolmentState::New`].
     New,
@@ -213,6 +213,16 @@ impl EnrolmentState {
             Self::Restarting(_) => EnrolmentPhase::Restarting,
             Self::Running(_) => EnrolmentPhase::Running,
             Self::Failed(_) => EnrolmentPhase::Failed,
+        }
+    }
+
+    /// Whether an operator's request to bootstrap a cluster ends here: the node has found a ticket, also one that it
+    /// rejects, or is in a cluster.
+    pub(super) fn ends_bootstrap_request(&self) -> bool {
+        match self {
+            Self::Joining { .. } | Self::Restarting(_) | Self::Running(_) => true,
+            Self::Failed(reason) => reason.concerns_ticket(),
+            Self::New | Self::Waiting(_) | Self::CreatingCluster(_) => false,
         }
     }
 

@@ -133,7 +133,7 @@ fn decide_join_question(
     // A member has its client's credentials once it has served: no other host can have started it since.
     let is_admitted = prepared.client_credentials.is_some()
         || dirs.join_claim.exists().map_err(backend_error("look for the join claim"))?;
-    Ok((!is_admitted).then_some(JoinQuestion::MayResume))
+    Ok((!is_admitted).then(|| JoinQuestion::MayResume(dirs.join_claim.path().to_owned())))
 }
 
 /// Completes an interrupted change of the credentials: their handles already return the right content, but

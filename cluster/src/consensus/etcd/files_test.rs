@@ -232,7 +232,7 @@ fn a_host_keeps_its_claim_and_asks_nothing_once_etcd_has_a_log() {
     // An earlier release makes no claims: its member asks until it has served.
     dirs().join_claim.remove().unwrap();
     let asked = decide_join_question(&dirs(), &prepared, true).unwrap();
-    assert!(matches!(asked, Some(JoinQuestion::MayResume)), "{asked:?}");
+    assert!(matches!(asked, Some(JoinQuestion::MayResume(_))), "{asked:?}");
     assert!(!dirs().join_claim.exists().unwrap(), "a claim was made beside a log");
     let client = ca.issue_credentials(&CertificateSpec::for_client(member_name())).unwrap();
     let served = PreparedFiles { client_credentials: Some(client), ..prepared };

@@ -5,21 +5,21 @@ use std::net::IpAddr;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use nodekeel_localstorage::pki::Credentials;
+use nodekeel_localstorage::pki::{Credentials, RevocationList};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::client::connect_from;
-use super::join_claim::{JoinQuestion, check_claim, record_claim};
+use super::join_claim::{JoinQuestion, check_claim, read_claim_at, record_claim};
 use super::kv::EtcdKv;
 use super::members::EtcdMembers;
 use super::peer_client::{ListedMember, PeerClient};
 use super::{FIRST_PAUSE, LONGEST_PAUSE, backend_error};
 use crate::BoxError;
-use crate::consensus::join::{check_join, find_listed, find_started};
-use crate::consensus::{
-    ClusterMembers as _, ConsensusError, JoinRefusal, Member, MemberId, Peer, StatusReporter,
-};
+use crate::consensus::join::{check_join, find_listed, find_started, find_voter};
+use crate::consensus::kv::KvStore;
+use crate::consensus::{ClusterMembers, ConsensusError, JoinRefusal, Member, MemberId, Peer, StatusReporter};
+use crate::pki::CRL_PATH;
 
 /// A member that has not joined yet and is about to start.
 pub(super) struct JoinCheck<'a> {
@@ -36,7 +36,8 @@ impl JoinCheck<'_> {
     /// Returns the other members, as they are listed now.
     ///
     /// Only a majority admits it: one member may have missed that this one has started, or got its vote, or is
-    /// another host's. Any member refuses a first start that knows of one.
+    /// another host's. Any member refuses a first start that knows of one, and any that knows this one as a voter
+    /// says whether it is another host's: the majority may need its vote.
     pub(super) async fn wait_admitted(
         &self,
         reporter: &StatusReporter<'_>,
@@ -52,8 +53,9 @@ impl JoinCheck<'_> {
                     return Err(ConsensusError::JoinRefused(refusal));
                 }
                 Err(reasons) => reporter.report_waiting(&format!(
-                    "no majority of the cluster answers whether {} may join: {reasons}",
-                    self.this.name
+                    "no majority of the cluster answers whether {} may join: {reasons}{}",
+                    self.this.name,
+                    self.question.advice()
                 )),
             }
             // No member notifies a host that is not one itself, and there may be none yet that could.
@@ -97,11 +99,15 @@ impl JoinCheck<'_> {
         let is_peer = |entry: &&ListedMember| entry.peer_urls.iter().any(|url| url == peer.url.as_str());
         let url = known.iter().find(is_peer).and_then(|entry| entry.client_urls.first());
         let url = url.ok_or("it has no URL for clients yet")?;
+        if let (JoinQuestion::MayResume(_), Some(voter)) = (self.question, find_voter(&members, &self.this)) {
+            let client = connect_from(self.address, url, &peer.name, self.credentials, false).await?;
+            let recorded = read_claim_at(&client, voter.id).await?;
+            return Ok(check_claim(recorded.as_deref(), None, (voter.id, &self.this.name)).map(|()| members));
+        }
         let keys = connect_from(self.address, url, &peer.name, self.credentials, true).await?;
         let cluster = EtcdMembers::new(EtcdKv::new(keys, CancellationToken::new()));
-        let listed = cluster.list_members().await?;
-        match self.claim_member(&cluster, &listed).await? {
-            Ok(id) => {
+        match self.claim_member(&cluster.kv, &cluster).await? {
+            Ok((id, listed)) => {
                 cluster.announce_learner(id, &self.this.url).await?;
                 Ok(Ok(listed))
             }
@@ -109,28 +115,54 @@ impl JoinCheck<'_> {
         }
     }
 
-    /// Decides by the list and the recorded claim, and records this host's.
+    /// Decides by the list and the recorded claim, and records this host's. Returns the member and the list.
     async fn claim_member(
         &self,
-        cluster: &EtcdMembers,
-        listed: &[Member],
-    ) -> Result<Result<MemberId, JoinRefusal>, BoxError> {
-        let (found, claim) = match self.question {
-            JoinQuestion::MayStart(claim) => (check_join(listed, &self.this), Some(claim)),
-            JoinQuestion::MayResume => (find_listed(listed, &self.this).map(|member| member.id), None),
-        };
-        let id = match found {
+        kv: &dyn KvStore,
+        cluster: &dyn ClusterMembers,
+    ) -> Result<Result<(MemberId, Vec<Member>), JoinRefusal>, BoxError> {
+        let id = match self.find_member(&cluster.list_members().await?) {
             Ok(id) => id,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let recorded = record_claim(&cluster.kv, id, claim).await?;
-        Ok(check_claim(recorded.as_deref(), claim, (id, &self.this.name)).map(|()| id))
+        // After the list: a ticket is revoked before its URL gets another learner.
+        if self.is_revoked(kv).await? {
+            return Ok(Err(JoinRefusal::TicketRevoked { name: self.this.name.to_string() }));
+        }
+        let claim = self.question.claim();
+        let recorded = record_claim(kv, id, claim).await?;
+        if let Err(refusal) = check_claim(recorded.as_deref(), claim, (id, &self.this.name)) {
+            return Ok(Err(refusal));
+        }
+        // Another host may have started it before the claim, by an earlier release.
+        let listed = cluster.list_members().await?;
+        match self.find_member(&listed) {
+            Ok(still) if still == id => Ok(Ok((id, listed))),
+            Ok(_) => Err("its member was replaced while it was claimed".into()),
+            Err(refusal) => Ok(Err(refusal)),
+        }
+    }
+
+    /// The member that this host may become.
+    fn find_member(&self, listed: &[Member]) -> Result<MemberId, JoinRefusal> {
+        match self.question {
+            JoinQuestion::MayStart(_) => check_join(listed, &self.this),
+            JoinQuestion::MayResume(_) => find_listed(listed, &self.this).map(|member| member.id),
+        }
+    }
+
+    /// Whether the cluster has revoked this member's certificate; the members themselves may not know it yet.
+    async fn is_revoked(&self, kv: &dyn KvStore) -> Result<bool, BoxError> {
+        let stored =
+            kv.get(CRL_PATH.as_bytes()).await?.ok_or("the cluster has no list of revoked certificates")?;
+        let list = RevocationList::from_der(&stored.value, &self.credentials.ca)?;
+        Ok(list.is_revoked(&self.credentials.certificate))
     }
 
     /// The members but this one. A joining etcd must know exactly the present members; one that resumes has its
     /// own list.
     fn initial_peers(&self, members: &[Member]) -> Result<Vec<Peer>, ConsensusError> {
-        if let JoinQuestion::MayResume = self.question {
+        if let JoinQuestion::MayResume(_) = self.question {
             return Ok(self.peers.to_vec());
         }
         let others = members.iter().filter(|member| !member.has_peer_url(&self.this.url));
@@ -152,3 +184,7 @@ fn explain_rejection(error: io::Error) -> BoxError {
         _ => error.into(),
     }
 }
+
+#[cfg(test)]
+#[path = "join_check_test.rs"]
+mod tests;

@@ -6,13 +6,22 @@
 //!
 //! A claim on the disk beside etcd's log is therefore a recorded one: such a member asks nobody when it restarts,
 //! and restarts also while its cluster waits for its vote.
+//!
+//! An earlier release makes no claim. A member that it has started asks whether another host has claimed it, once;
+//! any member knows that in which it has a vote already, since only a learner is claimed. And a host that claims a
+//! member asks afterwards whether it is still a learner that has not started.
 
+use std::path::PathBuf;
+
+use etcd_client as api;
 use nodekeel_localstorage::tree::LayoutFile;
 use rustix::rand::{GetRandomFlags, getrandom};
+use tokio::time::timeout;
 
 use super::backend_error;
-use super::kv::EtcdKv;
-use crate::consensus::kv::{Compare, KvError, KvStore as _, Txn, TxnOp};
+use super::convert::CALL_TIMEOUT;
+use crate::BoxError;
+use crate::consensus::kv::{Compare, KvError, KvStore, Txn, TxnOp};
 use crate::consensus::{ConsensusError, JoinRefusal, MemberId, MemberName};
 
 /// Key prefix of recorded claims, by the member's id. They stay: no other member ever has that id.
@@ -23,8 +32,30 @@ const CLAIMS: &str = "/etcd-joins/";
 pub(super) enum JoinQuestion {
     /// Whether it may start for the first time, with this claim.
     MayStart(JoinClaim),
-    /// Whether no other host has claimed it. An earlier release, which made no claims, has started it here.
-    MayResume,
+    /// Whether no other host has claimed it. An earlier release, which made no claims, has started it here. If an operator
+    /// creates this file, the claim, the member starts without asking.
+    MayResume(PathBuf),
+}
+
+impl JoinQuestion {
+    /// This host's claim, if it has made one.
+    pub(super) fn claim(&self) -> Option<&JoinClaim> {
+        match self {
+            Self::MayStart(claim) => Some(claim),
+            Self::MayResume(_) => None,
+        }
+    }
+
+    /// What an operator can do while no majority answers, as the end of a sentence.
+    pub(super) fn advice(&self) -> String {
+        match self {
+            Self::MayStart(_) => String::new(),
+            Self::MayResume(claim) => format!(
+                "; if the majority needs this member, and no other host has used its ticket, start it: touch {}",
+                claim.display()
+            ),
+        }
+    }
 }
 
 /// 32 hexadecimal digits, generated at random by the host.
@@ -47,7 +78,7 @@ impl JoinClaim {
         Ok(claim)
     }
 
-    fn parse(content: &[u8]) -> Option<JoinClaim> {
+    pub(super) fn parse(content: &[u8]) -> Option<JoinClaim> {
         let digits = std::str::from_utf8(content).ok()?.strip_suffix('\n')?;
         let is_whole = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
         is_whole.then(|| JoinClaim(digits.to_owned()))
@@ -61,7 +92,7 @@ impl JoinClaim {
 /// The claim to a member that the cluster has recorded. Records this host's claim, if it has one, unless there is
 /// another.
 pub(super) async fn record_claim(
-    kv: &EtcdKv,
+    kv: &dyn KvStore,
     id: MemberId,
     claim: Option<&JoinClaim>,
 ) -> Result<Option<Vec<u8>>, KvError> {
@@ -73,6 +104,14 @@ pub(super) async fn record_claim(
         .or_else(TxnOp::get(key));
     let first = kv.txn(keep_first).await?.into_key_values().next();
     Ok(Some(first.map_or_else(|| claim.as_bytes().to_vec(), |kv| kv.value)))
+}
+
+/// The claim to a member that the member of this client knows of, which needs no majority to answer.
+pub(super) async fn read_claim_at(client: &api::Client, id: MemberId) -> Result<Option<Vec<u8>>, BoxError> {
+    let mut keys = client.kv_client();
+    let options = api::GetOptions::new().with_serializable();
+    let read = timeout(CALL_TIMEOUT, keys.get(claim_key(id), Some(options))).await??;
+    Ok(read.kvs().first().map(|kv| kv.value().to_vec()))
 }
 
 /// Refuses a host whose claim is not the recorded one.

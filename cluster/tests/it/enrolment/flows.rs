@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::node_fixture::{
     NodeFixture, NodeRun, TIMEOUT, bootstrapped_node, error_chain, node_address, parse_ip,
+    wait_without_address,
 };
 
 #[tokio::test]
@@ -188,15 +189,6 @@ async fn a_node_with_a_ticket_says_that_it_waits_for_its_address() {
     assert_eq!(run.node.condition(), None);
     run.stop().await;
     first_run.stop().await;
-}
-
-async fn wait_without_address(run: &NodeRun) {
-    let told = async {
-        while run.node.condition().as_deref() != Some("the address is not set") {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(TIMEOUT, told).await.expect("it says so");
 }
 
 #[tokio::test]

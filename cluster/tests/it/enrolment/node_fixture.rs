@@ -177,3 +177,13 @@ pub(crate) async fn bootstrapped_node(network: &MemoryNetwork) -> (NodeFixture, 
     let (run, _) = fixture.run_to_running().await;
     (fixture, run)
 }
+
+/// Waits until the node says that it waits for its address.
+pub(crate) async fn wait_without_address(run: &NodeRun) {
+    let told = async {
+        while run.node.condition().as_deref() != Some("the address is not set") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, told).await.expect("it says so");
+}

@@ -5,10 +5,14 @@ use std::fs;
 
 use nodekeel_cluster::consensus::memory::MemoryNetwork;
 use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, PeerUrl};
-use nodekeel_cluster::enrolment::{FailureReason, StepError, reset_enrolment};
+use nodekeel_cluster::enrolment::{
+    EnrolmentPhase, EnrolmentState, FailureReason, StepError, WaitCause, reset_enrolment,
+};
 use nodekeel_localstorage::volume::{ErasePolicy, VolumeContents, VolumeError};
 
-use super::node_fixture::{NodeFixture, bootstrapped_node, error_chain, parse_ip};
+use super::node_fixture::{
+    NodeFixture, NodeRun, bootstrapped_node, error_chain, node_address, parse_ip, wait_without_address,
+};
 
 /// Why a step failed.
 fn step_error(reason: &FailureReason) -> &StepError {
@@ -149,6 +153,38 @@ async fn a_node_never_switches_between_bootstrap_and_join() {
     assert!(reset_enrolment(&joining.dir("esp")).expect("reset"));
     let (run, joined) = joining.run_to_running().await;
     assert_eq!(&joined.node_id, another.node_id());
+    run.stop().await;
+    first_run.stop().await;
+}
+
+#[tokio::test]
+async fn a_rejected_ticket_replaces_the_request_to_bootstrap() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
+    let ticket = issuer.issue_ticket(&url).await.expect("created");
+    let mut fixture = NodeFixture::on_network(&network, "192.0.2.3");
+    fixture.settings.bootstrap = false;
+    fixture.network.set_address(None);
+    let run = fixture.start();
+    let node = run.node.clone();
+    let waiting = node.wait_phase_left(EnrolmentPhase::New).await;
+    assert!(matches!(waiting, EnrolmentState::Waiting(WaitCause::NoInstruction)), "{waiting:?}");
+    fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    node.request_bootstrap().expect("it waits, also for its address");
+    wait_without_address(&run).await;
+    fixture.network.set_address(Some(node_address("192.0.2.3")));
+    let reason = error_chain(run.wait_finished().await.expect_err("another host's ticket was accepted"));
+    assert!(reason.contains("the ticket was issued for 192.0.2.2"), "{reason}");
+    run.stop().await;
+
+    fs::remove_file(fixture.disks.path().join("esp/enrolment.pb")).expect("removed");
+    let run = NodeRun::start_once(node.clone());
+    node.wait_phase_left(EnrolmentPhase::Failed).await;
+    let waiting = node.wait_phase_left(EnrolmentPhase::New).await;
+    assert!(matches!(waiting, EnrolmentState::Waiting(WaitCause::NoInstruction)), "{waiting:?}");
+    assert_eq!(network.created_count(), 1);
     run.stop().await;
     first_run.stop().await;
 }

@@ -232,6 +232,31 @@ pub(super) async fn a_join_that_an_earlier_release_has_started_is_completed(bina
     stop_all(voters).await;
 }
 
+/// The first voter of two has lost its majority with the second one, which an earlier release has started.
+pub(super) async fn a_voter_that_an_earlier_release_has_started_resumes_without_a_majority(binary: PathBuf) {
+    let (mut voters, mut joiner) = cluster_and_spare(1, binary).await;
+    joiner.give_ticket(&voters[0]).await;
+    let gate = joiner.hold_etcd();
+    joiner.start();
+    let mut held = gate.wait_reached().await;
+    // Its journal says that it has not served.
+    let journal = joiner.copy_journal();
+    // Its etcd may be started several times.
+    held.write_all(&[b'\n'; 100]).unwrap();
+    joiner.wait_running().await;
+    forget_claim(&voters[0], &joiner).await;
+    joiner.kill().await;
+    joiner.release_etcd(gate);
+    joiner.restore_journal(journal);
+    std::fs::remove_dir_all(joiner.data("etcd/client_pki")).unwrap();
+    joiner.start();
+    joiner.wait_running().await;
+    put(&joiner, "/k", "by both").await;
+    assert_eq!(get(&voters[0], "/k").await.as_deref(), Some("by both"));
+    voters.push(joiner);
+    stop_all(voters).await;
+}
+
 pub(super) async fn a_ticket_whose_member_was_removed_is_refused(binary: PathBuf) {
     let (mut voters, mut joiner) = cluster_and_spare(2, binary).await;
     joiner.give_ticket(&voters[0]).await;

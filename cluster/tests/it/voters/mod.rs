@@ -47,6 +47,7 @@ on_both! {
     joins::a_ticket_used_on_a_host_that_is_gone_is_revoked_and_another_joins;
     joins::a_host_whose_member_another_host_became_is_refused;
     joins::a_join_that_an_earlier_release_has_started_is_completed;
+    joins::a_voter_that_an_earlier_release_has_started_resumes_without_a_majority;
     joins::a_ticket_whose_member_was_removed_is_refused;
     joins::a_joiner_waits_for_a_majority_and_names_who_does_not_answer;
     membership::five_voters_join_with_at_most_20_raft_entries_each;

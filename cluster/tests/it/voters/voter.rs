@@ -148,7 +148,9 @@ impl Voter {
                 }
             }
         };
-        timeout(HANG, selected).await.unwrap_or_else(|_| panic!("{:?}", self.node().current_state()))
+        let node = self.node();
+        let late = |_| panic!("{:?}: {:?}", node.condition(), node.current_state());
+        timeout(HANG, selected).await.unwrap_or_else(late)
     }
 
     pub(crate) async fn wait_failure_text(&self) -> String {
@@ -231,6 +233,21 @@ impl Voter {
         }
         self.create_disks();
         self.esp().enrolment.write(&ticket).unwrap();
+    }
+
+    /// The files of the enrolment journal, with their names.
+    pub(crate) fn copy_journal(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let entries = std::fs::read_dir(self.scratch.path().join("esp")).unwrap();
+        let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+        files.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+    }
+
+    /// Writes them again.
+    pub(crate) fn restore_journal(&self, files: Vec<(PathBuf, Vec<u8>)>) {
+        assert!(!self.is_started());
+        for (path, content) in files {
+            std::fs::write(path, content).unwrap();
+        }
     }
 
     /// From now on its etcd starts only once the gate is opened.
