@@ -304,6 +304,25 @@ impl Dir {
         }
     }
 
+    /// Whether a file system is mounted on an entry below this directory, also one that is mounted elsewhere too (a
+    /// bind mount). An entry that does not exist is not a mount point.
+    ///
+    /// # Errors
+    /// [`FileOperation::Inspect`] if that cannot be determined.
+    pub fn is_mount_point(&self, path: impl AsRef<Path>) -> Result<bool, Error> {
+        let path = path.as_ref();
+        let to_error = |source| Error::new(FileOperation::Inspect, self.full_path(path), source);
+        let (parent, name) = match self.open_parent(path, FileOperation::Inspect) {
+            Err(error) if error.is_not_found() => return Ok(false),
+            parent => parent?,
+        };
+        match syscalls::open_on_same_mount(&parent, name, OFlags::PATH | OFlags::NOFOLLOW) {
+            Ok(_) | Err(Errno::NOENT | Errno::LOOP) => Ok(false),
+            Err(Errno::XDEV) => Ok(true),
+            Err(source) => Err(to_error(source)),
+        }
+    }
+
     /// Renames an entry below this directory to a name below `dir` on the same file system. Both directories
     /// are synced, the new one first, so that the entry is never lost.
     ///

@@ -13,7 +13,7 @@
 //!  Dir ───────── an open directory: everything below is reached through its descriptor, every change is durable
 //!
 //!  step_journal ─ a small state in two files that are written in turn; step lists that resume after a crash
-//!  volume ────── the data partition: probed, created without data loss, mounted
+//!  volume ────── the data partition: probed, created without data loss, encrypted, mounted
 //!  mount ─────── mounts as plain data, and the trait that mounts: the kernel, or your implementation
 //!  pki ───────── a key, its certificate and the CA certificate, replaced together (feature `pki`)
 //! ```
@@ -64,9 +64,12 @@
 //! - [`FileStore`]: where a layout is created. [`mem::MemFileStore`] and [`OsFileStore`] pass
 //!   `testing::file_store_conformance`, as yours should.
 //! - [`volume::DataVolume`]: what holds the data; `testing::volume_conformance` checks it.
+//! - `volume::KeySeal` (feature `luks`): what keeps a node's half of the keys; `testing::key_seal_conformance`
+//!   checks it.
 //! - [`mount::Mounter`]: what mounts it.
 //!
 //! # Features
+//! - `luks`: encrypted volumes, by the cryptsetup program.
 //! - `pki`: keys, certificates and revocation lists in dedicated directories.
 //! - `testing`: failpoints before every system call, conformance suites, checks over arbitrary input.
 //!

@@ -14,7 +14,10 @@ pub(crate) mod conformance;
 mod directory_volume;
 mod disk;
 mod disk_volume;
+mod filesystem;
 mod lifecycle;
+#[cfg(feature = "luks")]
+pub(crate) mod luks;
 mod marker;
 mod places;
 pub(crate) mod probe;
@@ -33,7 +36,22 @@ use crate::mount::MountError;
 
 pub use directory_volume::DirectoryVolume;
 pub use disk_volume::DiskVolume;
+#[cfg(feature = "luks")]
+pub use luks::{
+    ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, EncryptedVolume,
+    EncryptionStatus, FileSeal, HeaderError, InvalidRecoveryPassphrase, InvalidUnlockKey, KeyPolicy, KeySeal,
+    KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig, PolicyViolation, RecoveryPassphrase, SealError,
+    SealId, SlotKind, UnlockKey, UnlockSecret, VolumeEncryption, WipeProgress,
+};
 pub use probe::{DiskSignature, VolumeContents, probe_disk};
+
+/// The name of the file in the root directory of a volume that marks it as complete. [`DataVolume::mount_new`] of the
+/// volumes here writes it last, and an operator can write it to keep the files of a directory that was restored without
+/// it.
+pub const VOLUME_MARK_FILE: &str = marker::MARKER_NAME;
+
+/// Its content: a line with the version of its format.
+pub const VOLUME_MARK: &str = marker::COMPLETE_MARK;
 
 /// The volume of a node's data.
 ///
@@ -113,8 +131,8 @@ pub enum ErasePolicy {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum VolumeError {
-    /// Another call is in progress, or the volume is mounted already.
-    #[error("the data volume is already {state}")]
+    /// Another call is in progress, or the volume is mounted already, or is not mounted yet.
+    #[error("the data volume is {state}, which this operation does not allow")]
     InvalidState {
         /// The state.
         state: MountState,
@@ -179,6 +197,27 @@ pub enum VolumeError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// `xfs_growfs` could not be started, or failed: install xfsprogs, or read its output.
+    #[error("can't grow the file system on {}{}", .path.display(), in_parentheses(.stderr))]
+    Grow {
+        /// Where it is mounted.
+        path: PathBuf,
+        /// Its error output, if it was started.
+        stderr: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The volume could not be encrypted, or opened with a key.
+    #[cfg(feature = "luks")]
+    #[error("can't use encrypted volume {}", .path.display())]
+    Encryption {
+        /// The device.
+        path: PathBuf,
+        /// Why, and what to do.
+        #[source]
+        source: Box<luks::LuksError>,
     },
     /// The volume could not be mounted or unmounted.
     #[error("can't mount or unmount the data volume")]

@@ -5,15 +5,20 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use rustix::fs::{Advice, FlockOperation, OFlags, fadvise, flock};
 
 use super::VolumeError;
 use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
+use super::filesystem::XfsFormat;
 use super::places;
+#[cfg(feature = "luks")]
+use super::probe::has_only_claimed_data;
 use super::probe::{VolumeContents, is_unchanged_but_for_claim, probe_with_readahead};
 use super::uuid::Uuid;
+
+/// The unit of direct reads, a multiple of every sector size. The offset of a claim is a multiple of it.
+const DIRECT_BYTES: usize = 4096;
 
 /// An open disk with an advisory lock: udev does not probe it meanwhile.
 ///
@@ -79,33 +84,82 @@ impl Disk {
         format: &XfsFormat<'_>,
         erased: &VolumeContents,
     ) -> Result<(), VolumeError> {
+        let uuid = self.claim(format.label, erased)?;
+        if let Err(error) = format.run_mkfs(&self.path, uuid) {
+            self.release_unused_claim(erased);
+            return Err(error);
+        }
+        self.release_claim()
+    }
+
+    /// Claims the disk for a format, whose UUID this returns. An interrupted format has left a claim, which also
+    /// names the contents to erase.
+    pub(super) fn claim(&self, label: &str, erased: &VolumeContents) -> Result<Uuid, VolumeError> {
         self.check_unused()?;
-        // An interrupted format has left a claim, which also names the contents to erase.
-        let uuid = match *erased == VolumeContents::Interrupted {
-            true => DiskClaim::parse(&self.read_claim_sector()?).and_then(DiskClaim::uuid),
+        let interrupted = match *erased == VolumeContents::Interrupted {
+            true => self.claimed_uuid()?,
             false => None,
         };
-        let uuid = match uuid {
+        let uuid = match interrupted {
             Some(uuid) => uuid,
             None => {
                 let uuid = Uuid::new_v4()
                     .map_err(|errno| device_error("generate a UUID for", &self.path)(errno.into()))?;
-                let claim = encode_claim(uuid, format.label, erased);
+                let claim = encode_claim(uuid, label, erased);
                 self.write_claim_sector(&claim)
                     .map_err(device_error("write the marker of a started format to", &self.path))?;
                 uuid
             }
         };
         self.check_claimed(erased)?;
-        if let Err(error) = format.run_mkfs(&self.path, uuid) {
-            let readahead = |offsets: &[u64]| self.start_reading(offsets);
-            if is_unchanged_but_for_claim(&mut &self.file, erased, readahead).unwrap_or(false) {
-                // The first error is the useful one.
-                let _ = self.release_claim();
-            }
-            return Err(error);
+        Ok(uuid)
+    }
+
+    /// The UUID in the claim; none if the disk has no claim.
+    pub(super) fn claimed_uuid(&self) -> Result<Option<Uuid>, VolumeError> {
+        Ok(DiskClaim::parse(&self.read_claim_sector()?).and_then(DiskClaim::uuid))
+    }
+
+    /// Releases the claim if nothing was formatted. The error that led here is the useful one.
+    pub(super) fn release_unused_claim(&self, erased: &VolumeContents) {
+        let readahead = |offsets: &[u64]| self.start_reading(offsets);
+        if is_unchanged_but_for_claim(&mut &self.file, erased, readahead).unwrap_or(false) {
+            let _ = self.release_claim();
         }
-        self.release_claim()
+    }
+
+    /// Whether the disk has nothing but this claim, what it names, and data before an offset.
+    #[cfg(feature = "luks")]
+    pub(super) fn has_only_claimed_data(&self, uuid: Uuid, end: u64) -> Result<bool, VolumeError> {
+        let readahead = |offsets: &[u64]| self.start_reading(offsets);
+        has_only_claimed_data(&mut &self.file, uuid, end, readahead)
+            .map_err(device_error("probe the contents of", &self.path))
+    }
+
+    /// The first bytes of the disk; fewer if it is smaller.
+    #[cfg(feature = "luks")]
+    pub(super) fn read_start(&self, length: u64) -> Result<Vec<u8>, VolumeError> {
+        let mut bytes = vec![0; length.min(self.size) as usize];
+        self.file.read_exact_at(&mut bytes, 0).map_err(device_error("read", &self.path))?;
+        Ok(bytes)
+    }
+
+    /// Its size, in bytes.
+    #[cfg(feature = "luks")]
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether it is a file, not a block device.
+    #[cfg(feature = "luks")]
+    pub(super) fn is_image(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file())
+    }
+
+    /// Its path.
+    #[cfg(feature = "luks")]
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Decides again, right before the first byte of the file system, that nothing is erased to which nobody has
@@ -125,9 +179,10 @@ impl Disk {
         Err(VolumeError::Occupied { path: self.path.clone(), found })
     }
 
-    fn release_claim(&self) -> Result<(), VolumeError> {
-        let sector = self.read_claim_sector()?;
-        // mkfs.xfs does not write to the sector of the claim. Should that change, no claim is left to remove.
+    pub(super) fn release_claim(&self) -> Result<(), VolumeError> {
+        let sector = self.read_claim_past_cache()?;
+        // mkfs.xfs does not write to the sector of the claim, but the wipe of an encrypted volume does: then no claim
+        // is left to remove, and the sector has data.
         if DiskClaim::parse(&sector).is_some() {
             self.write_claim_sector(&[0; SECTOR_BYTES])
                 .map_err(device_error("clear the marker of a started format on", &self.path))?;
@@ -147,13 +202,32 @@ impl Disk {
         Ok(sector)
     }
 
+    /// The sector of the claim as it is on the disk. What device-mapper has written since is not in the page cache of
+    /// the disk, which still has the claim.
+    fn read_claim_past_cache(&self) -> Result<[u8; SECTOR_BYTES], VolumeError> {
+        if !self.file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+            return self.read_claim_sector();
+        }
+        let to_error = |source| device_error("read", &self.path)(source);
+        let flags = OFlags::DIRECT.bits().cast_signed();
+        let direct = OpenOptions::new().read(true).custom_flags(flags).open(&self.path).map_err(to_error)?;
+        // Direct reads need aligned memory.
+        let mut buffer = vec![0; 2 * DIRECT_BYTES];
+        let start = buffer.as_ptr().align_offset(DIRECT_BYTES);
+        let block = &mut buffer[start..start + DIRECT_BYTES];
+        direct.read_exact_at(block, self.claim_offset()).map_err(to_error)?;
+        let mut sector = [0; SECTOR_BYTES];
+        sector.copy_from_slice(&block[..SECTOR_BYTES]);
+        Ok(sector)
+    }
+
     fn write_claim_sector(&self, sector: &[u8; SECTOR_BYTES]) -> io::Result<()> {
         self.file.write_all_at(sector, self.claim_offset())?;
         self.file.sync_all()
     }
 
     /// Checks that the disk is neither mounted nor part of another device. *Source:* open(2), `O_EXCL`.
-    fn check_unused(&self) -> Result<(), VolumeError> {
+    pub(super) fn check_unused(&self) -> Result<(), VolumeError> {
         let flags = OFlags::EXCL.bits().cast_signed();
         let exclusive = OpenOptions::new().read(true).custom_flags(flags).open(&self.path);
         exclusive.map(drop).map_err(device_error("get exclusive use of", &self.path))
@@ -170,46 +244,4 @@ impl Drop for Disk {
 
 fn device_error(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
     move |source| VolumeError::Device { step, path: path.to_owned(), source }
-}
-
-/// The parameters of a format.
-#[derive(Debug)]
-pub(super) struct XfsFormat<'a> {
-    pub(super) mkfs: &'a Path,
-    pub(super) label: &'a str,
-    /// Whether mkfs.xfs may overwrite contents that it recognizes.
-    pub(super) force: bool,
-}
-
-impl XfsFormat<'_> {
-    /// Runs mkfs.xfs, without a shell.
-    fn run_mkfs(&self, disk: &Path, uuid: Uuid) -> Result<(), VolumeError> {
-        // -K: do not discard the blocks first, which takes minutes on some disks and fails on others.
-        let mut command = Command::new(self.mkfs);
-        command.args(["-q", "-K", "-L", self.label, "-m"]).arg(format!("uuid={uuid}"));
-        command.args(self.force.then_some("-f")).arg("--").arg(disk);
-        command.env("LC_ALL", "C").stdin(Stdio::null());
-        let to_error = |source, stderr| VolumeError::Format { path: disk.to_owned(), stderr, source };
-        let output = command.output().map_err(|source| {
-            let text = format!("can't run {}: {source}; install xfsprogs", self.mkfs.display());
-            to_error(io::Error::new(source.kind(), text), String::new())
-        })?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        Err(to_error(
-            io::Error::other(format!("{} failed with {}", self.mkfs.display(), output.status)),
-            first_meaningful_line(&stderr).to_owned(),
-        ))
-    }
-}
-
-/// The first line of an error output. The usage text that mkfs.xfs prints behind some errors helps nobody.
-fn first_meaningful_line(stderr: &str) -> &str {
-    stderr
-        .lines()
-        .map(str::trim)
-        .find(|line| !line.is_empty() && !line.starts_with("Usage:"))
-        .unwrap_or_default()
 }

@@ -3,15 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::disk::{Disk, DiskAccess, XfsFormat};
+use super::disk::{Disk, DiskAccess};
+use super::filesystem::{DEFAULT_LABEL, VolumeMount, XfsFormat, clean_label};
 use super::lifecycle::MountLifecycle;
 use super::marker::VolumeMarker;
 use super::{DataVolume, ErasePolicy, MountState, VolumeContents, VolumeError};
 use crate::dir::Dir;
-use crate::mount::{MountSpec, Mounter};
-
-/// The longest label of an XFS, in bytes. *Source:* `XFSLABEL_MAX` in Linux `xfs_format.h`.
-const MAX_LABEL_BYTES: usize = 12;
+use crate::mount::Mounter;
 
 /// A disk, formatted as XFS and mounted with project quotas.
 ///
@@ -40,8 +38,7 @@ const MAX_LABEL_BYTES: usize = 12;
 #[derive(Debug)]
 pub struct DiskVolume {
     device_path: PathBuf,
-    target: PathBuf,
-    mounter: Arc<dyn Mounter>,
+    mount: VolumeMount,
     label: String,
     mkfs: PathBuf,
     lifecycle: MountLifecycle,
@@ -56,9 +53,8 @@ impl DiskVolume {
     ) -> DiskVolume {
         DiskVolume {
             device_path: device.into(),
-            target: target.into(),
-            mounter,
-            label: "nodekeel".into(),
+            mount: VolumeMount { target: target.into(), mounter },
+            label: DEFAULT_LABEL.into(),
             mkfs: "mkfs.xfs".into(),
             lifecycle: MountLifecycle::default(),
         }
@@ -67,10 +63,7 @@ impl DiskVolume {
     /// Sets the label that identifies the volume as ours: 1 to 12 bytes of ASCII letters, digits, dash and
     /// dot. Other characters are replaced by dashes, and longer labels are truncated.
     pub fn with_label(self, label: &str) -> DiskVolume {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-        let plain: String =
-            label.chars().map(|c| if is_plain(c) { c } else { '-' }).take(MAX_LABEL_BYTES).collect();
-        DiskVolume { label: if plain.is_empty() { self.label } else { plain }, ..self }
+        DiskVolume { label: clean_label(label).unwrap_or(self.label), ..self }
     }
 
     /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`.
@@ -81,7 +74,9 @@ impl DiskVolume {
     fn create_volume(&self, erase: &ErasePolicy) -> Result<Dir, VolumeError> {
         let disk = Disk::open(&self.device_path, DiskAccess::Write)?;
         let found = disk.probe_contents()?;
-        let step = plan_creation(&found, erase, &self.label, self.is_mounted(&disk)?);
+        // An earlier incarnation may have mounted it, and was killed.
+        let is_mounted = self.mount.is_mounted_from(disk.device_numbers()?)?;
+        let step = plan_creation(&found, erase, &self.label, is_mounted);
         match step {
             CreationStep::Reject => {
                 return Err(VolumeError::Occupied { path: self.device_path.clone(), found });
@@ -92,10 +87,12 @@ impl DiskVolume {
             CreationStep::Finish => {}
         }
         drop(disk);
-        self.mount_and_check(|top| match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
-            VolumeMarker::Unfinished => VolumeMarker::write_complete(top).map_err(VolumeError::Finish),
-            VolumeMarker::Complete | VolumeMarker::Erasing | VolumeMarker::Foreign { .. } => {
-                Err(VolumeError::Occupied { path: self.device_path.clone(), found })
+        self.mount.mount_and_check(&self.device_path, |top| {
+            match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
+                VolumeMarker::Unfinished => VolumeMarker::write_complete(top).map_err(VolumeError::Finish),
+                VolumeMarker::Complete | VolumeMarker::Erasing | VolumeMarker::Foreign { .. } => {
+                    Err(VolumeError::Occupied { path: self.device_path.clone(), found })
+                }
             }
         })
     }
@@ -108,40 +105,29 @@ impl DiskVolume {
             VolumeContents::Xfs { label, .. } if label == self.label => {}
             found => return Err(VolumeError::ForeignData { path: path(), found }),
         }
-        self.mount_and_check(|top| match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
-            VolumeMarker::Complete => Ok(()),
-            VolumeMarker::Unfinished | VolumeMarker::Erasing => Err(VolumeError::Unfinished { path: path() }),
-            VolumeMarker::Foreign { entries } => {
-                Err(VolumeError::ForeignData { path: path(), found: VolumeContents::Files { entries } })
+        self.mount.mount_and_check(&self.device_path, |top| {
+            match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
+                VolumeMarker::Complete => Ok(()),
+                VolumeMarker::Unfinished | VolumeMarker::Erasing => {
+                    Err(VolumeError::Unfinished { path: path() })
+                }
+                VolumeMarker::Foreign { entries } => {
+                    Err(VolumeError::ForeignData { path: path(), found: VolumeContents::Files { entries } })
+                }
             }
         })
     }
 
-    /// Mounts the volume and checks its contents; unmounts it again if the check fails.
-    fn mount_and_check(
-        &self,
-        check: impl FnOnce(&Dir) -> Result<(), VolumeError>,
-    ) -> Result<Dir, VolumeError> {
-        let was_mounted = self.mounter.mount_info(&self.target).map_err(VolumeError::Mount)?.is_some();
-        self.mounter
-            .mount(&MountSpec::DATA, Some(&self.device_path), &self.target)
-            .map_err(VolumeError::Mount)?;
-        let checked = Dir::open(&self.target).map_err(VolumeError::Finish).and_then(|top| {
-            check(&top)?;
-            Ok(top)
-        });
-        // The first error is the useful one. If the unmount fails, the next attempt finds the volume mounted.
-        if checked.is_err() && !was_mounted {
-            let _ = self.mounter.unmount(&self.target);
+    /// Grows the file system of the mounted volume to the size of the disk, by `xfs_growfs`; does nothing if it has
+    /// that size.
+    ///
+    /// # Errors
+    /// [`VolumeError::InvalidState`] unless the volume is mounted; [`VolumeError::Grow`].
+    pub fn grow_volume(&self) -> Result<(), VolumeError> {
+        match self.lifecycle.state() {
+            MountState::Mounted => self.mount.grow_file_system(),
+            state => Err(VolumeError::InvalidState { state }),
         }
-        checked
-    }
-
-    /// Whether an earlier incarnation has mounted it and was killed.
-    fn is_mounted(&self, disk: &Disk) -> Result<bool, VolumeError> {
-        let mounted = self.mounter.mount_info(&self.target).map_err(VolumeError::Mount)?;
-        let device = disk.device_numbers()?;
-        Ok(mounted.is_some_and(|info| info.matches_spec(&MountSpec::DATA, device)))
     }
 
     /// The path of the device.
@@ -187,7 +173,7 @@ impl DataVolume for DiskVolume {
     }
 
     fn unmount(&self) -> Result<(), VolumeError> {
-        self.lifecycle.unmount(|| self.mounter.unmount(&self.target).map_err(VolumeError::Mount))
+        self.lifecycle.unmount(|| self.mount.unmount())
     }
 
     fn state(&self) -> MountState {

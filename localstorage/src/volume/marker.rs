@@ -2,12 +2,15 @@
 
 use crate::dir::Dir;
 use crate::error::Error;
-use crate::metadata::{FileKind, FileMode};
+use crate::metadata::{DirEntry, FileKind, FileMode};
 
 /// Its name in the root directory of the volume.
 pub(super) const MARKER_NAME: &str = ".data-volume";
 
-const COMPLETE: &[u8] = b"nodekeel data volume, format 1\n";
+/// Its content in a complete volume: the version of its format.
+pub(super) const COMPLETE_MARK: &str = "nodekeel data volume, format 1\n";
+
+const COMPLETE: &[u8] = COMPLETE_MARK.as_bytes();
 const ERASING: &[u8] = b"nodekeel data volume, format 1: being erased\n";
 
 /// The state of a volume, as recorded in its root directory.
@@ -21,7 +24,7 @@ pub(super) enum VolumeMarker {
     Unfinished,
     /// It contains files but no marker.
     Foreign {
-        /// The number of entries.
+        /// The number of entries with data.
         entries: usize,
     },
 }
@@ -34,18 +37,13 @@ impl VolumeMarker {
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
-        let entries = top.list()?;
-        match entries.as_slice() {
-            [] => Ok(VolumeMarker::Unfinished),
-            // mkfs.ext4 creates this directory in every file system; fsck and xfs_repair put files into it.
-            [only]
-                if only.name == "lost+found"
-                    && only.kind == FileKind::Dir
-                    && top.open_dir("lost+found")?.list()?.is_empty() =>
-            {
-                Ok(VolumeMarker::Unfinished)
-            }
-            entries => Ok(VolumeMarker::Foreign { entries: entries.len() }),
+        let mut entries = 0;
+        for entry in top.list()? {
+            entries += usize::from(!is_without_data(top, &entry)?);
+        }
+        match entries {
+            0 => Ok(VolumeMarker::Unfinished),
+            entries => Ok(VolumeMarker::Foreign { entries }),
         }
     }
 
@@ -58,4 +56,15 @@ impl VolumeMarker {
     pub(super) fn write_erasing(top: &Dir) -> Result<(), Error> {
         top.write(MARKER_NAME, ERASING, FileMode::new(0o444))
     }
+}
+
+/// Whether an entry of an unmarked directory holds no data of it: a mount point, which an operator creates before the
+/// volume, or the empty `lost+found` of a new ext4.
+fn is_without_data(top: &Dir, entry: &DirEntry) -> Result<bool, Error> {
+    if entry.kind != FileKind::Dir {
+        return Ok(false);
+    }
+    // mkfs.ext4 creates this directory in every file system; fsck and xfs_repair put files into it.
+    let is_empty_lost_found = entry.name == "lost+found" && top.open_dir(&entry.name)?.list()?.is_empty();
+    Ok(is_empty_lost_found || top.is_mount_point(&entry.name)?)
 }

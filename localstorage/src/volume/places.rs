@@ -39,11 +39,11 @@ const COPY_SIGNATURES: &[(&str, usize, &[u8])] = &[
 ];
 
 /// The first copy of a header, or else the first data, at the places of copies, and then of the sample. A claim
-/// and explained blocks do not count.
+/// and blocks that are explained, by their offset and content, do not count.
 pub(super) fn find_hidden_data(
     disk: &mut (impl Read + Seek),
     size: u64,
-    is_explained: impl Fn(&[u8]) -> bool,
+    is_explained: impl Fn(u64, &[u8]) -> bool,
     readahead: impl Fn(&[u64]),
 ) -> io::Result<Option<DiskSignature>> {
     for offsets in [copy_offsets(size), sample_offsets(size)] {
@@ -57,7 +57,7 @@ pub(super) fn find_hidden_data(
             if offset == claim_offset(size) && DiskClaim::parse(&block[..SECTOR_BYTES]).is_some() {
                 block[..SECTOR_BYTES].fill(0);
             }
-            let Some(found) = identify_block(offset, block).filter(|_| !is_explained(block)) else {
+            let Some(found) = identify_block(offset, block).filter(|_| !is_explained(offset, block)) else {
                 continue;
             };
             if found.name != DiskSignature::DATA {

@@ -136,7 +136,7 @@ pub(crate) fn probe_with_readahead(
     }
     match found.first() {
         // The ends alone prove nothing: they may have been overwritten, and the rest can be recovered.
-        None => Ok(match places::find_hidden_data(disk, ends.size, |_| false, readahead)? {
+        None => Ok(match places::find_hidden_data(disk, ends.size, |_, _| false, readahead)? {
             Some(signature) => VolumeContents::Occupied { found: vec![signature] },
             None => VolumeContents::Blank,
         }),
@@ -160,8 +160,39 @@ fn find_foreign_data(
     }
     match ends.find_unexplained(claim) {
         Some(data) => Ok(Some(data)),
-        None => places::find_hidden_data(disk, ends.size, |block| claim.explains_block(block), readahead),
+        None => places::find_hidden_data(disk, ends.size, |_, block| claim.explains_block(block), readahead),
     }
+}
+
+/// Whether a disk has the claim with this UUID, and nothing else but what the claim names, a LUKS header, and data
+/// before an offset: what an interrupted format as LUKS leaves. As with a file system, the claim of contents to be
+/// erased also covers data without a signature.
+#[cfg(feature = "luks")]
+pub(crate) fn has_only_claimed_data(
+    disk: &mut (impl Read + Seek),
+    uuid: super::uuid::Uuid,
+    end: u64,
+    readahead: impl Fn(&[u64]),
+) -> io::Result<bool> {
+    let ends = DiskEnds::read(disk)?;
+    let Some(claim) = ends.claim().filter(|claim| claim.uuid() == Some(uuid)) else {
+        return Ok(false);
+    };
+    let is_ours = |found: &DiskSignature| {
+        found.is_data() || matches!(found.name, "luks" | "dm_integrity") || claim.names(found)
+    };
+    if !ends.find_signatures().iter().all(is_ours) {
+        return Ok(false);
+    }
+    if !claim.erases_nothing() {
+        return Ok(true);
+    }
+    let is_blank = |(offset, block): (u64, &[u8])| {
+        let claim_bytes = if offset == claim_offset(ends.size) { SECTOR_BYTES } else { 0 };
+        offset < end || block[claim_bytes..].iter().all(|byte| *byte == 0)
+    };
+    let hidden = places::find_hidden_data(disk, ends.size, |offset, _| offset < end, readahead)?;
+    Ok(hidden.is_none() && numbered_blocks(ends.tail_start, &ends.tail).all(is_blank))
 }
 
 /// Whether a disk has the contents that it had before it was claimed, apart from the claim.
@@ -173,7 +204,7 @@ pub(crate) fn is_unchanged_but_for_claim(
     let ends = DiskEnds::read(disk)?;
     let mut found = ends.find_signatures();
     if found.is_empty() {
-        found.extend(places::find_hidden_data(disk, ends.size, |_| false, readahead)?);
+        found.extend(places::find_hidden_data(disk, ends.size, |_, _| false, readahead)?);
     }
     Ok(found == before.signatures())
 }

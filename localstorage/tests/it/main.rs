@@ -8,6 +8,7 @@ mod file_store;
 mod fixture;
 mod golden;
 mod kernel;
+mod luks;
 mod matrix;
 mod model;
 mod mount;

@@ -112,6 +112,28 @@ fn a_directory_with_foreign_files_is_neither_used_nor_changed() {
 }
 
 #[test]
+#[ignore = "needs root"]
+fn a_mount_point_in_a_directory_is_not_foreign_data() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = Dir::open(temporary.path()).unwrap();
+    let mount = dir.ensure_dir("volumes", FileMode::PRIVATE_DIR).unwrap();
+    let run = |program: &str, args: &[&str]| {
+        let status = std::process::Command::new(program).args(args).arg(mount.path()).status().unwrap();
+        assert!(status.success(), "{program}");
+    };
+    assert!(!dir.is_mount_point("volumes").unwrap() && !dir.is_mount_point("a/b").unwrap());
+    let volume = DirectoryVolume::new(dir.try_clone().unwrap());
+    assert!(matches!(volume.mount_existing(), Err(VolumeError::ForeignData { .. })));
+    // The same file system: a bind mount.
+    run("mount", &["--bind", temporary.path().to_str().unwrap()]);
+    let is_mount_point = dir.is_mount_point("volumes");
+    let created = volume.mount_new(ErasePolicy::Nothing).map(drop);
+    run("umount", &[]);
+    assert!(is_mount_point.unwrap());
+    created.unwrap();
+}
+
+#[test]
 fn erasing_a_directory_resumes_after_a_failure_at_any_call() {
     let erase = || ErasePolicy::Exactly(VolumeContents::Files { entries: 3 });
     for nth in 1.. {

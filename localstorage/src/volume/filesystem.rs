@@ -1,0 +1,146 @@
+//! The file system of a volume: XFS with project quotas, on a device that is known to be fresh.
+
+#[cfg(feature = "luks")]
+use std::fs;
+use std::io;
+#[cfg(feature = "luks")]
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use super::VolumeError;
+use super::uuid::Uuid;
+use crate::dir::Dir;
+use crate::mount::{MountInfo, MountSpec, Mounter};
+
+/// The label of a volume, unless the caller chooses another.
+pub(super) const DEFAULT_LABEL: &str = "nodekeel";
+
+/// The longest label of an XFS, in bytes. *Source:* `XFSLABEL_MAX` in Linux `xfs_format.h`.
+const MAX_LABEL_BYTES: usize = 12;
+
+/// A label that XFS accepts: other characters are replaced by dashes, and longer labels are truncated. None if
+/// nothing remains.
+pub(super) fn clean_label(label: &str) -> Option<String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+    let plain: String =
+        label.chars().map(|c| if is_plain(c) { c } else { '-' }).take(MAX_LABEL_BYTES).collect();
+    (!plain.is_empty()).then_some(plain)
+}
+
+/// The parameters of a format.
+#[derive(Debug)]
+pub(super) struct XfsFormat<'a> {
+    pub(super) mkfs: &'a Path,
+    pub(super) label: &'a str,
+    /// Whether mkfs.xfs may overwrite contents that it recognizes.
+    pub(super) force: bool,
+}
+
+impl XfsFormat<'_> {
+    /// Runs mkfs.xfs, without a shell.
+    pub(super) fn run_mkfs(&self, device: &Path, uuid: Uuid) -> Result<(), VolumeError> {
+        // -K: do not discard the blocks first, which takes minutes on some disks and fails on others.
+        let mut command = Command::new(self.mkfs);
+        command.args(["-q", "-K", "-L", self.label, "-m"]).arg(format!("uuid={uuid}"));
+        command.args(self.force.then_some("-f")).arg("--").arg(device);
+        run_xfs_program(command, |stderr, source| VolumeError::Format {
+            path: device.to_owned(),
+            stderr,
+            source,
+        })
+    }
+}
+
+/// Runs a program of xfsprogs.
+fn run_xfs_program(
+    mut command: Command,
+    to_error: impl Fn(String, io::Error) -> VolumeError,
+) -> Result<(), VolumeError> {
+    let program = command.get_program().to_owned();
+    let program = Path::new(&program).display();
+    command.env("LC_ALL", "C").stdin(Stdio::null());
+    let output = command.output().map_err(|source| {
+        let text = format!("can't run {program}: {source}; install xfsprogs");
+        to_error(String::new(), io::Error::new(source.kind(), text))
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(to_error(
+        first_meaningful_line(&stderr).to_owned(),
+        io::Error::other(format!("{program} failed with {}", output.status)),
+    ))
+}
+
+/// The first line of an error output. The usage text that mkfs.xfs prints behind some errors helps nobody.
+fn first_meaningful_line(stderr: &str) -> &str {
+    stderr
+        .lines()
+        .map(str::trim)
+        .find(|line| !line.is_empty() && !line.starts_with("Usage:"))
+        .unwrap_or_default()
+}
+
+/// Where a volume is mounted, and by what.
+#[derive(Debug)]
+pub(super) struct VolumeMount {
+    pub(super) target: PathBuf,
+    pub(super) mounter: Arc<dyn Mounter>,
+}
+
+impl VolumeMount {
+    /// Mounts the device and checks its contents; unmounts it again if the check fails.
+    pub(super) fn mount_and_check(
+        &self,
+        device: &Path,
+        check: impl FnOnce(&Dir) -> Result<(), VolumeError>,
+    ) -> Result<Dir, VolumeError> {
+        let was_mounted = self.info()?.is_some();
+        self.mounter.mount(&MountSpec::DATA, Some(device), &self.target).map_err(VolumeError::Mount)?;
+        let checked = Dir::open(&self.target).map_err(VolumeError::Finish).and_then(|top| {
+            check(&top)?;
+            Ok(top)
+        });
+        // The first error is the useful one. If the unmount fails, the next attempt finds the volume mounted.
+        if checked.is_err() && !was_mounted {
+            let _ = self.mounter.unmount(&self.target);
+        }
+        checked
+    }
+
+    pub(super) fn unmount(&self) -> Result<(), VolumeError> {
+        self.mounter.unmount(&self.target).map_err(VolumeError::Mount)
+    }
+
+    pub(super) fn info(&self) -> Result<Option<MountInfo>, VolumeError> {
+        self.mounter.mount_info(&self.target).map_err(VolumeError::Mount)
+    }
+
+    /// Whether this device is mounted there as a volume.
+    pub(super) fn is_mounted_from(&self, device: Option<(u32, u32)>) -> Result<bool, VolumeError> {
+        Ok(self.info()?.is_some_and(|info| info.matches_spec(&MountSpec::DATA, device)))
+    }
+
+    /// Grows the mounted file system to the size of its device.
+    pub(super) fn grow_file_system(&self) -> Result<(), VolumeError> {
+        let mut command = Command::new("xfs_growfs");
+        command.arg("-d").arg("--").arg(&self.target);
+        run_xfs_program(command, |stderr, source| VolumeError::Grow {
+            path: self.target.clone(),
+            stderr,
+            source,
+        })
+    }
+}
+
+/// The major and minor number; none for an image.
+#[cfg(feature = "luks")]
+pub(super) fn device_numbers(device: &Path) -> io::Result<Option<(u32, u32)>> {
+    let metadata = fs::metadata(device)?;
+    let number = metadata.rdev();
+    let numbers = (rustix::fs::major(number), rustix::fs::minor(number));
+    Ok(metadata.file_type().is_block_device().then_some(numbers))
+}

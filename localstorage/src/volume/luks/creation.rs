@@ -1,0 +1,357 @@
+//! The creation of an encrypted volume: decided by what the disk and the journal say, in steps that resume after a
+//! kill.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::disk::{Disk, DiskAccess};
+use super::super::filesystem::{XfsFormat, device_numbers};
+use super::super::marker::VolumeMarker;
+use super::super::uuid::Uuid;
+use super::super::{ErasePolicy, VolumeContents, VolumeError};
+use super::LuksVolume;
+use super::device::{CheckedHeader, FIRST_SLOT, mapping_identifier};
+use super::error::LuksError;
+use super::header::{HEADER_AREA_BYTES, HeaderError};
+use super::key::{UnlockKey, derive_passphrase};
+use super::policy::read_volume_token;
+use super::seal::SealId;
+use super::slots::{KeySlots, OpenedSlot, UnlockSecret};
+use super::token::{KeyPolicy, SlotKind, SlotToken, VolumeEncryption, VolumeProgress, VolumeToken};
+use crate::dir::Dir;
+use crate::step_journal::{StepJournal, StepList, StepListError, StepRun};
+
+/// The name of the journal.
+const JOURNAL_NAME: &str = "data-volume";
+
+/// Generates and seals the node unlock key.
+const SEAL: &str = "seal";
+/// Writes the header, with one slot, and wipes the data.
+const FORMAT: &str = "format";
+/// Formats the mapping.
+const FILE_SYSTEM: &str = "file-system";
+/// Mounts it, adds the cluster's slot, and records that the volume is complete.
+const COMPLETE: &str = "complete";
+
+/// The generation of the first keys.
+const FIRST_GENERATION: u32 = 1;
+
+/// What dm-integrity writes behind the header when it is formatted: its superblock, and a journal of up to 64 MiB.
+///
+/// *Source:* Linux `dm-integrity.c`, `DEFAULT_MAX_JOURNAL_SECTORS`.
+const INTEGRITY_AREA_BYTES: u64 = 80 << 20;
+
+/// What the journal records before the first byte of the header is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct CreationRecord {
+    /// The UUID of the volume, which is also in the claim of the disk.
+    #[serde(with = "uuid_text")]
+    uuid: Uuid,
+    /// The size of the disk, in bytes.
+    disk_bytes: u64,
+    encryption: VolumeEncryption,
+}
+
+/// What is on the disk, together with the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DiskState {
+    /// Proved blank, or only claimed by an interrupted format.
+    Blank,
+    /// What this creation, which the journal records, has written.
+    Ours,
+    /// Anything else.
+    Occupied,
+}
+
+/// What to do with a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CreationStart {
+    /// Start over, with a new UUID.
+    Fresh,
+    /// Resume at the recorded step.
+    Resume,
+    /// Change nothing.
+    Reject,
+}
+
+fn plan_creation(state: DiskState, found: &VolumeContents, erase: &ErasePolicy) -> CreationStart {
+    match state {
+        DiskState::Ours => CreationStart::Resume,
+        DiskState::Blank => CreationStart::Fresh,
+        DiskState::Occupied if *erase == ErasePolicy::Exactly(found.clone()) => CreationStart::Fresh,
+        DiskState::Occupied => CreationStart::Reject,
+    }
+}
+
+impl LuksVolume {
+    pub(super) fn create_volume(&self, erase: &ErasePolicy) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+        self.check_support("pass discards to", self.allow_discards)?;
+        let disk = Disk::open(&self.config.device, DiskAccess::Write)?;
+        let slots = self.slots_of(&disk);
+        let found = disk.probe_contents()?;
+        let recorded = self.recorded_run()?;
+        let state = self.disk_state(&slots, &found, recorded.as_ref())?;
+        let (record, run, erased) = match (plan_creation(state, &found, erase), recorded) {
+            (CreationStart::Resume, Some((record, run))) => (record, run, VolumeContents::Interrupted),
+            (CreationStart::Fresh, recorded) => {
+                let (record, run) = self.start_creation(&disk, &found, recorded)?;
+                (record, run, found)
+            }
+            _ => return Err(VolumeError::Occupied { path: self.config.device.clone(), found }),
+        };
+        let uuid = record.uuid;
+        self.close_interrupted(uuid)?;
+        let created = self.run_steps(&slots, uuid, run, &erased);
+        if created.is_err() {
+            // The first error is the useful one.
+            let _ = self.close_interrupted(uuid);
+        }
+        created
+    }
+
+    /// Decides what is on the disk. Only this function may call it ours.
+    fn disk_state(
+        &self,
+        slots: &KeySlots<'_>,
+        found: &VolumeContents,
+        recorded: Option<&(CreationRecord, StepRun)>,
+    ) -> Result<DiskState, VolumeError> {
+        if matches!(found, VolumeContents::Blank | VolumeContents::Interrupted) {
+            return Ok(DiskState::Blank);
+        }
+        let disk = slots.device.disk;
+        let Some((record, run)) = recorded.filter(|(record, _)| {
+            record.disk_bytes == disk.size() && record.encryption == self.config.encryption
+        }) else {
+            return Ok(DiskState::Occupied);
+        };
+        let uuid = record.uuid;
+        let is_ours = match slots.device.read_header().map_err(|error| self.error(error))? {
+            // A header without a token was cut off between both; a complete one may have data.
+            Ok(header) => {
+                let token = read_volume_token(&header.json);
+                header.uuid == uuid && token.is_none_or(|token| token.state == VolumeProgress::Unfinished)
+            }
+            Err(HeaderError::Absent | HeaderError::Damaged) if run.current_step() == Some(FORMAT) => {
+                disk.has_only_claimed_data(uuid, self.formatted_bytes())?
+            }
+            Err(_) => false,
+        };
+        Ok(if is_ours { DiskState::Ours } else { DiskState::Occupied })
+    }
+
+    /// How far a format writes before its header is complete.
+    fn formatted_bytes(&self) -> u64 {
+        match self.config.encryption {
+            VolumeEncryption::Encrypted => HEADER_AREA_BYTES,
+            VolumeEncryption::EncryptedAndAuthenticated => HEADER_AREA_BYTES + INTEGRITY_AREA_BYTES,
+        }
+    }
+
+    /// Claims the disk, and then records the UUID of the claim. A journal of another disk, or of an earlier claim of
+    /// this one, is removed: that volume has no data.
+    fn start_creation(
+        &self,
+        disk: &Disk,
+        found: &VolumeContents,
+        recorded: Option<(CreationRecord, StepRun)>,
+    ) -> Result<(CreationRecord, StepRun), VolumeError> {
+        if let Some((_, run)) = recorded {
+            run.remove_journal().map_err(|error| self.error(LuksError::Journal(error)))?;
+        }
+        let record = CreationRecord {
+            uuid: disk.claim(&self.label, found)?,
+            disk_bytes: disk.size(),
+            encryption: self.config.encryption,
+        };
+        let state = serde_json::to_vec(&record).map_err(|error| self.error(LuksError::Record(error)))?;
+        let run = self.start_run(self.open_journal()?, &state)?;
+        Ok((record, run))
+    }
+
+    /// The run that the journal has recorded.
+    fn recorded_run(&self) -> Result<Option<(CreationRecord, StepRun)>, VolumeError> {
+        let journal = self.open_journal()?;
+        if journal.committed_state().is_none() {
+            return Ok(None);
+        }
+        let run = self.start_run(journal, b"")?;
+        let record = serde_json::from_slice(run.recorded_state());
+        Ok(Some((record.map_err(|error| self.error(LuksError::Record(error)))?, run)))
+    }
+
+    fn open_journal(&self) -> Result<StepJournal, VolumeError> {
+        StepJournal::open(&self.config.journal, JOURNAL_NAME)
+            .map_err(|error| self.error(LuksError::Journal(StepListError::Journal(error))))
+    }
+
+    fn start_run(&self, journal: StepJournal, state: &[u8]) -> Result<StepRun, VolumeError> {
+        let steps = StepList::try_new([SEAL, FORMAT, FILE_SYSTEM, COMPLETE]).expect("the list is valid");
+        steps.start_run(journal, state).map_err(|error| self.error(LuksError::Journal(error)))
+    }
+
+    /// Unmounts and closes what an earlier incarnation of this creation has opened.
+    fn close_interrupted(&self, uuid: Uuid) -> Result<(), VolumeError> {
+        let name = &self.mapping_name;
+        let active = self.config.cryptsetup.find_mapping(name);
+        let active = active.map_err(|error| self.error(LuksError::FindMapping(error)))?;
+        let Some(active) = active.filter(|active| active.identifier == mapping_identifier(uuid, name)) else {
+            return Ok(());
+        };
+        let numbers = device_numbers(&active.device_path).map_err(|source| VolumeError::Device {
+            step: "inspect",
+            path: active.device_path.clone(),
+            source,
+        })?;
+        if self.mount.is_mounted_from(numbers)? {
+            self.mount.unmount()?;
+        }
+        self.close_unmounted()
+    }
+
+    fn run_steps(
+        &self,
+        slots: &KeySlots<'_>,
+        uuid: Uuid,
+        mut run: StepRun,
+        erased: &VolumeContents,
+    ) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+        let id = SealId { volume: uuid, generation: FIRST_GENERATION };
+        loop {
+            match run.current_step() {
+                Some(SEAL) => slots.seal_new_key(id).map(drop).map_err(|error| self.error(error))?,
+                Some(FORMAT) => self.format(slots, id, erased)?,
+                Some(FILE_SYSTEM) => self.format_mapping(slots)?,
+                _ => break,
+            }
+            let state = run.recorded_state().to_vec();
+            run.complete_step(state).map_err(|error| self.error(LuksError::Journal(error)))?;
+        }
+        let created = self.complete(slots, id)?;
+        // The token says that the volume is complete: a journal that stays changes nothing.
+        run.remove_journal().map_err(|error| self.error(LuksError::Journal(error)))?;
+        Ok(created)
+    }
+
+    fn format(&self, slots: &KeySlots<'_>, id: SealId, erased: &VolumeContents) -> Result<(), VolumeError> {
+        let device = &slots.device;
+        device.disk.check_unused()?;
+        let to_error = |error| self.error(error);
+        let node_key = slots.node_key(id).map_err(to_error)?;
+        let passphrase = derive_passphrase(id.volume, SlotKind::Local, &node_key, None);
+        let formatted = device.format(id.volume, &passphrase, self.wipe, self.progress.as_deref());
+        if let Err(error) = formatted {
+            device.disk.release_unused_claim(erased);
+            return Err(self.error(error));
+        }
+        let check = node_key.check_value(id.volume);
+        let slot_token = SlotToken::new(FIRST_SLOT, SlotKind::Local, id.generation, Some(check));
+        device.write_slot_token(FIRST_SLOT, &slot_token).map_err(to_error)?;
+        let token = VolumeToken::new(self.config.encryption, self.config.keys, self.node.clone());
+        device.write_volume_token(&token).map_err(to_error)?;
+        // What was written meets the policy, and its slot opens.
+        let header = device.check_header().map_err(to_error)?;
+        slots.open_slot(&header, &UnlockSecret::Node).map_err(to_error)?;
+        device.disk.release_claim()
+    }
+
+    fn format_mapping(&self, slots: &KeySlots<'_>) -> Result<(), VolumeError> {
+        let (header, opened) = self.open_first_slot(slots)?;
+        let mapping = self.open_mapping(slots, &header, &opened)?;
+        let uuid = Uuid::new_v4().map_err(|errno| self.error(LuksError::Random(errno.into())))?;
+        // Forced: what mkfs.xfs would recognize is noise, or what an interrupted call has written.
+        let format = XfsFormat { mkfs: &self.mkfs, label: &self.label, force: true };
+        format.run_mkfs(&mapping.device_path, uuid)
+    }
+
+    fn open_first_slot(&self, slots: &KeySlots<'_>) -> Result<(CheckedHeader, OpenedSlot), VolumeError> {
+        let header = slots.device.check_header().map_err(|error| self.error(error))?;
+        let opened = slots.open_slot(&header, &UnlockSecret::Node).map_err(|error| self.error(error))?;
+        Ok((header, opened))
+    }
+
+    /// Mounts the volume, and records last of all that it is complete. The cluster unlock key exists only in memory:
+    /// the slot of one that was lost with a killed process is replaced.
+    fn complete(&self, slots: &KeySlots<'_>, id: SealId) -> Result<(Dir, Option<UnlockKey>), VolumeError> {
+        let (header, opened) = self.open_first_slot(slots)?;
+        self.open_mapping(slots, &header, &opened)?;
+        let top =
+            self.mount_mapping(|top| match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
+                VolumeMarker::Complete => Ok(()),
+                VolumeMarker::Unfinished => VolumeMarker::write_complete(top).map_err(VolumeError::Finish),
+                VolumeMarker::Erasing | VolumeMarker::Foreign { .. } => {
+                    let found =
+                        VolumeContents::Files { entries: top.list().map_err(VolumeError::Finish)?.len() };
+                    Err(VolumeError::Occupied { path: self.config.device.clone(), found })
+                }
+            })?;
+        let cluster_key =
+            self.add_cluster_slot(slots, &header, &opened, id).map_err(|error| self.error(error))?;
+        Ok((top, cluster_key))
+    }
+
+    fn add_cluster_slot(
+        &self,
+        slots: &KeySlots<'_>,
+        header: &CheckedHeader,
+        opened: &OpenedSlot,
+        id: SealId,
+    ) -> Result<Option<UnlockKey>, LuksError> {
+        for slot in header.summary.slots.iter().filter(|slot| **slot != opened.slot) {
+            slots.device.remove_slot(*slot)?;
+        }
+        let keys = header.summary.volume.as_ref().map_or(self.config.keys, |token| token.keys);
+        let cluster_key = match keys {
+            KeyPolicy::Local => None,
+            KeyPolicy::Split => {
+                let (node_key, key) =
+                    (slots.node_key(id)?, UnlockKey::generate().map_err(LuksError::Random)?);
+                slots.add_key_slot(&opened.passphrase, id, &node_key, Some(&key))?;
+                Some(key)
+            }
+        };
+        let mut token = VolumeToken::new(self.config.encryption, keys, self.node.clone());
+        token.state = VolumeProgress::Complete;
+        slots.device.write_volume_token(&token)?;
+        slots.device.check_header()?;
+        Ok(cluster_key)
+    }
+}
+
+/// A UUID as its text.
+mod uuid_text {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use super::Uuid;
+
+    pub(super) fn serialize<S: Serializer>(uuid: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(uuid)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|()| D::Error::custom("the UUID of the volume is invalid"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_blank_disks_and_agreed_contents_are_formatted() {
+        let found = VolumeContents::Files { entries: 1 };
+        let other = ErasePolicy::Exactly(VolumeContents::Files { entries: 2 });
+        let agreed = ErasePolicy::Exactly(found.clone());
+        for (state, erase, expected) in [
+            (DiskState::Blank, &ErasePolicy::Nothing, CreationStart::Fresh),
+            (DiskState::Ours, &ErasePolicy::Nothing, CreationStart::Resume),
+            (DiskState::Ours, &agreed, CreationStart::Resume),
+            (DiskState::Occupied, &ErasePolicy::Nothing, CreationStart::Reject),
+            (DiskState::Occupied, &other, CreationStart::Reject),
+            (DiskState::Occupied, &agreed, CreationStart::Fresh),
+        ] {
+            assert_eq!(plan_creation(state, &found, erase), expected, "{state:?}, {erase:?}");
+        }
+    }
+}

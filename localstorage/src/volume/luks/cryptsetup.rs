@@ -1,0 +1,277 @@
+//! The cryptsetup program, run as a child.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+/// The exit code of cryptsetup for a passphrase that opens no slot. *Source:* cryptsetup(8), RETURN CODES.
+const WRONG_PASSPHRASE: i32 = 2;
+
+/// The socket of a running udev. *Source:* systemd-udevd.service(8).
+const UDEV_SOCKET: &str = "/run/udev/control";
+
+/// Runs cryptsetup, and finds the mappings that it has made.
+///
+/// # Contract
+/// - Secrets reach the program through its standard input only: neither through its arguments nor through its
+///   environment, which other processes can read.
+/// - [`run`](Self::run) returns when the program has ended. Its changes are durable then.
+///
+/// [`CryptsetupProgram`] runs the real one; `testing::FileCryptsetup` does without device-mapper.
+pub trait Cryptsetup: Send + Sync + fmt::Debug {
+    /// Runs one action.
+    ///
+    /// # Errors
+    /// [`CryptsetupError`] if the program can't be run, or fails.
+    fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError>;
+
+    /// The active mapping of this name; none if the name is not in use.
+    ///
+    /// # Errors
+    /// Errors of reading the kernel's list.
+    fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>>;
+}
+
+/// One call of cryptsetup.
+pub struct CryptsetupCall<'a> {
+    /// The action, such as `luksFormat`: the first argument.
+    pub action: &'static str,
+    /// The arguments behind it. They contain no secret.
+    pub arguments: Vec<OsString>,
+    /// The standard input: secrets, or the JSON of a token.
+    pub input: Zeroizing<Vec<u8>>,
+    /// Receives the progress of a wipe.
+    pub progress: Option<&'a (dyn Fn(WipeProgress) + Send + Sync)>,
+}
+
+/// Without the input, which is a secret.
+impl fmt::Debug for CryptsetupCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CryptsetupCall")
+            .field("action", &self.action)
+            .field("arguments", &self.arguments)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How much of an authenticated volume is wiped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WipeProgress {
+    /// The bytes that are written.
+    pub done_bytes: u64,
+    /// The bytes to write.
+    pub total_bytes: u64,
+}
+
+/// A mapping of the kernel's device-mapper.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActiveMapping {
+    /// Its block device.
+    pub device_path: PathBuf,
+    /// Its identifier, `CRYPT-LUKS2-`, the UUID of the volume without dashes, a dash, the name.
+    pub identifier: String,
+}
+
+/// Why cryptsetup could not do something.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CryptsetupError {
+    /// It could not be started: install cryptsetup.
+    #[error("can't run {}: install cryptsetup", .program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It failed.
+    #[error("cryptsetup {action} failed with {status}: {stderr}")]
+    Failed {
+        /// The action.
+        action: &'static str,
+        /// Its exit status.
+        status: ExitStatus,
+        /// The first line of its error output.
+        stderr: String,
+    },
+}
+
+impl CryptsetupError {
+    /// The passphrase opens no slot.
+    pub fn is_wrong_passphrase(&self) -> bool {
+        matches!(self, Self::Failed { status, .. } if status.code() == Some(WRONG_PASSPHRASE))
+    }
+}
+
+/// The real program, version 2.5 or newer.
+#[derive(Clone, Debug)]
+pub struct CryptsetupProgram {
+    program: PathBuf,
+}
+
+impl CryptsetupProgram {
+    /// The program at this path, or the first one of this name in `PATH`.
+    pub fn new(program: impl Into<PathBuf>) -> CryptsetupProgram {
+        CryptsetupProgram { program: program.into() }
+    }
+
+    fn start_error(&self, source: io::Error) -> CryptsetupError {
+        CryptsetupError::Start { program: self.program.clone(), source }
+    }
+}
+
+impl Default for CryptsetupProgram {
+    fn default() -> CryptsetupProgram {
+        CryptsetupProgram::new("cryptsetup")
+    }
+}
+
+impl Cryptsetup for CryptsetupProgram {
+    fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
+        let mut command = Command::new(&self.program);
+        command.args(call.action.split(' ')).args(&call.arguments).env("LC_ALL", "C");
+        if !Path::new(UDEV_SOCKET).exists() {
+            // Otherwise libdevmapper waits forever for an answer of udev.
+            command.env("DM_DISABLE_UDEV", "1");
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|source| self.start_error(source))?;
+        let (status, stderr) = talk_to(&mut child, call).map_err(|source| self.start_error(source))?;
+        if status.success() {
+            return Ok(());
+        }
+        let first_line = stderr.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason");
+        Err(CryptsetupError::Failed { action: call.action, status, stderr: first_line.to_owned() })
+    }
+
+    fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
+        find_mapping_in(Path::new("/sys/block"), name)
+    }
+}
+
+/// Writes the input, reads the progress, and waits for the end.
+fn talk_to(child: &mut Child, call: &CryptsetupCall<'_>) -> io::Result<(ExitStatus, String)> {
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    if let Some(mut stdin) = stdin {
+        // A program that fails early closes it; its error output says why.
+        let _ = stdin.write_all(&call.input);
+    }
+    let errors = thread::scope(|scope| {
+        let errors = scope.spawn(|| {
+            let mut bytes = Vec::new();
+            stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut bytes)).map(|_| bytes)
+        });
+        for line in stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok)
+        {
+            if let (Some(report), Some(progress)) = (call.progress, parse_progress(&line)) {
+                report(progress);
+            }
+        }
+        errors.join().unwrap_or_else(|_| Ok(Vec::new()))
+    });
+    let status = child.wait()?;
+    Ok((status, String::from_utf8_lossy(&errors?).into_owned()))
+}
+
+/// Reads one line of `--progress-json`; none for any other line.
+pub(super) fn parse_progress(line: &str) -> Option<WipeProgress> {
+    #[derive(Deserialize)]
+    struct Line {
+        device_bytes: String,
+        device_size: String,
+    }
+    let line: Line = serde_json::from_str(line).ok()?;
+    Some(WipeProgress {
+        done_bytes: line.device_bytes.parse().ok()?,
+        total_bytes: line.device_size.parse().ok()?,
+    })
+}
+
+/// Without udev, nobody makes a node of a mapping's name: `/dev/dm-N` is the kernel's.
+fn find_mapping_in(block_devices: &Path, name: &str) -> io::Result<Option<ActiveMapping>> {
+    for entry in fs::read_dir(block_devices)? {
+        let entry = entry?;
+        let attributes = entry.path().join("dm");
+        // Another device, or one that was removed since.
+        let Ok(found) = fs::read_to_string(attributes.join("name")) else { continue };
+        if found.trim_end() == name {
+            let identifier = fs::read_to_string(attributes.join("uuid"))?.trim_end().to_owned();
+            return Ok(Some(ActiveMapping {
+                device_path: Path::new("/dev").join(entry.file_name()),
+                identifier,
+            }));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(action: &'static str, input: &[u8]) -> CryptsetupCall<'static> {
+        CryptsetupCall {
+            action,
+            arguments: vec!["x".into()],
+            input: Zeroizing::new(input.to_vec()),
+            progress: None,
+        }
+    }
+
+    #[test]
+    fn the_input_reaches_the_program_and_is_not_printed() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("cryptsetup");
+        let script = "#!/bin/sh\ncat >\"$0.input\"\necho \"$@\" >\"$0.arguments\"\necho >&2\necho ' why' >&2\nexit 2\n";
+        testbed::write_program(&program, script).unwrap();
+        let tool = CryptsetupProgram::new(&program);
+        let error = tool.run(&call("token import", b"a secret")).unwrap_err();
+        assert!(error.is_wrong_passphrase());
+        assert!(error.to_string().ends_with("failed with exit status: 2: why"), "{error}");
+        let read =
+            |suffix: &str| fs::read_to_string(directory.path().join(format!("cryptsetup.{suffix}"))).unwrap();
+        assert_eq!((read("input"), read("arguments")), ("a secret".into(), "token import x\n".into()));
+        assert!(!format!("{:?}", call("open", b"a secret")).contains("secret"));
+        let missing = CryptsetupProgram::new("/nowhere/cryptsetup").run(&call("open", b"")).unwrap_err();
+        assert_eq!(missing.to_string(), "can't run /nowhere/cryptsetup: install cryptsetup");
+    }
+
+    #[test]
+    fn progress_is_read_from_json_lines() {
+        let line = r#"{"device":"/dev/vdb","device_bytes":"5242880","device_size":"10485760","speed":"1","eta_ms":"1","time_ms":"1"}"#;
+        assert_eq!(
+            parse_progress(line),
+            Some(WipeProgress { done_bytes: 5_242_880, total_bytes: 10_485_760 })
+        );
+        for other in ["", "Progress: 50%", "{}", r#"{"device_bytes":"x","device_size":"1"}"#] {
+            assert_eq!(parse_progress(other), None);
+        }
+    }
+
+    #[test]
+    fn a_mapping_is_found_by_its_name() {
+        let sys = tempfile::tempdir().unwrap();
+        for (device, name) in [("dm-0", Some("other")), ("dm-1", Some("data")), ("vda", None)] {
+            let attributes = sys.path().join(device).join(if name.is_some() { "dm" } else { "queue" });
+            fs::create_dir_all(&attributes).unwrap();
+            fs::write(attributes.join("name"), format!("{}\n", name.unwrap_or_default())).unwrap();
+            fs::write(attributes.join("uuid"), "CRYPT-LUKS2-1-data\n").unwrap();
+        }
+        let found = find_mapping_in(sys.path(), "data").unwrap().unwrap();
+        assert_eq!(found.device_path, Path::new("/dev/dm-1"));
+        assert_eq!(found.identifier, "CRYPT-LUKS2-1-data");
+        assert_eq!(find_mapping_in(sys.path(), "dat").unwrap(), None);
+    }
+}

@@ -1,0 +1,309 @@
+//! One LUKS2 device: what cryptsetup does with it, and the check of its header before each use.
+
+use std::ffi::OsString;
+
+use zeroize::Zeroizing;
+
+use super::super::disk::Disk;
+use super::super::uuid::Uuid;
+use super::cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, WipeProgress};
+use super::error::LuksError;
+use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader};
+use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header};
+use super::token::{SlotToken, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
+use crate::dir::Dir;
+use crate::metadata::FileMode;
+
+/// The slot that luksFormat creates.
+pub(super) const FIRST_SLOT: u32 = 0;
+/// The number of key slots for which a token has an identifier. LUKS2 has 32 tokens.
+const SLOT_COUNT: u32 = 31;
+
+/// A passphrase of a key slot.
+pub(super) type Passphrase = Zeroizing<Vec<u8>>;
+
+/// Receives the progress of a wipe.
+pub(super) type ProgressHook<'a> = Option<&'a (dyn Fn(WipeProgress) + Send + Sync)>;
+
+/// A header that meets the policy.
+#[derive(Debug)]
+pub(super) struct CheckedHeader {
+    pub(super) uuid: Uuid,
+    pub(super) summary: HeaderSummary,
+    /// Whether both copies on the disk are correct.
+    pub(super) has_both_copies: bool,
+    /// The header area, with nothing but what was checked.
+    area: Vec<u8>,
+}
+
+/// A disk with LUKS2, or to be formatted as such, under the lock of this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LuksDevice<'a> {
+    pub(super) disk: &'a Disk,
+    pub(super) tool: &'a dyn Cryptsetup,
+    /// Where the checked copy of the header is kept while cryptsetup uses it: a directory in memory.
+    pub(super) runtime: &'a Dir,
+    pub(super) encryption: VolumeEncryption,
+}
+
+impl LuksDevice<'_> {
+    /// The header as it is on the disk. Its metadata are not checked.
+    pub(super) fn read_header(&self) -> Result<Result<LuksHeader, HeaderError>, LuksError> {
+        let start = self.disk.read_start(COPIES_BYTES as u64).map_err(LuksError::device)?;
+        Ok(LuksHeader::parse(&start))
+    }
+
+    /// Reads the header, and checks it against the policy.
+    pub(super) fn check_header(&self) -> Result<CheckedHeader, LuksError> {
+        let mut area = self.disk.read_start(HEADER_AREA_BYTES).map_err(LuksError::device)?;
+        let header = LuksHeader::parse(&area).map_err(LuksError::Header)?;
+        let summary = check_header(&header.json, self.encryption).map_err(LuksError::Policy)?;
+        header.keep_only_current(&mut area);
+        let has_both_copies = header.current_copies == [true; 2];
+        Ok(CheckedHeader { uuid: header.uuid, summary, has_both_copies, area })
+    }
+
+    /// Formats the disk with one key slot. An authenticated one is wiped, unless the caller declines.
+    pub(super) fn format(
+        &self,
+        uuid: Uuid,
+        passphrase: &Passphrase,
+        wipe: bool,
+        progress: ProgressHook<'_>,
+    ) -> Result<(), LuksError> {
+        // dm-crypt can't address the rest of a disk that has no whole number of sectors.
+        let sector_bytes = if self.disk.size().is_multiple_of(4096) { 4096 } else { 512 };
+        let mut arguments = words(&["--type", "luks2", "--cipher", CIPHER, "--key-size", "512"]);
+        arguments.extend(words(&["--offset", &(HEADER_AREA_BYTES / 512).to_string()]));
+        arguments.extend(words(&["--sector-size", &sector_bytes.to_string(), "--uuid", &uuid.to_string()]));
+        arguments.extend(slot_options());
+        if self.encryption == VolumeEncryption::EncryptedAndAuthenticated {
+            arguments.extend(words(&[
+                "--integrity",
+                "hmac-sha256",
+                "--progress-json",
+                "--progress-frequency",
+                "1",
+            ]));
+            arguments.extend((!wipe).then(|| "--integrity-no-wipe".into()));
+        }
+        arguments.extend(words(&["--key-slot", &FIRST_SLOT.to_string(), "--key-file", "-"]));
+        self.run("luksFormat", arguments, passphrase.clone(), progress)
+    }
+
+    /// Adds a key slot, and names it: a token without a slot would be nobody's, a slot without a token is removed by
+    /// the next rotation.
+    pub(super) fn add_slot(
+        &self,
+        existing: &Passphrase,
+        new: &Passphrase,
+        token: impl FnOnce(u32) -> SlotToken,
+    ) -> Result<(), LuksError> {
+        let header = self.check_header()?;
+        let slot = free_slot(&header.summary).ok_or(LuksError::NoFreeSlot)?;
+        let mut arguments = slot_options();
+        arguments.extend(words(&["--key-file=-", &format!("--keyfile-size={}", existing.len())]));
+        arguments.extend(words(&["--new-key-slot", &slot.to_string()]));
+        // cryptsetup reads the passphrase of this length, and the rest as the new one.
+        let input = Zeroizing::new([&existing[..], &new[..]].concat());
+        self.run("luksAddKey", arguments, input, None)?;
+        self.write_slot_token(slot, &token(slot))?;
+        match self.opens(&self.check_header()?, slot, new)? {
+            true => Ok(()),
+            false => Err(LuksError::SlotNotVerified { slot }),
+        }
+    }
+
+    pub(super) fn write_slot_token(&self, slot: u32, token: &SlotToken) -> Result<(), LuksError> {
+        self.write_token(slot + 1, serde_json::to_vec(token).map_err(LuksError::Record)?)
+    }
+
+    pub(super) fn write_volume_token(&self, token: &VolumeToken) -> Result<(), LuksError> {
+        self.write_token(VOLUME_TOKEN, serde_json::to_vec(token).map_err(LuksError::Record)?)
+    }
+
+    fn write_token(&self, identifier: u32, json: Vec<u8>) -> Result<(), LuksError> {
+        let identifier = identifier.to_string();
+        let arguments = words(&["--json-file=-", "--token-replace", "--token-id", &identifier]);
+        self.run("token import", arguments, Zeroizing::new(json), None)
+    }
+
+    /// Removes a key slot, and then its token.
+    pub(super) fn remove_slot(&self, slot: u32) -> Result<(), LuksError> {
+        let summary = self.check_header()?.summary;
+        if summary.slots == [slot] {
+            return Err(LuksError::LastSlot { slot });
+        }
+        if summary.slots.contains(&slot) {
+            self.run_on_device("luksKillSlot", Vec::new(), &[&slot.to_string()])?;
+        }
+        if summary.slot_tokens.contains_key(&(slot + 1)) {
+            let identifier = (slot + 1).to_string();
+            self.run("token remove", words(&["--token-id", &identifier]), Passphrase::default(), None)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a passphrase opens this slot of the header that was checked.
+    pub(super) fn opens(
+        &self,
+        header: &CheckedHeader,
+        slot: u32,
+        passphrase: &Passphrase,
+    ) -> Result<bool, LuksError> {
+        let arguments = words(&["--test-passphrase", "--type", "luks2", "--disable-external-tokens"]);
+        match self.run_with_copy("open", header, slot, passphrase, arguments, &[]) {
+            Ok(()) => Ok(true),
+            Err(LuksError::Command(error)) if error.is_wrong_passphrase() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Maps the data under a name, with the header that was checked.
+    pub(super) fn open(
+        &self,
+        header: &CheckedHeader,
+        slot: u32,
+        passphrase: &Passphrase,
+        name: &str,
+        allow_discards: bool,
+    ) -> Result<ActiveMapping, LuksError> {
+        if let Some(active) = self.find_mapping(name)? {
+            // An earlier incarnation of this process has opened it.
+            return match active.identifier == mapping_identifier(header.uuid, name) {
+                true => Ok(active),
+                false => Err(LuksError::MappingInUse { name: name.to_owned() }),
+            };
+        }
+        let mut arguments = words(&["--type", "luks2", "--disable-external-tokens"]);
+        arguments.extend(allow_discards.then(|| "--allow-discards".into()));
+        self.run_with_copy("open", header, slot, passphrase, arguments, &[name])?;
+        self.find_mapping(name)?.ok_or_else(|| LuksError::MappingInUse { name: name.to_owned() })
+    }
+
+    /// Grows the mapping to the end of the disk.
+    pub(super) fn resize(
+        &self,
+        header: &CheckedHeader,
+        passphrase: &Passphrase,
+        name: &str,
+    ) -> Result<(), LuksError> {
+        let file = self.write_copy(header)?;
+        let mut arguments = words(&["--key-file", "-", "--header"]);
+        arguments.extend([self.runtime.path().join(&file).into(), "--".into(), name.into()]);
+        let resized = self.call("resize", arguments, passphrase.clone(), None);
+        self.remove_copy(&file)?;
+        resized
+    }
+
+    pub(super) fn find_mapping(&self, name: &str) -> Result<Option<ActiveMapping>, LuksError> {
+        self.tool.find_mapping(name).map_err(LuksError::FindMapping)
+    }
+
+    fn run_with_copy(
+        &self,
+        action: &'static str,
+        header: &CheckedHeader,
+        slot: u32,
+        passphrase: &Passphrase,
+        mut arguments: Vec<OsString>,
+        behind: &[&str],
+    ) -> Result<(), LuksError> {
+        let file = self.write_copy(header)?;
+        arguments.extend(words(&["--key-file", "-", "--key-slot", &slot.to_string(), "--header"]));
+        arguments.push(self.runtime.path().join(&file).into());
+        arguments.extend(self.device_arguments(behind));
+        let done = self.call(action, arguments, passphrase.clone(), None);
+        self.remove_copy(&file)?;
+        done
+    }
+
+    /// The file with the header that was checked: cryptsetup opens the volume by it, whatever the disk has meanwhile.
+    fn write_copy(&self, header: &CheckedHeader) -> Result<String, LuksError> {
+        let name = format!("luks-header-{}", header.uuid);
+        self.runtime.write(&name, &header.area, FileMode::PRIVATE_FILE).map_err(LuksError::HeaderCopy)?;
+        Ok(name)
+    }
+
+    fn remove_copy(&self, name: &str) -> Result<(), LuksError> {
+        self.runtime.remove_file(name).map(|_| ()).map_err(LuksError::HeaderCopy)
+    }
+
+    fn run(
+        &self,
+        action: &'static str,
+        mut arguments: Vec<OsString>,
+        input: Passphrase,
+        progress: ProgressHook<'_>,
+    ) -> Result<(), LuksError> {
+        arguments.extend(self.device_arguments(&[]));
+        self.call(action, arguments, input, progress)
+    }
+
+    fn run_on_device(
+        &self,
+        action: &'static str,
+        mut arguments: Vec<OsString>,
+        behind: &[&str],
+    ) -> Result<(), LuksError> {
+        arguments.extend(self.device_arguments(behind));
+        self.call(action, arguments, Passphrase::default(), None)
+    }
+
+    fn call(
+        &self,
+        action: &'static str,
+        mut arguments: Vec<OsString>,
+        input: Passphrase,
+        progress: ProgressHook<'_>,
+    ) -> Result<(), LuksError> {
+        arguments.insert(0, "--batch-mode".into());
+        let call = CryptsetupCall { action, arguments, input, progress };
+        self.tool.run(&call).map_err(LuksError::Command)
+    }
+
+    /// The device, and what follows it. The lock that cryptsetup takes on a disk image is the one that we hold on it;
+    /// on a block device they are different.
+    fn device_arguments(&self, behind: &[&str]) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        arguments.extend(self.disk.is_image().then(|| "--disable-locks".into()));
+        arguments.extend(["--".into(), self.disk.path().as_os_str().to_owned()]);
+        arguments.extend(words(behind));
+        arguments
+    }
+}
+
+/// Closes a mapping, if there is one.
+pub(super) fn close_mapping(tool: &dyn Cryptsetup, name: &str) -> Result<(), LuksError> {
+    if tool.find_mapping(name).map_err(LuksError::FindMapping)?.is_none() {
+        return Ok(());
+    }
+    let call = CryptsetupCall {
+        action: "close",
+        arguments: words(&["--batch-mode", "--", name]),
+        input: Passphrase::default(),
+        progress: None,
+    };
+    tool.run(&call).map_err(LuksError::Command)
+}
+
+/// *Source:* cryptsetup, `dm_prepare_uuid`.
+pub(super) fn mapping_identifier(uuid: Uuid, name: &str) -> String {
+    format!("CRYPT-LUKS2-{}-{name}", uuid.to_string().replace('-', ""))
+}
+
+/// The lowest number without a slot and without a token.
+fn free_slot(summary: &HeaderSummary) -> Option<u32> {
+    (0..SLOT_COUNT)
+        .find(|slot| !summary.slots.contains(slot) && !summary.slot_tokens.contains_key(&(slot + 1)))
+}
+
+/// The passphrases have at least 160 random bits: a slow function would add seconds and no safety.
+fn slot_options() -> Vec<OsString> {
+    let iterations = MIN_PBKDF2_ITERATIONS.to_string();
+    words(&["--pbkdf", "pbkdf2", "--hash", "sha256", "--pbkdf-force-iterations", &iterations])
+}
+
+fn words(words: &[&str]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}

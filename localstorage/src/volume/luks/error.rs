@@ -1,0 +1,150 @@
+//! Why an encrypted volume could not be created, opened or changed.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::cryptsetup::CryptsetupError;
+use super::header::HeaderError;
+use super::policy::PolicyViolation;
+use super::seal::SealError;
+use super::token::{SlotKind, VolumeEncryption};
+use crate::error::Error as FileError;
+use crate::step_journal::StepListError;
+use crate::volume::VolumeError;
+
+/// Why an encrypted volume could not be created, opened or changed. None of these ever leads to a format: the data
+/// are as they were.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LuksError {
+    /// The header can't be read. Restore it from a backup, or find out who damaged it.
+    #[error(
+        "the encryption header can't be used: restore it with cryptsetup luksHeaderRestore from a backup"
+    )]
+    Header(#[source] HeaderError),
+    /// Somebody else has written the header, or changed it. It was not opened.
+    #[error(
+        "the encryption header was changed, or is not of this volume; nothing was opened: find out who wrote it"
+    )]
+    Policy(#[source] PolicyViolation),
+    /// The volume has no such key slot: use another key.
+    #[error("the volume has no {kind} key slot: open it with another key (see its slots)")]
+    NoSlot {
+        /// The kind.
+        kind: SlotKind,
+    },
+    /// The ESP has no key for this volume: the wrong ESP is mounted, or the key was lost.
+    #[error(
+        "the node unlock key of volume {volume} is missing: attach the node's own ESP, or use the recovery passphrase"
+    )]
+    NodeKeyMissing {
+        /// The UUID of the volume.
+        volume: String,
+    },
+    /// The node unlock key is another one than that of the volume.
+    #[error(
+        "the node unlock key is not that of volume {volume}: attach the node's own ESP, or use the recovery passphrase"
+    )]
+    WrongNodeKey {
+        /// The UUID of the volume.
+        volume: String,
+    },
+    /// The node unlock key is right, but the cluster unlock key is not.
+    #[error(
+        "the cluster unlock key is not that of volume {volume}: get this node's key from its cluster, or use the recovery passphrase"
+    )]
+    WrongClusterKey {
+        /// The UUID of the volume.
+        volume: String,
+    },
+    /// The slot does not open with the right node unlock key, or with the recovery passphrase.
+    #[error(
+        "the {kind} key slot does not open: use another key or passphrase, or restore the header from a backup"
+    )]
+    SlotClosed {
+        /// The kind.
+        kind: SlotKind,
+    },
+    /// The node unlock key can't be kept or read.
+    #[error("can't keep or read the node unlock key")]
+    Seal(#[source] SealError),
+    /// A new slot did not open with its passphrase. The old slots remain.
+    #[error("new key slot {slot} does not open, and the old ones remain: try again, and check the disk")]
+    SlotNotVerified {
+        /// The number of the slot.
+        slot: u32,
+    },
+    /// All key slots are in use.
+    #[error("all key slots are in use: confirm a key to remove those that it supersedes")]
+    NoFreeSlot,
+    /// The last key slot is never removed.
+    #[error("key slot {slot} is the last one, and without it nobody can open the volume: add another first")]
+    LastSlot {
+        /// The number of the slot.
+        slot: u32,
+    },
+    /// The secret opens an older slot than the newest of its kind.
+    #[error("this key is older than the newest {kind} key slot: confirm the newest one")]
+    NotNewest {
+        /// The kind.
+        kind: SlotKind,
+    },
+    /// The volume can't do this with its encryption.
+    #[error("can't {operation} a volume that is {encryption}: it is fixed when the volume is created")]
+    Unsupported {
+        /// What was asked.
+        operation: &'static str,
+        /// The encryption.
+        encryption: VolumeEncryption,
+    },
+    /// Blocks of an authenticated volume were changed below it: by somebody, or by a failing disk.
+    #[error(
+        "blocks of the volume were changed below its authentication: suspect tampering or a failing disk, and restore the data"
+    )]
+    Tampering(#[source] Box<VolumeError>),
+    /// Another volume is mapped under the name.
+    #[error(
+        "mapping {name:?} is in use by another volume: close it with cryptsetup close, or choose another name"
+    )]
+    MappingInUse {
+        /// The name.
+        name: String,
+    },
+    /// The kernel's list of mappings can't be read.
+    #[error("can't list the mappings in /sys/block")]
+    FindMapping(#[source] io::Error),
+    /// cryptsetup can't be run, or failed.
+    #[error("can't run or complete cryptsetup")]
+    Command(#[source] CryptsetupError),
+    /// The journal of the creation can't be read or written.
+    #[error("can't read or write the journal of the volume's creation")]
+    Journal(#[source] StepListError),
+    /// A record of this crate can't be read or written as JSON.
+    #[error("can't read or write the record of the volume")]
+    Record(#[source] serde_json::Error),
+    /// The checked copy of the header can't be written to the runtime directory.
+    #[error("can't keep a copy of the header in the runtime directory")]
+    HeaderCopy(#[source] FileError),
+    /// The kernel yields no random numbers.
+    #[error("can't generate a key")]
+    Random(#[source] io::Error),
+    /// The disk can't be read.
+    #[error("can't read the encryption header")]
+    Device(#[source] Box<VolumeError>),
+}
+
+impl LuksError {
+    pub(super) fn device(error: VolumeError) -> LuksError {
+        LuksError::Device(Box::new(error))
+    }
+
+    /// The error of an operation on the volume with this device.
+    pub(super) fn of(path: impl Into<PathBuf>) -> impl FnOnce(LuksError) -> VolumeError {
+        move |source| match source {
+            LuksError::Device(error) => *error,
+            source => VolumeError::Encryption { path: path.into(), source: Box::new(source) },
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The binary header of LUKS2: two copies, each with a checksum over its metadata in JSON.
+//!
+//! ```text
+//!  offset  0                16 KiB             32 KiB                       16 MiB
+//!          first copy       second copy        areas of the key slots       data
+//!          4 KiB | JSON     4 KiB | JSON
+//! ```
+//!
+//! The sizes are those that this crate passes to cryptsetup. A header with others is rejected.
+//!
+//! *Source:* "LUKS2 On-Disk Format Specification", version 1.1.2, §2.
+
+use sha2::{Digest as _, Sha256};
+
+use super::super::uuid::Uuid;
+
+/// The bytes before the data: both copies, and the areas of the key slots.
+pub(super) const HEADER_AREA_BYTES: u64 = 16 << 20;
+
+/// The bytes of one copy.
+const COPY_BYTES: usize = 16 << 10;
+/// The bytes of a copy before its JSON.
+const BINARY_BYTES: usize = 4 << 10;
+/// The bytes of the JSON area of a copy, as the metadata repeat them.
+pub(super) const JSON_BYTES: usize = COPY_BYTES - BINARY_BYTES;
+/// The bytes of both copies.
+pub(super) const COPIES_BYTES: usize = 2 * COPY_BYTES;
+
+const MAGICS: [&[u8; 6]; 2] = [b"LUKS\xba\xbe", b"SKUL\xba\xbe"];
+const UUID_AT: usize = 168;
+const CHECKSUM_AT: usize = 448;
+const CHECKSUM_BYTES: usize = 64;
+
+/// Why the start of a disk is not a usable LUKS2 header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// Neither place of a copy has the magic bytes of LUKS2.
+    #[error("the disk has no LUKS2 header")]
+    Absent,
+    /// There are magic bytes, but no copy that is complete and correct.
+    #[error("both copies of the LUKS2 header are damaged")]
+    Damaged,
+    /// Both copies are correct, equally new, and differ: no program writes that.
+    #[error("the two copies of the LUKS2 header contradict each other")]
+    Contradiction,
+}
+
+/// A header whose checksum is right. Its metadata are not checked yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LuksHeader {
+    pub(super) uuid: Uuid,
+    /// Grows with each change.
+    pub(super) sequence: u64,
+    /// The metadata.
+    pub(super) json: Vec<u8>,
+    /// Which of the two copies are correct and have this sequence number.
+    pub(super) current_copies: [bool; 2],
+}
+
+impl LuksHeader {
+    /// Reads both copies from the start of a disk.
+    pub(super) fn parse(start: &[u8]) -> Result<LuksHeader, HeaderError> {
+        let bytes_of = |index: usize| start.get(index * COPY_BYTES..(index + 1) * COPY_BYTES);
+        let copies = [0, 1].map(|index| parse_copy(index, bytes_of(index)));
+        let has_magic =
+            [0, 1].map(|index| bytes_of(index).is_some_and(|bytes| bytes.starts_with(MAGICS[index])));
+        let newest = copies.iter().flatten().max_by_key(|copy| copy.sequence);
+        let Some(newest) = newest.cloned() else {
+            return Err(if has_magic == [false; 2] { HeaderError::Absent } else { HeaderError::Damaged });
+        };
+        let is_newest = |copy: &&LuksHeader| copy.sequence == newest.sequence;
+        if copies.iter().flatten().filter(is_newest).any(|copy| *copy != newest) {
+            return Err(HeaderError::Contradiction);
+        }
+        let current_copies = [0, 1].map(|index| copies[index].as_ref().is_some_and(|copy| is_newest(&copy)));
+        Ok(LuksHeader { current_copies, ..newest })
+    }
+
+    /// Removes from the header area of a disk what was not read as this header: an older or damaged copy, which
+    /// cryptsetup could otherwise choose.
+    pub(super) fn keep_only_current(&self, area: &mut [u8]) {
+        for (copy, is_current) in area.chunks_mut(COPY_BYTES).zip(self.current_copies) {
+            if !is_current {
+                copy.fill(0);
+            }
+        }
+    }
+}
+
+/// `None` for a copy that is missing or damaged.
+fn parse_copy(index: usize, bytes: Option<&[u8]>) -> Option<LuksHeader> {
+    let bytes = bytes.filter(|bytes| bytes.starts_with(MAGICS[index]))?;
+    let number = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let is_version_2 = bytes[6..8] == [0, 2];
+    let is_expected_size = number(8)? == COPY_BYTES as u64 && number(256)? == (index * COPY_BYTES) as u64;
+    if !is_version_2 || !is_expected_size || text_at(bytes, 72, 32) != Some("sha256") {
+        return None;
+    }
+    let (stored, rest) = bytes[CHECKSUM_AT..CHECKSUM_AT + CHECKSUM_BYTES].split_at(32);
+    if stored != &checksum(bytes)[..] || rest.iter().any(|byte| *byte != 0) {
+        return None;
+    }
+    let (json, padding) = split_at_nul(&bytes[BINARY_BYTES..])?;
+    let is_padded = padding.iter().all(|byte| *byte == 0);
+    Some(LuksHeader {
+        uuid: text_at(bytes, UUID_AT, 40)?.parse().ok()?,
+        sequence: number(16)?,
+        json: is_padded.then(|| json.to_vec())?,
+        current_copies: [true; 2],
+    })
+}
+
+/// The SHA-256 of a copy, in which the checksum counts as zeros.
+fn checksum(copy: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(&copy[..CHECKSUM_AT]);
+    hash.update([0; CHECKSUM_BYTES]);
+    hash.update(&copy[CHECKSUM_AT + CHECKSUM_BYTES..]);
+    hash.finalize().into()
+}
+
+fn text_at(bytes: &[u8], at: usize, length: usize) -> Option<&str> {
+    let (text, padding) = split_at_nul(bytes.get(at..at + length)?)?;
+    (padding.iter().all(|byte| *byte == 0)).then_some(())?;
+    std::str::from_utf8(text).ok()
+}
+
+fn split_at_nul(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    bytes.iter().position(|byte| *byte == 0).map(|end| bytes.split_at(end))
+}
+
+/// Writes both copies of a header, as cryptsetup would.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn encode_header(uuid: Uuid, sequence: u64, json: &[u8]) -> Vec<u8> {
+    let mut area = vec![0; COPIES_BYTES];
+    for (index, copy) in area.chunks_mut(COPY_BYTES).enumerate() {
+        let mut write = |at: usize, bytes: &[u8]| copy[at..at + bytes.len()].copy_from_slice(bytes);
+        write(0, MAGICS[index]);
+        write(6, &[0, 2]);
+        write(8, &(COPY_BYTES as u64).to_be_bytes());
+        write(16, &sequence.to_be_bytes());
+        write(72, b"sha256");
+        write(UUID_AT, uuid.to_string().as_bytes());
+        write(256, &((index * COPY_BYTES) as u64).to_be_bytes());
+        write(BINARY_BYTES, json);
+        let sum = checksum(copy);
+        copy[CHECKSUM_AT..CHECKSUM_AT + 32].copy_from_slice(&sum);
+    }
+    area
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const UUID: Uuid = Uuid([9; 16]);
+
+    fn sequence_of(start: &[u8]) -> Result<(u64, [bool; 2]), HeaderError> {
+        LuksHeader::parse(start).map(|header| (header.sequence, header.current_copies))
+    }
+
+    #[test]
+    fn a_header_is_read_from_its_newest_correct_copy() {
+        let (old, new) = (encode_header(UUID, 6, b"{}"), encode_header(UUID, 7, b"{ }"));
+        assert_eq!(LuksHeader::parse(&new).unwrap().json, b"{ }");
+        assert_eq!(sequence_of(&new), Ok((7, [true; 2])));
+        let (first, second) = (COPY_BYTES, COPY_BYTES);
+        // The power failed between both copies.
+        assert_eq!(sequence_of(&[&new[..first], &old[second..]].concat()), Ok((7, [true, false])));
+        assert_eq!(sequence_of(&[&old[..first], &new[second..]].concat()), Ok((7, [false, true])));
+        let other = encode_header(UUID, 7, b"{  }");
+        let contradiction = sequence_of(&[&new[..first], &other[second..]].concat());
+        assert_eq!(contradiction, Err(HeaderError::Contradiction));
+        assert_eq!(sequence_of(&[0; COPIES_BYTES]), Err(HeaderError::Absent));
+        assert_eq!(sequence_of(&new[..100]), Err(HeaderError::Absent));
+    }
+
+    #[test]
+    fn only_the_copies_that_were_read_are_kept() {
+        let (old, new) = (encode_header(UUID, 6, b"{}"), encode_header(UUID, 7, b"{ }"));
+        let mut area = [&new[..COPY_BYTES], &old[COPY_BYTES..], b"areas"].concat();
+        LuksHeader::parse(&area).unwrap().keep_only_current(&mut area);
+        assert_eq!(area, [&new[..COPY_BYTES], &[0; COPY_BYTES], b"areas"].concat());
+    }
+
+    proptest! {
+        #[test]
+        fn a_changed_byte_never_changes_what_is_read(at in 0..COPY_BYTES, bit in 0..8_u32) {
+            let mut area = encode_header(UUID, 7, b"{\"tokens\":{}}");
+            let before = LuksHeader::parse(&area).unwrap();
+            area[at] ^= 1 << bit;
+            let read = LuksHeader::parse(&area).unwrap();
+            prop_assert_eq!(read.current_copies, [false, true]);
+            prop_assert_eq!((read.uuid, read.json), (before.uuid, before.json));
+            area[COPY_BYTES + at] ^= 1 << bit;
+            let both = LuksHeader::parse(&area).unwrap_err();
+            prop_assert_eq!(both, if at < 6 { HeaderError::Absent } else { HeaderError::Damaged });
+        }
+    }
+}

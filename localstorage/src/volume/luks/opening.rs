@@ -1,0 +1,119 @@
+//! Opening an encrypted volume: its header is checked, its slot opened, its data mapped and mounted.
+
+use std::sync::PoisonError;
+
+use super::super::disk::{Disk, DiskAccess};
+use super::super::marker::VolumeMarker;
+use super::super::{VolumeContents, VolumeError};
+use super::LuksVolume;
+use super::cryptsetup::ActiveMapping;
+use super::device::{CheckedHeader, close_mapping};
+use super::error::LuksError;
+use super::header::HeaderError;
+use super::policy::read_volume_token;
+use super::slots::{KeySlots, OpenedSlot, UnlockSecret};
+use super::token::{VolumeEncryption, VolumeProgress};
+use crate::dir::Dir;
+use crate::mount::MountError;
+
+impl LuksVolume {
+    pub(super) fn open_volume(&self, secret: &UnlockSecret) -> Result<Dir, VolumeError> {
+        self.check_support("pass discards to", self.allow_discards)?;
+        let disk = Disk::open(&self.config.device, DiskAccess::Read)?;
+        self.check_complete(&disk)?;
+        let slots = self.slots_of(&disk);
+        let (header, opened) = slots
+            .device
+            .check_header()
+            .and_then(|header| slots.open_slot(&header, secret).map(|opened| (header, opened)))
+            .map_err(|error| self.error(error))?;
+        self.open_mapping(&slots, &header, &opened)?;
+        drop(disk);
+        let path = || self.config.device.clone();
+        self.mount_mapping(|top| match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
+            VolumeMarker::Complete => Ok(()),
+            VolumeMarker::Unfinished | VolumeMarker::Erasing => Err(VolumeError::Unfinished { path: path() }),
+            VolumeMarker::Foreign { entries } => {
+                Err(VolumeError::ForeignData { path: path(), found: VolumeContents::Files { entries } })
+            }
+        })
+    }
+
+    /// Checks that the disk has a header of a complete volume of this crate; its policy is checked later.
+    fn check_complete(&self, disk: &Disk) -> Result<(), VolumeError> {
+        let path = || self.config.device.clone();
+        let header = match self.slots_of(disk).device.read_header().map_err(|error| self.error(error))? {
+            Ok(header) => header,
+            Err(HeaderError::Absent) => {
+                return Err(match disk.probe_contents()? {
+                    VolumeContents::Blank => VolumeError::Absent { path: path() },
+                    VolumeContents::Interrupted => VolumeError::Unfinished { path: path() },
+                    found => VolumeError::ForeignData { path: path(), found },
+                });
+            }
+            Err(error) => return Err(self.error(LuksError::Header(error))),
+        };
+        match read_volume_token(&header.json).map(|token| token.state) {
+            Some(VolumeProgress::Complete) => Ok(()),
+            Some(VolumeProgress::Unfinished) => Err(VolumeError::Unfinished { path: path() }),
+            None => Err(VolumeError::ForeignData { path: path(), found: disk.probe_contents()? }),
+        }
+    }
+
+    pub(super) fn open_mapping(
+        &self,
+        slots: &KeySlots<'_>,
+        header: &CheckedHeader,
+        opened: &OpenedSlot,
+    ) -> Result<ActiveMapping, VolumeError> {
+        let mapping = slots
+            .device
+            .open(header, opened.slot, &opened.passphrase, &self.mapping_name, self.allow_discards)
+            .map_err(|error| self.error(error))?;
+        *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened.slot);
+        Ok(mapping)
+    }
+
+    /// Mounts the open mapping, and closes it again if that fails.
+    pub(super) fn mount_mapping(
+        &self,
+        check: impl FnOnce(&Dir) -> Result<(), VolumeError>,
+    ) -> Result<Dir, VolumeError> {
+        let mapping = self
+            .config
+            .cryptsetup
+            .find_mapping(&self.mapping_name)
+            .map_err(LuksError::FindMapping)
+            .and_then(|found| {
+                found.ok_or_else(|| LuksError::MappingInUse { name: self.mapping_name.clone() })
+            })
+            .map_err(|error| self.error(error))?;
+        let mounted = self.mount.mount_and_check(&mapping.device_path, check);
+        mounted.map_err(|error| {
+            let _ = self.close_unmounted();
+            match self.is_tampering(&error) {
+                true => self.error(LuksError::Tampering(Box::new(error))),
+                false => error,
+            }
+        })
+    }
+
+    /// Whether an error is what the kernel reports for a block whose HMAC is wrong.
+    fn is_tampering(&self, error: &VolumeError) -> bool {
+        /// EIO, and EILSEQ: `BLK_STS_PROTECTION` of dm-crypt. *Source:* Linux `blk_errors`.
+        const WRONG_BLOCK: [i32; 2] = [5, 84];
+        let is_wrong =
+            |source: &std::io::Error| source.raw_os_error().is_some_and(|n| WRONG_BLOCK.contains(&n));
+        self.config.encryption == VolumeEncryption::EncryptedAndAuthenticated
+            && matches!(error, VolumeError::Mount(MountError::Mount { source, .. }) if is_wrong(source))
+    }
+
+    /// Closes the mapping, unless something is mounted from it: then it is in use, and stays.
+    pub(super) fn close_unmounted(&self) -> Result<(), VolumeError> {
+        if self.mount.info()?.is_some() {
+            return Ok(());
+        }
+        *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        close_mapping(&*self.config.cryptsetup, &self.mapping_name).map_err(|error| self.error(error))
+    }
+}

@@ -1,0 +1,381 @@
+//! The policy that a LUKS2 header must meet before it is used.
+//!
+//! Anybody who had the disk could have written its header. A header with a null cipher accepts every passphrase and
+//! makes the node write its secrets in plain text; one with requirements, foreign tokens or several segments makes
+//! cryptsetup run code that nobody has asked for. So this crate accepts what it would have written itself, and
+//! nothing else: an unknown field is rejected, too.
+//!
+//! *Source:* CVE-2021-4122; talos#12105; "LUKS2 On-Disk Format Specification", version 1.1.2, §3.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, JSON_BYTES};
+use super::token::{SlotToken, Token, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
+
+/// The cipher of the data, and of the areas of the key slots.
+pub(super) const CIPHER: &str = "aes-xts-plain64";
+/// The key of AES-256-XTS, in bytes.
+const XTS_KEY_BYTES: u32 = 64;
+/// The key of HMAC-SHA256 that follows it.
+const HMAC_KEY_BYTES: u32 = 32;
+/// The fewest iterations of PBKDF2: enough for passphrases of 160 random bits and more, as all of this crate are.
+///
+/// *Source:* systemd-cryptenroll, which uses as many for keys and recovery passphrases.
+pub(super) const MIN_PBKDF2_ITERATIONS: u32 = 1000;
+/// The least costs of Argon2id, for slots that an operator has added: those of cryptsetup's own minimum for
+/// iterations, and 32 MiB.
+const MIN_ARGON2_TIME: u32 = 4;
+const MIN_ARGON2_KIB: u32 = 32 << 10;
+
+/// How a header deviates from what this crate writes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyViolation {
+    /// The metadata are not valid JSON, or have a field that this crate does not write.
+    #[error("its metadata are unknown to this release: {0}")]
+    Metadata(String),
+    /// It requires features of cryptsetup, such as a reencryption in progress.
+    #[error("it has requirements of another program: {0}")]
+    Requirements(String),
+    /// A token of another program.
+    #[error("it has a token of another program: {0}")]
+    ForeignToken(String),
+    /// The data are not exactly one encrypted segment from the end of the header to the end of the disk.
+    #[error("its data are not one encrypted segment over the whole disk: {0}")]
+    Segments(String),
+    /// Another cipher, for example the null cipher.
+    #[error("it has the cipher {found:?} for {part}, not {CIPHER:?} with a key of {key_bytes} bytes")]
+    Cipher {
+        /// The encrypted part.
+        part: String,
+        /// The cipher, and the length of its key in bytes.
+        found: String,
+        /// The right length.
+        key_bytes: u32,
+    },
+    /// The integrity of the data is protected in another way, or not at all.
+    #[error("it is for a volume that is {found}, but the volume is configured as {configured}")]
+    Integrity {
+        /// As the header says.
+        found: String,
+        /// As the volume is configured.
+        configured: VolumeEncryption,
+    },
+    /// A key slot, or the digest of the volume key, is weaker than those of this crate.
+    #[error("key slot {slot} is weaker than permitted: {found}")]
+    WeakKeySlot {
+        /// The number of the slot.
+        slot: String,
+        /// What is weak.
+        found: String,
+    },
+    /// The digest that verifies the volume key is not the only one, or does not cover all key slots.
+    #[error("the digest of its volume key is invalid: {0}")]
+    Digest(String),
+}
+
+/// What a header says, as far as this crate needs it after the check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HeaderSummary {
+    /// None if the creation was interrupted before it, or if another program made the volume.
+    pub(super) volume: Option<VolumeToken>,
+    /// The numbers of all key slots.
+    pub(super) slots: Vec<u32>,
+    /// The tokens that name slots, by their identifiers. A slot may have none.
+    pub(super) slot_tokens: BTreeMap<u32, SlotToken>,
+}
+
+/// Reads only the token of the volume, from a header that is not checked: to decide whose a volume is.
+pub(super) fn read_volume_token(json: &[u8]) -> Option<VolumeToken> {
+    let metadata: Value = serde_json::from_slice(json).ok()?;
+    match Token::parse(metadata.get("tokens")?.get(VOLUME_TOKEN.to_string())?)? {
+        Token::Volume(token) => Some(token),
+        Token::Slot(_) => None,
+    }
+}
+
+/// Checks the metadata of a header.
+pub(super) fn check_header(
+    json: &[u8],
+    encryption: VolumeEncryption,
+) -> Result<HeaderSummary, PolicyViolation> {
+    let metadata: Metadata =
+        serde_json::from_slice(json).map_err(|error| PolicyViolation::Metadata(error.to_string()))?;
+    metadata.config.check()?;
+    check_segments(&metadata.segments, encryption)?;
+    let key_bytes = match encryption {
+        VolumeEncryption::Encrypted => XTS_KEY_BYTES,
+        VolumeEncryption::EncryptedAndAuthenticated => XTS_KEY_BYTES + HMAC_KEY_BYTES,
+    };
+    for (slot, keyslot) in &metadata.keyslots {
+        keyslot.check(slot, key_bytes)?;
+    }
+    metadata.check_digest()?;
+    metadata.read_tokens()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Metadata {
+    keyslots: BTreeMap<u32, Keyslot>,
+    tokens: BTreeMap<u32, Value>,
+    segments: BTreeMap<u32, Segment>,
+    digests: BTreeMap<u32, VolumeKeyDigest>,
+    config: Config,
+}
+
+impl Metadata {
+    fn check_digest(&self) -> Result<(), PolicyViolation> {
+        let invalid = |why: String| Err(PolicyViolation::Digest(why));
+        let mut digests = self.digests.values();
+        let (Some(digest), None) = (digests.next(), digests.next()) else {
+            return invalid(format!("there are {} digests", self.digests.len()));
+        };
+        let is_strong = digest.digest_type == "pbkdf2"
+            && matches!(digest.hash.as_str(), "sha256" | "sha512")
+            && digest.iterations >= MIN_PBKDF2_ITERATIONS;
+        if !is_strong {
+            return invalid(format!("{} with {}", digest.digest_type, digest.hash));
+        }
+        if digest.segments != ["0"] {
+            return invalid(format!("it is that of the segments {:?}", digest.segments));
+        }
+        let covers = |slot: &u32| digest.keyslots.contains(&slot.to_string());
+        match self.keyslots.keys().find(|slot| !covers(slot)) {
+            Some(slot) => invalid(format!("key slot {slot} has another volume key")),
+            None => Ok(()),
+        }
+    }
+
+    fn read_tokens(&self) -> Result<HeaderSummary, PolicyViolation> {
+        let slots = self.keyslots.keys().copied().collect();
+        let mut summary = HeaderSummary { volume: None, slots, slot_tokens: BTreeMap::new() };
+        for (identifier, value) in &self.tokens {
+            match Token::parse(value) {
+                Some(Token::Volume(token)) if *identifier == VOLUME_TOKEN => summary.volume = Some(token),
+                Some(Token::Slot(token)) if *identifier != VOLUME_TOKEN => {
+                    summary.slot_tokens.insert(*identifier, token);
+                }
+                _ => {
+                    let kind = value.get("type").and_then(Value::as_str).unwrap_or("without a type");
+                    return Err(PolicyViolation::ForeignToken(kind.to_owned()));
+                }
+            }
+        }
+        Ok(summary)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keyslot {
+    #[serde(rename = "type")]
+    keyslot_type: String,
+    key_size: u32,
+    af: Splitter,
+    area: Area,
+    kdf: Kdf,
+}
+
+impl Keyslot {
+    fn check(&self, slot: &u32, key_bytes: u32) -> Result<(), PolicyViolation> {
+        let weak = |found: String| Err(PolicyViolation::WeakKeySlot { slot: slot.to_string(), found });
+        let part = format!("key slot {slot}");
+        check_cipher(part.clone(), (&self.area.encryption, self.area.key_size), XTS_KEY_BYTES)?;
+        if self.key_size != key_bytes {
+            return Err(PolicyViolation::Cipher {
+                part,
+                found: format!("a volume key of {} bytes", self.key_size),
+                key_bytes,
+            });
+        }
+        let is_known = self.keyslot_type == "luks2" && self.area.area_type == "raw" && self.af.is_known();
+        if !is_known {
+            return weak(format!("its type {:?}, area or splitter is unknown", self.keyslot_type));
+        }
+        if !self.area.is_within_header() {
+            return weak("its area is outside the header".into());
+        }
+        match &self.kdf {
+            Kdf::Pbkdf2 { hash, iterations, .. }
+                if matches!(hash.as_str(), "sha256" | "sha512") && *iterations >= MIN_PBKDF2_ITERATIONS =>
+            {
+                Ok(())
+            }
+            Kdf::Pbkdf2 { hash, iterations, .. } => weak(format!("PBKDF2 with {iterations} times {hash}")),
+            Kdf::Argon2id { time, memory, .. } if *time >= MIN_ARGON2_TIME && *memory >= MIN_ARGON2_KIB => {
+                Ok(())
+            }
+            Kdf::Argon2id { time, memory, .. } => weak(format!("Argon2id with {time} times {memory} KiB")),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Splitter {
+    #[serde(rename = "type")]
+    splitter_type: String,
+    stripes: u32,
+    hash: String,
+}
+
+impl Splitter {
+    fn is_known(&self) -> bool {
+        self.splitter_type == "luks1"
+            && self.stripes == 4000
+            && matches!(self.hash.as_str(), "sha256" | "sha512")
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Area {
+    #[serde(rename = "type")]
+    area_type: String,
+    offset: String,
+    size: String,
+    encryption: String,
+    key_size: u32,
+}
+
+impl Area {
+    fn is_within_header(&self) -> bool {
+        let (Ok(offset), Ok(size)) = (self.offset.parse::<u64>(), self.size.parse::<u64>()) else {
+            return false;
+        };
+        offset >= COPIES_BYTES as u64 && offset.checked_add(size).is_some_and(|end| end <= HEADER_AREA_BYTES)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+enum Kdf {
+    Pbkdf2 {
+        hash: String,
+        iterations: u32,
+        #[serde(rename = "salt")]
+        _salt: String,
+    },
+    Argon2id {
+        time: u32,
+        memory: u32,
+        #[serde(rename = "cpus")]
+        _cpus: u32,
+        #[serde(rename = "salt")]
+        _salt: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Segment {
+    #[serde(rename = "type")]
+    segment_type: String,
+    offset: String,
+    size: String,
+    iv_tweak: String,
+    encryption: String,
+    sector_size: u32,
+    integrity: Option<Integrity>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Integrity {
+    #[serde(rename = "type")]
+    integrity_type: String,
+    journal_encryption: String,
+    journal_integrity: String,
+}
+
+fn check_segments(
+    segments: &BTreeMap<u32, Segment>,
+    encryption: VolumeEncryption,
+) -> Result<(), PolicyViolation> {
+    let (Some(segment), 1) = (segments.get(&0), segments.len()) else {
+        return Err(PolicyViolation::Segments(format!("it has {} segments", segments.len())));
+    };
+    let is_whole = segment.segment_type == "crypt"
+        && segment.offset == HEADER_AREA_BYTES.to_string()
+        && segment.size == "dynamic"
+        && segment.iv_tweak == "0"
+        && matches!(segment.sector_size, 512 | 4096);
+    if !is_whole {
+        return Err(PolicyViolation::Segments(format!(
+            "{} of {} bytes at byte {} with sectors of {} bytes",
+            segment.segment_type, segment.size, segment.offset, segment.sector_size
+        )));
+    }
+    check_cipher("the data".into(), (&segment.encryption, XTS_KEY_BYTES), XTS_KEY_BYTES)?;
+    let is_authenticated = segment.integrity.as_ref().map(|integrity| {
+        integrity.integrity_type == "hmac(sha256)"
+            && integrity.journal_encryption == "none"
+            && integrity.journal_integrity == "none"
+    });
+    match (encryption, is_authenticated) {
+        (VolumeEncryption::Encrypted, None) | (VolumeEncryption::EncryptedAndAuthenticated, Some(true)) => {
+            Ok(())
+        }
+        (configured, found) => Err(PolicyViolation::Integrity {
+            found: match found {
+                None => VolumeEncryption::Encrypted.to_string(),
+                Some(true) => VolumeEncryption::EncryptedAndAuthenticated.to_string(),
+                Some(false) => "authenticated in another way".into(),
+            },
+            configured,
+        }),
+    }
+}
+
+fn check_cipher(part: String, found: (&str, u32), key_bytes: u32) -> Result<(), PolicyViolation> {
+    if found == (CIPHER, key_bytes) {
+        return Ok(());
+    }
+    let found = format!("{} with a key of {} bytes", found.0, found.1);
+    Err(PolicyViolation::Cipher { part, found, key_bytes })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VolumeKeyDigest {
+    #[serde(rename = "type")]
+    digest_type: String,
+    keyslots: Vec<String>,
+    segments: Vec<String>,
+    hash: String,
+    iterations: u32,
+    #[serde(rename = "salt")]
+    _salt: String,
+    #[serde(rename = "digest")]
+    _digest: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    json_size: String,
+    keyslots_size: String,
+    requirements: Option<Value>,
+}
+
+impl Config {
+    fn check(&self) -> Result<(), PolicyViolation> {
+        if let Some(requirements) = &self.requirements {
+            return Err(PolicyViolation::Requirements(requirements.to_string()));
+        }
+        let areas = HEADER_AREA_BYTES - COPIES_BYTES as u64;
+        if self.json_size != JSON_BYTES.to_string() || self.keyslots_size != areas.to_string() {
+            let sizes = format!("areas of {} and {} bytes", self.json_size, self.keyslots_size);
+            return Err(PolicyViolation::Metadata(sizes));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "policy_test.rs"]
+mod tests;

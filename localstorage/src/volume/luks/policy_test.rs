@@ -1,0 +1,165 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::super::fuzz::fuzz_luks_header;
+use super::super::header::{LuksHeader, encode_header};
+use super::super::token::{KeyPolicy, SlotKind, VolumeProgress};
+use super::*;
+
+/// Written by cryptsetup 2.6.1, with both kinds of slots and tokens.
+const ENCRYPTED: &str = include_str!("../../../testdata/luks/encrypted.json");
+/// The same with what `--integrity hmac-sha256` adds. `tests/it/luks/guest.rs` checks real ones.
+const AUTHENTICATED: &str = include_str!("../../../testdata/luks/authenticated.json");
+
+fn check(json: &str) -> Result<HeaderSummary, PolicyViolation> {
+    check_header(json.as_bytes(), VolumeEncryption::Encrypted)
+}
+
+/// The header after a change.
+fn violation(change: impl FnOnce(&mut Value)) -> PolicyViolation {
+    let mut metadata: Value = serde_json::from_str(ENCRYPTED).unwrap();
+    change(&mut metadata);
+    check(&metadata.to_string()).unwrap_err()
+}
+
+#[test]
+fn headers_of_cryptsetup_are_accepted_for_their_encryption_alone() {
+    let summary = check(ENCRYPTED).unwrap();
+    assert_eq!(summary.slots, [0, 1]);
+    let volume = summary.volume.unwrap();
+    assert_eq!((volume.state, volume.keys), (VolumeProgress::Complete, KeyPolicy::Split));
+    assert_eq!(volume.node.as_deref(), Some("node-1"));
+    let kinds: Vec<_> =
+        summary.slot_tokens.values().map(|token| (token.slot(), token.kind, token.generation)).collect();
+    assert_eq!(kinds, [(Some(0), SlotKind::Local, 1), (Some(1), SlotKind::Split, 1)]);
+    let authenticated = VolumeEncryption::EncryptedAndAuthenticated;
+    check_header(AUTHENTICATED.as_bytes(), authenticated).unwrap();
+
+    // A downgrade, in both directions.
+    let downgraded = check_header(ENCRYPTED.as_bytes(), authenticated).unwrap_err();
+    assert!(matches!(downgraded, PolicyViolation::Integrity { .. }), "{downgraded}");
+    let other = check(AUTHENTICATED).unwrap_err();
+    assert!(matches!(other, PolicyViolation::Integrity { .. }), "{other}");
+}
+
+#[test]
+fn a_null_cipher_or_a_weaker_one_is_rejected() {
+    for cipher in ["cipher_null-ecb", "null", "aes-cbc-essiv:sha256", "aes-xts-plain", "capi:gcm(aes)-random"]
+    {
+        let data = violation(|header| header["segments"]["0"]["encryption"] = json!(cipher));
+        assert!(matches!(data, PolicyViolation::Cipher { .. }), "{data}");
+        let slot = violation(|header| header["keyslots"]["1"]["area"]["encryption"] = json!(cipher));
+        assert!(matches!(slot, PolicyViolation::Cipher { .. }), "{slot}");
+    }
+    for key_size in [0, 16, 32, 96] {
+        let slot = violation(|header| header["keyslots"]["0"]["key_size"] = json!(key_size));
+        assert!(matches!(slot, PolicyViolation::Cipher { .. }), "{slot}");
+    }
+}
+
+#[test]
+fn several_segments_or_a_part_of_the_disk_are_rejected() {
+    let changes: [fn(&mut Value); 6] = [
+        |header| header["segments"]["1"] = header["segments"]["0"].clone(),
+        |header| header["segments"] = json!({}),
+        |header| header["segments"]["0"]["type"] = json!("linear"),
+        |header| header["segments"]["0"]["size"] = json!("1048576"),
+        |header| header["segments"]["0"]["offset"] = json!("33554432"),
+        |header| header["segments"]["0"]["sector_size"] = json!(1024),
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let segments = violation(change);
+        assert!(matches!(segments, PolicyViolation::Segments(_)), "{index}: {segments}");
+    }
+}
+
+#[test]
+fn a_weak_key_slot_is_rejected() {
+    let changes: [fn(&mut Value); 6] = [
+        |slot| slot["kdf"]["iterations"] = json!(999),
+        |slot| slot["kdf"]["hash"] = json!("sha1"),
+        |slot| {
+            slot["kdf"] = json!({"type": "argon2id", "time": 1, "memory": 65536, "cpus": 1, "salt": "AA=="})
+        },
+        |slot| slot["af"]["stripes"] = json!(1),
+        |slot| slot["area"]["offset"] = json!("16777216"),
+        |slot| slot["area"]["size"] = json!("18446744073709551615"),
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let weak = violation(|header| change(&mut header["keyslots"]["0"]));
+        assert!(matches!(&weak, PolicyViolation::WeakKeySlot { slot, .. } if slot == "0"), "{index}: {weak}");
+    }
+    let mut metadata: Value = serde_json::from_str(ENCRYPTED).unwrap();
+    metadata["keyslots"]["0"]["kdf"] =
+        json!({"type": "argon2id", "time": 4, "memory": 1_048_576, "cpus": 4, "salt": "AA=="});
+    check(&metadata.to_string()).unwrap();
+}
+
+#[test]
+fn another_volume_key_requirements_and_foreign_tokens_are_rejected() {
+    let unbound = violation(|header| header["digests"]["0"]["keyslots"] = json!(["0"]));
+    assert_eq!(unbound, PolicyViolation::Digest("key slot 1 has another volume key".into()));
+    let two = violation(|header| header["digests"]["1"] = header["digests"]["0"].clone());
+    assert!(matches!(two, PolicyViolation::Digest(_)), "{two}");
+    let requirements =
+        violation(|header| header["config"]["requirements"] = json!({"mandatory": ["online-reencrypt-v2"]}));
+    assert!(matches!(requirements, PolicyViolation::Requirements(_)), "{requirements}");
+    let foreign = violation(|header| {
+        header["tokens"]["9"] = json!({"type": "systemd-tpm2", "keyslots": ["0"]});
+    });
+    assert_eq!(foreign, PolicyViolation::ForeignToken("systemd-tpm2".into()));
+    let newer = violation(|header| header["tokens"]["0"]["format"] = json!(2));
+    assert_eq!(newer, PolicyViolation::ForeignToken("nodekeel-volume".into()));
+}
+
+#[test]
+fn every_unknown_field_is_rejected() {
+    fn paths(value: &Value, path: String, all: &mut Vec<String>) {
+        if let Value::Object(fields) = value {
+            all.push(path.clone());
+            for (name, field) in fields {
+                paths(field, format!("{path}/{name}"), all);
+            }
+        }
+    }
+    let metadata: Value = serde_json::from_str(ENCRYPTED).unwrap();
+    let mut all = Vec::new();
+    paths(&metadata, String::new(), &mut all);
+    assert!(all.len() > 15, "{all:?}");
+    for path in all {
+        let mut changed = metadata.clone();
+        changed.pointer_mut(&path).unwrap()["unknown"] = json!("x");
+        assert!(check(&changed.to_string()).is_err(), "{path}");
+    }
+}
+
+#[test]
+fn whose_a_volume_is_can_be_read_from_any_header() {
+    let mut metadata: Value = serde_json::from_str(ENCRYPTED).unwrap();
+    metadata["segments"]["0"]["encryption"] = json!("cipher_null-ecb");
+    let token = read_volume_token(metadata.to_string().as_bytes()).unwrap();
+    assert_eq!(token.state, VolumeProgress::Complete);
+    for other in ["", "{}", r#"{"tokens":{"0":{"type":"systemd-tpm2","keyslots":[]}}}"#] {
+        assert_eq!(read_volume_token(other.as_bytes()), None);
+    }
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_and_changed_headers_are_read_safely(bytes in prop::collection::vec(any::<u8>(), 0..2000),
+        at in 0..2000_usize, replacement in "[0-9a-z{}\":,]{0,8}") {
+        fuzz_luks_header(&bytes);
+        let mut changed = ENCRYPTED.to_owned();
+        let at = at.min(changed.len());
+        changed.replace_range(at..(at + replacement.len()).min(ENCRYPTED.len()), &replacement);
+        fuzz_luks_header(changed.as_bytes());
+    }
+}
+
+#[test]
+fn a_header_of_cryptsetup_is_encoded_alike() {
+    let uuid = "11111111-2222-4333-8444-555555555555".parse().unwrap();
+    let header = LuksHeader::parse(&encode_header(uuid, 9, ENCRYPTED.trim().as_bytes())).unwrap();
+    assert_eq!((header.uuid, header.sequence), (uuid, 9));
+    check(std::str::from_utf8(&header.json).unwrap()).unwrap();
+}

@@ -1,0 +1,313 @@
+//! The key slots of a volume: which one a secret opens, which ones it supersedes, and how keys are rotated.
+//!
+//! The header is the journal of a rotation. A new slot is added and named with the next generation, verified, and only
+//! then, once its key is confirmed, the older ones are removed:
+//!
+//! ```text
+//!  slots of the header        killed here, the next call …
+//!  split 1                    …
+//!  split 1, unnamed           removes the unnamed one, and adds split 2
+//!  split 1, split 2           of rotate with key 1: replaces split 2 · of confirm with key 2: removes split 1
+//!  split 2                    has nothing left to do
+//! ```
+
+use super::super::uuid::Uuid;
+use super::device::{CheckedHeader, LuksDevice, Passphrase};
+use super::error::LuksError;
+use super::key::{UnlockKey, derive_passphrase};
+use super::policy::HeaderSummary;
+use super::recovery::RecoveryPassphrase;
+use super::seal::{KeySeal, SealId};
+use super::token::{KeyPolicy, SlotKind, SlotToken};
+
+/// What opens a volume.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum UnlockSecret {
+    /// The node unlock key, which the node reads itself.
+    Node,
+    /// The cluster unlock key, together with the node's.
+    Cluster(UnlockKey),
+    /// A recovery passphrase.
+    Recovery(RecoveryPassphrase),
+}
+
+impl UnlockSecret {
+    /// The kind of slot that it opens.
+    pub fn slot_kind(&self) -> SlotKind {
+        match self {
+            UnlockSecret::Node => SlotKind::Local,
+            UnlockSecret::Cluster(_) => SlotKind::Split,
+            UnlockSecret::Recovery(_) => SlotKind::Recovery,
+        }
+    }
+}
+
+/// A key slot, as the header describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeySlotStatus {
+    /// Its number in the header.
+    pub slot: u32,
+    /// What opens it, and its generation; none if the header does not name it: a rotation was interrupted, or an
+    /// operator has added it.
+    pub name: Option<(SlotKind, u32)>,
+    /// Whether the volume was opened with it, by this process.
+    pub is_opened: bool,
+    /// Whether the next confirmation of the newest key removes it: it is of an older generation, unnamed, or the
+    /// temporary slot of the node unlock key alone.
+    pub is_stale: bool,
+}
+
+/// A slot that a secret has opened.
+#[derive(Clone, Debug)]
+pub(super) struct OpenedSlot {
+    pub(super) slot: u32,
+    pub(super) kind: SlotKind,
+    pub(super) generation: u32,
+    pub(super) passphrase: Passphrase,
+}
+
+/// Describes all slots of a header.
+pub(super) fn describe_slots(
+    summary: &HeaderSummary,
+    keys: KeyPolicy,
+    opened: Option<u32>,
+) -> Vec<KeySlotStatus> {
+    let describe = |slot: &u32| {
+        let name = slot_token(summary, *slot).map(|token| (token.kind, token.generation));
+        let is_temporary = |kind| kind == SlotKind::Local && keys == KeyPolicy::Split;
+        let is_stale = name.is_none_or(|(kind, generation)| {
+            is_temporary(kind) || newest_generation(summary, kind) > Some(generation)
+        });
+        KeySlotStatus { slot: *slot, name, is_opened: opened == Some(*slot), is_stale }
+    };
+    summary.slots.iter().map(describe).collect()
+}
+
+fn slot_token(summary: &HeaderSummary, slot: u32) -> Option<&SlotToken> {
+    summary.slot_tokens.values().find(|token| token.slot() == Some(slot))
+}
+
+/// The slots of one kind with their tokens, the newest first.
+fn slots_of(summary: &HeaderSummary, kind: SlotKind) -> Vec<(u32, &SlotToken)> {
+    let mut slots: Vec<_> = summary
+        .slot_tokens
+        .values()
+        .filter(|token| token.kind == kind)
+        .filter_map(|token| Some((token.slot().filter(|slot| summary.slots.contains(slot))?, token)))
+        .collect();
+    slots.sort_by_key(|(slot, token)| (std::cmp::Reverse(token.generation), *slot));
+    slots
+}
+
+fn newest_generation(summary: &HeaderSummary, kind: SlotKind) -> Option<u32> {
+    slots_of(summary, kind).first().map(|(_, token)| token.generation)
+}
+
+/// The generation of the next keys.
+fn next_generation(summary: &HeaderSummary, kinds: &[SlotKind]) -> u32 {
+    kinds.iter().filter_map(|kind| newest_generation(summary, *kind)).max().unwrap_or(0) + 1
+}
+
+/// The slots that a confirmed slot supersedes: older ones of its kind, unnamed ones, and the temporary one of the node
+/// unlock key alone.
+fn superseded_slots(
+    summary: &HeaderSummary,
+    keys: KeyPolicy,
+    (kind, generation): (SlotKind, u32),
+) -> Vec<u32> {
+    let is_superseded = |slot: &u32| match slot_token(summary, *slot) {
+        None => true,
+        Some(token) if token.kind == kind => token.generation < generation,
+        Some(token) => keys == KeyPolicy::Split && kind == SlotKind::Split && token.kind == SlotKind::Local,
+    };
+    summary.slots.iter().copied().filter(is_superseded).collect()
+}
+
+/// The key slots of a device, and where the node keeps its half of the keys.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeySlots<'a> {
+    pub(super) device: LuksDevice<'a>,
+    pub(super) seal: &'a dyn KeySeal,
+}
+
+impl KeySlots<'_> {
+    /// The newest slot that a secret opens.
+    pub(super) fn open_slot(
+        &self,
+        header: &CheckedHeader,
+        secret: &UnlockSecret,
+    ) -> Result<OpenedSlot, LuksError> {
+        let kind = secret.slot_kind();
+        let mut first_error = None;
+        for (slot, token) in slots_of(&header.summary, kind) {
+            let tried = self.passphrase_of(header.uuid, secret, token).and_then(|passphrase| {
+                match self.device.opens(header, slot, &passphrase)? {
+                    true => Ok(passphrase),
+                    false => Err(closed_slot(header.uuid, secret)),
+                }
+            });
+            match tried {
+                Ok(passphrase) => {
+                    return Ok(OpenedSlot { slot, kind, generation: token.generation, passphrase });
+                }
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        Err(first_error.unwrap_or(LuksError::NoSlot { kind }))
+    }
+
+    fn passphrase_of(
+        &self,
+        volume: Uuid,
+        secret: &UnlockSecret,
+        token: &SlotToken,
+    ) -> Result<Passphrase, LuksError> {
+        let cluster_key = match secret {
+            UnlockSecret::Recovery(passphrase) => return Ok(passphrase_bytes(passphrase)),
+            UnlockSecret::Node => None,
+            UnlockSecret::Cluster(key) => Some(key),
+        };
+        let id = SealId { volume, generation: token.generation };
+        let node_key = self.node_key(id)?;
+        if token.node_check.as_ref() != Some(&node_key.check_value(volume)) {
+            return Err(LuksError::WrongNodeKey { volume: volume.to_string() });
+        }
+        Ok(derive_passphrase(volume, token.kind, &node_key, cluster_key))
+    }
+
+    /// The node unlock key that was sealed.
+    pub(super) fn node_key(&self, id: SealId) -> Result<UnlockKey, LuksError> {
+        let sealed = self.seal.unseal_key(id).map_err(LuksError::Seal)?;
+        sealed.ok_or_else(|| LuksError::NodeKeyMissing { volume: id.volume.to_string() })
+    }
+
+    /// Generates a node unlock key, seals it, and reads it back.
+    pub(super) fn seal_new_key(&self, id: SealId) -> Result<UnlockKey, LuksError> {
+        let key = UnlockKey::generate().map_err(LuksError::Random)?;
+        self.seal.seal_key(id, &key).map_err(LuksError::Seal)?;
+        let sealed = self.node_key(id)?;
+        match sealed.expose_bytes() == key.expose_bytes() {
+            true => Ok(key),
+            false => Err(LuksError::WrongNodeKey { volume: id.volume.to_string() }),
+        }
+    }
+
+    /// Adds slots with new keys, which a secret permits. Returns the cluster unlock key of a split volume, whose slot
+    /// replaces the old one when it is confirmed; a local volume has its new key only.
+    pub(super) fn rotate(
+        &self,
+        secret: &UnlockSecret,
+        keys: KeyPolicy,
+    ) -> Result<Option<UnlockKey>, LuksError> {
+        let header = self.device.check_header()?;
+        let opened = self.open_slot(&header, secret)?;
+        self.remove_unconfirmed(&header, &opened)?;
+        let generation = next_generation(&header.summary, &[SlotKind::Local, SlotKind::Split]);
+        let id = SealId { volume: header.uuid, generation };
+        let node_key = self.seal_new_key(id)?;
+        let cluster_key = match keys {
+            KeyPolicy::Local => None,
+            KeyPolicy::Split => Some(UnlockKey::generate().map_err(LuksError::Random)?),
+        };
+        self.add_key_slot(&opened.passphrase, id, &node_key, cluster_key.as_ref())?;
+        if cluster_key.is_none() {
+            self.confirm(&UnlockSecret::Node, keys)?;
+        }
+        Ok(cluster_key)
+    }
+
+    /// Adds the slot of a node unlock key, or of both keys together.
+    pub(super) fn add_key_slot(
+        &self,
+        existing: &Passphrase,
+        id: SealId,
+        node_key: &UnlockKey,
+        cluster_key: Option<&UnlockKey>,
+    ) -> Result<(), LuksError> {
+        let kind = if cluster_key.is_some() { SlotKind::Split } else { SlotKind::Local };
+        let passphrase = derive_passphrase(id.volume, kind, node_key, cluster_key);
+        let check = node_key.check_value(id.volume);
+        self.device
+            .add_slot(existing, &passphrase, |slot| SlotToken::new(slot, kind, id.generation, Some(check)))
+    }
+
+    /// Adds the slot of a new recovery passphrase.
+    pub(super) fn add_recovery(&self, secret: &UnlockSecret) -> Result<RecoveryPassphrase, LuksError> {
+        let header = self.device.check_header()?;
+        let opened = self.open_slot(&header, secret)?;
+        self.remove_unnamed(&header, opened.slot)?;
+        let passphrase = RecoveryPassphrase::generate().map_err(LuksError::Random)?;
+        let generation = next_generation(&header.summary, &[SlotKind::Recovery]);
+        self.device.add_slot(&opened.passphrase, &passphrase_bytes(&passphrase), |slot| {
+            SlotToken::new(slot, SlotKind::Recovery, generation, None)
+        })?;
+        Ok(passphrase)
+    }
+
+    /// Removes what the newest slot of a kind supersedes, after a secret has opened it.
+    pub(super) fn confirm(&self, secret: &UnlockSecret, keys: KeyPolicy) -> Result<(), LuksError> {
+        let header = self.device.check_header()?;
+        let opened = self.open_slot(&header, secret)?;
+        if newest_generation(&header.summary, opened.kind) != Some(opened.generation) {
+            return Err(LuksError::NotNewest { kind: opened.kind });
+        }
+        for slot in superseded_slots(&header.summary, keys, (opened.kind, opened.generation)) {
+            self.device.remove_slot(slot)?;
+        }
+        self.remove_unused_seals(&header.summary, header.uuid)
+    }
+
+    /// Removes the node unlock keys that no slot needs any more.
+    fn remove_unused_seals(&self, before: &HeaderSummary, volume: Uuid) -> Result<(), LuksError> {
+        let kinds = [SlotKind::Local, SlotKind::Split];
+        let after = self.device.check_header()?.summary;
+        let is_needed = |generation: u32| {
+            let mut slots = kinds.iter().flat_map(|kind| slots_of(&after, *kind));
+            slots.any(|(_, token)| token.generation == generation)
+        };
+        for generation in (1..next_generation(before, &kinds)).filter(|generation| !is_needed(*generation)) {
+            self.seal.remove_key(SealId { volume, generation }).map_err(LuksError::Seal)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what an interrupted rotation has left: slots that are newer than the one that was just opened, and
+    /// unnamed ones.
+    fn remove_unconfirmed(&self, header: &CheckedHeader, opened: &OpenedSlot) -> Result<(), LuksError> {
+        for (slot, token) in slots_of(&header.summary, opened.kind) {
+            if token.generation > opened.generation && opened.kind != SlotKind::Recovery {
+                self.device.remove_slot(slot)?;
+            }
+        }
+        self.remove_unnamed(header, opened.slot)
+    }
+
+    fn remove_unnamed(&self, header: &CheckedHeader, opened: u32) -> Result<(), LuksError> {
+        let summary = &header.summary;
+        let is_unnamed = |slot: &&u32| slot_token(summary, **slot).is_none() && **slot != opened;
+        for slot in summary.slots.iter().filter(is_unnamed) {
+            self.device.remove_slot(*slot)?;
+        }
+        // A removal was interrupted between a slot and its token.
+        for (identifier, token) in &summary.slot_tokens {
+            if token.slot().is_none() {
+                self.device.remove_slot(identifier - 1)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn passphrase_bytes(passphrase: &RecoveryPassphrase) -> Passphrase {
+    Passphrase::new(passphrase.reveal().as_bytes().to_vec())
+}
+
+fn closed_slot(volume: Uuid, secret: &UnlockSecret) -> LuksError {
+    match secret {
+        // The check value has shown that the node's half is right.
+        UnlockSecret::Cluster(_) => LuksError::WrongClusterKey { volume: volume.to_string() },
+        UnlockSecret::Node | UnlockSecret::Recovery(_) => LuksError::SlotClosed { kind: secret.slot_kind() },
+    }
+}

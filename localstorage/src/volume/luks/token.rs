@@ -1,0 +1,171 @@
+//! What this crate records in the tokens of a LUKS2 header: the state of the volume, and what each key slot is.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The identifier of the token that describes the volume; that of a key slot is the slot's plus one.
+pub(super) const VOLUME_TOKEN: u32 = 0;
+
+/// The type of the token that describes the volume.
+const VOLUME_TYPE: &str = "nodekeel-volume";
+/// The type of a token that names a key slot.
+const SLOT_TYPE: &str = "nodekeel-slot";
+
+/// How the blocks of a volume are encrypted: always AES-XTS with a key of 512 bits.
+///
+/// A volume that is not encrypted is a [`DiskVolume`](crate::volume::DiskVolume).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum VolumeEncryption {
+    /// A stolen disk can't be read. A changed block decrypts to noise, which the file system may or may not notice.
+    Encrypted,
+    /// In addition each block has an HMAC-SHA256: reading a changed block fails. The disk can't grow or be trimmed,
+    /// and each write costs two.
+    EncryptedAndAuthenticated,
+}
+
+impl fmt::Display for VolumeEncryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            VolumeEncryption::Encrypted => "encrypted",
+            VolumeEncryption::EncryptedAndAuthenticated => "encrypted and authenticated",
+        })
+    }
+}
+
+/// Which keys open a volume in normal operation, decided when it is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum KeyPolicy {
+    /// The node unlock key alone. The node starts without its cluster, and so does a thief of the whole node.
+    Local,
+    /// The node unlock key and the cluster unlock key together. Until the caller has
+    /// [confirmed](super::LuksVolume::confirm_secret) that the cluster keeps its key, the node's alone opens the
+    /// volume too.
+    Split,
+}
+
+/// What opens a key slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum SlotKind {
+    /// The node unlock key.
+    Local,
+    /// The node unlock key and the cluster unlock key together.
+    Split,
+    /// A recovery passphrase.
+    Recovery,
+}
+
+impl fmt::Display for SlotKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SlotKind::Local => "local",
+            SlotKind::Split => "split",
+            SlotKind::Recovery => "recovery",
+        })
+    }
+}
+
+/// How far the creation of a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum VolumeProgress {
+    /// It has no data yet.
+    Unfinished,
+    /// It may have data.
+    Complete,
+}
+
+/// The token that describes the volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VolumeToken {
+    #[serde(rename = "type")]
+    token_type: String,
+    /// Every token has this list; no key slot belongs to this one.
+    keyslots: Vec<String>,
+    /// The version of these fields, 1.
+    format: u32,
+    pub(super) state: VolumeProgress,
+    pub(super) encryption: VolumeEncryption,
+    pub(super) keys: KeyPolicy,
+    /// The node that created it, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) node: Option<String>,
+}
+
+impl VolumeToken {
+    pub(super) fn new(encryption: VolumeEncryption, keys: KeyPolicy, node: Option<String>) -> VolumeToken {
+        VolumeToken {
+            token_type: VOLUME_TYPE.into(),
+            keyslots: Vec::new(),
+            format: 1,
+            state: VolumeProgress::Unfinished,
+            encryption,
+            keys,
+            node,
+        }
+    }
+}
+
+/// The token that names a key slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SlotToken {
+    #[serde(rename = "type")]
+    token_type: String,
+    /// One slot; none after cryptsetup has removed it.
+    keyslots: Vec<String>,
+    pub(super) kind: SlotKind,
+    /// Grows by one with each rotation.
+    pub(super) generation: u32,
+    /// The check value of the node unlock key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) node_check: Option<String>,
+}
+
+impl SlotToken {
+    pub(super) fn new(slot: u32, kind: SlotKind, generation: u32, node_check: Option<String>) -> SlotToken {
+        SlotToken {
+            token_type: SLOT_TYPE.into(),
+            keyslots: vec![slot.to_string()],
+            kind,
+            generation,
+            node_check,
+        }
+    }
+
+    /// Its slot; none if the slot was removed.
+    pub(super) fn slot(&self) -> Option<u32> {
+        self.keyslots.first()?.parse().ok()
+    }
+}
+
+/// A token of this crate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Token {
+    Volume(VolumeToken),
+    Slot(SlotToken),
+}
+
+impl Token {
+    /// `None` for a token of another program, or of a newer release.
+    pub(super) fn parse(value: &serde_json::Value) -> Option<Token> {
+        match value.get("type")?.as_str()? {
+            VOLUME_TYPE => {
+                let token: VolumeToken = serde_json::from_value(value.clone()).ok()?;
+                (token.format == 1 && token.keyslots.is_empty()).then_some(Token::Volume(token))
+            }
+            SLOT_TYPE => {
+                let token: SlotToken = serde_json::from_value(value.clone()).ok()?;
+                (token.keyslots.len() <= 1).then_some(Token::Slot(token))
+            }
+            _ => None,
+        }
+    }
+}

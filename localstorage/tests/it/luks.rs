@@ -1,0 +1,396 @@
+//! Encrypted volumes on disk images, with real headers, key slots and tokens. Mappings are files.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::testing::{FileCryptsetup, RecordingMounter};
+use nodekeel_localstorage::volume::{
+    Cryptsetup, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal, HeaderError, KeyPolicy,
+    LuksError, LuksVolume, LuksVolumeConfig, PolicyViolation, SealError, SlotKind, UnlockKey, UnlockSecret,
+    VolumeEncryption, VolumeError,
+};
+use tempfile::TempDir;
+
+use crate::fixture::temp_base;
+
+mod guest;
+mod kills;
+
+const MIB: u64 = 1 << 20;
+
+/// The bytes before the data of a volume.
+const HEADER_BYTES: u64 = 16 * MIB;
+
+/// A disk image, an ESP, and a directory as mount point.
+struct LuksFixture {
+    temporary: TempDir,
+    mounter: Arc<RecordingMounter>,
+}
+
+impl LuksFixture {
+    fn new() -> LuksFixture {
+        let temporary = tempfile::tempdir_in(temp_base()).unwrap();
+        for name in ["data", "esp", "mappings", "run"] {
+            fs::create_dir(temporary.path().join(name)).unwrap();
+        }
+        File::create(temporary.path().join("disk")).unwrap().set_len(64 * MIB).unwrap();
+        testbed::write_program(&temporary.path().join("mkfs"), "#!/bin/sh\n").unwrap();
+        LuksFixture { temporary, mounter: Arc::default() }
+    }
+
+    /// With a complete volume, whose cluster unlock key is returned.
+    fn with_volume(keys: KeyPolicy) -> (LuksFixture, Option<UnlockKey>) {
+        let fixture = LuksFixture::new();
+        let volume = fixture.volume(keys);
+        let key = volume.mount_new_with_key(ErasePolicy::Nothing).unwrap().1;
+        volume.unmount().unwrap();
+        (fixture, key)
+    }
+
+    /// Another machine with the same disk and ESP.
+    fn copy(&self) -> LuksFixture {
+        let other = LuksFixture::new();
+        for name in ["disk", "esp", "mappings", "data"] {
+            let (from, to) = (self.path(name), other.path(""));
+            let copied = Command::new("cp").args(["-a", "--sparse=always"]).arg(from).arg(to).status();
+            assert!(copied.unwrap().success());
+        }
+        other
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temporary.path().join(name)
+    }
+
+    fn tool(&self) -> FileCryptsetup {
+        FileCryptsetup::new(self.path("mappings"))
+    }
+
+    fn volume(&self, keys: KeyPolicy) -> LuksVolume {
+        self.volume_by(keys, Arc::new(self.tool()))
+    }
+
+    fn volume_by(&self, keys: KeyPolicy, cryptsetup: Arc<dyn Cryptsetup>) -> LuksVolume {
+        let open = |name| Dir::open(self.path(name)).unwrap();
+        let config = LuksVolumeConfig {
+            device: self.path("disk"),
+            target: self.path("data"),
+            encryption: VolumeEncryption::Encrypted,
+            keys,
+            journal: open("esp"),
+            runtime: open("run"),
+            seal: Arc::new(FileSeal::new(open("esp"))),
+            mounter: self.mounter.clone(),
+            cryptsetup,
+        };
+        LuksVolume::new(config).with_mkfs(self.path("mkfs")).with_node("node-1")
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        File::options().write(true).open(self.path("disk")).unwrap().write_all_at(bytes, offset).unwrap();
+    }
+
+    /// The header area and the end of the disk.
+    fn ends(&self) -> Vec<u8> {
+        let disk = File::open(self.path("disk")).unwrap();
+        let mut bytes = vec![0; (HEADER_BYTES + MIB) as usize];
+        let (head, tail) = bytes.split_at_mut(HEADER_BYTES as usize);
+        disk.read_exact_at(head, 0).unwrap();
+        disk.read_exact_at(tail, 63 * MIB).unwrap();
+        bytes
+    }
+
+    /// Formats the disk with cryptsetup alone, and the key `key`.
+    fn format_by_hand(&self, options: &[&str]) {
+        let options =
+            [&["luksFormat", "-q", "--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000"], options].concat();
+        self.run_by_hand(&options, b"key");
+    }
+
+    fn import_token(&self, json: &str) {
+        self.run_by_hand(
+            &["token", "import", "--token-id=0", "--token-replace", "--json-file=-"],
+            json.as_bytes(),
+        );
+    }
+
+    fn run_by_hand(&self, arguments: &[&str], input: &[u8]) {
+        let mut command = Command::new("cryptsetup");
+        command.args(arguments).arg(self.path("disk")).stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), input).unwrap();
+        assert!(child.wait().unwrap().success(), "{arguments:?}");
+    }
+
+    fn key_files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path("esp")).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.extension().is_some_and(|extension| extension == "key")).collect()
+    }
+}
+
+fn luks_error(result: Result<impl std::fmt::Debug, VolumeError>) -> LuksError {
+    match result {
+        Err(VolumeError::Encryption { source, .. }) => *source,
+        other => panic!("not an error of the encryption: {other:?}"),
+    }
+}
+
+/// The kinds and generations of all slots, with a mark for stale ones.
+fn slots_of(volume: &LuksVolume) -> String {
+    let slots = volume.encryption_status().unwrap().slots;
+    let describe = |slot: &nodekeel_localstorage::volume::KeySlotStatus| {
+        let name = slot.name.map_or("unnamed".into(), |(kind, generation)| format!("{kind} {generation}"));
+        format!(
+            "{name}{}{}",
+            if slot.is_stale { " stale" } else { "" },
+            if slot.is_opened { " opened" } else { "" }
+        )
+    };
+    slots.iter().map(describe).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_local_volume_opens_with_the_key_on_the_esp_alone() {
+    let fixture = LuksFixture::new();
+    let volume = fixture.volume(KeyPolicy::Local);
+    assert!(matches!(volume.mount_existing(), Err(VolumeError::Absent { .. })));
+    let top = volume.mount_new(ErasePolicy::Nothing).unwrap();
+    assert_eq!(top.read(".data-volume").unwrap(), b"nodekeel data volume, format 1\n");
+    assert_eq!(slots_of(&volume), "local 1 opened");
+    drop(top);
+    volume.unmount().unwrap();
+    assert_eq!(fs::read_dir(fixture.path("run")).unwrap().count(), 0, "no copy of the header stays");
+    let esp: Vec<_> = fs::read_dir(fixture.path("esp")).unwrap().collect();
+    assert_eq!((esp.len(), fixture.key_files().len()), (1, 1), "the journal is removed: {esp:?}");
+
+    let occupied = volume.mount_new(ErasePolicy::Nothing);
+    let Err(VolumeError::Occupied { found, .. }) = occupied else { panic!("{occupied:?}") };
+    volume.mount_existing().unwrap();
+    let status = volume.encryption_status().unwrap();
+    assert_eq!((status.encryption, status.keys), (VolumeEncryption::Encrypted, KeyPolicy::Local));
+    assert_eq!((status.node.as_deref(), status.has_both_headers), (Some("node-1"), true));
+    volume.unmount().unwrap();
+    // With consent, the volume is a new one.
+    volume.mount_new(ErasePolicy::Exactly(found)).unwrap();
+    assert_eq!(fixture.key_files().len(), 2, "a key is removed only when its volume has another");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_split_volume_opens_with_both_halves_together_alone() {
+    let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    let secret = UnlockSecret::Cluster(key.unwrap());
+    let volume = fixture.volume(KeyPolicy::Split);
+    // Until the cluster's half is confirmed, the node's opens the volume, too.
+    volume.mount_existing().unwrap();
+    assert_eq!(slots_of(&volume), "local 1 stale opened, split 1");
+    let other = UnlockSecret::Cluster(UnlockKey::generate().unwrap());
+    assert!(matches!(luks_error(volume.confirm_secret(&other)), LuksError::WrongClusterKey { .. }));
+    assert_eq!(slots_of(&volume), "local 1 stale opened, split 1", "a wrong key removes nothing");
+    for _ in 0..2 {
+        volume.confirm_secret(&secret).unwrap();
+    }
+    volume.unmount().unwrap();
+
+    let without_cluster = luks_error(volume.mount_existing());
+    assert!(matches!(without_cluster, LuksError::NoSlot { kind: SlotKind::Local }), "{without_cluster:?}");
+    assert!(matches!(luks_error(volume.mount_existing_with(&other)), LuksError::WrongClusterKey { .. }));
+    volume.mount_existing_with(&secret).unwrap();
+    assert_eq!(slots_of(&volume), "split 1 opened");
+    volume.unmount().unwrap();
+
+    // The node's half is damaged, that of another volume, and gone.
+    let key_file = fixture.key_files().remove(0);
+    let right = fs::read(&key_file).unwrap();
+    fs::write(&key_file, &right[1..]).unwrap();
+    let damaged = luks_error(volume.mount_existing_with(&secret));
+    assert!(matches!(damaged, LuksError::Seal(SealError::Damaged { .. })), "{damaged:?}");
+    let (stranger, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    fs::write(&key_file, fs::read(stranger.key_files().remove(0)).unwrap()).unwrap();
+    let damaged = luks_error(volume.mount_existing_with(&secret));
+    assert!(matches!(damaged, LuksError::Seal(SealError::Damaged { .. })), "{damaged:?}");
+    fs::remove_file(&key_file).unwrap();
+    let missing = luks_error(volume.mount_existing_with(&secret));
+    assert!(matches!(missing, LuksError::NodeKeyMissing { .. }), "{missing:?}");
+    assert_eq!(fs::read_dir(fixture.path("mappings")).unwrap().count(), 1, "nothing was opened");
+    fs::write(&key_file, right).unwrap();
+    volume.mount_existing_with(&secret).unwrap();
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn another_key_in_the_right_place_is_named_as_the_wrong_half() {
+    let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    let name = fixture.key_files().remove(0);
+    let volume_uuid = name.file_stem().unwrap().to_str().unwrap().split('.').next().unwrap().replace('-', "");
+    let bytes: Vec<u8> =
+        (0..16).map(|at| u8::from_str_radix(&volume_uuid[2 * at..2 * at + 2], 16).unwrap()).collect();
+    let id = nodekeel_localstorage::volume::SealId::new(bytes.try_into().unwrap(), 1);
+    let seal = FileSeal::new(Dir::open(fixture.path("esp")).unwrap());
+    nodekeel_localstorage::volume::KeySeal::seal_key(&seal, id, &UnlockKey::generate().unwrap()).unwrap();
+    let volume = fixture.volume(KeyPolicy::Split);
+    for secret in [UnlockSecret::Node, UnlockSecret::Cluster(key.unwrap())] {
+        let wrong = luks_error(volume.mount_existing_with(&secret));
+        assert!(matches!(wrong, LuksError::WrongNodeKey { .. }), "{wrong:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_recovery_passphrase_opens_the_volume_without_the_esp() {
+    let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    let volume = fixture.volume(KeyPolicy::Split);
+    let cluster = UnlockSecret::Cluster(key.unwrap());
+    let first = UnlockSecret::Recovery(volume.add_recovery_passphrase(&cluster).unwrap());
+    let second = volume.add_recovery_passphrase(&cluster).unwrap();
+    assert_eq!(slots_of(&volume), "local 1 stale, split 1, recovery 1 stale, recovery 2");
+    let second = UnlockSecret::Recovery(second);
+    assert!(matches!(luks_error(volume.confirm_secret(&first)), LuksError::NotNewest { .. }));
+    volume.confirm_secret(&second).unwrap();
+    volume.confirm_secret(&cluster).unwrap();
+    assert_eq!(slots_of(&volume), "split 1, recovery 2");
+    assert!(matches!(luks_error(volume.mount_existing_with(&first)), LuksError::SlotClosed { .. }));
+
+    // The ESP is lost. The passphrase opens the volume, and gives it new keys.
+    fs::remove_file(fixture.key_files().remove(0)).unwrap();
+    volume.mount_existing_with(&second).unwrap();
+    let new = UnlockSecret::Cluster(volume.rotate_keys(&second).unwrap().unwrap());
+    volume.confirm_secret(&new).unwrap();
+    assert_eq!(slots_of(&volume), "split 2, recovery 2 opened");
+    volume.unmount().unwrap();
+    volume.mount_existing_with(&new).unwrap();
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn no_secret_is_in_the_arguments_of_a_process() {
+    #[derive(Debug)]
+    struct Recorder(FileCryptsetup, std::sync::Mutex<Vec<String>>);
+    impl Cryptsetup for Recorder {
+        fn run(
+            &self,
+            call: &nodekeel_localstorage::volume::CryptsetupCall<'_>,
+        ) -> Result<(), nodekeel_localstorage::volume::CryptsetupError> {
+            self.1.lock().unwrap().push(format!("{call:?}"));
+            self.0.run(call)
+        }
+
+        fn find_mapping(
+            &self,
+            name: &str,
+        ) -> std::io::Result<Option<nodekeel_localstorage::volume::ActiveMapping>> {
+            self.0.find_mapping(name)
+        }
+    }
+    let fixture = LuksFixture::new();
+    let recorder = Arc::new(Recorder(fixture.tool(), std::sync::Mutex::default()));
+    let volume = fixture.volume_by(KeyPolicy::Split, recorder.clone());
+    let key = volume.mount_new_with_key(ErasePolicy::Nothing).unwrap().1.unwrap();
+    let recovery = volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap();
+    volume.rotate_keys(&UnlockSecret::Recovery(recovery.clone())).unwrap();
+    let calls = recorder.1.lock().unwrap().join("\n");
+    assert!(calls.contains("luksFormat") && calls.contains("luksAddKey"), "{calls}");
+    let node_key = fs::read_to_string(fixture.key_files().remove(0)).unwrap();
+    let hex: String = key.expose_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    for secret in [recovery.reveal(), node_key.lines().nth(1).unwrap(), &hex] {
+        assert!(!calls.contains(secret), "{calls}");
+    }
+    let debug = format!("{volume:?} {key:?} {recovery:?}");
+    assert!(!debug.contains(recovery.reveal()) && !debug.contains(&hex), "{debug}");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_damaged_header_is_an_error_and_one_damaged_copy_is_reported() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    fixture.write(5000, b"x");
+    volume.mount_existing().unwrap();
+    assert!(!volume.encryption_status().unwrap().has_both_headers);
+    // The next change of a slot repairs it.
+    volume.rotate_keys(&UnlockSecret::Node).unwrap();
+    assert!(volume.encryption_status().unwrap().has_both_headers);
+    assert_eq!(slots_of(&volume), "local 2");
+    volume.unmount().unwrap();
+
+    fixture.write(5000, b"x");
+    fixture.write(16_384 + 5000, b"x");
+    let before = fixture.ends();
+    let damaged = luks_error(volume.mount_existing());
+    assert!(matches!(damaged, LuksError::Header(HeaderError::Damaged)), "{damaged:?}");
+    assert!(matches!(volume.mount_new(ErasePolicy::Nothing), Err(VolumeError::Occupied { .. })));
+    assert!(before == fixture.ends(), "the disk has changed");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_header_that_somebody_else_wrote_is_rejected_and_never_opened() {
+    // Others need a kernel that has their ciphers: `guest` has them.
+    check_rejected_header(&LuksFixture::new(), &["--offset=65536"], "areas of 12288 and 33521664 bytes");
+}
+
+/// The token of a complete volume, as an attacker copies it.
+const COMPLETE_TOKEN: &str = r#"{"type":"nodekeel-volume","keyslots":[],"format":1,"state":"complete","encryption":"encrypted","keys":"local"}"#;
+
+fn check_rejected_header(fixture: &LuksFixture, options: &[&str], violation: &str) {
+    fixture.format_by_hand(options);
+    let volume = fixture.volume(KeyPolicy::Local);
+    // Without a token of this crate it is somebody else's.
+    assert!(matches!(volume.mount_existing(), Err(VolumeError::ForeignData { .. })));
+    fixture.import_token(COMPLETE_TOKEN);
+    let before = fixture.ends();
+    let rejected = luks_error(volume.mount_existing());
+    let LuksError::Policy(found) = &rejected else { panic!("{rejected:?}") };
+    assert!(found.to_string().contains(violation), "{found}");
+    assert!(matches!(volume.encryption_status(), Err(VolumeError::Encryption { .. })));
+    assert!(matches!(volume.mount_new(ErasePolicy::Nothing), Err(VolumeError::Occupied { .. })));
+    assert_eq!(fs::read_dir(fixture.path("mappings")).unwrap().count(), 0);
+    assert!(before == fixture.ends(), "the disk has changed");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_foreign_token_is_rejected_until_it_is_removed() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let json = r#"{"type":"clevis","keyslots":["0"]}"#;
+    fixture.run_by_hand(&["token", "import", "--token-id=9", "--json-file=-"], json.as_bytes());
+    let foreign = luks_error(volume.mount_existing());
+    assert!(
+        matches!(&foreign, LuksError::Policy(PolicyViolation::ForeignToken(kind)) if kind == "clevis"),
+        "{foreign:?}"
+    );
+    fixture.run_by_hand(&["token", "remove", "--token-id=9"], b"");
+    volume.mount_existing().unwrap();
+}
+
+#[test]
+fn an_authenticated_volume_is_neither_trimmed_nor_grown() {
+    let fixture = LuksFixture::new();
+    let open = |name| Dir::open(fixture.path(name)).unwrap();
+    let config = LuksVolumeConfig {
+        device: fixture.path("disk"),
+        target: fixture.path("data"),
+        encryption: VolumeEncryption::EncryptedAndAuthenticated,
+        keys: KeyPolicy::Local,
+        journal: open("esp"),
+        runtime: open("run"),
+        seal: Arc::new(FileSeal::new(open("esp"))),
+        mounter: fixture.mounter.clone(),
+        cryptsetup: Arc::new(fixture.tool()),
+    };
+    let volume = LuksVolume::new(config).with_discards();
+    for error in [
+        luks_error(volume.grow_volume(&UnlockSecret::Node)),
+        luks_error(volume.mount_existing()),
+        luks_error(volume.mount_new(ErasePolicy::Nothing)),
+    ] {
+        assert!(matches!(error, LuksError::Unsupported { .. }), "{error:?}");
+    }
+    assert!(fixture.ends().iter().all(|byte| *byte == 0));
+}

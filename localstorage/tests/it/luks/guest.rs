@@ -1,0 +1,271 @@
+//! Encrypted volumes on real disks, by dm-crypt and dm-integrity of a real kernel.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::FileMode;
+use nodekeel_localstorage::mount::{Mounter as _, OsMounter};
+use nodekeel_localstorage::testing::volume_conformance;
+use nodekeel_localstorage::volume::{
+    Cryptsetup as _, CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal,
+    KeyPolicy, LuksError, LuksVolume, LuksVolumeConfig, UnlockKey, UnlockSecret, VolumeEncryption,
+    VolumeError,
+};
+use rustix::fs::{FallocateFlags, fallocate};
+use tempfile::TempDir;
+use testbed::command_output;
+use testbed::guest::disk::GuestDisk;
+
+use super::{LuksFixture, MIB, check_rejected_header, luks_error};
+use crate::fixture::in_child_process;
+
+/// Behind the header and the journal of dm-integrity, which has 1/128 of the disk.
+const BEFORE_DATA: u64 = 24 * MIB;
+/// The size of the part whose blocks are changed.
+const PART_BYTES: u64 = 512 * MIB;
+const BLOCK_BYTES: usize = 4096;
+
+/// A part of a guest's disk, which can grow, and the directories of a node.
+struct NodeDisk {
+    temporary: TempDir,
+    disk: GuestDisk,
+    name: String,
+    part: PathBuf,
+}
+
+impl NodeDisk {
+    /// A blank part of this many MiB.
+    fn new(mebibytes: u64) -> NodeDisk {
+        let (temporary, disk) = (tempfile::tempdir().unwrap(), GuestDisk::acquire().unwrap());
+        for name in ["data", "esp", "run"] {
+            fs::create_dir(temporary.path().join(name)).unwrap();
+        }
+        let whole = File::options().write(true).open(disk.device_path()).unwrap();
+        fallocate(&whole, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 1024 * MIB).unwrap();
+        whole.sync_all().unwrap();
+        let name = format!("part-{}", disk.device_path().file_name().unwrap().display());
+        run_dmsetup(&["create", &name, "--noudevsync", "--table", &table(&disk, mebibytes)]);
+        let minor = run_dmsetup(&["info", "--columns", "--noheadings", "--options", "minor", &name]);
+        let part = format!("/dev/dm-{}", minor.trim()).into();
+        NodeDisk { temporary, disk, name, part }
+    }
+
+    fn grow(&self, mebibytes: u64) {
+        run_dmsetup(&["reload", &self.name, "--table", &table(&self.disk, mebibytes)]);
+        run_dmsetup(&["resume", &self.name, "--noudevsync"]);
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temporary.path().canonicalize().unwrap().join(name)
+    }
+
+    fn mapping_name(&self) -> String {
+        format!("crypt-{}", self.name)
+    }
+
+    fn volume(&self, encryption: VolumeEncryption, keys: KeyPolicy) -> LuksVolume {
+        let open = |name| Dir::open(self.path(name)).unwrap();
+        let config = LuksVolumeConfig {
+            device: self.part.clone(),
+            target: self.path("data"),
+            encryption,
+            keys,
+            journal: open("esp"),
+            runtime: open("run"),
+            seal: Arc::new(FileSeal::new(open("esp"))),
+            mounter: Arc::new(OsMounter),
+            cryptsetup: Arc::new(CryptsetupProgram::default()),
+        };
+        LuksVolume::new(config).with_mapping_name(self.mapping_name())
+    }
+
+    /// Which blocks behind the header and the journal of dm-integrity have been written.
+    fn written_blocks(&self) -> Vec<bool> {
+        let part = File::open(&self.part).unwrap();
+        let mut bytes = vec![0; MIB as usize];
+        let mut written = Vec::new();
+        for at in (BEFORE_DATA..PART_BYTES).step_by(MIB as usize) {
+            part.read_exact_at(&mut bytes, at).unwrap();
+            written.extend(bytes.chunks(BLOCK_BYTES).map(|block| block.iter().any(|byte| *byte != 0)));
+        }
+        written
+    }
+
+    /// Changes one bit of each of these blocks.
+    fn change_blocks(&self, blocks: impl Iterator<Item = bool>) -> usize {
+        let part = File::options().read(true).write(true).open(&self.part).unwrap();
+        let offsets = (BEFORE_DATA..).step_by(BLOCK_BYTES).zip(blocks).filter(|(_, is_chosen)| *is_chosen);
+        let changed = offsets.map(|(offset, _)| {
+            let mut byte = [0];
+            part.read_exact_at(&mut byte, offset).unwrap();
+            part.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+        });
+        let count = changed.count();
+        part.sync_all().unwrap();
+        count
+    }
+}
+
+impl Drop for NodeDisk {
+    fn drop(&mut self) {
+        let _ = OsMounter.unmount(&self.path("data"));
+        let mut close = Command::new("cryptsetup");
+        let _ = close.args(["close", &self.mapping_name()]).env("DM_DISABLE_UDEV", "1").output();
+        let mut remove = Command::new("dmsetup");
+        let _ = remove.args(["remove", "--retry", &self.name]).env("DM_DISABLE_UDEV", "1").output();
+    }
+}
+
+fn table(disk: &GuestDisk, mebibytes: u64) -> String {
+    format!("0 {} linear {} 0", mebibytes * 2048, disk.device_path().display())
+}
+
+fn run_dmsetup(arguments: &[&str]) -> String {
+    command_output(Command::new("dmsetup").args(arguments).env("DM_DISABLE_UDEV", "1")).unwrap()
+}
+
+fn size_of_file_system(path: &Path) -> u64 {
+    let stat = rustix::fs::statvfs(path).unwrap();
+    stat.f_blocks * stat.f_frsize
+}
+
+#[test]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+fn an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas() {
+    in_child_process(
+        "luks::guest::an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas",
+        || {
+            let node = NodeDisk::new(512);
+            let volume = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Local);
+            volume_conformance(&volume);
+            assert_eq!(CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap(), None);
+            let top = volume.mount_existing().unwrap();
+            let state = command_output(
+                Command::new("xfs_quota").args(["-x", "-c", "state -p"]).arg(node.path("data")),
+            );
+            assert_eq!(state.unwrap().matches(": ON").count(), 2, "accounting and enforcement");
+            // Another incarnation of the process finds it open.
+            let again = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Local).mount_existing().unwrap();
+            again.write("kept", b"kept", FileMode::PRIVATE_FILE).unwrap();
+            assert_eq!(top.read("kept").unwrap(), b"kept");
+        },
+    );
+}
+
+#[test]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+fn an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_block() {
+    let name =
+        "luks::guest::an_authenticated_split_volume_opens_with_both_halves_and_reports_a_changed_block";
+    in_child_process(name, || {
+        let node = NodeDisk::new(512);
+        let authenticated = VolumeEncryption::EncryptedAndAuthenticated;
+        let volume = node.volume(authenticated, KeyPolicy::Split).without_wipe();
+        let started = Instant::now();
+        let (top, key) = volume.mount_new_with_key(ErasePolicy::Nothing).unwrap();
+        println!("created without a wipe in {:?}", started.elapsed());
+        drop(top);
+        let secret = UnlockSecret::Cluster(key.unwrap());
+        volume.confirm_secret(&secret).unwrap();
+        volume.unmount().unwrap();
+        let before = node.written_blocks();
+
+        let other = UnlockSecret::Cluster(UnlockKey::generate().unwrap());
+        assert!(matches!(luks_error(volume.mount_existing_with(&other)), LuksError::WrongClusterKey { .. }));
+        assert!(matches!(luks_error(volume.mount_existing()), LuksError::NoSlot { .. }));
+        let downgraded = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Split);
+        assert!(matches!(luks_error(downgraded.mount_existing_with(&secret)), LuksError::Policy(_)));
+        let top = volume.mount_existing_with(&secret).unwrap();
+        top.write("witness", &vec![7; 16 << 20], FileMode::PRIVATE_FILE).unwrap();
+        drop(top);
+        volume.unmount().unwrap();
+
+        // What the file has written.
+        let after = node.written_blocks();
+        let blocks_of_file = before.iter().zip(&after).map(|(before, after)| after & !before);
+        let count = node.change_blocks(blocks_of_file);
+        assert!(count >= 1024, "{count} blocks");
+        let top = volume.mount_existing_with(&secret).unwrap();
+        let changed = fs::read(node.path("data/witness")).unwrap_err();
+        assert_eq!(changed.raw_os_error(), Some(5), "{changed:?}");
+        drop(top);
+        volume.unmount().unwrap();
+
+        // The file system itself.
+        node.change_blocks(before.into_iter());
+        let tampering = luks_error(volume.mount_existing_with(&secret));
+        assert!(matches!(tampering, LuksError::Tampering(_)), "{tampering:?}");
+        assert_eq!(CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap(), None);
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+fn an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere() {
+    let name = "luks::guest::an_authenticated_volume_is_wiped_with_progress_and_can_be_read_everywhere";
+    in_child_process(name, || {
+        let node = NodeDisk::new(448);
+        let seen = Arc::new(AtomicU64::new(0));
+        let last = Arc::clone(&seen);
+        let volume = node
+            .volume(VolumeEncryption::EncryptedAndAuthenticated, KeyPolicy::Local)
+            .with_progress(move |progress| {
+                assert!(progress.done_bytes <= progress.total_bytes, "{progress:?}");
+                last.fetch_max(progress.done_bytes, Ordering::Relaxed);
+            });
+        let started = Instant::now();
+        volume.mount_new(ErasePolicy::Nothing).unwrap();
+        println!("created with a wipe in {:?}", started.elapsed());
+        assert!(seen.load(Ordering::Relaxed) > 0, "progress is reported");
+        let mapping = CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap().unwrap();
+        // Each block can be read, also where nothing was written.
+        let read =
+            std::io::copy(&mut File::open(mapping.device_path).unwrap(), &mut std::io::sink()).unwrap();
+        assert!(read > 300 * MIB, "{read}");
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with a disk of 1 GiB"]
+fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
+    in_child_process("luks::guest::an_encrypted_volume_grows_with_its_disk_and_discards_on_request", || {
+        let node = NodeDisk::new(448);
+        let volume = node.volume(VolumeEncryption::Encrypted, KeyPolicy::Split).with_discards();
+        let (top, key) = volume.mount_new_with_key(ErasePolicy::Nothing).unwrap();
+        let secret = UnlockSecret::Cluster(key.unwrap());
+        let before = size_of_file_system(&node.path("data"));
+        node.grow(960);
+        volume.grow_volume(&secret).unwrap();
+        let after = size_of_file_system(&node.path("data"));
+        assert!(after - before > 500 * MIB, "{before} bytes became {after}");
+        volume.grow_volume(&secret).unwrap();
+        let mapping = CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap().unwrap();
+        let queue = Path::new("/sys/block").join(mapping.device_path.file_name().unwrap()).join("queue");
+        let discards = fs::read_to_string(queue.join("discard_max_bytes")).unwrap();
+        println!("discard_max_bytes {}", discards.trim());
+        drop(top);
+        volume.unmount().unwrap();
+        assert!(matches!(volume.grow_volume(&secret), Err(VolumeError::InvalidState { .. })));
+    });
+}
+
+#[test]
+#[ignore = "needs kernel"]
+fn a_header_with_a_null_cipher_is_rejected_and_never_opened() {
+    in_child_process("luks::guest::a_header_with_a_null_cipher_is_rejected_and_never_opened", || {
+        for (cipher, key_bits) in
+            [("cipher_null-ecb", 256), ("aes-cbc-essiv:sha256", 256), ("aes-xts-plain64", 256)]
+        {
+            let options =
+                [format!("--cipher={cipher}"), format!("--key-size={key_bits}"), "--offset=32768".into()];
+            let fixture = LuksFixture::new();
+            check_rejected_header(&fixture, &options.each_ref().map(String::as_str), cipher);
+        }
+    });
+}

@@ -1,0 +1,213 @@
+//! Creation, rotation and confirmation killed at each call of cryptsetup and at each system call.
+
+use std::fs;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nodekeel_localstorage::testing::{FileCryptsetup, SyscallAction, with_failpoint_hook};
+use nodekeel_localstorage::volume::{
+    ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, DataVolume as _, EncryptedVolume as _,
+    ErasePolicy, KeyPolicy, LuksVolume, UnlockSecret, VolumeError,
+};
+
+use super::{HEADER_BYTES, LuksFixture, MIB, slots_of};
+use crate::fixture::runs_whole_counts;
+
+/// Panics at one call, before or after it: the rest of the process does not run.
+#[derive(Debug)]
+struct KilledAt {
+    tool: FileCryptsetup,
+    number: usize,
+    is_executed: bool,
+    calls: AtomicUsize,
+}
+
+impl Cryptsetup for KilledAt {
+    fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) + 1 != self.number {
+            return self.tool.run(call);
+        }
+        if self.is_executed {
+            self.tool.run(call)?;
+        }
+        panic!("killed at {}", call.action);
+    }
+
+    fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
+        self.tool.find_mapping(name)
+    }
+}
+
+/// Runs `work` in a process that is killed at this call of cryptsetup. Returns what it returns, or none if it is killed.
+fn kill_at<R>(
+    fixture: &LuksFixture,
+    keys: KeyPolicy,
+    (number, is_executed): (usize, bool),
+    work: impl FnOnce(&LuksVolume) -> R,
+) -> Option<R> {
+    let tool = KilledAt { tool: fixture.tool(), number, is_executed, calls: AtomicUsize::new(0) };
+    let volume = fixture.volume_by(keys, Arc::new(tool));
+    panic::catch_unwind(AssertUnwindSafe(|| work(&volume))).ok()
+}
+
+/// Runs `work` with volumes whose process is killed at one call of cryptsetup, before or after it, and then at one
+/// system call, for each call until the work is complete. `check` is given the same machine after its restart.
+fn for_each_kill(
+    keys: KeyPolicy,
+    prepare: impl Fn() -> LuksFixture,
+    work: impl Fn(&LuksVolume) -> bool,
+    check: impl Fn(&LuksFixture, &str),
+) {
+    let mut calls = 0;
+    for (number, is_executed) in (1..).flat_map(|number| [(number, false), (number, true)]) {
+        let fixture = prepare();
+        let is_complete = kill_at(&fixture, keys, (number, is_executed), &work) == Some(true);
+        check(&fixture, &format!("call {number} of cryptsetup, executed: {is_executed}"));
+        if is_complete {
+            break;
+        }
+        calls = number;
+    }
+    assert!(calls >= 3, "the work takes {calls} calls of cryptsetup");
+    let step = if runs_whole_counts() { 1 } else { 8 };
+    for number in (1..).step_by(step) {
+        let fixture = prepare();
+        let mut count = 0;
+        let fail = move |_call: &'static str| {
+            count += 1;
+            if count < number { SyscallAction::Proceed } else { SyscallAction::Fail(5) }
+        };
+        let volume = fixture.volume(keys);
+        let is_complete = with_failpoint_hook(fail, || work(&volume));
+        drop(volume);
+        check(&fixture, &format!("system call {number}"));
+        if is_complete {
+            break;
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_creation_killed_at_any_call_resumes_and_never_opens_before() {
+    let create = |volume: &LuksVolume| volume.mount_new_with_key(ErasePolicy::Nothing).is_ok();
+    let check = |fixture: &LuksFixture, moment: &str| {
+        let volume = fixture.volume(KeyPolicy::Split);
+        let created = volume.mount_new_with_key(ErasePolicy::Nothing);
+        let key = match created {
+            Ok((_, key)) => key,
+            // It was killed after the last step: the volume exists, and its node opens it.
+            Err(VolumeError::Occupied { .. }) => {
+                volume.mount_existing().unwrap_or_else(|error| panic!("{moment}: {error:?}"));
+                volume.rotate_keys(&UnlockSecret::Node).unwrap()
+            }
+            Err(error) => panic!("{moment}: {error:?}"),
+        };
+        volume.confirm_secret(&UnlockSecret::Cluster(key.unwrap())).unwrap();
+        assert_eq!(volume.encryption_status().unwrap().slots.len(), 1, "{moment}");
+        volume.unmount().unwrap();
+    };
+    for_each_kill(KeyPolicy::Split, LuksFixture::new, create, check);
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn an_interrupted_creation_is_unfinished_and_has_no_data() {
+    for number in 1..8 {
+        let fixture = LuksFixture::new();
+        let create = |volume: &LuksVolume| volume.mount_new(ErasePolicy::Nothing).is_ok();
+        assert_eq!(kill_at(&fixture, KeyPolicy::Local, (number, true), create), None);
+        let existing = fixture.volume(KeyPolicy::Local).mount_existing().unwrap_err();
+        let is_known = matches!(existing, VolumeError::Unfinished { .. } | VolumeError::ForeignData { .. });
+        assert!(is_known, "call {number}: {existing:?}");
+        // Another node, without the journal, does not format it either.
+        fs::remove_dir_all(fixture.path("esp")).unwrap();
+        fs::create_dir(fixture.path("esp")).unwrap();
+        let before = fixture.ends();
+        let rejected = fixture.volume(KeyPolicy::Local).mount_new(ErasePolicy::Nothing);
+        assert!(matches!(rejected, Err(VolumeError::Occupied { .. })), "call {number}: {rejected:?}");
+        assert!(before == fixture.ends(), "call {number}: the disk has changed");
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_rotation_killed_at_any_call_leaves_a_key_that_opens_and_can_be_repeated() {
+    for keys in [KeyPolicy::Local, KeyPolicy::Split] {
+        let (template, key) = LuksFixture::with_volume(keys);
+        let old = key.map_or(UnlockSecret::Node, UnlockSecret::Cluster);
+        template.volume(keys).confirm_secret(&old).unwrap();
+        let rotate = |volume: &LuksVolume| volume.rotate_keys(&old).is_ok();
+        let check = |fixture: &LuksFixture, moment: &str| {
+            let volume = fixture.volume(keys);
+            volume.mount_existing_with(&old).unwrap_or_else(|error| panic!("{moment}: {error:?}"));
+            let new = volume.rotate_keys(&old).unwrap_or_else(|error| panic!("{moment}: {error:?}"));
+            let new = new.map_or(UnlockSecret::Node, UnlockSecret::Cluster);
+            volume.confirm_secret(&new).unwrap();
+            volume.unmount().unwrap();
+            volume.mount_existing_with(&new).unwrap();
+            let slots = slots_of(&volume);
+            assert!(!slots.contains("stale") && !slots.contains(','), "{moment}: {slots}");
+            assert_eq!(fixture.key_files().len(), 1, "{moment}");
+            volume.unmount().unwrap();
+        };
+        for_each_kill(keys, || template.copy(), rotate, check);
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_confirmation_killed_at_any_call_is_repeated() {
+    let (template, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    let old = UnlockSecret::Cluster(key.unwrap());
+    let new = template.volume(KeyPolicy::Split).rotate_keys(&old).unwrap();
+    let new = UnlockSecret::Cluster(new.unwrap());
+    assert_eq!(slots_of(&template.volume(KeyPolicy::Split)), "local 1 stale, split 1 stale, split 2");
+    let confirm = |volume: &LuksVolume| volume.confirm_secret(&new).is_ok();
+    let check = |fixture: &LuksFixture, moment: &str| {
+        let volume = fixture.volume(KeyPolicy::Split);
+        volume.mount_existing_with(&new).unwrap_or_else(|error| panic!("{moment}: {error:?}"));
+        volume.confirm_secret(&new).unwrap_or_else(|error| panic!("{moment}: {error:?}"));
+        volume.unmount().unwrap();
+        assert_eq!((slots_of(&volume), fixture.key_files().len()), ("split 2".into(), 1), "{moment}");
+    };
+    for_each_kill(KeyPolicy::Split, || template.copy(), confirm, check);
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_format_cut_before_its_header_is_repeated_unless_other_data_were_written_since() {
+    // The node was killed before luksFormat: the disk is claimed, and the journal knows it.
+    let interrupted = || {
+        let fixture = LuksFixture::new();
+        let create = |volume: &LuksVolume| volume.mount_new(ErasePolicy::Nothing).is_ok();
+        assert_eq!(kill_at(&fixture, KeyPolicy::Local, (1, false), create), None);
+        fixture
+    };
+    let noise: Vec<u8> = (0..MIB).map(|at| ((at * 2_654_435_761) >> 13) as u8).collect();
+    for (offset, bytes, is_ours) in [
+        // Areas of key slots, and a half-written header.
+        (32_768, &noise[..], true),
+        (0, b"LUKS\xba\xbe\0\x02", true),
+        (HEADER_BYTES - 4096, &noise[..4096], true),
+        // Somebody's.
+        (HEADER_BYTES, &noise[..4096], false),
+        (63 * MIB, b"diary", false),
+        (1080, b"\x53\xef", false),
+        (64 * MIB - 512, b"EFI PART", false),
+    ] {
+        let fixture = interrupted();
+        fixture.write(offset, bytes);
+        let before = fixture.ends();
+        match fixture.volume(KeyPolicy::Local).mount_new(ErasePolicy::Nothing) {
+            Ok(_) => assert!(is_ours, "byte {offset} was formatted over"),
+            Err(VolumeError::Occupied { .. }) => {
+                assert!(!is_ours, "byte {offset} prevents the format");
+                assert!(before == fixture.ends(), "the disk has changed");
+            }
+            Err(error) => panic!("byte {offset}: {error:?}"),
+        }
+    }
+}
