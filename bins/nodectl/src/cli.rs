@@ -8,8 +8,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use nodekeel_logtree::{Level, LogCursor};
 use nodekeel_node::client::DEFAULT_SOCKET;
 
+use crate::completion::complete_dn;
+
 const EXIT_CODES: &str = "Exit codes: 0 success (also when the reader of the output closed the pipe), 1 failure, 2 usage \
-    error, 3 node can't be reached, 4 unknown DN, 5 permission denied, 6 not healthy (status, cluster status).";
+    error, 3 node can't be reached, 4 unknown DN, 5 permission denied, 6 not healthy (health, status, cluster status).";
 
 /// Inspect and control a node that noded runs
 #[derive(Debug, Parser)]
@@ -50,6 +52,11 @@ fn parse_since(text: &str) -> Result<SystemTime, String> {
         .ok_or_else(|| "use a time like 2026-11-21T11:23:42Z or a duration like 10m".to_owned())
 }
 
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let duration = text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
+    duration.ok_or_else(|| "use a duration like 30s or 5m".to_owned())
+}
+
 fn parse_field(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("use NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
@@ -78,14 +85,26 @@ pub(crate) enum NodectlCommand {
     },
     /// Show why runnables are not ready
     ///
-    /// Also shows their last exits. Without a DN, shows the whole node. Exits with 6 if something is not ready, or
-    /// restarts in a crash loop.
+    /// Also shows their last exits. Without a DN, shows the whole node, and exits with 6 unless it is healthy: see
+    /// health. With one, exits with 6 if the runnable is not ready, or restarts in a crash loop.
     Status {
         /// Name in the tree, like root.etcd
+        #[arg(add = complete_dn())]
         dn: Option<String>,
     },
+    /// Show what is not well, and what to type
+    ///
+    /// Every part of the node answers: what is wrong, since when, waiting for whom. Exits with 6 if something is a
+    /// problem; warnings alone are healthy.
+    Health(HealthArgs),
     /// Show log entries
     Logs(LogsArgs),
+    /// Show or set minimum levels of log entries
+    ///
+    /// Without a DN, lists the levels that are set, and how many entries were not kept because of them. A level holds for
+    /// a DN and everything below it that has no other, until noded exits; the key levels of [log] lasts. Entries below it
+    /// are not kept. Raw lines have no level, and are kept.
+    LogLevel(LogLevelArgs),
     /// Show starts, exits and other events
     Events {
         /// Wait for new entries
@@ -104,17 +123,17 @@ pub(crate) enum NodectlCommand {
     /// Send a signal to a service's main process
     Signal {
         /// Name in the tree, like root.service.web
+        #[arg(add = complete_dn())]
         dn: String,
         /// Name or number, like SIGHUP
         signal: String,
     },
-    /// Make a service reload its configuration
+    /// Reload the node's configuration, or a service's
     ///
-    /// By the signal or the command of its key reload.
-    Reload {
-        /// Name in the tree, like root.service.web
-        dn: String,
-    },
+    /// Without a DN, noded reads its file again and restarts only what has changed; exits with 1, and nothing changes,
+    /// if the file is invalid or if a change needs a restart of noded. With a DN, the service reloads by the signal or the
+    /// command of its key reload.
+    Reload(ReloadArgs),
     /// Show the cluster, and manage join tickets
     Cluster {
         #[command(subcommand)]
@@ -135,10 +154,47 @@ pub(crate) enum NodectlCommand {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct HealthArgs {
+    /// Wait until the node is healthy
+    ///
+    /// At most this long, like 30s or 5m; without a duration, as long as it takes.
+    #[arg(short, long, value_name = "DURATION", value_parser = parse_duration, num_args = 0..=1)]
+    pub(crate) wait: Option<Option<Duration>>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReloadArgs {
+    /// Name in the tree, like root.service.web
+    #[arg(add = complete_dn())]
+    pub(crate) dn: Option<String>,
+    /// Show what would change; changes nothing
+    #[arg(long, conflicts_with = "dn")]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogLevelArgs {
+    /// Name in the tree, like root.etcd
+    ///
+    /// "" is the whole log.
+    #[arg(add = complete_dn())]
+    pub(crate) dn: Option<String>,
+    /// Minimum level to keep
+    #[arg(conflicts_with = "reset")]
+    pub(crate) level: Option<Level>,
+    /// Return to the level of the configuration
+    ///
+    /// Without a DN, for all.
+    #[arg(long)]
+    pub(crate) reset: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     /// Name in the tree, like root.etcd
     ///
     /// Default: the whole log.
+    #[arg(add = complete_dn())]
     pub(crate) dn: Option<String>,
     /// Wait for new entries
     #[arg(short, long)]
@@ -256,6 +312,7 @@ pub(crate) struct CreateTicketArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ActionArgs {
     /// Name in the tree, like root.etcd
+    #[arg(add = complete_dn())]
     pub(crate) dn: String,
     /// Wait until it is ready, or stopped
     #[arg(short, long)]
@@ -280,6 +337,21 @@ mod tests {
         }
         assert_eq!(parse_field("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
         assert!(parse_field("a").is_err());
+    }
+
+    #[test]
+    fn health_waits_for_a_duration_or_without_a_limit() {
+        let wait = |args: &[&str]| {
+            match NodectlCli::try_parse_from([&["nodectl", "health"], args].concat()).unwrap().command {
+                NodectlCommand::Health(args) => args.wait,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(wait(&[]), None);
+        assert_eq!(wait(&["--wait"]), Some(None));
+        assert_eq!(wait(&["--wait", "90s"]), Some(Some(Duration::from_secs(90))));
+        assert_eq!(wait(&["-w", "2m"]), Some(Some(Duration::from_secs(120))));
+        assert!(parse_duration("-1s").is_err() && parse_duration("soon").is_err());
     }
 
     #[test]

@@ -5,12 +5,16 @@ mod api_client;
 mod cli;
 mod cluster;
 mod command_error;
+mod completion;
 mod events;
+mod health;
 mod images;
+mod log_level;
 mod logs;
 mod model;
 mod output;
 mod process_command;
+mod reload;
 mod status;
 mod time;
 mod tree;
@@ -29,9 +33,12 @@ use crate::model::Action;
 use crate::output::Printer;
 
 fn main() -> ExitCode {
+    if completion::answer_shell() {
+        return ExitCode::SUCCESS;
+    }
     let cli = NodectlCli::parse();
     match &cli.command {
-        NodectlCommand::Completion { shell } => return report_result(print_completions(*shell)),
+        NodectlCommand::Completion { shell } => return report_result(completion::print_script(*shell)),
         NodectlCommand::Man { directory } => {
             let written = clap_mangen::generate_to(NodectlCli::command(), directory);
             return report_result(written.map_err(CommandError::from));
@@ -61,14 +68,6 @@ fn report_result(result: Result<(), CommandError>) -> ExitCode {
     }
 }
 
-fn print_completions(shell: clap_complete::Shell) -> Result<(), CommandError> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut NodectlCli::command(), "nodectl", &mut script);
-    let mut printer = std::io::stdout().lock();
-    printer.write_all(&script)?;
-    Ok(printer.flush()?)
-}
-
 async fn run_command(cli: NodectlCli) -> Result<(), CommandError> {
     let mut printer = Printer::new(&cli);
     let mut api = ApiClient::connect(&cli.socket, cli.timeout).await?;
@@ -87,7 +86,9 @@ async fn call_node(
         NodectlCommand::Tree { watch: true } => tree::watch_tree(api, printer).await?,
         NodectlCommand::Status { dn: None } => status::show_node(api, printer).await?,
         NodectlCommand::Status { dn: Some(dn) } => status::show_runnable(api, dn, printer).await?,
+        NodectlCommand::Health(args) => health::show_health(api, args, printer).await?,
         NodectlCommand::Logs(args) => logs::show_logs(api, args, printer).await?,
+        NodectlCommand::LogLevel(args) => log_level::run_log_level(api, args, printer).await?,
         NodectlCommand::Events { follow, newest } => {
             events::show_events(api, follow, newest, printer).await?
         }
@@ -97,7 +98,7 @@ async fn call_node(
         NodectlCommand::Signal { dn, signal } => {
             process_command::send_signal(api, (dn, signal), printer).await?
         }
-        NodectlCommand::Reload { dn } => process_command::reload(api, dn, printer).await?,
+        NodectlCommand::Reload(args) => reload::run_reload(api, args, printer).await?,
         NodectlCommand::Cluster { command } => cluster::run_cluster(api, command, printer).await?,
         NodectlCommand::Images(args) => images::show_images(api, args, printer).await?,
         NodectlCommand::Version => show_version(api, printer).await?,

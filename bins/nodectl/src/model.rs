@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use nodekeel_node::v1;
 use serde::Serialize;
 
+use crate::health::ConditionView;
 use crate::output::TextStyle;
 use crate::time::format_rfc3339;
 
@@ -26,11 +27,16 @@ pub(crate) struct RunnableView {
     /// Absent unless it waits for its backoff.
     pub(crate) backoff_until: Option<String>,
     pub(crate) exits: Vec<ExitView>,
+    /// Absent unless it is a service whose process is running.
+    pub(crate) pid: Option<u32>,
+    pub(crate) process_since: Option<String>,
     /// The same as `waiting_for`, if that is a clause.
     #[serde(skip)]
     pub(crate) condition: Option<String>,
     #[serde(skip)]
     pub(crate) since_time: Option<SystemTime>,
+    #[serde(skip)]
+    pub(crate) process_since_time: Option<SystemTime>,
     #[serde(skip)]
     pub(crate) backoff_end: Option<SystemTime>,
 }
@@ -55,6 +61,18 @@ pub(crate) struct EventView {
     pub(crate) change: String,
     pub(crate) state: Option<&'static str>,
     pub(crate) detail: String,
+    /// What a client has requested; absent for a change of the tree.
+    pub(crate) action: Option<String>,
+    /// Who has requested it.
+    pub(crate) caller: Option<CallerView>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct CallerView {
+    pub(crate) uid: u32,
+    pub(crate) user: Option<String>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) program: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -118,6 +136,7 @@ pub(crate) struct NodeStatusView {
     #[serde(flatten)]
     pub(crate) version: VersionView,
     pub(crate) healthy: bool,
+    pub(crate) conditions: Vec<ConditionView>,
     pub(crate) nodes: Vec<RunnableView>,
 }
 
@@ -196,16 +215,18 @@ fn time_text(time: Option<impl TryInto<SystemTime>>) -> Option<String> {
 impl From<v1::Node> for RunnableView {
     fn from(node: v1::Node) -> Self {
         let state = state_name(node.state()).unwrap_or("unknown");
-        let crash_looping = node.failures > 0 && matches!(state, "new" | "ready" | "waiting");
         Self {
             state,
-            crash_looping,
-            healthy: matches!(state, "ready" | "done" | "skipped") && !crash_looping,
+            crash_looping: node.is_crash_looping(),
+            healthy: node.is_healthy(),
             backoff_until: time_text(node.backoff_until),
             condition: non_empty(node.condition),
             backoff_end: node.backoff_until.and_then(|time| time.try_into().ok()),
             since: time_text(node.since),
             since_time: node.since.and_then(|time| time.try_into().ok()),
+            pid: node.pid,
+            process_since: time_text(node.process_since),
+            process_since_time: node.process_since.and_then(|time| time.try_into().ok()),
             generation: node.generation,
             restarts: node.restarts,
             failures: node.failures,
@@ -241,7 +262,16 @@ impl From<v1::Event> for EventView {
             generation: event.generation,
             change: event.change,
             detail: event.detail,
+            action: non_empty(event.action),
+            caller: event.caller.map(CallerView::from),
         }
+    }
+}
+
+impl From<v1::Caller> for CallerView {
+    fn from(caller: v1::Caller) -> Self {
+        let (user, program) = (non_empty(caller.user), non_empty(caller.program));
+        Self { uid: caller.uid, user, pid: caller.pid, program }
     }
 }
 
@@ -301,23 +331,8 @@ mod tests {
     }
 
     #[test]
-    fn a_ready_runnable_that_has_failed_is_in_a_crash_loop_and_not_healthy() {
-        for (state, failures, crash_looping, healthy) in [
-            (v1::State::Ready, 0, false, true),
-            (v1::State::Ready, 1, true, false),
-            (v1::State::Done, 0, false, true),
-            (v1::State::New, 0, false, false),
-            (v1::State::New, 2, true, false),
-            (v1::State::Waiting, 2, true, false),
-            (v1::State::Dead, 1, false, false),
-            (v1::State::Canceled, 0, false, false),
-            (v1::State::Stopped, 3, false, false),
-            (v1::State::Skipped, 0, false, true),
-            (v1::State::Unspecified, 0, false, false),
-        ] {
-            let node = view(state, failures);
-            assert_eq!((node.crash_looping, node.healthy), (crash_looping, healthy), "{state:?} {failures}");
-        }
+    fn a_crash_loop_says_how_often_it_has_failed() {
+        assert_eq!(view(v1::State::New, 2).crash_loop_text().as_deref(), Some("crash-loops: 2 consecutive failures"));
         assert_eq!(view(v1::State::Ready, 1).crash_loop_text().as_deref(), Some("crash-loops: 1 failure"));
         assert_eq!(view(v1::State::Ready, 0).crash_loop_text(), None);
     }

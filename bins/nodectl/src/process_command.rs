@@ -1,15 +1,10 @@
-//! `signal` and `reload`: they act on the process of a service, and don't restart it.
+//! `signal`: acts on the process of a service.
 
-use std::time::Duration;
-
-use nodekeel_node::v1::{ReloadRequest, SignalRequest};
+use nodekeel_node::v1::SignalRequest;
 
 use crate::api_client::ApiClient;
 use crate::command_error::CommandError;
 use crate::output::Printer;
-
-/// Timeout of a reload: its command is killed when nodectl does not wait any more. systemd's default too.
-const RELOAD_TIMEOUT: Duration = Duration::from_secs(90);
 
 pub(crate) async fn send_signal(
     api: &mut ApiClient,
@@ -25,17 +20,10 @@ pub(crate) async fn send_signal(
     )
 }
 
-pub(crate) async fn reload(
-    api: &mut ApiClient,
-    dn: String,
+pub(crate) fn print_result(
     printer: &mut Printer,
+    text: &str,
+    json: serde_json::Value,
 ) -> Result<(), CommandError> {
-    api.raise_timeout(RELOAD_TIMEOUT);
-    let request = ReloadRequest { dn: dn.clone() };
-    api.call(async |client| client.reload(request).await).await?;
-    print_result(printer, &format!("{dn} was asked to reload"), serde_json::json!({ "dn": dn }))
-}
-
-fn print_result(printer: &mut Printer, text: &str, json: serde_json::Value) -> Result<(), CommandError> {
     if printer.is_json { Ok(printer.print_json(&json)?) } else { Ok(printer.print_line(text)?) }
 }

@@ -9,10 +9,11 @@ use nodekeel_node::v1::{StatusRequest, TreeRequest, VersionRequest};
 
 use crate::api_client::ApiClient;
 use crate::command_error::CommandError;
+use crate::health::{ConditionView, HealthView};
 use crate::model::{ExitView, NodeStatusView, RunnableStatusView, RunnableView, VersionView, health_summary};
 use crate::output::{Printer, TextStyle, escape_control};
 use crate::time::format_age;
-use crate::{logs, tree};
+use crate::{health, logs, tree};
 
 /// Number of log entries to print.
 const LOG_ENTRIES: u32 = 10;
@@ -22,10 +23,12 @@ pub(crate) async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Res
     let started: Option<SystemTime> = answer.started.and_then(|time| time.try_into().ok());
     let version = VersionView::from(answer);
     let nodes = tree::tree_views(api.call(async |client| client.tree(TreeRequest {}).await).await?.nodes);
+    let health = health::read_health(api).await?;
     if printer.is_json {
-        let healthy = nodes.iter().all(|node| node.healthy);
-        printer.print_json(&NodeStatusView { version, healthy, nodes })?;
-        return health_result(healthy);
+        let result = health.to_result();
+        let HealthView { healthy, conditions } = health;
+        printer.print_json(&NodeStatusView { version, healthy, conditions, nodes })?;
+        return result;
     }
     let up = started.map(format_age).unwrap_or_default();
     let name = printer.style_text(TextStyle::Strong, &escape_control(&version.name));
@@ -37,10 +40,17 @@ pub(crate) async fn show_node(api: &mut ApiClient, printer: &mut Printer) -> Res
     let listed: Vec<_> = nodes.iter().filter(|node| !node.healthy || node.state == "skipped").collect();
     let colon = if listed.is_empty() { "" } else { ":" };
     printer.print_line(&format!("{}{colon}", printer.style_text(style, &summary)))?;
-    for node in listed {
+    for node in &listed {
         print_unhealthy(node, printer)?;
     }
-    health_result(nodes.iter().all(|node| node.healthy))
+    let is_listed = |condition: &&ConditionView| listed.iter().any(|node| node.dn == condition.object);
+    for condition in health.conditions.iter().filter(|condition| !is_listed(condition)) {
+        printer.print_line(&format!("  {}", printer.style_text(condition.style(), &condition.text())))?;
+        if let Some(hint) = condition.hint() {
+            printer.print_line(&format!("    {hint}"))?;
+        }
+    }
+    health.to_result()
 }
 
 fn print_unhealthy(node: &RunnableView, printer: &mut Printer) -> Result<(), CommandError> {
@@ -109,6 +119,9 @@ fn print_runnable(node: &RunnableView, log: &[LogEntry], printer: &mut Printer) 
         printer.print_line(&format!(
             "  runs         {generation}, restarts {restarts}, consecutive failures {failures}"
         ))?;
+    }
+    if let (Some(pid), Some(since)) = (node.pid, node.process_since_time) {
+        printer.print_line(&format!("  process      {pid}, running for {}", format_age(since)))?;
     }
     if node.crash_looping {
         printer.print_line("  crash-loops  until it has been ready for 10 s")?;

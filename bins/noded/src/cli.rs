@@ -24,7 +24,8 @@ pub(crate) struct NodedCli {
 pub(crate) enum NodedCommand {
     /// Run the node until a signal stops it
     ///
-    /// SIGTERM, SIGINT and SIGHUP start a graceful shutdown; a second signal after 1 s forces exit.
+    /// SIGTERM and SIGINT start a graceful shutdown; a second one after 1 s forces exit. SIGHUP reloads the configuration:
+    /// only what has changed restarts.
     Run {
         #[command(flatten)]
         node: NodeArgs,
@@ -38,6 +39,12 @@ pub(crate) enum NodedCommand {
     Check {
         #[command(flatten)]
         node: NodeArgs,
+        /// Print what a reload would change
+        ///
+        /// Asks the node that runs, over its control socket, what it would start, restart and stop with this configuration, and
+        /// what needs a restart of noded.
+        #[arg(long, conflicts_with = "dev")]
+        running: bool,
     },
     /// Print the commented default configuration
     Config,

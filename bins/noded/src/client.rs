@@ -2,6 +2,7 @@
 
 mod log_entry;
 mod log_parser;
+mod node_health;
 
 use std::io;
 use std::path::{Path, PathBuf};

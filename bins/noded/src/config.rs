@@ -4,9 +4,13 @@ mod check;
 mod cluster;
 mod containerd;
 mod graph;
+mod health;
 mod locate;
+mod log_levels;
 mod provisioner;
 mod section;
+mod source;
+mod storage;
 mod user_service;
 mod value;
 
@@ -17,6 +21,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nodekeel_logtree::{Dn, Level};
 use serde::Deserialize;
 use toml::de::DeTable;
 
@@ -24,18 +29,23 @@ use crate::parts::Parts;
 
 pub use check::ConfigViolation;
 pub use cluster::ClusterConfig;
-pub(crate) use cluster::check_cluster;
+pub(crate) use cluster::{check_cluster, check_cluster_address};
 pub use containerd::ContainerdConfig;
 pub(crate) use containerd::check_containerd;
+pub use graph::is_valid_runnable_name;
 pub(crate) use graph::{check_etcd, check_service};
-pub use graph::{is_valid_runnable_name, order_services};
+pub use health::HealthConfig;
+pub(crate) use locate::CORE_TABLES;
 use locate::TomlDocument;
 pub(crate) use provisioner::check_provisioner;
 pub use provisioner::{ProvisionerConfig, QuotaMode};
 pub use section::ConfigSection;
 use section::PartSections;
+pub(crate) use source::LOG_LEVELS;
+use source::SourceTables;
+pub use storage::{StorageConfig, VolumeKind};
 pub use user_service::{LivenessConfig, ReloadConfig, ServiceLimits, ServicePrivileges, UserService};
-pub use value::{BackoffConfig, ReadinessConfig, RestartPolicy};
+pub use value::{BackoffConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy};
 
 /// The shipped, commented file: every key with its default.
 pub const DEFAULT_CONFIG: &str = include_str!("../noded.toml");
@@ -52,6 +62,10 @@ pub struct NodedConfig {
     pub events: EventsConfig,
     /// `[control]`
     pub control: ControlConfig,
+    /// `[health]`
+    pub health: HealthConfig,
+    /// `[storage]`
+    pub storage: StorageConfig,
     /// `[services]`
     pub services: BuiltInServices,
     /// `[cluster]`: if given, the node is a member of a cluster.
@@ -66,6 +80,9 @@ pub struct NodedConfig {
     /// The sections of parts that are not fields of this type.
     #[serde(skip)]
     sections: PartSections,
+    /// The file as it is written.
+    #[serde(skip)]
+    source: SourceTables,
 }
 
 /// `[node]`
@@ -87,7 +104,7 @@ impl Default for NodeConfig {
     }
 }
 
-/// `[log]`: how much of the log is kept in memory.
+/// `[log]`: what is kept of the log in memory.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
@@ -95,13 +112,16 @@ pub struct LogConfig {
     pub bytes_per_dn: NonZeroUsize,
     /// Bytes kept in total.
     pub bytes: NonZeroUsize,
+    /// Minimum levels by DN, each for everything below it, too.
+    #[serde(deserialize_with = "log_levels::deserialize_levels")]
+    pub levels: BTreeMap<Dn, Level>,
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
         const MIB: usize = 1024 * 1024;
         let mebibytes = |n: usize| NonZeroUsize::new(n * MIB).expect("not zero");
-        Self { bytes_per_dn: mebibytes(1), bytes: mebibytes(64) }
+        Self { bytes_per_dn: mebibytes(1), bytes: mebibytes(64), levels: BTreeMap::new() }
     }
 }
 
@@ -257,7 +277,7 @@ impl NodedConfig {
             }
         }
         let config = Self::deserialize(toml::Deserializer::from(document))?;
-        Ok(Self { depends_on, sections, ..config })
+        Ok(Self { depends_on, sections, source: SourceTables(text.parse()?), ..config })
     }
 
     /// Checks the rules between keys, and the dependencies.

@@ -5,7 +5,8 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nodekeel_logtree::{Dn, Level, LogQuery, LogReader, LogStore, render};
+use nodekeel_logtree::{Dn, Level, LogEntry, LogQuery, LogReader, LogStore, render};
+use nodekeel_node::parts::KERNEL_DN;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -55,7 +56,10 @@ async fn print_all(mut log: Option<LogReader>, mut lines: mpsc::Receiver<String>
     loop {
         let line = tokio::select! {
             line = lines.recv() => line,
-            Some(entry) = next_entry(&mut log) => Some(render::full_text(&entry)),
+            Some(entry) = next_entry(&mut log) => match is_shown(&entry) {
+                true => Some(render::full_text(&entry)),
+                false => continue,
+            },
         };
         let Some(line) = line else { break };
         if !write_line(&line) {
@@ -63,13 +67,19 @@ async fn print_all(mut log: Option<LogReader>, mut lines: mpsc::Receiver<String>
         }
     }
     while let Some(entry) = log.as_mut().and_then(LogReader::try_next) {
-        if !write_line(&render::full_text(&entry)) {
+        if is_shown(&entry) && !write_line(&render::full_text(&entry)) {
             return;
         }
     }
 }
 
-async fn next_entry(log: &mut Option<LogReader>) -> Option<nodekeel_logtree::LogEntry> {
+/// Whether an entry is printed: not if it is the kernel's. stderr may lead to the kernel's log, and each line would come
+/// back as the next one; or to the console on which the kernel prints its log itself.
+fn is_shown(entry: &LogEntry) -> bool {
+    entry.dn.as_str() != KERNEL_DN
+}
+
+async fn next_entry(log: &mut Option<LogReader>) -> Option<LogEntry> {
     match log {
         Some(log) => log.next().await,
         None => None,

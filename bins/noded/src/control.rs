@@ -1,15 +1,21 @@
 //! The control API, served on a unix socket to the node's user and to root.
 
+mod caller;
 mod cluster;
+mod config;
+mod health;
 mod images;
+mod log_levels;
 mod log_query;
 mod process;
 mod socket;
 mod streams;
 mod suggestions;
 
+pub use caller::Caller;
+pub(crate) use log_levels::set_configured_levels;
 pub(crate) use process::ServiceHandles;
-pub(crate) use socket::{BindError, ControlSocket, check_socket};
+pub(crate) use socket::{BindError, ConnectionStream, NodeSocket, SocketPath, check_socket};
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,10 +33,15 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::service::{Interceptor, Routes};
 use tonic::{Request, Response, Status};
 
+use self::caller::CallerNames;
 use crate::node::NodeState;
 use crate::part::PrepareError;
 use crate::v1::control_server::{Control, ControlServer, SERVICE_NAME};
 use crate::{v1, wire};
+
+/// The DNs of requests about the cluster and about images.
+const CLUSTER_DN: &str = "root.cluster";
+const CONTAINERD_DN: &str = "root.containerd";
 
 /// Maximum number of log entries in one status.
 const MAX_STATUS_ENTRIES: u32 = 1000;
@@ -39,13 +50,15 @@ const MAX_STATUS_ENTRIES: u32 = 1000;
 const GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The runnable that serves the control API.
-pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<ControlSocket>) -> impl Runnable {
+pub(crate) fn serve_control(shared: Arc<NodeState>, socket: Arc<NodeSocket>) -> impl Runnable {
     let listen = move || {
         let listening = socket.listen().map_err(std::io::Error::other);
         async move { listening }
     };
+    let callers = CallerNames::look_up();
     let router = move |ctx: &Context| {
-        let api = ControlService { shared: Arc::clone(&shared), stop: ctx.cancellation_token() };
+        let (callers, stop) = (callers.clone(), ctx.cancellation_token());
+        let api = ControlService { shared: Arc::clone(&shared), callers, stop };
         let routes = shared.control_services().routes.add_service(require_admission(ControlServer::new(api)));
         tonic::transport::Server::builder().add_routes(routes)
     };
@@ -108,6 +121,7 @@ fn authorize_peer(noded_uid: u32, request: Request<()>) -> Result<Request<()>, S
 
 struct ControlService {
     shared: Arc<NodeState>,
+    callers: CallerNames,
     /// Ends the streams; otherwise a graceful stop would wait for their clients.
     stop: CancellationToken,
 }
@@ -131,7 +145,7 @@ impl ControlService {
 
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
     fn check_not_skipped(&self, dn: &str) -> Result<(), Status> {
-        match self.shared.skipped_services().find(|planned| planned.dn == dn) {
+        match self.shared.plan().skipped_services().find(|planned| planned.dn == dn) {
             None => Ok(()),
             Some(skipped) => {
                 let reason = skipped.skip_reason.as_deref().unwrap_or_default();
@@ -152,10 +166,18 @@ impl ControlService {
 
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
     fn parse_log_dn(&self, dn: &str) -> Result<Dn, Status> {
-        let parsed: Dn = dn.parse().map_err(|_| self.unknown_dn(dn))?;
-        let known = self.shared.tree_nodes().iter().any(|node| node.dn == dn)
-            || self.shared.log_store.dn_stats().iter().any(|stats| stats.dn.is_within(&parsed));
-        if known || parsed.is_root() { Ok(parsed) } else { Err(self.unknown_dn(dn)) }
+        match dn.parse() {
+            Ok(parsed) if self.is_known_dn(dn) => Ok(parsed),
+            _ => Err(self.unknown_dn(dn)),
+        }
+    }
+
+    /// Whether a DN is the root of the log, in the tree, or that of a log entry or above one.
+    fn is_known_dn(&self, dn: &str) -> bool {
+        let Ok(dn) = dn.parse::<Dn>() else { return false };
+        dn.is_root()
+            || self.shared.tree_nodes().iter().any(|node| node.dn == dn.as_str())
+            || self.shared.log_store.dn_stats().iter().any(|stats| stats.dn.is_within(&dn))
     }
 }
 
@@ -169,7 +191,8 @@ type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
-        let node = &self.shared.plan.config.node;
+        let plan = self.shared.plan();
+        let node = &plan.config.node;
         Ok(Response::new(v1::VersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),
             name: node.name.clone(),
@@ -195,6 +218,22 @@ impl Control for ControlService {
         Ok(Response::new(streams::until_stopped(&self.stop, trees)))
     }
 
+    async fn health(&self, _: Request<v1::HealthRequest>) -> Result<Response<v1::HealthResponse>, Status> {
+        self.shared.with_supervisor(|_| ()).ok_or_else(stopping_status)?;
+        Ok(Response::new(wire::health_to_wire(self.shared.assess_health().await)))
+    }
+
+    type WatchHealthStream = ResponseStream<v1::HealthResponse>;
+
+    async fn watch_health(
+        &self,
+        _: Request<v1::HealthRequest>,
+    ) -> Result<Response<Self::WatchHealthStream>, Status> {
+        let changes = self.shared.with_supervisor(Supervisor::watch_changes).ok_or_else(stopping_status)?;
+        let health = health::health_stream(Arc::clone(&self.shared), changes);
+        Ok(Response::new(streams::until_stopped(&self.stop, health)))
+    }
+
     async fn status(
         &self,
         request: Request<v1::StatusRequest>,
@@ -218,6 +257,21 @@ impl Control for ControlService {
         Ok(Response::new(streams::until_stopped(&self.stop, streams::log_stream(reader))))
     }
 
+    async fn log_levels(
+        &self,
+        request: Request<v1::LogLevelsRequest>,
+    ) -> Result<Response<v1::LogLevelsResponse>, Status> {
+        Ok(Response::new(self.list_log_levels(request.get_ref().dn.as_deref())?))
+    }
+
+    async fn set_log_level(
+        &self,
+        request: Request<v1::SetLogLevelRequest>,
+    ) -> Result<Response<v1::LogLevelsResponse>, Status> {
+        let request = self.record_action(request, log_levels::describe_request);
+        Ok(Response::new(self.change_log_level(&request)?))
+    }
+
     type EventsStream = ResponseStream<v1::EventsResponse>;
 
     async fn events(
@@ -230,12 +284,13 @@ impl Control for ControlService {
     }
 
     async fn start(&self, request: Request<v1::StartRequest>) -> Result<Response<v1::StartResponse>, Status> {
-        self.run_action(&request.into_inner().dn, Supervisor::start_runnable)?;
+        let request = self.record_action(request, |request| (&request.dn, "start".into()));
+        self.run_action(&request.dn, Supervisor::start_runnable)?;
         Ok(Response::new(v1::StartResponse {}))
     }
 
     async fn stop(&self, request: Request<v1::StopRequest>) -> Result<Response<v1::StopResponse>, Status> {
-        let dn = request.into_inner().dn;
+        let v1::StopRequest { dn } = self.record_action(request, |request| (&request.dn, "stop".into()));
         if dn == "root.control" {
             let why = "root.control can't be stopped: only the control API could start it again; restart it instead";
             return Err(Status::failed_precondition(why));
@@ -248,7 +303,8 @@ impl Control for ControlService {
         &self,
         request: Request<v1::RestartRequest>,
     ) -> Result<Response<v1::RestartResponse>, Status> {
-        self.run_action(&request.into_inner().dn, Supervisor::restart_runnable)?;
+        let request = self.record_action(request, |request| (&request.dn, "restart".into()));
+        self.run_action(&request.dn, Supervisor::restart_runnable)?;
         Ok(Response::new(v1::RestartResponse {}))
     }
 
@@ -256,7 +312,8 @@ impl Control for ControlService {
         &self,
         request: Request<v1::SignalRequest>,
     ) -> Result<Response<v1::SignalResponse>, Status> {
-        let v1::SignalRequest { dn, signal } = request.into_inner();
+        let v1::SignalRequest { dn, signal } =
+            self.record_action(request, |request| (&request.dn, format!("signal {}", request.signal)));
         self.signal_process(&dn, &signal)?;
         Ok(Response::new(v1::SignalResponse {}))
     }
@@ -265,8 +322,24 @@ impl Control for ControlService {
         &self,
         request: Request<v1::ReloadRequest>,
     ) -> Result<Response<v1::ReloadResponse>, Status> {
-        self.reload_process(&request.into_inner().dn).await?;
+        let request = self.record_action(request, |request| (&request.dn, "reload".into()));
+        self.reload_process(&request.dn).await?;
         Ok(Response::new(v1::ReloadResponse {}))
+    }
+
+    async fn check_config(
+        &self,
+        request: Request<v1::CheckConfigRequest>,
+    ) -> Result<Response<v1::ConfigDifference>, Status> {
+        Ok(Response::new(self.check_config(request.into_inner()).await?))
+    }
+
+    async fn reload_config(
+        &self,
+        request: Request<v1::ReloadConfigRequest>,
+    ) -> Result<Response<v1::ConfigDifference>, Status> {
+        self.record_action(request, |_| ("root", "reload of the configuration".into()));
+        Ok(Response::new(self.reload_config().await?))
     }
 
     async fn cluster(&self, _: Request<v1::ClusterRequest>) -> Result<Response<v1::ClusterResponse>, Status> {
@@ -275,8 +348,9 @@ impl Control for ControlService {
 
     async fn bootstrap(
         &self,
-        _: Request<v1::BootstrapRequest>,
+        request: Request<v1::BootstrapRequest>,
     ) -> Result<Response<v1::BootstrapResponse>, Status> {
+        self.record_action(request, |_| (CLUSTER_DN, "bootstrap".into()));
         Ok(Response::new(cluster::bootstrap(&self.shared)?))
     }
 
@@ -288,14 +362,19 @@ impl Control for ControlService {
         &self,
         request: Request<v1::CreateGoldenTicketRequest>,
     ) -> Result<Response<v1::CreateGoldenTicketResponse>, Status> {
-        Ok(Response::new(cluster::create_ticket(&self.shared, request.into_inner()).await?))
+        let request = self
+            .record_action(request, |request| (CLUSTER_DN, format!("golden ticket for {}", request.address)));
+        Ok(Response::new(cluster::create_ticket(&self.shared, request).await?))
     }
 
     async fn withdraw_golden_ticket(
         &self,
         request: Request<v1::WithdrawGoldenTicketRequest>,
     ) -> Result<Response<v1::WithdrawGoldenTicketResponse>, Status> {
-        Ok(Response::new(cluster::revoke_ticket(&self.shared, request.into_inner()).await?))
+        let request = self.record_action(request, |request| {
+            (CLUSTER_DN, format!("withdrawal of the ticket for {}", request.address))
+        });
+        Ok(Response::new(cluster::revoke_ticket(&self.shared, request).await?))
     }
 
     async fn images(
@@ -309,6 +388,9 @@ impl Control for ControlService {
         &self,
         request: Request<v1::ImportImagesRequest>,
     ) -> Result<Response<v1::ImagesResponse>, Status> {
-        Ok(Response::new(images::import_images(&self.shared, &request.into_inner()).await?))
+        let request = self.record_action(request, |request| {
+            (CONTAINERD_DN, format!("import of {} into {}", request.path, request.namespace))
+        });
+        Ok(Response::new(images::import_images(&self.shared, &request).await?))
     }
 }

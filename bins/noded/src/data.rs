@@ -1,6 +1,7 @@
 //! The data directory: used by one noded at a time; everything below it is reached through its descriptor.
 
 mod error;
+mod migration;
 
 use std::fs::{File, Permissions};
 use std::io::{Read as _, Write as _};
@@ -20,6 +21,7 @@ use nodekeel_localstorage::{Dir, Error as DirError, FileMode};
 use crate::layout::{self, DataLayout};
 
 pub use error::DataError;
+pub(crate) use migration::{LayoutMigration, MigrationScope};
 
 /// Name of the lock file, as the layout declares it.
 const LOCK_FILE: &str = "lock";
@@ -29,7 +31,8 @@ const DATA_DIR_MODE: FileMode = FileMode::new(0o755);
 
 const READ_ONLY: &str = "mounted read-only";
 
-/// Checks whether an instance could use the directory and these directories below it; changes nothing.
+/// Checks whether an instance could use the directory and these directories below it, and has these free bytes on its
+/// data volume; changes nothing.
 ///
 /// # Errors
 /// See [`DataError`].
@@ -43,10 +46,12 @@ pub fn check_data_dir(data: &Path, below: &[String], needed: u64) -> Result<(), 
     if existing == data {
         check_subdirectories(&dir, below)?;
     }
-    if let Ok(disk) = fstatvfs(&dir) {
-        let free = disk.blocks_available().saturating_mul(disk.fragment_size());
+    // A file system may be mounted on the directory of the volume.
+    let disk = dir.open_dir(layout::VOLUME_DIR).ok().filter(|_| existing == data).unwrap_or(dir);
+    if let Ok(space) = fstatvfs(&disk) {
+        let free = space.blocks_available().saturating_mul(space.fragment_size());
         if free < needed {
-            return Err(DataError::DiskFull { path: existing.to_owned(), free, needed });
+            return Err(DataError::DiskFull { path: disk.path().to_owned(), free, needed });
         }
     }
     Ok(())
@@ -59,10 +64,6 @@ fn check_subdirectories(data: &Dir, below: &[String]) -> Result<(), DataError> {
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error.into()),
         }
-    }
-    if below.iter().any(|name| name == "etcd") && data.exists("etcd/member").unwrap_or_default() {
-        let etcd = data.path().join("etcd");
-        return Err(DataError::FormerLayout { path: etcd.join("member"), to: etcd.join("data") });
     }
     Ok(())
 }
@@ -332,23 +333,5 @@ mod tests {
         check_data_dir(&link, &subdirectories(&["run"]), 0).expect("followed");
         DataDir::acquire(&link).expect("followed");
         assert!(scratch.path().join("run").is_dir());
-    }
-
-    #[test]
-    fn etcd_data_of_the_former_layout_is_rejected_with_the_command_that_moves_it() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        fs::create_dir_all(scratch.path().join("etcd/member")).expect("made");
-        check_data_dir(scratch.path(), &subdirectories(&["run"]), 0).expect("not etcd's without etcd");
-        let error = check_data_dir(scratch.path(), &subdirectories(&["run", "etcd", "etcd/data"]), 0)
-            .expect_err("the former layout");
-        let (_, command) = error
-            .to_string()
-            .split_once("new place: ")
-            .map(|(a, b)| (a.to_owned(), b.to_owned()))
-            .expect("a command");
-        let status = std::process::Command::new("/bin/sh").args(["-c", &command]).status().expect("run");
-        assert!(status.success() && scratch.path().join("etcd/data/member").is_dir(), "{command}");
-        check_data_dir(scratch.path(), &subdirectories(&["run", "etcd", "etcd/data"]), 0)
-            .expect("the data is moved");
     }
 }

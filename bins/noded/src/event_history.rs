@@ -1,10 +1,55 @@
-//! The last events of the tree. Runnables share the space: a crash loop evicts its own events only.
+//! The last events of the node: changes of its tree, and the requests of clients. DNs share the space: a crash loop evicts
+//! its own events only.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
-use nodekeel_supervisor::{Event, EventBuffer, EventHook};
+use nodekeel_supervisor::{Event, EventBuffer, EventHook, NumberedEvent, RunnableChange};
 use tokio::sync::watch;
+
+pub use crate::control::Caller;
+
+/// An event of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeEvent {
+    /// Its sequence number, from 1. A gap means that events were dropped.
+    pub seq: u64,
+    /// When it happened.
+    pub at: SystemTime,
+    /// The DN that it concerns.
+    pub dn: Arc<str>,
+    /// The incarnation of this DN that it belongs to, counted from 1; 0 if there was none.
+    pub generation: u64,
+    /// What happened.
+    pub kind: NodeEventKind,
+}
+
+/// What happened to a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeEventKind {
+    /// A runnable of the tree changed.
+    Change(RunnableChange),
+    /// A client of the control API requested an action. What comes of it are the events after it.
+    Request {
+        /// The action, like "restart" or "signal SIGHUP".
+        action: Arc<str>,
+        /// Who requested it; `None` if the kernel does not report it.
+        caller: Option<Caller>,
+    },
+}
+
+impl NumberedEvent for NodeEvent {
+    fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    fn dn(&self) -> &Arc<str> {
+        &self.dn
+    }
+}
 
 /// A bounded list of events. Cheap to clone; all clones share the list.
 #[derive(Debug, Clone)]
@@ -12,12 +57,21 @@ pub struct EventHistory(Arc<KeptEvents>);
 
 #[derive(Debug)]
 struct KeptEvents {
-    events: Mutex<EventBuffer>,
+    events: Mutex<NumberedEvents>,
     /// The `seq` of the newest event.
     newest: watch::Sender<u64>,
 }
 
-/// Reads an [`EventHistory`]. An event that is evicted before it is read shows as a gap in [`Event::seq`].
+/// The events, with one numbering of changes and requests.
+#[derive(Debug)]
+struct NumberedEvents {
+    buffer: EventBuffer<NodeEvent>,
+    newest: u64,
+    /// The number of requests: the supervisor has not counted them.
+    requests: u64,
+}
+
+/// Reads an [`EventHistory`]. An event that is evicted before it is read shows as a gap in [`NodeEvent::seq`].
 #[derive(Debug)]
 pub struct EventHistoryReader {
     history: EventHistory,
@@ -29,37 +83,56 @@ pub struct EventHistoryReader {
 impl EventHistory {
     /// Creates a history that keeps this number of events, see [`EventBuffer`] for which of them.
     pub fn new(keep: NonZeroUsize) -> Self {
-        let events = Mutex::new(EventBuffer::new(keep));
-        Self(Arc::new(KeptEvents { events, newest: watch::Sender::new(0) }))
+        let events = NumberedEvents { buffer: EventBuffer::new(keep), newest: 0, requests: 0 };
+        Self(Arc::new(KeptEvents { events: Mutex::new(events), newest: watch::Sender::new(0) }))
+    }
+
+    /// Adds a request of a client for an action on a DN, in this incarnation of it.
+    pub fn add_request(&self, (dn, generation): (&str, u64), action: &str, caller: Option<Caller>) {
+        let kind = NodeEventKind::Request { action: action.into(), caller };
+        self.push_event(|events| {
+            events.requests += 1;
+            NodeEvent { seq: events.newest + 1, at: SystemTime::now(), dn: dn.into(), generation, kind }
+        });
     }
 
     /// Reads from the newest `backlog` events on; `None` reads from the oldest kept one.
     pub fn read_events(&self, backlog: Option<u64>) -> EventHistoryReader {
         let newest = self.0.newest.subscribe();
         let count = backlog.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
-        let last_read = self.lock_events().seq_before_newest(count);
+        let last_read = self.lock_events().buffer.seq_before_newest(count);
         EventHistoryReader { history: self.clone(), newest, last_read }
     }
 
-    fn lock_events(&self) -> MutexGuard<'_, EventBuffer> {
+    fn push_event(&self, event: impl FnOnce(&mut NumberedEvents) -> NodeEvent) {
+        let mut events = self.lock_events();
+        let event = event(&mut events);
+        events.newest = event.seq;
+        let evicted = events.buffer.push(event);
+        self.0.newest.send_replace(events.newest);
+        drop(events);
+        // Without the lock.
+        drop(evicted);
+    }
+
+    fn lock_events(&self) -> MutexGuard<'_, NumberedEvents> {
         self.0.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl EventHook for EventHistory {
     fn on_event(&self, event: &Event) {
-        // The one that it evicts is dropped without the lock.
-        let evicted = self.lock_events().push(event.clone());
-        drop(evicted);
-        self.0.newest.send_replace(event.seq);
+        let Event { seq, at, dn, generation, change, .. } = event.clone();
+        let kind = NodeEventKind::Change(change);
+        self.push_event(|events| NodeEvent { seq: seq + events.requests, at, dn, generation, kind });
     }
 }
 
 impl EventHistoryReader {
     /// The next events, oldest first, at most `max`; empty if none is available.
-    pub fn take_unread(&mut self, max: usize) -> Vec<Event> {
+    pub fn take_unread(&mut self, max: usize) -> Vec<NodeEvent> {
         let batch: Vec<_> =
-            self.history.lock_events().events_after(self.last_read).take(max).cloned().collect();
+            self.history.lock_events().buffer.events_after(self.last_read).take(max).cloned().collect();
         if let Some(last) = batch.last() {
             self.last_read = last.seq;
         }

@@ -1,20 +1,24 @@
-//! Everything that a node creates below its data directory, by name and mode.
+//! Everything that a node creates, by name and mode: in its data directory, and on its data volume.
 //!
 //! ```text
-//! <data>/lock                     0600
-//!        run/                     0700   control.sock 0600
-//!            containerd/          0700   state/ 0711, tmp/ 0700, runsc/ 0700
-//!        etcd/                    0700   peer_pki/ 0700, peer_crl 0400, data/ 0700
-//!        cluster/                 0700
-//!            state/               0700   enrolment.pb 0600, and the step journal of the enrolment
-//!            volume/              0700   etcd/ as above, and the node's identity
-//!            names/               0755   hosts 0644, machine-id 0644
-//!        containerd/              0700   config.toml 0600, root/ 0700, opt/ 0711
-//!        volumes/                 0700
+//! <node.data>/lock                0600
+//!             run/                0700  control.sock 0600
+//!                 containerd/     0700  state/ 0711, tmp/ 0700, runsc/ 0700
+//!                 processes/      0700  records of child processes, and the output of kept ones
+//!             esp/                0700  with [cluster]: enrolment.pb 0600, and the step journal of the enrolment
+//!             names/              0755  with [cluster]: hosts 0644, machine-id 0644
+//!             data/               0755  the mount point of the data volume
+//!
+//! <volume>/   cluster/            0700  the node's identity, and etcd/ as below
+//!             etcd/               0700  peer_pki/ 0700, peer_crl 0400, data/ 0700
+//!             containerd/         0700  config.toml 0600, root/ 0700, opt/ 0711
+//!             volumes/            0700
 //! ```
 //!
-//! The part of a service is placed if the service runs. The plan places the same parts in memory, and so
-//! knows their paths before anything is created.
+//! `esp` and `data` are those of every nodekeel node ([`NodeRoot`](nodekeel_localstorage::tree::NodeRoot)): what a node
+//! needs before its volume is open, and the volume. What lies outside of the volume is placed before anything runs;
+//! what lies on it, when root.storage has opened it. The plan places the same layouts in memory, and so knows their
+//! paths before anything is created.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,27 +38,53 @@ nodekeel_localstorage::layout! {
         pub(crate) run: LayoutDir = "run", 0o700;
     }
 
+    /// In the data directory: the part of storage.
+    pub(crate) struct StorageLayout {
+        /// What the node needs before its volume is open, as on the EFI system partition.
+        pub(crate) esp: LayoutDir = "esp", 0o700;
+        /// The mount point of the data volume.
+        pub(crate) data: LayoutDir = "data", 0o755;
+    }
+
+    /// In the data directory: the part of the cluster.
+    pub(crate) struct NamesLayout {
+        /// Names of this machine: links to them work before the volume is open.
+        pub(crate) names: ClusterNames = "names", 0o755;
+    }
+
     /// In `run`: the part of the control API, unless `control.socket` is set.
     pub(crate) struct ControlLayout {
         /// The control socket.
         pub(crate) socket: LayoutSocket = "control.sock", 0o600;
     }
 
-    /// In the root: the part of etcd.
+    /// In `run`: what outlives noded when it is killed.
+    pub(crate) struct ProcessesLayout {
+        /// The records of its child processes.
+        pub(crate) processes: LayoutDir = "processes", 0o700;
+    }
+
+    /// On the volume: the part of etcd.
     pub(crate) struct EtcdLayout {
         /// etcd's directory, as in every nodekeel node.
         pub(crate) etcd: EtcdDir = "etcd", 0o700;
     }
 
-    /// In the root: the part of the cluster.
+    /// On the volume: the part of the cluster.
     pub(crate) struct ClusterLayout {
-        /// The cluster's directory.
-        pub(crate) cluster: ClusterDir = "cluster", 0o700;
+        /// The cluster's volume: the node's identity, and its etcd.
+        pub(crate) cluster: LayoutDir = "cluster", 0o700;
     }
 
-    /// The directory of cluster membership.
-    pub(crate) struct ClusterDir {
-        /// The enrolment: ticket and step journal. Exists before the volume.
+    /// In `run`: the part of a cluster in memory.
+    pub(crate) struct MemoryClusterLayout {
+        /// The cluster's directory.
+        pub(crate) cluster: MemoryClusterDir = "cluster", 0o700;
+    }
+
+    /// The directory of a cluster in memory.
+    pub(crate) struct MemoryClusterDir {
+        /// The enrolment: ticket and step journal.
         pub(crate) state: LayoutDir = "state", 0o700;
         /// Its data volume.
         pub(crate) volume: LayoutDir = "volume", 0o700;
@@ -70,7 +100,7 @@ nodekeel_localstorage::layout! {
         pub(crate) machine_id: LayoutFile = "machine-id", 0o644;
     }
 
-    /// In the root: the part of containerd.
+    /// On the volume: the part of containerd.
     pub(crate) struct ContainerdLayout {
         /// containerd's directory.
         pub(crate) containerd: ContainerdDir = "containerd", 0o700;
@@ -102,11 +132,37 @@ nodekeel_localstorage::layout! {
         pub(crate) runsc: LayoutDir = "runsc", 0o700;
     }
 
-    /// In the root: the part of the provisioner.
+    /// On the volume: the part of the provisioner.
     pub(crate) struct VolumesLayout {
         /// Volumes of pods.
         pub(crate) volumes: LayoutDir = "volumes", 0o700;
     }
+}
+
+/// The name of the data volume's mount point, as the layout declares it.
+pub(crate) const VOLUME_DIR: &str = "data";
+
+/// The name of the cluster's directory on it, as the layout declares it.
+pub(crate) const CLUSTER_DIR: &str = "cluster";
+
+/// The name of the directory of volumes on it, as the layout declares it.
+pub(crate) const VOLUMES_DIR: &str = "volumes";
+
+/// The mode of the mount point, as the layout declares it.
+pub(crate) const VOLUME_MODE: FileMode = FileMode::new(0o755);
+
+/// Where the paths of a volume begin that the program provides: its mount point is known once it is open.
+const PROVIDED_VOLUME: &str = "/<volume>";
+
+nodekeel_localstorage::layout! {
+    /// The data volume, for the layouts on it.
+    pub(crate) struct VolumeLayout {}
+}
+
+/// Places the data volume in memory, to know the paths that it would have below this data directory.
+pub(crate) fn volume_in_memory(data: &Path, is_provided: bool) -> Result<VolumeLayout, LayoutError> {
+    let path = if is_provided { PROVIDED_VOLUME.into() } else { data.join(VOLUME_DIR) };
+    LayoutTarget::new(Arc::new(MemFileStore::new()), path).create_layout()
 }
 
 /// All directories of a layout, parents first, relative to the data directory; `prefix` is where the layout lies.
@@ -186,31 +242,40 @@ mod tests {
         let (planned, placed) =
             (layout_in_memory(scratch.path()).expect("planned"), place_layout(dir).expect("placed"));
         assert_eq!(planned.lock.path(), placed.lock.path());
-        let paths = |root: &DataLayout| {
-            let etcd = root.add_layout::<EtcdLayout>().expect("etcd").etcd;
-            let containerd = root.add_layout::<ContainerdLayout>().expect("containerd").containerd;
+        let storage: StorageLayout = placed.add_layout().expect("storage");
+        assert_eq!(storage.data.path(), scratch.path().join(VOLUME_DIR));
+        let volume = volume_in_memory(scratch.path(), false).expect("planned");
+        let paths = |root: &DataLayout, volume: &LayoutDir| {
+            let etcd = volume.add_layout::<EtcdLayout>().expect("etcd").etcd;
+            let containerd = volume.add_layout::<ContainerdLayout>().expect("containerd").containerd;
             let run = root.run.add_layout::<ContainerdRunLayout>().expect("its run").containerd;
-            let volumes = root.add_layout::<VolumesLayout>().expect("volumes").volumes;
-            let cluster = root.add_layout::<ClusterLayout>().expect("cluster").cluster;
+            let volumes = volume.add_layout::<VolumesLayout>().expect("volumes").volumes;
+            let names = root.add_layout::<NamesLayout>().expect("names").names;
             let paths = [etcd.data.path(), containerd.config.path(), run.state.path(), volumes.path()];
-            paths.into_iter().chain([cluster.names.hosts.path()]).map(Path::to_owned).collect::<Vec<_>>()
+            paths.into_iter().chain([names.hosts.path()]).map(Path::to_owned).collect::<Vec<_>>()
         };
-        assert_eq!(paths(&planned), paths(&placed));
-        assert!(
-            scratch.path().join("etcd/data").is_dir() && scratch.path().join("run/containerd/state").is_dir()
-        );
+        assert_eq!(paths(&planned, &volume), paths(&placed, &storage.data));
         let all = [
             directories_of::<DataLayout>(""),
-            directories_of::<EtcdLayout>(""),
-            directories_of::<ClusterLayout>(""),
-            directories_of::<ContainerdLayout>(""),
+            directories_of::<StorageLayout>(""),
+            directories_of::<NamesLayout>(""),
+            directories_of::<EtcdLayout>("data/"),
+            directories_of::<ContainerdLayout>("data/"),
             directories_of::<ContainerdRunLayout>("run/"),
-            directories_of::<VolumesLayout>(""),
+            directories_of::<VolumesLayout>("data/"),
         ]
         .concat();
         for directory in all {
             assert!(scratch.path().join(&directory).is_dir(), "{directory} is declared but not created");
         }
+        let provided = volume_in_memory(scratch.path(), true).expect("planned");
+        assert!(provided.path().starts_with("/<volume>"), "{provided:?}");
+    }
+
+    #[test]
+    fn the_mode_of_the_volume_is_the_declared_one() {
+        let declared = StorageLayout::SHAPE.child_entries().iter().find(|entry| entry.name == VOLUME_DIR);
+        assert_eq!(declared.expect("declared").mode, VOLUME_MODE);
     }
 
     #[test]

@@ -7,6 +7,9 @@
 //! ```text
 //! root
 //! ├─ control          the control API: stops last
+//! ├─ kernel           the log of the kernel
+//! ├─ storage          opens the data volume: etcd, the cluster, containerd and volumes wait for it
+//! ├─ metrics          with [metrics]: metrics and health for programs, over HTTP
 //! ├─ <your parts>     from `NodeBuilder`, or runnables from `Deps`
 //! ├─ network          with `cluster.interface`: watches its address
 //! ├─ cluster          with [cluster]: ready when the node is a member; its etcd runs below it
@@ -55,7 +58,8 @@
 //! # Bring your own
 //! - A program needs only a `[[service]]` in the configuration.
 //! - A [`Runnable`](nodekeel_supervisor::Runnable) is a part by [`ExtraRunnable`](node::ExtraRunnable).
-//! - A [`Part`](part::Part) has its own table of the configuration, needs, directories and gRPC calls.
+//! - A [`Part`](part::Part) has its own table of the configuration, needs, directories and gRPC calls; it answers
+//!   [health](health::HealthSource) and adds [metrics](metrics::MetricsRegistries).
 //! - A volume, a network, a consensus: [`NodeBuilder`](node::NodeBuilder).
 //! - Your tools call the node through [`client`]; `bins/noded/proto` describes the messages.
 //!
@@ -64,7 +68,9 @@
 //! - `client`: only the client of the control API, which does not need protoc.
 //!
 //! # Third-party types in the API
-//! tonic and prost (the generated client), and nodekeel's supervisor, logtree, localstorage and provisioner.
+//! tonic and prost (the generated client), and prometheus-client (the registries of
+//! metrics), and prometheus-client (the registries of
+//! metrics), and nodekeel's supervisor, logtree, localstorage and provisioner.
 
 #[cfg(feature = "client")]
 pub mod client;
@@ -81,9 +87,13 @@ mod error_chain;
 #[cfg(feature = "node")]
 pub mod event_history;
 #[cfg(feature = "node")]
+pub mod health;
+#[cfg(feature = "node")]
 mod layout;
 #[cfg(feature = "node")]
 pub mod log_sink;
+#[cfg(feature = "node")]
+pub mod metrics;
 #[cfg(feature = "node")]
 pub mod node;
 #[cfg(feature = "node")]
@@ -102,6 +112,8 @@ pub mod search_path;
 mod service;
 #[cfg(feature = "node")]
 mod sys;
+#[cfg(feature = "node")]
+mod volume;
 #[cfg(feature = "node")]
 mod wire;
 

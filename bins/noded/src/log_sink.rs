@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use nodekeel_logtree::parse::LogFormat;
 use nodekeel_logtree::{Dn, LogStore, WriterOptions};
@@ -14,20 +14,26 @@ use nodekeel_supervisor::{OutputOrigin, OutputSink};
 pub struct LogStoreSink {
     log_store: LogStore,
     /// By DN.
-    formats: Arc<BTreeMap<String, LogFormat>>,
+    formats: Arc<RwLock<BTreeMap<String, LogFormat>>>,
 }
 
 impl LogStoreSink {
     /// A sink that parses the lines of these DNs.
     pub fn new(log_store: LogStore, formats: impl IntoIterator<Item = (String, LogFormat)>) -> Self {
-        Self { log_store, formats: Arc::new(formats.into_iter().collect()) }
+        Self { log_store, formats: Arc::new(RwLock::new(formats.into_iter().collect())) }
+    }
+
+    /// Changes the formats of all DNs. A writer keeps its own.
+    pub fn set_formats(&self, formats: impl IntoIterator<Item = (String, LogFormat)>) {
+        let formats = formats.into_iter().collect();
+        *self.formats.write().unwrap_or_else(PoisonError::into_inner) = formats;
     }
 }
 
 impl OutputSink for LogStoreSink {
     fn open_writer(&self, origin: OutputOrigin<'_>) -> Box<dyn io::Write + Send> {
         let options = WriterOptions::new(origin.stream.as_str()).generation(origin.generation);
-        let options = match self.formats.get(origin.dn) {
+        let options = match self.formats.read().unwrap_or_else(PoisonError::into_inner).get(origin.dn) {
             Some(format) => options.format(*format),
             None => options,
         };

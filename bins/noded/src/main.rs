@@ -2,17 +2,18 @@
 
 mod cli;
 mod console;
+mod log_filter;
 mod run;
+mod running;
 
 use std::io::Write as _;
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
-use nodekeel_node::config::{ConfigError, DEFAULT_CONFIG, NodedConfig};
+use nodekeel_node::config::{ConfigError, DEFAULT_CONFIG};
 use nodekeel_node::data::DataError;
-use nodekeel_node::node::StartError;
+use nodekeel_node::node::{BuildError, NodeBuilder, NodeHandle, StartError};
 use nodekeel_node::plan::{NodePlan, PlanError};
 use nodekeel_node::search_path::SearchPath;
 
@@ -23,7 +24,12 @@ fn main() -> ExitCode {
         NodedCommand::Run { node, log_level } => {
             make_plan(node).and_then(|plan| run::run_node(plan, log_level))
         }
-        NodedCommand::Check { node } => make_plan(node).map(|plan| print_stdout(&plan.to_string())),
+        NodedCommand::Check { node, running: false } => {
+            make_plan(node).map(|plan| print_stdout(&plan.to_string()))
+        }
+        NodedCommand::Check { node, running: true } => {
+            running::compare_with_running(&node).map(|text| print_stdout(&text))
+        }
         NodedCommand::Config => Ok(print_stdout(DEFAULT_CONFIG)),
         NodedCommand::Completion { shell } => {
             let mut script = Vec::new();
@@ -70,19 +76,25 @@ fn print_stdout(text: &str) -> ExitCode {
 
 /// Parses the configuration and plans the node. Reads the environment.
 fn make_plan(args: NodeArgs) -> anyhow::Result<NodePlan> {
-    let mut config = match &args.config {
-        Some(file) => NodedConfig::read_file(file)?,
-        None => NodedConfig::parse_toml(Path::new("the defaults"), "")?,
+    let builder = match &args.config {
+        Some(file) => NodeBuilder::from_file(file)?,
+        None => NodeHandle::builder("the defaults", ""),
     };
-    if let Some(data) = args.data {
-        config.node.data = data;
-    }
     let variable = std::env::var_os;
     let search = SearchPath::with_default_directories(
         variable("NODEKEEL_BIN").as_deref(),
         variable("PATH").as_deref(),
     );
-    Ok(NodePlan::from_config(config, search, args.dev)?)
+    let builder = builder.search_path(search).dev(args.dev);
+    let builder = match args.data {
+        Some(data) => builder.data(data),
+        None => builder,
+    };
+    builder.plan().map_err(|error| match error {
+        BuildError::Config(error) => error.into(),
+        BuildError::Plan(error) => error.into(),
+        other => other.into(),
+    })
 }
 
 /// The exit code of an error; the help lists the codes.

@@ -1,28 +1,33 @@
 //! A running node: the tree of everything that a plan contains.
 
 mod builder;
+mod reload;
 mod state;
 mod tree;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nodekeel_cluster::enrolment::ClusterNode;
 use nodekeel_logtree::{Level, LogLimits, LogMessage, LogStore};
+use nodekeel_supervisor::process::ProcessRecords;
 use nodekeel_supervisor::{Runnable, RunnableStatus, ShutdownReport, Supervisor};
 use thiserror::Error;
-use tonic::Extensions;
 
 use crate::config::{LogConfig, is_valid_runnable_name};
-use crate::control::{BindError, ControlServices, ControlSocket};
-use crate::data::{DataDir, DataError};
-use crate::log_sink::LogStoreSink;
+use crate::control::{BindError, NodeSocket, set_configured_levels};
+use crate::data::{self, DataDir, DataError};
+use crate::layout::ProcessesLayout;
 use crate::part::{NodePreparation, Part, PlannedService, PrepareError, PreparedRunnable};
 use crate::parts::CONTROL_DN;
+use crate::parts::Parts;
 use crate::plan::{NodePlan, PartPlanner};
 
 pub use builder::{BuildError, NodeBuilder};
-pub(crate) use state::NodeState;
+pub use reload::ReloadError;
+pub(crate) use reload::{check_config, reload_config};
+pub(crate) use state::{NodeState, PartAdditions};
 
 /// What a node needs beside its plan.
 #[derive(Debug)]
@@ -74,14 +79,16 @@ impl Deps {
     }
 }
 
-/// Creates the log store that `[log]` describes.
+/// Creates the log store that `[log]` describes, with its levels.
 pub fn new_log_store(config: &LogConfig) -> LogStore {
     let limits = LogLimits {
         bytes_per_dn: config.bytes_per_dn.get(),
         total_bytes: config.bytes.get(),
         ..LogLimits::default()
     };
-    LogStore::new(limits)
+    let log_store = LogStore::new(limits);
+    set_configured_levels(&log_store, &BTreeMap::new(), &config.levels);
+    log_store
 }
 
 /// Why a node can't start. Nothing runs then.
@@ -118,12 +125,11 @@ impl From<PrepareError> for StartError {
     }
 }
 
-/// A running node. Dropping it stops it without waiting.
+/// A running node. Dropping it stops it without waiting; the data directory stays locked until it has stopped.
 #[derive(Debug)]
 pub struct NodeHandle {
     shared: Arc<NodeState>,
-    /// Locked until everything has stopped.
-    _data: DataDir,
+    socket: PathBuf,
 }
 
 impl NodeHandle {
@@ -140,41 +146,38 @@ impl NodeHandle {
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn start(plan: NodePlan, deps: Deps) -> Result<Self, StartError> {
-        check_runnable_names(&plan.part_names, &deps.runnables)?;
+        check_runnable_names(&plan.source.parts, &deps.runnables)?;
         let data = DataDir::acquire(&plan.config.node.data)?;
-        let shared = Arc::new(NodeState::new(plan, deps.log_store));
-        let mut prepared = prepare_services(&shared, &data)?;
-        for planned in shared.skipped_services() {
-            let reason = planned.skip_reason.as_deref().unwrap_or_default();
-            let dn = planned.dn.parse().expect("a planned service has a valid name");
-            shared.log_store.append_message(&dn, LogMessage::new(Level::Warn, format!("skipped: {reason}")));
-        }
+        let shared = Arc::new(NodeState::new(plan, data, deps.log_store));
+        let plan = shared.plan();
+        let (mut prepared, additions) = prepare_services(&shared, &plan, plan.active_services())?;
+        shared.replace_additions(additions);
+        log_skipped(&shared.log_store, plan.skipped_services());
         let at = usize::from(prepared.first().is_some_and(|(dn, _)| dn == CONTROL_DN));
         prepared.splice(
             at..at,
             deps.runnables.into_iter().map(|extra| (format!("root.{}", extra.name), extra.runnable)),
         );
-        let formats = shared.plan.active_services().flat_map(|planned| planned.log_formats.iter().cloned());
-        let sink = LogStoreSink::new(shared.log_store.clone(), formats);
-        let root = tree::root_runnable(tree::tree_children(&prepared));
-        let supervisor =
-            Supervisor::builder().output_sink(sink).event_hook(shared.history.clone()).start(root);
+        *shared.tree.lock() = prepared;
+        let builder = Supervisor::builder().output_sink(shared.log_sink.clone());
+        let builder = builder.process_records(process_records(&shared, &plan)?);
+        let supervisor = builder.event_hook(shared.history.clone()).start(shared.tree.root_runnable());
         shared.replace_supervisor(Some(Arc::new(supervisor)));
-        Ok(Self { shared, _data: data })
+        Ok(Self { shared, socket: plan.socket.clone() })
     }
 
     /// The path of the control API's socket.
     pub fn control_socket(&self) -> &Path {
-        &self.shared.plan.socket
+        &self.socket
     }
 
     /// The cluster service: enrolment and membership of the node; `None` without `[cluster]`.
-    pub fn cluster_handle(&self) -> Option<&ClusterNode> {
+    pub fn cluster_handle(&self) -> Option<ClusterNode> {
         self.extension()
     }
 
-    /// The value of this type that a part has provided.
-    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&T> {
+    /// The value of this type that a part has provided. A reload may replace it.
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<T> {
         self.shared.extension()
     }
 
@@ -203,19 +206,40 @@ impl NodeHandle {
 }
 
 impl Drop for NodeHandle {
-    /// The tree and the supervisor own each other through the shared state, so this breaks the cycle.
+    /// The tree and the supervisor own each other through the shared state, so this breaks the cycles. What runs still
+    /// owns the state, and with it the lock of the data directory.
     fn drop(&mut self) {
         drop(self.shared.replace_supervisor(None));
-        if let Some(socket) = self.extension::<Arc<ControlSocket>>() {
+        self.shared.tree.lock().clear();
+        if let Some(socket) = self.extension::<Arc<NodeSocket>>() {
             socket.close();
         }
     }
 }
 
-fn check_runnable_names(part_names: &[String], runnables: &[ExtraRunnable]) -> Result<(), StartError> {
+/// Logs under their DNs why services are skipped.
+fn log_skipped<'p>(log_store: &LogStore, skipped: impl Iterator<Item = &'p PlannedService>) {
+    for planned in skipped {
+        let reason = planned.skip_reason.as_deref().unwrap_or_default();
+        let dn = planned.dn.parse().expect("a planned service has a valid name");
+        log_store.append_message(&dn, LogMessage::new(Level::Warn, format!("skipped: {reason}")));
+    }
+}
+
+/// Where the processes of the node are recorded, and the DNs that adopt kept ones.
+fn process_records(state: &NodeState, plan: &NodePlan) -> Result<ProcessRecords, DataError> {
+    let root = state.data.root();
+    let records: ProcessesLayout =
+        root.run.add_layout().map_err(|error| data::placement_error(root.path(), error))?;
+    let kept = plan.active_services().filter(|planned| planned.keep);
+    let dns = kept.map(|planned| planned.dn.as_str());
+    Ok(ProcessRecords::new(records.processes.path()).expect_kept(dns))
+}
+
+fn check_runnable_names(parts: &Parts, runnables: &[ExtraRunnable]) -> Result<(), StartError> {
     for (index, ExtraRunnable { name, .. }) in runnables.iter().enumerate() {
-        let conflicts =
-            part_names.contains(name) || runnables[..index].iter().any(|other| other.name == *name);
+        let conflicts = parts.iter().any(|part| part.name() == name)
+            || runnables[..index].iter().any(|other| other.name == *name);
         if conflicts || !is_valid_runnable_name(name) {
             return Err(StartError::RunnableName { name: name.clone() });
         }
@@ -223,23 +247,18 @@ fn check_runnable_names(part_names: &[String], runnables: &[ExtraRunnable]) -> R
     Ok(())
 }
 
-/// Prepares everything that is not skipped, in the order of the plan.
-fn prepare_services(
-    shared: &Arc<NodeState>,
-    data: &DataDir,
-) -> Result<Vec<(String, PreparedRunnable)>, StartError> {
-    let (mut extensions, mut services) = (Extensions::new(), ControlServices::default());
-    let mut node = NodePreparation {
-        state: shared,
-        data: data.root(),
-        extensions: &mut extensions,
-        services: &mut services,
-    };
+/// Prepares runnables of a plan, in their order. Returns also what the parts add to the node, which is not set yet.
+fn prepare_services<'p>(
+    state: &Arc<NodeState>,
+    plan: &NodePlan,
+    services: impl Iterator<Item = &'p PlannedService>,
+) -> Result<(Vec<(String, PreparedRunnable)>, PartAdditions), PrepareError> {
+    let mut additions = state.additions();
+    let mut node = NodePreparation { state, plan, additions: &mut additions };
     let prepare = |planned: &PlannedService| {
         let prepared = planned.runnable.prepare(&mut node)?;
         Ok((planned.dn.clone(), prepared.start_after(&planned.start_after)))
     };
-    let prepared = shared.plan.active_services().map(prepare).collect::<Result<_, PrepareError>>()?;
-    shared.set_additions(extensions, services);
-    Ok(prepared)
+    let prepared = services.map(prepare).collect::<Result<_, PrepareError>>()?;
+    Ok((prepared, additions))
 }

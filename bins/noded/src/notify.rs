@@ -10,8 +10,21 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use nix::sys::time::TimeValLike as _;
+use nix::time::{ClockId, clock_gettime};
+
 /// Timeout for a manager that does not read its messages.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The message at the start of a reload; `READY=1` ends it.
+///
+/// *Source:* sd_notify(3): `MONOTONIC_USEC` is the time of CLOCK_MONOTONIC, by which the manager tells reloads apart.
+pub fn reloading_message() -> String {
+    match clock_gettime(ClockId::CLOCK_MONOTONIC) {
+        Ok(now) => format!("RELOADING=1\nMONOTONIC_USEC={}", now.num_microseconds()),
+        Err(_) => "RELOADING=1".to_owned(),
+    }
+}
 
 /// Sends one message to the socket of this name.
 ///

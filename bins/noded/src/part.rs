@@ -1,5 +1,5 @@
 //! A part of a node: its name and configuration, what it needs, what it runs, and what it adds to the control
-//! API.
+//! API, to the health of the node and to its metrics.
 //!
 //! etcd, the cluster, containerd, the provisioner, the control API and `[[service]]` are parts, and a program that
 //! embeds the node adds, replaces and removes parts with [`Parts`](crate::parts::Parts).
@@ -10,7 +10,12 @@
 //!       ──▶ prepare                          the data directory is locked; nothing runs yet
 //!       ──▶ runnable                         below root, after its dependencies
 //! ```
+//!
+//! A runnable with data declares where they lie: [`PlannedService::layout`] on the data volume of the node, which survives
+//! its machine, or [`PlannedService::run_layout`] in `run` of the data directory. What lies on the volume is built when the
+//! volume is open, at each start ([`NodePreparation::on_volume`]): it waits for `root.storage`, and restarts after it.
 
+use std::any::Any;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
@@ -24,12 +29,17 @@ use tonic::Extensions;
 
 use crate::config::{ConfigSection, ConfigViolation, NodedConfig};
 use crate::data::{self, DataError};
+use crate::health::HealthSources;
 use crate::layout::{self, DataLayout};
-use crate::node::NodeState;
-use crate::plan::PartPlanner;
+use crate::metrics::MetricsRegistries;
+use crate::node::{NodeState, PartAdditions};
+use crate::parts::STORAGE_DN;
+use crate::plan::{NodePlan, PartPlanner};
 use crate::search_path::SearchPath;
+use crate::volume::{self, BuildOnVolume, RunnableOnVolume, VolumeRunnable};
 
 pub use crate::control::ControlServices;
+pub use crate::volume::VolumeHandle;
 
 /// A part of a node.
 ///
@@ -119,13 +129,26 @@ impl DependencyEntry {
 pub type PrepareError = Box<dyn Error + Send + Sync>;
 
 /// What a part runs under one DN. [`Display`](fmt::Display) describes it in the output of `noded check`.
-pub trait PlannedRunnable: fmt::Debug + fmt::Display + Send + Sync {
-    /// Creates its directories and opens what must exist before the tree starts. Called once, before anything
-    /// runs, in the order of the plan.
+pub trait PlannedRunnable: Any + fmt::Debug + fmt::Display + Send + Sync {
+    /// Creates its directories and opens what must exist before the tree starts. Called before anything runs, in the
+    /// order of the plan; and again by a reload that replaces the runnable, while the former one still runs.
     ///
     /// # Errors
-    /// Nothing runs then.
+    /// Nothing runs then, and a reload changes nothing.
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError>;
+
+    /// Whether `new`, which a reload of the configuration has planned for the same DN, runs the same: [`is_equal`] for a
+    /// plan that can be compared. If not, the reload prepares it, and restarts the runnable. `None`, the default: no reload
+    /// adds, replaces or removes the runnable, and a change of its part's sections needs a restart of the program.
+    fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
+        let _ = new;
+        None
+    }
+}
+
+/// The answer of [`PlannedRunnable::is_same`] for a plan that can be compared.
+pub fn is_equal<T: PlannedRunnable + PartialEq>(running: &T, new: &dyn PlannedRunnable) -> Option<bool> {
+    Some((new as &dyn Any).downcast_ref::<T>() == Some(running))
 }
 
 /// A runnable of the plan, and what it needs.
@@ -140,12 +163,16 @@ pub struct PlannedService {
     pub skip_reason: Option<String>,
     /// DNs that must be ready before it starts; the planner adds the dependencies of its name.
     pub start_after: Vec<String>,
-    /// Its directories below the data directory, parents first.
+    /// Its directories outside of the data volume, relative to the data directory, parents first.
     pub directories: Vec<String>,
-    /// The bytes that must be free for it below the data directory.
+    /// Its directories on the data volume, parents first.
+    pub volume_directories: Vec<String>,
+    /// The bytes that must be free for it on the data volume.
     pub disk_bytes: u64,
     /// The log formats of runnables at and below its DN.
     pub log_formats: Vec<(String, LogFormat)>,
+    /// The next noded adopts a process of this DN that was [kept](nodekeel_supervisor::process::Process::keep).
+    pub keep: bool,
 }
 
 impl PlannedService {
@@ -157,8 +184,10 @@ impl PlannedService {
             skip_reason: None,
             start_after: Vec::new(),
             directories: Vec::new(),
+            volume_directories: Vec::new(),
             disk_bytes: 0,
             log_formats: Vec::new(),
+            keep: false,
         }
     }
 
@@ -176,15 +205,40 @@ impl PlannedService {
         Self::new(dn, SimpleRunnable { summary: summary.into(), prepared })
     }
 
+    /// A runnable of this DN that is built on the open data volume at each start, and needs nothing else; `summary`
+    /// describes it in the output of `noded check`. See [`NodePreparation::on_volume`].
+    pub fn on_volume<R: Runnable>(
+        dn: impl Into<String>,
+        summary: impl Into<String>,
+        build: impl Fn(&VolumeHandle) -> Result<R, PrepareError> + Send + Sync + 'static,
+    ) -> Self {
+        let plan = RunnableOnVolume { summary: summary.into(), build: volume::share_build(build) };
+        Self::new(dn, plan).after_storage()
+    }
+
     /// Sets why it is skipped.
     #[must_use]
     pub fn skip(self, reason: Option<String>) -> Self {
         Self { skip_reason: reason, ..self }
     }
 
-    /// Needs the directories of this layout in the data directory.
+    /// Needs the directories of this layout on the data volume, and so starts after `root.storage`.
     #[must_use]
     pub fn layout<L: LayoutEntry>(mut self) -> Self {
+        self.volume_directories.extend(layout::directories_of::<L>(""));
+        self.after_storage()
+    }
+
+    fn after_storage(mut self) -> Self {
+        if !self.start_after.iter().any(|dn| dn == STORAGE_DN) {
+            self.start_after.push(STORAGE_DN.to_owned());
+        }
+        self
+    }
+
+    /// Needs the directories of this layout in the data directory, outside of the volume.
+    #[must_use]
+    pub(crate) fn node_layout<L: LayoutEntry>(mut self) -> Self {
         self.directories.extend(layout::directories_of::<L>(""));
         self
     }
@@ -196,10 +250,17 @@ impl PlannedService {
         self
     }
 
-    /// Needs this many free bytes below the data directory.
+    /// Needs this many free bytes on the data volume.
     #[must_use]
     pub fn disk_bytes(self, bytes: u64) -> Self {
         Self { disk_bytes: bytes, ..self }
+    }
+
+    /// Its process, which must be set to be [kept](nodekeel_supervisor::process::Process::keep), stays when noded is
+    /// killed, and the next noded adopts it. Without this, the next noded ends it.
+    #[must_use]
+    pub fn keep(self, keep: bool) -> Self {
+        Self { keep, ..self }
     }
 
     /// Parses the lines of the runnable with this DN.
@@ -261,7 +322,11 @@ impl PreparedRunnable {
     /// Starts it when these DNs are ready, and stops it before them.
     #[must_use]
     pub(crate) fn start_after(mut self, dns: &[String]) -> Self {
-        self.start_after.extend(dns.iter().map(|dn| dn.as_str().into()));
+        for dn in dns {
+            if !self.start_after.iter().any(|known| **known == **dn) {
+                self.start_after.push(dn.as_str().into());
+            }
+        }
         self
     }
 
@@ -307,20 +372,24 @@ impl Runnable for SharedRunnable {
 #[derive(Debug)]
 pub struct NodePreparation<'a> {
     pub(crate) state: &'a Arc<NodeState>,
-    pub(crate) data: &'a DataLayout,
-    pub(crate) extensions: &'a mut Extensions,
-    pub(crate) services: &'a mut ControlServices,
+    pub(crate) plan: &'a NodePlan,
+    pub(crate) additions: &'a mut PartAdditions,
 }
 
 impl NodePreparation<'_> {
+    /// The data directory.
+    pub(crate) fn data(&self) -> &DataLayout {
+        self.state.data.root()
+    }
+
     /// The configuration.
     pub fn config(&self) -> &NodedConfig {
-        &self.state.plan.config
+        &self.plan.config
     }
 
     /// The directories of programs.
     pub fn search_path(&self) -> &SearchPath {
-        &self.state.plan.search
+        &self.plan.search
     }
 
     /// The log of the node.
@@ -328,12 +397,27 @@ impl NodePreparation<'_> {
         &self.state.log_store
     }
 
-    /// Creates a layout in the data directory, durably.
+    /// A runnable on the data volume: `build` creates its layout and builds it at each start, when the volume is open. It
+    /// may block, and its error is one of the runnable, which the supervisor restarts. When `root.storage` closes the
+    /// volume, the runnable stops, and starts again with the open one. It may take `node.grace` and 30 seconds to stop.
+    pub fn on_volume<R: Runnable>(
+        &self,
+        build: impl Fn(&VolumeHandle) -> Result<R, PrepareError> + Send + Sync + 'static,
+    ) -> PreparedRunnable {
+        self.prepare_on_volume(volume::share_build(build))
+    }
+
+    pub(crate) fn prepare_on_volume(&self, build: BuildOnVolume) -> PreparedRunnable {
+        let runnable = VolumeRunnable { build, state: Arc::clone(self.state) };
+        PreparedRunnable::new(runnable).start_after(&[STORAGE_DN.to_owned()])
+    }
+
+    /// Creates a layout in the data directory, outside of the volume, durably.
     ///
     /// # Errors
     /// See [`DataError`].
-    pub fn create_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
-        self.data.add_layout().map_err(|error| data::placement_error(self.data.path(), error))
+    pub(crate) fn create_node_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
+        self.data().add_layout().map_err(|error| data::placement_error(self.data().path(), error))
     }
 
     /// Creates a layout in `run` below the data directory.
@@ -341,17 +425,27 @@ impl NodePreparation<'_> {
     /// # Errors
     /// See [`DataError`].
     pub fn create_run_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
-        self.data.run.add_layout().map_err(|error| data::placement_error(self.data.path(), error))
+        self.data().run.add_layout().map_err(|error| data::placement_error(self.data().path(), error))
     }
 
     /// Values of the parts, by their type: what a part puts here is found by the parts after it, and by
     /// [`NodeHandle::extension`](crate::node::NodeHandle::extension).
     pub fn extensions(&mut self) -> &mut Extensions {
-        self.extensions
+        &mut self.additions.extensions
+    }
+
+    /// What answers `nodectl health`.
+    pub fn health_sources(&mut self) -> &mut HealthSources {
+        &mut self.additions.health
+    }
+
+    /// What `[metrics]` serves.
+    pub fn metrics(&mut self) -> &mut MetricsRegistries {
+        &mut self.additions.metrics
     }
 
     /// The gRPC services on the control socket.
     pub fn control_services(&mut self) -> &mut ControlServices {
-        self.services
+        &mut self.additions.services
     }
 }

@@ -4,8 +4,11 @@ mod cluster;
 mod containerd;
 mod control;
 mod etcd;
+mod kernel;
+mod metrics;
 mod network;
 mod provisioner;
+mod storage;
 mod user;
 mod user_needs;
 
@@ -16,19 +19,21 @@ use nodekeel_cluster::enrolment::ConsensusFactory;
 use nodekeel_cluster::network::Network;
 use nodekeel_localstorage::volume::DataVolume;
 
-use crate::config::{ConfigViolation, is_valid_runnable_name};
+use crate::config::{ConfigSection, ConfigViolation, is_valid_runnable_name};
 use crate::part::Part;
 
 pub(crate) use containerd::ImageAccess;
 pub(crate) use control::DN as CONTROL_DN;
+pub use kernel::DN as KERNEL_DN;
+pub(crate) use storage::DN as STORAGE_DN;
 pub(crate) use user::UserServicePlan;
 
 /// What the shipped parts use instead of their defaults.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct PartDeps {
-    /// The data volume of the cluster: the node's identity and its etcd. Default: a directory below the data
-    /// directory.
+    /// The data volume of the node: everything that must survive its machine lies on it. `root.storage` opens it, and
+    /// creates it if it is blank. Default: the directory `data` below the data directory.
     pub volume: Option<Arc<dyn DataVolume>>,
     /// The network of the cluster. Default: `cluster.address`, or the address of `cluster.interface`.
     pub network: Option<Arc<dyn Network>>,
@@ -40,6 +45,8 @@ pub struct PartDeps {
 #[derive(Clone)]
 pub struct Parts {
     parts: Vec<Arc<dyn Part>>,
+    /// Whether the program provides the data volume.
+    provides_volume: bool,
     /// Names that were to be replaced or removed, and do not exist.
     unknown: Vec<String>,
 }
@@ -51,15 +58,19 @@ impl fmt::Debug for Parts {
 }
 
 impl Parts {
-    /// The shipped parts: `control`, `etcd`, `network`, `cluster`, `containerd`, `provisioner` and `service`.
+    /// The shipped parts: `control`, `metrics`, `kernel`, `storage`, `etcd`, `network`, `cluster`, `containerd`, `provisioner` and `service`.
     pub fn shipped() -> Self {
         Self::with_deps(PartDeps::default())
     }
 
     /// The shipped parts with these dependencies.
     pub fn with_deps(deps: PartDeps) -> Self {
+        let provides_volume = deps.volume.is_some();
         let parts: Vec<Arc<dyn Part>> = vec![
             Arc::new(control::ControlPart),
+            Arc::new(metrics::MetricsPart),
+            Arc::new(kernel::KernelPart),
+            Arc::new(storage::StoragePart::new(&deps)),
             Arc::new(etcd::EtcdPart),
             Arc::new(network::NetworkPart::new(&deps)),
             Arc::new(cluster::ClusterPart::new(deps)),
@@ -67,7 +78,7 @@ impl Parts {
             Arc::new(provisioner::ProvisionerPart),
             Arc::new(user::UserPart),
         ];
-        Self { parts, unknown: Vec::new() }
+        Self { parts, provides_volume, unknown: Vec::new() }
     }
 
     /// Adds a part. It starts after the shipped ones, and before the services of the configuration.
@@ -107,6 +118,11 @@ impl Parts {
         self
     }
 
+    /// Whether the program provides the data volume.
+    pub(crate) fn provide_volume(&self) -> bool {
+        self.provides_volume
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Part> {
         self.parts.iter().map(AsRef::as_ref)
     }
@@ -134,7 +150,10 @@ impl Parts {
             if !section.is_valid() {
                 return refuse(format!("invalid section name {path:?} of a part; use the part's name"));
             }
-            if sections[..index].iter().any(|other| other.path() == path) {
+            // Shipped parts may read the same table.
+            let conflicts =
+                |other: &ConfigSection| other.path() == path && (other.is_own() || section.is_own());
+            if sections[..index].iter().any(conflicts) {
                 return refuse(format!("duplicate section name {path:?} of two parts; use another for one"));
             }
         }

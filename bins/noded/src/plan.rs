@@ -1,11 +1,16 @@
 //! The plan of a node: its configuration applied to this machine, without changing anything.
 
+mod difference;
 mod planner;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use crate::config::{NodedConfig, is_valid_runnable_name};
+use nodekeel_logtree::parse::LogFormat;
+use thiserror::Error;
+
+use crate::config::{ConfigError, NodedConfig, is_valid_runnable_name};
 use crate::data::{self, DataError};
 use crate::dependency::{is_descendant, order_by_dependencies};
 use crate::layout::{self, DataLayout};
@@ -14,6 +19,8 @@ use crate::parts::Parts;
 use crate::search_path::SearchPath;
 
 pub(crate) use crate::error_chain::error_chain;
+pub use difference::{ChangeEffect, PlanChange, PlanDifference};
+pub(crate) use difference::{compare_plans, merge_plans, stop_waves};
 pub use planner::PartPlanner;
 pub(crate) use planner::{PLACED_IN_MEMORY, check_socket_path};
 
@@ -34,8 +41,45 @@ pub struct NodePlan {
     pub services: Vec<PlannedService>,
     /// The directories of programs.
     pub search: SearchPath,
-    /// The names of the parts, which no other runnable may have.
-    pub(crate) part_names: Vec<String>,
+    /// What it was planned from, to plan it again.
+    pub(crate) source: PlanSource,
+    /// The TCP ports that its runnables use.
+    ports: Vec<(IpAddr, u16)>,
+}
+
+/// What a node is planned from, beside its configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct PlanSource {
+    pub(crate) parts: Parts,
+    pub(crate) search: SearchPath,
+    /// Whether services with missing requirements are skipped.
+    pub(crate) dev: bool,
+    /// The file of the configuration; `None` if the program has its text from elsewhere.
+    pub(crate) file: Option<PathBuf>,
+    /// The data directory, instead of `node.data`.
+    pub(crate) data: Option<PathBuf>,
+}
+
+/// Why a text is not the configuration of a node.
+#[derive(Debug, Error)]
+pub(crate) enum SourceError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+impl PlanSource {
+    /// Parses a configuration and plans the node. What the plan that `running` runs uses itself is free.
+    pub(crate) fn plan_text(
+        self,
+        (file, text): (&Path, &str),
+        running: Option<&NodePlan>,
+    ) -> Result<NodePlan, SourceError> {
+        let mut config = NodedConfig::parse_with(&self.parts, file, text)?;
+        config.node.data = self.data.clone().unwrap_or(config.node.data);
+        Ok(NodePlan::from_source(self, config, running)?)
+    }
 }
 
 /// Why a node can't run: all problems, one line each.
@@ -70,10 +114,20 @@ impl NodePlan {
     /// Also a configuration whose dependencies are those of other parts: see [`PlanError`].
     pub fn from_parts(
         parts: &Parts,
-        mut config: NodedConfig,
+        config: NodedConfig,
         search: SearchPath,
         dev: bool,
     ) -> Result<Self, PlanError> {
+        let source = PlanSource { parts: parts.clone(), search, dev, file: None, data: None };
+        Self::from_source(source, config, None)
+    }
+
+    fn from_source(
+        source: PlanSource,
+        mut config: NodedConfig,
+        running: Option<&NodePlan>,
+    ) -> Result<Self, PlanError> {
+        let PlanSource { parts, search, .. } = &source;
         let conflict = |error: String| PlanError { lines: vec![error], in_use: false };
         let absolute = |path: &Path| {
             std::path::absolute(path).map_err(|error| conflict(format!("{}: {error}", path.display())))
@@ -84,11 +138,11 @@ impl NodePlan {
         let socket = absolute(&config.control_socket())?;
         let layout_error = |error| conflict(data::placement_error(&config.node.data, error).to_string());
         let root = layout::layout_in_memory(&config.node.data).map_err(layout_error)?;
-        let mut planner = PartPlanner::new(parts, &config, root, (&search, &socket));
-        planner.dev = dev;
+        let mut planner = PartPlanner::new(parts, &config, root, (search, &socket));
+        (planner.dev, planner.running) = (source.dev, running);
         parts.iter().for_each(|part| planner.plan_part(part));
         planner.resolve_dependencies();
-        let PartPlanner { planned: mut services, mut problems, .. } = planner;
+        let PartPlanner { planned: mut services, mut problems, ports, .. } = planner;
         problems.extend(find_invalid_dn(&services));
         skip_dependents(&mut services);
         let services = sort_services(services).unwrap_or_else(|cycle| {
@@ -96,7 +150,8 @@ impl NodePlan {
             Vec::new()
         });
 
-        match check_data(&config.node.data, &services) {
+        // A node that runs holds its data directory.
+        match running.map_or_else(|| check_data(&config.node.data, &services, parts), |_| Ok(())) {
             Ok(()) => {}
             Err(error @ DataError::InUse { .. }) => {
                 return Err(PlanError { lines: vec![error.to_string()], in_use: true });
@@ -107,13 +162,32 @@ impl NodePlan {
         if !problems.is_empty() {
             return Err(PlanError { lines: problems, in_use: false });
         }
-        let part_names = parts.iter().map(|part| part.name().to_owned()).collect();
-        Ok(Self { config, socket, services, search, part_names })
+        let search = search.clone();
+        Ok(Self { config, socket, services, search, source, ports })
     }
 
     /// The runnables that are not skipped, in the order of their start.
     pub(crate) fn active_services(&self) -> impl Iterator<Item = &PlannedService> {
         self.services.iter().filter(|planned| planned.skip_reason.is_none())
+    }
+
+    /// The runnable with this DN, unless it is skipped.
+    pub(crate) fn active_service(&self, dn: &str) -> Option<&PlannedService> {
+        self.active_services().find(|planned| planned.dn == dn)
+    }
+
+    pub(crate) fn skipped_services(&self) -> impl Iterator<Item = &PlannedService> {
+        self.services.iter().filter(|planned| planned.skip_reason.is_some())
+    }
+
+    /// The formats of the logs of what it runs, by DN.
+    pub(crate) fn log_formats(&self) -> impl Iterator<Item = (String, LogFormat)> + '_ {
+        self.active_services().flat_map(|planned| planned.log_formats.iter().cloned())
+    }
+
+    /// Whether a runnable of it uses the port at this address.
+    fn uses_port(&self, address: IpAddr, port: u16) -> bool {
+        self.ports.contains(&(address, port))
     }
 }
 
@@ -169,13 +243,18 @@ fn sort_services(services: Vec<PlannedService>) -> Result<Vec<PlannedService>, S
     }
 }
 
-/// Checks whether the data directory can hold what will run.
-fn check_data(data: &Path, services: &[PlannedService]) -> Result<(), DataError> {
+/// Checks whether the data directory can hold what will run. A volume that the program provides is checked when it is
+/// opened.
+fn check_data(data: &Path, services: &[PlannedService], parts: &Parts) -> Result<(), DataError> {
     let mut directories = layout::directories_of::<DataLayout>("");
     let mut bytes = MIN_NODE_BYTES;
     for planned in services.iter().filter(|planned| planned.skip_reason.is_none()) {
         directories.extend(planned.directories.iter().cloned());
-        bytes += planned.disk_bytes;
+        if !parts.provide_volume() {
+            let on_volume = planned.volume_directories.iter();
+            directories.extend(on_volume.map(|directory| format!("{}/{directory}", layout::VOLUME_DIR)));
+            bytes += planned.disk_bytes;
+        }
     }
     data::check_data_dir(data, &directories, bytes)
 }

@@ -3,13 +3,15 @@
 use std::time::SystemTime;
 
 use nodekeel_logtree::{EntryBody, FieldValue, LeveledEntry, LogEntry, LogField, RawLine, StreamOrigin};
-use nodekeel_supervisor::process::Signal;
+use nodekeel_supervisor::process::{ProcessHandle, Signal};
 use nodekeel_supervisor::{
-    Event, ExitReason, ExitRecord, RunnableChange, RunnableState, RunnableStatus, WaitReason,
+    ExitReason, ExitRecord, RunnableChange, RunnableState, RunnableStatus, WaitReason,
 };
 use prost_types::Timestamp;
 
 use crate::client::level_to_wire;
+use crate::event_history::{NodeEvent, NodeEventKind};
+use crate::health::{self, ConditionSeverity, HealthCondition};
 use crate::v1;
 
 pub(crate) fn timestamp(at: SystemTime) -> Option<Timestamp> {
@@ -56,7 +58,13 @@ pub(crate) fn node_to_wire(status: &RunnableStatus) -> v1::Node {
         exits: status.exits.iter().map(exit_to_wire).collect(),
         backoff_until,
         condition,
+        ..v1::Node::default()
     }
+}
+
+/// The node with the running process of a service.
+pub(crate) fn with_process(node: v1::Node, handle: &ProcessHandle) -> v1::Node {
+    v1::Node { pid: handle.pid(), process_since: handle.running_since().and_then(timestamp), ..node }
 }
 
 /// Why a runnable is not ready, as text, and the DNs that it waits for.
@@ -89,31 +97,72 @@ fn exit_to_wire(record: &ExitRecord) -> v1::Exit {
         code: process.and_then(|exit| exit.code),
         signal: process.and_then(|exit| exit.signal).map(Signal::as_number),
         output: process.map(|exit| exit.tail.clone()).unwrap_or_default(),
+        out_of_memory: process.is_some_and(|exit| exit.oom_kill.is_some()),
     }
 }
 
-pub(crate) fn event_to_wire(event: &Event) -> v1::Event {
-    let change = match &event.change {
+pub(crate) fn health_to_wire(conditions: Vec<HealthCondition>) -> v1::HealthResponse {
+    use v1::health_condition::Severity;
+    let healthy = health::is_healthy(&conditions);
+    let wire = |condition: HealthCondition| v1::HealthCondition {
+        severity: match condition.severity {
+            ConditionSeverity::Problem => Severity::Problem.into(),
+            ConditionSeverity::Warning => Severity::Warning.into(),
+        },
+        part: condition.part,
+        object: condition.object,
+        problem: condition.problem,
+        since: condition.since.and_then(timestamp),
+        waiting_for: condition.waiting_for,
+        hint: condition.hint,
+    };
+    v1::HealthResponse { healthy, conditions: conditions.into_iter().map(wire).collect() }
+}
+
+pub(crate) fn event_to_wire(event: &NodeEvent) -> v1::Event {
+    let wire = v1::Event {
+        seq: event.seq,
+        at: timestamp(event.at),
+        dn: event.dn.to_string(),
+        generation: event.generation,
+        ..v1::Event::default()
+    };
+    match &event.kind {
+        NodeEventKind::Change(change) => v1::Event {
+            change: change_name(change).into(),
+            state: change.new_state().map_or(v1::State::Unspecified, state_to_wire).into(),
+            detail: change.to_string(),
+            ..wire
+        },
+        NodeEventKind::Request { action, caller } => v1::Event {
+            change: "requested".into(),
+            detail: match caller {
+                Some(caller) => format!("{action} requested by {caller}"),
+                None => format!("{action} requested by an unknown caller"),
+            },
+            action: action.to_string(),
+            caller: caller.as_ref().map(v1::Caller::from),
+            ..wire
+        },
+    }
+}
+
+fn change_name(change: &RunnableChange) -> &'static str {
+    match change {
         RunnableChange::Scheduled { .. } => "scheduled",
         RunnableChange::Started => "started",
         RunnableChange::Ready => "ready",
         RunnableChange::NotReady { .. } => "not-ready",
         RunnableChange::Canceling { .. } => "cancelling",
         RunnableChange::Straggling { .. } => "straggling",
+        RunnableChange::Adopted { .. } => "adopted",
+        RunnableChange::LeftoverEnded { .. } => "leftover-ended",
         RunnableChange::Killed { .. } => "killed",
         RunnableChange::Exited { .. } => "exited",
+        RunnableChange::LimitExceeded { .. } => "limit-exceeded",
         RunnableChange::Stopped => "stopped",
         RunnableChange::Removed => "removed",
         _ => "other",
-    };
-    v1::Event {
-        seq: event.seq,
-        at: timestamp(event.at),
-        dn: event.dn.to_string(),
-        generation: event.generation,
-        change: change.into(),
-        state: event.change.new_state().map_or(v1::State::Unspecified, state_to_wire).into(),
-        detail: event.change.to_string(),
     }
 }
 

@@ -79,9 +79,17 @@ pub(crate) fn check_cluster(config: &NodedConfig, deps: &PartDeps) -> Result<(),
         (Some(_), Some(_)) => {
             reject_field("cluster.interface", "conflicts with cluster.address; set only one of the two")
         }
-        (None, None) if deps.network.is_some() => Ok(()),
-        (None, None) => {
+        // Another part than the shipped network may provide the address.
+        (None, None) => Ok(()),
+    }
+}
+
+/// Checks that the shipped network has an address to provide.
+pub(crate) fn check_cluster_address(config: &NodedConfig) -> Result<(), ConfigViolation> {
+    match &config.cluster {
+        Some(ClusterConfig { address: None, interface: None, .. }) => {
             reject_field("cluster", "requires cluster.address or cluster.interface; set one of the two")
         }
+        _ => Ok(()),
     }
 }

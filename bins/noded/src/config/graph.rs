@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::check::{
     ConfigViolation, check_absolute_path, check_duration, check_no_nul, check_program, reject_field,
 };
+use super::health::check_health;
 use super::user_service::check_user_service;
-use super::{EtcdConfig, NodedConfig, ReadinessConfig, RestartPolicy, UserService};
+use super::{EtcdConfig, NodedConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy, UserService};
 use crate::dependency::{is_descendant, order_by_dependencies};
 use crate::part::DependencyEntry;
 
@@ -16,6 +17,9 @@ const MIN_LOG_BYTES: usize = 64 * 1024;
 
 /// Maximum number of kept events; each takes some hundred bytes.
 const MAX_EVENTS: usize = 1_000_000;
+
+/// Maximum number of restarts that a limit counts.
+const MAX_RESTARTS: u32 = 1000;
 
 /// Minimum backoff: without one, a service that can't start would use a whole core.
 const MIN_BACKOFF: Duration = Duration::from_millis(1);
@@ -37,6 +41,7 @@ pub(super) fn check_core(config: &NodedConfig) -> Result<(), ConfigViolation> {
         );
     }
     check_duration("node.grace", Some(config.node.grace))?;
+    check_health(&config.health)?;
     check_sizes(config)
 }
 
@@ -121,7 +126,8 @@ pub(crate) fn check_service(
     check_duration(&field("grace"), service.grace)?;
     check_absolute_path(&field("directory"), &service.directory)?;
     check_user_service(index, service)?;
-    check_backoff(index, service)
+    check_backoff(index, service)?;
+    check_restart_limit(index, service)
 }
 
 fn check_strings(index: usize, service: &UserService) -> Result<(), ConfigViolation> {
@@ -160,6 +166,30 @@ fn check_backoff(index: usize, service: &UserService) -> Result<(), ConfigViolat
         );
     }
     Ok(())
+}
+
+/// Checks that a restart limit is reached by a service that fails at once, each time.
+fn check_restart_limit(index: usize, service: &UserService) -> Result<(), ConfigViolation> {
+    let field = |name: &str| format!("service[{index}].restart_limit{name}");
+    let Some(RestartLimitConfig { restarts, period }) = service.restart_limit else { return Ok(()) };
+    if service.restart == Some(RestartPolicy::Never) {
+        return reject_field(field(""), "conflicts with restart \"never\"; remove one of them");
+    }
+    if restarts > MAX_RESTARTS {
+        let message = format!("{restarts} restarts are too many to count; use at most {MAX_RESTARTS}");
+        return reject_field(field(".restarts"), message);
+    }
+    check_duration(&field(".period"), Some(period))?;
+    let backoff = service.backoff.to_backoff();
+    let shortest = |failures| backoff.jittered_delay(failures, 0.0);
+    let elapsed: Duration = (2..=restarts).map(shortest).sum();
+    match elapsed >= period {
+        true => reject_field(
+            field(".period"),
+            format!("{period:?} is too short: by its backoff, {restarts} restarts take at least {elapsed:?}"),
+        ),
+        false => Ok(()),
+    }
 }
 
 /// Checks the dependencies between parts and services.
@@ -225,20 +255,5 @@ fn check_cycles(entries: &[DependencyEntry]) -> Result<(), ConfigViolation> {
             let field = section.map(|section| format!("{section}.depends_on")).unwrap_or_default();
             reject_field(field, format!("dependency cycle: {}", names.join(" -> ")))
         }
-    }
-}
-
-/// Sorts services after their dependencies, and otherwise in the order of the file.
-///
-/// # Errors
-/// The names of a dependency cycle; the first name is repeated at the end.
-pub fn order_services(services: &[UserService]) -> Result<Vec<&UserService>, Vec<&str>> {
-    let dependencies_of = |index: usize| -> Vec<usize> {
-        let position = |name: &String| services.iter().position(|service| service.name == *name);
-        services[index].depends_on.iter().filter_map(position).collect()
-    };
-    match order_by_dependencies(services.len(), dependencies_of) {
-        Ok(order) => Ok(order.into_iter().map(|index| &services[index]).collect()),
-        Err(cycle) => Err(cycle.into_iter().map(|index| services[index].name.as_str()).collect()),
     }
 }

@@ -6,7 +6,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// The tables that belong to no part.
-pub(super) const CORE_TABLES: [&str; 5] = ["node", "log", "events", "control", "services"];
+pub(crate) const CORE_TABLES: [&str; 6] = ["node", "log", "events", "control", "health", "services"];
 
 /// The text as a tree of values with their spans.
 pub(super) struct TomlDocument<'a>(Spanned<DeTable<'a>>);

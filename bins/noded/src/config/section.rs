@@ -65,7 +65,7 @@ impl ConfigSection {
     }
 
     /// Whether it is not a field of [`NodedConfig`](super::NodedConfig).
-    pub(super) fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.parse.is_some()
     }
 
@@ -110,17 +110,22 @@ pub(super) struct PartSections(BTreeMap<String, Arc<dyn SectionValue>>);
 
 impl PartialEq for PartSections {
     fn eq(&self, other: &Self) -> bool {
-        self.0.len() == other.0.len()
-            && self
-                .0
-                .iter()
-                .all(|(name, value)| other.0.get(name).is_some_and(|same| value.is_equal(same.as_ref())))
+        self.0.len() == other.0.len() && self.0.keys().all(|name| self.has_same(other, name))
     }
 }
 
 impl PartSections {
     pub(super) fn get<T: 'static>(&self, name: &str) -> Option<&T> {
         self.0.get(name)?.as_any().downcast_ref()
+    }
+
+    /// Whether a section has the same value, or is absent from both.
+    pub(super) fn has_same(&self, other: &Self, name: &str) -> bool {
+        match (self.0.get(name), other.0.get(name)) {
+            (Some(value), Some(other)) => value.is_equal(other.as_ref()),
+            (None, None) => true,
+            _ => false,
+        }
     }
 
     /// Moves a section from the document to here.

@@ -13,7 +13,8 @@ use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
 use super::check::{ConfigViolation, check_absolute_path, check_duration, check_no_nul, reject_field};
 use super::value::{
-    BackoffConfig, ReadinessConfig, RestartPolicy, deserialize_duration, deserialize_optional_duration,
+    BackoffConfig, ReadinessConfig, RestartLimitConfig, RestartPolicy, deserialize_duration,
+    deserialize_optional_duration,
 };
 
 /// `[[service]]`: a program of the operator.
@@ -45,6 +46,9 @@ pub struct UserService {
     /// Delays between restarts.
     #[serde(default)]
     pub backoff: BackoffConfig,
+    /// How often it restarts after failures before it stays dead; `None` is as often as it fails.
+    #[serde(default)]
+    pub restart_limit: Option<RestartLimitConfig>,
     /// Grace period; `None` is `node.grace`.
     #[serde(default, deserialize_with = "deserialize_optional_duration")]
     pub grace: Option<Duration>,
@@ -63,6 +67,9 @@ pub struct UserService {
     /// How it is asked to read its configuration again.
     #[serde(default)]
     pub reload: Option<ReloadConfig>,
+    /// Whether it keeps running when noded is killed; the next noded adopts it.
+    #[serde(default)]
+    pub keep: bool,
     /// The format of its log.
     #[serde(default, deserialize_with = "deserialize_text")]
     pub log: LogFormat,
@@ -277,6 +284,10 @@ fn parse_rlimit(text: &str) -> Option<(Option<u64>, Option<u64>)> {
 /// Checks the settings in this file.
 pub(super) fn check_user_service(index: usize, service: &UserService) -> Result<(), ConfigViolation> {
     let field = |name: &str| format!("service[{index}].{name}");
+    if service.keep && service.readiness == ReadinessConfig::Exit {
+        let message = "can't be kept with readiness \"exit\": its exit code would be lost; remove keep";
+        return reject_field(field("keep"), message);
+    }
     check_limits(&field("limits"), &service.limits)?;
     check_no_nul(&field("privileges.groups"), &service.privileges.groups)?;
     for path in &service.privileges.read_only_paths {

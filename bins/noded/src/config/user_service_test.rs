@@ -29,6 +29,13 @@ fn parse_service(keys: &str) -> Result<UserService, String> {
 }
 
 #[test]
+fn a_task_that_ends_by_itself_is_not_kept() {
+    assert!(parse_service("keep = true").expect("it parses").keep);
+    let error = parse_service("keep = true\nreadiness = \"exit\"").expect_err("it is rejected");
+    assert!(error.contains("service[0].keep") && error.contains("its exit code would be lost"), "{error}");
+}
+
+#[test]
 fn every_setting_of_a_service_parses() {
     let keys = r#"limits = { memory_max = "64MiB", cpu_max = 0.5, rlimits = { nofile = 9, core = "0:unlimited" } }
         privileges = { capabilities = [], umask = "027" }
@@ -111,5 +118,34 @@ fn an_invalid_setting_is_named_with_what_is_valid() {
         let error = parse_service(keys).expect_err(keys);
         assert!(error.contains(says), "{keys}\n is: {error}\nnot: {says}");
         assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn a_restart_limit_that_is_never_reached_is_rejected() {
+    let service = parse_service("restart_limit = { restarts = 5, period = \"10m\" }").expect("it parses");
+    let limit = service.restart_limit.expect("it is given");
+    assert_eq!((limit.restarts, limit.period), (5, Duration::from_secs(600)));
+    for (keys, says) in [
+        ("restart_limit = 5", "service[0].restart_limit: must be a table"),
+        ("restart_limit = { restarts = 5 }", "missing field `period`"),
+        ("restart_limit = { restarts = -1, period = \"1m\" }", "must be u32, not -1"),
+        (
+            "restart_limit = { restarts = 1001, period = \"1h\" }",
+            "service[0].restart_limit.restarts: 1001 restarts",
+        ),
+        ("restart_limit = { restarts = 5, period = \"25h\" }", "service[0].restart_limit.period: "),
+        (
+            "restart_limit = { restarts = 5, period = \"3s\" }",
+            "is too short: by its backoff, 5 restarts take at least 3.",
+        ),
+        ("restart_limit = { restarts = 0, period = \"0s\" }", "service[0].restart_limit.period: "),
+        (
+            "restart = \"never\"\nrestart_limit = { restarts = 5, period = \"1h\" }",
+            "conflicts with restart \"never\"",
+        ),
+    ] {
+        let error = parse_service(keys).expect_err(keys);
+        assert!(error.contains(says), "{error}\nnot: {says}");
     }
 }

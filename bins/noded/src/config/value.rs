@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use nodekeel_supervisor::Backoff;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
@@ -56,11 +57,30 @@ pub struct BackoffConfig {
     pub jitter: f64,
 }
 
+impl BackoffConfig {
+    /// The same for the supervisor.
+    pub(crate) fn to_backoff(self) -> Backoff {
+        let Self { initial, factor, max, jitter } = self;
+        Backoff { initial, factor, max, jitter }
+    }
+}
+
 impl Default for BackoffConfig {
     fn default() -> Self {
-        let nodekeel_supervisor::Backoff { initial, factor, max, jitter, .. } = Default::default();
+        let Backoff { initial, factor, max, jitter, .. } = Backoff::default();
         Self { initial, factor, max, jitter }
     }
+}
+
+/// `restart_limit`: how often a service restarts after failures before it stays dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestartLimitConfig {
+    /// Restarts within the period.
+    pub restarts: u32,
+    /// The period.
+    #[serde(deserialize_with = "deserialize_duration")]
+    pub period: Duration,
 }
 
 impl<'de> Deserialize<'de> for ReadinessConfig {

@@ -16,7 +16,7 @@ use crate::{plan, v1};
 const UNHEALTHY: &str = "Unhealthy";
 
 /// The node's cluster, or the status of a node without one.
-fn require_cluster(shared: &NodeState) -> Result<&ClusterNode, Status> {
+fn require_cluster(shared: &NodeState) -> Result<ClusterNode, Status> {
     let none = || {
         Status::failed_precondition("clustering is not configured: [cluster] is missing in the configuration")
     };
@@ -45,6 +45,8 @@ pub(super) fn cluster_status(shared: &NodeState) -> Result<v1::ClusterResponse, 
             Some(membership.cluster_id.to_string()),
         ),
         EnrolmentState::Failed(reason) => (plan::error_chain(reason), None, None),
+        // A state of a later release of the crate.
+        _ => (condition.clone().unwrap_or_default(), None, None),
     };
     Ok(v1::ClusterResponse {
         state: match (&state, condition) {
@@ -64,7 +66,7 @@ fn waiting_detail(shared: &NodeState, cause: &WaitCause) -> String {
         WaitCause::NoInstruction => ", or type `nodectl cluster bootstrap` for a new cluster",
         _ => "",
     };
-    let ticket = shared.plan.config.node.data.join("cluster/state/enrolment.pb");
+    let ticket = shared.plan().config.node.data.join("esp/enrolment.pb");
     format!("{cause}; copy a ticket of a member to {}{hint}", ticket.display())
 }
 
@@ -108,7 +110,7 @@ pub(super) async fn create_ticket(
     let ticket = match tickets.issue_ticket(&url).await {
         Ok(ticket) => ticket,
         Err(error) => {
-            let hint = ticket_hint(cluster, &error, &url).await;
+            let hint = ticket_hint(&cluster, &error, &url).await;
             return Err(ticket_error_status(&error, hint, cluster.condition().as_deref()));
         }
     };
@@ -149,7 +151,7 @@ fn peer_url(shared: &NodeState, address: &str, port: u32) -> Result<PeerUrl, Sta
         |what: &str| Status::invalid_argument(format!("invalid address or port of a node: {what:?}"));
     let address: IpAddr = address.parse().map_err(|_| invalid(address))?;
     let port = match u16::try_from(port).map_err(|_| invalid(&port.to_string()))? {
-        0 => shared.plan.config.services.etcd.peer_port.get(),
+        0 => shared.plan().config.services.etcd.peer_port.get(),
         port => port,
     };
     Ok(PeerUrl::new(address, port))

@@ -64,9 +64,12 @@ async fn connect_store(shared: &NodeState) -> Result<ContainerdImages, Status> {
             "this node does not run containerd; see services.containerd",
         ));
     };
-    let store = ContainerdImages::connect(&images.directories.socket_path()).await;
+    let store = ContainerdImages::connect(&images.socket).await;
     let store = store.map_err(|error| aborted_status(&error))?;
-    Ok(store.with_disk(images.directories.root_dir(), images.reserve))
+    match images.root_dir() {
+        Some(root) => Ok(store.with_disk(root, images.reserve)),
+        None => Err(Status::aborted("containerd has not started: see root.storage and root.containerd")),
+    }
 }
 
 fn images_response(mut images: Vec<Image>) -> v1::ImagesResponse {

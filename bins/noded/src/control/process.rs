@@ -27,17 +27,17 @@ impl ControlService {
     #[allow(clippy::result_large_err, reason = "tonic's services return its status")]
     fn find_handle(&self, dn: &str) -> Result<ProcessHandle, Status> {
         self.check_not_skipped(dn)?;
-        let handles = self.shared.extension::<ServiceHandles>();
-        if let Some(handle) = handles.and_then(|handles| handles.0.get(dn)) {
-            return Ok(handle.clone());
+        // A service that a reload has removed leaves its handle.
+        if self.shared.tree_nodes().iter().all(|node| node.dn != dn) {
+            return Err(self.unknown_dn(dn));
         }
-        if self.shared.tree_nodes().iter().any(|node| node.dn == dn) {
+        let handles = self.shared.extension::<ServiceHandles>();
+        handles.and_then(|handles| handles.0.get(dn).cloned()).ok_or_else(|| {
             let why = format!(
                 "{dn} is not a [[service]]: only these can be signaled or reloaded; restart it instead"
             );
-            return Err(Status::failed_precondition(why));
-        }
-        Err(self.unknown_dn(dn))
+            Status::failed_precondition(why)
+        })
     }
 }
 

@@ -1,6 +1,7 @@
-//! The control socket's file, in a directory that is kept open.
+//! The files of the control socket and the metrics socket, in directories that are kept open.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -17,76 +18,106 @@ use tokio::time::{Sleep, sleep};
 
 use crate::data::{self, DataError, check_writable};
 
-/// Why the control socket can't be bound.
+/// The path of a socket of the node, and what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SocketPath {
+    path: PathBuf,
+    name: &'static str,
+    /// The key of the configuration that sets it.
+    key: &'static str,
+}
+
+impl SocketPath {
+    /// The socket of the control API.
+    pub(crate) fn control(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), name: "control socket", key: "control.socket" }
+    }
+
+    /// The socket of the metrics.
+    pub(crate) fn metrics(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), name: "metrics socket", key: "metrics.address" }
+    }
+
+    fn parent(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    fn file_name(&self) -> &OsStr {
+        self.path.file_name().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for SocketPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.path.display())
+    }
+}
+
+/// Why a socket of the node can't be bound.
 #[derive(Debug, Error)]
 pub(crate) enum BindError {
-    #[error("control socket {} is in use by another program: set control.socket to another path", path.display())]
-    InUse { path: PathBuf },
+    #[error("{socket} is in use by another program: set {} to another path", socket.key)]
+    InUse { socket: SocketPath },
     #[error(
-        "can't create control socket {}: {what} exists there and will not be replaced; move it away, or set \
-         control.socket to another path",
-        path.display()
+        "can't create {socket}: {what} exists there and will not be replaced; move it away, or set {} to another path",
+        socket.key
     )]
-    NotASocket { path: PathBuf, what: &'static str },
-    #[error("can't create control socket {}: directory {} does not exist; create it, or set control.socket", path.display(), parent.display())]
-    NoParent { path: PathBuf, parent: PathBuf },
-    #[error("can't create control socket {}: {reason}; set control.socket to another path", path.display())]
-    UnusableParent { path: PathBuf, reason: String },
-    #[error("can't create control socket {}", path.display())]
+    NotASocket { socket: SocketPath, what: &'static str },
+    #[error("can't create {socket}: directory {} does not exist; create it, or set {}", socket.parent().display(), socket.key)]
+    NoParent { socket: SocketPath },
+    #[error("can't create {socket}: {reason}; set {} to another path", socket.key)]
+    UnusableParent { socket: SocketPath, reason: String },
+    #[error("can't create {socket}")]
     Bind {
-        path: PathBuf,
+        socket: SocketPath,
         #[source]
         source: io::Error,
     },
-    #[error("can't inspect control socket {}", path.display())]
+    #[error("can't inspect {socket}")]
     Inspect {
-        path: PathBuf,
+        socket: SocketPath,
         #[source]
         source: DirError,
     },
 }
 
 /// Checks whether a node with this data directory could create the socket; changes nothing.
-pub(crate) fn check_socket(path: &Path, data: &Path) -> Result<(), BindError> {
-    let parent = parent_dir(path);
+pub(crate) fn check_socket(socket: &SocketPath, data: &Path) -> Result<(), BindError> {
+    let parent = socket.parent();
     let opened = data::open_directory(parent).and_then(|dir| check_writable(&dir).map(|()| dir));
     let is_own = parent == data || parent == data.join("run");
     match opened {
-        Ok(dir) => check_socket_file(&dir, path),
+        Ok(dir) => check_socket_file(&dir, socket),
         // The data directory creates them.
         _ if is_own => Ok(()),
-        Err(error) => Err(parent_error(path, error)),
+        Err(error) => Err(parent_error(socket, error)),
     }
 }
 
-fn parent_dir(path: &Path) -> &Path {
-    path.parent().unwrap_or(Path::new("/"))
-}
-
 /// The error of the socket's directory.
-fn parent_error(path: &Path, error: DataError) -> BindError {
-    let (path, parent) = (path.to_owned(), parent_dir(path).to_owned());
+fn parent_error(socket: &SocketPath, error: DataError) -> BindError {
+    let (socket, parent) = (socket.clone(), socket.parent());
     let reason = match error {
         _ if !parent.exists() && parent.parent().is_none_or(|above| !above.is_file()) => {
-            return BindError::NoParent { path, parent };
+            return BindError::NoParent { socket };
         }
         DataError::NotADirectory { path: file } => format!("{} is not a directory", file.display()),
         DataError::Unusable { path: directory, why } => format!("{} is {why}", directory.display()),
         DataError::Permission { .. } => format!("permission denied to write to {}", parent.display()),
         other => crate::plan::error_chain(&other),
     };
-    BindError::UnusableParent { path, reason }
+    BindError::UnusableParent { socket, reason }
 }
 
 /// Checks that the socket's path is free or a stale socket.
-fn check_socket_file(dir: &Dir, path: &Path) -> Result<(), BindError> {
-    let state = dir.socket_state(socket_name(path));
-    let path = path.to_owned();
+fn check_socket_file(dir: &Dir, socket: &SocketPath) -> Result<(), BindError> {
+    let state = dir.socket_state(socket.file_name());
+    let socket = socket.clone();
     let kind = match state {
         Ok(SocketState::NotASocket(kind)) => kind,
         Ok(SocketState::Absent | SocketState::Stale) => return Ok(()),
-        Ok(_) => return Err(BindError::InUse { path }),
-        Err(source) => return Err(BindError::Inspect { path, source }),
+        Ok(_) => return Err(BindError::InUse { socket }),
+        Err(source) => return Err(BindError::Inspect { socket, source }),
     };
     let what = match kind {
         FileKind::Dir => "a directory",
@@ -94,18 +125,14 @@ fn check_socket_file(dir: &Dir, path: &Path) -> Result<(), BindError> {
         FileKind::File => "a file",
         _ => "a file that is not a socket",
     };
-    Err(BindError::NotASocket { path, what })
+    Err(BindError::NotASocket { socket, what })
 }
 
-fn socket_name(path: &Path) -> &OsStr {
-    path.file_name().unwrap_or_default()
-}
-
-/// The node's socket. It stays bound while its server restarts: connections opened meanwhile are served
+/// A socket of the node. It stays bound while its server restarts: connections opened meanwhile are served
 /// afterwards.
 #[derive(Debug)]
-pub(crate) struct ControlSocket {
-    path: PathBuf,
+pub(crate) struct NodeSocket {
+    socket: SocketPath,
     bound: Mutex<Option<Arc<BoundSocket>>>,
 }
 
@@ -114,23 +141,23 @@ pub(crate) struct ControlSocket {
 struct BoundSocket {
     listener: UnixListener,
     dir: Dir,
-    path: PathBuf,
+    socket: SocketPath,
     /// Device and inode of the file.
     file_id: (u64, u64),
 }
 
-impl ControlSocket {
+impl NodeSocket {
     /// Binds it.
-    pub(crate) fn new(path: &Path) -> Result<Self, BindError> {
-        let bound = Mutex::new(Some(BoundSocket::new(path)?));
-        Ok(Self { path: path.to_owned(), bound })
+    pub(crate) fn new(socket: SocketPath) -> Result<Self, BindError> {
+        let bound = Mutex::new(Some(BoundSocket::new(&socket)?));
+        Ok(Self { socket, bound })
     }
 
     /// Streams the connections; binds a new socket if the file of the old one was removed.
     pub(crate) fn listen(&self) -> Result<ConnectionStream, BindError> {
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let there = bound.take().filter(|bound| bound.is_at_path());
-        let there = there.map_or_else(|| BoundSocket::new(&self.path), Ok)?;
+        let there = there.map_or_else(|| BoundSocket::new(&self.socket), Ok)?;
         *bound = Some(Arc::clone(&there));
         Ok(ConnectionStream { bound: there, pause: None })
     }
@@ -142,30 +169,30 @@ impl ControlSocket {
 }
 
 impl BoundSocket {
-    fn new(path: &Path) -> Result<Arc<Self>, BindError> {
-        let dir = data::open_directory(parent_dir(path)).map_err(|error| parent_error(path, error))?;
-        let listener = bind_socket(&dir, path)?;
-        let failed = || BindError::Bind { path: path.to_owned(), source: io::ErrorKind::NotFound.into() };
-        let file = file_identity(&dir, path).ok_or_else(failed)?;
-        Ok(Arc::new(Self { listener, dir, path: path.to_owned(), file_id: file }))
+    fn new(socket: &SocketPath) -> Result<Arc<Self>, BindError> {
+        let dir = data::open_directory(socket.parent()).map_err(|error| parent_error(socket, error))?;
+        let listener = bind_socket(&dir, socket)?;
+        let failed = || BindError::Bind { socket: socket.clone(), source: io::ErrorKind::NotFound.into() };
+        let file = file_identity(&dir, socket).ok_or_else(failed)?;
+        Ok(Arc::new(Self { listener, dir, socket: socket.clone(), file_id: file }))
     }
 
     /// Whether its file is still at the socket's path.
     fn is_at_path(&self) -> bool {
-        let dir = Dir::open(parent_dir(&self.path));
-        dir.is_ok_and(|dir| file_identity(&dir, &self.path) == Some(self.file_id))
+        let dir = Dir::open(self.socket.parent());
+        dir.is_ok_and(|dir| file_identity(&dir, &self.socket) == Some(self.file_id))
     }
 }
 
-fn file_identity(dir: &Dir, path: &Path) -> Option<(u64, u64)> {
-    dir.metadata(socket_name(path)).ok().map(|file| (file.device, file.inode))
+fn file_identity(dir: &Dir, socket: &SocketPath) -> Option<(u64, u64)> {
+    dir.metadata(socket.file_name()).ok().map(|file| (file.device, file.inode))
 }
 
 impl Drop for BoundSocket {
     fn drop(&mut self) {
         // If that fails, the file is a stale socket, which the next instance replaces.
-        if file_identity(&self.dir, &self.path) == Some(self.file_id) {
-            let _ = self.dir.remove_file(socket_name(&self.path));
+        if file_identity(&self.dir, &self.socket) == Some(self.file_id) {
+            let _ = self.dir.remove_file(self.socket.file_name());
         }
     }
 }
@@ -200,15 +227,15 @@ impl Stream for ConnectionStream {
 ///
 /// Between the file's creation and its mode another user might connect: every call's credentials are checked
 /// too.
-fn bind_socket(dir: &Dir, path: &Path) -> Result<UnixListener, BindError> {
-    check_socket_file(dir, path)?;
-    let failed = |source| BindError::Bind { path: path.to_owned(), source };
-    dir.remove_file(socket_name(path))
-        .map_err(|source| BindError::Inspect { path: path.to_owned(), source })?;
+fn bind_socket(dir: &Dir, socket: &SocketPath) -> Result<UnixListener, BindError> {
+    check_socket_file(dir, socket)?;
+    let failed = |source| BindError::Bind { socket: socket.clone(), source };
+    dir.remove_file(socket.file_name())
+        .map_err(|source| BindError::Inspect { socket: socket.clone(), source })?;
     // The kernel binds by path alone.
-    let listener = UnixListener::bind(path).map_err(failed)?;
+    let listener = UnixListener::bind(&socket.path).map_err(failed)?;
     let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-    fchmodat(dir, socket_name(path), mode, FchmodatFlags::FollowSymlink)
+    fchmodat(dir, socket.file_name(), mode, FchmodatFlags::FollowSymlink)
         .map_err(|errno| failed(errno.into()))?;
     Ok(listener)
 }
@@ -224,7 +251,7 @@ mod tests {
     fn a_directory_that_cannot_be_used_is_an_error_with_its_own_reason() {
         let parent = tempfile::tempdir().expect("a directory");
         let path = parent.path().join("s");
-        let text = |error| parent_error(&path, error).to_string();
+        let text = |error| parent_error(&SocketPath::control(&path), error).to_string();
         let denied = DataError::Permission { path: parent.path().to_owned() };
         assert!(text(denied).contains("permission denied to write to"));
         // A link that leads to itself: no permission helps.
@@ -239,7 +266,9 @@ mod tests {
     async fn a_stale_socket_is_replaced_and_nothing_else_is() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("s");
-        let bind = |path: &Path| super::bind_socket(&Dir::open(scratch.path()).expect("there"), path);
+        let bind = |path: &Path| {
+            super::bind_socket(&Dir::open(scratch.path()).expect("there"), &SocketPath::control(path))
+        };
         drop(bind(&path).expect("nothing is there"));
         let live = bind(&path).expect("a dead socket is there");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);

@@ -51,7 +51,7 @@ pub(super) fn tree_stream(
 }
 
 /// Resolves when readiness clears the failures of a runnable, if nothing changes until then.
-async fn failures_cleared(shared: &NodeState) {
+pub(super) async fn failures_cleared(shared: &NodeState) {
     let statuses = shared.with_supervisor(Supervisor::snapshot).unwrap_or_default();
     match statuses.iter().filter_map(|status| status.failures_clear_in).min() {
         Some(time) => tokio::time::sleep(time).await,

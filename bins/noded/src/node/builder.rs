@@ -10,10 +10,10 @@ use nodekeel_logtree::LogStore;
 use thiserror::Error;
 
 use super::{Deps, NodeHandle, StartError, new_log_store};
-use crate::config::{ConfigError, NodedConfig, read_text};
+use crate::config::{ConfigError, read_text};
 use crate::part::Part;
 use crate::parts::{PartDeps, Parts};
-use crate::plan::{NodePlan, PlanError};
+use crate::plan::{NodePlan, PlanError, PlanSource, SourceError};
 use crate::search_path::SearchPath;
 
 /// Builds a node: [`NodeHandle::builder`].
@@ -43,6 +43,8 @@ use crate::search_path::SearchPath;
 pub struct NodeBuilder {
     file: PathBuf,
     text: String,
+    /// The text is that of the file, which a reload reads again.
+    is_from_file: bool,
     deps: PartDeps,
     changes: Vec<PartChange>,
     data: Option<PathBuf>,
@@ -89,6 +91,7 @@ impl NodeBuilder {
         Self {
             file,
             text,
+            is_from_file: false,
             deps: PartDeps::default(),
             changes: Vec::new(),
             data: None,
@@ -98,12 +101,12 @@ impl NodeBuilder {
         }
     }
 
-    /// A builder with the configuration of a file.
+    /// A builder with the configuration of a file. [`NodeHandle::reload`] reads it again.
     ///
     /// # Errors
     /// The file can't be read, or is not UTF-8.
     pub fn from_file(file: &Path) -> Result<Self, ConfigError> {
-        Ok(Self::new(file.to_owned(), read_text(file)?))
+        Ok(Self { is_from_file: true, ..Self::new(file.to_owned(), read_text(file)?) })
     }
 
     /// Adds a part: see [`Parts::with`].
@@ -129,7 +132,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Keeps the data of the cluster on this volume: see [`PartDeps::volume`].
+    /// Keeps the data of the node on this volume: see [`PartDeps::volume`].
     #[must_use]
     pub fn volume(mut self, volume: impl DataVolume + 'static) -> Self {
         self.deps.volume = Some(Arc::new(volume));
@@ -186,9 +189,13 @@ impl NodeBuilder {
                 PartChange::Replace(part) => parts.replace_part(part),
                 PartChange::Remove(name) => parts.without(&name),
             });
-        let mut config = NodedConfig::parse_with(&parts, &self.file, &self.text)?;
-        config.node.data = self.data.unwrap_or(config.node.data);
-        Ok(NodePlan::from_parts(&parts, config, self.search, self.dev)?)
+        let Self { file, text, search, dev, data, .. } = self;
+        let of_file = self.is_from_file.then(|| file.clone());
+        let source = PlanSource { parts, search, dev, file: of_file, data };
+        source.plan_text((&file, &text), None).map_err(|error| match error {
+            SourceError::Config(error) => BuildError::Config(error),
+            SourceError::Plan(error) => BuildError::Plan(error),
+        })
     }
 
     /// Plans the node, and starts it.

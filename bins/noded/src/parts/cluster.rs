@@ -1,5 +1,9 @@
 //! Cluster membership.
 
+mod health;
+mod metrics;
+mod volume;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,12 +19,14 @@ use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume};
 use nodekeel_logtree::parse::LogFormat;
 
+use self::volume::{ClusterOnVolume, ClusterVolume};
 use super::PartDeps;
 use super::etcd::{check_ports, required_etcd_bytes};
 use super::network::check_reachable;
 use crate::config::{ClusterConfig, ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_cluster};
-use crate::data::DataError;
-use crate::layout::{ClusterDir, ClusterLayout};
+use crate::layout::{
+    CLUSTER_DIR, ClusterLayout, ClusterNames, MemoryClusterLayout, NamesLayout, StorageLayout,
+};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
@@ -45,7 +51,8 @@ impl Part for ClusterPart {
     }
 
     fn sections(&self) -> Vec<ConfigSection> {
-        vec![ConfigSection::field("cluster")]
+        // Its etcd has the ports of the part without a cluster, which a program may have removed.
+        vec![ConfigSection::field("cluster"), ConfigSection::field("services.etcd")]
     }
 
     fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
@@ -76,12 +83,15 @@ impl Part for ClusterPart {
             needs_root.then(|| planner.skip_or_report("cluster", reason)).flatten()
         });
         let root = planner.root();
-        let parent: &LayoutDir = if consensus.is_in_memory() { &root.run } else { root };
-        let placed: ClusterLayout = parent.add_layout().expect(PLACED_IN_MEMORY);
-        let directory = placed.cluster.path().to_owned();
-        let bootstrap_record = match consensus.is_in_memory() {
-            true => directory.join("state/bootstrapped"),
-            false => bootstrap_record(cluster, root.path()),
+        let (directory, bootstrap_record) = match consensus.is_in_memory() {
+            true => {
+                let placed: MemoryClusterLayout = root.run.add_layout().expect(PLACED_IN_MEMORY);
+                (placed.cluster.path().to_owned(), placed.cluster.state.path().join("bootstrapped"))
+            }
+            false => {
+                let placed: ClusterLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
+                (placed.cluster.path().to_owned(), bootstrap_record(cluster, root.path()))
+            }
         };
         if cluster.bootstrap_record.is_some() && bootstrap_record.starts_with(root.path()) {
             planner.report(format!(
@@ -90,8 +100,9 @@ impl Part for ClusterPart {
             ));
         }
         let bytes = match &consensus {
-            ConsensusBackend::Etcd { .. } if self.deps.volume.is_none() => {
-                required_etcd_bytes(&planner.config().node.data, "cluster/volume/etcd/data/member")
+            // Also where an earlier release kept it.
+            ConsensusBackend::Etcd { .. } => {
+                required_etcd_bytes(&planner.config().node.data, ["data/cluster/etcd", "cluster/volume/etcd"])
             }
             _ => 0,
         };
@@ -101,7 +112,10 @@ impl Part for ClusterPart {
         let plan = ClusterPlan { consensus, directory, bootstrap_record, config, deps };
         let service = PlannedService::new(DN, plan).disk_bytes(bytes).skip(skipped);
         let service = service.log_format("root.cluster.consensus.etcd", LogFormat::Etcd);
-        planner.add(if is_in_memory { service } else { service.layout::<ClusterLayout>() });
+        planner.add(match is_in_memory {
+            true => service.run_layout::<MemoryClusterLayout>(),
+            false => service.layout::<ClusterLayout>().node_layout::<NamesLayout>(),
+        });
     }
 }
 
@@ -160,13 +174,11 @@ fn bootstrap_record(cluster: &ClusterConfig, data: &Path) -> PathBuf {
 impl fmt::Display for ClusterPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.config.address, &self.config.interface) {
-            _ if self.deps.network.is_some() => {
-                f.write_str("a member at the address that the program provides, ")?
+            (Some(address), _) if self.deps.network.is_none() => write!(f, "a member at {address}, ")?,
+            (None, Some(interface)) if self.deps.network.is_none() => {
+                write!(f, "a member at the address of {interface}, ")?;
             }
-            (Some(address), _) => write!(f, "a member at {address}, ")?,
-            (None, interface) => {
-                write!(f, "a member at the address of {}, ", interface.as_deref().unwrap_or_default())?;
-            }
+            _ => f.write_str("a member at the address that the program provides, ")?,
         }
         if self.config.bootstrap {
             f.write_str("bootstraps a cluster once if it has no ticket, ")?;
@@ -190,16 +202,52 @@ impl fmt::Display for ClusterPlan {
 
 impl PlannedRunnable for ClusterPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let placed = self.place(node)?;
+        let prepared = match self.consensus.is_in_memory() {
+            true => self.prepare_in_memory(node)?,
+            false => self.prepare_on_volume(node)?,
+        };
+        // It needs its address until it has stopped.
+        Ok(prepared.stop_before("root.network"))
+    }
+}
+
+impl ClusterPlan {
+    fn prepare_on_volume(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let state = node.create_node_layout::<StorageLayout>()?.esp;
+        let names = node.create_node_layout::<NamesLayout>()?.names;
+        let volume = Arc::<ClusterVolume>::default();
+        let cluster = self.new_cluster(node, (&state, names), Arc::clone(&volume) as _)?;
+        Ok(node.on_volume(move |data| {
+            data.create_layout::<ClusterLayout>()?;
+            volume.attach(data.dir().open_dir(CLUSTER_DIR)?);
+            Ok(ClusterOnVolume { cluster: cluster.clone(), volume: Arc::clone(&volume) })
+        }))
+    }
+
+    fn prepare_in_memory(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        // The keys of a cluster in memory are lost with the process, so files of the former one are stale.
+        Dir::open(node.data().run.path())?.remove_tree("cluster")?;
+        let placed = node.create_run_layout::<MemoryClusterLayout>()?.cluster;
+        let volume = Arc::new(DirectoryVolume::new(Dir::open(placed.volume.path())?));
+        Ok(PreparedRunnable::new(self.new_cluster(node, (&placed.state, placed.names), volume)?))
+    }
+
+    /// The cluster service, which the control API finds too.
+    fn new_cluster(
+        &self,
+        node: &mut NodePreparation<'_>,
+        (state, names): (&LayoutDir, ClusterNames),
+        volume: Arc<dyn DataVolume>,
+    ) -> Result<ClusterNode, PrepareError> {
         let deps = Deps {
-            journal_dir: Dir::open(placed.state.path())?,
-            enrolment: enrolment_sources(&placed.state),
+            journal_dir: Dir::open(state.path())?,
+            enrolment: enrolment_sources(state),
             network: self.network(node)?,
-            volume: self.volume(placed.volume.path())?,
+            volume,
             consensus: new_consensus(&self.consensus, node.config().node.grace),
             local_names: LocalNames {
-                hosts: Some(placed.names.hosts),
-                machine_id: Some(placed.names.machine_id),
+                hosts: Some(names.hosts),
+                machine_id: Some(names.machine_id),
                 set_hostname: self.config.hostname,
             },
         };
@@ -210,20 +258,10 @@ impl PlannedRunnable for ClusterPlan {
         settings.bootstrap_record = Some(BootstrapRecord::new(&self.bootstrap_record));
         let cluster = ClusterNode::new(deps, settings);
         node.extensions().insert(cluster.clone());
-        // It needs its address until it has stopped.
-        Ok(PreparedRunnable::new(cluster).stop_before("root.network"))
-    }
-}
-
-impl ClusterPlan {
-    fn place(&self, node: &NodePreparation<'_>) -> Result<ClusterDir, DataError> {
-        if self.consensus.is_in_memory() {
-            // The keys of a cluster in memory are lost with the process, so files of the former one are
-            // stale.
-            Dir::open(node.data.run.path())?.remove_tree("cluster")?;
-            return node.create_run_layout::<ClusterLayout>().map(|placed| placed.cluster);
-        }
-        node.create_layout::<ClusterLayout>().map(|placed| placed.cluster)
+        let ticket = state.path().join("enrolment.pb");
+        node.health_sources().add("cluster", health::health_source(cluster.clone(), ticket));
+        node.metrics().add("cluster", metrics::cluster_registry(cluster.clone()));
+        Ok(cluster)
     }
 
     /// The program's network, that of a part before this one, or the configured address.
@@ -235,13 +273,6 @@ impl ClusterPlan {
             "the cluster has no network: set cluster.address, or use a node program with a part that provides one",
         )?;
         Ok(Arc::new(StaticNetwork::new(NodeAddress::try_new(address)?)))
-    }
-
-    fn volume(&self, directory: &Path) -> Result<Arc<dyn DataVolume>, DataError> {
-        match &self.deps.volume {
-            Some(volume) => Ok(Arc::clone(volume)),
-            None => Ok(Arc::new(DirectoryVolume::new(Dir::open(directory)?))),
-        }
     }
 }
 

@@ -1,22 +1,34 @@
 //! containerd with private root, state and socket, and the import of preseeded images.
 
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use nodekeel_containerd_svc::{
     Containerd, ContainerdConfig as DaemonConfig, ContainerdSettings, DirectoryLayout, DiskReserve, Preseed,
+    daemon_version,
 };
 use nodekeel_logtree::parse::LogFormat;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
 
 use crate::config::{ConfigSection, ConfigViolation, ContainerdConfig, NodedConfig, check_containerd};
+use crate::health::{HealthProbe, NodeSnapshot};
 use crate::layout::{ContainerdLayout, ContainerdRunLayout};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+    is_equal,
 };
 use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 
 const DN: &str = "root.containerd";
+
+/// The DN of the import.
+const PRESEED_DN: &str = "root.containerd.preseed";
 
 /// The part of the node's containerd.
 pub(super) struct ContainerdPart;
@@ -65,7 +77,7 @@ impl Part for ContainerdPart {
                 DaemonConfig::Settings(ContainerdSettings::default())
             }
         };
-        let placed: ContainerdLayout = planner.root().add_layout().expect(PLACED_IN_MEMORY);
+        let placed: ContainerdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let run: ContainerdRunLayout = planner.root().run.add_layout().expect(PLACED_IN_MEMORY);
         let (data, run) = (placed.containerd.path().to_owned(), run.containerd.path().to_owned());
         let directories = match DirectoryLayout::new(data, run) {
@@ -82,10 +94,10 @@ impl Part for ContainerdPart {
 }
 
 /// A containerd with private root, state and socket.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 struct ContainerdPlan {
     binary: PathBuf,
-    /// Its directories and its socket.
+    /// Its directories and its socket, as planned.
     directories: DirectoryLayout,
     config: ContainerdConfig,
     /// The configuration of the daemon.
@@ -117,29 +129,106 @@ impl fmt::Display for ContainerdPlan {
 
 impl PlannedRunnable for ContainerdPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        node.create_layout::<ContainerdLayout>()?;
-        node.create_run_layout::<ContainerdRunLayout>()?;
+        let run = node.create_run_layout::<ContainerdRunLayout>()?.containerd.path().to_owned();
         let (path, log_store) = (node.search_path().as_path_variable(), node.log_store().clone());
-        let mut containerd = Containerd::new(&self.binary, self.directories.clone(), path, log_store);
+        let images = Arc::new(ImageAccess {
+            socket: self.directories.socket_path(),
+            root: Mutex::default(),
+            reserve: disk_reserve(&self.config),
+        });
+        node.extensions().insert(Arc::clone(&images));
+        let socket = self.directories.socket_path();
+        let probe = move || {
+            let socket = socket.clone();
+            async move { Ok(daemon_version(&socket).await.map(drop)?) }
+        };
+        node.health_sources().add("containerd", HealthProbe::new(DN, probe));
+        let preseed = self
+            .config
+            .preseed
+            .as_ref()
+            .map(|images| Preseed::new(images).with_unpacking(self.config.unpack));
+        if let Some(preseed) = &preseed {
+            let mut registry = Registry::default();
+            registry.register_collector(Box::new(BundleCollector(preseed.clone())));
+            node.metrics().add("containerd", registry);
+            let images = preseed.bundle_dir().to_owned();
+            node.health_sources().add("containerd.preseed", move |node: &NodeSnapshot| {
+                let found = node.condition_of(PRESEED_DN);
+                found.map(|found| found.hint(preseed_hint(&images))).into_iter().collect()
+            });
+        }
+        let (plan, grace) = (self.clone(), node.config().node.grace);
+        Ok(node.on_volume(move |volume| {
+            let placed: ContainerdLayout = volume.create_layout()?;
+            let directories = DirectoryLayout::new(placed.containerd.path(), &run)?;
+            images.set_root_dir(directories.root_dir());
+            let containerd = Containerd::new(&plan.binary, directories, path.clone(), log_store.clone());
+            Ok(plan.configure(containerd, grace, preseed.clone()))
+        }))
+    }
+
+    fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
+        is_equal(self, new)
+    }
+}
+
+impl ContainerdPlan {
+    fn configure(&self, mut containerd: Containerd, grace: Duration, preseed: Option<Preseed>) -> Containerd {
         containerd.extra_args = self.config.extra_args.iter().map(Into::into).collect();
-        containerd.grace_period = node.config().node.grace;
+        containerd.grace_period = grace;
         containerd.config = self.daemon_config.clone();
         containerd.disk_reserve = disk_reserve(&self.config);
-        let unpack = self.config.unpack;
-        containerd.preseed =
-            self.config.preseed.as_ref().map(|images| Preseed::new(images).with_unpacking(unpack));
-        let (directories, reserve) = (self.directories.clone(), containerd.disk_reserve);
-        node.extensions().insert(Arc::new(ImageAccess { directories, reserve }));
-        Ok(PreparedRunnable::new(containerd))
+        containerd.preseed = preseed;
+        containerd
     }
+}
+
+/// Reads at each scrape how many bundles are imported.
+#[derive(Debug)]
+struct BundleCollector(Preseed);
+
+impl Collector for BundleCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(counts) = self.0.bundle_counts() else { return Ok(()) };
+        let help = "Bundles of images, by whether they are imported";
+        let mut bundles =
+            encoder.encode_descriptor("nodekeel_image_bundles", help, None, MetricType::Gauge)?;
+        for (state, count) in [("imported", counts.imported), ("failed", counts.failed)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            ConstGauge::new(count).encode(bundles.encode_family(&[("state", state)])?)?;
+        }
+        Ok(())
+    }
+}
+
+/// What to do about bundles that are not imported.
+fn preseed_hint(images: &Path) -> String {
+    let images = images.display();
+    format!(
+        "repair or delete the named bundles in {images}, or free space; then `nodectl restart {PRESEED_DN}` imports at once"
+    )
 }
 
 /// How the control API reaches the images.
 #[derive(Debug)]
 pub(crate) struct ImageAccess {
-    pub(crate) directories: DirectoryLayout,
+    pub(crate) socket: PathBuf,
+    /// The directory of the images on the data volume, once that was open.
+    root: Mutex<Option<PathBuf>>,
     /// What images leave free on the disk.
     pub(crate) reserve: DiskReserve,
+}
+
+impl ImageAccess {
+    /// The directory of the images; `None` before containerd has started.
+    pub(crate) fn root_dir(&self) -> Option<PathBuf> {
+        self.root.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_root_dir(&self, root: PathBuf) {
+        *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Some(root);
+    }
 }
 
 /// What images leave free on the disk.

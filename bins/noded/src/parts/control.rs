@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::NodedConfig;
-use crate::control::{self, ControlSocket};
+use crate::control::{self, NodeSocket, SocketPath};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
@@ -33,7 +33,10 @@ impl Part for ControlPart {
         if let Some(problem) = check_socket_path(socket, hint) {
             planner.report(problem);
         }
-        if let Err(error) = control::check_socket(socket, &planner.config().node.data) {
+        if !planner.serves_socket(socket)
+            && let Err(error) =
+                control::check_socket(&SocketPath::control(socket), &planner.config().node.data)
+        {
             planner.report(error.to_string());
         }
         planner.add(PlannedService::new(DN, ControlPlan { socket: socket.to_owned() }));
@@ -54,7 +57,7 @@ impl fmt::Display for ControlPlan {
 
 impl PlannedRunnable for ControlPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let socket = Arc::new(ControlSocket::new(&self.socket)?);
+        let socket = Arc::new(NodeSocket::new(SocketPath::control(&self.socket))?);
         node.extensions().insert(Arc::clone(&socket));
         Ok(PreparedRunnable::new(control::serve_control(Arc::clone(node.state), socket)))
     }

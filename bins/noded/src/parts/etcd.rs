@@ -11,9 +11,11 @@ use nodekeel_supervisor::Failure;
 use nodekeel_supervisor::process::{Process, Readiness};
 
 use crate::config::{ConfigSection, ConfigViolation, EtcdConfig, NodedConfig, check_etcd};
+use crate::health::HealthProbe;
 use crate::layout::EtcdLayout;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+    is_equal,
 };
 use crate::plan::{PLACED_IN_MEMORY, PartPlanner};
 
@@ -60,9 +62,10 @@ impl Part for EtcdPart {
         if skipped.is_none() {
             check_ports(planner, Ipv4Addr::LOCALHOST.into(), etcd);
         }
-        let placed: EtcdLayout = planner.root().add_layout().expect(PLACED_IN_MEMORY);
+        let placed: EtcdLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
         let data = placed.etcd.data.path().to_owned();
-        let bytes = required_etcd_bytes(&planner.config().node.data, "etcd/data/member");
+        // Also where an earlier release kept it.
+        let bytes = required_etcd_bytes(&planner.config().node.data, ["data/etcd", "etcd"]);
         let plan = EtcdPlan { binary, data, config: etcd.clone() };
         let service = PlannedService::new(DN, plan).layout::<EtcdLayout>().disk_bytes(bytes);
         planner.add(service.log_format(DN, LogFormat::Etcd).skip(skipped));
@@ -70,11 +73,11 @@ impl Part for EtcdPart {
 }
 
 /// An etcd of one member.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 struct EtcdPlan {
     /// The program.
     binary: PathBuf,
-    /// Its data directory.
+    /// Its data directory, as planned.
     data: PathBuf,
     /// Its settings.
     config: EtcdConfig,
@@ -95,8 +98,17 @@ impl fmt::Display for EtcdPlan {
 
 impl PlannedRunnable for EtcdPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        node.create_layout::<EtcdLayout>()?;
-        Ok(PreparedRunnable::new(etcd_process(self, node.config().node.grace)))
+        let url = format!("http://127.0.0.1:{}", self.config.client_port);
+        node.health_sources().add("etcd", HealthProbe::new(DN, move || probe_read(url.clone())));
+        let (plan, grace) = (self.clone(), node.config().node.grace);
+        Ok(node.on_volume(move |volume| {
+            let placed: EtcdLayout = volume.create_layout()?;
+            Ok(etcd_process(&plan, placed.etcd.data.path(), grace))
+        }))
+    }
+
+    fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
+        is_equal(self, new)
     }
 }
 
@@ -109,21 +121,25 @@ pub(super) fn check_ports(planner: &mut PartPlanner<'_>, address: IpAddr, etcd: 
     }
 }
 
-/// The free space for an etcd with this data: one that has run has allocated its segments already.
-pub(super) fn required_etcd_bytes(data: &Path, member: &str) -> u64 {
-    let has_run = Dir::open(data).and_then(|dir| dir.exists(member)).unwrap_or_default();
-    if has_run { 0 } else { MIN_ETCD_BYTES }
+/// The free space for an etcd with its directory at one of these places: one that has run has allocated its segments
+/// already.
+pub(super) fn required_etcd_bytes(data: &Path, places: [&str; 2]) -> u64 {
+    let has_run = |place: &str| {
+        let member = format!("{place}/data/member");
+        Dir::open(data).and_then(|dir| dir.exists(member)).unwrap_or_default()
+    };
+    if places.into_iter().any(has_run) { 0 } else { MIN_ETCD_BYTES }
 }
 
 /// etcd as a process; ready when it has reported readiness (sd_notify) and answers a linearizable read.
-fn etcd_process(etcd: &EtcdPlan, grace: Duration) -> Process {
+fn etcd_process(etcd: &EtcdPlan, data: &Path, grace: Duration) -> Process {
     let client = format!("http://127.0.0.1:{}", etcd.config.client_port);
     let peer = format!("http://127.0.0.1:{}", etcd.config.peer_port);
     let probed = client.clone();
     Process::new(&etcd.binary)
         .args(["--name", MEMBER_NAME])
         .arg("--data-dir")
-        .arg(&etcd.data)
+        .arg(data)
         .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
         .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
         .args(["--initial-cluster", &format!("{MEMBER_NAME}={peer}")])

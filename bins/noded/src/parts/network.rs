@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nodekeel_cluster::network::{InterfaceNetwork, Network};
 
 use super::PartDeps;
-use crate::config::{ClusterConfig, NodedConfig};
+use crate::config::{ClusterConfig, ConfigViolation, NodedConfig, check_cluster_address};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
@@ -29,6 +29,10 @@ impl NetworkPart {
 impl Part for NetworkPart {
     fn name(&self) -> &str {
         "network"
+    }
+
+    fn check(&self, config: &NodedConfig) -> Result<(), ConfigViolation> {
+        if self.is_provided { Ok(()) } else { check_cluster_address(config) }
     }
 
     /// The cluster waits for the address itself.

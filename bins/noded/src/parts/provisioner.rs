@@ -1,22 +1,26 @@
 //! Volumes for the claims of a Kubernetes cluster.
 
+mod health;
 mod kubelet_dir;
 mod no_quota;
 mod volume_service;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kube::config::Kubeconfig;
 use nodekeel_fsquota::{OpenError, ProjectQuota};
-use nodekeel_provisioner::{DriverName, NodeName};
+use nodekeel_provisioner::{DriverName, NodeName, PrometheusMetrics};
+use prometheus_client::registry::Registry;
 
-use self::volume_service::VolumeService;
+use self::health::{ApiHealth, CertificateHealth, CurrentProvisioner};
+use self::volume_service::{ServiceReports, VolumeService};
 use crate::config::{
     ConfigSection, ConfigViolation, NodedConfig, ProvisionerConfig, QuotaMode, check_provisioner,
 };
 use crate::data::{self, DataError, check_writable};
-use crate::layout::VolumesLayout;
+use crate::layout::{VOLUMES_DIR, VolumesLayout};
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
@@ -48,10 +52,10 @@ impl Part for ProvisionerPart {
 
     fn plan(&self, planner: &mut PartPlanner<'_>) {
         let Some(provisioner) = &planner.config().provisioner else { return };
-        let placed: VolumesLayout = planner.root().add_layout().expect(PLACED_IN_MEMORY);
-        let is_in_data_dir = provisioner.directory.is_none();
+        let placed: VolumesLayout = planner.volume().add_layout().expect(PLACED_IN_MEMORY);
+        let is_on_volume = provisioner.directory.is_none();
         let directory = provisioner.directory.clone().unwrap_or_else(|| placed.volumes.path().to_owned());
-        let (limits, skipped) = check_requirements(planner, provisioner, &directory, is_in_data_dir);
+        let (limits, skipped) = check_requirements(planner, provisioner, &directory, is_on_volume);
         let node = provisioner
             .node_name_or(&planner.config().node.name)
             .expect("a checked configuration has a valid name");
@@ -66,12 +70,12 @@ impl Part for ProvisionerPart {
             node,
             driver: provisioner.driver.clone(),
             directory,
-            is_in_data_dir,
+            is_on_volume,
             limits: limits.unwrap_or(LimitEnforcement::None),
             kubelet: provisioner.csi.then(|| provisioner.kubelet.clone()),
         };
         let service = PlannedService::new(DN, plan).skip(skipped);
-        planner.add(if is_in_data_dir { service.layout::<VolumesLayout>() } else { service });
+        planner.add(if is_on_volume { service.layout::<VolumesLayout>() } else { service });
     }
 }
 
@@ -84,10 +88,10 @@ struct ProvisionerPlan {
     node: NodeName,
     /// Name of the CSI driver.
     driver: DriverName,
-    /// Directory of volumes.
+    /// Directory of volumes; that on the data volume as planned, until the volume is open.
     directory: PathBuf,
-    /// Whether that directory is the default one, below the data directory.
-    is_in_data_dir: bool,
+    /// Whether that directory is the default one, on the data volume.
+    is_on_volume: bool,
     /// How the limits of volumes are enforced.
     limits: LimitEnforcement,
     /// The kubelet's directory; `None` if volumes are not mounted into pods.
@@ -108,10 +112,29 @@ enum LimitEnforcement {
 
 impl PlannedRunnable for ProvisionerPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        if self.is_in_data_dir {
-            node.create_layout::<VolumesLayout>()?;
+        let (current, kubeconfig) = (CurrentProvisioner::default(), self.kubeconfig.clone());
+        let health = node.health_sources();
+        health.add("provisioner", ApiHealth { current: current.clone(), kubeconfig: kubeconfig.clone() });
+        health.add("provisioner.certificate", CertificateHealth { kubeconfig });
+        let mut registry = Registry::default();
+        let metrics = Arc::new(PrometheusMetrics::register_in(&mut registry));
+        node.metrics().add("provisioner", registry);
+        let (plan, reports) =
+            (self.clone(), ServiceReports { log_store: node.log_store().clone(), metrics, current });
+        if !self.is_on_volume {
+            let directory = self.directory.clone();
+            node.health_sources().add_disk(&directory);
+            let base = move || data::open_directory(&directory);
+            return Ok(PreparedRunnable::new(VolumeService::open(plan, reports, base)?));
         }
-        Ok(PreparedRunnable::new(VolumeService::open(self, node.log_store())?))
+        Ok(node.on_volume(move |volume| {
+            let placed: VolumesLayout = volume.create_layout()?;
+            let directory = placed.volumes.path().to_owned();
+            let base = volume.dir().open_dir(VOLUMES_DIR)?;
+            let base = move || Ok(base.try_clone()?);
+            let plan = ProvisionerPlan { directory, ..plan.clone() };
+            Ok(VolumeService::open(plan, reports.clone(), base)?)
+        }))
     }
 }
 
@@ -121,9 +144,10 @@ fn check_requirements(
     planner: &mut PartPlanner<'_>,
     config: &ProvisionerConfig,
     directory: &Path,
-    is_in_data_dir: bool,
+    is_on_volume: bool,
 ) -> (Option<LimitEnforcement>, Option<String>) {
     let mut skipped = None;
+    let is_volume_provided = planner.is_volume_provided();
     let mut report = |reason: Option<String>| {
         if let Some(reason) = reason {
             let reason = planner.skip_or_report("provisioner", reason);
@@ -131,10 +155,14 @@ fn check_requirements(
         }
     };
     report(check_kubeconfig(&config.kubeconfig).err());
-    let existing = find_existing_directory(directory, is_in_data_dir);
+    let existing = find_existing_directory(directory, is_on_volume);
     report(existing.as_ref().err().cloned());
     let limits = match (&existing, config.quota) {
         (_, QuotaMode::None) => Some(LimitEnforcement::None),
+        // Known when it is open.
+        (_, QuotaMode::Require) if is_on_volume && is_volume_provided => {
+            Some(LimitEnforcement::Enforced { by: "project quotas of the data volume".to_owned() })
+        }
         (Ok(existing), QuotaMode::Require) => match detect_enforcement(existing) {
             Ok(limits) => Some(limits),
             Err(error) => {
@@ -168,8 +196,8 @@ fn check_kubeconfig(kubeconfig: &Path) -> Result<(), String> {
 }
 
 /// The directory of volumes, or its nearest existing ancestor, which is on the same file system.
-fn find_existing_directory(directory: &Path, is_in_data_dir: bool) -> Result<PathBuf, String> {
-    if is_in_data_dir {
+fn find_existing_directory(directory: &Path, is_on_volume: bool) -> Result<PathBuf, String> {
+    if is_on_volume {
         let found = directory.ancestors().find(|path| path.is_dir());
         return Ok(found.unwrap_or(Path::new("/")).to_owned());
     }

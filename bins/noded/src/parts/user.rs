@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 
 use nodekeel_supervisor::process::ProcessHandle;
 
-use crate::config::{
-    ConfigSection, ConfigViolation, NodedConfig, UserService, check_service, order_services,
-};
+use crate::config::{ConfigSection, ConfigViolation, NodedConfig, UserService, check_service};
 use crate::control::ServiceHandles;
 use crate::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+    is_equal,
 };
 use crate::plan::PartPlanner;
 use crate::service::user::prepare_service;
@@ -53,9 +52,7 @@ impl Part for UserPart {
     }
 
     fn plan(&self, planner: &mut PartPlanner<'_>) {
-        for service in order_services(&planner.config().service).unwrap_or_default() {
-            plan_service(planner, service);
-        }
+        planner.config().service.iter().for_each(|service| plan_service(planner, service));
     }
 }
 
@@ -94,7 +91,8 @@ fn plan_service(planner: &mut PartPlanner<'_>, service: &UserService) {
     };
     let plan = UserServicePlan { binary, config: service.clone(), programs, account, groups };
     let dn = format!("root.{NAME}.{name}");
-    planner.add(PlannedService::new(dn.clone(), plan).log_format(dn, service.log).skip(skipped));
+    let planned = PlannedService::new(dn.clone(), plan).log_format(dn, service.log).keep(service.keep);
+    planner.add(planned.skip(skipped));
 }
 
 /// Uid and gid of a service's user, `None` if it is noded's; or the reason to skip the service.
@@ -114,7 +112,7 @@ fn find_account(
 }
 
 /// A program of the operator.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct UserServicePlan {
     /// The program.
     pub(crate) binary: PathBuf,
@@ -141,5 +139,9 @@ impl PlannedRunnable for UserServicePlan {
         let dn = format!("root.{NAME}.{}", self.config.name);
         node.extensions().get_or_insert_default::<ServiceHandles>().0.insert(dn, handle.clone());
         Ok(prepare_service(self, &handle, node.config().node.grace))
+    }
+
+    fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
+        is_equal(self, new)
     }
 }

@@ -12,7 +12,7 @@ use crate::plan::PartPlanner;
 use crate::service::user::process_limits;
 
 /// The programs that probe or reload a service, with their arguments; `None` where it has none.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct HelperPrograms {
     pub(crate) readiness: Option<(PathBuf, Vec<String>)>,
     pub(crate) liveness: Option<(PathBuf, Vec<String>)>,

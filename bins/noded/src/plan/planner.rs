@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use nodekeel_localstorage::tree::LayoutEntry;
 
-use super::MAX_SOCKET_PATH_BYTES;
+use super::{MAX_SOCKET_PATH_BYTES, NodePlan};
 use crate::config::NodedConfig;
 use crate::data::{self, DataError};
 use crate::dependency::is_descendant;
-use crate::layout::DataLayout;
+use crate::layout::{self, DataLayout, VolumeLayout};
 use crate::part::{DependencyEntry, Part, PlannedService};
 use crate::parts::Parts;
 use crate::ports;
@@ -28,10 +28,17 @@ pub struct PartPlanner<'a> {
     pub(super) dev: bool,
     /// The layout in memory, for its paths.
     root: DataLayout,
+    /// That of the data volume.
+    volume: VolumeLayout,
+    is_volume_provided: bool,
     /// The names of all parts and services.
     dependencies: Vec<DependencyEntry>,
+    /// The plan of the node that runs, which plans again; what it uses is free.
+    pub(super) running: Option<&'a NodePlan>,
     pub(super) problems: Vec<String>,
     pub(super) planned: Vec<PlannedService>,
+    /// The TCP ports that were checked.
+    pub(super) ports: Vec<(IpAddr, u16)>,
 }
 
 impl<'a> PartPlanner<'a> {
@@ -42,8 +49,24 @@ impl<'a> PartPlanner<'a> {
         (search, socket): (&'a SearchPath, &'a Path),
     ) -> Self {
         let dependencies = parts.iter().flat_map(|part| part.dependencies(config)).collect();
-        let (problems, planned) = (Vec::new(), Vec::new());
-        Self { config, search, socket, dev: false, root, dependencies, problems, planned }
+        let is_volume_provided = parts.provide_volume();
+        let volume = layout::volume_in_memory(&config.node.data, is_volume_provided);
+        let volume = volume.expect(PLACED_IN_MEMORY);
+        let (problems, planned, ports) = (Vec::new(), Vec::new(), Vec::new());
+        Self {
+            config,
+            search,
+            socket,
+            dev: false,
+            root,
+            volume,
+            is_volume_provided,
+            dependencies,
+            running: None,
+            problems,
+            planned,
+            ports,
+        }
     }
 
     /// The configuration, with an absolute data directory.
@@ -56,17 +79,38 @@ impl<'a> PartPlanner<'a> {
         self.socket
     }
 
+    /// Whether the node runs, and serves the control API at this path.
+    pub(crate) fn serves_socket(&self, path: &Path) -> bool {
+        self.running.is_some_and(|running| running.socket == path)
+    }
+
+    /// The configuration that the node runs, at a reload.
+    pub(crate) fn running_config(&self) -> Option<&'a NodedConfig> {
+        self.running.map(|running| &running.config)
+    }
+
     /// The layout of the data directory, in memory.
     pub(crate) fn root(&self) -> &DataLayout {
         &self.root
     }
 
-    /// The paths that a layout will have in the data directory.
+    /// Whether the program provides the data volume, which is unknown until it is open.
+    pub(crate) fn is_volume_provided(&self) -> bool {
+        self.is_volume_provided
+    }
+
+    /// The data volume, in memory.
+    pub(crate) fn volume(&self) -> &VolumeLayout {
+        &self.volume
+    }
+
+    /// The paths that a layout will have on the data volume. Those on a volume that the program provides begin with
+    /// `/<volume>`: its mount point is known once it is open, see [`VolumeHandle::path`](crate::part::VolumeHandle::path).
     ///
     /// # Errors
-    /// A name conflicts with one of the data directory, or a path is too long.
+    /// A path is too long.
     pub fn plan_layout<L: LayoutEntry>(&self) -> Result<L, DataError> {
-        self.root.add_layout().map_err(|error| data::placement_error(self.root.path(), error))
+        self.volume.add_layout().map_err(|error| data::placement_error(self.volume.path(), error))
     }
 
     /// Adds a runnable. It starts after the dependencies of its name.
@@ -115,6 +159,10 @@ impl<'a> PartPlanner<'a> {
 
     /// Records a problem if a TCP port is in use at this address; `field` is the key that sets it.
     pub fn check_port(&mut self, address: IpAddr, port: u16, field: &str) {
+        self.ports.push((address, port));
+        if self.running.is_some_and(|running| running.uses_port(address, port)) {
+            return;
+        }
         if let Some(holder) = ports::lasting_holder(address, port) {
             self.problems.push(format!("port {port} is in use by {}: set {field} to another port", holder.0));
         }

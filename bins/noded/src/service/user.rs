@@ -7,9 +7,11 @@ use std::time::Duration;
 use nodekeel_supervisor::process::{
     self, Liveness, Privileges, Process, ProcessHandle, ProcessLimits, ReloadAction, Signal,
 };
-use nodekeel_supervisor::{Backoff, ChildPolicy};
+use nodekeel_supervisor::{ChildPolicy, LimitAction, RestartLimit};
 
-use crate::config::{ReadinessConfig, ReloadConfig, RestartPolicy, ServiceLimits, UserService};
+use crate::config::{
+    ReadinessConfig, ReloadConfig, RestartLimitConfig, RestartPolicy, ServiceLimits, UserService,
+};
 use crate::part::PreparedRunnable;
 use crate::parts::UserServicePlan;
 
@@ -29,6 +31,7 @@ fn service_process(user: &UserServicePlan, grace: Duration) -> Process {
         .grace_period(config.grace.unwrap_or(grace))
         .max_grace_period(config.grace_max.unwrap_or_default())
         .stop_signal(config.stop_signal.unwrap_or(Signal::TERM))
+        .keep(config.keep)
         .limits(process_limits(&config.limits));
     if let Some(interval) = config.watchdog {
         process = process.watchdog(interval);
@@ -105,6 +108,11 @@ fn service_policy(config: &UserService) -> ChildPolicy {
         (Some(RestartPolicy::Never), _) => Rule::Never,
         (None, _) => Rule::Always,
     };
-    let crate::config::BackoffConfig { initial, factor, max, jitter } = config.backoff;
-    ChildPolicy { restart, backoff: Backoff { initial, factor, max, jitter }, ..ChildPolicy::default() }
+    let limit = |RestartLimitConfig { restarts, period }| RestartLimit {
+        restarts,
+        period,
+        action: LimitAction::StayDead,
+    };
+    let (backoff, restart_limit) = (config.backoff.to_backoff(), config.restart_limit.map(limit));
+    ChildPolicy { restart, backoff, restart_limit, ..ChildPolicy::default() }
 }

@@ -38,9 +38,10 @@ async fn the_tree_contains_built_in_and_extra_runnables() {
     let fails = Arc::new(AtomicBool::new(false));
     let mut node = LocalNode::start_with(NO_DAEMONS, |deps| deps.runnables.push(flaky(fails))).await;
     node.node.wait_ready("root.flaky").await;
+    node.node.wait_ready("root.storage").await;
     let tree = node.client.tree(TreeRequest {}).await.unwrap().into_inner();
     let names: Vec<_> = tree.nodes.iter().map(|node| (node.dn.as_str(), node.state())).collect();
-    assert_eq!(names, ["root", "root.control", "root.flaky"].map(|dn| (dn, State::Ready)));
+    assert_eq!(names, ["root", "root.control", "root.flaky", "root.storage"].map(|dn| (dn, State::Ready)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,6 +199,7 @@ async fn events_are_delivered_from_the_first_without_a_gap() {
 async fn a_slow_reader_of_events_sees_the_gap() {
     let config = format!("{NO_DAEMONS}events.keep = 5\n");
     let mut node = LocalNode::start_with(&config, |deps| deps.runnables.push(flaky(Arc::default()))).await;
+    node.node.wait_ready("root.storage").await;
     let mut trees = node.client.watch_tree(TreeRequest {}).await.unwrap().into_inner();
     for generation in 2..6 {
         node.client.restart(RestartRequest { dn: "root.flaky".into() }).await.unwrap();

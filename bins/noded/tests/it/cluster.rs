@@ -92,13 +92,13 @@ fn a_node_bootstraps_a_cluster_and_rejoins_it_after_any_kill() {
     assert_eq!(cluster_identity(&noded), (node.clone(), cluster));
     let status = noded.ask_json(&["cluster", "status"]);
     assert_eq!(status["history"], serde_json::json!(["New", "Restarting", "Running"]));
-    let names = noded.data().join("cluster/names");
+    let names = noded.data().join("names");
     let hosts = fs::read_to_string(names.join("hosts")).unwrap();
     assert!(hosts.contains(node.as_str().unwrap()), "{hosts}");
 
     // It looks at no ticket any more, not even at a directory in its place.
     let scratch = kill_node(noded);
-    fs::create_dir(scratch.path().join("data/cluster/state/enrolment.pb")).unwrap();
+    fs::create_dir(scratch.path().join("data/esp/enrolment.pb")).unwrap();
     let noded = member.start(scratch);
     assert_eq!(cluster_identity(&noded).0, node);
     noded.stop();
@@ -131,7 +131,7 @@ fn a_revoked_ticket_is_useless_and_its_address_is_free() {
     let members = bootstrapped.ask_json(&["cluster", "members"]);
     assert_eq!(members.as_array().map(Vec::len), Some(1), "{members}");
     let credentials = GoldenTicket::from_config(&fs::read(&mistyped).unwrap()).unwrap().member_credentials();
-    let list = bootstrapped.data().join("cluster/volume/etcd/peer_crl");
+    let list = bootstrapped.data().join("data/cluster/etcd/peer_crl");
     testbed::wait_until(TEST_TIMEOUT, "the revocation of the certificate", || {
         let revoked = RevocationList::from_der(&fs::read(&list)?, &credentials.ca)?;
         revoked.is_revoked(&credentials.certificate).then_some(()).context("not revoked yet")
@@ -155,7 +155,7 @@ fn a_ticket_that_comes_after_the_bootstrap_is_ignored_and_joins_once_the_node_is
     let bootstrapped = first.start(ScratchDir::new().unwrap());
     let early = second.start(ScratchDir::new().unwrap());
     let alone = cluster_identity(&early);
-    let (port, state) = (second.ports[1].number().to_string(), early.data().join("cluster/state"));
+    let (port, state) = (second.ports[1].number().to_string(), early.data().join("esp"));
     let (late, kept) = (state.join("enrolment.pb"), early.scratch.path().join("kept.pb"));
     let ticket = bootstrapped.ask_json(&create_ticket_args("127.0.0.1", &port, late.to_str().unwrap()));
 
@@ -293,7 +293,7 @@ fn a_node_makes_a_cluster_only_where_permitted_once_and_says_what_to_type() {
     };
     let noded = spawn(ScratchDir::new().unwrap());
     let detail = wait_waiting(&noded);
-    let ticket = noded.data().join("cluster/state/enrolment.pb");
+    let ticket = noded.data().join("esp/enrolment.pb");
     let expected =
         ["is not configured to bootstrap", ticket.to_str().unwrap(), "`nodectl cluster bootstrap`"];
     assert!(expected.iter().all(|part| detail.contains(part)), "{detail}");
@@ -353,6 +353,13 @@ fn a_member_without_a_majority_is_not_running_within_5_s_and_running_again_with_
         shown.starts_with("Unhealthy: node ") && shown.contains("start them, or restore the network"),
         "{shown}"
     );
+    let output = bootstrapped.nodectl(&["-o", "json", "health"]);
+    let health: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = health["conditions"].as_array().unwrap().iter().find(|found| found["object"] == "root.cluster");
+    let found = found.unwrap_or_else(|| panic!("{health}"));
+    assert_eq!((output.status.code(), &found["problem"]), (Some(6), &"can't take part in its cluster".into()));
+    assert_eq!(found["waiting_for"], format!("a majority: {silent}"));
+    assert_eq!(found["hint"], "start them, or restore the network to them");
 
     let joined = second.start(scratch);
     bootstrapped.ask(&["--timeout=60", "start", "--wait", "root.cluster"]);
@@ -452,7 +459,7 @@ fn join_cluster(
 ) -> (NodedProcess, NodedProcess) {
     let bootstrapped = first.start(ScratchDir::new().unwrap());
     let scratch = ScratchDir::new().unwrap();
-    let state = scratch.path().join("data/cluster/state");
+    let state = scratch.path().join("data/esp");
     fs::create_dir_all(&state).unwrap();
     let ticket_file = state.join("enrolment.pb");
     let (port, file) = (second.ports[1].number().to_string(), ticket_file.to_str().unwrap());

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use testbed::{ScratchDir, reserve_port};
 
-use crate::harness::{NO_DAEMONS, as_plain_user, noded_command, stderr_and_code};
+use crate::harness::{NO_DAEMONS, PublicProgram, noded_command, stderr_and_code};
 
 #[test]
 fn a_file_in_place_of_a_data_subdirectory_is_rejected() {
@@ -129,8 +129,9 @@ fn a_directory_without_permission_is_rejected() {
     let scratch = ScratchDir::new().unwrap();
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o555)).unwrap();
     let data = scratch.path().join("data");
-    let mut command = noded_command(&["run", "--dev", "--data", data.to_str().unwrap()]);
-    let (text, code) = stderr_and_code(&as_plain_user(&mut command).output().unwrap());
+    let noded = PublicProgram::noded();
+    let mut command = noded.command(&["run", "--dev", "--data", data.to_str().unwrap()]);
+    let (text, code) = stderr_and_code(&command.output().unwrap());
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o700)).unwrap();
     assert_eq!(code, Some(4), "{text}");
     let says = format!(

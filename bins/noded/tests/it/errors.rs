@@ -3,14 +3,15 @@
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 use testbed::{ScratchDir, reserve_port};
 
-use crate::harness::{NO_DAEMONS, NodedProcess, PLAIN_UID, nodectl_path, noded_command, stderr_and_code};
+use crate::harness::{
+    NO_DAEMONS, NodedProcess, PLAIN_UID, PublicProgram, nodectl_path, noded_command, stderr_and_code,
+};
 
 /// Runs `noded run` with a configuration, and asserts that it fails without a data directory.
 fn run_rejected(config: &str, args: &[&str]) -> (String, Option<i32>) {
@@ -141,7 +142,7 @@ fn a_socket_that_cannot_be_created_is_rejected_with_the_reason() {
     fs::write(scratch.path().join("file"), "").unwrap();
     let below = |name: &str| scratch.path().join(name).display().to_string();
     for (socket, code, says) in [
-        (String::new(), 3, "noded.toml:3:18: control.socket: must be a path, or left out"),
+        (String::new(), 3, "noded.toml:4:18: control.socket: must be a path, or left out"),
         (below("absent/s"), 4, "/absent does not exist; create it"),
         (below("file/s"), 4, "/file is not a directory; set control.socket to another path"),
         ("/proc/s".into(), 4, "/proc is a kernel file system, not a disk; set control.socket"),
@@ -243,9 +244,9 @@ fn another_user_is_rejected_by_the_mode_of_the_socket_and_by_its_credentials() {
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let socket = scratch.path().join("control.sock");
     let node = NodedProcess::start_in(scratch, &format!("{NO_DAEMONS}control.socket = {socket:?}\n"), &[]);
+    let nodectl = PublicProgram::new(nodectl_path());
     let ask = || {
-        let mut command = Command::new(nodectl_path());
-        command.args(["--socket", socket.to_str().unwrap(), "tree"]).uid(PLAIN_UID).gid(PLAIN_UID);
+        let mut command = nodectl.command(&["--socket", socket.to_str().unwrap(), "tree"]);
         stderr_and_code(&command.output().unwrap())
     };
     let (text, code) = ask();

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -22,8 +23,9 @@ use testbed::ScratchDir;
 /// Timeout of every wait: longer than anything takes that does not hang.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A configuration without daemons.
-pub(crate) const NO_DAEMONS: &str = "services.etcd.enable = false\nservices.containerd.enable = false\n";
+/// A configuration without daemons, and without the kernel's log, which not every machine lets a test read.
+pub(crate) const NO_DAEMONS: &str =
+    "services.etcd.enable = false\nservices.containerd.enable = false\nkernel.log = false\n";
 
 /// The configuration of a service that runs a shell script.
 pub(crate) fn service_config(name: &str, script: &str, keys: &str) -> String {
@@ -32,7 +34,11 @@ pub(crate) fn service_config(name: &str, script: &str, keys: &str) -> String {
 
 /// `noded` with these arguments and a clean environment.
 pub(crate) fn noded_command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_noded"));
+    clean_command(Path::new(env!("CARGO_BIN_EXE_noded")), args)
+}
+
+fn clean_command(program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
     command.args(args).env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
     command
 }
@@ -60,9 +66,34 @@ pub(crate) fn nodectl_path() -> &'static Path {
 /// Uid of commands that must not run as root.
 pub(crate) const PLAIN_UID: u32 = 65534;
 
-/// Runs the command without root's rights.
-pub(crate) fn as_plain_user(command: &mut Command) -> &mut Command {
-    if nix::unistd::geteuid().is_root() { command.uid(PLAIN_UID).gid(PLAIN_UID) } else { command }
+/// A program where every user can run it: the checkout may lie in a home directory that is its owner's alone.
+pub(crate) struct PublicProgram {
+    /// Removed with it.
+    _directory: ScratchDir,
+    path: PathBuf,
+}
+
+impl PublicProgram {
+    pub(crate) fn new(program: &Path) -> Self {
+        let directory = ScratchDir::new().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = directory.path().join(program.file_name().unwrap());
+        fs::hard_link(program, &path).or_else(|_| fs::copy(program, &path).map(drop)).unwrap();
+        Self { _directory: directory, path }
+    }
+
+    pub(crate) fn noded() -> Self {
+        Self::new(Path::new(env!("CARGO_BIN_EXE_noded")))
+    }
+
+    /// The program with these arguments, a clean environment, and without root's rights.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = clean_command(&self.path, args);
+        if nix::unistd::geteuid().is_root() {
+            command.uid(PLAIN_UID).gid(PLAIN_UID);
+        }
+        command
+    }
 }
 
 /// Owner of files that such a command can change.

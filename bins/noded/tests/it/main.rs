@@ -2,18 +2,29 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't continue fails")]
 
 mod api;
+mod callers;
 mod cluster;
+mod completion;
+mod control_plane;
 mod daemons;
 mod data;
 mod errors;
 mod golden;
 mod harness;
+mod health;
+mod kernel;
+mod killed;
+mod kubelet;
 mod lifecycle;
+mod log_levels;
 mod logs;
 mod network_namespace;
 mod nodectl;
 mod parts;
 mod preseed;
+mod reload;
 mod service_settings;
 mod services;
+mod storage;
+mod systemd;
 mod volumes;

@@ -166,7 +166,7 @@ fn status_names_a_crash_loop_and_fails_until_the_service_is_stable() {
         let (text, code) = node_status(&node);
         assert_eq!(code, Some(6), "{text}");
         assert!(
-            text.contains("1 of 4 runnables is not healthy") && text.contains("root.service.a is "),
+            text.contains("1 of 5 runnables is not healthy") && text.contains("root.service.a is "),
             "{text}"
         );
         assert!(text.contains("crash-loops: ") && text.contains(" consecutive failures"), "{text}");
@@ -178,7 +178,7 @@ fn status_names_a_crash_loop_and_fails_until_the_service_is_stable() {
     let unhealthy: Vec<_> = unhealthy.map(|node| (&node["dn"], &node["crash_looping"])).collect();
     assert_eq!(unhealthy, [(&"root.service.a".into(), &true.into())], "{json}");
     let tree = node.ask(&["tree"]);
-    assert!(tree.lines().last().unwrap().starts_with("1 of 4 runnables is not healthy"), "{tree}");
+    assert!(tree.lines().last().unwrap().starts_with("1 of 5 runnables is not healthy"), "{tree}");
     assert!(tree.contains("crash-loops: "), "{tree}");
     assert_eq!(node.nodectl(&["status", "root.service.a"]).status.code(), Some(6));
     assert_eq!(node.nodectl(&["status", "root.control"]).status.code(), Some(0));
@@ -188,7 +188,7 @@ fn status_names_a_crash_loop_and_fails_until_the_service_is_stable() {
     // Ready for ten seconds, the time that resets its backoff: nothing else happens then.
     watch.find_value(|tree| tree.as_array().unwrap().iter().all(|node| node["healthy"] == true));
     let (text, code) = node_status(&node);
-    assert!(code == Some(0) && text.contains("all 4 runnables are ready"), "{code:?} {text}");
+    assert!(code == Some(0) && text.contains("all 5 runnables are ready"), "{code:?} {text}");
     node.ask(&["stop", "--wait", "root.service.a"]);
     let (text, code) = node_status(&node);
     assert!(code == Some(6) && text.contains("root.service.a is stopped"), "{code:?} {text}");

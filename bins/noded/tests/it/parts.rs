@@ -2,8 +2,11 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -11,14 +14,17 @@ use hyper_util::rt::TokioIo;
 use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_node::client::{self, NodeClient};
 use nodekeel_node::config::{ConfigSection, ConfigViolation, NodedConfig};
+use nodekeel_node::health::{HealthCondition, NodeSnapshot};
 use nodekeel_node::node::{BuildError, ExtraRunnable, NodeBuilder, NodeHandle, StartError};
 use nodekeel_node::part::{
     DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
 };
 use nodekeel_node::plan::PartPlanner;
-use nodekeel_node::v1::{EventsRequest, TreeRequest};
+use nodekeel_node::v1::{EventsRequest, HealthRequest, HealthResponse, TreeRequest};
 use nodekeel_supervisor::process::{Process, Readiness};
-use nodekeel_supervisor::{Context, Failure};
+use nodekeel_supervisor::{Backoff, ChildPolicy, ChildSpec, Context, Failure, LimitAction, RestartLimit};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
 use serde::Deserialize;
 use testbed::ScratchDir;
 use tokio::net::UnixStream;
@@ -34,7 +40,7 @@ use tonic_prost::ProstCodec;
 use crate::harness::{NO_DAEMONS, TEST_TIMEOUT, service_config};
 
 nodekeel_localstorage::layout! {
-    /// In the data directory: the part of ntp.
+    /// On the data volume: the part of ntp.
     struct NtpLayout {
         /// Its drift file.
         ntp: LayoutDir = "ntp", 0o700;
@@ -94,11 +100,14 @@ impl fmt::Display for NtpPlan {
 
 impl PlannedRunnable for NtpPlan {
     fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
-        let placed: NtpLayout = node.create_layout()?;
         node.extensions().insert(self.config.clone());
-        let script = format!("echo 1.5 > {}/drift && exec sleep 1000", placed.ntp.path().display());
-        let process = Process::new(&self.binary).args(["-c", &script]).ready_when(Readiness::on_start());
-        Ok(PreparedRunnable::new(process.envs([("PATH", "/usr/bin:/bin")])))
+        let binary = self.binary.clone();
+        Ok(node.on_volume(move |volume| {
+            let placed: NtpLayout = volume.create_layout()?;
+            let script = format!("echo 1.5 > {}/drift && exec sleep 1000", placed.ntp.path().display());
+            let process = Process::new(&binary).args(["-c", &script]).ready_when(Readiness::on_start());
+            Ok(process.envs([("PATH", "/usr/bin:/bin")]))
+        }))
     }
 }
 
@@ -129,9 +138,119 @@ async fn a_part_of_the_program_is_planned_run_and_shown_like_a_shipped_one() {
     timeout(TEST_TIMEOUT, node.wait_ready("root.service.a")).await.unwrap();
     let tree = connect(&node).await.tree(TreeRequest {}).await.unwrap().into_inner();
     let names: Vec<_> = tree.nodes.iter().map(|node| node.dn.as_str()).collect();
-    assert_eq!(names, ["root", "root.control", "root.ntp", "root.service", "root.service.a"]);
-    assert!(scratch.path().join("data/ntp").is_dir());
+    assert_eq!(names, ["root", "root.control", "root.storage", "root.ntp", "root.service", "root.service.a"]);
+    assert!(scratch.path().join("data/data/ntp").is_dir());
     assert_eq!(node.extension::<NtpConfig>().unwrap().server, "time.example");
+    node.shutdown().await;
+}
+
+/// A part that adds what it knows to the node's health and metrics.
+struct FanPart(Arc<AtomicBool>);
+
+impl Part for FanPart {
+    fn name(&self) -> &str {
+        "fan"
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        planner.add(PlannedService::new("root.fan", FanPlan(Arc::clone(&self.0))));
+    }
+}
+
+#[derive(Debug)]
+struct FanPlan(Arc<AtomicBool>);
+
+impl fmt::Display for FanPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a fan")
+    }
+}
+
+impl PlannedRunnable for FanPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let is_stuck = Arc::clone(&self.0);
+        node.health_sources().add("fan", move |_: &NodeSnapshot| {
+            let stuck = HealthCondition::problem("fan 1", "does not turn").waiting_for("its owner");
+            is_stuck.load(Ordering::Relaxed).then(|| stuck.hint("replace it")).into_iter().collect()
+        });
+        let (mut registry, turns) = (Registry::default(), Counter::<u64>::default());
+        registry.register("fan_turns", "Turns of the fan", turns.clone());
+        turns.inc_by(7);
+        node.metrics().add("fan", registry);
+        Ok(PreparedRunnable::new(|ctx: Context| async move {
+            ctx.signal_ready()?;
+            ctx.until_canceled().await
+        }))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_the_program_answers_health_and_serves_its_metrics_like_a_shipped_one() {
+    let is_stuck = Arc::new(AtomicBool::new(false));
+    let scratch = ScratchDir::new().unwrap();
+    let socket = scratch.path().join("metrics.sock");
+    let config = format!("[health]\nmin_free_percent = 0\n[metrics]\naddress = {socket:?}\n");
+    let (_scratch, builder) = ntp_node(&config);
+    let node = builder.with(FanPart(Arc::clone(&is_stuck))).start().unwrap();
+    for dn in ["root", "root.fan", "root.metrics", "root.storage"] {
+        timeout(TEST_TIMEOUT, node.wait_ready(dn)).await.unwrap();
+    }
+    let mut client = connect(&node).await;
+    let health = client.health(HealthRequest {}).await.unwrap().into_inner();
+    assert!(health.healthy, "{health:?}");
+    is_stuck.store(true, Ordering::Relaxed);
+    let health = client.health(HealthRequest {}).await.unwrap().into_inner();
+    assert!(!health.healthy, "{health:?}");
+    let found = &health.conditions[0];
+    let shown = [&found.part, &found.object, &found.problem, &found.waiting_for, &found.hint];
+    assert_eq!(shown, ["fan", "fan 1", "does not turn", "its owner", "replace it"]);
+    let mut watch = client.watch_health(HealthRequest {}).await.unwrap().into_inner();
+    let is_healthy = async |watch: &mut tonic::Streaming<HealthResponse>| {
+        timeout(TEST_TIMEOUT, watch.message()).await.unwrap().unwrap().unwrap().healthy
+    };
+    assert!(!is_healthy(&mut watch).await);
+    is_stuck.store(false, Ordering::Relaxed);
+    while !is_healthy(&mut watch).await {}
+    let text = tokio::task::spawn_blocking(move || {
+        let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    });
+    let text = text.await.unwrap();
+    assert!(text.contains("\nfan_turns_total 7\n") && text.contains("\nnodekeel_healthy 1\n"), "{text}");
+    node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_whose_child_exceeds_its_restart_limit_names_the_child() {
+    let parent = ExtraRunnable::new("parent", |ctx: Context| async move {
+        let mut policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
+        let (restarts, period, action) = (2, Duration::from_secs(60), LimitAction::FailParent);
+        policy.restart_limit = Some(RestartLimit { restarts, period, action });
+        let fails = |_: Context| async { Err::<(), Failure>(Failure::new("no luck")) };
+        ctx.run_group([ChildSpec::new("child", fails).policy(policy)])?;
+        ctx.until_canceled().await
+    });
+    let (_scratch, builder) = ntp_node("");
+    let node = builder.with(parent).start().unwrap();
+    let mut client = connect(&node).await;
+    let mut watch = client.watch_health(HealthRequest {}).await.unwrap().into_inner();
+    let found = timeout(TEST_TIMEOUT, async {
+        loop {
+            let health = watch.message().await.unwrap().unwrap();
+            let mut conditions = health.conditions.into_iter();
+            if let Some(found) =
+                conditions.find(|found| found.object == "root.parent" && found.problem.contains("crash-loops"))
+            {
+                return found;
+            }
+        }
+    });
+    let found = found.await.unwrap();
+    let says = "the last one: child root.parent.child failed more than 2 times within 60s";
+    assert!(found.problem.ends_with(says), "{found:?}");
     node.shutdown().await;
 }
 
@@ -280,6 +399,7 @@ fn a_part_of_several_runnables_waits_and_is_waited_for_as_a_whole() {
     let waits_for = |dn: &str| &plan.services.iter().find(|planned| planned.dn == dn).unwrap().start_after;
     assert_eq!(waits_for("root.pair.a"), &["root.ntp"]);
     assert_eq!(waits_for("root.pair.b"), &["root.ntp"]);
+    assert_eq!(waits_for("root.ntp"), &["root.storage"]);
     assert_eq!(waits_for("root.service.s"), &["root.pair.a", "root.pair.b"]);
 }
 
@@ -382,7 +502,7 @@ async fn what_depends_on_a_part_of_a_runnable_that_is_done_stops_before_the_runn
 #[test]
 fn a_part_that_depends_on_a_removed_one_is_rejected_by_name() {
     let (stopped, _) = mpsc::unbounded_channel();
-    let says = "test.toml: unknown service \"box.init\" in the dependencies of user; known: etcd, ";
+    let says = "test.toml: unknown service \"box.init\" in the dependencies of user; known: metrics, kernel, storage, etcd, ";
     assert_rejected(ntp_node("").1.with(UserPart(stopped)), says);
     // The operator may name what the part names too.
     let entry = DependencyEntry::of_part(&NtpPart, &NodedConfig::default()).after(["a"]).after(["a", "b"]);
@@ -422,7 +542,7 @@ async fn a_part_that_cannot_be_prepared_leaves_neither_socket_nor_lock() {
     assert!(matches!(error, BuildError::Start(StartError::Part(_))), "{error:?}");
     assert_eq!(error.to_string(), "the disk of broken is absent: insert it");
     let data = scratch.path().join("data");
-    assert!(data.join("ntp").is_dir() && !data.join("run/control.sock").exists());
+    assert!(data.join("esp").is_dir() && !data.join("run/control.sock").exists());
     let node = NodeHandle::builder("test.toml", format!("{NO_DAEMONS}{NTP}")).with(NtpPart).data(data);
     let node = node.start().unwrap();
     timeout(TEST_TIMEOUT, node.wait_ready("root.ntp")).await.unwrap();
@@ -458,19 +578,19 @@ fn assert_rejected(builder: NodeBuilder, says: &str) {
 #[test]
 fn the_section_of_a_part_is_rejected_with_line_column_and_field() {
     for (config, says) in [
-        ("[ntp]\nport = 1\n", "test.toml:3:1: ntp: missing field `server`"),
-        ("[ntp]\nserver = 7\n", ":4:10: ntp.server: must be text in quotes, not 7"),
-        ("[ntp]\nsrver = \"a\"\n", ":4:1: ntp.srver: unknown field `srver`, expected"),
-        ("[ntp]\nserver = \"\"\n", ":4:10: ntp.server: must name a server"),
-        ("ntp = 1\n", ":3:7: ntp: must be a table, written [ntp]"),
+        ("[ntp]\nport = 1\n", "test.toml:4:1: ntp: missing field `server`"),
+        ("[ntp]\nserver = 7\n", ":5:10: ntp.server: must be text in quotes, not 7"),
+        ("[ntp]\nsrver = \"a\"\n", ":5:1: ntp.srver: unknown field `srver`, expected"),
+        ("[ntp]\nserver = \"\"\n", ":5:10: ntp.server: must name a server"),
+        ("ntp = 1\n", ":4:7: ntp: must be a table, written [ntp]"),
         ("[[ntp]]\nserver = \"a\"\n", ": ntp: must be a table, written [ntp]"),
-        ("[npt]\nserver = \"a\"\n", ":3:2: npt: unknown field `npt`, expected one of"),
+        ("[npt]\nserver = \"a\"\n", ":4:2: npt: unknown field `npt`, expected one of"),
         ("[npt]\n", ", `ntp`"),
         (
             &format!("{NTP}depends_on = [\"x\"]"),
-            ":5:15: ntp.depends_on[0]: unknown service \"x\" in depends_on; known: ",
+            ":6:15: ntp.depends_on[0]: unknown service \"x\" in depends_on; known: ",
         ),
-        (&format!("{NTP}depends_on = \"x\""), ":5:14: ntp.depends_on: must be a list in brackets"),
+        (&format!("{NTP}depends_on = \"x\""), ":6:14: ntp.depends_on: must be a list in brackets"),
         (
             &format!("{NTP}depends_on = [\"a\"]\n{}", service_config("a", "true", "depends_on = [\"ntp\"]")),
             "dependency cycle: ntp -> a -> ntp",
@@ -499,18 +619,18 @@ fn parts_are_replaced_and_removed_by_name() {
     }
 
     let builder = || ntp_node("").1;
-    let plan = builder().replace(NamedPart("etcd")).without("control").plan();
-    // NO_DAEMONS has the sections of etcd and containerd.
-    assert!(
-        plan.unwrap_err()
-            .to_string()
-            .contains("services.etcd: belongs to a part that this node does not have")
+    // NO_DAEMONS has the sections of etcd and containerd. The cluster has the ports of its etcd from the former.
+    builder().without("etcd").without("control").plan().unwrap();
+    assert_rejected(
+        builder().replace(NamedPart("etcd")).without("cluster"),
+        "services.etcd: belongs to a part that this node does not have",
     );
     let scratch = ScratchDir::new().unwrap();
     let empty =
         || NodeHandle::builder("test.toml", "").data(scratch.path().join("data")).without("containerd");
     let plan = empty().replace(NamedPart("etcd")).without("control").plan().unwrap();
-    assert_eq!(plan.services.iter().map(|planned| planned.dn.as_str()).collect::<Vec<_>>(), ["root.etcd"]);
+    let dns: Vec<_> = plan.services.iter().map(|planned| planned.dn.as_str()).collect();
+    assert!(dns.contains(&"root.etcd") && !dns.contains(&"root.control"), "{dns:?}");
     assert!(plan.to_string().contains("root.etcd                a replacement"), "{plan}");
     assert_rejected(
         builder().without("containerd"),
@@ -518,8 +638,16 @@ fn parts_are_replaced_and_removed_by_name() {
     );
     assert_rejected(
         empty().without("containrd"),
-        "unknown part \"containrd\"; known: control, etcd, network",
+        "unknown part \"containrd\"; known: control, metrics, kernel, storage, etcd, network",
     );
+    // Another network has the address from elsewhere; the shipped one needs a key.
+    let cluster = || {
+        let config = "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\n[cluster]\n";
+        NodeHandle::builder("test.toml", config).data(scratch.path().join("data"))
+    };
+    assert_rejected(cluster(), "cluster: requires cluster.address or cluster.interface");
+    let shown = cluster().replace(NamedPart("network")).plan().unwrap().to_string();
+    assert!(shown.contains("root.cluster             a member at the address that the program provides"), "{shown}");
     assert_rejected(empty().replace(NamedPart("ntp")), "unknown part \"ntp\"");
     assert_rejected(empty().with(NamedPart("etcd")), "duplicate part name \"etcd\"");
     assert_rejected(empty().with(NamedPart("a.b")), "invalid part name \"a.b\"");
@@ -555,4 +683,28 @@ async fn a_node_without_the_control_api_runs_and_stops() {
     timeout(TEST_TIMEOUT, node.wait_ready("root.ntp")).await.unwrap();
     assert!(!scratch.path().join("data/run/control.sock").exists());
     assert!(node.shutdown().await.stragglers.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_node_holds_its_data_directory_until_it_has_stopped() {
+    let scratch = ScratchDir::new().unwrap();
+    let data = scratch.path().join("data");
+    let node = move || NodeHandle::builder("test.toml", NO_DAEMONS).data(&data);
+    let (release, released) = tokio::sync::watch::channel(false);
+    let run = move |ctx: Context| {
+        let mut released = released.clone();
+        async move {
+            ctx.signal_ready()?;
+            let canceled = ctx.canceled().await;
+            released.wait_for(|released| *released).await?;
+            Err::<(), Failure>(canceled.into())
+        }
+    };
+    let first = node().with(ExtraRunnable::new("slow", run)).start().unwrap();
+    timeout(TEST_TIMEOUT, first.wait_ready("root.slow")).await.unwrap();
+    drop(first);
+    assert!(node().plan().unwrap_err().to_string().contains("is in use by"));
+    release.send(true).unwrap();
+    let is_free = move || node().plan().map(drop).map_err(anyhow::Error::from);
+    tokio::task::spawn_blocking(move || testbed::wait_until(TEST_TIMEOUT, "the data directory", is_free).unwrap()).await.unwrap();
 }

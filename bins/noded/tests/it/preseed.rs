@@ -113,10 +113,7 @@ fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
         service_config("kubelet", "exec sleep 1000", "depends_on = [\"containerd.preseed\"]")
     );
     let noded = NodedProcess::start(&config);
-    let node = wait_status(&noded, PRESEED, |node| {
-        !node["exits"].as_array().unwrap().is_empty() || node["state"] == "done"
-    });
-    assert_ne!(node["state"], "done", "{node}");
+    let node = wait_status(&noded, PRESEED, |node| !node["exits"].as_array().unwrap().is_empty());
     let reason = node["exits"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("k8s.io/bad.tar") && reason.contains("truncated"), "{reason}");
     let status = shown(&noded, &["status"]);
@@ -128,7 +125,7 @@ fn a_bundle_that_failed_is_seen_in_status_and_json_and_releases_the_services() {
     fs::remove_file(images.path().join("k8s.io/bad.tar")).unwrap();
     put_image(&images, "good", 1000);
     noded.ask(&["restart", PRESEED]);
-    wait_status(&noded, PRESEED, |node| node["state"] == "done");
+    wait_status(&noded, PRESEED, |node| node["state"] == "ready");
     assert_eq!(noded.ask_json(&["images"])[0]["name"], "localhost/good:1");
     noded.stop();
 }
@@ -195,9 +192,7 @@ fn etcd_never_stops_while_a_small_disk_is_filled_with_images() {
         images.path().display()
     );
     let noded = NodedProcess::start_in(scratch, &config, &[]);
-    let node = wait_status(&noded, PRESEED, |node| {
-        !node["exits"].as_array().unwrap().is_empty() || node["state"] == "done"
-    });
+    let node = wait_status(&noded, PRESEED, |node| !node["exits"].as_array().unwrap().is_empty());
     let reason = node["exits"][0]["reason"].as_str().unwrap_or_default().to_owned();
     println!("{reason}");
     // etcd goes on: 20 MB of values, while preseed tries again.

@@ -1,11 +1,8 @@
 //! What a service may do and use, how it is watched and reloaded, and how its log is read.
 
 use std::path::Path;
-use std::time::Duration;
 
-use nodekeel_node::v1::StatusRequest;
-
-use crate::harness::{LocalNode, NO_DAEMONS, NodedProcess, TEST_TIMEOUT, service_config};
+use crate::harness::{NO_DAEMONS, NodedProcess, service_config};
 
 /// Restarts at once.
 const NO_BACKOFF: &str = "backoff = { initial = \"1ms\", max = \"1ms\" }";
@@ -120,28 +117,4 @@ fn a_service_of_another_user_keeps_its_groups_and_capabilities() {
         assert!(text.contains(part), "{part}: {text}");
     }
     noded.stop();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs kernel"]
-async fn a_service_beyond_its_memory_is_reported_as_killed_for_it_with_the_limit() {
-    let keys = format!("limits = {{ memory_max = \"32MiB\" }}\nrestart = \"never\"\n{NO_BACKOFF}");
-    let script = "exec dd if=/dev/zero of=/dev/null bs=134217728 count=1";
-    let config = format!(
-        "{NO_DAEMONS}{}",
-        service_config("a", script, &format!("{keys}\nenvironment = {{ PATH = \"/usr/bin:/bin\" }}"))
-    );
-    let mut node = LocalNode::start(&config).await;
-    let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
-    loop {
-        let request = StatusRequest { dn: "root.service.a".into(), ..StatusRequest::default() };
-        let status = node.client.status(request).await.expect("it is in the tree").into_inner();
-        let exits = status.node.map(|node| node.exits).unwrap_or_default();
-        if let Some(exit) = exits.first() {
-            assert_eq!(exit.reason, "killed by SIGKILL: out of memory, its limit is 32 MiB");
-            break;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "it is not killed");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }

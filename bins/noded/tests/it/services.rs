@@ -225,3 +225,36 @@ fn a_nested_noded_reports_its_readiness_by_sd_notify() {
     noded.stop();
     assert!(!socket.exists(), "the nested noded was stopped gracefully, not killed");
 }
+
+#[test]
+fn a_service_that_exceeds_its_restart_limit_stays_dead_until_it_is_started() {
+    let keys =
+        "backoff = { initial = \"1ms\", max = \"1ms\" }\nrestart_limit = { restarts = 2, period = \"10m\" }";
+    let config = format!(
+        "{NO_DAEMONS}{}{}",
+        service_config("loop", "echo broken; exit 3", keys),
+        service_config("other", "exec sleep 1000", "environment = { PATH = \"/usr/bin:/bin\" }"),
+    );
+    let node = NodedProcess::start(&config);
+    for round in 1..=2 {
+        node.wait_for_event("root.service.loop", 3 * round, "limit-exceeded");
+        let status = node.ask(&["status", "root.service.loop"]);
+        assert!(status.contains("dead") && status.contains("broken"), "{status}");
+        let tree = node.ask_json(&["tree"]);
+        let generation = |dn: &str| {
+            let found = tree.as_array().unwrap().iter().find(|node| node["dn"] == dn).unwrap();
+            found["generation"].as_u64().unwrap()
+        };
+        assert_eq!(
+            [generation("root.service.loop"), generation("root.service.other"), generation("root")],
+            [3 * round, 1, 1]
+        );
+        let logged = node.ask(&["logs", "root.service.loop", "--min-level", "error"]);
+        assert!(
+            logged.contains("restart limit exceeded, 2 restarts within 600s: stays dead until"),
+            "{logged}"
+        );
+        node.ask(&["start", "root.service.loop"]);
+    }
+    node.stop();
+}

@@ -93,7 +93,7 @@ fn dev_mode_skips_a_provisioner_without_quotas_or_api_with_the_reason() {
     let (text, code) = stderr_and_code(&node.nodectl(&["start", "root.provisioner"]));
     assert_ne!(code, Some(0));
     assert!(text.contains("root.provisioner is skipped: the kubeconfig "), "{text}");
-    assert!(!node.data().join("volumes").exists(), "a skipped service creates nothing");
+    assert!(!node.data().join("data/volumes").exists(), "a skipped service creates nothing");
     node.stop();
 }
 
@@ -104,15 +104,15 @@ fn a_provisioner_without_quotas_runs_only_when_configured_and_logs_it() {
     let text = run_check(scratch.path(), &config, &data, false).unwrap();
     let says = format!(
         "root.provisioner         volumes of volumes.nodekeel for node node, in {}, WITHOUT LIMITS",
-        data.join("volumes").display()
+        data.join("data/volumes").display()
     );
     assert!(text.contains(&says), "{text}");
     assert!(!data.exists());
 
     let node = NodedProcess::start_in(scratch, &config, &[]);
-    let log = node.ask(&["logs", "root.provisioner"]);
-    assert!(log.contains("have NO LIMITS: provisioner.quota is \"none\""), "{log}");
-    let mode = fs::metadata(data.join("volumes")).unwrap().permissions().mode();
+    let log = node.follow(&["logs", "-f", "root.provisioner"]);
+    log.find_value(|entry| entry.to_string().contains("have NO LIMITS: provisioner.quota is"));
+    let mode = fs::metadata(data.join("data/volumes")).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o700);
     // The API server does not answer: the provisioner is not ready, reports why, and affects no other
     // runnable.
@@ -271,7 +271,7 @@ fn volumes_whose_store_was_lost_are_served_again_once_it_is_back() {
     let claim =
         kube.wait_for_object("pvc", "default/data", |claim| claim["status"]["phase"] == "Bound").unwrap();
     let volume = claim["spec"]["volumeName"].as_str().unwrap();
-    let store_id = node.data().join("volumes/store-id");
+    let store_id = node.data().join("data/volumes/store-id");
     let away = store_id.with_extension("away");
     fs::rename(&store_id, &away).unwrap();
     let is_lost = |event: &serde_json::Value| {
@@ -304,7 +304,7 @@ fn a_claim_becomes_a_volume_and_its_deletion_removes_everything_created_for_it()
         (&"64Mi".into(), &"volumes.nodekeel".into())
     );
     assert!(made["spec"]["nodeAffinity"].to_string().contains("\"node\""), "{made}");
-    let base = node.data().join("volumes");
+    let base = node.data().join("data/volumes");
     assert!(base.join("volumes").join(volume).is_dir());
     let log = node.ask(&["logs", "root.provisioner"]);
     assert!(log.contains(volume) && log.contains("is NOT limited: a limit of 64Mi was requested"), "{log}");

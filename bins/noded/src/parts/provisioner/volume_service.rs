@@ -7,19 +7,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kube::client::RustlsTlsError;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use nodekeel_fsquota::{OpenError, ProjectQuota, QuotaSetter};
+use nodekeel_localstorage::Dir;
 use nodekeel_logtree::{Dn, Level, LogMessage, LogStore};
 use nodekeel_provisioner::csi::{BindMounter, NodePlugin, PluginDeps};
 use nodekeel_provisioner::{
-    Deps, DirStore, DirStoreError, FINALIZER, Provisioner, ProvisionerConfig, ProvisionerIdentity, RunError,
+    Deps, DirStore, DirStoreError, FINALIZER, PrometheusMetrics, Provisioner, ProvisionerConfig,
+    ProvisionerIdentity, RunError,
 };
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
+use super::health::CurrentProvisioner;
 use super::kubelet_dir::wait_for_kubelet;
 use super::no_quota::NoQuota;
 use super::{DN, LimitEnforcement, ProvisionerPlan, quota_error_with_hint};
-use crate::data::{self, DataError};
+use crate::data::DataError;
 
 /// Why the volumes can't be opened, although the plan found no problem.
 #[derive(Debug, Error)]
@@ -42,28 +45,47 @@ pub(crate) enum VolumesError {
 }
 
 /// The volumes of the node, with their store locked.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct VolumeService {
     plan: ProvisionerPlan,
-    log_store: LogStore,
+    reports: ServiceReports,
+    base: OpenBase,
     /// The open store; `None` after it was lost, until the next incarnation opens it again.
     store: Arc<Mutex<Option<Arc<DirStore>>>>,
 }
 
+/// Where the service reports what happens.
+#[derive(Debug, Clone)]
+pub(super) struct ServiceReports {
+    pub(super) log_store: LogStore,
+    pub(super) metrics: Arc<PrometheusMetrics>,
+    /// What answers whether the API server can be used.
+    pub(super) current: CurrentProvisioner,
+}
+
+/// Opens the directory of the volumes.
+type OpenBase = Arc<dyn Fn() -> Result<Dir, DataError> + Send + Sync>;
+
 impl VolumeService {
     /// Opens the existing directory, and resumes what a killed instance has started.
-    pub(crate) fn open(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<Self, VolumesError> {
-        let store = Some(Arc::new(open_store(plan, log_store)?));
-        Ok(Self { plan: plan.clone(), log_store: log_store.clone(), store: Arc::new(Mutex::new(store)) })
+    pub(crate) fn open(
+        plan: ProvisionerPlan,
+        reports: ServiceReports,
+        base: impl Fn() -> Result<Dir, DataError> + Send + Sync + 'static,
+    ) -> Result<Self, VolumesError> {
+        let this = Self { plan, reports, base: Arc::new(base), store: Arc::default() };
+        this.open_again()?;
+        Ok(this)
     }
 
-    /// The open store. One that was lost is opened again: its disk may be mounted by now.
+    /// The open store. It is opened at first, and if it was lost: its disk may be mounted by now.
     fn open_again(&self) -> Result<Arc<DirStore>, VolumesError> {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = &*store {
             return Ok(Arc::clone(store));
         }
-        let opened = Arc::new(open_store(&self.plan, &self.log_store)?);
+        let base = (self.base)().map_err(VolumesError::Directory)?;
+        let opened = Arc::new(open_store(base, &self.plan, &self.reports.log_store)?);
         Ok(Arc::clone(store.insert(opened)))
     }
 
@@ -84,9 +106,8 @@ impl VolumeService {
     }
 }
 
-fn open_store(plan: &ProvisionerPlan, log_store: &LogStore) -> Result<DirStore, VolumesError> {
+fn open_store(base: Dir, plan: &ProvisionerPlan, log_store: &LogStore) -> Result<DirStore, VolumesError> {
     let path = || plan.directory.clone();
-    let base = data::open_directory(&plan.directory).map_err(VolumesError::Directory)?;
     DirStore::new(base, open_quota(plan, log_store)?).map_err(|source| match source {
         DirStoreError::Directory(source) => VolumesError::Directory(source.into()),
         DirStoreError::InUse { .. } => VolumesError::InUse { path: path() },
@@ -138,7 +159,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
     let deps = Deps {
         client,
         store,
-        metrics: Arc::new(()),
+        metrics: Arc::clone(&volumes.reports.metrics) as _,
         guard: plugin.as_ref().map(NodePlugin::volume_guard),
         registered: plugin.as_ref().map(NodePlugin::registration_state),
         hook: None,
@@ -147,6 +168,7 @@ async fn run_provisioner(volumes: &VolumeService, ctx: Context) -> Result<(), Fa
         ctx.run_child("csi", plugin)?;
     }
     let provisioner = Provisioner::new(ProvisionerConfig::new(identity), deps);
+    let _published = volumes.reports.current.publish(provisioner.clone());
     let (store_failed, mut store_failure) = mpsc::channel(1);
     ctx.run_child("controller", move |ctx: Context| {
         run_controller(provisioner.clone(), ctx, store_failed.clone())

@@ -1,0 +1,126 @@
+//! The processes that call the control API.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use nix::unistd::{Uid, User, geteuid};
+use nodekeel_supervisor::Supervisor;
+use tonic::Request;
+use tonic::transport::server::UdsConnectInfo;
+
+use super::ControlService;
+use crate::v1;
+
+/// Longest name of a program that the kernel knows.
+///
+/// *Source:* proc_pid_comm(5), `TASK_COMM_LEN`.
+const MAX_PROGRAM_BYTES: usize = 15;
+
+/// The process behind a call, as the kernel reports it for the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Caller {
+    /// Its effective user when it connected.
+    pub uid: u32,
+    /// The name of that user, if it is known.
+    pub user: Option<String>,
+    /// Its process id as noded sees it; `None` for a process of another PID namespace.
+    pub pid: Option<u32>,
+    /// The name of its program, which the process can change; `None` if it is not readable.
+    pub program: Option<String>,
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "uid {}", self.uid)?;
+        if let Some(user) = &self.user {
+            write!(f, " ({user})")?;
+        }
+        if let Some(pid) = self.pid {
+            write!(f, ", pid {pid}")?;
+        }
+        match &self.program {
+            Some(program) => write!(f, " {program}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<&Caller> for v1::Caller {
+    fn from(caller: &Caller) -> Self {
+        let Caller { uid, user, pid, program } = caller.clone();
+        Self { uid, user: user.unwrap_or_default(), pid, program: program.unwrap_or_default() }
+    }
+}
+
+/// The names of the users that may call.
+#[derive(Debug, Clone)]
+pub(super) struct CallerNames(BTreeMap<u32, String>);
+
+impl CallerNames {
+    /// Looks them up, once: a lookup may have to ask another machine.
+    pub(super) fn look_up() -> Self {
+        let name = |uid: Uid| Some((uid.as_raw(), User::from_uid(uid).ok()??.name));
+        Self([Uid::from_raw(0), geteuid()].into_iter().filter_map(name).collect())
+    }
+
+    /// The caller of an admitted request.
+    pub(super) fn caller_of<T>(&self, request: &Request<T>) -> Option<Caller> {
+        let peer = request.extensions().get::<UdsConnectInfo>()?.peer_cred?;
+        let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+        let user = self.0.get(&peer.uid()).cloned();
+        Some(Caller { uid: peer.uid(), user, pid, program: pid.and_then(program_name) })
+    }
+}
+
+impl ControlService {
+    /// Adds the request for an action on a DN to the events, if the node knows the DN, and returns the request.
+    pub(super) fn record_action<T>(
+        &self,
+        request: Request<T>,
+        describe: impl FnOnce(&T) -> (&str, String),
+    ) -> T {
+        let (dn, action) = describe(request.get_ref());
+        if self.is_known_dn(dn) {
+            let tree = self.shared.with_supervisor(Supervisor::snapshot).unwrap_or_default();
+            let generation =
+                tree.iter().find(|status| *status.dn == *dn).map_or(0, |status| status.generation);
+            let caller = self.callers.caller_of(&request);
+            self.shared.history.add_request((dn, generation), &action, caller);
+        }
+        request.into_inner()
+    }
+}
+
+fn program_name(pid: u32) -> Option<String> {
+    let comm = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let name = String::from_utf8_lossy(&comm[..comm.len().min(MAX_PROGRAM_BYTES)]);
+    let printable =
+        |c: char| if nodekeel_logtree::is_unprintable(c) { char::REPLACEMENT_CHARACTER } else { c };
+    Some(name.trim_end_matches('\n').chars().map(printable).collect())
+        .filter(|name: &String| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_is_described_by_what_is_known() {
+        let mut caller = Caller { uid: 1000, user: None, pid: None, program: None };
+        assert_eq!(caller.to_string(), "uid 1000");
+        caller.pid = Some(123);
+        assert_eq!(caller.to_string(), "uid 1000, pid 123");
+        caller.user = Some("alice".into());
+        caller.program = Some("nodectl".into());
+        assert_eq!(caller.to_string(), "uid 1000 (alice), pid 123 nodectl");
+    }
+
+    #[test]
+    fn the_name_of_a_program_is_one_printable_word_of_the_kernel() {
+        let own = program_name(std::process::id()).expect("readable");
+        assert!(!own.is_empty() && own.len() <= MAX_PROGRAM_BYTES && !own.contains('\n'), "{own:?}");
+        // No process has a pid this high.
+        assert_eq!(program_name(4_194_305), None);
+    }
+}

@@ -1,0 +1,291 @@
+//! Health: what is not well on the node, since when, waiting for whom, and what to type.
+//!
+//! A part answers by a [`HealthSource`], which it adds to [`HealthSources`] while it is prepared. The tree itself, the
+//! disks and the clock answer without one. A condition carries its own texts, so that neither the node nor nodectl
+//! knows what kinds of conditions exist.
+//!
+//! ```
+//! use nodekeel_node::health::{HealthCondition, HealthSources, NodeSnapshot};
+//!
+//! let mut sources = HealthSources::default();
+//! sources.add("fan", |_: &NodeSnapshot| {
+//!     vec![HealthCondition::problem("fan 1", "does not turn").hint("replace it")]
+//! });
+//! ```
+
+mod certificate;
+mod clock;
+mod condition;
+mod disk;
+mod probe;
+mod runnable;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use crate::config::HealthConfig;
+use crate::v1;
+
+pub use certificate::{CertificateValidity, InvalidCertificate};
+pub use condition::{ConditionSeverity, HealthCondition};
+pub(crate) use disk::DiskSpace;
+use disk::{DiskWatch, MeasureLock};
+pub use probe::HealthProbe;
+
+/// Timeout of one source: together with the call it stays below five seconds.
+const SOURCE_TIMEOUT: Duration = Duration::from_millis(4500);
+
+/// The part of conditions that belong to no part: those of the disks, the clock and the root.
+pub(crate) const NODE_PART: &str = "node";
+
+/// The answer of a [`HealthSource`].
+pub type ConditionsFuture<'a> = Pin<Box<dyn Future<Output = Vec<HealthCondition>> + Send + 'a>>;
+
+/// Answers what is not well in one part. Every `Fn(&NodeSnapshot) -> Vec<HealthCondition>` is one.
+///
+/// # Contract
+/// - It changes nothing, may be called at any time and concurrently, and should answer at once: after 4.5 s it counts as
+///   not answering, which is a condition too. Its future may be dropped at any time.
+/// - A condition about a DN replaces what the tree says of this DN: start with [`NodeSnapshot::condition_of`] to
+///   keep its text.
+pub trait HealthSource: Send + Sync + 'static {
+    /// Everything that is not well now; empty if all is.
+    fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a>;
+}
+
+impl<F> HealthSource for F
+where
+    F: Fn(&NodeSnapshot) -> Vec<HealthCondition> + Send + Sync + 'static,
+{
+    fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a> {
+        let conditions = self(node);
+        Box::pin(std::future::ready(conditions))
+    }
+}
+
+/// The node at one point in time, as a source sees it.
+#[derive(Debug, Clone)]
+pub struct NodeSnapshot {
+    now: SystemTime,
+    nodes: Vec<v1::Node>,
+    config: HealthConfig,
+}
+
+impl NodeSnapshot {
+    /// The time, all runnables of the tree, and the default configuration.
+    pub fn new(now: SystemTime, nodes: Vec<v1::Node>) -> Self {
+        Self { now, nodes, config: HealthConfig::default() }
+    }
+
+    /// With this configuration.
+    #[must_use]
+    pub fn with_config(self, config: HealthConfig) -> Self {
+        Self { config, ..self }
+    }
+
+    /// The time.
+    pub fn now(&self) -> SystemTime {
+        self.now
+    }
+
+    /// The runnable with this DN; `None` if it is not in the tree.
+    pub fn runnable(&self, dn: &str) -> Option<&v1::Node> {
+        self.nodes.iter().find(|node| node.dn == dn)
+    }
+
+    /// What the tree itself says is not well with this runnable; `None` if it is healthy, or not in the tree.
+    pub fn condition_of(&self, dn: &str) -> Option<HealthCondition> {
+        runnable::runnable_condition(self.runnable(dn)?, self.now)
+    }
+
+    /// What is not well with the certificate of this object now: see [`CertificateValidity::condition`]. The
+    /// configuration says how early there is a warning.
+    pub fn certificate_condition(
+        &self,
+        object: &str,
+        validity: &CertificateValidity,
+    ) -> Option<HealthCondition> {
+        let days = u64::from(self.config.warn_certificate_days);
+        validity.condition(object, self.now, Duration::from_secs(days * 24 * 60 * 60))
+    }
+
+    /// Whether something of this part is in the tree: a reload may have removed it.
+    fn has_part(&self, part: &str) -> bool {
+        self.nodes.iter().any(|node| node.dn.strip_prefix("root.") == Some(part))
+    }
+
+    /// What the tree itself says is not well.
+    fn tree_conditions(&self) -> impl Iterator<Item = HealthCondition> {
+        self.nodes.iter().filter_map(|node| runnable::runnable_condition(node, self.now))
+    }
+}
+
+/// What answers for the parts, by name, and the disks that they use. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct HealthSources {
+    sources: Vec<(String, Arc<dyn HealthSource>)>,
+    disks: Vec<PathBuf>,
+    measuring: MeasureLock,
+}
+
+impl HealthSources {
+    /// Adds a source. Its name is that of the part, or `part.another` for another source of the part. It replaces one
+    /// of the same name: a part whose configuration is changed is prepared again. It is asked while the part is in the
+    /// tree.
+    pub fn add(&mut self, name: impl Into<String>, source: impl HealthSource) {
+        let name = name.into();
+        self.sources.retain(|(known, _)| *known != name);
+        self.sources.push((name, Arc::new(source)));
+    }
+
+    /// Watches the free space of the file system of this directory, which may be mounted later. One file system is
+    /// reported once, by the directory that was added first.
+    pub fn add_disk(&mut self, path: impl Into<PathBuf>) {
+        let path = path.into();
+        if !self.disks.contains(&path) {
+            self.disks.push(path);
+        }
+    }
+
+    /// The disks, each file system once.
+    pub(crate) fn disk_watch(&self, config: &HealthConfig) -> DiskWatch {
+        DiskWatch::new(self.disks.clone(), config, self.measuring.clone())
+    }
+
+    /// Everything that is not well, problems before warnings: empty if all is.
+    pub(crate) async fn assess(&self, node: &NodeSnapshot) -> Vec<HealthCondition> {
+        let disks = self.disk_watch(&node.config);
+        let clock = |_: &NodeSnapshot| clock::clock_condition(clock::is_synchronized());
+        let of_parts = self.sources.iter().map(|(name, source)| (part_of(name), source.as_ref()));
+        let of_parts = of_parts.filter(|(part, _)| node.has_part(part));
+        let of_node: [(&str, &dyn HealthSource); 2] = [(NODE_PART, &disks), (NODE_PART, &clock)];
+        let asked = of_parts.chain(of_node).map(|(part, source)| ask_source(part, source, node));
+        let answers = join_all(asked).await.into_iter().flatten().collect();
+        merge_conditions(node.tree_conditions(), answers)
+    }
+}
+
+/// The part in the name of a source.
+fn part_of(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
+}
+
+impl fmt::Debug for HealthSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.sources.iter().map(|(name, _)| name);
+        f.debug_list().entries(names).finish()
+    }
+}
+
+async fn ask_source(part: &str, source: &dyn HealthSource, node: &NodeSnapshot) -> Vec<HealthCondition> {
+    let answered = timeout(SOURCE_TIMEOUT, source.conditions(node)).await;
+    let mut conditions = answered.unwrap_or_else(|_| {
+        let text = format!("does not say within {SOURCE_TIMEOUT:?} whether it is well");
+        vec![
+            HealthCondition::problem(part, text)
+                .hint("see what it waits for: `nodectl tree`, `nodectl logs`"),
+        ]
+    });
+    conditions.iter_mut().for_each(|condition| condition.part = part.to_owned());
+    conditions
+}
+
+/// What a part says of a DN replaces what the tree says of it.
+fn merge_conditions(
+    of_tree: impl Iterator<Item = HealthCondition>,
+    mut of_parts: Vec<HealthCondition>,
+) -> Vec<HealthCondition> {
+    let of_tree: Vec<_> =
+        of_tree.filter(|found| of_parts.iter().all(|part| part.object != found.object)).collect();
+    of_parts.extend(of_tree);
+    of_parts.sort_by_key(|condition| condition.severity);
+    of_parts
+}
+
+/// Whether the node is healthy: warnings don't count.
+pub(crate) fn is_healthy(conditions: &[HealthCondition]) -> bool {
+    conditions.iter().all(|condition| condition.severity != ConditionSeverity::Problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(nodes: Vec<v1::Node>) -> NodeSnapshot {
+        NodeSnapshot::new(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000), nodes)
+    }
+
+    fn not_ready(dn: &str) -> v1::Node {
+        v1::Node { dn: dn.into(), state: v1::State::New.into(), ..v1::Node::default() }
+    }
+
+    /// What the sources report, without the clock of this machine.
+    async fn assess(sources: &HealthSources, node: &NodeSnapshot) -> Vec<HealthCondition> {
+        let mut found = sources.assess(node).await;
+        found.retain(|condition| condition.object != "clock");
+        found
+    }
+
+    #[tokio::test]
+    async fn a_part_replaces_what_the_tree_says_of_its_dn_and_nothing_else() {
+        let node = snapshot(vec![not_ready("root.fan"), not_ready("root.service.a")]);
+        let mut sources = HealthSources::default();
+        sources.add("fan", |_: &NodeSnapshot| vec![HealthCondition::problem("fan 9", "was prepared again")]);
+        sources.add("fan", |node: &NodeSnapshot| {
+            let known = node.condition_of("root.fan").map(|condition| condition.hint("replace it"));
+            let warning = HealthCondition::warning("fan 2", "is loud");
+            std::iter::once(warning).chain(known).collect()
+        });
+        let found = assess(&sources, &node).await;
+        let shown: Vec<_> = found
+            .iter()
+            .map(|condition| (condition.part.as_str(), condition.object.as_str(), condition.hint.as_str()))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("fan", "root.fan", "replace it"),
+                ("service", "root.service.a", "`nodectl status root.service.a`"),
+                ("fan", "fan 2", ""),
+            ]
+        );
+        assert!(!is_healthy(&found));
+        assert!(is_healthy(&found[2..]), "a warning is healthy");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_that_does_not_answer_is_a_problem_and_delays_no_other() {
+        struct Hanging;
+
+        impl HealthSource for Hanging {
+            fn conditions<'a>(&'a self, _: &'a NodeSnapshot) -> ConditionsFuture<'a> {
+                Box::pin(std::future::pending())
+            }
+        }
+
+        let mut sources = HealthSources::default();
+        sources.add("stuck", Hanging);
+        sources.add("stuck.again", Hanging);
+        sources.add("removed", |_: &NodeSnapshot| vec![HealthCondition::problem("it", "is gone")]);
+        sources.add("fan", |_: &NodeSnapshot| vec![HealthCondition::problem("fan", "does not turn")]);
+        let started = tokio::time::Instant::now();
+        let ready = |dn: &str| v1::Node { state: v1::State::Ready.into(), ..not_ready(dn) };
+        let found = assess(&sources, &snapshot(vec![ready("root.stuck"), ready("root.fan")])).await;
+        assert_eq!(started.elapsed(), SOURCE_TIMEOUT);
+        let shown: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            [
+                "stuck: does not say within 4.5s whether it is well",
+                "stuck: does not say within 4.5s whether it is well",
+                "fan: does not turn"
+            ]
+        );
+    }
+}

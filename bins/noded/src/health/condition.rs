@@ -1,0 +1,82 @@
+//! What is not well, with its own texts.
+
+use std::fmt;
+use std::time::SystemTime;
+
+/// How bad a condition is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature: the node is healthy, or it is not")]
+pub enum ConditionSeverity {
+    /// The node does not do now what it is configured to do: it is not healthy.
+    Problem,
+    /// The node will have a problem if nothing is done. It is healthy.
+    Warning,
+}
+
+impl ConditionSeverity {
+    /// `problem` or `warning`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Problem => "problem",
+            Self::Warning => "warning",
+        }
+    }
+}
+
+/// What is not well. [`Display`](fmt::Display) shows object and problem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HealthCondition {
+    /// The part that reports it: set by the node.
+    pub part: String,
+    /// How bad it is.
+    pub severity: ConditionSeverity,
+    /// What it is about: a DN, a path, a name.
+    pub object: String,
+    /// What is wrong, as the end of a sentence about the object.
+    pub problem: String,
+    /// Since when, if that is known.
+    pub since: Option<SystemTime>,
+    /// What the object waits for; empty if it waits for nothing.
+    pub waiting_for: String,
+    /// What to type or do; empty if there is nothing to do but wait.
+    pub hint: String,
+}
+
+impl HealthCondition {
+    /// A problem of this object: "fan 1", "does not turn".
+    pub fn problem(object: impl Into<String>, problem: impl Into<String>) -> Self {
+        let (object, problem) = (object.into(), problem.into());
+        let (part, waiting_for, hint) = (String::new(), String::new(), String::new());
+        Self { part, severity: ConditionSeverity::Problem, object, problem, since: None, waiting_for, hint }
+    }
+
+    /// A warning about this object: "fan 1", "is loud".
+    pub fn warning(object: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { severity: ConditionSeverity::Warning, ..Self::problem(object, problem) }
+    }
+
+    /// Sets since when, if that is known.
+    #[must_use]
+    pub fn since(self, since: Option<SystemTime>) -> Self {
+        Self { since, ..self }
+    }
+
+    /// Sets what the object waits for.
+    #[must_use]
+    pub fn waiting_for(self, awaited: impl Into<String>) -> Self {
+        Self { waiting_for: awaited.into(), ..self }
+    }
+
+    /// Sets what to type or do.
+    #[must_use]
+    pub fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: hint.into(), ..self }
+    }
+}
+
+impl fmt::Display for HealthCondition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.problem)
+    }
+}

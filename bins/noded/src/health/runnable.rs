@@ -1,0 +1,226 @@
+//! What the tree itself knows: which runnables are not ready, in a crash loop, or fail now and then.
+
+use std::time::{Duration, SystemTime};
+
+use prost_types::Timestamp;
+
+use super::{HealthCondition, NODE_PART};
+use crate::v1::{Exit, Node, State};
+
+/// How long failures of a runnable that has recovered stay a warning.
+const RECENT: Duration = Duration::from_secs(3600);
+
+/// How many failures within [`RECENT`] are a warning.
+const RECENT_FAILURES: usize = 3;
+
+/// What is not well with a runnable; `None` if it is healthy.
+pub(super) fn runnable_condition(node: &Node, now: SystemTime) -> Option<HealthCondition> {
+    let condition = match node.is_healthy() {
+        true => recent_failures(node, now)?,
+        false => problem(node),
+    };
+    let part = node.dn.split('.').nth(1).unwrap_or(NODE_PART).to_owned();
+    Some(HealthCondition { part, ..condition })
+}
+
+fn problem(node: &Node) -> HealthCondition {
+    let (problem, hint) = describe(node);
+    let since = match node.is_crash_looping() {
+        true => first_failure(node).or(node.since),
+        false => node.since,
+    };
+    let waiting_for = if node.condition.is_empty() { node.waiting_for.as_str() } else { "" };
+    HealthCondition::problem(node.dn.as_str(), problem)
+        .since(since.and_then(to_system_time))
+        .waiting_for(waiting_for)
+        .hint(hint)
+}
+
+/// What is wrong, and what to type.
+fn describe(node: &Node) -> (String, String) {
+    let dn = &node.dn;
+    let status = format!("`nodectl status {dn}`");
+    let reason = last_failure(node).map(|exit| format!(": {}", exit.reason)).unwrap_or_default();
+    match node.state() {
+        _ if node.is_crash_looping() => {
+            let count = match node.failures {
+                1 => "1 failure".to_owned(),
+                failures => format!("{failures} consecutive failures"),
+            };
+            (format!("crash-loops: {count}, the last one{reason}"), failure_hint(node, &status))
+        }
+        State::New if !node.condition.is_empty() => (format!("is not ready: {}", node.condition), status),
+        State::New => ("is not ready".to_owned(), not_ready_hint(node, status)),
+        State::Waiting => ("is not running".to_owned(), not_ready_hint(node, status)),
+        State::Dead => {
+            let hint = format!("{}, then `nodectl restart {dn}`", failure_hint(node, &status));
+            (format!("has failed, and is not restarted{reason}"), hint)
+        }
+        State::Canceled => ("was stopped together with its parent or group".to_owned(), status),
+        State::Stopped => ("was stopped by an operator".to_owned(), format!("`nodectl start {dn}`")),
+        State::Ready | State::Done | State::Skipped | State::Unspecified => {
+            ("is in an unknown state".to_owned(), status)
+        }
+    }
+}
+
+/// What it waits for knows more.
+fn not_ready_hint(node: &Node, status: String) -> String {
+    match node.waiting_on.first().filter(|awaited| **awaited != node.dn) {
+        Some(awaited) => format!("`nodectl status {awaited}`"),
+        None => status,
+    }
+}
+
+fn failure_hint(node: &Node, status: &str) -> String {
+    match last_failure(node) {
+        Some(exit) if exit.out_of_memory => {
+            format!("raise its limits.memory_max in the configuration; {status}")
+        }
+        _ => status.to_owned(),
+    }
+}
+
+/// A runnable that fails, and is ready for long enough in between to count as stable.
+fn recent_failures(node: &Node, now: SystemTime) -> Option<HealthCondition> {
+    let is_recent = |exit: &&Exit| {
+        let at = exit.at.and_then(to_system_time);
+        at.is_some_and(|at| now.duration_since(at).is_ok_and(|ago| ago <= RECENT))
+    };
+    let failures: Vec<_> = failures(node).filter(is_recent).collect();
+    let last = failures.last()?;
+    if failures.len() < RECENT_FAILURES && !last.out_of_memory {
+        return None;
+    }
+    let count = match failures.len() {
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    };
+    let problem = format!("has failed {count} within an hour, the last time: {}", last.reason);
+    let hint = failure_hint(node, &format!("`nodectl status {}`", node.dn));
+    let since = failures.first().and_then(|exit| exit.at).and_then(to_system_time);
+    Some(HealthCondition::warning(node.dn.as_str(), problem).since(since).hint(hint))
+}
+
+fn failures(node: &Node) -> impl DoubleEndedIterator<Item = &Exit> {
+    node.exits.iter().filter(|exit| exit.state() == State::Dead)
+}
+
+fn last_failure(node: &Node) -> Option<&Exit> {
+    failures(node).next_back()
+}
+
+/// The first of its consecutive failures, as far as they are kept.
+fn first_failure(node: &Node) -> Option<Timestamp> {
+    let count = usize::try_from(node.failures).unwrap_or(usize::MAX);
+    failures(node).rev().take(count).last()?.at
+}
+
+fn to_system_time(time: Timestamp) -> Option<SystemTime> {
+    time.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ConditionSeverity;
+    use super::*;
+
+    const NOW: u64 = 1_000_000;
+
+    fn time(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn node(state: State) -> Node {
+        Node {
+            dn: "root.service.a".into(),
+            state: state.into(),
+            since: Some(time(NOW - 5).into()),
+            ..Node::default()
+        }
+    }
+
+    fn exit(ago: u64, reason: &str) -> Exit {
+        let at = Some(time(NOW - ago).into());
+        Exit { at, state: State::Dead.into(), reason: reason.into(), ..Exit::default() }
+    }
+
+    #[track_caller]
+    fn condition(node: Node) -> HealthCondition {
+        runnable_condition(&node, time(NOW)).expect("a condition")
+    }
+
+    #[test]
+    fn a_crash_loop_says_how_often_since_when_and_why() {
+        let exits = vec![exit(900, "an older failure"), exit(30, "exited with code 2"), exit(9, "code 3")];
+        let waiting_for = "its backoff, 2.0 s more".to_owned();
+        let found = condition(Node { failures: 2, exits, waiting_for, ..node(State::Waiting) });
+        assert_eq!(
+            found,
+            HealthCondition {
+                part: "service".into(),
+                severity: ConditionSeverity::Problem,
+                object: "root.service.a".into(),
+                problem: "crash-loops: 2 consecutive failures, the last one: code 3".into(),
+                since: Some(time(NOW - 30)),
+                waiting_for: "its backoff, 2.0 s more".into(),
+                hint: "`nodectl status root.service.a`".into(),
+            }
+        );
+    }
+
+    #[test]
+    fn each_state_that_is_not_healthy_says_what_to_type() {
+        let memory = Exit { out_of_memory: true, ..exit(9, "killed by SIGKILL: out of memory") };
+        let dependency = Node {
+            waiting_for: "root.etcd to become ready".into(),
+            waiting_on: vec!["root.etcd".into()],
+            ..node(State::New)
+        };
+        let clause = "waits for a majority: 1 of 3 members reachable";
+        let with_clause = Node { condition: clause.into(), waiting_for: clause.into(), ..node(State::New) };
+        for (node, problem, waiting_for, hint) in [
+            (dependency, "is not ready", "root.etcd to become ready", "`nodectl status root.etcd`"),
+            (with_clause, &*format!("is not ready: {clause}"), "", "`nodectl status root.service.a`"),
+            (
+                Node { exits: vec![exit(9, "code 3")], ..node(State::Dead) },
+                "has failed, and is not restarted: code 3",
+                "",
+                "`nodectl status root.service.a`, then `nodectl restart root.service.a`",
+            ),
+            (
+                Node { exits: vec![memory], failures: 1, ..node(State::Waiting) },
+                "crash-loops: 1 failure, the last one: killed by SIGKILL: out of memory",
+                "",
+                "raise its limits.memory_max in the configuration; `nodectl status root.service.a`",
+            ),
+            (node(State::Stopped), "was stopped by an operator", "", "`nodectl start root.service.a`"),
+            (
+                node(State::Canceled),
+                "was stopped together with its parent or group",
+                "",
+                "`nodectl status root.service.a`",
+            ),
+        ] {
+            let found = condition(node);
+            let shown = (found.problem.as_str(), found.waiting_for.as_str(), found.hint.as_str());
+            assert_eq!(shown, (problem, waiting_for, hint));
+            assert_eq!(found.severity, ConditionSeverity::Problem);
+        }
+    }
+
+    #[test]
+    fn a_stable_runnable_that_fails_again_and_again_or_for_its_memory_is_a_warning_for_an_hour() {
+        let ready = |exits: Vec<Exit>| runnable_condition(&Node { exits, ..node(State::Ready) }, time(NOW));
+        assert_eq!(ready(vec![exit(3000, "a"), exit(2000, "b")]), None);
+        assert_eq!(ready(vec![exit(4000, "a"), exit(2000, "b"), exit(1000, "c")]), None);
+        let found = ready(vec![exit(3000, "a"), exit(2000, "b"), exit(1000, "c")]).expect("a warning");
+        assert_eq!(found.to_string(), "root.service.a: has failed 3 times within an hour, the last time: c");
+        assert_eq!((found.severity, found.since), (ConditionSeverity::Warning, Some(time(NOW - 3000))));
+        let found = ready(vec![Exit { out_of_memory: true, ..exit(3600, "memory") }]).expect("a warning");
+        assert_eq!(found.problem, "has failed once within an hour, the last time: memory");
+        assert_eq!(ready(vec![Exit { out_of_memory: true, ..exit(3601, "memory") }]), None);
+        let canceled = Exit { state: State::Canceled.into(), ..exit(1, "canceled") };
+        assert_eq!(ready(vec![canceled.clone(), canceled.clone(), canceled]), None);
+    }
+}

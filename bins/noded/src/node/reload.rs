@@ -1,0 +1,285 @@
+//! Reloads the configuration of a running node: reads the file again, and changes only what differs.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures_util::future::join_all;
+use nodekeel_logtree::{Level, LogMessage};
+use nodekeel_supervisor::{ControlError, Removal, Supervisor};
+use thiserror::Error;
+
+use super::state::{NodeState, PartAdditions};
+use super::tree::child_dns;
+use super::{NodeHandle, log_skipped, prepare_services};
+use crate::config::{ConfigError, read_text};
+use crate::control::set_configured_levels;
+use crate::dependency::is_descendant;
+use crate::health::{HealthCondition, NODE_PART};
+use crate::part::{PlannedService, PrepareError, PreparedRunnable};
+use crate::parts::CONTROL_DN;
+use crate::plan::{
+    ChangeEffect, NodePlan, PlanDifference, PlanError, SourceError, compare_plans, merge_plans, stop_waves,
+};
+
+/// The DN of what the program logs about itself.
+const LOG_DN: &str = "noded";
+
+/// Why a configuration was not reloaded. The node runs on as before.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ReloadError {
+    /// The configuration is invalid: correct it.
+    #[error(transparent)]
+    Config(ConfigError),
+    /// Requirements are missing, or in use.
+    #[error(transparent)]
+    Plan(PlanError),
+    /// Some of its changes, which the message names, need a restart of the program: restart it, or undo them.
+    #[error("can't reload the configuration: {} can't change while noded runs; restart noded, or undo these changes", keys_of(.0))]
+    NodeRestart(PlanDifference),
+    /// A new or changed runnable can't be prepared. The message has the hint.
+    #[error(transparent)]
+    Prepare(PrepareError),
+    /// The program did not start the node from a file: start it again instead.
+    #[error(
+        "can't reload the configuration: the node was not started from a file; start noded with --config"
+    )]
+    NoFile,
+    /// The node is stopping.
+    #[error("can't reload the configuration: the node is stopping")]
+    Stopping,
+}
+
+fn keys_of(difference: &PlanDifference) -> String {
+    let keys: Vec<_> = difference.node_restarts().flat_map(|change| change.keys.clone()).collect();
+    keys.join(", ")
+}
+
+impl From<SourceError> for ReloadError {
+    fn from(error: SourceError) -> Self {
+        match error {
+            SourceError::Config(error) => Self::Config(error),
+            SourceError::Plan(error) => Self::Plan(error),
+        }
+    }
+}
+
+impl NodeHandle {
+    /// Reads the file of the configuration again, and applies what differs: starts what is new, restarts what has
+    /// changed, stops what is gone, dependents first, and leaves the rest as it is. Returns what it has changed, when all of
+    /// it has stopped and is about to start. It applies the whole file, or nothing. The log has the result.
+    ///
+    /// # Errors
+    /// See [`ReloadError`].
+    ///
+    /// # Cancel safety
+    /// A reload continues when this future is dropped after its first poll; a second one waits for it.
+    pub fn reload(&self) -> impl Future<Output = Result<PlanDifference, ReloadError>> + Send + use<> {
+        reload_config(Arc::clone(&self.shared))
+    }
+}
+
+/// Reloads the configuration: see [`NodeHandle::reload`].
+pub(crate) async fn reload_config(state: Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
+    let reload = tokio::spawn(async move {
+        let _one_at_a_time = state.reload.lock().await;
+        let result = reload_file(&state).await;
+        log_result(&state, &result);
+        state.set_refused_reload(result.as_ref().err().and_then(|error| refusal_condition(&state, error)));
+        result
+    });
+    // It ends early only with the runtime.
+    reload.await.unwrap_or(Err(ReloadError::Stopping))
+}
+
+/// What a reload with this text would change, or with the node's file. Changes nothing.
+///
+/// # Errors
+/// Those of a reload, except that changes that need a restart of the program are part of the difference.
+pub(crate) async fn check_config(
+    state: Arc<NodeState>,
+    text: Option<(PathBuf, String)>,
+) -> Result<PlanDifference, ReloadError> {
+    let (running, new) = plan_again(&state, text).await?;
+    Ok(compare_plans(&running, &new))
+}
+
+/// Plans the node by a text, or by its file.
+async fn plan_again(
+    state: &NodeState,
+    text: Option<(PathBuf, String)>,
+) -> Result<(Arc<NodePlan>, NodePlan), ReloadError> {
+    let running = state.plan();
+    blocking(move || {
+        let (file, text) = match (text, &running.source.file) {
+            (Some(given), _) => given,
+            (None, Some(file)) => (file.clone(), read_text(file).map_err(ReloadError::Config)?),
+            (None, None) => return Err(ReloadError::NoFile),
+        };
+        let new = running.source.clone().plan_text((&file, &text), Some(&running))?;
+        Ok((running, new))
+    })
+    .await
+}
+
+/// Reads files and asks the machine on a thread where that may take its time.
+async fn blocking<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, ReloadError> + Send + 'static,
+) -> Result<T, ReloadError> {
+    tokio::task::spawn_blocking(read).await.unwrap_or(Err(ReloadError::Stopping))
+}
+
+async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadError> {
+    let supervisor = state.supervisor().ok_or(ReloadError::Stopping)?;
+    let (running, new) = plan_again(state, None).await?;
+    let difference = compare_plans(&running, &new);
+    if difference.node_restarts().next().is_some() {
+        return Err(ReloadError::NodeRestart(difference));
+    }
+    let new = Arc::new(merge_plans(&running, new));
+    let starting = [ChangeEffect::Add, ChangeEffect::Restart];
+    let started: Vec<String> =
+        starting.into_iter().flat_map(|effect| difference.dns_to(effect)).map(str::to_owned).collect();
+    let (prepared, additions) = prepare_again(state, &new, started).await?;
+    let change = TreeChange::new(&running, &new, &difference);
+    set_running(state, new, (prepared, additions));
+    apply_change(state, &supervisor, &change).await?;
+    Ok(difference)
+}
+
+/// Prepares the runnables with these DNs.
+async fn prepare_again(
+    state: &Arc<NodeState>,
+    plan: &Arc<NodePlan>,
+    dns: Vec<String>,
+) -> Result<(Vec<(String, PreparedRunnable)>, PartAdditions), ReloadError> {
+    let (state, plan) = (Arc::clone(state), Arc::clone(plan));
+    blocking(move || {
+        let services = plan.active_services().filter(|planned| dns.contains(&planned.dn));
+        prepare_services(&state, &plan, services).map_err(ReloadError::Prepare)
+    })
+    .await
+}
+
+/// From now on, the node is what the plan says: each parent adds these children when it starts the next time.
+fn set_running(
+    state: &NodeState,
+    plan: Arc<NodePlan>,
+    (prepared, additions): (Vec<(String, PreparedRunnable)>, PartAdditions),
+) {
+    let running = state.plan();
+    let mut tree = state.tree.lock();
+    // What the program added beside the plan stays.
+    tree.retain(|(dn, _)| {
+        let was_planned = running.active_service(dn).is_some();
+        !was_planned || plan.active_service(dn).is_some() && prepared.iter().all(|(changed, _)| changed != dn)
+    });
+    tree.extend(prepared);
+    let order = |dn: &str| plan.services.iter().position(|planned| planned.dn == dn);
+    tree.sort_by_key(|(dn, _)| (dn != CONTROL_DN, order(dn)));
+    let is_new = |planned: &&PlannedService| running.skipped_services().all(|known| known.dn != planned.dn);
+    log_skipped(&state.log_store, plan.skipped_services().filter(is_new));
+    state.log_sink.set_formats(plan.log_formats());
+    set_configured_levels(&state.log_store, &running.config.log.levels, &plan.config.log.levels);
+    state.replace_additions(additions);
+    state.replace_plan(plan);
+}
+
+/// What a reload changes in the tree.
+#[derive(Debug, PartialEq, Eq)]
+struct TreeChange {
+    /// The DNs that leave it, in waves; those that return are to be replaced.
+    remove: Vec<Vec<(String, Removal)>>,
+    /// The DNs that enter it, parents before what is below them.
+    add: Vec<String>,
+}
+
+impl TreeChange {
+    fn new(running: &NodePlan, new: &NodePlan, difference: &PlanDifference) -> Self {
+        let of = |effects: &[ChangeEffect]| -> BTreeSet<&str> {
+            effects.iter().flat_map(|effect| difference.dns_to(*effect)).collect()
+        };
+        let waves = stop_waves(running, of(&[ChangeEffect::Restart, ChangeEffect::Remove]));
+        let (former, now) = (parent_dns(running), parent_dns(new));
+        let parents: Vec<_> = former.iter().filter(|dn| !now.contains(dn)).cloned().collect();
+        let removal = |dn: String| match new.active_service(&dn) {
+            Some(_) => (dn, Removal::ForReplacement),
+            None => (dn, Removal::ForGood),
+        };
+        let remove =
+            waves.into_iter().chain([parents]).map(|wave| wave.into_iter().map(removal).collect()).collect();
+        let (mut add, starting) = (now, of(&[ChangeEffect::Add, ChangeEffect::Restart]));
+        add.retain(|dn| !former.contains(dn));
+        for planned in new.active_services().filter(|planned| starting.contains(planned.dn.as_str())) {
+            // A new parent adds its children by itself.
+            if !add.iter().any(|parent| is_descendant(&planned.dn, parent)) {
+                add.push(planned.dn.clone());
+            }
+        }
+        Self { remove, add }
+    }
+}
+
+/// The DNs of the parents between the root and what a plan runs.
+fn parent_dns(plan: &NodePlan) -> Vec<String> {
+    let mut parents = child_dns(plan.active_services().map(|planned| planned.dn.as_str()), "root");
+    parents.retain(|dn| plan.active_service(dn).is_none());
+    parents
+}
+
+/// Stops and starts what changes. A parent that does not run adds its children when it starts.
+async fn apply_change(
+    state: &NodeState,
+    supervisor: &Supervisor,
+    change: &TreeChange,
+) -> Result<(), ReloadError> {
+    for wave in &change.remove {
+        for result in
+            join_all(wave.iter().map(|(dn, removal)| supervisor.remove_runnable(dn, *removal))).await
+        {
+            ignore_absent(result)?;
+        }
+    }
+    for dn in &change.add {
+        let child = state.tree.child_spec(&state.tree.lock(), dn);
+        let parent = dn.rsplit_once('.').map_or("root", |(parent, _)| parent);
+        ignore_absent(supervisor.add_child(parent, child))?;
+    }
+    Ok(())
+}
+
+/// What is not in the tree at present, its parent adds or leaves out by itself.
+fn ignore_absent(result: Result<(), ControlError>) -> Result<(), ReloadError> {
+    match result {
+        Err(ControlError::ShuttingDown) => Err(ReloadError::Stopping),
+        _ => Ok(()),
+    }
+}
+
+/// The node runs, but not by its file.
+fn refusal_condition(state: &NodeState, error: &ReloadError) -> Option<HealthCondition> {
+    let plan = state.plan();
+    let file = plan.source.file.as_ref().filter(|_| !matches!(error, ReloadError::Stopping))?;
+    let problem = format!("is not what the node runs: {}", error.to_string().replace('\n', "; "));
+    let mut condition = HealthCondition::warning(file.display().to_string(), problem);
+    condition.part = NODE_PART.to_owned();
+    Some(condition.since(Some(SystemTime::now())).hint("correct the file, then `nodectl reload`"))
+}
+
+fn log_result(state: &NodeState, result: &Result<PlanDifference, ReloadError>) {
+    let dn = LOG_DN.parse().expect("a valid name");
+    let log = |level, text: String| state.log_store.append_message(&dn, LogMessage::new(level, text));
+    match result {
+        Ok(difference) if difference.changes.is_empty() => {
+            log(Level::Info, "configuration reloaded: no changes".to_owned());
+        }
+        Ok(difference) => {
+            for change in &difference.changes {
+                log(Level::Info, format!("configuration reloaded: {change}"));
+            }
+        }
+        Err(error) => log(Level::Error, format!("configuration not reloaded, the former one stays: {error}")),
+    }
+}

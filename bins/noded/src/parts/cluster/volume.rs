@@ -1,0 +1,72 @@
+//! The cluster's directory on the data volume of the node.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nodekeel_cluster::enrolment::ClusterNode;
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
+use nodekeel_supervisor::{Context, RunFuture, Runnable};
+
+/// The volume of the cluster: its directory on the data volume of the node, while that is open.
+#[derive(Debug, Default)]
+pub(super) struct ClusterVolume(Mutex<Option<Arc<DirectoryVolume>>>);
+
+impl ClusterVolume {
+    /// Uses this directory from now on.
+    pub(super) fn attach(&self, directory: Dir) {
+        *self.lock() = Some(Arc::new(DirectoryVolume::new(directory)));
+    }
+
+    fn directory(&self) -> Result<Arc<DirectoryVolume>, VolumeError> {
+        self.lock().clone().ok_or(VolumeError::InvalidState { state: MountState::Unmounted })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<DirectoryVolume>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DataVolume for ClusterVolume {
+    fn mount_new(&self, erase: ErasePolicy) -> Result<Dir, VolumeError> {
+        self.directory()?.mount_new(erase)
+    }
+
+    fn mount_existing(&self) -> Result<Dir, VolumeError> {
+        self.directory()?.mount_existing()
+    }
+
+    fn unmount(&self) -> Result<(), VolumeError> {
+        self.directory().map_or(Ok(()), |directory| directory.unmount())
+    }
+
+    fn state(&self) -> MountState {
+        self.directory().map_or(MountState::Unmounted, |directory| directory.state())
+    }
+}
+
+/// One incarnation of the cluster on the open volume. It keeps nothing of the volume open when it ends.
+pub(super) struct ClusterOnVolume {
+    pub(super) cluster: ClusterNode,
+    pub(super) volume: Arc<ClusterVolume>,
+}
+
+impl Runnable for ClusterOnVolume {
+    fn run(&self, ctx: Context) -> RunFuture {
+        let (cluster, release) =
+            (self.cluster.clone(), ReleaseOnDrop(self.cluster.clone(), Arc::clone(&self.volume)));
+        Box::pin(async move {
+            let ended = cluster.run(ctx).await;
+            drop(release);
+            ended
+        })
+    }
+}
+
+struct ReleaseOnDrop(ClusterNode, Arc<ClusterVolume>);
+
+impl Drop for ReleaseOnDrop {
+    fn drop(&mut self) {
+        self.0.release_volume();
+        *self.1.lock() = None;
+    }
+}

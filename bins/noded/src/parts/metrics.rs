@@ -1,0 +1,146 @@
+//! Metrics and health for programs, over HTTP.
+
+mod server;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, de};
+
+use self::server::MetricsServer;
+use crate::config::{ConfigSection, NodedConfig};
+use crate::control::{self, SocketPath};
+use crate::part::{
+    DependencyEntry, NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+    is_equal,
+};
+use crate::plan::{PartPlanner, check_socket_path};
+
+const NAME: &str = "metrics";
+const DN: &str = "root.metrics";
+
+/// The part of `[metrics]`.
+pub(super) struct MetricsPart;
+
+/// `[metrics]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetricsConfig {
+    address: MetricsAddress,
+}
+
+/// Where metrics are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum MetricsAddress {
+    /// To every user of the network.
+    Tcp(SocketAddr),
+    /// To the node's user and root.
+    Unix(PathBuf),
+}
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text.starts_with('/') && !text.contains('\0') => Ok(Self::Unix(text.into())),
+            Ok(address) => Ok(Self::Tcp(address)),
+            Err(_) => Err(
+                "must be an address with a port, like \"127.0.0.1:9464\", or the absolute path of a socket"
+                    .into(),
+            ),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MetricsAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl Part for MetricsPart {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn sections(&self) -> Vec<ConfigSection> {
+        vec![ConfigSection::new::<MetricsConfig>(NAME)]
+    }
+
+    fn dependencies(&self, config: &NodedConfig) -> Vec<DependencyEntry> {
+        let is_off = config.section::<MetricsConfig>(NAME).is_none();
+        let unavailable = is_off.then_some("which is disabled; set metrics.address");
+        vec![DependencyEntry::of_part(self, config).unavailable(unavailable)]
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let Some(config) = planner.config().section::<MetricsConfig>(NAME).cloned() else { return };
+        match &config.address {
+            MetricsAddress::Tcp(address) => {
+                planner.check_port(address.ip(), address.port(), "metrics.address")
+            }
+            MetricsAddress::Unix(path) => {
+                let hint = "set metrics.address to a shorter path";
+                check_socket_path(path, hint).into_iter().for_each(|problem| planner.report(problem));
+                let running = planner.running_config().and_then(|running| running.section(NAME));
+                if running != Some(&config)
+                    && let Err(error) =
+                        control::check_socket(&SocketPath::metrics(path), &planner.config().node.data)
+                {
+                    planner.report(error.to_string());
+                }
+            }
+        }
+        planner.add(PlannedService::new(DN, MetricsPlan(config.address)));
+    }
+}
+
+/// The server of the metrics.
+#[derive(Debug, PartialEq)]
+struct MetricsPlan(MetricsAddress);
+
+impl fmt::Display for MetricsPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "metrics and health for programs on {}", self.0)
+    }
+}
+
+impl PlannedRunnable for MetricsPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        let state = Arc::clone(node.state);
+        Ok(PreparedRunnable::new(MetricsServer { address: self.0.clone(), state }))
+    }
+
+    fn is_same(&self, new: &dyn PlannedRunnable) -> Option<bool> {
+        is_equal(self, new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_port_or_an_absolute_path() {
+        let parse = |text: &str| text.parse::<MetricsAddress>();
+        assert_eq!(parse("127.0.0.1:9464"), Ok(MetricsAddress::Tcp(([127, 0, 0, 1], 9464).into())));
+        assert_eq!(parse("/run/metrics.sock"), Ok(MetricsAddress::Unix("/run/metrics.sock".into())));
+        assert!(parse("[::1]:9464").is_ok());
+        for text in ["", "9464", "localhost:9464", "run/metrics.sock", "127.0.0.1", "/run/\0"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Whether the API server can be used, and how long the client certificate of its kubeconfig is valid.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use kube::config::{AuthInfo, Kubeconfig};
+use nodekeel_provisioner::Provisioner;
+use tokio::task::spawn_blocking;
+
+use super::DN;
+use crate::health::{CertificateValidity, ConditionsFuture, HealthCondition, HealthSource, NodeSnapshot};
+
+/// The provisioner of the present incarnation, which knows whether the API server answers.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CurrentProvisioner(Arc<Mutex<Option<Provisioner>>>);
+
+/// Takes the provisioner back when its incarnation ends in any way.
+pub(super) struct PublishedProvisioner<'a>(&'a CurrentProvisioner);
+
+impl CurrentProvisioner {
+    pub(super) fn publish(&self, provisioner: Provisioner) -> PublishedProvisioner<'_> {
+        *self.lock() = Some(provisioner);
+        PublishedProvisioner(self)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Provisioner>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PublishedProvisioner<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
+}
+
+/// Asks the API server.
+pub(super) struct ApiHealth {
+    pub(super) current: CurrentProvisioner,
+    pub(super) kubeconfig: PathBuf,
+}
+
+impl HealthSource for ApiHealth {
+    fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a> {
+        Box::pin(async {
+            // Without one, the tree says what it waits for: its kubelet, or its store.
+            let current = self.current.lock().clone();
+            let Some(provisioner) = current else { return Vec::new() };
+            let Some(error) = provisioner.check_api().await else { return Vec::new() };
+            let since = node.condition_of(DN).and_then(|found| found.since);
+            let hint = format!(
+                "start the API server, or correct {}; `nodectl logs --children {DN}`",
+                self.kubeconfig.display()
+            );
+            let found = HealthCondition::problem(DN, format!("can't use the API server: {error}"));
+            vec![found.since(since).waiting_for("the API server").hint(hint)]
+        })
+    }
+}
+
+/// Reads the client certificate of a kubeconfig, and compares it with the time.
+pub(super) struct CertificateHealth {
+    pub(super) kubeconfig: PathBuf,
+}
+
+impl HealthSource for CertificateHealth {
+    fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a> {
+        Box::pin(async {
+            let path = self.kubeconfig.clone();
+            let read = spawn_blocking(move || client_certificate(&path)).await.ok().flatten();
+            // One that can't be read or parsed is an error of the provisioner, which says so.
+            let Some(validity) = read.and_then(|pem| CertificateValidity::from_pem(&pem).ok()) else {
+                return Vec::new();
+            };
+            let object = self.kubeconfig.display().to_string();
+            let found = node.certificate_condition(&object, &validity);
+            let hint = format!("renew it there, then `nodectl restart {DN}`");
+            found.map(|found| found.hint(hint)).into_iter().collect()
+        })
+    }
+}
+
+/// The client certificate of the current context in PEM; `None` if it authenticates otherwise.
+fn client_certificate(kubeconfig: &Path) -> Option<Vec<u8>> {
+    let file = Kubeconfig::read_from(kubeconfig).ok()?;
+    let current = file.current_context?;
+    let context = file.contexts.into_iter().find(|context| context.name == current)?.context?;
+    let user = context.user?;
+    let auth = file.auth_infos.into_iter().find(|known| known.name == user)?.auth_info?;
+    match auth {
+        AuthInfo { client_certificate_data: Some(data), .. } => STANDARD.decode(data.trim()).ok(),
+        AuthInfo { client_certificate: Some(path), .. } => std::fs::read(path).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    /// A kubeconfig whose user has these fields.
+    fn kubeconfig(directory: &Path, user: &str) -> PathBuf {
+        let file = directory.join("provisioner.conf");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: \"https://127.0.0.1:1\"}}}}]\n\
+             users: [{{name: u, user: {{{user}}}}}]\n"
+        );
+        fs::write(&file, text).expect("written");
+        file
+    }
+
+    #[tokio::test]
+    async fn a_client_certificate_that_expires_is_reported_in_time_from_data_and_from_a_file() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).expect("a key");
+        let mut params = rcgen::CertificateParams::default();
+        params.not_before = rcgen::date_time_ymd(2026, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2027, 1, 1);
+        let pem = params.self_signed(&key).expect("signed").pem();
+        let certificate = scratch.path().join("client.pem");
+        fs::write(&certificate, &pem).expect("written");
+        // 2027-01-01T00:00:00Z
+        let end = SystemTime::UNIX_EPOCH + Duration::from_secs(1_798_761_600);
+        for user in [
+            format!("client-certificate-data: {}", STANDARD.encode(&pem)),
+            format!("client-certificate: {}", certificate.display()),
+        ] {
+            let kubeconfig = kubeconfig(scratch.path(), &user);
+            let source = CertificateHealth { kubeconfig };
+            let ask = async |now: SystemTime| {
+                let node = NodeSnapshot::new(now, Vec::new());
+                let found = source.conditions(&node).await;
+                found.into_iter().map(|found| (found.problem, found.hint)).collect::<Vec<_>>()
+            };
+            assert_eq!(ask(end - 31 * DAY).await, []);
+            let hint = "renew it there, then `nodectl restart root.provisioner`".to_owned();
+            let expires = "its certificate expires in 29 days".to_owned();
+            assert_eq!(ask(end - 29 * DAY - DAY / 2).await, [(expires, hint.clone())]);
+            assert_eq!(
+                ask(end + 3 * DAY).await,
+                [("its certificate expired 3 days ago".into(), hint.clone())]
+            );
+            let early = "its certificate is not valid for another 1 day".to_owned();
+            assert_eq!(ask(end - 366 * DAY).await, [(early, hint)]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_without_a_client_certificate_has_no_condition() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        for user in ["token: secret", "client-certificate-data: '%'", "client-certificate: /absent"] {
+            let kubeconfig = kubeconfig(scratch.path(), user);
+            let source = CertificateHealth { kubeconfig };
+            let node = NodeSnapshot::new(SystemTime::now(), Vec::new());
+            assert_eq!(source.conditions(&node).await, [], "{user}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! noded killed by SIGKILL: what its services leave behind ends at the next start, or is adopted.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use testbed::ScratchDir;
+
+use crate::harness::{
+    NO_DAEMONS, NodedProcess, PublicProgram, TEST_TIMEOUT, noded_command, plain_user, service_config,
+};
+
+/// A node that is killed and started again, as root or as a plain user, who has no cgroups.
+struct KilledNode {
+    program: Option<PublicProgram>,
+    config: String,
+}
+
+impl KilledNode {
+    fn new(is_plain_user: bool, config: impl Into<String>) -> Self {
+        Self { program: is_plain_user.then(PublicProgram::noded), config: config.into() }
+    }
+
+    /// A directory that the node's user can change.
+    fn create_scratch(&self) -> ScratchDir {
+        let scratch = ScratchDir::new().unwrap();
+        if self.program.is_some() {
+            chown(scratch.path(), plain_user(), plain_user()).unwrap();
+        }
+        scratch
+    }
+
+    fn start(&self, scratch: ScratchDir) -> NodedProcess {
+        let (file, data) = (scratch.path().join("noded.toml"), scratch.path().join("data"));
+        fs::write(&file, &self.config).unwrap();
+        let args = ["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
+        let mut command = match &self.program {
+            Some(program) => program.command(&args),
+            None => noded_command(&args),
+        };
+        command.stderr(Stdio::piped());
+        let mut node = NodedProcess::spawn_command(scratch, command);
+        node.wait_for_line("control socket at");
+        node
+    }
+}
+
+/// Kills noded, and returns its directory.
+fn kill_node(mut node: NodedProcess) -> ScratchDir {
+    node.signal(Signal::SIGKILL);
+    node.wait();
+    std::mem::replace(&mut node.scratch, ScratchDir::new().unwrap())
+}
+
+/// The keys of a service whose script runs programs. Its directory shows to whom it belongs, should a test fail.
+fn keys(scratch: &Path) -> String {
+    format!("environment = {{ PATH = \"/usr/bin:/bin\" }}\ndirectory = {scratch:?}")
+}
+
+/// The pid of the process of a service, once it is ready.
+fn service_pid(node: &NodedProcess, dn: &str) -> u64 {
+    node.ask(&["start", "--wait", dn]);
+    node.ask_json(&["status", dn])["node"]["pid"].as_u64().unwrap()
+}
+
+fn check_adoption(is_plain_user: bool) {
+    let dn = "root.service.kept";
+    let script = "trap 'echo signaled' USR1; echo up; sleep 1000 & while :; do wait $!; done";
+    let mut plan = KilledNode::new(is_plain_user, NO_DAEMONS);
+    let scratch = plan.create_scratch();
+    let (directory, gate) = (keys(scratch.path()), scratch.path().join("gate"));
+    // It depends on a service that waits: nothing that is running waits for that.
+    let wait = format!("until [ -e {} ]; do sleep 0.1; done", gate.display());
+    plan.config += &service_config("gate", &wait, &format!("{directory}\nreadiness = \"exit\""));
+    let kept = format!("{directory}\nkeep = true\ndepends_on = [\"gate\"]");
+    plan.config += &service_config("kept", script, &kept);
+    fs::write(&gate, "").unwrap();
+    let node = plan.start(scratch);
+    let pid = service_pid(&node, dn);
+    node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "up");
+    let scratch = kill_node(node);
+    // It writes while no noded reads.
+    let process = Pid::from_raw(i32::try_from(pid).unwrap());
+    kill(process, Signal::SIGUSR1).unwrap();
+    let gate = scratch.path().join("gate");
+    fs::remove_file(&gate).unwrap();
+
+    let node = plan.start(scratch);
+    let events = node.follow(&["events", "-f"]);
+    let adopted = events.find_value(|event| event["dn"] == dn && event["change"] == "adopted");
+    assert!(
+        adopted["detail"].as_str().unwrap().starts_with(&format!("adopted process {pid}, ")),
+        "{adopted}"
+    );
+    assert_eq!(service_pid(&node, dn), pid);
+    assert!(node.ask_json(&["status", dn])["node"]["process_since"].is_string());
+    node.follow(&["logs", "-f", "--raw", dn]).find_value(|entry| entry["text"] == "signaled");
+    fs::write(&gate, "").unwrap();
+
+    // Its exit is noticed, and the next one is noded's own again.
+    kill(process, Signal::SIGKILL).unwrap();
+    node.wait_for_event(dn, 1, "exited");
+    let exit = node.ask_json(&["status", dn])["node"]["exits"][0].clone();
+    assert_eq!(exit["reason"], "exited with an unknown status: it was adopted", "{exit}");
+    let second = service_pid(&node, dn);
+    assert_ne!(second, pid);
+    node.stop();
+    let gone = || match Path::new(&format!("/proc/{second}")).exists() {
+        true => anyhow::bail!("{second} is running"),
+        false => Ok(()),
+    };
+    testbed::wait_until(TEST_TIMEOUT, "the exit of the service", gone).unwrap();
+}
+
+#[test]
+fn a_kept_service_of_a_plain_user_is_adopted_by_the_next_noded() {
+    check_adoption(true);
+}
+
+#[test]
+#[ignore = "needs root: it makes cgroups"]
+fn a_kept_service_in_its_cgroup_is_adopted_by_the_next_noded() {
+    check_adoption(false);
+}
+
+/// How many services restart again and again, how many have forked and run, and how many are kept.
+const RESTARTING: usize = 100;
+const FORKING: usize = 20;
+const KEPT: usize = 5;
+
+/// Each holds a lock with everything that it forks, and reports a lock that is held already: two of one service.
+fn lock_script(scratch: &Path, name: &str, then: &str) -> String {
+    let lock = scratch.join(format!("{name}.lock")).display().to_string();
+    let doubled = scratch.join("doubled").display().to_string();
+    format!("exec 9>{lock}; flock -n 9 || echo {name} >> {doubled}; {then}")
+}
+
+fn count_rounds() -> usize {
+    std::env::var("NODEKEEL_NODE_KILLS").map_or(3, |rounds| rounds.parse().unwrap())
+}
+
+/// Kills a node again and again while all its restarts are pending.
+fn kill_repeatedly(is_plain_user: bool) {
+    let mut plan = KilledNode::new(is_plain_user, NO_DAEMONS);
+    let mut scratch = plan.create_scratch();
+    let keys = keys(scratch.path());
+    let restarting = |number: usize| {
+        let name = format!("r{number}");
+        let script = lock_script(scratch.path(), &name, "setsid sleep 1000 & exit 1");
+        service_config(&name, &script, &format!("{keys}\nbackoff = {{ initial = \"1s\", max = \"1s\" }}"))
+    };
+    let kept = |number: usize| {
+        let name = format!("k{number}");
+        let script = lock_script(scratch.path(), &name, "echo up; exec sleep 1000");
+        service_config(&name, &script, &format!("{keys}\nkeep = true"))
+    };
+    let forking = |number: usize| {
+        let name = format!("f{number}");
+        let script = lock_script(scratch.path(), &name, "setsid sleep 1000 & echo forked; wait");
+        service_config(&name, &script, &keys)
+    };
+    let services = (0..RESTARTING).map(restarting).chain((0..FORKING).map(forking));
+    let services = services.chain((0..KEPT).map(kept));
+    plan.config.extend(services);
+    let mut pids = Vec::new();
+    for round in 0..=count_rounds() {
+        let node = plan.start(scratch);
+        let current: Vec<_> =
+            (0..KEPT).map(|number| service_pid(&node, &format!("root.service.k{number}"))).collect();
+        if round == 0 {
+            pids = current;
+        } else {
+            assert_eq!(current, pids, "round {round}: kept services are the same processes");
+            let ended = node.ask(&["-o", "json", "events"]).matches("leftover-ended").count();
+            // Any node of root's in this cgroup may have ended them in between.
+            let is_enough = !is_plain_user || ended >= FORKING;
+            assert!(is_enough, "round {round}: {ended} processes of the former node were ended");
+        }
+        let mut pending = std::collections::BTreeSet::new();
+        node.follow(&["events", "-f"]).find_value(|event| {
+            if event["change"] == "scheduled" {
+                pending.insert(event["dn"].as_str().unwrap().to_owned());
+            }
+            pending.len() == RESTARTING
+        });
+        let mut forked = 0;
+        node.follow(&["logs", "-f", "--raw", "--children", "root.service"]).find_value(|entry| {
+            forked += usize::from(entry["text"] == "forked");
+            forked == FORKING
+        });
+        let doubled = fs::read_to_string(node.scratch.path().join("doubled")).unwrap_or_default();
+        assert_eq!(doubled, "", "round {round}: two of one service were running");
+        if round == count_rounds() {
+            return check_nothing_left(node);
+        }
+        scratch = kill_node(node);
+    }
+}
+
+/// Stops the node: all locks are free then.
+fn check_nothing_left(mut node: NodedProcess) {
+    node.signal(Signal::SIGTERM);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    let locks = fs::read_dir(node.scratch.path()).unwrap().map(|entry| entry.unwrap().path());
+    for lock in locks.filter(|path| path.extension().is_some_and(|extension| extension == "lock")) {
+        let is_free = || fs::File::open(&lock).unwrap().try_lock().map_err(anyhow::Error::from);
+        testbed::wait_until(TEST_TIMEOUT, &format!("{} to be free", lock.display()), is_free).unwrap();
+    }
+}
+
+#[test]
+fn a_plain_users_node_killed_with_restarts_pending_leaves_nothing_and_doubles_nothing() {
+    kill_repeatedly(true);
+}
+
+#[test]
+#[ignore = "needs root: it makes cgroups"]
+fn a_node_killed_with_restarts_pending_leaves_nothing_and_doubles_nothing() {
+    kill_repeatedly(false);
+}

@@ -1,0 +1,243 @@
+//! The reload of the configuration: only what has changed restarts, the whole file or nothing is applied.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+
+use nix::sys::signal::Signal;
+use testbed::ScratchDir;
+
+use crate::harness::{
+    NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, service_config, stderr_and_code,
+};
+
+const SLEEP: &str = "exec sleep 1000";
+
+fn start(services: &[String]) -> NodedProcess {
+    NodedProcess::start(&config(services))
+}
+
+fn config(services: &[String]) -> String {
+    format!("{NO_DAEMONS}{}", services.concat())
+}
+
+fn write(node: &NodedProcess, text: &str) {
+    fs::write(node.scratch.path().join("noded.toml"), text).unwrap();
+}
+
+fn service(name: &str, keys: &str) -> String {
+    service_config(name, SLEEP, &format!("environment = {{ PATH = \"/usr/bin:/bin\" }}\n{keys}"))
+}
+
+/// The services with their generations, in the order of their names.
+fn generations(node: &NodedProcess) -> Vec<(String, u64)> {
+    let nodes = node.ask_json(&["tree"]);
+    let name =
+        |node: &serde_json::Value| Some(node["dn"].as_str()?.strip_prefix("root.service.")?.to_owned());
+    let of = |node: &serde_json::Value| Some((name(node)?, node["generation"].as_u64()?));
+    let mut found: Vec<_> = nodes.as_array().unwrap().iter().filter_map(of).collect();
+    found.sort();
+    found
+}
+
+fn expected(services: &[(&str, u64)]) -> Vec<(String, u64)> {
+    services.iter().map(|(name, generation)| ((*name).to_owned(), *generation)).collect()
+}
+
+#[test]
+fn a_reload_starts_restarts_and_stops_only_what_differs() {
+    let crash_loop = service_config("crash", "exit 1", "");
+    let node = start(&[service("keep", ""), service("change", ""), crash_loop]);
+    node.wait_for_event("root.service.crash", 2, "started");
+    write(
+        &node,
+        &config(&[
+            service("keep", ""),
+            service("change", "grace = \"3s\""),
+            service("new", "depends_on = [\"keep\"]"),
+        ]),
+    );
+    let lines = "  restart root.service.change: grace\n  add root.service.new\n  remove root.service.crash\n";
+    assert_eq!(node.ask(&["reload", "--dry-run"]), format!("a reload would:\n{lines}"));
+    assert_eq!(node.ask(&["reload"]), format!("reloaded:\n{lines}"));
+    node.wait_for_event("root.service.new", 1, "ready");
+    assert_eq!(generations(&node), expected(&[("change", 2), ("keep", 1), ("new", 1)]));
+    let unknown = node.nodectl(&["signal", "root.service.crash", "TERM"]);
+    assert_eq!(unknown.status.code(), Some(4), "{:?}", stderr_and_code(&unknown));
+    assert_eq!(node.ask(&["reload"]), "reloaded: nothing has changed\n");
+    assert_eq!(node.ask_json(&["reload"]), serde_json::json!({ "changes": [] }));
+    let logged = node.ask(&["logs", "noded"]);
+    assert!(logged.contains("configuration reloaded: restart root.service.change: grace"), "{logged}");
+    node.stop();
+}
+
+#[test]
+fn a_file_that_is_refused_changes_nothing() {
+    let node = start(&[service("a", "")]);
+    let cycle = config(&[service("a", "depends_on = [\"b\"]"), service("b", "depends_on = [\"a\"]")]);
+    let missing = config(&[service("a", ""), service_config("b", "", "user = \"nosuchuser\"")]);
+    let name = config(&[service("a", "grace = \"1s\"")]) + "\n[node]\nname = \"b\"\n";
+    for (text, says) in [
+        ("[[service]\n", "noded.toml:1:"),
+        (&*cycle, "dependency cycle: a -> b -> a"),
+        (&*missing, "nosuchuser"),
+        (
+            &*name,
+            "can't reload the configuration: node.name can't change while noded runs; restart noded, or undo",
+        ),
+    ] {
+        write(&node, text);
+        for args in [&["reload"][..], &["reload", "-o", "json"]] {
+            let output = node.nodectl(args);
+            let (error, code) = stderr_and_code(&output);
+            assert!(error.contains(says) && code == Some(1), "{error}\nnot: {says}");
+        }
+        assert_eq!(generations(&node), expected(&[("a", 1)]));
+    }
+    let logged = node.ask(&["logs", "noded", "--min-level", "error"]);
+    assert!(logged.contains("configuration not reloaded, the former one stays: "), "{logged}");
+    let health = node.ask(&["health"]);
+    assert!(health.contains("is not what the node runs: can't reload the configuration"), "{health}");
+    write(&node, &name);
+    let checked = node.ask(&["reload", "--dry-run"]);
+    assert!(checked.contains("  restart noded: node.name\n  restart root.service.a: grace\n"), "{checked}");
+    node.stop();
+}
+
+#[test]
+fn noded_check_compares_a_file_with_the_node_that_runs() {
+    let node = start(&[service("a", "")]);
+    let file = node.scratch.path().join("next.toml");
+    let check = |text: &str| {
+        fs::write(&file, text).unwrap();
+        let data = node.data();
+        let args =
+            ["check", "--running", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
+        noded_command(&args).output().unwrap()
+    };
+    let output = check(&config(&[service("a", ""), service("b", "")]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "a reload would:\n  add root.service.b\n");
+    assert!(output.status.success());
+    let output = check("[[service]\n");
+    let (error, code) = stderr_and_code(&output);
+    assert!(error.contains("next.toml:1:") && code == Some(3), "{error}");
+    assert_eq!(generations(&node), expected(&[("a", 1)]));
+    node.stop();
+}
+
+#[test]
+fn dependents_stop_first_and_start_last_when_both_have_changed() {
+    let node = start(&[service("a", ""), service("b", "depends_on = [\"a\"]")]);
+    node.wait_for_event("root.service.b", 1, "ready");
+    let changed = "grace = \"9s\"";
+    write(
+        &node,
+        &config(&[service("a", changed), service("b", &format!("depends_on = [\"a\"]\n{changed}"))]),
+    );
+    node.ask(&["reload"]);
+    node.wait_for_event("root.service.b", 2, "ready");
+    let events = node.ask(&["events", "-o", "json"]);
+    let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let seen: Vec<_> = events
+        .filter_map(|event| {
+            let name = event["dn"].as_str()?.strip_prefix("root.service.")?.to_owned();
+            Some(format!("{name} {}", event["change"].as_str()?))
+        })
+        .collect();
+    let last = |what: &str| seen.iter().rposition(|known| known == what).expect(what);
+    let order = ["b removed", "a removed", "a ready", "b ready"].map(last);
+    assert!(order.is_sorted(), "{seen:#?}");
+    node.stop();
+}
+
+#[test]
+fn the_first_service_is_added_and_the_last_one_removed() {
+    let node = start(&[]);
+    write(&node, &config(&[service("a", "")]));
+    assert_eq!(node.ask(&["reload"]), "reloaded:\n  add root.service.a\n");
+    node.wait_for_event("root.service.a", 1, "ready");
+    write(&node, NO_DAEMONS);
+    assert_eq!(node.ask(&["reload"]), "reloaded:\n  remove root.service.a\n");
+    assert!(!node.ask(&["tree"]).contains("service"));
+    write(&node, &config(&[service("a", "")]));
+    node.ask(&["reload"]);
+    node.wait_for_event("root.service.a", 2, "ready");
+    node.stop();
+}
+
+#[test]
+fn an_operators_stop_survives_a_change_and_ends_with_a_removal() {
+    let node = start(&[service("a", "")]);
+    let state = || node.ask_json(&["status", "root.service.a"])["node"]["state"].as_str().map(str::to_owned);
+    node.ask(&["stop", "--wait", "root.service.a"]);
+    write(&node, &config(&[service("a", "grace = \"3s\"")]));
+    node.ask(&["reload"]);
+    assert_eq!(state().as_deref(), Some("stopped"));
+    for text in [NO_DAEMONS.to_owned(), config(&[service("a", "")])] {
+        write(&node, &text);
+        node.ask(&["reload"]);
+    }
+    node.wait_for_event("root.service.a", 2, "ready");
+    node.stop();
+}
+
+#[test]
+fn reloads_at_once_are_one_after_the_other() {
+    let node = start(&[service("a", "")]);
+    write(&node, &config(&[service("a", "grace = \"3s\"")]));
+    let reloads: Vec<_> = (0..8).map(|_| node.nodectl_command(&["reload"]).spawn().unwrap()).collect();
+    for mut reload in reloads {
+        assert!(reload.wait().unwrap().success());
+    }
+    node.wait_for_event("root.service.a", 2, "ready");
+    assert_eq!(generations(&node), expected(&[("a", 2)]));
+    node.stop();
+}
+
+#[test]
+fn a_stop_ends_a_reload() {
+    let stubborn = |keys: &str| {
+        let script = "trap '' TERM; echo set; while :; do sleep 0.1; done";
+        service_config("a", script, &format!("environment = {{ PATH = \"/usr/bin:/bin\" }}\n{keys}"))
+    };
+    let mut node = start(&[stubborn("grace = \"2s\"")]);
+    node.follow(&["logs", "-f", "--raw", "root.service.a"]).find_value(|entry| entry["text"] == "set");
+    write(&node, &config(&[stubborn("grace = \"3s\"")]));
+    let events = node.follow(&["events", "-f"]);
+    let mut reload = node.nodectl_command(&["reload"]).spawn().unwrap();
+    events.find_value(|event| event["change"] == "cancelling");
+    node.signal(Signal::SIGTERM);
+    let (status, lines) = node.wait();
+    assert_eq!(status.code(), Some(0), "{lines:#?}");
+    assert!(!reload.wait().unwrap().success());
+}
+
+#[test]
+fn sighup_reloads_and_notifies_the_service_manager() {
+    let scratch = ScratchDir::new().unwrap();
+    let path = scratch.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    let node = NodedProcess::spawn(scratch, &config(&[service("a", "")]), &[], |command| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    let hear = || {
+        let mut buffer = [0; 4096];
+        let length = manager.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    assert_eq!(hear(), "READY=1");
+    write(&node, &config(&[service("b", "")]));
+    node.signal(Signal::SIGHUP);
+    let started = hear();
+    let microseconds = started.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect(&started);
+    assert!(microseconds.parse::<u64>().unwrap() > 0);
+    assert_eq!(hear(), "READY=1\nSTATUS=");
+    node.wait_for_event("root.service.b", 1, "ready");
+    write(&node, "[[service]\n");
+    node.signal(Signal::SIGHUP);
+    assert!(hear().starts_with("RELOADING=1"));
+    let ended = hear();
+    assert!(ended.starts_with("READY=1\nSTATUS=") && ended.contains("noded.toml:1:"), "{ended}");
+    assert_eq!(generations(&node), expected(&[("b", 1)]));
+    node.stop();
+}
