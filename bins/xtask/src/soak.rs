@@ -43,7 +43,7 @@ enum Work {
     Newcomer,
 }
 
-const SOAKS: [Soak; 13] = [
+const SOAKS: [Soak; 14] = [
     Soak { name: "planted-bugs", work: Work::PlantedBugs, count: None },
     Soak { name: "fuzz", work: Work::Fuzz, count: None },
     Soak { name: "examples", work: Work::Examples, count: None },
@@ -97,6 +97,12 @@ const SOAKS: [Soak; 13] = [
         name: "node-volume-kills",
         work: Work::Tests("provisionerd", "node", "kills::a_daemon_killed_at_each_moment"),
         count: None,
+    },
+    // noded killed with a hundred restarts pending, as a plain user and as root, who has cgroups.
+    Soak {
+        name: "node-kills",
+        work: Work::Tests("nodekeel-node", "it", "node_killed_with_restarts_pending"),
+        count: Some(("NODEKEEL_NODE_KILLS", "100")),
     },
     Soak { name: "supervisor-process", work: Work::ProcessRounds, count: Some(("NODEKEEL_ROUNDS", "1000")) },
     // Every system call of the code that writes a node's files, on each file system that a node has, and the

@@ -33,7 +33,7 @@ impl DemoNode {
     pub(crate) fn etcdctl_command(&self) -> Result<Command> {
         let mut command = Command::new(tools::find_tool(tools::ETCDCTL)?);
         command.env("ETCDCTL_API", "3").arg(format!("--endpoints=https://{}", self.etcd.socket_address()));
-        let pki = self.data.join("cluster/volume/etcd/peer_pki");
+        let pki = self.data.join("data/cluster/etcd/peer_pki");
         for (option, file) in [("--cacert", "ca.pem"), ("--cert", "cert.pem"), ("--key", "cert-key.pem")] {
             command.arg(option).arg(pki.join(file));
         }

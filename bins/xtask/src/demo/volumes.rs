@@ -131,7 +131,7 @@ impl ControlPlane {
             "{}",
             indent(&command_output(self.kube.kubectl_command().args(["get", "pv", volume, "-o", columns]))?)
         );
-        let directory = node.data.join("volumes/volumes").join(volume);
+        let directory = node.data.join("data/volumes/volumes").join(volume);
         ensure!(directory.is_dir(), "find {}", directory.display());
         println!("    its directory: {}", directory.display());
         self.fill_volume(&directory, clock)?;
