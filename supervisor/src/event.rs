@@ -129,7 +129,10 @@ impl fmt::Display for RunnableChange {
             Self::Straggling { after } => write!(f, "still running {after:?} after its cancellation"),
             Self::Killed { kill } => kill.fmt(f),
             // The exit starts with the state.
-            Self::Exited { exit: exit @ ExitReason::Killed { .. }, .. } => exit.fmt(f),
+            Self::Exited {
+                exit: exit @ (ExitReason::Done | ExitReason::Canceled | ExitReason::Killed { .. }),
+                ..
+            } => exit.fmt(f),
             Self::Exited { state, exit } => write!(f, "{state}: {exit}"),
             Self::LimitExceeded { limit } => write!(
                 f,

@@ -179,6 +179,10 @@ impl TreeFsm {
         while self.parent_is_canceled(top)
             && let Some(parent) = self.entry(top).parent
         {
+            // It leaves now: the parent may not restart.
+            if self.entry(top).removal_requested && self.entry(top).live_tasks == 0 {
+                self.remove_child(top);
+            }
             top = parent;
         }
         let entry = self.entry(top);

@@ -92,7 +92,7 @@ impl TreeFsm {
     }
 
     /// Removes an entry without running tasks. Its parent keeps its history for a child of the same name.
-    fn remove_child(&mut self, slot: u32) {
+    pub(super) fn remove_child(&mut self, slot: u32) {
         let TreeEntry { parent: Some(parent), group, rank, .. } = *self.entry(slot) else { return };
         let name: Box<str> = self.entry(slot).local_name().into();
         let history = self.remove_entry(slot);

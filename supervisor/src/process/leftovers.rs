@@ -175,8 +175,8 @@ pub(super) fn end_recorded(
         );
     }
     let of_this_boot = plan.end_kept.iter().filter(|kept| kept.boot == *records.boot());
-    let cgroups: Vec<_> = of_this_boot.filter_map(kill_cgroup).collect();
-    let (ended, complete) = plan.leftovers.end_all(Instant::now() + LEFTOVER_TIMEOUT)?;
+    let cgroups: Vec<_> = of_this_boot.filter_map(open_cgroup).collect();
+    let (ended, complete) = plan.leftovers.end_all(&cgroups, Instant::now() + LEFTOVER_TIMEOUT)?;
     drop(cgroups);
     if complete {
         plan.end_kept.iter().for_each(|kept| records.remove_kept(kept.mark));
@@ -188,10 +188,10 @@ pub(super) fn end_recorded(
 
 /// Ends one kept process with its descendants. Blocks until they have exited, at most a second.
 pub(super) fn end_kept(records: &HostRecords, kept: &KeptRecord) {
-    let cgroup = kill_cgroup(kept);
+    let cgroup = open_cgroup(kept);
     let mut leftovers = LeftoverSet::default();
     leftovers.add_kept(kept);
-    match leftovers.end_all(Instant::now() + LEFTOVER_TIMEOUT) {
+    match leftovers.end_all(cgroup.as_slice(), Instant::now() + LEFTOVER_TIMEOUT) {
         Ok((_, true)) => records.remove_kept(kept.mark),
         Ok((_, false)) => {}
         Err(error) => tracing::error!(dn = "supervisor", %error, "can't scan /proc for leftover processes"),
@@ -199,18 +199,19 @@ pub(super) fn end_kept(records: &HostRecords, kept: &KeptRecord) {
     drop(cgroup);
 }
 
-/// Kills everything in the cgroup of a kept process. It is removed when the result is dropped.
-fn kill_cgroup(kept: &KeptRecord) -> Option<RunCgroup> {
-    let cgroup = RunCgroup::open_kept(kept.cgroup.as_deref()?, kept.mark)?;
-    // Those that are left are found by their mark.
-    let _ = cgroup.kill_all();
-    Some(cgroup)
+/// The cgroup of a kept process. It is removed when the result is dropped.
+fn open_cgroup(kept: &KeptRecord) -> Option<RunCgroup> {
+    RunCgroup::open_kept(kept.cgroup.as_deref()?, kept.mark)
 }
 
 impl LeftoverSet {
-    /// Kills all of them, until a scan finds none that runs. Returns those that were running, and whether all have
-    /// exited in time.
-    fn end_all(&mut self, deadline: Instant) -> io::Result<(Vec<LeftoverProcess>, bool)> {
+    /// Kills all of them, and what is in their cgroups, until a scan finds none that runs. Returns those that were
+    /// running, and whether all have exited in time.
+    fn end_all(
+        &mut self,
+        cgroups: &[RunCgroup],
+        deadline: Instant,
+    ) -> io::Result<(Vec<LeftoverProcess>, bool)> {
         let (mut ended, mut seen) = (Vec::new(), HashSet::new());
         loop {
             let (mut running, mut changed, mut complete) = (Vec::new(), false, true);
@@ -238,6 +239,8 @@ impl LeftoverSet {
                     }
                 }
             }
+            // Not before: what it kills exits at once, and is not named then. Those that are left are found by their mark.
+            cgroups.iter().for_each(|cgroup| _ = cgroup.kill_all());
             if running.is_empty() && !changed {
                 return Ok((ended, complete));
             }

@@ -54,12 +54,17 @@ impl OutputReaders {
     }
 
     /// Reads the remaining output, closes the writers, and returns the last lines.
-    pub(super) async fn finish(self) -> Vec<String> {
+    pub(super) async fn finish(mut self) -> Vec<String> {
         self.ended.cancel();
-        for task in self.tasks {
+        for task in std::mem::take(&mut self.tasks) {
             // A panic of a writer ends its stream, not the supervision of the process.
             let _ = task.await;
         }
+        self.last_lines()
+    }
+
+    /// The last lines so far.
+    pub(super) fn last_lines(&self) -> Vec<String> {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).lines()
     }
 }

@@ -137,7 +137,7 @@ impl HostRecords {
         for entry in fs::read_dir(&self.dir)? {
             let Ok(name) = entry?.file_name().into_string() else { continue };
             if name.ends_with(NEW_SUFFIX) {
-                // Its writer was killed before anything that it records existed.
+                // Its writer was killed: what it would have replaced still holds, or nothing that it records exists.
                 self.remove(&name);
             } else if (name.starts_with("host-") || name.starts_with(KEPT_PREFIX)) && !name.contains('.') {
                 found.push((name.clone(), read_record(&self.dir.join(name))?));

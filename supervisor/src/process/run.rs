@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Process;
 use super::error::ProcessError;
 use super::host::ProcessHost;
-use super::kept::definition_hash;
+use super::kept::{KeptProcess, definition_hash};
 use super::leftovers;
 use super::notify::NotifyState;
 use super::output::StreamSink;
@@ -103,7 +103,9 @@ impl Process {
         let records = host.records.as_ref()?;
         let record = records.claim(ctx.dn())?;
         let is_same = self.keep && record.definition == definition_hash(self);
-        match RunningProcess::adopt(Arc::clone(host), self, record.clone(), open_sinks(ctx)) {
+        // Its record stays until it has ended: this program may be killed before.
+        let kept = Arc::new(KeptProcess::adopt(records, record.clone()));
+        match RunningProcess::adopt(Arc::clone(host), self, Arc::clone(&kept), open_sinks(ctx)) {
             Ok(running) if is_same => {
                 ctx.report_adoption(AdoptedProcess { pid: running.pid(), since: running.since() });
                 Some(running)
@@ -134,8 +136,13 @@ impl Process {
         turn: &StopReason,
     ) -> Result<(), ProcessError> {
         // A process that hangs handles no polite signal; this one leaves a core dump of where it hangs.
-        let stop_signal =
-            if matches!(turn, StopReason::Watchdog(_)) { Signal::ABRT } else { self.stop_signal };
+        let stop_signal = match turn {
+            StopReason::Watchdog(_) => {
+                running.keep_lines_before_abort();
+                Signal::ABRT
+            }
+            _ => self.stop_signal,
+        };
         let new_deadline = || StopDeadline::new(self.grace_period, self.max_grace_period);
         let report_kill = |grace_period, main_process| {
             ctx.report_kill(ForcedKill { stop_signal, grace_period, main_process });

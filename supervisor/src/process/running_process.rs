@@ -18,7 +18,6 @@ use super::host::ProcessHost;
 use super::kept::KeptProcess;
 use super::notify::{NotifyListener, NotifySocket, NotifyState, SenderFilter};
 use super::output::{OutputReaders, StreamSink};
-use super::records::KeptRecord;
 use super::spawn::{self, KillScope, MainProcess};
 use super::status::{ExitStatus, ProcessExit, Signal};
 use super::{KillMode, Process};
@@ -80,6 +79,8 @@ pub(super) struct RunningProcess {
     /// An earlier program is, or was, its parent.
     is_adopted: bool,
     output: Option<OutputReaders>,
+    /// The last lines before it was aborted; empty if it was not, or has written nothing before.
+    lines_before_abort: Vec<String>,
     pub(super) listener: Option<NotifyListener>,
     /// The extension of its timeout that has no effect on the stop.
     ignored_extension: Option<Instant>,
@@ -130,16 +131,13 @@ impl RunningProcess {
     /// Takes over a process that an earlier program has kept.
     ///
     /// # Errors
-    /// The process has exited, or its FIFOs or its notification socket can't be opened. It has no record any more
-    /// then.
+    /// The process has exited, or its FIFOs or its notification socket can't be opened.
     pub(super) fn adopt(
         host: Arc<ProcessHost>,
         process: &Process,
-        record: KeptRecord,
+        kept: Arc<KeptProcess>,
         sinks: [StreamSink; 2],
     ) -> io::Result<Self> {
-        let records = host.records.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let kept = Arc::new(KeptProcess::adopt(records, record));
         let since = kept.started_at()?;
         let readers = kept.open_fifos()?;
         let socket = kept.notify_name().map(|name| NotifySocket::bind_to(&name)).transpose()?;
@@ -172,6 +170,7 @@ impl RunningProcess {
             status,
             is_adopted,
             output,
+            lines_before_abort: Vec::new(),
             listener,
             ignored_extension,
             all_ended,
@@ -209,6 +208,11 @@ impl RunningProcess {
         }
         main.mark_reaped();
         Ok(())
+    }
+
+    /// It is about to be aborted. What it writes then, such as its registers, is not among the last lines of its exit.
+    pub(super) fn keep_lines_before_abort(&mut self) {
+        self.lines_before_abort = self.output.as_ref().map(OutputReaders::last_lines).unwrap_or_default();
     }
 
     /// What it has extended so far, such as its start, has no effect on its stop.
@@ -308,6 +312,8 @@ impl RunningProcess {
             Some(pumps) => pumps.finish().await,
             None => Vec::new(),
         };
+        let before_abort = std::mem::take(&mut self.lines_before_abort);
+        let tail = if before_abort.is_empty() { tail } else { before_abort };
         let status = self.status.as_ref().expect("called only after the exit");
         let main = self.main_process();
         ProcessExit::new(main.pid, status, main.oom_kill(), tail)

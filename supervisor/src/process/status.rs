@@ -123,7 +123,7 @@ pub struct ProcessExit {
     pub oom_kill: Option<OomKill>,
     /// The last lines of its standard output and error in order, at most
     /// [`MAX_TAIL_LINES`](super::MAX_TAIL_LINES) lines of at most [`MAX_TAIL_LINE_BYTES`](super::MAX_TAIL_LINE_BYTES)
-    /// bytes, without control characters.
+    /// bytes, without control characters. If its watchdog aborted it, those before the abort.
     pub tail: Vec<String>,
 }
 

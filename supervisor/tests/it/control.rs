@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
 use nodekeel_supervisor::{
-    ChildPolicy, ChildSpec, Context, ControlError, Failure, Removal, RunnableChange, RunnableState,
-    Supervisor,
+    ChildPolicy, ChildSpec, Context, ControlError, Failure, Removal, RestartPolicy, RunnableChange,
+    RunnableState, Supervisor,
 };
 use tokio::time::Instant;
 
@@ -389,6 +389,25 @@ async fn children_are_added_to_and_removed_from_a_ready_parent() {
     supervisor.add_child("root", ChildSpec::new("a", steady)).expect("its name is free");
     settle().await;
     assert_eq!((tree.state("root.a"), tree.generation("root.a")), (Some(RunnableState::Ready), 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_of_a_parent_that_stays_dead_can_be_removed() {
+    let parent = |ctx: Context| async move {
+        ctx.run_child("child", steady)?;
+        Err::<(), Failure>(Failure::new("for good"))
+    };
+    let tree = TestTree::with_root(move |ctx: Context| async move {
+        let policy = ChildPolicy { restart: RestartPolicy::Never, ..ChildPolicy::default() };
+        ctx.run_group([ChildSpec::new("parent", parent).policy(policy)])?;
+        steady(ctx).await
+    });
+    settle().await;
+    assert_eq!(tree.state("root.parent"), Some(RunnableState::Dead));
+    assert!(tree.state("root.parent.child").is_some());
+    let removed = tree.supervisor.remove_runnable("root.parent.child", Removal::ForGood);
+    let in_time = tokio::time::timeout(Duration::from_secs(1), removed).await;
+    assert_eq!((in_time, tree.state("root.parent.child")), (Ok(Ok(())), None));
 }
 
 #[tokio::test(start_paused = true)]

@@ -271,10 +271,15 @@ fn a_kept_process_that_no_runnable_expects_ends_at_the_next_start() {
     let mut program = KilledProgram::start(test, records.path());
     let pid = program.read_pid("p ");
     program.kill();
-    runtime().block_on(async {
-        RecordedTree::start(records.path(), cgroups.clone(), vec![]).shutdown().await;
+    let events = runtime().block_on(async {
+        let tree = RecordedTree::start(records.path(), cgroups.clone(), vec![]);
+        let recorder = tree.recorder.clone();
+        tree.shutdown().await;
+        recorder.events()
     });
     wait_gone(pid);
+    let is_named = |event: &nodekeel_supervisor::Event| matches!(event.change, RunnableChange::LeftoverEnded { pid: ended, .. } if ended == pid.unsigned_abs());
+    assert!(events.iter().any(is_named), "{pid} is not named: {events:?}");
     assert_eq!(files_in(records.path()), [""; 0]);
 }
 

@@ -52,6 +52,23 @@ async fn a_process_finds_its_watchdog_in_its_environment_and_can_trigger_it() {
     fixture.shutdown().await;
 }
 
+/// A Go program writes its goroutines and registers.
+#[tokio::test]
+async fn the_last_lines_of_an_aborted_process_are_those_before_its_dump() {
+    let script = r#"use Socket; $|=1; my $name = $ENV{NOTIFY_SOCKET}; $name =~ s/^@/\0/;
+        socket(my $s, AF_UNIX, SOCK_DGRAM, 0); connect($s, sockaddr_un($name));
+        $SIG{USR1} = sub { send($s, "WATCHDOG=trigger", 0) };
+        $SIG{ABRT} = sub { print "register $_\n" for 1..20; exit 2 };
+        print "stuck\npid $$\n"; sleep 1 while 1"#;
+    let fixture = ProcessFixture::run_once(perl(script).watchdog(Duration::from_secs(3600)));
+    let pid = fixture.output.wait_pid().await;
+    send_usr1(pid);
+    let (_, exit) = fixture.wait_failure().await;
+    assert_eq!(exit.tail, ["stuck".to_owned(), format!("pid {pid}")]);
+    assert!(fixture.output.text().ends_with("register 20\n"), "its log has the dump");
+    fixture.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_process_that_reports_its_stop_is_no_longer_ready_and_has_its_grace_period() {
     let process = notify_process(&["READY=1", "STOPPING=1"]).ready_when(Readiness::on_notify());
