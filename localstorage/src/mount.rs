@@ -108,9 +108,13 @@ pub struct MountSpec {
 impl MountSpec {
     const STRICT: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-    /// The EFI system partition. It is mounted synchronously, since the next boot depends on it.
-    pub const ESP: MountSpec =
-        MountSpec { fstype: "vfat", flags: Self::STRICT.union(MountFlags::SYNCHRONOUS), options: &[] };
+    /// The EFI system partition. It is mounted synchronously, since the next boot depends on it, and for root alone:
+    /// vfat keeps no modes, and the node unlock key is there.
+    pub const ESP: MountSpec = MountSpec {
+        fstype: "vfat",
+        flags: Self::STRICT.union(MountFlags::SYNCHRONOUS),
+        options: &["fmask=0177", "dmask=0077"],
+    };
 
     /// `/tmp`. All users may write there, and only owners may remove their files.
     pub const TMP: MountSpec = MountSpec { fstype: "tmpfs", flags: Self::STRICT, options: &["mode=1777"] };

@@ -5,8 +5,12 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{Advice, FlockOperation, OFlags, fadvise, flock};
+use rustix::io::{Errno, retry_on_intr};
 
 use super::VolumeError;
 use super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
@@ -30,6 +34,9 @@ pub(super) struct Disk {
     size: u64,
 }
 
+/// How long other holders of the lock are waited for. udev locks a disk while it probes it, which takes milliseconds.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The access mode of a disk. udev probes a disk that was open for writing when it is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DiskAccess {
@@ -47,7 +54,7 @@ impl Disk {
         if !kind.is_block_device() && !kind.is_file() {
             return Err(to_error(io::Error::new(io::ErrorKind::InvalidInput, "not a block device")));
         }
-        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| to_error(errno.into()))?;
+        lock(&file).map_err(device_error("lock", path))?;
         let size = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(to_error)?;
         Ok(Disk { path: path.to_owned(), file, size })
     }
@@ -239,6 +246,25 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {}
+        done => return Ok(done?),
+    }
+    // flock(2) has no timeout. A thread that waits in vain has the only descriptor in the end, and so releases the
+    // lock as soon as it gets it.
+    let waiting = file.try_clone()?;
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(retry_on_intr(|| flock(&waiting, FlockOperation::LockExclusive))));
+    match receiver.recv_timeout(LOCK_TIMEOUT) {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::WouldBlock,
+            "another operation or process has locked it: wait for it, or stop the process that lslocks names",
+        )),
     }
 }
 

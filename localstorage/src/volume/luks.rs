@@ -13,9 +13,9 @@
 //! ```text
 //!  journal (ESP)   disk                                  mount_existing   mount_new
 //!  –               blank                                 Absent           starts
-//!  UUID, format    claim sector with the UUID, remains   ForeignData      formats again
-//!  UUID, format    header with the UUID, no token yet    ForeignData      formats again
-//!  UUID, …         header with the UUID, unfinished      Unfinished       resumes
+//!  UUIDs, format   claim sector, and remains             ForeignData      formats again
+//!  UUIDs, format   header with the UUID, no token yet    ForeignData      formats again
+//!  UUIDs, …        header with the UUID, unfinished      Unfinished       resumes
 //!  –               header, unfinished                    Unfinished       Occupied
 //!  any             header, complete                      opens            Occupied
 //!  any             anything else                         ForeignData      Occupied
@@ -98,7 +98,9 @@ pub struct LuksVolumeConfig {
     pub target: PathBuf,
     /// How its blocks are encrypted. A header with another encryption is rejected.
     pub encryption: VolumeEncryption,
-    /// Which keys open it, for its creation: an existing volume has recorded that.
+    /// Which keys open it, for its creation: an existing volume has recorded that. One that is recorded as
+    /// [`Local`](KeyPolicy::Local) is rejected as [`Split`](KeyPolicy::Split): anybody who had the disk can have
+    /// changed the record, and the next keys would be weaker.
     pub keys: KeyPolicy,
     /// A durable directory outside of the volume, on the ESP: the journal of the creation.
     pub journal: Dir,
@@ -238,7 +240,8 @@ impl LuksVolume {
     ///
     /// A split volume returns its new cluster unlock key. The old slots remain until the caller has stored that key,
     /// and [confirms](Self::confirm_secret) it; a call that was killed is repeated with the old secret. A local volume
-    /// has only its new key when this returns.
+    /// has only its new key when this returns. Slots that the header does not name are removed, also those that an
+    /// operator has added.
     ///
     /// # Errors
     /// [`VolumeError::Encryption`], with the old keys still valid.
@@ -292,6 +295,13 @@ impl LuksVolume {
         Ok(())
     }
 
+    fn check_keys(&self, token: &VolumeToken) -> Result<(), LuksError> {
+        match (self.config.keys, token.keys) {
+            (KeyPolicy::Split, KeyPolicy::Local) => Err(LuksError::Policy(PolicyViolation::Keys)),
+            _ => Ok(()),
+        }
+    }
+
     /// Runs `work` with the checked header of a complete volume, under the lock of the disk.
     fn with_header<R>(
         &self,
@@ -302,7 +312,8 @@ impl LuksVolume {
         let header = slots.device.check_header().map_err(|error| self.error(error))?;
         match &header.summary.volume {
             Some(token) if token.state == VolumeProgress::Complete => {
-                work(&slots, &header, token).map_err(|error| self.error(error))
+                let done = self.check_keys(token).and_then(|()| work(&slots, &header, token));
+                done.map_err(|error| self.error(error))
             }
             _ => Err(VolumeError::Unfinished { path: self.config.device.clone() }),
         }

@@ -165,8 +165,8 @@ fn find_foreign_data(
 }
 
 /// Whether a disk has the claim with this UUID, and nothing else but what the claim names, a LUKS header, and data
-/// before an offset: what an interrupted format as LUKS leaves. As with a file system, the claim of contents to be
-/// erased also covers data without a signature.
+/// before an offset: what an interrupted format as LUKS leaves. Whose header it is, the caller has to check. As with a
+/// file system, the claim of contents to be erased also covers data without a signature.
 #[cfg(feature = "luks")]
 pub(crate) fn has_only_claimed_data(
     disk: &mut (impl Read + Seek),
@@ -179,7 +179,8 @@ pub(crate) fn has_only_claimed_data(
         return Ok(false);
     };
     let is_ours = |found: &DiskSignature| {
-        found.is_data() || matches!(found.name, "luks" | "dm_integrity") || claim.names(found)
+        let is_header = found.name == "luks" && matches!(found.offset, 0 | 0x4000);
+        found.is_data() || is_header || claim.names(found)
     };
     if !ends.find_signatures().iter().all(is_ours) {
         return Ok(false);

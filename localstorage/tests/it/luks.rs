@@ -9,9 +9,9 @@ use std::sync::Arc;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::testing::{FileCryptsetup, RecordingMounter};
 use nodekeel_localstorage::volume::{
-    Cryptsetup, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal, HeaderError, KeyPolicy,
-    LuksError, LuksVolume, LuksVolumeConfig, PolicyViolation, SealError, SlotKind, UnlockKey, UnlockSecret,
-    VolumeEncryption, VolumeError,
+    Cryptsetup, CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal, HeaderError,
+    KeyPolicy, LuksError, LuksVolume, LuksVolumeConfig, PolicyViolation, SealError, SlotKind, UnlockKey,
+    UnlockSecret, VolumeEncryption, VolumeError,
 };
 use tempfile::TempDir;
 
@@ -264,6 +264,70 @@ fn a_recovery_passphrase_opens_the_volume_without_the_esp() {
     assert_eq!(slots_of(&volume), "split 2, recovery 2 opened");
     volume.unmount().unwrap();
     volume.mount_existing_with(&new).unwrap();
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_disk_with_the_claim_of_another_volume_leaves_its_key() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let key_file = fixture.key_files().remove(0);
+    let key = fs::read(&key_file).unwrap();
+    let name = key_file.file_name().unwrap().to_str().unwrap();
+    fs::rename(fixture.path("disk"), fixture.path("first-disk")).unwrap();
+    File::create(fixture.path("disk")).unwrap().set_len(64 * MIB).unwrap();
+    let claim = format!(
+        "nodekeel data volume, format 1: being formatted\nas {}\nxfs at byte 0, 00000000\n",
+        name.split('.').next().unwrap()
+    );
+    fixture.write(64 * MIB - (512 << 10), claim.as_bytes());
+    let volume = fixture.volume(KeyPolicy::Local);
+    volume.mount_new(ErasePolicy::Nothing).unwrap();
+    volume.unmount().unwrap();
+    assert!(key == fs::read(&key_file).unwrap(), "the key of the first volume was replaced");
+    fs::rename(fixture.path("first-disk"), fixture.path("disk")).unwrap();
+    fixture.volume(KeyPolicy::Local).mount_existing().unwrap();
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn creations_that_fail_leave_one_key() {
+    let fixture = LuksFixture::new();
+    for _ in 0..3 {
+        let tool = Arc::new(CryptsetupProgram::new("/nowhere/cryptsetup"));
+        let failed = luks_error(fixture.volume_by(KeyPolicy::Local, tool).mount_new(ErasePolicy::Nothing));
+        assert!(matches!(failed, LuksError::Command(_)), "{failed:?}");
+        assert_eq!(fixture.key_files().len(), 1);
+    }
+    fixture.volume(KeyPolicy::Local).mount_new(ErasePolicy::Nothing).unwrap();
+    assert_eq!(fixture.key_files().len(), 1);
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_header_that_weakens_the_keys_is_rejected() {
+    let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    // Somebody had the disk, and comes again for it and the ESP once the keys are rotated.
+    fixture.import_token(COMPLETE_TOKEN);
+    let secret = UnlockSecret::Cluster(key.unwrap());
+    let volume = fixture.volume(KeyPolicy::Split);
+    for error in [
+        luks_error(volume.mount_existing_with(&secret)),
+        luks_error(volume.rotate_keys(&secret)),
+        luks_error(volume.confirm_secret(&secret)),
+    ] {
+        assert!(matches!(error, LuksError::Policy(PolicyViolation::Keys)), "{error:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn rotations_whose_keys_are_lost_replace_each_other() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Split);
+    let volume = fixture.volume(KeyPolicy::Split);
+    for _ in 0..3 {
+        volume.rotate_keys(&UnlockSecret::Node).unwrap();
+    }
+    assert_eq!(slots_of(&volume), "local 1 stale, split 1 stale, split 4");
 }
 
 #[test]

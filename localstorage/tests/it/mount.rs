@@ -21,6 +21,7 @@ fn node_mounts_have_the_flags_of_monogon_plus_nosuid() {
         assert_eq!((spec.fstype, spec.flags.bits()), (fstype, flags), "{spec:?}");
     }
     assert_eq!(MountSpec::DATA.options, ["prjquota"]);
+    assert_eq!(MountSpec::ESP.options, ["fmask=0177", "dmask=0077"], "keys on vfat are root's alone");
     assert_eq!((MountSpec::TMP.flags | MountFlags::READ_ONLY).to_string(), "ro,nosuid,nodev,noexec");
 }
 

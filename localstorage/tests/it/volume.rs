@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use nodekeel_localstorage::mount::{MountSpec, Mounter as _};
 use nodekeel_localstorage::testing::{
@@ -14,6 +16,7 @@ use nodekeel_localstorage::volume::{
     DataVolume, DirectoryVolume, DiskVolume, ErasePolicy, MountState, VolumeContents, VolumeError, probe_disk,
 };
 use nodekeel_localstorage::{Dir, FileMode};
+use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 
 mod claims;
@@ -94,6 +97,24 @@ fn error_chain(error: &VolumeError) -> String {
 fn a_directory_volume_keeps_the_contract() {
     let temporary = tempfile::tempdir().unwrap();
     volume_conformance(&DirectoryVolume::new(Dir::open(temporary.path()).unwrap()));
+}
+
+#[test]
+fn a_disk_that_udev_probes_is_waited_for() {
+    let fixture = VolumeFixture::new();
+    let udev = File::open(fixture.path("disk")).unwrap();
+    flock(&udev, FlockOperation::LockShared).unwrap();
+    thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        scope.spawn(|| {
+            let sender = sender;
+            sender.send(fixture.volume().mount_new(ErasePolicy::Nothing).map(drop)).unwrap();
+        });
+        let early = receiver.recv_timeout(Duration::from_millis(200));
+        assert!(early.is_err(), "the lock was ignored, or not waited for: {early:?}");
+        flock(&udev, FlockOperation::Unlock).unwrap();
+        receiver.recv().unwrap().unwrap();
+    });
 }
 
 #[test]
@@ -304,7 +325,8 @@ fn an_invalid_or_unopenable_device_is_reported() {
     // Another process uses the disk.
     let lock = File::open(fixture.path("disk")).unwrap();
     lock.lock().unwrap();
-    assert!(of(&fixture.path("disk")).starts_with("can't open "));
+    let locked = error_chain(&fixture.volume().mount_existing().unwrap_err());
+    assert!(locked.starts_with("can't lock ") && locked.contains("lslocks"), "{locked}");
 }
 
 #[test]

@@ -43,9 +43,13 @@ const INTEGRITY_AREA_BYTES: u64 = 80 << 20;
 /// What the journal records before the first byte of the header is written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct CreationRecord {
-    /// The UUID of the volume, which is also in the claim of the disk.
+    /// The UUID of the volume. It is always a new one: that of a claim could be the UUID of another volume, whose key
+    /// has the same name.
     #[serde(with = "uuid_text")]
     uuid: Uuid,
+    /// The UUID in the claim of the disk.
+    #[serde(with = "uuid_text")]
+    claim: Uuid,
     /// The size of the disk, in bytes.
     disk_bytes: u64,
     encryption: VolumeEncryption,
@@ -132,7 +136,8 @@ impl LuksVolume {
                 header.uuid == uuid && token.is_none_or(|token| token.state == VolumeProgress::Unfinished)
             }
             Err(HeaderError::Absent | HeaderError::Damaged) if run.current_step() == Some(FORMAT) => {
-                disk.has_only_claimed_data(uuid, self.formatted_bytes())?
+                !slots.device.has_foreign_header(uuid).map_err(|error| self.error(error))?
+                    && disk.has_only_claimed_data(record.claim, self.formatted_bytes())?
             }
             Err(_) => false,
         };
@@ -147,25 +152,36 @@ impl LuksVolume {
         }
     }
 
-    /// Claims the disk, and then records the UUID of the claim. A journal of another disk, or of an earlier claim of
-    /// this one, is removed: that volume has no data.
+    /// Claims the disk, and then records the claim and the UUID of the volume. A journal of another disk, or of an
+    /// earlier claim of this one, is removed: that volume has no data.
     fn start_creation(
         &self,
         disk: &Disk,
         found: &VolumeContents,
         recorded: Option<(CreationRecord, StepRun)>,
     ) -> Result<(CreationRecord, StepRun), VolumeError> {
-        if let Some((_, run)) = recorded {
+        if let Some((earlier, run)) = recorded {
+            // Before its format is recorded, no volume is complete: nothing needs its key any more.
+            let is_key_unused = matches!(run.current_step(), Some(SEAL | FORMAT));
             run.remove_journal().map_err(|error| self.error(LuksError::Journal(error)))?;
+            if is_key_unused {
+                let id = SealId { volume: earlier.uuid, generation: FIRST_GENERATION };
+                self.config.seal.remove_key(id).map_err(|error| self.error(LuksError::Seal(error)))?;
+            }
         }
         let record = CreationRecord {
-            uuid: disk.claim(&self.label, found)?,
+            uuid: self.new_uuid()?,
+            claim: disk.claim(&self.label, found)?,
             disk_bytes: disk.size(),
             encryption: self.config.encryption,
         };
         let state = serde_json::to_vec(&record).map_err(|error| self.error(LuksError::Record(error)))?;
         let run = self.start_run(self.open_journal()?, &state)?;
         Ok((record, run))
+    }
+
+    fn new_uuid(&self) -> Result<Uuid, VolumeError> {
+        Uuid::new_v4().map_err(|errno| self.error(LuksError::Random(errno.into())))
     }
 
     /// The run that the journal has recorded.
@@ -257,7 +273,7 @@ impl LuksVolume {
     fn format_mapping(&self, slots: &KeySlots<'_>) -> Result<(), VolumeError> {
         let (header, opened) = self.open_first_slot(slots)?;
         let mapping = self.open_mapping(slots, &header, &opened)?;
-        let uuid = Uuid::new_v4().map_err(|errno| self.error(LuksError::Random(errno.into())))?;
+        let uuid = self.new_uuid()?;
         // Forced: what mkfs.xfs would recognize is noise, or what an interrupted call has written.
         let format = XfsFormat { mkfs: &self.mkfs, label: &self.label, force: true };
         format.run_mkfs(&mapping.device_path, uuid)
@@ -299,7 +315,7 @@ impl LuksVolume {
         for slot in header.summary.slots.iter().filter(|slot| **slot != opened.slot) {
             slots.device.remove_slot(*slot)?;
         }
-        let keys = header.summary.volume.as_ref().map_or(self.config.keys, |token| token.keys);
+        let keys = self.config.keys;
         let cluster_key = match keys {
             KeyPolicy::Local => None,
             KeyPolicy::Split => {

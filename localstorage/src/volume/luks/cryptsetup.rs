@@ -6,13 +6,21 @@ use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
+use std::time::Duration;
 
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
 /// The exit code of cryptsetup for a passphrase that opens no slot. *Source:* cryptsetup(8), RETURN CODES.
 const WRONG_PASSPHRASE: i32 = 2;
+
+/// How long a call may take: the slowest, a key slot with the most memory that Argon2 permits, takes a minute.
+const CALL_LIMIT: Duration = Duration::from_secs(300);
+
+/// The action that may take hours: it wipes.
+const UNLIMITED_ACTION: &str = "luksFormat";
 
 /// The socket of a running udev. *Source:* systemd-udevd.service(8).
 const UDEV_SOCKET: &str = "/run/udev/control";
@@ -92,6 +100,14 @@ pub enum CryptsetupError {
         #[source]
         source: io::Error,
     },
+    /// It did not end in five minutes, and was killed. The next call finds what it has done.
+    #[error(
+        "cryptsetup {action} did not end and was killed: check the disk in the kernel's log, and that udev answers (udevadm settle)"
+    )]
+    TimedOut {
+        /// The action.
+        action: &'static str,
+    },
     /// It failed.
     #[error("cryptsetup {action} failed with {status}: {stderr}")]
     Failed {
@@ -115,12 +131,13 @@ impl CryptsetupError {
 #[derive(Clone, Debug)]
 pub struct CryptsetupProgram {
     program: PathBuf,
+    limit: Duration,
 }
 
 impl CryptsetupProgram {
     /// The program at this path, or the first one of this name in `PATH`.
     pub fn new(program: impl Into<PathBuf>) -> CryptsetupProgram {
-        CryptsetupProgram { program: program.into() }
+        CryptsetupProgram { program: program.into(), limit: CALL_LIMIT }
     }
 
     fn start_error(&self, source: io::Error) -> CryptsetupError {
@@ -148,7 +165,9 @@ impl Cryptsetup for CryptsetupProgram {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|source| self.start_error(source))?;
-        let (status, stderr) = talk_to(&mut child, call).map_err(|source| self.start_error(source))?;
+        let limit = if call.action == UNLIMITED_ACTION { Duration::MAX } else { self.limit };
+        let ended = talk_to(&mut child, call, limit).map_err(|source| self.start_error(source))?;
+        let (status, stderr) = ended.ok_or(CryptsetupError::TimedOut { action: call.action })?;
         if status.success() {
             return Ok(());
         }
@@ -161,28 +180,44 @@ impl Cryptsetup for CryptsetupProgram {
     }
 }
 
-/// Writes the input, reads the progress, and waits for the end.
-fn talk_to(child: &mut Child, call: &CryptsetupCall<'_>) -> io::Result<(ExitStatus, String)> {
+/// Writes the input, reads the progress, and waits for the end. None if it did not end in time, and was killed.
+fn talk_to(
+    child: &mut Child,
+    call: &CryptsetupCall<'_>,
+    limit: Duration,
+) -> io::Result<Option<(ExitStatus, String)>> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     if let Some(mut stdin) = stdin {
         // A program that fails early closes it; its error output says why.
         let _ = stdin.write_all(&call.input);
     }
-    let errors = thread::scope(|scope| {
-        let errors = scope.spawn(|| {
+    let (errors, is_late) = thread::scope(|scope| {
+        // Disconnected when both outputs have ended.
+        let (reading_stderr, is_read) = mpsc::channel::<()>();
+        let reading_stdout = reading_stderr.clone();
+        let errors = scope.spawn(move || {
+            let _reading = reading_stderr;
             let mut bytes = Vec::new();
             stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut bytes)).map(|_| bytes)
         });
-        for line in stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok)
-        {
-            if let (Some(report), Some(progress)) = (call.progress, parse_progress(&line)) {
-                report(progress);
+        scope.spawn(move || {
+            let _reading = reading_stdout;
+            let lines = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines());
+            for line in lines.map_while(Result::ok) {
+                if let (Some(report), Some(progress)) = (call.progress, parse_progress(&line)) {
+                    report(progress);
+                }
             }
+        });
+        let is_late = is_read.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+        if is_late {
+            let _ = child.kill();
         }
-        errors.join().unwrap_or_else(|_| Ok(Vec::new()))
+        (errors.join().unwrap_or_else(|_| Ok(Vec::new())), is_late)
     });
     let status = child.wait()?;
-    Ok((status, String::from_utf8_lossy(&errors?).into_owned()))
+    let text = String::from_utf8_lossy(&errors?).into_owned();
+    Ok((!is_late).then_some((status, text)))
 }
 
 /// Reads one line of `--progress-json`; none for any other line.
@@ -246,6 +281,18 @@ mod tests {
         assert!(!format!("{:?}", call("open", b"a secret")).contains("secret"));
         let missing = CryptsetupProgram::new("/nowhere/cryptsetup").run(&call("open", b"")).unwrap_err();
         assert_eq!(missing.to_string(), "can't run /nowhere/cryptsetup: install cryptsetup");
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed_but_not_a_format() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("cryptsetup");
+        testbed::write_program(&program, "#!/bin/sh\n[ \"$1\" = open ] && exec sleep 1000\nsleep 0.2\n")
+            .unwrap();
+        let tool = CryptsetupProgram { program, limit: Duration::from_millis(50) };
+        let error = tool.run(&call("open", b"a secret")).unwrap_err();
+        assert!(matches!(error, CryptsetupError::TimedOut { action: "open" }), "{error}");
+        tool.run(&call("luksFormat", b"a secret")).unwrap();
     }
 
     #[test]

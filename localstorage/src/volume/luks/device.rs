@@ -8,7 +8,7 @@ use super::super::disk::Disk;
 use super::super::uuid::Uuid;
 use super::cryptsetup::{ActiveMapping, Cryptsetup, CryptsetupCall, WipeProgress};
 use super::error::LuksError;
-use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader};
+use super::header::{COPIES_BYTES, HEADER_AREA_BYTES, HeaderError, LuksHeader, has_foreign_magic};
 use super::policy::{CIPHER, HeaderSummary, MIN_PBKDF2_ITERATIONS, check_header};
 use super::token::{SlotToken, VOLUME_TOKEN, VolumeEncryption, VolumeToken};
 use crate::dir::Dir;
@@ -51,6 +51,12 @@ impl LuksDevice<'_> {
     pub(super) fn read_header(&self) -> Result<Result<LuksHeader, HeaderError>, LuksError> {
         let start = self.disk.read_start(COPIES_BYTES as u64).map_err(LuksError::device)?;
         Ok(LuksHeader::parse(&start))
+    }
+
+    /// Whether the disk has a header that a format with this UUID has not written, not even half.
+    pub(super) fn has_foreign_header(&self, uuid: Uuid) -> Result<bool, LuksError> {
+        let start = self.disk.read_start(COPIES_BYTES as u64).map_err(LuksError::device)?;
+        Ok(has_foreign_magic(&start, uuid))
     }
 
     /// Reads the header, and checks it against the policy.

@@ -88,6 +88,19 @@ impl LuksHeader {
     }
 }
 
+/// Whether the start of a disk has a header, complete or damaged, that a format with this UUID has not written, not even
+/// in part: cryptsetup writes version and UUID in the sector of the magic bytes.
+///
+/// *Source:* cryptsetup `luks2_disk_metadata.c`, `hdr_write_disk`.
+pub(super) fn has_foreign_magic(start: &[u8], uuid: Uuid) -> bool {
+    let is_ours = |name: &str| name.is_empty() || name.parse::<Uuid>() == Ok(uuid);
+    let is_foreign = |bytes: &[u8]| {
+        bytes.get(6..8) != Some(&[0, 2][..]) || !text_at(bytes, UUID_AT, 40).is_some_and(is_ours)
+    };
+    let copies = [0, 1].map(|index| start.get(index * COPY_BYTES..).unwrap_or_default());
+    copies.into_iter().zip(MAGICS).any(|(bytes, magic)| bytes.starts_with(magic) && is_foreign(bytes))
+}
+
 /// `None` for a copy that is missing or damaged.
 fn parse_copy(index: usize, bytes: Option<&[u8]>) -> Option<LuksHeader> {
     let bytes = bytes.filter(|bytes| bytes.starts_with(MAGICS[index]))?;
@@ -176,6 +189,25 @@ mod tests {
         assert_eq!(contradiction, Err(HeaderError::Contradiction));
         assert_eq!(sequence_of(&[0; COPIES_BYTES]), Err(HeaderError::Absent));
         assert_eq!(sequence_of(&new[..100]), Err(HeaderError::Absent));
+    }
+
+    #[test]
+    fn a_header_of_another_volume_or_version_is_foreign_also_if_it_is_damaged() {
+        let ours = encode_header(UUID, 1, b"{}");
+        let changed = |at: usize, bytes: &[u8]| {
+            let mut area = ours.clone();
+            area[at..at + bytes.len()].copy_from_slice(bytes);
+            has_foreign_magic(&area, UUID)
+        };
+        assert!(!has_foreign_magic(&[0; COPIES_BYTES], UUID) && !has_foreign_magic(&ours, UUID));
+        assert!(has_foreign_magic(&ours, Uuid([8; 16])));
+        // Cut off behind the first sector, or before its text.
+        assert!(!changed(512, &[0; 512]) && !changed(UUID_AT, &[0; 40]));
+        for (at, bytes) in
+            [(6, &[0, 1][..]), (UUID_AT, b"x"), (COPY_BYTES + 6, &[0, 3]), (COPY_BYTES + UUID_AT, b"x")]
+        {
+            assert!(changed(at, bytes), "{at}");
+        }
     }
 
     #[test]

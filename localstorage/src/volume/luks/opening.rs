@@ -1,5 +1,7 @@
 //! Opening an encrypted volume: its header is checked, its slot opened, its data mapped and mounted.
 
+use std::error::Error as _;
+use std::io;
 use std::sync::PoisonError;
 
 use super::super::disk::{Disk, DiskAccess};
@@ -25,7 +27,10 @@ impl LuksVolume {
         let (header, opened) = slots
             .device
             .check_header()
-            .and_then(|header| slots.open_slot(&header, secret).map(|opened| (header, opened)))
+            .and_then(|header| {
+                header.summary.volume.as_ref().map_or(Ok(()), |token| self.check_keys(token))?;
+                slots.open_slot(&header, secret).map(|opened| (header, opened))
+            })
             .map_err(|error| self.error(error))?;
         self.open_mapping(&slots, &header, &opened)?;
         drop(disk);
@@ -98,14 +103,8 @@ impl LuksVolume {
         })
     }
 
-    /// Whether an error is what the kernel reports for a block whose HMAC is wrong.
     fn is_tampering(&self, error: &VolumeError) -> bool {
-        /// EIO, and EILSEQ: `BLK_STS_PROTECTION` of dm-crypt. *Source:* Linux `blk_errors`.
-        const WRONG_BLOCK: [i32; 2] = [5, 84];
-        let is_wrong =
-            |source: &std::io::Error| source.raw_os_error().is_some_and(|n| WRONG_BLOCK.contains(&n));
-        self.config.encryption == VolumeEncryption::EncryptedAndAuthenticated
-            && matches!(error, VolumeError::Mount(MountError::Mount { source, .. }) if is_wrong(source))
+        self.config.encryption == VolumeEncryption::EncryptedAndAuthenticated && is_wrong_block(error)
     }
 
     /// Closes the mapping, unless something is mounted from it: then it is in use, and stays.
@@ -115,5 +114,39 @@ impl LuksVolume {
         }
         *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
         close_mapping(&*self.config.cryptsetup, &self.mapping_name).map_err(|error| self.error(error))
+    }
+}
+
+/// Whether an error is what the kernel reports for a block whose HMAC is wrong, from the mount or the first reads.
+fn is_wrong_block(error: &VolumeError) -> bool {
+    /// EIO, and EILSEQ: `BLK_STS_PROTECTION` of dm-crypt. *Source:* Linux `blk_errors`.
+    const WRONG_BLOCK: [i32; 2] = [5, 84];
+    let source = match error {
+        VolumeError::Mount(MountError::Mount { source, .. }) => Some(source),
+        VolumeError::Finish(error) => error.source().and_then(|source| source.downcast_ref::<io::Error>()),
+        _ => None,
+    };
+    source.and_then(io::Error::raw_os_error).is_some_and(|number| WRONG_BLOCK.contains(&number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Error, FileOperation};
+
+    #[test]
+    fn a_changed_block_is_known_in_the_mount_and_in_the_first_reads() {
+        for (number, is_wrong) in [(5, true), (84, true), (2, false)] {
+            let source = || io::Error::from_raw_os_error(number);
+            let mount = MountError::Mount {
+                target: "/".into(),
+                fstype: "xfs",
+                kernel: String::new(),
+                source: source(),
+            };
+            assert_eq!(is_wrong_block(&VolumeError::Mount(mount)), is_wrong);
+            let read = Error::new(FileOperation::Read, "/marker", source());
+            assert_eq!(is_wrong_block(&VolumeError::Finish(read)), is_wrong);
+        }
     }
 }

@@ -64,6 +64,9 @@ pub enum PolicyViolation {
         /// As the volume is configured.
         configured: VolumeEncryption,
     },
+    /// It says that the node unlock key alone opens the volume, which is configured to need the cluster's, too.
+    #[error("it is for a volume that the node unlock key alone opens, but the volume is configured as split")]
+    Keys,
     /// A key slot, or the digest of the volume key, is weaker than those of this crate.
     #[error("key slot {slot} is weaker than permitted: {found}")]
     WeakKeySlot {
@@ -156,7 +159,9 @@ impl Metadata {
         for (identifier, value) in &self.tokens {
             match Token::parse(value) {
                 Some(Token::Volume(token)) if *identifier == VOLUME_TOKEN => summary.volume = Some(token),
-                Some(Token::Slot(token)) if *identifier != VOLUME_TOKEN => {
+                Some(Token::Slot(token))
+                    if *identifier != VOLUME_TOKEN && token.is_identified_by(*identifier) =>
+                {
                     summary.slot_tokens.insert(*identifier, token);
                 }
                 _ => {

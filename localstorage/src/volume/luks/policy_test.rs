@@ -110,6 +110,9 @@ fn another_volume_key_requirements_and_foreign_tokens_are_rejected() {
     assert_eq!(foreign, PolicyViolation::ForeignToken("systemd-tpm2".into()));
     let newer = violation(|header| header["tokens"]["0"]["format"] = json!(2));
     assert_eq!(newer, PolicyViolation::ForeignToken("nodekeel-volume".into()));
+    // Two names of one slot.
+    let twice = violation(|header| header["tokens"]["1"]["keyslots"] = json!(["1"]));
+    assert_eq!(twice, PolicyViolation::ForeignToken("nodekeel-slot".into()));
 }
 
 #[test]

@@ -11,6 +11,8 @@
 //!  split 2                    has nothing left to do
 //! ```
 
+use std::fmt;
+
 use super::super::uuid::Uuid;
 use super::device::{CheckedHeader, LuksDevice, Passphrase};
 use super::error::LuksError;
@@ -19,6 +21,10 @@ use super::policy::HeaderSummary;
 use super::recovery::RecoveryPassphrase;
 use super::seal::{KeySeal, SealId};
 use super::token::{KeyPolicy, SlotKind, SlotToken};
+
+/// How many generations before the newest one may still have sealed keys: each has a slot, or an interrupted rotation
+/// has left it.
+const KEPT_GENERATIONS: u32 = 64;
 
 /// What opens a volume.
 #[derive(Clone, Debug)]
@@ -60,12 +66,22 @@ pub struct KeySlotStatus {
 }
 
 /// A slot that a secret has opened.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct OpenedSlot {
     pub(super) slot: u32,
     pub(super) kind: SlotKind,
     pub(super) generation: u32,
     pub(super) passphrase: Passphrase,
+}
+
+/// Without the passphrase.
+impl fmt::Debug for OpenedSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenedSlot")
+            .field("slot", &self.slot)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Describes all slots of a header.
@@ -107,7 +123,7 @@ fn newest_generation(summary: &HeaderSummary, kind: SlotKind) -> Option<u32> {
 
 /// The generation of the next keys.
 fn next_generation(summary: &HeaderSummary, kinds: &[SlotKind]) -> u32 {
-    kinds.iter().filter_map(|kind| newest_generation(summary, *kind)).max().unwrap_or(0) + 1
+    kinds.iter().filter_map(|kind| newest_generation(summary, *kind)).max().unwrap_or(0).saturating_add(1)
 }
 
 /// The slots that a confirmed slot supersedes: older ones of its kind, unnamed ones, and the temporary one of the node
@@ -267,7 +283,9 @@ impl KeySlots<'_> {
             let mut slots = kinds.iter().flat_map(|kind| slots_of(&after, *kind));
             slots.any(|(_, token)| token.generation == generation)
         };
-        for generation in (1..next_generation(before, &kinds)).filter(|generation| !is_needed(*generation)) {
+        let next = next_generation(before, &kinds);
+        let generations = next.saturating_sub(KEPT_GENERATIONS).max(1)..next;
+        for generation in generations.filter(|generation| !is_needed(*generation)) {
             self.seal.remove_key(SealId { volume, generation }).map_err(LuksError::Seal)?;
         }
         Ok(())
@@ -276,7 +294,8 @@ impl KeySlots<'_> {
     /// Removes what an interrupted rotation has left: slots that are newer than the one that was just opened, and
     /// unnamed ones.
     fn remove_unconfirmed(&self, header: &CheckedHeader, opened: &OpenedSlot) -> Result<(), LuksError> {
-        for (slot, token) in slots_of(&header.summary, opened.kind) {
+        let named = [SlotKind::Local, SlotKind::Split].map(|kind| slots_of(&header.summary, kind)).concat();
+        for (slot, token) in named {
             if token.generation > opened.generation && opened.kind != SlotKind::Recovery {
                 self.device.remove_slot(slot)?;
             }

@@ -140,6 +140,11 @@ impl SlotToken {
         }
     }
 
+    /// Whether a token with this identifier may name its slot.
+    pub(super) fn is_identified_by(&self, identifier: u32) -> bool {
+        self.slot().is_none_or(|slot| slot.checked_add(1) == Some(identifier))
+    }
+
     /// Its slot; none if the slot was removed.
     pub(super) fn slot(&self) -> Option<u32> {
         self.keyslots.first()?.parse().ok()

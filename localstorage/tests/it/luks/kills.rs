@@ -178,6 +178,27 @@ fn a_confirmation_killed_at_any_call_is_repeated() {
 
 #[test]
 #[ignore = "needs cryptsetup"]
+fn another_encrypted_disk_made_since_an_agreed_format_was_interrupted_is_kept() {
+    let fixture = LuksFixture::new();
+    fixture.write(1080, b"\x53\xef");
+    let Err(VolumeError::Occupied { found, .. }) =
+        fixture.volume(KeyPolicy::Local).mount_new(ErasePolicy::Nothing)
+    else {
+        panic!("an ext4 was formatted")
+    };
+    let create = |volume: &LuksVolume| volume.mount_new(ErasePolicy::Exactly(found)).is_ok();
+    assert_eq!(kill_at(&fixture, KeyPolicy::Local, (1, false), create), None);
+    // The operator decides otherwise, and uses the disk.
+    fixture.format_by_hand(&["--type=luks1"]);
+    fixture.write(4 * MIB, &[7; 4096]);
+    let before = fixture.ends();
+    let rejected = fixture.volume(KeyPolicy::Local).mount_new(ErasePolicy::Nothing);
+    assert!(matches!(rejected, Err(VolumeError::Occupied { .. })), "{rejected:?}");
+    assert!(before == fixture.ends(), "the disk has changed");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
 fn a_format_cut_before_its_header_is_repeated_unless_other_data_were_written_since() {
     // The node was killed before luksFormat: the disk is claimed, and the journal knows it.
     let interrupted = || {
@@ -192,6 +213,11 @@ fn a_format_cut_before_its_header_is_repeated_unless_other_data_were_written_sin
         (32_768, &noise[..], true),
         (0, b"LUKS\xba\xbe\0\x02", true),
         (HEADER_BYTES - 4096, &noise[..4096], true),
+        // A header of somebody's, of another version or in another place, and a device of integritysetup.
+        (0, b"LUKS\xba\xbe\0\x01", false),
+        (16_384, b"SKUL\xba\xbe\0\x03", false),
+        (32_768, b"SKUL\xba\xbe\0\x02", false),
+        (0, b"integrt\0", false),
         // Somebody's.
         (HEADER_BYTES, &noise[..4096], false),
         (63 * MIB, b"diary", false),
