@@ -70,7 +70,8 @@ pub struct AuditFinding {
     pub project: Option<ProjectId>,
 }
 
-/// The totals of an audit, as metrics have them. An inode with several names counts once.
+/// The totals of an audit, as metrics have them. An inode with several names counts once; one that
+/// has the project of another directory only if all of its names are in the tree, and none is below that directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AuditSummary {
@@ -156,7 +157,7 @@ pub(crate) fn audit_tree(
     let projects = KnownProjects { owned: search.owned, limited };
     let failed = |(path, source)| Error::AuditTree { path, source };
     let above = scope_above(&engine.kernel, dir).map_err(|source| failed((PathBuf::new(), source)))?;
-    let mut visitor = AuditVisitor::new(&projects, options, above);
+    let mut visitor = AuditVisitor::new(engine, &projects, options, above);
     visitor.visit_inode(dir, true, &PathBuf::new).map_err(|source| failed((PathBuf::new(), source)))?;
     walk_tree(dir, &mut visitor).map_err(failed)?;
     Ok(visitor.into_report())
@@ -187,7 +188,9 @@ fn scope_above(kernel: &impl QuotaKernel, dir: BorrowedFd<'_>) -> io::Result<Sco
     let (mut below, mut above) = (dir.try_clone_to_owned()?, kernel.parent_dir(dir)?);
     let mut inherited = None;
     while is_in_directory(&below, &above)? {
-        if let Some(mark) = kernel.owner_mark(above.as_fd())? {
+        if let Some(mark) = kernel.owner_mark(above.as_fd())?
+            && inherited.is_none_or(|below| below == mark.project)
+        {
             return Ok(Scope::Limited { project: mark.project, is_owned: true });
         }
         let ProjectTag { project, inherit } = kernel.project_tag(above.as_fd())?;

@@ -15,7 +15,7 @@ use crate::kernel::{ProjectTag, QuotaKernel, QuotaRecord, next_project};
 use crate::limits::KernelLimitChange;
 use crate::owner::OwnerMark;
 use crate::range::ProjectRange;
-use crate::{Error, ProjectId, QuotaChange, QuotaStatus, QuotaUsage};
+use crate::{Error, ProjectId, QuotaChange, QuotaLimits, QuotaStatus, QuotaUsage};
 
 use claim::{ChangeDecision, ProjectClaim, decide_change};
 
@@ -105,6 +105,17 @@ impl<K: QuotaKernel> QuotaEngine<K> {
     /// project was started and not finished.
     pub(crate) fn previous_project(&self, dir: BorrowedFd<'_>) -> Result<Option<u32>, Error> {
         Ok(self.owner_mark(dir)?.and_then(|mark| mark.previous))
+    }
+
+    /// Keeps other callers from setting and clearing limits until the result is dropped.
+    pub(crate) fn hold_allocation(&self) -> Result<impl Sized + '_, Error> {
+        self.lock_allocation()
+    }
+
+    /// Whether the project has limits.
+    pub(crate) fn is_limited(&self, project: u32) -> Result<bool, Error> {
+        let Some(project) = ProjectId::new(project) else { return Ok(false) };
+        Ok(self.project_status(project)?.limits != QuotaLimits::default())
     }
 
     /// Completes giving a tree its own project, once no entry has the previous one.

@@ -142,7 +142,7 @@ pub enum Error {
         source: io::Error,
     },
     /// An entry of the tree could not be inspected or repaired. Earlier repairs stay; repeat the call to resume.
-    #[error("can't audit {}", audited_name(path))]
+    #[error("can't audit {}{}", audited_name(path), audit_hint(source))]
     AuditTree {
         /// The entry, relative to the directory; empty for the directory itself.
         path: PathBuf,
@@ -157,6 +157,14 @@ pub enum Error {
 
 fn audited_name(path: &std::path::Path) -> std::path::Display<'_> {
     if path.as_os_str().is_empty() { std::path::Path::new("the directory").display() } else { path.display() }
+}
+
+/// What helps where the kernel's error does not say it.
+fn audit_hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EAGAIN) => ", which was moved or leased meanwhile: repeat the audit",
+        _ => "",
+    }
 }
 
 /// The step that failed in the kernel.

@@ -136,8 +136,9 @@ impl ProjectQuota {
     }
 
     /// Audits a tree for entries that left the limits of their directory, and for those that count for a directory
-    /// elsewhere; and repairs them, if that is asked for. What has a project without a known owner is reported and never
-    /// changed: audit the directory of the mount to find all owners.
+    /// elsewhere; and repairs them, if that is asked for. Outside of limited directories, what has a project without a known
+    /// owner is reported and never changed; inside, a directory whose project has limits, with all that lies in it: audit
+    /// the directory of the mount to find all owners.
     ///
     /// It blocks, follows no symbolic link and enters nothing that is mounted. Each entry is judged once, where it lies
     /// then; repeat the call if it was killed, or if entries were moved, or limits cleared, meanwhile.

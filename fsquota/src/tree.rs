@@ -277,8 +277,12 @@ impl TreeWalk<'_> {
             _ if !self.visitor.visits_files() => return Ok(false),
             FileType::RegularFile => {}
             _ => {
-                let path = || entry_path(&self.levels, Some(name));
-                self.visitor.visit_special(dir, name, &path)?;
+                // Opened for nothing else than to know whether another one is mounted on it.
+                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                if self.open_entry(dir, name, flags)?.is_some() {
+                    let path = || entry_path(&self.levels, Some(name));
+                    self.visitor.visit_special(dir, name, &path)?;
+                }
                 return Ok(false);
             }
         }

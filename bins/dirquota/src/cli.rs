@@ -16,7 +16,7 @@ const LIMITS_NOTE: &str = "Limits are project quotas of XFS or ext4. They bind p
     Outside of one, the owner of a file can remove it from its project and so from the limits, and on ext4 a process \
     with CAP_SYS_RESOURCE is not bound at all.";
 
-const AUDIT_NOTE: &str = "What has a project without a known owner is reported and never changed. `set` gives a directory \
+const AUDIT_NOTE: &str = "A limited directory of an unknown owner, and what lies in it, is reported and never changed. `set` gives a directory \
     that was limited by another program or an earlier release its own project, or marks it as the owner.";
 
 /// Set and show byte and inode limits of directory trees.

@@ -2,7 +2,7 @@
 //!
 //! | lies in | has | is |
 //! |---|---|---|
-//! | anything | a mark of its own | an owner: its project is the one of the mark |
+//! | anything | the mark of an owner | an owner: its project is the one of the mark |
 //! | a limited directory | its project | counted |
 //! | a limited directory | none, that of an owner elsewhere, or one that nothing limits; a file: any other | escaped |
 //! | no limited directory | none | free |

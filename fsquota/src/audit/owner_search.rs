@@ -47,7 +47,7 @@ impl TreeVisitor for OwnerSearch {
         } else if has_target && !self.has_target.last().copied().unwrap_or(false) {
             self.found.others.push(path());
         }
-        // What lies in the owner is no other directory of the project.
+        // A directory in the owner is not another directory of the project.
         self.has_target.push(has_target || (self.target.is_some() && marked == self.target));
         Ok(true)
     }

@@ -22,6 +22,10 @@ fn the_directories_above_tell_what_limits_a_directory_and_whether_they_own_it() 
     let mark = OwnerMark { project: 3, previous: None };
     kernel.set_owner_mark(open("a").as_fd(), Some(mark)).unwrap();
     assert_eq!(above("a/b/c"), Scope::Limited { project: 3, is_owned: true });
+    // Another program limits a part of it.
+    kernel.set_project_tag(open("a/b").as_fd(), ProjectTag { project: 7, inherit: true }).unwrap();
+    assert_eq!(above("a/b/c"), Scope::Limited { project: 7, is_owned: false });
+    kernel.set_project_tag(open("a/b").as_fd(), ProjectTag::default()).unwrap();
     // Its owner has removed it from the project: the mark says what it should have.
     kernel.set_project_tag(open("a").as_fd(), ProjectTag::default()).unwrap();
     assert_eq!(above("a/b"), Scope::Limited { project: 3, is_owned: true });

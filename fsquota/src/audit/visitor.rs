@@ -1,6 +1,6 @@
 //! The second pass: judges and repairs each entry.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,30 +12,38 @@ use super::judge::{EntryFacts, Judgement, KnownProjects, MarkHolder, Scope, judg
 use super::pace::WalkPace;
 use super::{AuditFinding, AuditOptions, AuditReport, FindingKind};
 use crate::ProjectId;
+use crate::engine::QuotaEngine;
 use crate::kernel::ProjectTag;
-use crate::linux::{self, OwnerAttribute};
+use crate::linux::{self, LinuxKernel, OwnerAttribute};
 use crate::tree::TreeVisitor;
 
 /// *Source:* stat(2), `st_blocks`.
 const STAT_BLOCK: u64 = 512;
 
 pub(super) struct AuditVisitor<'a> {
+    engine: &'a QuotaEngine<LinuxKernel>,
     projects: &'a KnownProjects,
     repairs: bool,
     pace: WalkPace,
     /// Of the directories on the way down.
     scopes: Vec<Scope>,
-    /// Inodes with several names that were found.
-    linked: HashSet<u64>,
+    /// Of inodes with several names: at how many of them they were found; the largest number once they are reported.
+    linked: HashMap<u64, u128>,
     report: AuditReport,
 }
 
 impl<'a> AuditVisitor<'a> {
-    pub(super) fn new(projects: &'a KnownProjects, options: AuditOptions, top: Scope) -> Self {
+    pub(super) fn new(
+        engine: &'a QuotaEngine<LinuxKernel>,
+        projects: &'a KnownProjects,
+        options: AuditOptions,
+        top: Scope,
+    ) -> Self {
         let mut report = AuditReport::default();
         report.summary.owners = projects.owned.len() as u64;
         let pace = WalkPace::new(options.entries_per_second);
-        Self { projects, repairs: options.repair, pace, scopes: vec![top], linked: HashSet::new(), report }
+        let (scopes, linked) = (vec![top], HashMap::new());
+        Self { engine, projects, repairs: options.repair, pace, scopes, linked, report }
     }
 
     pub(super) fn into_report(self) -> AuditReport {
@@ -61,7 +69,10 @@ impl<'a> AuditVisitor<'a> {
             return Ok(None);
         }
         let stat = stat()?;
-        if stat.st_nlink > 1 && !is_directory(&stat) && !self.linked.insert(stat.st_ino) {
+        if stat.st_nlink > 1
+            && !is_directory(&stat)
+            && !self.is_reported_here(&stat, tag.project, repair.is_some())
+        {
             return Ok(None);
         }
         let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * STAT_BLOCK;
@@ -76,13 +87,44 @@ impl<'a> AuditVisitor<'a> {
         Ok(repair.filter(|_| self.repairs))
     }
 
+    /// Whether an inode with several names is reported at this one: at the first. One that would be repaired, and has the
+    /// project of another directory, may count there by another name: it is reported if it is found at all of them.
+    fn is_reported_here(&mut self, stat: &Stat, project: u32, has_repair: bool) -> bool {
+        let is_limited = self.projects.owned.contains(&project) || self.projects.limited.contains(&project);
+        let due = if has_repair && is_limited { u128::from(stat.st_nlink) } else { 1 };
+        let found = self.linked.entry(stat.st_ino).or_default();
+        *found = found.saturating_add(1);
+        let is_due = *found >= due && *found != u128::MAX;
+        if is_due {
+            *found = u128::MAX;
+        }
+        is_due
+    }
+
+    /// Repairs a directory, unless its limits or its owner were changed after it was judged; returns whether it did.
+    fn repair_directory(
+        &self,
+        dir: BorrowedFd<'_>,
+        (facts, wanted): (EntryFacts, ProjectTag),
+    ) -> io::Result<bool> {
+        let _allocation = self.engine.hold_allocation().map_err(io::Error::other)?;
+        let project = facts.tag.project;
+        let is_limited_now = !self.projects.owned.contains(&project)
+            && !self.projects.limited.contains(&project)
+            && self.engine.is_limited(project).map_err(io::Error::other)?;
+        if is_limited_now || read_facts(dir, true)? != facts {
+            return Ok(false);
+        }
+        linux::write_project_tag(dir, wanted).map(|()| true)
+    }
+
     fn count_repair(
         &mut self,
-        repaired: io::Result<()>,
+        repaired: io::Result<bool>,
         is_immutable: impl FnOnce() -> bool,
     ) -> io::Result<()> {
         match repaired {
-            Ok(()) => self.report.summary.repaired += 1,
+            Ok(is_repaired) => self.report.summary.repaired += u64::from(is_repaired),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_immutable() => {
                 self.report.summary.immutable += 1;
             }
@@ -99,11 +141,13 @@ impl TreeVisitor for AuditVisitor<'_> {
         is_directory: bool,
         path: &dyn Fn() -> PathBuf,
     ) -> io::Result<bool> {
-        let tag = linux::read_project_tag(file)?;
-        let mark = if is_directory { read_mark(file)? } else { MarkHolder::Nobody };
-        let judged = self.judge(EntryFacts { tag, mark, is_directory });
-        if let Some(wanted) = self.record((judged, tag), || Ok(rustix::fs::fstat(file)?), path)? {
-            let repaired = linux::write_project_tag(file, wanted);
+        let facts = read_facts(file, is_directory)?;
+        let judged = self.judge(facts);
+        if let Some(wanted) = self.record((judged, facts.tag), || Ok(rustix::fs::fstat(file)?), path)? {
+            let repaired = match is_directory {
+                true => self.repair_directory(file, (facts, wanted)),
+                false => linux::write_project_tag(file, wanted).map(|()| true),
+            };
             self.count_repair(repaired, || linux::is_immutable(file).unwrap_or(false))?;
         }
         if is_directory {
@@ -127,7 +171,7 @@ impl TreeVisitor for AuditVisitor<'_> {
         let judged = self.judge(EntryFacts { tag, ..EntryFacts::default() });
         let stat = || Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
         if let Some(wanted) = self.record((judged, tag), stat, path)? {
-            self.count_repair(linux::write_special_tag(dir, name, wanted), || false)?;
+            self.count_repair(linux::write_special_tag(dir, name, wanted).map(|()| true), || false)?;
         }
         Ok(())
     }
@@ -143,6 +187,12 @@ impl TreeVisitor for AuditVisitor<'_> {
 
 fn is_directory(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
+fn read_facts(file: BorrowedFd<'_>, is_directory: bool) -> io::Result<EntryFacts> {
+    let tag = linux::read_project_tag(file)?;
+    let mark = if is_directory { read_mark(file)? } else { MarkHolder::Nobody };
+    Ok(EntryFacts { tag, mark, is_directory })
 }
 
 fn read_mark(dir: BorrowedFd<'_>) -> io::Result<MarkHolder> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -11,8 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use nodekeel_fsquota::{ProjectQuota, QuotaSetter as _};
+use nodekeel_fsquota::testing::RawQuotaCalls;
+use nodekeel_fsquota::{AuditOptions, ProjectId, ProjectQuota, QuotaSetter as _};
 use testbed::guest::disk::FileSystem;
+use testbed::wait_until;
 
 use super::{QuotaFixture, both_limits, on_xfs_and_ext4};
 
@@ -76,6 +78,46 @@ fn a_process_killed_while_it_holds_the_lock_blocks_no_other() {
             holder.kill();
             set.join().unwrap().unwrap();
         });
+    });
+}
+
+/// Fails until this process has opened the lock file.
+fn check_lock_open(path: &Path) -> io::Result<()> {
+    let mut descriptors = fs::read_dir("/proc/self/fd")?.flatten();
+    let is_lock = |descriptor: fs::DirEntry| fs::read_link(descriptor.path()).is_ok_and(|file| file == path);
+    descriptors.any(is_lock).then_some(()).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_repair_leaves_directories_that_another_program_limits_meanwhile() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_limited_dir("dir", both_limits(1 << 20, 100));
+        let raw = RawQuotaCalls(&fixture.quota);
+        let escaped = ["dir/a", "dir/b", "dir/c"].map(|name| fixture.create_dir(name));
+        for dir in &escaped {
+            raw.leave_project(dir.as_fd()).unwrap();
+        }
+        let lock = fs::canonicalize(fixture.path(LOCK_FILE)).unwrap();
+        let holder = LockHolder::start(&[], &[], &lock);
+        let mut options = AuditOptions::default();
+        options.repair = true;
+        let (top, other) = (fixture.open_dir(""), ProjectId::new(4_000).unwrap());
+        std::thread::scope(|scope| {
+            let audit = scope.spawn(|| fixture.quota.audit_tree(top.as_fd(), options));
+            // The first of them has been judged.
+            wait_until(Duration::from_secs(5), "a repair", || Ok(check_lock_open(&lock)?)).unwrap();
+            raw.write_limits(other, 1024, 100).unwrap();
+            for dir in &escaped {
+                raw.tag_directory(dir.as_fd(), other).unwrap();
+            }
+            holder.kill();
+            let report = audit.join().unwrap().unwrap();
+            assert_eq!(report.summary.repaired, 0, "{report:?}");
+        });
+        for dir in &escaped {
+            assert_eq!(fixture.quota.find_project(dir.as_fd()).unwrap(), Some(other));
+        }
     });
 }
 
