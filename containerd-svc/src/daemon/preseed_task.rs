@@ -124,7 +124,7 @@ impl PreseedTask {
         if self.has_cri {
             let of_cri = |(namespace, _): &(&Namespace, &String)| namespace.as_str() == CRI_NAMESPACE;
             let names = imported_images(&report).filter(of_cri).map(|(_, name)| name.clone()).collect();
-            wait_listed(&self.socket, &names).await?;
+            wait_listed(&self.socket, store, &names).await?;
         }
         Ok(report)
     }
@@ -205,12 +205,23 @@ fn describe_missing(missing: &[String], waits: bool) -> String {
     text
 }
 
-/// Waits until the CRI lists all of these names.
-async fn wait_listed(socket: &Path, names: &BTreeSet<String>) -> Result<(), Failure> {
+/// Waits until the CRI lists all of these names, but for those that the store lists no more: they were deleted
+/// meanwhile, which is an event.
+async fn wait_listed(
+    socket: &Path,
+    store: &ContainerdImages,
+    names: &BTreeSet<String>,
+) -> Result<(), Failure> {
     let deadline = Instant::now() + CRI_LIST_TIMEOUT;
+    let namespace = CRI_NAMESPACE.parse()?;
     loop {
         let listed = list_cri_images(socket).await?;
-        let missing: Vec<_> = names.difference(&listed).collect();
+        if names.is_subset(&listed) {
+            return Ok(());
+        }
+        let stored: BTreeSet<_> =
+            store.list_images(&namespace).await?.into_iter().map(|image| image.name).collect();
+        let missing: Vec<_> = names.difference(&listed).filter(|name| stored.contains(*name)).collect();
         let Some(first) = missing.first() else { return Ok(()) };
         if Instant::now() >= deadline {
             let (missing, all) = (missing.len(), names.len());

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat};
 use nodekeel_containerd_svc::{ContainerdConfig, ContainerdSettings, CriSettings, LivenessProbe, Preseed};
-use nodekeel_supervisor::RunnableState;
-use testbed::{ScratchDir, write_program};
+use nodekeel_supervisor::{RunnableState, RunnableStatus, WaitReason};
+use testbed::{ScratchDir, wait_until, write_program};
 
 use crate::harness::{Release, TestDaemon, bundle_dir, put_bundle, wait_node};
 use crate::late_cri::start_proxy;
 
 crate::on_both!(
     preseed_is_ready_only_when_the_cri_lists_its_images,
+    an_image_deleted_before_the_cri_lists_it_counts_as_a_deleted_one,
     a_daemon_whose_cri_does_not_load_never_becomes_ready,
     a_daemon_that_loses_its_cri_is_restarted,
     a_cri_that_an_import_disables_is_not_waited_for,
@@ -21,6 +22,8 @@ crate::on_both!(
 
 /// The lists of the CRI that lack the image.
 const LATE_LISTS: usize = 3;
+
+const WITHIN: Duration = Duration::from_secs(30);
 
 fn cri_settings(scratch: &ScratchDir) -> ContainerdSettings {
     let cri = CriSettings { cni_conf: scratch.path().join("cni"), ..CriSettings::default() };
@@ -43,6 +46,45 @@ async fn preseed_is_ready_only_when_the_cri_lists_its_images(release: Release) {
     daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
     let lists = lists.load(Ordering::Relaxed);
     assert!(lists > LATE_LISTS, "ready after {lists} lists, of which the first {LATE_LISTS} lack the image");
+    daemon.stop().await;
+}
+
+/// A kubelet that frees a full disk deletes many images, also while the first of them are imported again.
+async fn an_image_deleted_before_the_cri_lists_it_counts_as_a_deleted_one(release: Release) {
+    const IMAGE: &str = "localhost/a:1";
+    let scratch = Arc::new(ScratchDir::new().unwrap());
+    let back = scratch.path().join("back.sock");
+    let lists = start_proxy(&scratch.path().join("run/containerd.sock"), &back, usize::MAX);
+    let archive = ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&[IMAGE], b"a");
+    put_bundle(&scratch, "a.tar", &archive.to_tar());
+    let (settings, directory) = (cri_settings(&scratch), bundle_dir(&scratch));
+    let daemon = TestDaemon::start_with(release, scratch, |containerd| {
+        containerd.extra_args = vec!["--address".into(), back.into()];
+        containerd.config = ContainerdConfig::Settings(settings);
+        containerd.preseed = Some(Preseed::new(directory));
+    })
+    .await;
+    for _ in 0..2 {
+        let has_image = || {
+            let listed = daemon.ctr(&["images", "ls", "--quiet"]);
+            anyhow::ensure!(listed.contains(IMAGE), "it lists {listed}");
+            Ok(())
+        };
+        wait_until(WITHIN, "the import", has_image).unwrap();
+        let before = lists.load(Ordering::Relaxed);
+        let is_awaited = || {
+            anyhow::ensure!(lists.load(Ordering::Relaxed) > before, "it was not asked again");
+            Ok(())
+        };
+        wait_until(WITHIN, "a list of the CRI", is_awaited).unwrap();
+        drop(daemon.ctr(&["images", "rm", "--sync", IMAGE]));
+    }
+    let is_waiting = |node: &RunnableStatus| {
+        let WaitReason::Condition(reason) = &node.waiting_for else { return false };
+        reason.contains(IMAGE) && reason.contains("10 minutes")
+    };
+    let waiting = wait_node(&daemon.supervisor, "root.containerd.preseed", is_waiting).await.unwrap();
+    assert_eq!((waiting.generation, waiting.exits.len()), (1, 0), "{waiting:?}");
     daemon.stop().await;
 }
 

@@ -47,10 +47,10 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(rele
         assert_eq!(names, ["localhost/a:1", "localhost/z:1"]);
     }
     // A service keeps its reserve, and tries again until the disk has free space.
-    let directory = bundle_dir(&daemon.scratch);
+    let bundles = Preseed::new(bundle_dir(&daemon.scratch));
     let scratch = daemon.stop().await;
     let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        containerd.preseed = Some(Preseed::new(directory));
+        containerd.preseed = Some(bundles.clone());
     })
     .await;
     let preseed = "root.containerd.preseed";
@@ -59,7 +59,7 @@ async fn a_bundle_without_free_space_affects_no_other_and_is_imported_later(rele
     assert!(exit.contains("1 of 3 bundles are not imported") && exit.contains("big.tar"), "{exit}");
     assert!(exit.contains("above the reserve of"), "{exit}");
     mount("remount,size=64m");
-    daemon.restart_preseed().await;
+    daemon.wait_imported(&bundles).await;
     assert_eq!(daemon.ctr(&["images", "check"]).matches("complete (2/2)").count(), 3);
     daemon.stop().await;
 }

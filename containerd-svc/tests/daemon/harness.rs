@@ -145,13 +145,13 @@ impl TestDaemon {
         }
     }
 
-    /// Starts the preseed again after a repair, and waits until it is ready: each run from then on has the repair.
-    pub(crate) async fn restart_preseed(&self) {
-        let preseed = "root.containerd.preseed";
-        let tree = self.supervisor.snapshot();
-        let generation = tree.iter().find(|node| *node.dn == *preseed).unwrap().generation;
-        self.supervisor.restart_runnable(preseed).unwrap();
-        self.wait_state(preseed, generation + 1, RunnableState::Ready).await;
+    /// Waits until a pass of the preseed has imported all bundles: after a failure it tries again by itself.
+    pub(crate) async fn wait_imported(&self, preseed: &Preseed) {
+        let is_complete =
+            |_: &RunnableStatus| preseed.bundle_counts().is_some_and(|counts| counts.failed == 0);
+        if wait_node(&self.supervisor, "root.containerd.preseed", is_complete).await.is_err() {
+            panic!("{:?}: {}", preseed.bundle_counts(), self.log("root"));
+        }
     }
 
     pub(crate) async fn images(&self) -> ContainerdImages {

@@ -113,9 +113,10 @@ async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repair
     let pause = ArchiveBuilder::new(BuiltArchiveFormat::DockerArchive).with_image(&["pause:3.10"], b"x");
     put_bundle(&scratch, "pause.tar", &pause.to_tar());
     put_bundle(&scratch, "bad.tar", b"scribble");
-    let (directory, bad) = (bundle_dir(&scratch), bundle_dir(&scratch).join("k8s.io/bad.tar"));
+    let bad = bundle_dir(&scratch).join("k8s.io/bad.tar");
+    let bundles = Preseed::new(bundle_dir(&scratch));
     let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        containerd.preseed = Some(Preseed::new(directory));
+        containerd.preseed = Some(bundles.clone());
     })
     .await;
     let preseed = "root.containerd.preseed";
@@ -130,7 +131,7 @@ async fn a_failed_bundle_releases_the_dependents_and_is_named_until_it_is_repair
     }
     assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("pause:3.10"));
     fs::rename(bad.with_file_name("pause.tar"), bad).unwrap();
-    daemon.restart_preseed().await;
+    daemon.wait_imported(&bundles).await;
     daemon.stop().await;
 }
 
@@ -141,9 +142,9 @@ async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_em
     let scratch = Arc::new(ScratchDir::new().unwrap());
     let directory = bundle_dir(&scratch);
     let preseed = "root.containerd.preseed";
-    let configured = directory.clone();
+    let bundles = Preseed::new(&directory);
     let daemon = TestDaemon::start_with(release, scratch, |containerd| {
-        containerd.preseed = Some(Preseed::new(configured));
+        containerd.preseed = Some(bundles.clone());
     })
     .await;
     let failed = |node: &RunnableStatus| node.failures >= 3;
@@ -167,7 +168,8 @@ async fn a_missing_preseed_directory_is_named_and_holds_the_dependents_and_an_em
         "a.tar",
         &ArchiveBuilder::new(BuiltArchiveFormat::OciLayout).with_image(&["localhost/a:1"], b"a").to_tar(),
     );
-    daemon.restart_preseed().await;
+    daemon.wait_imported(&bundles).await;
+    assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains("localhost/a:1"));
     daemon.stop().await;
 }
 
