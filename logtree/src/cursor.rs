@@ -25,7 +25,8 @@ pub(crate) struct MissedEntries {
 impl MissedEntries {
     pub(crate) fn add(&mut self, other: MissedEntries) {
         if other.count > 0 {
-            self.count += other.count;
+            // The number in a client's cursor is any.
+            self.count = self.count.saturating_add(other.count);
             self.seq = self.seq.max(other.seq);
             self.is_upper_bound |= other.is_upper_bound;
         }

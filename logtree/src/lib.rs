@@ -56,7 +56,8 @@
 //! them; a search skips the blocks of a ring that have no record of the wanted levels.
 //!
 //! The minimum level of a name is an atomic number beside its ring: a writer reads it before it encodes an entry, and takes
-//! a lock only to count one that is not kept.
+//! a lock only to count one that is not kept. While any level is set, the layer looks up whether one holds for the name of
+//! an event.
 //!
 //! A directory of the names, with a lock for new names and for memory, gives the rings their blocks, and
 //! takes them from the names that have most.

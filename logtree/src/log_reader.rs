@@ -105,7 +105,7 @@ impl LogReader {
             EntryBody::Dropped(dropped) => dropped.count,
             _ => 0,
         });
-        decoded.sum::<u64>() + self.merge.unreported_up_to(self.last_seq)
+        decoded.fold(self.merge.unreported_up_to(self.last_seq), u64::saturating_add)
     }
 
     /// The sequence number of the last entry read.

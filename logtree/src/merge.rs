@@ -218,7 +218,7 @@ impl RingMerge {
     /// How many of the entries that it missed and did not report are not newer than `seq`, at most.
     pub(crate) fn unreported_up_to(&self, seq: u64) -> u64 {
         let unreported = self.cursors.values().map(|cursor| cursor.unreported_up_to(self.mask, seq));
-        unreported.sum::<u64>() + self.forgotten.count
+        unreported.fold(self.forgotten.count, u64::saturating_add)
     }
 
     /// The names that notify it.

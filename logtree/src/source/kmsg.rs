@@ -3,13 +3,14 @@
 use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
-use nix::libc::O_NONBLOCK;
+use nix::libc::{O_NOCTTY, O_NONBLOCK};
+use nix::sys::stat::makedev;
 use nix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -24,6 +25,11 @@ const MAX_RECORD_BYTES: usize = 8 << 10;
 
 /// The device of the kernel log.
 const DEVICE: &str = "/dev/kmsg";
+
+/// Its major and minor number.
+///
+/// *Source:* Linux's Documentation/admin-guide/devices.txt.
+const DEVICE_NUMBER: (u64, u64) = (1, 11);
 
 /// How far the kernel log is stored, shared by all clones. One that outlives its [`KmsgSource`] lets the next one
 /// resume: no record is stored twice, and those that were overwritten meanwhile are counted.
@@ -53,7 +59,7 @@ impl KmsgSource {
     /// and moves it with each record that it stores.
     ///
     /// # Errors
-    /// When the device cannot be opened.
+    /// When the device cannot be opened, or is another one: containers have links there, as to their console.
     ///
     /// # Panics
     /// Outside of a tokio runtime with IO enabled.
@@ -109,7 +115,18 @@ fn time_since_boot() -> Duration {
 }
 
 fn open_device() -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(DEVICE)
+    // It may be a terminal, which must not become that of this process.
+    let device = OpenOptions::new().read(true).custom_flags(O_NONBLOCK | O_NOCTTY).open(DEVICE)?;
+    check_device(&device)?;
+    Ok(device)
+}
+
+fn check_device(file: &File) -> io::Result<()> {
+    let (metadata, (major, minor)) = (file.metadata()?, DEVICE_NUMBER);
+    match metadata.file_type().is_char_device() && metadata.rdev() == makedev(major, minor) {
+        true => Ok(()),
+        false => Err(io::Error::other("it is not the kernel's log, but another device or file")),
+    }
 }
 
 /// The messages for one record: a report of a gap before it, then the record; none if it is before the position.
@@ -172,6 +189,15 @@ mod tests {
         let position = KmsgPosition::default();
         for (seq, stored) in [(3, 1), (4, 1), (3, 0), (4, 0), (5, 1), (3, 0), (8, 2)] {
             assert_eq!(texts(&format!("6,{seq},1,-;x"), &position.clone()).len(), stored, "{seq}");
+        }
+    }
+
+    #[test]
+    fn another_device_or_file_is_not_the_kernels_log() {
+        let scratch = tempfile::tempfile().unwrap();
+        for file in [File::open("/dev/null").unwrap(), scratch] {
+            let error = check_device(&file).unwrap_err();
+            assert!(error.to_string().starts_with("it is not the kernel's log"), "{error}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use nodekeel_logtree::{EntryBody, Level, LogLimits, LogQuery, LogStore, WriterOptions};
+use nodekeel_logtree::{EntryBody, Level, LogEntry, LogLimits, LogQuery, LogStore, WriterOptions};
 
 use crate::support::*;
 
@@ -245,4 +245,18 @@ fn a_reader_that_resumes_finds_what_was_not_reported_to_the_one_before() {
     assert_eq!(entry_texts(&rest), ["-2?", "-1?", "6", "7"]);
     assert_eq!(entry_texts(&reader.read_backlog()), ["-3", "6", "7"]);
     assert_eq!(reader.cursor().missed, 0);
+}
+
+#[test]
+fn a_cursor_with_any_number_of_missed_entries_is_read() {
+    let store = LogStore::new(LogLimits { max_names: 2, ..LogLimits::default() });
+    // More names than the store remembers.
+    (0..20).for_each(|number| append_info(&store, &format!("n.{number}"), "x"));
+    let cursor = format!("{}+{}", store.cursor_at(1), u64::MAX).parse().unwrap();
+    let entries = read_backlog(&store, subtree_query("").after(cursor));
+    let dropped = |entry: &LogEntry| match entry.body {
+        EntryBody::Dropped(dropped) => Some(dropped.count),
+        _ => None,
+    };
+    assert_eq!(entries.iter().filter_map(dropped).max(), Some(u64::MAX));
 }
