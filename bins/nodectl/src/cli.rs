@@ -102,7 +102,7 @@ pub(crate) enum NodectlCommand {
     /// Show or set minimum levels of log entries
     ///
     /// Without a DN, lists the levels that are set, and how many entries were not kept because of them. A level holds for
-    /// a DN and everything below it that has no other, until noded exits; the key levels of [log] lasts. Entries below it
+    /// a DN and everything below it that has no other, until noded exits; the key `log.levels` lasts. Entries below it
     /// are not kept. Raw lines have no level, and are kept.
     LogLevel(LogLevelArgs),
     /// Show starts, exits and other events
@@ -341,11 +341,12 @@ mod tests {
 
     #[test]
     fn health_waits_for_a_duration_or_without_a_limit() {
-        let wait = |args: &[&str]| {
-            match NodectlCli::try_parse_from([&["nodectl", "health"], args].concat()).unwrap().command {
-                NodectlCommand::Health(args) => args.wait,
-                other => panic!("{other:?}"),
-            }
+        let wait = |args: &[&str]| match NodectlCli::try_parse_from([&["nodectl", "health"], args].concat())
+            .unwrap()
+            .command
+        {
+            NodectlCommand::Health(args) => args.wait,
+            other => panic!("{other:?}"),
         };
         assert_eq!(wait(&[]), None);
         assert_eq!(wait(&["--wait"]), Some(None));

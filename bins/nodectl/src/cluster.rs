@@ -135,7 +135,8 @@ async fn create_ticket(
         "wrote join ticket for node {} ({address}) to {file}; it contains private keys",
         escape_control(&node)
     ))?;
-    let hint = "copy it to that node only, before its first start, as esp/enrolment.pb below its data directory";
+    let hint =
+        "copy it to that node only, before its first start, as esp/enrolment.pb below its data directory";
     Ok(printer.print_line(hint)?)
 }
 

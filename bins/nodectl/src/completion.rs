@@ -43,8 +43,14 @@ pub(crate) fn print_script(shell: clap_complete::Shell) -> Result<(), CommandErr
 pub(crate) fn complete_dn() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let socket = find_socket(std::env::args_os(), std::env::var_os("NODEKEEL_SOCKET"));
-        read_dns(&socket).into_iter().map(CompletionCandidate::new).collect()
+        read_dns(&socket).into_iter().filter(|dn| is_word(dn)).map(CompletionCandidate::new).collect()
     })
+}
+
+/// Whether a shell takes it as one word without a meaning, as each name of a tree: another program may answer at the
+/// socket.
+fn is_word(dn: &str) -> bool {
+    dn.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
 /// The socket of an incomplete command line.
@@ -94,6 +100,14 @@ mod tests {
             ("nodectl -- nodectl --socket", Some("/v"), "/v"),
         ] {
             assert_eq!(find(line, variable), socket, "{line}");
+        }
+    }
+
+    #[test]
+    fn only_names_without_a_meaning_for_a_shell_or_terminal_are_offered() {
+        assert!(is_word("root.service.web-1_a"));
+        for dn in ["root.$(reboot)", "root.a b", "root.\u{1b}[2J", "root.a\n", "root.`a`", "root.é"] {
+            assert!(!is_word(dn), "{dn:?}");
         }
     }
 

@@ -86,7 +86,7 @@ pub(crate) async fn run_log_level(
             printer.print_line(&row.sentence())?;
             match level {
                 Some(_) => Ok(printer.print_line(
-                    "  until noded exits; the key levels of [log] lasts. Raw lines have no level, and are kept",
+                    "  until noded exits; the key `log.levels` lasts. Raw lines have no level, and are kept",
                 )?),
                 None => Ok(()),
             }

@@ -332,7 +332,10 @@ mod tests {
 
     #[test]
     fn a_crash_loop_says_how_often_it_has_failed() {
-        assert_eq!(view(v1::State::New, 2).crash_loop_text().as_deref(), Some("crash-loops: 2 consecutive failures"));
+        assert_eq!(
+            view(v1::State::New, 2).crash_loop_text().as_deref(),
+            Some("crash-loops: 2 consecutive failures")
+        );
         assert_eq!(view(v1::State::Ready, 1).crash_loop_text().as_deref(), Some("crash-loops: 1 failure"));
         assert_eq!(view(v1::State::Ready, 0).crash_loop_text(), None);
     }

@@ -21,11 +21,13 @@ mod probe;
 mod runnable;
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use tokio::time::timeout;
 
@@ -50,10 +52,10 @@ pub type ConditionsFuture<'a> = Pin<Box<dyn Future<Output = Vec<HealthCondition>
 /// Answers what is not well in one part. Every `Fn(&NodeSnapshot) -> Vec<HealthCondition>` is one.
 ///
 /// # Contract
-/// - It changes nothing, may be called at any time and concurrently, and should answer at once: after 4.5 s it counts as
-///   not answering, which is a condition too. Its future may be dropped at any time.
-/// - A condition about a DN replaces what the tree says of this DN: start with [`NodeSnapshot::condition_of`] to
-///   keep its text.
+/// - It changes nothing, may be called at any time and concurrently, does not block its thread, and should answer at once:
+///   after 4.5 s it counts as not answering, which is a condition too, as is a panic. Its future may be dropped at any time.
+/// - A condition about a DN replaces what the tree says of this DN, but a warning replaces no problem: start with
+///   [`NodeSnapshot::condition_of`] to keep its text.
 pub trait HealthSource: Send + Sync + 'static {
     /// Everything that is not well now; empty if all is.
     fn conditions<'a>(&'a self, node: &'a NodeSnapshot) -> ConditionsFuture<'a>;
@@ -184,25 +186,34 @@ impl fmt::Debug for HealthSources {
 }
 
 async fn ask_source(part: &str, source: &dyn HealthSource, node: &NodeSnapshot) -> Vec<HealthCondition> {
-    let answered = timeout(SOURCE_TIMEOUT, source.conditions(node)).await;
-    let mut conditions = answered.unwrap_or_else(|_| {
-        let text = format!("does not say within {SOURCE_TIMEOUT:?} whether it is well");
-        vec![
-            HealthCondition::problem(part, text)
-                .hint("see what it waits for: `nodectl tree`, `nodectl logs`"),
-        ]
-    });
+    // A source that panics must not silence the others.
+    let answer = AssertUnwindSafe(async { source.conditions(node).await }).catch_unwind();
+    let mut conditions = match timeout(SOURCE_TIMEOUT, answer).await {
+        Ok(Ok(conditions)) => conditions,
+        Ok(Err(_)) => {
+            let problem = HealthCondition::problem(part, "does not say whether it is well: it panicked");
+            vec![problem.hint("this is a bug of the part: report it with what noded printed on stderr")]
+        }
+        Err(_) => {
+            let text = format!("does not say within {SOURCE_TIMEOUT:?} whether it is well");
+            let hint = "see what it waits for: `nodectl tree`, `nodectl logs`";
+            vec![HealthCondition::problem(part, text).hint(hint)]
+        }
+    };
     conditions.iter_mut().for_each(|condition| condition.part = part.to_owned());
     conditions
 }
 
-/// What a part says of a DN replaces what the tree says of it.
+/// What a part says of a DN replaces what the tree says of it; but a warning replaces no problem.
 fn merge_conditions(
     of_tree: impl Iterator<Item = HealthCondition>,
     mut of_parts: Vec<HealthCondition>,
 ) -> Vec<HealthCondition> {
+    let replaces = |part: &HealthCondition, found: &HealthCondition| {
+        part.object == found.object && part.severity <= found.severity
+    };
     let of_tree: Vec<_> =
-        of_tree.filter(|found| of_parts.iter().all(|part| part.object != found.object)).collect();
+        of_tree.filter(|found| !of_parts.iter().any(|part| replaces(part, found))).collect();
     of_parts.extend(of_tree);
     of_parts.sort_by_key(|condition| condition.severity);
     of_parts
@@ -257,6 +268,29 @@ mod tests {
         );
         assert!(!is_healthy(&found));
         assert!(is_healthy(&found[2..]), "a warning is healthy");
+    }
+
+    #[tokio::test]
+    async fn a_warning_of_a_part_hides_no_problem_of_the_tree() {
+        let node = snapshot(vec![not_ready("root.fan")]);
+        let mut sources = HealthSources::default();
+        sources.add("fan", |_: &NodeSnapshot| vec![HealthCondition::warning("root.fan", "is loud")]);
+        let found = assess(&sources, &node).await;
+        let shown: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["root.fan: is not ready", "root.fan: is loud"]);
+        assert!(!is_healthy(&found));
+    }
+
+    #[tokio::test]
+    async fn a_source_that_panics_is_a_problem_and_the_others_answer() {
+        let ready = |dn: &str| v1::Node { state: v1::State::Ready.into(), ..not_ready(dn) };
+        let node = snapshot(vec![ready("root.broken"), ready("root.fan")]);
+        let mut sources = HealthSources::default();
+        sources.add("broken", |_: &NodeSnapshot| -> Vec<HealthCondition> { panic!("a bug") });
+        sources.add("fan", |_: &NodeSnapshot| vec![HealthCondition::problem("fan", "does not turn")]);
+        let found = assess(&sources, &node).await;
+        let shown: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["broken: does not say whether it is well: it panicked", "fan: does not turn"]);
     }
 
     #[tokio::test(start_paused = true)]

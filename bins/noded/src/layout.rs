@@ -8,6 +8,7 @@
 //!             esp/                0700  with [cluster]: enrolment.pb 0600, and the step journal of the enrolment
 //!             names/              0755  with [cluster]: hosts 0644, machine-id 0644
 //!             data/               0755  the mount point of the data volume
+//!             data.mounted        0600  if a file system was mounted there
 //!
 //! <volume>/   cluster/            0700  the node's identity, and etcd/ as below
 //!             etcd/               0700  peer_pki/ 0700, peer_crl 0400, data/ 0700
@@ -44,6 +45,8 @@ nodekeel_localstorage::layout! {
         pub(crate) esp: LayoutDir = "esp", 0o700;
         /// The mount point of the data volume.
         pub(crate) data: LayoutDir = "data", 0o755;
+        /// Exists once a file system was mounted there: without it, the volume is not there.
+        pub(crate) mounted: LayoutFile = "data.mounted", 0o600;
     }
 
     /// In the data directory: the part of the cluster.

@@ -19,7 +19,8 @@ pub struct MetricsRegistries(Vec<(String, Arc<Registry>)>);
 
 impl MetricsRegistries {
     /// Adds the metrics of a part, with the part's name. It replaces those of the same name: a part whose configuration
-    /// is changed is prepared again. The names of metrics must differ from those of all other parts.
+    /// is changed is prepared again. They are served while the part is in the tree: a reload may remove it. The names of
+    /// metrics must differ from those of all other parts.
     pub fn add(&mut self, name: impl Into<String>, registry: Registry) {
         let name = name.into();
         self.0.retain(|(known, _)| *known != name);
@@ -30,7 +31,10 @@ impl MetricsRegistries {
     pub(crate) fn encode(&self, figures: &NodeFigures) -> String {
         let mut text = String::new();
         let node = figures.to_registry();
-        let registries = std::iter::once(&node).chain(self.0.iter().map(|(_, registry)| registry.as_ref()));
+        let is_in_tree =
+            |part: &str| figures.nodes.iter().any(|node| node.dn.strip_prefix("root.") == Some(part));
+        let of_parts = self.0.iter().filter(|(part, _)| is_in_tree(part));
+        let registries = std::iter::once(&node).chain(of_parts.map(|(_, registry)| registry.as_ref()));
         for registry in registries {
             // Writing into a string can't fail; a part's own collector may, and then loses its metrics only.
             let _ = encode_registry(&mut text, registry);
@@ -51,6 +55,7 @@ mod tests {
     use prometheus_client::metrics::counter::Counter;
 
     use super::*;
+    use crate::v1::Node;
 
     fn registry(help: &str, value: u64) -> Registry {
         let (mut registry, counter) = (Registry::default(), Counter::<u64>::default());
@@ -64,10 +69,13 @@ mod tests {
         let mut metrics = MetricsRegistries::default();
         metrics.add("fan", registry("Turns", 1));
         metrics.add("fan", registry("Turns of the fan", 2));
-        let text = metrics.encode(&NodeFigures::default());
+        metrics.add("removed", registry("Turns of another fan", 3));
+        let fan = Node { dn: "root.fan".into(), ..Node::default() };
+        let text = metrics.encode(&NodeFigures { nodes: vec![fan], ..NodeFigures::default() });
         assert!(text.contains("# HELP fan_turns Turns of the fan.\n"), "{text}");
         assert!(text.contains("fan_turns_total 2\n") && !text.contains("fan_turns_total 1\n"), "{text}");
         assert!(text.contains("nodekeel_healthy 1\n"), "{text}");
+        assert!(!text.contains("another fan"), "a part that a reload has removed: {text}");
         assert_eq!((text.matches("# EOF\n").count(), text.ends_with("# EOF\n")), (1, true), "{text}");
     }
 }

@@ -93,7 +93,9 @@ impl NodeVolume {
 
     /// The open volume, for the runnable with this DN.
     fn handle(&self, dn: &str) -> Result<VolumeHandle, VolumeClosed> {
-        let open = self.lock().clone().ok_or(VolumeClosed)?;
+        // The lock is held until the token is taken: a close waits for all users that it finds.
+        let slot = self.lock();
+        let open = slot.clone().ok_or(VolumeClosed)?;
         open.dns.lock().unwrap_or_else(PoisonError::into_inner).insert(dn.to_owned());
         Ok(VolumeHandle { _user: open.users.token(), open })
     }
@@ -215,9 +217,12 @@ async fn run_on_volume(build: BuildOnVolume, state: Arc<NodeState>, ctx: Context
     let ended = tokio::select! {
         ended = &mut run => ended,
         () = volume.open.closing.cancelled() => {
-            tracing::info!("stops until root.storage has opened the data volume again");
-            // An error means that it is being stopped already.
-            let _ = state.with_supervisor(|supervisor| supervisor.restart_runnable(ctx.dn()));
+            // What stops already is not to start again, if an operator or a reload has stopped it.
+            if !ctx.is_canceled() {
+                tracing::info!("stops until root.storage has opened the data volume again");
+                // It fails only in a shutdown, which stops it.
+                let _ = state.with_supervisor(|supervisor| supervisor.restart_runnable(ctx.dn()));
+            }
             run.await
         }
     };

@@ -51,6 +51,7 @@ impl NodedConfig {
             "events" => self.events == new.events,
             "control" => self.control == new.control,
             "health" => self.health == new.health,
+            "storage" => self.storage == new.storage,
             "services.etcd" => self.services.etcd == new.services.etcd,
             "services.containerd" => self.services.containerd == new.services.containerd,
             "cluster" => self.cluster == new.cluster,

@@ -16,6 +16,9 @@ use crate::v1;
 /// *Source:* proc_pid_comm(5), `TASK_COMM_LEN`.
 const MAX_PROGRAM_BYTES: usize = 15;
 
+/// Longest text of an action in an event, in characters: a client chooses a part of it.
+const MAX_ACTION_CHARS: usize = 512;
+
 /// The process behind a call, as the kernel reports it for the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -24,9 +27,9 @@ pub struct Caller {
     pub uid: u32,
     /// The name of that user, if it is known.
     pub user: Option<String>,
-    /// Its process id as noded sees it; `None` for a process of another PID namespace.
+    /// Its process id when it connected, as noded sees it; `None` for a process of another PID namespace.
     pub pid: Option<u32>,
-    /// The name of its program, which the process can change; `None` if it is not readable.
+    /// The name of the program with that id when it called, which the process can change; `None` if it is not readable.
     pub program: Option<String>,
 }
 
@@ -86,6 +89,7 @@ impl ControlService {
             let generation =
                 tree.iter().find(|status| *status.dn == *dn).map_or(0, |status| status.generation);
             let caller = self.callers.caller_of(&request);
+            let action: String = action.chars().take(MAX_ACTION_CHARS).collect();
             self.shared.history.add_request((dn, generation), &action, caller);
         }
         request.into_inner()

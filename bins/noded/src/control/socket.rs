@@ -225,8 +225,8 @@ impl Stream for ConnectionStream {
 
 /// Binds the socket and listens. Replaces a stale socket, which a killed instance left.
 ///
-/// Between the file's creation and its mode another user might connect: every call's credentials are checked
-/// too.
+/// Between the file's creation and its mode another user might connect: the servers check the credentials of each
+/// call or connection too.
 fn bind_socket(dir: &Dir, socket: &SocketPath) -> Result<UnixListener, BindError> {
     check_socket_file(dir, socket)?;
     let failed = |source| BindError::Bind { socket: socket.clone(), source };

@@ -145,6 +145,12 @@ async fn reload_file(state: &Arc<NodeState>) -> Result<PlanDifference, ReloadErr
     let (prepared, additions) = prepare_again(state, &new, started).await?;
     let change = TreeChange::new(&running, &new, &difference);
     set_running(state, new, (prepared, additions));
+    if state.supervisor().is_none() {
+        // The handle was dropped meanwhile, and has cleared the tree before this filled it: what is in it owns the
+        // state, and with it the lock of the data directory.
+        state.tree.lock().clear();
+        return Err(ReloadError::Stopping);
+    }
     apply_change(state, &supervisor, &change).await?;
     Ok(difference)
 }

@@ -11,7 +11,7 @@ use super::tree::NodeTree;
 use crate::control::{ControlServices, ServiceHandles};
 use crate::data::DataDir;
 use crate::event_history::EventHistory;
-use crate::health::{HealthCondition, HealthSources, NodeSnapshot};
+use crate::health::{HealthCondition, HealthSources, NODE_PART, NodeSnapshot};
 use crate::log_sink::LogStoreSink;
 use crate::metrics::{MetricsRegistries, NodeFigures};
 use crate::plan::NodePlan;
@@ -111,6 +111,10 @@ impl NodeState {
 
     /// Everything that is not well on the node, problems before warnings.
     pub(crate) async fn assess_health(&self) -> Vec<HealthCondition> {
+        if self.with_supervisor(|_| ()).is_none() {
+            let problem = HealthCondition::problem("root", "does not run: the node is starting or stopping");
+            return vec![HealthCondition { part: NODE_PART.to_owned(), ..problem }];
+        }
         let node = NodeSnapshot::new(SystemTime::now(), self.tree_nodes());
         let health = node.with_config(self.plan().config.health.clone());
         let mut conditions = self.health_sources().assess(&health).await;
@@ -126,8 +130,9 @@ impl NodeState {
     /// The metrics of the node and its parts, as text.
     pub(crate) async fn encode_metrics(&self) -> String {
         let config = self.plan().config.health.clone();
-        let disks = self.health_sources().disk_watch(&config).measured_disks().await;
-        let conditions = self.assess_health().await;
+        let disks = self.health_sources().disk_watch(&config);
+        // At the same time: where a disk hangs, each takes its whole timeout.
+        let (disks, conditions) = tokio::join!(disks.measured_disks(), self.assess_health());
         let (nodes, log) = (self.tree_nodes(), self.log_store.dn_stats());
         self.additions().metrics.encode(&NodeFigures { nodes, conditions, disks, log })
     }

@@ -1,5 +1,6 @@
 //! Metrics and health for programs, over HTTP.
 
+mod listener;
 mod server;
 
 use std::fmt;
@@ -32,6 +33,12 @@ struct MetricsConfig {
     address: MetricsAddress,
 }
 
+impl MetricsConfig {
+    fn has_port(&self, port: u16) -> bool {
+        matches!(self.address, MetricsAddress::Tcp(address) if address.port() == port)
+    }
+}
+
 /// Where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MetricsAddress {
@@ -45,10 +52,10 @@ impl FromStr for MetricsAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
+        match text.parse::<SocketAddr>() {
             _ if text.starts_with('/') && !text.contains('\0') => Ok(Self::Unix(text.into())),
-            Ok(address) => Ok(Self::Tcp(address)),
-            Err(_) => Err(
+            Ok(address) if address.port() != 0 => Ok(Self::Tcp(address)),
+            _ => Err(
                 "must be an address with a port, like \"127.0.0.1:9464\", or the absolute path of a socket"
                     .into(),
             ),
@@ -88,14 +95,17 @@ impl Part for MetricsPart {
 
     fn plan(&self, planner: &mut PartPlanner<'_>) {
         let Some(config) = planner.config().section::<MetricsConfig>(NAME).cloned() else { return };
+        let running = planner.running_config().and_then(|running| running.section::<MetricsConfig>(NAME));
         match &config.address {
+            // The server that runs releases its port before the new one listens.
+            MetricsAddress::Tcp(address)
+                if running.is_some_and(|running| running.has_port(address.port())) => {}
             MetricsAddress::Tcp(address) => {
                 planner.check_port(address.ip(), address.port(), "metrics.address")
             }
             MetricsAddress::Unix(path) => {
                 let hint = "set metrics.address to a shorter path";
                 check_socket_path(path, hint).into_iter().for_each(|problem| planner.report(problem));
-                let running = planner.running_config().and_then(|running| running.section(NAME));
                 if running != Some(&config)
                     && let Err(error) =
                         control::check_socket(&SocketPath::metrics(path), &planner.config().node.data)
@@ -139,7 +149,8 @@ mod tests {
         assert_eq!(parse("127.0.0.1:9464"), Ok(MetricsAddress::Tcp(([127, 0, 0, 1], 9464).into())));
         assert_eq!(parse("/run/metrics.sock"), Ok(MetricsAddress::Unix("/run/metrics.sock".into())));
         assert!(parse("[::1]:9464").is_ok());
-        for text in ["", "9464", "localhost:9464", "run/metrics.sock", "127.0.0.1", "/run/\0"] {
+        for text in ["", "9464", "localhost:9464", "run/metrics.sock", "127.0.0.1", "127.0.0.1:0", "/run/\0"]
+        {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -66,7 +66,11 @@ fn a_refused_request_is_an_event_too() {
     let node = NodedProcess::start(NO_DAEMONS);
     let (stderr, code) = stderr_and_code(&node.nodectl(&["stop", "root.control"]));
     assert!(code == Some(1) && stderr.contains("can't be stopped"), "{stderr}");
+    let long = "x".repeat(100_000);
+    assert_eq!(node.nodectl(&["signal", "root.control", &long]).status.code(), Some(1));
     let table = node.ask(&["events"]);
     assert!(table.contains("stop requested by uid"), "{table}");
+    let signal = table.lines().find(|line| line.contains("signal xxx")).unwrap();
+    assert!(signal.len() < 1000 && signal.contains("requested by uid"), "a bounded text: {signal}");
     node.stop();
 }

@@ -165,8 +165,9 @@ fn a_ticket_that_comes_after_the_bootstrap_is_ignored_and_joins_once_the_node_is
     // As docs/noded.md, "Reset a node", describes.
     let scratch = kill_node(early);
     fs::rename(&late, &kept).unwrap();
-    fs::remove_dir_all(scratch.path().join("data/cluster")).unwrap();
-    fs::create_dir_all(&state).unwrap();
+    fs::remove_dir_all(scratch.path().join("data/data/cluster")).unwrap();
+    fs::remove_dir_all(&state).unwrap();
+    fs::create_dir(&state).unwrap();
     fs::rename(&kept, &late).unwrap();
     let joined = second.start(scratch);
     assert_eq!(cluster_identity(&joined), (ticket["node"].clone(), cluster_identity(&bootstrapped).1));
@@ -355,9 +356,13 @@ fn a_member_without_a_majority_is_not_running_within_5_s_and_running_again_with_
     );
     let output = bootstrapped.nodectl(&["-o", "json", "health"]);
     let health: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let found = health["conditions"].as_array().unwrap().iter().find(|found| found["object"] == "root.cluster");
+    let found =
+        health["conditions"].as_array().unwrap().iter().find(|found| found["object"] == "root.cluster");
     let found = found.unwrap_or_else(|| panic!("{health}"));
-    assert_eq!((output.status.code(), &found["problem"]), (Some(6), &"can't take part in its cluster".into()));
+    assert_eq!(
+        (output.status.code(), &found["problem"]),
+        (Some(6), &"can't take part in its cluster".into())
+    );
     assert_eq!(found["waiting_for"], format!("a majority: {silent}"));
     assert_eq!(found["hint"], "start them, or restore the network to them");
 

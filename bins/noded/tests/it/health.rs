@@ -396,3 +396,17 @@ fn metrics_and_health_are_served_on_a_port_or_a_socket_and_not_by_default() {
     assert!(TcpStream::connect(tcp).is_err());
     noded.stop();
 }
+
+#[test]
+fn a_reload_moves_the_metrics_to_another_address_with_their_port() {
+    let port = reserve_port().unwrap();
+    let config = |ip: &str| format!("{NO_DAEMONS}[metrics]\naddress = \"{ip}:{}\"\n", port.number());
+    let noded = NodedProcess::start(&config("127.0.0.1"));
+    noded.ask(&["start", "--wait", "root.metrics"]);
+    fs::write(noded.scratch.path().join("noded.toml"), config("0.0.0.0")).unwrap();
+    assert_eq!(noded.ask(&["reload"]), "reloaded:\n  restart root.metrics: metrics.address\n");
+    noded.ask(&["start", "--wait", "root.metrics"]);
+    let (status, _) = http_get(TcpStream::connect(("127.0.0.1", port.number())).unwrap(), "/healthz");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    noded.stop();
+}

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::chown;
-use std::path::Path;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -13,21 +14,65 @@ use crate::harness::{
     NO_DAEMONS, NodedProcess, PublicProgram, TEST_TIMEOUT, noded_command, plain_user, service_config,
 };
 
-/// A node that is killed and started again, as root or as a plain user, who has no cgroups.
+/// A cgroup for one node: another node of root's that starts in its cgroup would end what it leaves there.
+struct PrivateCgroup(PathBuf);
+
+impl PrivateCgroup {
+    fn create() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let root = mounts.find(|fields| fields[2] == "cgroup2").expect("cgroup v2 is mounted");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new(root[1]).join(format!("killed-node-{}-{number}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    /// noded with these arguments, in this cgroup.
+    fn noded_command(&self, args: &[&str]) -> Command {
+        let noded = noded_command(args);
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0);
+        command.arg(noded.get_program()).args(noded.get_args());
+        command.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for PrivateCgroup {
+    fn drop(&mut self) {
+        // It is empty, unless the test has failed.
+        let _ = fs::write(self.0.join("cgroup.kill"), "1");
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+enum NodeUser {
+    /// Who has no cgroups.
+    Plain(PublicProgram),
+    Root(PrivateCgroup),
+}
+
+/// A node that is killed and started again.
 struct KilledNode {
-    program: Option<PublicProgram>,
+    user: NodeUser,
     config: String,
 }
 
 impl KilledNode {
     fn new(is_plain_user: bool, config: impl Into<String>) -> Self {
-        Self { program: is_plain_user.then(PublicProgram::noded), config: config.into() }
+        let user = match is_plain_user {
+            true => NodeUser::Plain(PublicProgram::noded()),
+            false => NodeUser::Root(PrivateCgroup::create()),
+        };
+        Self { user, config: config.into() }
     }
 
     /// A directory that the node's user can change.
     fn create_scratch(&self) -> ScratchDir {
         let scratch = ScratchDir::new().unwrap();
-        if self.program.is_some() {
+        if let NodeUser::Plain(_) = self.user {
             chown(scratch.path(), plain_user(), plain_user()).unwrap();
         }
         scratch
@@ -37,9 +82,9 @@ impl KilledNode {
         let (file, data) = (scratch.path().join("noded.toml"), scratch.path().join("data"));
         fs::write(&file, &self.config).unwrap();
         let args = ["run", "--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
-        let mut command = match &self.program {
-            Some(program) => program.command(&args),
-            None => noded_command(&args),
+        let mut command = match &self.user {
+            NodeUser::Plain(program) => program.command(&args),
+            NodeUser::Root(cgroup) => cgroup.noded_command(&args),
         };
         command.stderr(Stdio::piped());
         let mut node = NodedProcess::spawn_command(scratch, command);
@@ -175,9 +220,7 @@ fn kill_repeatedly(is_plain_user: bool) {
         } else {
             assert_eq!(current, pids, "round {round}: kept services are the same processes");
             let ended = node.ask(&["-o", "json", "events"]).matches("leftover-ended").count();
-            // Any node of root's in this cgroup may have ended them in between.
-            let is_enough = !is_plain_user || ended >= FORKING;
-            assert!(is_enough, "round {round}: {ended} processes of the former node were ended");
+            assert!(ended >= FORKING, "round {round}: {ended} processes of the former node were ended");
         }
         let mut pending = std::collections::BTreeSet::new();
         node.follow(&["events", "-f"]).find_value(|event| {

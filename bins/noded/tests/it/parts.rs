@@ -241,8 +241,8 @@ async fn a_part_whose_child_exceeds_its_restart_limit_names_the_child() {
         loop {
             let health = watch.message().await.unwrap().unwrap();
             let mut conditions = health.conditions.into_iter();
-            if let Some(found) =
-                conditions.find(|found| found.object == "root.parent" && found.problem.contains("crash-loops"))
+            if let Some(found) = conditions
+                .find(|found| found.object == "root.parent" && found.problem.contains("crash-loops"))
             {
                 return found;
             }
@@ -642,12 +642,16 @@ fn parts_are_replaced_and_removed_by_name() {
     );
     // Another network has the address from elsewhere; the shipped one needs a key.
     let cluster = || {
-        let config = "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\n[cluster]\n";
+        let config =
+            "services.containerd.enable = false\n[services.etcd]\nbinary = \"/bin/true\"\n[cluster]\n";
         NodeHandle::builder("test.toml", config).data(scratch.path().join("data"))
     };
     assert_rejected(cluster(), "cluster: requires cluster.address or cluster.interface");
     let shown = cluster().replace(NamedPart("network")).plan().unwrap().to_string();
-    assert!(shown.contains("root.cluster             a member at the address that the program provides"), "{shown}");
+    assert!(
+        shown.contains("root.cluster             a member at the address that the program provides"),
+        "{shown}"
+    );
     assert_rejected(empty().replace(NamedPart("ntp")), "unknown part \"ntp\"");
     assert_rejected(empty().with(NamedPart("etcd")), "duplicate part name \"etcd\"");
     assert_rejected(empty().with(NamedPart("a.b")), "invalid part name \"a.b\"");
@@ -706,5 +710,9 @@ async fn a_dropped_node_holds_its_data_directory_until_it_has_stopped() {
     assert!(node().plan().unwrap_err().to_string().contains("is in use by"));
     release.send(true).unwrap();
     let is_free = move || node().plan().map(drop).map_err(anyhow::Error::from);
-    tokio::task::spawn_blocking(move || testbed::wait_until(TEST_TIMEOUT, "the data directory", is_free).unwrap()).await.unwrap();
+    tokio::task::spawn_blocking(move || {
+        testbed::wait_until(TEST_TIMEOUT, "the data directory", is_free).unwrap()
+    })
+    .await
+    .unwrap();
 }

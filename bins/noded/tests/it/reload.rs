@@ -1,10 +1,20 @@
 //! The reload of the configuration: only what has changed restarts, the whole file or nothing is applied.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
+use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::Signal;
+use nodekeel_node::node::{NodeBuilder, NodeHandle, ReloadError};
+use nodekeel_node::part::{
+    NodePreparation, Part, PlannedRunnable, PlannedService, PrepareError, PreparedRunnable,
+};
+use nodekeel_node::plan::PartPlanner;
+use nodekeel_supervisor::Context;
 use testbed::ScratchDir;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::harness::{
     NO_DAEMONS, NodedProcess, TEST_TIMEOUT, noded_command, service_config, stderr_and_code,
@@ -209,6 +219,69 @@ fn a_stop_ends_a_reload() {
     let (status, lines) = node.wait();
     assert_eq!(status.code(), Some(0), "{lines:#?}");
     assert!(!reload.wait().unwrap().success());
+}
+
+/// A part that a reload always replaces, and that is prepared when the test lets it.
+struct GatedPart(GatedPlan);
+
+#[derive(Debug, Clone)]
+struct GatedPlan {
+    started: mpsc::UnboundedSender<()>,
+    permits: Arc<Mutex<std::sync::mpsc::Receiver<()>>>,
+}
+
+impl Part for GatedPart {
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        planner.add(PlannedService::new("root.gated", self.0.clone()));
+    }
+}
+
+impl fmt::Display for GatedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a gate")
+    }
+}
+
+impl PlannedRunnable for GatedPlan {
+    fn prepare(&self, node: &mut NodePreparation<'_>) -> Result<PreparedRunnable, PrepareError> {
+        self.started.send(())?;
+        self.permits.lock().unwrap().recv()?;
+        Ok(node.on_volume(|_| {
+            Ok(|ctx: Context| async move {
+                ctx.signal_ready()?;
+                ctx.until_canceled().await
+            })
+        }))
+    }
+
+    fn is_same(&self, _: &dyn PlannedRunnable) -> Option<bool> {
+        Some(false)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_that_ends_after_its_node_leaves_the_data_directory_free() {
+    let scratch = ScratchDir::new().unwrap();
+    let (file, data) = (scratch.path().join("noded.toml"), scratch.path().join("data"));
+    fs::write(&file, NO_DAEMONS).unwrap();
+    let (started, mut preparing) = mpsc::unbounded_channel();
+    let (permit, permits) = std::sync::mpsc::channel();
+    let plan = GatedPlan { started, permits: Arc::new(Mutex::new(permits)) };
+    permit.send(()).unwrap();
+    let node = NodeBuilder::from_file(&file).unwrap().data(&data).with(GatedPart(plan)).start().unwrap();
+    preparing.recv().await.unwrap();
+    let reload = tokio::spawn(node.reload());
+    timeout(TEST_TIMEOUT, preparing.recv()).await.unwrap().unwrap();
+    node.shutdown().await;
+    permit.send(()).unwrap();
+    let refused = reload.await.unwrap().unwrap_err();
+    assert!(matches!(refused, ReloadError::Stopping), "{refused}");
+    let next = NodeHandle::builder("test.toml", NO_DAEMONS).data(&data).start().unwrap();
+    next.shutdown().await;
 }
 
 #[test]

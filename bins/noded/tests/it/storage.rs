@@ -1,20 +1,23 @@
 //! The data volume: what lies on it waits for it, follows it, and is gone before it is closed.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::Signal;
 use nodekeel_localstorage::tree::LayoutDir;
 use nodekeel_localstorage::volume::{DataVolume, DirectoryVolume, ErasePolicy, MountState, VolumeError};
 use nodekeel_localstorage::{Dir, FileMode};
 use nodekeel_node::client::{self, NodeClient};
-use nodekeel_node::node::NodeHandle;
+use nodekeel_node::node::{NodeBuilder, NodeHandle};
 use nodekeel_node::part::{Part, PlannedService, VolumeHandle};
 use nodekeel_node::plan::PartPlanner;
 use nodekeel_node::v1::{Node, RestartRequest, StartRequest, State, StopRequest, TreeRequest};
 use nodekeel_supervisor::{Context, Failure};
 use testbed::ScratchDir;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::harness::{
@@ -135,10 +138,15 @@ struct GatedNode {
 }
 
 impl GatedNode {
-    async fn start() -> Self {
+    /// A node whose volume opens at its first start, or not yet.
+    async fn start(is_open: bool) -> Self {
+        Self::start_with(is_open, |builder| builder).await
+    }
+
+    async fn start_with(is_open: bool, change: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Self {
         let scratch = ScratchDir::new().unwrap();
         let disk = Dir::open(scratch.path()).unwrap().ensure_dir("disk", FileMode::PRIVATE_DIR).unwrap();
-        let (is_open, users) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (is_open, users) = (Arc::new(AtomicBool::new(is_open)), Arc::<AtomicUsize>::default());
         let volume = GatedVolume {
             volume: DirectoryVolume::new(disk),
             is_open: Arc::clone(&is_open),
@@ -146,7 +154,7 @@ impl GatedNode {
         };
         let config = format!("{NO_DAEMONS}{}", service_config("free", "sleep 1000", ""));
         let builder = NodeHandle::builder("test.toml", config).data(scratch.path().join("data"));
-        let node = builder.volume(volume).with(NotesPart(Arc::clone(&users))).start().unwrap();
+        let node = change(builder.volume(volume).with(NotesPart(Arc::clone(&users)))).start().unwrap();
         timeout(TEST_TIMEOUT, node.wait_ready("root")).await.unwrap();
         let client = client::connect(node.control_socket()).await.unwrap();
         Self { scratch, node, client, is_open, users }
@@ -178,7 +186,7 @@ impl GatedNode {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_lies_on_a_volume_waits_until_it_opens_and_the_rest_runs_meanwhile() {
-    let mut gated = GatedNode::start().await;
+    let mut gated = GatedNode::start(false).await;
     gated.wait_ready("root.service.free").await;
     let failed = gated.wait_for("root.storage", |node| !node.exits.is_empty()).await;
     let says = "can't open the data volume: can't open disk /dev/sdz: the cable is out";
@@ -197,8 +205,7 @@ async fn what_lies_on_a_volume_waits_until_it_opens_and_the_rest_runs_meanwhile(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_lies_on_a_volume_stops_before_it_closes_and_starts_when_it_is_open_again() {
-    let mut gated = GatedNode::start().await;
-    gated.is_open.store(true, Ordering::SeqCst);
+    let mut gated = GatedNode::start(true).await;
     gated.wait_ready("root.notes").await;
 
     gated.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
@@ -223,6 +230,109 @@ async fn what_lies_on_a_volume_stops_before_it_closes_and_starts_when_it_is_open
     gated.wait_for("root.notes", |node| node.generation == 3 && node.state() == State::Ready).await;
     let report = gated.node.shutdown().await;
     assert!(report.stragglers.is_empty(), "{report:?}");
+}
+
+/// A part on the volume that stops when the test lets it.
+struct LazyPart(watch::Receiver<bool>);
+
+impl Part for LazyPart {
+    fn name(&self) -> &str {
+        "lazy"
+    }
+
+    fn plan(&self, planner: &mut PartPlanner<'_>) {
+        let may_stop = self.0.clone();
+        let build = move |_: &VolumeHandle| {
+            let may_stop = may_stop.clone();
+            Ok(move |ctx: Context| {
+                let mut may_stop = may_stop.clone();
+                async move {
+                    ctx.signal_ready()?;
+                    let canceled = ctx.canceled().await;
+                    let _ = may_stop.wait_for(|may_stop| *may_stop).await;
+                    Err::<(), Failure>(canceled.into())
+                }
+            })
+        };
+        planner.add(PlannedService::on_volume("root.lazy", "takes its time", build));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_operator_has_stopped_on_a_volume_stays_stopped_when_the_volume_closes() {
+    let (may_stop, gate) = watch::channel(false);
+    let mut gated = GatedNode::start_with(true, |builder| builder.with(LazyPart(gate))).await;
+    gated.wait_ready("root.lazy").await;
+    gated.wait_ready("root.notes").await;
+    gated.client.stop(StopRequest { dn: "root.lazy".into() }).await.unwrap();
+    gated.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
+    // The volume is closing: its other user has stopped.
+    gated.wait_for("root.notes", |node| node.waiting_on == ["root.storage"]).await;
+    may_stop.send(true).unwrap();
+    gated.wait_for("root.notes", |node| node.generation == 2 && node.state() == State::Ready).await;
+    let lazy = gated.status("root.lazy").await;
+    assert_eq!((lazy.state(), lazy.generation), (State::Stopped, 1), "{lazy:?}");
+    gated.node.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_containers_keep_busy_is_used_on_when_root_storage_restarts() {
+    let mut gated = GatedNode::start(true).await;
+    gated.wait_ready("root.notes").await;
+    let container = VolumeUser::new(&gated.users);
+
+    for generation in [2, 3] {
+        gated.client.restart(RestartRequest { dn: "root.storage".into() }).await.unwrap();
+        gated
+            .wait_for("root.notes", |node| node.generation == generation && node.state() == State::Ready)
+            .await;
+    }
+    drop(container);
+    gated.node.shutdown().await;
+}
+
+/// A directory that is mounted on another one, as long as it exists.
+struct BindMount(PathBuf);
+
+impl BindMount {
+    fn new(source: &Path, target: &Path) -> Self {
+        mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        Self(target.to_owned())
+    }
+}
+
+impl Drop for BindMount {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+#[ignore = "needs root: it mounts a directory"]
+fn a_volume_whose_file_system_is_not_mounted_is_named_and_none_is_created_in_its_place() {
+    let scratch = ScratchDir::new().unwrap();
+    let (disk, volume) = (scratch.path().join("disk"), scratch.path().join("data/data"));
+    fs::create_dir(&disk).unwrap();
+    fs::create_dir_all(&volume).unwrap();
+    let mounted = BindMount::new(&disk, &volume);
+    let mut node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
+    node.ask(&["--timeout=60", "start", "--wait", "root.storage"]);
+    assert!(disk.join(".data-volume").exists());
+    node.signal(Signal::SIGKILL);
+    node.wait();
+    let scratch = std::mem::replace(&mut node.scratch, ScratchDir::new().unwrap());
+    drop((node, mounted));
+
+    let node = NodedProcess::start_in(scratch, NO_DAEMONS, &[]);
+    node.wait_for_event("root.storage", 1, "exited");
+    let text = String::from_utf8(node.nodectl(&["status", "root.storage"]).stdout).unwrap();
+    let says = format!("the file system that was mounted on {} is not mounted; mount it", volume.display());
+    assert!(text.contains(&says), "{text}");
+    assert_eq!(fs::read_dir(&volume).unwrap().count(), 0, "a volume was created");
+    let mounted = BindMount::new(&disk, &volume);
+    node.ask(&["--timeout=60", "start", "--wait", "root.storage"]);
+    node.stop();
+    drop(mounted);
 }
 
 #[test]

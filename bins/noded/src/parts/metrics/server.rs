@@ -9,13 +9,14 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use axum::serve::Listener;
-use futures_util::StreamExt as _;
+use nodekeel_logtree::is_unprintable;
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable};
 use thiserror::Error;
-use tokio::net::{TcpListener, UnixStream};
+use tokio::net::TcpListener;
 
 use super::MetricsAddress;
-use crate::control::{ConnectionStream, NodeSocket, SocketPath};
+use super::listener::{BoundedListener, SocketListener};
+use crate::control::{NodeSocket, SocketPath};
 use crate::health::is_healthy;
 use crate::node::NodeState;
 
@@ -68,11 +69,11 @@ where
 {
     ctx.signal_ready()?;
     tokio::select! {
-        served = axum::serve(listener, router).into_future() => Err(match served {
+        served = axum::serve(BoundedListener::new(listener), router).into_future() => Err(match served {
             Ok(()) => Failure::new("the HTTP server has ended"),
             Err(error) => ServeError::Serve(error).into(),
         }),
-        // An answer in progress is lost: its client asks again.
+        // Connections without a request are closed; an answer in progress is still sent while the program runs.
         canceled = ctx.canceled() => Err(canceled.into()),
     }
 }
@@ -82,8 +83,10 @@ fn build_router(state: &Arc<NodeState>) -> Router {
     let metrics = async move || ([(CONTENT_TYPE, OPENMETRICS_TYPE)], of_metrics.encode_metrics().await);
     let readiness = async move || {
         let conditions = of_health.assess_health().await;
+        // A text of a daemon stays in its line, and can't control a terminal.
+        let line = |text: String| format!("{}\n", text.replace(is_unprintable, " "));
         let lines: String =
-            conditions.iter().map(|found| format!("{}: {found}\n", found.severity.as_str())).collect();
+            conditions.iter().map(|found| line(format!("{}: {found}", found.severity.as_str()))).collect();
         match is_healthy(&conditions) {
             true => (StatusCode::OK, format!("ready\n{lines}")),
             false => (StatusCode::SERVICE_UNAVAILABLE, lines),
@@ -94,25 +97,4 @@ fn build_router(state: &Arc<NodeState>) -> Router {
         .route("/healthz", get(|| std::future::ready("ok\n")))
         .route("/readyz", get(readiness))
         .route("/metrics", get(metrics))
-}
-
-/// The connections of a unix socket.
-struct SocketListener(ConnectionStream);
-
-impl Listener for SocketListener {
-    type Io = UnixStream;
-    type Addr = ();
-
-    async fn accept(&mut self) -> (UnixStream, ()) {
-        loop {
-            // After an error the stream pauses by itself, and it never ends.
-            if let Some(Ok(connection)) = self.0.next().await {
-                return (connection, ());
-            }
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<()> {
-        Ok(())
-    }
 }
