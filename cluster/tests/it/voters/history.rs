@@ -146,7 +146,17 @@ impl Nemesis {
     /// What was written and is there in the end, by key and value.
     async fn left_writes(&self) -> BTreeSet<(usize, u64)> {
         let root = self.voters[0].node().root_kv().unwrap();
-        let read = root.range(RangeRequest::new(KeyRange::prefix("/history/"))).await.unwrap();
+        let started = Instant::now();
+        // A busy machine may elect another leader at this moment.
+        let read = loop {
+            match root.range(RangeRequest::new(KeyRange::prefix("/history/"))).await {
+                Ok(read) => break read,
+                Err(error) if error.is_retryable() && started.elapsed() < HANG => {
+                    sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => panic!("the writes that are left can't be read: {error}"),
+            }
+        };
         let parse = |key: &[u8]| {
             let (key, value) = std::str::from_utf8(key).ok()?.strip_prefix("/history/")?.split_once('/')?;
             Some((key.parse().ok()?, value.parse().ok()?))

@@ -72,6 +72,10 @@ impl SimulatedDriver {
             candidates.retain(|dn| Self::parent_dn(dn) == Some(parent));
             candidates.extend(older.iter().map(|name| Arc::from(format!("{parent}.{name}"))));
         } else {
+            // Among siblings alone, cycles are frequent.
+            if self.random_below(2) == 0 {
+                candidates.clear();
+            }
             candidates.extend(["a", "b", "c", "d", "e"].map(|name| Arc::from(format!("{parent}.{name}"))));
         }
         for _ in 0..self.random_below(3) {
