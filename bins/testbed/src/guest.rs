@@ -19,7 +19,7 @@
 //!
 //! # Needs
 //!
-//! QEMU, a static busybox, squashfs-tools, kmod and the programs that make file systems: `cargo xtask setup`
+//! QEMU, a static busybox, squashfs-tools, kmod, swtpm and the programs that make file systems: `cargo xtask setup`
 //! installs them. The kernel is downloaded once, by `apt-get download` as any user, into the
 //! [`cache`](crate::cache); without apt, `NODEKEEL_GUEST_KERNEL` names a directory with `boot/vmlinuz-*` and
 //! `lib/modules`. KVM is used where a guest has booted on it (tried once, and the result is kept), else QEMU
@@ -41,7 +41,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Daemon, ScratchDir, tools};
+use crate::{Daemon, ScratchDir, SoftwareTpm, tools};
 
 mod control_port;
 pub mod disk;
@@ -69,11 +69,13 @@ const HOSTS: &str = "127.0.0.1 localhost guest\n10.0.2.2 host\n";
 const MACHINE_ID: &str = "6e6f64656b65656c6775657374000001\n";
 
 /// Programs of every guest, beside busybox.
-const PROGRAMS: [tools::Tool; 15] = [
+const PROGRAMS: [tools::Tool; 17] = [
     tools::MKFS_XFS,
     tools::MKFS_EXT4,
     tools::MKFS_VFAT,
     tools::MKFS_BTRFS,
+    tools::SGDISK,
+    tools::LVM,
     tools::CRYPTSETUP,
     tools::DMSETUP,
     tools::XFS_QUOTA,
@@ -92,11 +94,18 @@ const PROGRAMS: [tools::Tool; 15] = [
 pub struct GuestBuilder {
     memory_bytes: u64,
     cpu_count: u32,
-    /// Their sizes in bytes.
-    disks: Vec<u64>,
+    disks: Vec<EmptyDisk>,
     has_network: bool,
+    has_tpm: bool,
     forwards: Vec<PortForward>,
     tree: RootTree,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct EmptyDisk {
+    bytes: u64,
+    /// Whether its logical blocks have 4096 bytes instead of 512.
+    is_4kn: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +132,14 @@ impl GuestBuilder {
     /// Adds an empty disk of that many bytes. It takes only the space that the guest writes.
     #[must_use]
     pub fn with_disk(mut self, bytes: u64) -> Self {
-        self.disks.push(bytes);
+        self.disks.push(EmptyDisk { bytes, is_4kn: false });
+        self
+    }
+
+    /// Adds an empty disk of that many bytes whose logical blocks have 4096 bytes.
+    #[must_use]
+    pub fn with_4kn_disk(mut self, bytes: u64) -> Self {
+        self.disks.push(EmptyDisk { bytes, is_4kn: true });
         self
     }
 
@@ -131,6 +147,13 @@ impl GuestBuilder {
     #[must_use]
     pub fn with_network(mut self) -> Self {
         self.has_network = true;
+        self
+    }
+
+    /// Gives it a TPM 2.0, `/dev/tpmrm0`, whose state ends with the guest.
+    #[must_use]
+    pub fn with_tpm(mut self) -> Self {
+        self.has_tpm = true;
         self
     }
 
@@ -190,10 +213,15 @@ impl GuestBuilder {
         let scratch = ScratchDir::new()?;
         self.add_base_files()?;
         self.tree.write_image(&scratch.path().join("root"))?;
-        for (number, bytes) in self.disks.iter().enumerate() {
-            create_disk(&disk_path(scratch.path(), number), *bytes)?;
+        for (number, disk) in self.disks.iter().enumerate() {
+            create_disk(&disk_path(scratch.path(), number), disk.bytes)?;
         }
-        let command = qemu::qemu_command(&self, &kernel, kvm::choose_accelerator(&kernel)?, scratch.path())?;
+        let tpm = self.has_tpm.then(SoftwareTpm::start_for_guest).transpose()?;
+        let mut command =
+            qemu::qemu_command(&self, &kernel, kvm::choose_accelerator(&kernel)?, scratch.path())?;
+        if let Some(tpm) = &tpm {
+            qemu::add_tpm(&mut command, tpm.socket_path());
+        }
         let socket = scratch.path().join("control");
         let mut port = None;
         let daemon = Daemon::start(command, scratch, || {
@@ -201,7 +229,7 @@ impl GuestBuilder {
             Ok(())
         })?;
         let (control, up) = ControlPort::new(port.context("QEMU exited before the guest was up")?)?;
-        let guest = Guest { daemon, control };
+        let guest = Guest { daemon, control, _tpm: tpm };
         up.wait_until_up(BOOT_WITHIN).with_context(|| guest.last_words())?;
         Ok(guest)
     }
@@ -254,16 +282,19 @@ fn create_disk(path: &Path, bytes: u64) -> Result<()> {
 pub struct Guest {
     control: Arc<ControlPort>,
     daemon: Daemon,
+    /// Dropped after QEMU, which uses it.
+    _tpm: Option<SoftwareTpm>,
 }
 
 impl Guest {
-    /// A guest with 1 GiB of memory, two processors, no disk and no network.
+    /// A guest with 1 GiB of memory, two processors, no disk, no network and no TPM.
     pub fn builder() -> GuestBuilder {
         GuestBuilder {
             memory_bytes: 1 << 30,
             cpu_count: 2,
             disks: Vec::new(),
             has_network: false,
+            has_tpm: false,
             forwards: Vec::new(),
             tree: RootTree::skeleton(),
         }

@@ -20,6 +20,7 @@ mod kube;
 mod port;
 mod program;
 mod scratch;
+mod software_tpm;
 mod table;
 mod wait;
 
@@ -28,6 +29,7 @@ pub mod cache;
 pub mod gotool;
 pub mod guest;
 pub mod leftovers;
+pub mod power_cut;
 pub mod process_cost;
 pub mod tools;
 
@@ -40,7 +42,9 @@ pub use kube::{
     KubeDaemon, KubePrograms, KubeUser, ObjectChange, ObjectWatch,
 };
 pub use port::{ReservedPort, reserve_port};
+pub use power_cut::PowerCut;
 pub use program::{copy_program, write_program};
 pub use scratch::ScratchDir;
+pub use software_tpm::SoftwareTpm;
 pub use table::Table;
 pub use wait::wait_until;

@@ -46,8 +46,23 @@ pub fn count_wake_ups(pid: u32) -> Result<WakeUps> {
 /// # Errors
 /// The process has ended.
 pub fn resident_kib(pid: u32) -> Result<u64> {
+    status_kib(pid, "VmRSS:")
+}
+
+/// The part of the resident memory that does not belong to a file, in KiB: the kernel drops pages of programs and libraries when
+/// memory runs out, and shares them between processes.
+///
+/// *Source:* proc_pid_status(5), `RssAnon`.
+///
+/// # Errors
+/// The process has ended.
+pub fn anonymous_kib(pid: u32) -> Result<u64> {
+    status_kib(pid, "RssAnon:")
+}
+
+fn status_kib(pid: u32, field: &str) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).context("read the process' status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the process' memory")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).context("the process' memory")?;
     line.trim().trim_end_matches(" kB").parse().context("the process' memory")
 }
 

@@ -42,6 +42,8 @@ pub const SETPRIV: Tool = Tool { name: "setpriv", package: "util-linux" };
 pub const UNSHARE: Tool = Tool { name: "unshare", package: "util-linux" };
 /// The machine in which guests run.
 pub const QEMU: Tool = Tool { name: "qemu-system-x86_64", package: "qemu-system-x86" };
+/// A TPM 2.0 in software, for guests and for tests on this machine.
+pub const SWTPM: Tool = Tool { name: "swtpm", package: "swtpm" };
 /// A guest's small programs; static, since its shell comes before every library.
 pub const BUSYBOX: Tool = Tool { name: "busybox", package: "busybox-static" };
 /// A guest's shell once its root is there.
@@ -68,10 +70,50 @@ pub const TUNE2FS: Tool = Tool { name: "tune2fs", package: "e2fsprogs" };
 pub const MKFS_VFAT: Tool = Tool { name: "mkfs.vfat", package: "dosfstools" };
 /// Formats btrfs.
 pub const MKFS_BTRFS: Tool = Tool { name: "mkfs.btrfs", package: "btrfs-progs" };
+/// Creates and checks partition tables.
+pub const SGDISK: Tool = Tool { name: "sgdisk", package: "gdisk" };
+/// Copies files into FAT.
+pub const MCOPY: Tool = Tool { name: "mcopy", package: "mtools" };
+/// Formats NTFS.
+pub const MKNTFS: Tool = Tool { name: "mkntfs", package: "ntfs-3g" };
+/// Formats exFAT.
+pub const MKFS_EXFAT: Tool = Tool { name: "mkfs.exfat", package: "exfatprogs" };
+/// Formats F2FS.
+pub const MKFS_F2FS: Tool = Tool { name: "mkfs.f2fs", package: "f2fs-tools" };
+/// Formats NILFS2.
+pub const MKFS_NILFS2: Tool = Tool { name: "mkfs.nilfs2", package: "nilfs-tools" };
+/// Formats ReiserFS.
+pub const MKREISERFS: Tool = Tool { name: "mkreiserfs", package: "reiserfsprogs" };
+/// Formats Reiser4.
+pub const MKFS_REISER4: Tool = Tool { name: "mkfs.reiser4", package: "reiser4progs" };
+/// Formats JFS.
+pub const MKFS_JFS: Tool = Tool { name: "mkfs.jfs", package: "jfsutils" };
+/// Formats UDF.
+pub const MKUDFFS: Tool = Tool { name: "mkudffs", package: "udftools" };
+/// Formats OCFS2.
+pub const MKFS_OCFS2: Tool = Tool { name: "mkfs.ocfs2", package: "ocfs2-tools" };
+/// Formats GFS2.
+pub const MKFS_GFS2: Tool = Tool { name: "mkfs.gfs2", package: "gfs2-utils" };
+/// Makes an UFS of files.
+pub const MAKEFS: Tool = Tool { name: "makefs", package: "makefs" };
+/// Makes an EROFS of files.
+pub const MKFS_EROFS: Tool = Tool { name: "mkfs.erofs", package: "erofs-utils" };
+/// Makes a romfs of files.
+pub const GENROMFS: Tool = Tool { name: "genromfs", package: "genromfs" };
+/// Makes an ISO 9660 of files.
+pub const GENISOIMAGE: Tool = Tool { name: "genisoimage", package: "genisoimage" };
+/// Writes DRBD's metadata.
+pub const DRBDMETA: Tool = Tool { name: "drbdmeta", package: "drbd-utils" };
+/// Formats bcache.
+pub const MAKE_BCACHE: Tool = Tool { name: "make-bcache", package: "bcache-tools" };
+/// Manages logical volumes.
+pub const LVM: Tool = Tool { name: "lvm", package: "lvm2" };
 /// Formats LUKS.
 pub const CRYPTSETUP: Tool = Tool { name: "cryptsetup", package: "cryptsetup-bin" };
 /// Makes a disk whose writes are logged, for power cuts.
 pub const DMSETUP: Tool = Tool { name: "dmsetup", package: "dmsetup" };
+/// Lists the system calls of a process.
+pub const STRACE: Tool = Tool { name: "strace", package: "strace" };
 /// Identifies the content of a disk.
 pub const BLKID: Tool = Tool { name: "blkid", package: "util-linux" };
 /// Runs a program with a file locked.
@@ -93,7 +135,7 @@ pub const ZSTD: Tool = Tool { name: "zstd", package: "zstd" };
 pub const GIT: Tool = Tool { name: "git", package: "git" };
 
 /// Every program that the workspace's builds, tests, benches and demo run.
-pub const ALL: [Tool; 38] = [
+pub const ALL: [Tool; 59] = [
     CC,
     GIT,
     IP,
@@ -113,6 +155,7 @@ pub const ALL: [Tool; 38] = [
     SETPRIV,
     UNSHARE,
     QEMU,
+    SWTPM,
     BUSYBOX,
     SH,
     SQFSTAR,
@@ -126,8 +169,28 @@ pub const ALL: [Tool; 38] = [
     TUNE2FS,
     MKFS_VFAT,
     MKFS_BTRFS,
+    SGDISK,
+    LVM,
+    MCOPY,
+    MKNTFS,
+    MKFS_EXFAT,
+    MKFS_F2FS,
+    MKFS_NILFS2,
+    MKREISERFS,
+    MKFS_REISER4,
+    MKFS_JFS,
+    MKUDFFS,
+    MKFS_OCFS2,
+    MKFS_GFS2,
+    MAKEFS,
+    MKFS_EROFS,
+    GENROMFS,
+    GENISOIMAGE,
+    DRBDMETA,
+    MAKE_BCACHE,
     CRYPTSETUP,
     DMSETUP,
+    STRACE,
     BLKID,
     FLOCK,
     MOUNT,

@@ -13,6 +13,8 @@ use crate::{ScratchDir, command_output};
 
 /// The disks that the guest was given, in their order: paths separated by colons.
 const DISKS: &str = "NODEKEEL_GUEST_DISKS";
+/// Those whose logical blocks have 4096 bytes, in the same way.
+const DISKS_4KN: &str = "NODEKEEL_GUEST_4KN_DISKS";
 /// Set in every guest.
 const MARK: &str = "NODEKEEL_GUEST";
 const LOCKS: &str = "/run/nodekeel-disks";
@@ -44,7 +46,19 @@ impl GuestDisk {
     /// # Errors
     /// The process runs outside a guest, or in one with fewer disks.
     pub fn acquire_many(count: usize) -> Result<Vec<Self>> {
-        let all = std::env::var(DISKS).unwrap_or_default();
+        Self::acquire_of(DISKS, count)
+    }
+
+    /// Acquires a free disk whose logical blocks have 4096 bytes.
+    ///
+    /// # Errors
+    /// The process runs outside a guest, or in one without such disks.
+    pub fn acquire_4kn() -> Result<Self> {
+        Ok(Self::acquire_of(DISKS_4KN, 1)?.remove(0))
+    }
+
+    fn acquire_of(variable: &str, count: usize) -> Result<Vec<Self>> {
+        let all = std::env::var(variable).unwrap_or_default();
         let all: Vec<&Path> = all.split(':').filter(|path| !path.is_empty()).map(Path::new).collect();
         ensure!(is_inside(), "this test runs in a guest only: run cargo xtask kernel-test");
         ensure!(all.len() >= count, "the guest has {} disks, and {count} are needed", all.len());

@@ -34,13 +34,19 @@ busybox mount -t squashfs -o ro "$(disk root)" /image
 busybox mount -t overlay -o lowerdir=/image,upperdir=/state/upper,workdir=/state/work overlay /root
 busybox mount -t squashfs -o ro "$(disk modules)" /root/usr/lib/modules
 
-NODEKEEL_GUEST_DISKS=
-number=0
-while device=$(disk "disk$number" 2>/dev/null); do
-    NODEKEEL_GUEST_DISKS="${NODEKEEL_GUEST_DISKS:+$NODEKEEL_GUEST_DISKS:}$device"
-    number=$((number + 1))
-done
-export NODEKEEL_GUEST_DISKS
+# All disks of a kind, separated by colons.
+disks() {
+    found=
+    number=0
+    while device=$(disk "$1$number" 2>/dev/null); do
+        found="${found:+$found:}$device"
+        number=$((number + 1))
+    done
+    echo "$found"
+}
+NODEKEEL_GUEST_DISKS=$(disks disk)
+NODEKEEL_GUEST_4KN_DISKS=$(disks 4kn)
+export NODEKEEL_GUEST_DISKS NODEKEEL_GUEST_4KN_DISKS
 
 for directory in proc sys dev; do
     busybox mount -o move "/$directory" "/root/$directory"

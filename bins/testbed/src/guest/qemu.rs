@@ -46,10 +46,18 @@ pub(super) fn qemu_command(
     add_machine(&mut command, kernel, accelerator);
     command.args(["-smp", &builder.cpu_count.to_string(), "-m", &format!("{}M", builder.memory_bytes >> 20)]);
     command.args(["-append", &kernel_line(builder)]);
-    add_drive(&mut command, "root", &directory.join("root"), true);
-    add_drive(&mut command, "modules", &kernel.modules, true);
-    for number in 0..builder.disks.len() {
-        add_drive(&mut command, &format!("disk{number}"), &disk_path(directory, number), false);
+    add_drive(&mut command, "root", &directory.join("root"), DriveKind::ReadOnly);
+    add_drive(&mut command, "modules", &kernel.modules, DriveKind::ReadOnly);
+    // The guest counts its disks of each kind from zero.
+    let mut counts = [0; 2];
+    for (number, disk) in builder.disks.iter().enumerate() {
+        let (name, kind) = match disk.is_4kn {
+            false => ("disk", DriveKind::Disk),
+            true => ("4kn", DriveKind::Disk4Kn),
+        };
+        let count = &mut counts[usize::from(disk.is_4kn)];
+        add_drive(&mut command, &format!("{name}{count}"), &disk_path(directory, number), kind);
+        *count += 1;
     }
     command.args(["-device", "virtio-serial-pci,max_ports=2"]);
     command
@@ -61,6 +69,12 @@ pub(super) fn qemu_command(
         command.args(["-device", "virtio-net-pci,netdev=network,romfile="]);
     }
     Ok(command)
+}
+
+/// A TPM 2.0 whose control channel listens at this path.
+pub(super) fn add_tpm(command: &mut Command, socket: &Path) {
+    command.arg("-chardev").arg(path_option("socket,id=tpm,path=", socket));
+    command.args(["-tpmdev", "emulator,id=tpm,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm"]);
 }
 
 /// The command that boots the kernel up to init.sh's first lines.
@@ -87,12 +101,24 @@ fn kernel_line(builder: &GuestBuilder) -> String {
     format!("{KERNEL_LINE} NODEKEEL_MODULES={modules}")
 }
 
+/// What a drive is to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DriveKind {
+    ReadOnly,
+    Disk,
+    /// With logical blocks of 4096 bytes.
+    Disk4Kn,
+}
+
 /// A disk that the guest identifies by its serial number. Its writes needn't survive this machine: only the
 /// guest is killed.
-fn add_drive(command: &mut Command, serial: &str, file: &Path, is_read_only: bool) {
-    let access = if is_read_only { "readonly=on" } else { "cache=unsafe,discard=unmap" };
-    command.arg("-drive").arg(path_option(&format!("if=none,id={serial},format=raw,{access},file="), file));
-    command.args(["-device", &format!("virtio-blk-pci,drive={serial},serial={serial}")]);
+fn add_drive(command: &mut Command, serial: &str, file: &Path, kind: DriveKind) {
+    let access = if kind == DriveKind::ReadOnly { "readonly=on" } else { "cache=unsafe,discard=unmap" };
+    let id = format!("drive-{serial}");
+    command.arg("-drive").arg(path_option(&format!("if=none,id={id},format=raw,{access},file="), file));
+    let blocks =
+        if kind == DriveKind::Disk4Kn { ",logical_block_size=4096,physical_block_size=4096" } else { "" };
+    command.args(["-device", &format!("virtio-blk-pci,drive={id},serial={serial}{blocks}")]);
 }
 
 /// *Source:* qemu(1): a comma within a value is written twice.
