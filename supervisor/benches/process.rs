@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use nodekeel_supervisor::process::{Process, StdinSource};
+use nodekeel_supervisor::process::{CgroupParent, Process, StdinSource};
 use nodekeel_supervisor::{Backoff, ChildPolicy, Context, Failure, OutputOrigin, Supervisor};
 use rustix::fs::inotify;
 use rustix::io::Errno;
@@ -28,6 +28,10 @@ const S6_INTERVAL: usize = 5;
 /// runsv pauses for a second after a run shorter than that, so each run lasts longer: the restart is
 /// measured, not the pause.
 const SERVICE_LIFETIME: Duration = Duration::from_millis(1100);
+/// How much longer than runit's a restart may take.
+const RUNIT_RATIO: f64 = 1.2;
+/// The supervisor without cgroups, which identifies descendants by their mark alone.
+const WITHOUT_CGROUPS: &str = "nodekeel-without-cgroups";
 const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const STOPS: usize = 20;
@@ -43,14 +47,19 @@ fn main() -> Result<()> {
     }
     // A separate process, like the peers.
     if args.next().as_deref() == Some("supervise") {
-        return supervise(&PathBuf::from(args.next().context("the program to supervise")?));
+        let program = PathBuf::from(args.next().context("the program to supervise")?);
+        return supervise(&program, args.next().is_some());
     }
     let dir = tempfile::tempdir()?;
-    let mut ours = Contender::start(dir.path(), "nodekeel", |service| {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("supervise").arg(service.join("run"));
-        Ok(command)
-    })?;
+    let start_ours = |name: &'static str| {
+        Contender::start(dir.path(), name, |service| {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg("supervise").arg(service.join("run"));
+            command.args((name == WITHOUT_CGROUPS).then_some(name));
+            Ok(command)
+        })
+    };
+    let (mut ours, mut marked) = (start_ours("nodekeel")?, start_ours(WITHOUT_CGROUPS)?);
     let mut runit = start_peer(dir.path(), "runit", "runsv");
     let mut s6 = start_peer(dir.path(), "s6", "s6-supervise");
     let mut bare = Vec::with_capacity(SAMPLES);
@@ -59,12 +68,14 @@ fn main() -> Result<()> {
         // In turn, so that a host that becomes slower meanwhile slows all of them.
         bare.push(time_bare_start()?);
         let s6 = s6.as_mut().filter(|_| round % S6_INTERVAL == 0);
-        for contender in [Some(&mut ours), runit.as_mut(), s6].into_iter().flatten() {
+        for contender in [Some(&mut ours), Some(&mut marked), runit.as_mut(), s6].into_iter().flatten() {
             contender.sample()?;
         }
     }
     let mut rows = restart_rows(&ours, runit.as_ref(), s6.as_ref(), &bare);
-    drop((ours, runit, s6));
+    let work = "the same without cgroups: the difference is what a dedicated cgroup of each start costs, p50";
+    rows.push(BenchRow::new("restart-p50-marked", work, "ms", median(&marked.samples)).limit(median(&bare)));
+    drop((ours, marked, runit, s6));
     rows.push(stop_row()?);
     testbed::bench::write_rows("supervisor-process", &rows)?;
     Ok(())
@@ -84,6 +95,10 @@ fn restart_rows(
     let mut rows = Vec::new();
     for (percent, goal) in [(50.0, 1.5), (99.0, 5.0)] {
         for (name, peer, pause) in [("runit", runit, ""), ("s6", s6, ", which pauses for a second")] {
+            let goal = match peer {
+                Some(runit) if name == "runit" => RUNIT_RATIO * percentile(&runit.samples, percent),
+                _ => goal,
+            };
             let row = BenchRow::new(
                 format!("restart-p{percent}-{name}"),
                 format!("kill -9 of a supervised child to the exec of the next, no backoff, p{percent}, compared with {name}{pause}; limit: fork, exec and wait of /bin/true"),
@@ -246,12 +261,14 @@ fn time_bare_start() -> Result<f64> {
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn supervise(program: &Path) -> Result<()> {
+async fn supervise(program: &Path, without_cgroups: bool) -> Result<()> {
     let stdin = StdinSource::from(File::open("/dev/stdin")?);
     let process = Process::new(program).stdin(stdin);
     let policy = ChildPolicy { backoff: Backoff::NONE, ..ChildPolicy::default() };
     let mut stop_signal = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let supervisor = Supervisor::builder().default_policy(policy).start(root(process));
+    let cgroups = if without_cgroups { CgroupParent::Disabled } else { CgroupParent::Current };
+    let builder = Supervisor::builder().default_policy(policy).cgroup_parent(cgroups);
+    let supervisor = builder.start(root(process));
     stop_signal.recv().await;
     supervisor.shutdown().await;
     Ok(())

@@ -1,59 +1,57 @@
-//! The signals from the supervisor to a run: cancel, and abort.
+//! The signals from the supervisor to a run: cancel, and then abort.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// An event that fires once and that tasks wait for. It takes a fraction of the memory of a
-/// [`CancellationToken`], of which every run would need two.
-#[derive(Debug, Default)]
-pub(crate) struct OneShotEvent {
-    wait_fired: AtomicBool,
-    waiters: Notify,
+/// What a run was told. A run that is to be aborted is canceled.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum RunSignal {
+    Cancel = 1,
+    /// Drops the run's tasks, where the cancellation had no effect.
+    Abort = 2,
 }
 
-impl OneShotEvent {
-    pub(crate) fn fire(&self) {
-        self.wait_fired.store(true, Ordering::Release);
-        self.waiters.notify_waiters();
-    }
-
-    pub(crate) fn has_fired(&self) -> bool {
-        self.wait_fired.load(Ordering::Acquire)
-    }
-
-    /// Resolves when it has fired.
-    pub(crate) async fn wait_fired(&self) {
-        // Created before the check, so that a `fire` in between wakes it.
-        let waiting = self.waiters.notified();
-        if !self.has_fired() {
-            waiting.await;
-        }
-    }
-}
-
-/// The cancellation and abort signals of one run.
+/// The signals to one run. It takes a fraction of the memory of a [`CancellationToken`], of which every run would
+/// need two.
 #[derive(Debug, Default)]
 pub(crate) struct RunCancellation {
-    canceled: OneShotEvent,
-    /// Drops the run's tasks, where the cancellation had no effect.
-    pub(crate) aborted: OneShotEvent,
+    /// The latest [`RunSignal`]; 0 without one.
+    level: AtomicU8,
+    waiters: Notify,
     /// Created for the first library that needs one.
     library_token: Mutex<Option<CancellationToken>>,
 }
 
 impl RunCancellation {
-    pub(crate) fn cancel(&self) {
-        self.canceled.fire();
+    pub(crate) fn send(&self, signal: RunSignal) {
+        self.level.fetch_max(signal as u8, Ordering::AcqRel);
+        self.waiters.notify_waiters();
         if let Some(token) = &*self.library_token.lock().unwrap_or_else(PoisonError::into_inner) {
             token.cancel();
         }
     }
 
-    pub(crate) fn canceled(&self) -> &OneShotEvent {
-        &self.canceled
+    pub(crate) fn is_canceled(&self) -> bool {
+        self.has_received(RunSignal::Cancel)
+    }
+
+    fn has_received(&self, signal: RunSignal) -> bool {
+        self.level.load(Ordering::Acquire) >= signal as u8
+    }
+
+    /// Resolves when the signal has been sent.
+    pub(crate) async fn wait_for(&self, signal: RunSignal) {
+        loop {
+            // Created before the check, so that a signal in between wakes it.
+            let waiting = self.waiters.notified();
+            if self.has_received(signal) {
+                return;
+            }
+            waiting.await;
+        }
     }
 
     /// A separate token that is canceled with the run.
@@ -61,7 +59,7 @@ impl RunCancellation {
         let mut token = self.library_token.lock().unwrap_or_else(PoisonError::into_inner);
         let token = token.get_or_insert_default();
         // A later cancellation finds the token.
-        if self.canceled.has_fired() {
+        if self.is_canceled() {
             token.cancel();
         }
         token.child_token()

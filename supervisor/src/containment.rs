@@ -17,7 +17,12 @@ impl<T> Contained<T> {
     }
 
     pub(crate) fn into_inner(mut self) -> T {
-        self.0.take().expect("only this and drop take it")
+        self.0.take().expect("only this, take and drop take it")
+    }
+
+    /// Takes the value out. What is left must only be dropped.
+    pub(crate) fn take(&mut self) -> Self {
+        Self(self.0.take())
     }
 }
 
@@ -25,13 +30,13 @@ impl<T> Deref for Contained<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("only into_inner and drop take it")
+        self.0.as_ref().expect("only into_inner, take and drop take it")
     }
 }
 
 impl<T> DerefMut for Contained<T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.0.as_mut().expect("only into_inner and drop take it")
+        self.0.as_mut().expect("only into_inner, take and drop take it")
     }
 }
 
@@ -50,10 +55,10 @@ pub(crate) fn catch_panic<R>(call: impl FnOnce() -> R) -> Result<R, String> {
 }
 
 /// Awaits a future of another crate. A panic of its poll waits until the future has been dropped, because that
-/// may panic, too.
-pub(crate) async fn await_contained<F: Future>(future: F) -> F::Output {
-    let ended = AssertUnwindSafe(future).catch_unwind().await;
-    ended.unwrap_or_else(|panic| resume_unwind(panic))
+/// may panic, too. A combinator: an `async fn` would keep the future twice.
+pub(crate) fn await_contained<F: Future>(future: F) -> impl Future<Output = F::Output> {
+    // The map drops the future before it calls the function.
+    AssertUnwindSafe(future).catch_unwind().map(|ended| ended.unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 /// The message of a panic, if it is text.

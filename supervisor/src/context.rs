@@ -3,13 +3,15 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::cancellation::RunCancellation;
+use crate::cancellation::{RunCancellation, RunSignal};
+use crate::containment::await_contained;
 use crate::driver::TreeDriver;
 use crate::fsm::{AddChildError, LifecycleSignalError, RunKey, RunOutcome, TreeFsm, TreeTime};
 use crate::name::NameError;
@@ -155,7 +157,7 @@ impl Context {
     /// # Cancel safety
     /// It can be dropped and called again at any time.
     pub async fn canceled(&self) -> CanceledError {
-        self.0.cancellation.canceled().wait_fired().await;
+        self.0.cancellation.wait_for(RunSignal::Cancel).await;
         CanceledError
     }
 
@@ -173,7 +175,7 @@ impl Context {
 
     /// Whether the runnable has to stop.
     pub fn is_canceled(&self) -> bool {
-        self.0.cancellation.canceled().has_fired()
+        self.0.cancellation.is_canceled()
     }
 
     /// A token that is canceled with this context, for libraries that take one. Canceling the token does not
@@ -224,7 +226,8 @@ impl Context {
         }
         let context = self.clone();
         let contained = async move {
-            if let Some(Err(message)) = task::run_catching_panics(&context, helper).await {
+            let part = pin!(Some(task::part_of_run(&context, await_contained(helper))));
+            if let Some(Err(message)) = task::run_until_aborted(&context, part).await {
                 context.fail_run(ExitReason::panicked(message));
             }
         };
@@ -326,13 +329,18 @@ impl Context {
         self.0.driver.apply(|fsm, now| fsm.handle_exit(now, self.0.key, outcome));
     }
 
+    /// Drops the runnable, if its run is ending and it will not start again.
+    pub(crate) fn release_runnable(&self) {
+        self.0.driver.release_runnable(self.0.key);
+    }
+
     pub(crate) fn run_key(&self) -> RunKey {
         self.0.key
     }
 
     /// Resolves when the supervisor has given up on the run.
     pub(crate) async fn wait_aborted(&self) {
-        self.0.cancellation.aborted.wait_fired().await;
+        self.0.cancellation.wait_for(RunSignal::Abort).await;
     }
 
     /// Waits for the helpers. Cancels them unless the runnable ended successfully.

@@ -12,15 +12,16 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::cancellation::RunCancellation;
+use crate::cancellation::{RunCancellation, RunSignal};
 use crate::containment::Contained;
 use crate::context::Context;
 use crate::event::{Event, RunnableChange};
 use crate::event_buffer::EventQueue;
+use crate::event_log::log_event;
 use crate::fsm::{AddChildError, ControlError, RunKey, RunnableSettings, TreeAction, TreeFsm, TreeTime};
 use crate::output::OutputSink;
 use crate::policy::GroupPolicy;
-use crate::process::{HostSettings, ProcessHost};
+use crate::process::{HostSettings, ProcessHost, RecordProblem};
 use crate::runnable::{ChildSpec, Runnable};
 use crate::state::RunnableState;
 use crate::task;
@@ -28,7 +29,7 @@ use crate::task;
 /// The state that all contexts of one supervisor share.
 pub(crate) struct TreeDriver {
     state: Mutex<DriverState>,
-    defaults: RunnableSettings,
+    defaults: Arc<RunnableSettings>,
     runtime: Handle,
     started_at: Instant,
     started_wall: SystemTime,
@@ -57,6 +58,7 @@ struct DriverState {
 }
 
 struct SlotRun {
+    /// Taken once its last run has ended.
     runnable: Contained<Arc<dyn Runnable>>,
     /// Of the latest start.
     cancellation: Arc<RunCancellation>,
@@ -89,7 +91,7 @@ impl TreeDriver {
     /// Creates the driver, starts the root and spawns the timer task. `events` gets every event.
     pub(crate) fn start_tree(
         root: ChildSpec,
-        defaults: RunnableSettings,
+        defaults: Arc<RunnableSettings>,
         output: Box<dyn OutputSink>,
         events: Option<Arc<EventQueue>>,
         host_settings: HostSettings,
@@ -164,7 +166,7 @@ impl TreeDriver {
     fn insert_children<E>(
         self: &Arc<Self>,
         children: Vec<ChildSpec>,
-        call: impl FnOnce(&mut TreeFsm, TreeTime, &[(&str, RunnableSettings)]) -> Result<Vec<u32>, E>,
+        call: impl FnOnce(&mut TreeFsm, TreeTime, &[(&str, Arc<RunnableSettings>)]) -> Result<Vec<u32>, E>,
     ) -> Result<(), E> {
         let named: Vec<_> =
             children.iter().map(|child| (child.name.as_str(), child.settings(&self.defaults))).collect();
@@ -219,6 +221,12 @@ impl TreeDriver {
             self.publish_event(&mut self.lock(), "supervisor".into(), 0, change);
         }
         Ok(Arc::clone(processes.insert(Arc::new(host))))
+    }
+
+    /// Why processes of an earlier program may still run.
+    pub(crate) fn record_problems(&self) -> Vec<RecordProblem> {
+        let host = self.process_host.lock().unwrap_or_else(PoisonError::into_inner);
+        host.as_ref().map(|host| host.record_problems().to_vec()).unwrap_or_default()
     }
 
     /// Whether a process of this DN that an earlier program has kept waits for its adoption.
@@ -280,6 +288,15 @@ impl TreeDriver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Drops the runnable of a run that is ending in a shutdown: what stops after it may wait for what it holds.
+    pub(crate) fn release_runnable(&self, key: RunKey) {
+        let mut state = self.lock();
+        let last = state.fsm.slot_of_last_run(key);
+        let released = last.map(|slot| state.run_mut(slot).runnable.take());
+        drop(state);
+        drop(released);
+    }
+
     /// Performs the state machine's actions in order, except those that must wait for the release of the
     /// lock.
     fn perform_actions(self: &Arc<Self>, state: &mut DriverState) -> DeferredEffects {
@@ -288,8 +305,8 @@ impl TreeDriver {
         for action in actions {
             match action {
                 TreeAction::StartRun { key, dn, generation } => self.start_run(state, key, dn, generation),
-                TreeAction::CancelRun(key) => state.run_mut(key.slot).cancellation.cancel(),
-                TreeAction::AbortRun(key) => state.run_mut(key.slot).cancellation.aborted.fire(),
+                TreeAction::CancelRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Cancel),
+                TreeAction::AbortRun(key) => state.run_mut(key.slot).cancellation.send(RunSignal::Abort),
                 TreeAction::DropRunnable { slot } => {
                     outcome.dropped_runs.extend(state.runs[slot as usize].take())
                 }
@@ -401,30 +418,5 @@ async fn run_timers(driver: Arc<TreeDriver>) {
             () = driver.deadline_changed.notified() => {}
             _ = finished.changed() => {}
         }
-    }
-}
-
-/// Logs a change of a runnable: failures and forced kills under its DN, everything else under `supervisor`.
-fn log_event(event: &Event) {
-    let (dn, change) = (&*event.dn, &event.change);
-    match change {
-        RunnableChange::Exited { state: RunnableState::Dead, exit } => {
-            tracing::error!(dn, generation = event.generation, "runnable failed: {exit}");
-        }
-        RunnableChange::Scheduled { delay } => {
-            tracing::info!(dn = "supervisor", "restarting runnable {dn} with backoff {delay:?}");
-        }
-        RunnableChange::LimitExceeded { .. } => {
-            tracing::error!(dn, generation = event.generation, "{change}")
-        }
-        RunnableChange::Killed { kill } => tracing::warn!(dn, generation = event.generation, "{kill}"),
-        RunnableChange::Straggling { after } => tracing::warn!(
-            dn = "supervisor",
-            "runnable {dn} is still running {after:?} after its cancellation; neither its ancestors nor the members of its group that end with it can restart before it exits"
-        ),
-        RunnableChange::NotReady { reason } => {
-            tracing::warn!(dn, generation = event.generation, "runnable is not ready: {reason}");
-        }
-        _ => tracing::debug!(dn = "supervisor", "{dn}: {change}"),
     }
 }

@@ -130,7 +130,7 @@ impl fmt::Display for RunnableChange {
             Self::Killed { kill } => kill.fmt(f),
             // The exit starts with the state.
             Self::Exited {
-                exit: exit @ (ExitReason::Done | ExitReason::Canceled | ExitReason::Killed { .. }),
+                exit: exit @ (ExitReason::Done | ExitReason::Canceled { .. } | ExitReason::Killed { .. }),
                 ..
             } => exit.fmt(f),
             Self::Exited { state, exit } => write!(f, "{state}: {exit}"),

@@ -89,7 +89,7 @@ const MAX_DELAY: TreeTime = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl TreeFsm {
     /// A tree whose root is about to start.
-    pub(crate) fn new(now: TreeTime, settings: RunnableSettings, seed: u64) -> Self {
+    pub(crate) fn new(now: TreeTime, settings: Arc<RunnableSettings>, seed: u64) -> Self {
         let mut fsm = Self {
             slots: Vec::new(),
             free_slots: Vec::new(),
@@ -137,7 +137,7 @@ impl TreeFsm {
 
     /// How the root exited last.
     pub(crate) fn root_exit(&self) -> Option<&PastExit> {
-        self.entry(ROOT_SLOT).exits.back()
+        self.entry(ROOT_SLOT).exits.last()
     }
 
     fn entry(&self, slot: u32) -> &TreeEntry {

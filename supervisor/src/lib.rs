@@ -79,6 +79,7 @@ mod context;
 mod driver;
 mod event;
 mod event_buffer;
+mod event_log;
 mod fsm;
 #[cfg(feature = "tonic")]
 mod grpc;

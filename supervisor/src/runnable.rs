@@ -7,6 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+
 use crate::containment::{Contained, await_contained, catch_panic};
 use crate::context::Context;
 use crate::fsm::RunnableSettings;
@@ -44,8 +46,7 @@ where
     E: Into<Failure>,
 {
     fn run(&self, ctx: Context) -> RunFuture {
-        let run = await_contained(self(ctx));
-        Box::pin(async move { run.await.map_err(Into::into) })
+        Box::pin(await_contained(self(ctx)).map(|ended| ended.map_err(Into::into)))
     }
 }
 
@@ -188,13 +189,14 @@ impl ChildSpec {
         self
     }
 
-    pub(crate) fn settings(&self, defaults: &RunnableSettings) -> RunnableSettings {
+    pub(crate) fn settings(&self, defaults: &Arc<RunnableSettings>) -> Arc<RunnableSettings> {
         let stop_timeout = self.stop_timeout.or_else(|| self.runnable.stop_timeout());
-        RunnableSettings {
+        let settings = RunnableSettings {
             policy: self.policy.unwrap_or(defaults.policy),
             stop_timeout: stop_timeout.unwrap_or(defaults.stop_timeout),
             stop_before: self.stop_before.clone(),
-        }
+        };
+        if settings == **defaults { Arc::clone(defaults) } else { Arc::new(settings) }
     }
 }
 

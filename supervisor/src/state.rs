@@ -97,7 +97,10 @@ pub enum ExitReason {
         limit: RestartLimit,
     },
     /// Its context was canceled, and it returned [`CanceledError`](crate::CanceledError).
-    Canceled,
+    Canceled {
+        /// How its child process exited, if one had started: whatever its code, the stop was planned.
+        process: Option<Arc<ProcessExit>>,
+    },
     /// Its context was canceled. Its child process, or a descendant of it, did not stop within the grace
     /// period, and was killed. The state after it is [`Canceled`](RunnableState::Canceled).
     Killed {
@@ -144,7 +147,8 @@ impl fmt::Display for ExitReason {
             Self::RestartLimit { child, limit } => {
                 write!(f, "child {child} failed more than {} times within {:?}", limit.restarts, limit.period)
             }
-            Self::Canceled => f.write_str("canceled"),
+            Self::Canceled { process: None } => f.write_str("canceled"),
+            Self::Canceled { process: Some(exit) } => write!(f, "canceled; {exit}"),
             Self::Killed { kill, .. } => write!(f, "canceled; {kill}"),
             Self::Aborted => f.write_str("did not stop within its timeout and was aborted"),
         }

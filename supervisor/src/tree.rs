@@ -17,7 +17,7 @@ use crate::fsm::{ControlError, EntryStatus, Removal, RunnableSettings, TreeFsm};
 use crate::name::ROOT;
 use crate::output::{DiscardOutput, OutputSink};
 use crate::policy::ChildPolicy;
-use crate::process::{CgroupParent, HostSettings, ProcessRecords};
+use crate::process::{CgroupParent, HostSettings, ProcessRecords, RecordProblem};
 use crate::runnable::{CanceledError, ChildSpec, Runnable};
 use crate::state::{ExitReason, ExitRecord, RunnableStatus};
 
@@ -91,6 +91,12 @@ impl Supervisor {
     /// [`snapshot`](Self::snapshot).
     pub fn watch_changes(&self) -> watch::Receiver<u64> {
         self.driver.version()
+    }
+
+    /// Why processes that an earlier program left behind may still run, although this one has its
+    /// [records](SupervisorBuilder::process_records); as of the start.
+    pub fn record_problems(&self) -> Vec<RecordProblem> {
+        self.driver.record_problems()
     }
 
     /// Waits until the runnable with this DN is ready or done, also one that is not in the tree yet.
@@ -297,7 +303,8 @@ impl SupervisorBuilder {
             stop_timeout: self.stop_timeout,
             stop_before: Vec::new(),
         };
-        let driver = TreeDriver::start_tree(root, defaults, self.output_sink, events, self.host_settings);
+        let driver =
+            TreeDriver::start_tree(root, Arc::new(defaults), self.output_sink, events, self.host_settings);
         Supervisor { driver, hook: Mutex::new(hook) }
     }
 }

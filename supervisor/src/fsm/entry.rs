@@ -1,6 +1,6 @@
 //! The record of one runnable in the tree.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(crate) struct PastExit {
 pub(crate) struct RunnableHistory {
     pub(super) generation: u64,
     pub(super) failures: u32,
-    pub(super) exits: VecDeque<PastExit>,
+    pub(super) exits: Vec<PastExit>,
     pub(super) held_by_operator: bool,
     pub(super) children: ChildHistories,
 }
@@ -49,7 +49,8 @@ pub(super) enum NameOwner {
     SubSpan,
 }
 
-/// The entry of one runnable in the tree.
+/// The entry of one runnable in the tree. Most runnables have no children and have never exited: what is about those
+/// takes little memory while it is empty.
 #[derive(Debug, Clone)]
 pub(super) struct TreeEntry {
     pub(super) dn: Arc<str>,
@@ -58,7 +59,8 @@ pub(super) struct TreeEntry {
     pub(super) group: u32,
     /// Its index in the group.
     pub(super) rank: u32,
-    pub(super) settings: RunnableSettings,
+    /// Shared with all that have the supervisor's defaults.
+    pub(super) settings: Arc<RunnableSettings>,
     pub(super) incarnation: u64,
     /// How often this DN has been started.
     pub(super) generation: u64,
@@ -91,14 +93,15 @@ pub(super) struct TreeEntry {
     pub(super) restart_requested: bool,
     /// The DN for which its runnable waits by `wait_ready`.
     pub(super) dependency: Option<Arc<str>>,
-    pub(super) names: HashMap<Box<str>, NameOwner>,
+    pub(super) names: BTreeMap<Box<str>, NameOwner>,
     pub(super) groups: Vec<ChildGroup>,
     /// How many entries of its subtree, including itself, have a task.
     pub(super) live_tasks: u32,
     pub(super) failures: u32,
     /// When it restarted after failures, as far as its restart limit counts them.
-    pub(super) restarts: VecDeque<TreeTime>,
-    pub(super) exits: VecDeque<PastExit>,
+    pub(super) restarts: Vec<TreeTime>,
+    /// At most [`MAX_EXITS`], oldest first.
+    pub(super) exits: Vec<PastExit>,
     /// The histories of the children of earlier incarnations.
     pub(super) former_children: ChildHistories,
     pub(super) timer: Option<TreeTime>,
@@ -111,7 +114,7 @@ impl TreeEntry {
         dn: Arc<str>,
         parent: Option<u32>,
         (group, rank): (u32, u32),
-        settings: RunnableSettings,
+        settings: Arc<RunnableSettings>,
         now: TreeTime,
         history: RunnableHistory,
     ) -> Self {
@@ -139,11 +142,11 @@ impl TreeEntry {
             removal_requested: false,
             restart_requested: false,
             dependency: None,
-            names: HashMap::new(),
+            names: BTreeMap::new(),
             groups: Vec::new(),
             live_tasks: 0,
             failures: history.failures,
-            restarts: VecDeque::new(),
+            restarts: Vec::new(),
             exits: history.exits,
             former_children: history.children,
             timer: None,
@@ -206,15 +209,15 @@ impl TreeEntry {
     pub(super) fn exit_after_cancellation(&self) -> ExitReason {
         match (&self.forced_kill, &self.process_exit) {
             (Some(kill), Some(process)) => ExitReason::Killed { kill: **kill, process: Arc::clone(process) },
-            _ => ExitReason::Canceled,
+            (_, process) => ExitReason::Canceled { process: process.clone() },
         }
     }
 
     pub(super) fn record_exit(&mut self, past_exit: PastExit) {
         if self.exits.len() == MAX_EXITS {
-            self.exits.pop_front();
+            self.exits.remove(0);
         }
-        self.exits.push_back(past_exit);
+        self.exits.push(past_exit);
     }
 
     /// The slots of its children, in the order of their addition.

@@ -44,7 +44,7 @@ impl TreeShape {
         Self { group, restart, limit, is_chain }
     }
 
-    fn settings(self, stop_before: Option<Arc<str>>) -> RunnableSettings {
+    fn settings(self, stop_before: Option<Arc<str>>) -> Arc<RunnableSettings> {
         let second = Duration::from_secs(1);
         let backoff = Backoff { initial: second, factor: 1.0, max: second, jitter: 0.0 };
         let restart_limit = self.limit.map(|restarts| RestartLimit {
@@ -52,11 +52,11 @@ impl TreeShape {
             period: second,
             action: LimitAction::FailParent,
         });
-        RunnableSettings {
+        Arc::new(RunnableSettings {
             policy: ChildPolicy { restart: self.restart, backoff, stable_after: second, restart_limit },
             stop_timeout: second,
             stop_before: stop_before.into_iter().collect(),
-        }
+        })
     }
 }
 

@@ -153,10 +153,8 @@ impl TreeFsm {
             RunnableState::Waiting => {
                 self.disarm_timer(slot);
                 self.entry_mut(slot).enter_state(RunnableState::Canceled, now);
-                self.report_change(
-                    slot,
-                    RunnableChange::Exited { state: RunnableState::Canceled, exit: ExitReason::Canceled },
-                );
+                let exit = ExitReason::Canceled { process: None };
+                self.report_change(slot, RunnableChange::Exited { state: RunnableState::Canceled, exit });
             }
             _ => self.actions.push(TreeAction::CancelRun(key)),
         }
@@ -281,7 +279,7 @@ impl TreeFsm {
         if has_failed {
             delay = entry.settings.policy.backoff.jittered_delay(entry.failures, chance);
             if entry.settings.policy.restart_limit.is_some() {
-                entry.restarts.push_back(now);
+                entry.restarts.push(now);
             }
         }
         self.reset_incarnation(slot);

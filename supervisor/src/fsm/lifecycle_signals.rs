@@ -78,7 +78,7 @@ impl TreeFsm {
         now: TreeTime,
         parent: RunKey,
         policy: GroupPolicy,
-        children: &[(&str, RunnableSettings)],
+        children: &[(&str, Arc<RunnableSettings>)],
     ) -> Result<Vec<u32>, AddChildError> {
         let slot = self.slot_accepting_children(parent)?;
         let dns = self.child_dns(slot, children).map_err(AddChildError::Name)?;
@@ -93,14 +93,15 @@ impl TreeFsm {
         &mut self,
         now: TreeTime,
         (parent, index): (u32, usize),
-        children: &[(&str, RunnableSettings)],
+        children: &[(&str, Arc<RunnableSettings>)],
         dns: Vec<Arc<str>>,
     ) -> Vec<u32> {
         let group = u32::try_from(index).expect("fewer groups than entries");
         let mut members = Vec::with_capacity(children.len());
         for (rank, ((name, settings), dn)) in (0..).zip(children.iter().zip(dns)) {
             let history = self.entry_mut(parent).former_children.remove(*name).unwrap_or_default();
-            let mut child = TreeEntry::new(dn, Some(parent), (group, rank), settings.clone(), now, history);
+            let mut child =
+                TreeEntry::new(dn, Some(parent), (group, rank), Arc::clone(settings), now, history);
             child.incarnation = self.allocate_incarnation();
             let child = self.insert_entry(child);
             self.entry_mut(parent).names.insert((*name).into(), NameOwner::Child(child));
@@ -135,7 +136,7 @@ impl TreeFsm {
     pub(super) fn child_dns(
         &self,
         parent: u32,
-        children: &[(&str, RunnableSettings)],
+        children: &[(&str, Arc<RunnableSettings>)],
     ) -> Result<Vec<Arc<str>>, NameError> {
         let entry = self.entry(parent);
         let mut seen = HashSet::with_capacity(children.len());

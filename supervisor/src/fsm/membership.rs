@@ -1,5 +1,7 @@
 //! Changes of a running tree on request: a child more below a runnable that is ready already, a child less.
 
+use std::sync::Arc;
+
 use super::control::ControlError;
 use super::entry::{RunnableSettings, TreeEntry};
 use super::group::ChildGroup;
@@ -28,7 +30,7 @@ impl TreeFsm {
         &mut self,
         now: TreeTime,
         parent: &str,
-        child: (&str, RunnableSettings),
+        child: (&str, Arc<RunnableSettings>),
     ) -> Result<u32, ControlError> {
         let slot = self.controllable_slot(parent)?;
         let entry = self.entry(slot);

@@ -48,6 +48,11 @@ impl TreeFsm {
         self.shutdown.is_some()
     }
 
+    /// The slot of a run that will not start again: it is ending, and a shutdown has started.
+    pub(crate) fn slot_of_last_run(&self, key: RunKey) -> Option<u32> {
+        self.running_slot(key).filter(|_| self.is_shutting_down())
+    }
+
     /// The runnables that did not stop in time, in the order of their timeouts.
     pub(crate) fn stragglers(&self) -> &[(Arc<str>, TreeTime)] {
         self.shutdown.as_ref().map_or(&[], |progress| &progress.stragglers)

@@ -40,7 +40,7 @@ struct SimulatedDriver {
     stale_keys: Vec<RunKey>,
     next_group: u64,
     /// The settings and group of children whose start has not been seen yet.
-    pending_children: BTreeMap<String, (RunnableSettings, ExpectedGroup)>,
+    pending_children: BTreeMap<String, (Arc<RunnableSettings>, ExpectedGroup)>,
     barriers: Vec<Barrier>,
     /// The order of the shutdown has no cycles.
     is_ordered: bool,
@@ -71,7 +71,7 @@ fn exit_of_process(key: RunKey) -> Arc<ProcessExit> {
 
 impl SimulatedDriver {
     fn new(seed: u64) -> Self {
-        let root = settings_with(RestartPolicy::Always);
+        let root = Arc::new(settings_with(RestartPolicy::Always));
         let top = ExpectedGroup { number: 0, policy: GroupPolicy::OneForOne, rank: 0 };
         let mut driver = Self {
             fsm: TreeFsm::new(TreeTime::ZERO, root.clone(), seed),
@@ -218,7 +218,7 @@ impl SimulatedDriver {
             self.now,
             key,
             GroupPolicy::OneForAll,
-            &[("stale", settings_with(RestartPolicy::Always))],
+            &[("stale", Arc::new(settings_with(RestartPolicy::Always)))],
         );
         assert!(spawned.is_err(), "a stale context added a child");
         self.fsm.record_process_exit(key, exit_of_process(key));

@@ -1,6 +1,5 @@
 //! The status of the tree.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::entry::PastExit;
@@ -20,7 +19,7 @@ pub(crate) struct EntryStatus<'a> {
     pub(crate) failures: u32,
     /// When its readiness clears its failures, if it stays ready.
     pub(crate) failures_clear_at: Option<TreeTime>,
-    pub(crate) exits: &'a VecDeque<PastExit>,
+    pub(crate) exits: &'a [PastExit],
     pub(crate) waiting_for: WaitReason<TreeTime>,
 }
 

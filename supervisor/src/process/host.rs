@@ -15,11 +15,11 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use super::Process;
 use super::cgroup::{CgroupParent, HostCgroup};
 use super::kept::KeptProcess;
-use super::leftovers::LeftoverProcess;
+use super::leftovers::{LeftoverProcess, LeftoverReport};
 use super::mark::{HostId, MarkAllocator, ProcessMark, ProgramId};
 use super::procfs;
 use super::reap;
-use super::records::{HostRecords, ProcessRecords};
+use super::records::{HostRecords, ProcessRecords, RecordProblem};
 use super::snapshot::SnapshotCache;
 use super::spawn::ProcessSpawner;
 use crate::sys;
@@ -43,6 +43,8 @@ pub(crate) struct ProcessHost {
     /// The parent of the cgroups of starts.
     pub(super) cgroup: Option<HostCgroup>,
     pub(super) records: Option<Arc<HostRecords>>,
+    /// Why processes of an earlier host may still run.
+    record_problems: Vec<RecordProblem>,
     /// The tasks that wait for killed processes which no run waits for any more.
     pub(super) reap_tasks: TaskTracker,
     _reaper: AbortOnDropHandle<()>,
@@ -97,6 +99,7 @@ impl ProcessHost {
         let spawner = ProcessSpawner::start()?;
         let marks = MarkAllocator::new(program, spawner.first_thread());
         let (records, leftovers) = open_records(settings.records.as_ref(), marks.host_id());
+        let LeftoverReport { ended, rejected: record_problems } = leftovers;
         let cgroup = create_host_cgroup(&settings.cgroups, marks.host_id());
         let shared = Arc::new(HostState {
             program,
@@ -111,7 +114,9 @@ impl ProcessHost {
             AbortOnDropHandle::new(tokio::spawn(reap::run_reaper(Arc::clone(&shared), child_exited)));
         let reap_tasks = TaskTracker::new();
         let (_reaper, _subreaper) = (reaper, subreaper);
-        Ok((Self { shared, spawner, cgroup, records, reap_tasks, _reaper, _subreaper }, leftovers))
+        let host =
+            Self { shared, spawner, cgroup, records, record_problems, reap_tasks, _reaper, _subreaper };
+        Ok((host, ended))
     }
 
     /// Records a process that is to be kept for this DN.
@@ -132,6 +137,11 @@ impl ProcessHost {
     /// Whether a kept process of this DN waits for its adoption.
     pub(crate) fn has_unclaimed(&self, dn: &str) -> bool {
         self.records.as_ref().is_some_and(|records| records.has_unclaimed(dn))
+    }
+
+    /// Why processes of an earlier host may still run.
+    pub(crate) fn record_problems(&self) -> &[RecordProblem] {
+        &self.record_problems
     }
 
     /// Resolves when every killed process has exited, or after a timeout: a process that takes longer waits
@@ -216,14 +226,15 @@ impl HostState {
 fn open_records(
     wanted: Option<&ProcessRecords>,
     host_id: HostId,
-) -> (Option<Arc<HostRecords>>, Vec<LeftoverProcess>) {
-    let Some(wanted) = wanted else { return (None, Vec::new()) };
+) -> (Option<Arc<HostRecords>>, LeftoverReport) {
+    let Some(wanted) = wanted else { return (None, LeftoverReport::default()) };
     match HostRecords::open(wanted, host_id) {
         Ok((records, leftovers)) => (Some(Arc::new(records)), leftovers),
         Err(error) => {
-            let dir = wanted.dir().display();
-            tracing::warn!(dn = "supervisor", %error, "can't use the process records in {dir}: no process is kept, and none that is left behind ends at the next start");
-            (None, Vec::new())
+            let path = wanted.dir().to_owned();
+            tracing::warn!(dn = "supervisor", %error, "can't use the process records in {}: no process is kept, and none that is left behind ends at the next start", path.display());
+            let unusable = RecordProblem::Directory { path, reason: error.to_string() };
+            (None, LeftoverReport { ended: Vec::new(), rejected: vec![unusable] })
         }
     }
 }

@@ -21,6 +21,7 @@ use super::output::sanitize_line;
 use super::procfs;
 use super::records::{
     BootId, HostRecord, HostRecords, KeptRecord, ParseRecordError, ProcessId, ProcessRecords, Record,
+    RecordProblem,
 };
 use super::status::Signal;
 use crate::sys;
@@ -36,6 +37,15 @@ const MAX_WATCHED: usize = 128;
 pub(crate) struct LeftoverProcess {
     pub(crate) pid: u32,
     pub(crate) name: String,
+}
+
+/// What became of the processes that the records of an earlier supervisor identify.
+#[derive(Debug, Default)]
+pub(super) struct LeftoverReport {
+    /// Those that were killed.
+    pub(super) ended: Vec<LeftoverProcess>,
+    /// The records that can't be read.
+    pub(super) rejected: Vec<RecordProblem>,
 }
 
 /// A process as a scan shows it.
@@ -159,13 +169,10 @@ fn is_running(kept: &KeptRecord, observed: &[ObservedProcess]) -> bool {
 ///
 /// # Errors
 /// The error of reading the directory or `/proc`.
-pub(super) fn end_recorded(
-    records: &HostRecords,
-    wanted: &ProcessRecords,
-) -> io::Result<Vec<LeftoverProcess>> {
+pub(super) fn end_recorded(records: &HostRecords, wanted: &ProcessRecords) -> io::Result<LeftoverReport> {
     let found = records.read_all()?;
     if found.is_empty() {
-        return Ok(Vec::new());
+        return Ok(LeftoverReport::default());
     }
     let mut plan = LeftoverPlan::decide(found, records.boot(), |dn| wanted.expects(dn), &observe()?);
     for (file, why) in &plan.rejected {
@@ -183,7 +190,9 @@ pub(super) fn end_recorded(
         plan.obsolete.iter().for_each(|file| records.remove(file));
     }
     plan.kept.into_iter().for_each(|kept| records.add_unclaimed(kept));
-    Ok(ended)
+    let unread =
+        |(file, reason): (String, String)| RecordProblem::Record { path: records.path_of(&file), reason };
+    Ok(LeftoverReport { ended, rejected: plan.rejected.into_iter().map(unread).collect() })
 }
 
 /// Ends one kept process with its descendants. Blocks until they have exited, at most a second.

@@ -105,9 +105,9 @@ pub use output::{MAX_TAIL_LINE_BYTES, MAX_TAIL_LINES};
 pub use privileges::{Capability, CapabilitySet, ParseCapabilityError, Privileges};
 pub use probe::{ProbeFuture, ProcessProbe};
 pub use readiness::Readiness;
-pub use records::ProcessRecords;
 #[cfg(feature = "testing")]
 pub(crate) use records::rewrite_record;
+pub use records::{ProcessRecords, RecordProblem};
 pub use status::{AdoptedProcess, ForcedKill, OomKill, ParseSignalError, ProcessExit, Signal};
 pub use stdin::StdinSource;
 

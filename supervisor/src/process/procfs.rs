@@ -1,10 +1,8 @@
 //! Reads information about processes from `/proc`.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
@@ -109,46 +107,39 @@ pub(super) fn parent_pid(pid: i32) -> io::Result<i32> {
     }
 }
 
+/// Where cgroup v2 is mounted: alone, or beside cgroup v1.
+///
+/// *Source:* systemd, `src/basic/cgroup-util.c`; runc, `libcontainer/cgroups`.
+const CGROUP_MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
 /// The directory of this program's cgroup.
 ///
 /// # Errors
 /// If no mounted cgroup v2 shows it.
 pub(super) fn own_cgroup_dir() -> io::Result<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let unseen =
         || io::Error::new(io::ErrorKind::NotFound, "no mounted cgroup v2 shows this program's cgroup");
-    find_cgroup(&own, &mounts).ok_or_else(unseen)
+    let found = CGROUP_MOUNTS.iter().find_map(|mount| find_cgroup(&own, Path::new(mount), own_pid()));
+    found.ok_or_else(unseen)
 }
 
-/// Joins the contents of `/proc/self/cgroup` and `/proc/self/mountinfo`. `None` for a cgroup outside of the
-/// mount or of the namespace, which can't be reached.
-fn find_cgroup(own: &str, mounts: &str) -> Option<PathBuf> {
-    let own = Path::new(own.lines().find_map(|line| line.strip_prefix("0::"))?);
-    mounts.lines().find_map(|line| {
-        let (mount, kind) = line.split_once(" - ")?;
-        let (root, point) = kind.starts_with("cgroup2 ").then(|| {
-            let mut fields = mount.split(' ').skip(3);
-            Some((fields.next()?, fields.next()?))
-        })??;
-        let below = own.strip_prefix(unescape_mount_field(root)).ok()?;
-        let is_inside = below.components().all(|part| matches!(part, Component::Normal(_)));
-        is_inside.then(|| unescape_mount_field(point).join(below))
-    })
-}
-
-/// Decodes a field of the mount table, which escapes spaces and similar bytes as octal numbers.
-fn unescape_mount_field(field: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let code =
-            after.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = code.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        bytes.push(byte.unwrap_or(first));
-        rest = if byte.is_some() { &after[3..] } else { after };
+/// The directory of a process' cgroup below a mount, from the content of its `/proc/PID/cgroup`: the one that lists the
+/// process. A container may see only a part of the hierarchy, whose names above it the path still has. `None` for a
+/// cgroup outside of the mount or of the namespace, which can't be reached.
+fn find_cgroup(own: &str, mount: &Path, pid: i32) -> Option<PathBuf> {
+    let path = Path::new(own.lines().find_map(|line| line.strip_prefix("0::/"))?);
+    let names: Vec<_> = path.components().collect();
+    if !names.iter().all(|name| matches!(name, Component::Normal(_))) {
+        return None;
     }
-    PathBuf::from(OsString::from_vec(bytes))
+    let mut candidates =
+        (0..=names.len()).map(|above| mount.join(names[above..].iter().collect::<PathBuf>()));
+    let pid = pid.to_string();
+    candidates.find(|dir| {
+        let listed = fs::read_to_string(dir.join("cgroup.procs"));
+        listed.is_ok_and(|listed| listed.lines().any(|line| line == pid))
+    })
 }
 
 /// When the kernel was booted.
@@ -231,19 +222,22 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_is_found_where_its_hierarchy_is_mounted() {
-        let hybrid = "30 23 0:27 / /proc rw - proc proc rw\n\
-            40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd\n\
-            41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
-        let found = |own, mounts| find_cgroup(own, mounts).map(|path| path.display().to_string());
-        let expected = Some("/sys/fs/cgroup/unified/a.slice/b".to_owned());
-        assert_eq!(found("9:name=systemd:/x\n0::/a.slice/b\n", hybrid), expected);
-        assert_eq!(found("9:name=systemd:/x\n", hybrid), None, "v1 only");
-        assert_eq!(found("0::/../other\n", hybrid), None, "of another namespace");
-        let part = "50 1 0:38 /a.slice /mnt/c\\040g rw - cgroup2 none rw\n";
-        assert_eq!(found("0::/a.slice/b\n", part).as_deref(), Some("/mnt/c g/b"));
-        assert_eq!(found("0::/b\n", part), None, "outside of what is mounted");
-        assert_eq!(unescape_mount_field("\\777\\04"), PathBuf::from("\\777\\04"), "no octal byte");
+    fn a_cgroup_is_found_where_the_mount_lists_the_process() {
+        let mount = tempfile::tempdir().expect("a directory");
+        let at = |path: &str| mount.path().join(path);
+        let found = |own: &str| find_cgroup(own, mount.path(), 42);
+        assert_eq!(found("0::/a.slice/b\n"), None, "nothing is mounted");
+        fs::create_dir_all(at("a.slice/b")).expect("it is created");
+        for (path, pids) in [("", "1\n"), ("a.slice", "7\n420\n"), ("a.slice/b", "7\n42\n")] {
+            fs::write(at(path).join("cgroup.procs"), pids).expect("it is written");
+        }
+        assert_eq!(found("9:name=systemd:/x\n0::/a.slice/b\n"), Some(at("a.slice/b")));
+        assert_eq!(found("0::/host.slice/a.slice/b\n"), Some(at("a.slice/b")), "a part is mounted");
+        assert_eq!(found("0::/other\n"), None, "outside of what is mounted");
+        assert_eq!(found("9:name=systemd:/x\n"), None, "v1 only");
+        assert_eq!(found("0::/../a.slice/b\n"), None, "of another namespace");
+        fs::write(at("cgroup.procs"), "42\n").expect("it is written");
+        assert_eq!(found("0::/\n"), Some(at("")), "the root");
     }
 
     #[test]

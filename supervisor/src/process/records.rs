@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FlockOperation;
 
-use super::leftovers::{self, LeftoverProcess};
+use super::leftovers::{self, LeftoverReport};
 use super::mark::{HostId, ProcessMark};
 use super::procfs;
 
@@ -66,6 +66,28 @@ impl ProcessRecords {
     }
 }
 
+/// Why processes that an earlier program left behind may still run: see
+/// [`Supervisor::record_problems`](crate::Supervisor::record_problems).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RecordProblem {
+    /// The directory can't be used: none of the processes that it records ends, no process is kept, and none that this
+    /// program leaves behind ends at the next start. Correct it, and start the program again.
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A record can't be read: the processes that it identifies keep running. End them, then remove the file.
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
 /// The record directory of a running host.
 #[derive(Debug)]
 pub(super) struct HostRecords {
@@ -79,11 +101,11 @@ pub(super) struct HostRecords {
 }
 
 impl HostRecords {
-    /// Locks the directory, ends the leftovers that it records, and records this host. Returns the leftovers, too.
+    /// Locks the directory, ends the leftovers that it records, and records this host. Returns what became of them, too.
     ///
     /// # Errors
     /// The directory can't be used; the text says why.
-    pub(super) fn open(wanted: &ProcessRecords, host_id: HostId) -> io::Result<(Self, Vec<LeftoverProcess>)> {
+    pub(super) fn open(wanted: &ProcessRecords, host_id: HostId) -> io::Result<(Self, LeftoverReport)> {
         let lock = File::open(&wanted.dir)?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
             rustix::io::Errno::WOULDBLOCK => io::Error::other("another supervisor uses it"),
@@ -96,11 +118,11 @@ impl HostRecords {
             unclaimed: Mutex::default(),
             _lock: lock,
         };
-        let ended = leftovers::end_recorded(&records, wanted)?;
+        let leftovers = leftovers::end_recorded(&records, wanted)?;
         let start = procfs::read_stat(procfs::own_pid())?.start;
         let host = HostRecord { boot: records.boot.clone(), host_id, start };
         records.write(&records.host_file, &Record::Host(host))?;
-        Ok((records, ended))
+        Ok((records, leftovers))
     }
 
     pub(super) fn boot(&self) -> &BootId {
@@ -129,6 +151,11 @@ impl HostRecords {
     /// The host has ended all its processes.
     pub(super) fn remove_host(&self) {
         self.remove(&self.host_file);
+    }
+
+    /// The path of a file in the directory.
+    pub(super) fn path_of(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
     }
 
     /// The files in the directory that are records, by name.

@@ -97,6 +97,30 @@ async fn a_future_that_panics_in_its_poll_and_its_drop_fails_its_runnable() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_helper_that_panics_in_its_poll_and_its_drop_fails_its_runnable() {
+    /// Has the output of a helper.
+    struct Helper(PanicsTwice);
+
+    impl Future for Helper {
+        type Output = ();
+
+        fn poll(mut self: Pin<&mut Self>, task: &mut std::task::Context<'_>) -> Poll<()> {
+            Pin::new(&mut self.0).poll(task).map(drop)
+        }
+    }
+
+    let tree = TestTree::with_root(|ctx: Context| async move {
+        ctx.run_child("child", |ctx: Context| async move {
+            ctx.spawn_joined(Helper(PanicsTwice))?;
+            steady(ctx).await
+        })?;
+        steady(ctx).await
+    });
+    let dead = tree.recorder.wait_for_state("root.child", RunnableState::Dead).await;
+    assert!(dead.change.to_string().contains("panicked: in its "), "{}", dead.change);
+}
+
 /// A runnable that returns its future as it is.
 struct Boxed;
 

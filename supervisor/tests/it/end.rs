@@ -1,5 +1,6 @@
 //! Restart limits, and the end of a tree.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nodekeel_supervisor::testing::{RemoteRunnable, settle};
@@ -155,4 +156,28 @@ async fn a_child_that_exceeds_its_limit_can_stay_dead_until_it_is_started_with_a
         settle().await;
         assert_eq!(tree.state("root.child"), Some(RunnableState::New));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_stops_a_parent_when_what_its_children_held_is_released() {
+    let held = Arc::new(());
+    let (left, found) = (Arc::downgrade(&held), Arc::new(Mutex::new(None)));
+    let (held, result) = (Mutex::new(Some(held)), Arc::clone(&found));
+    let supervisor = Supervisor::builder().start(move |ctx: Context| {
+        let held = held.lock().expect("no panic holds it").take().expect("one run");
+        let (left, result) = (left.clone(), Arc::clone(&result));
+        async move {
+            ctx.run_child("child", move |ctx: Context| {
+                let _ = &held;
+                steady(ctx)
+            })?;
+            ctx.signal_ready()?;
+            let canceled = ctx.canceled().await;
+            *result.lock().expect("no panic holds it") = Some(left.strong_count());
+            Err::<(), Failure>(canceled.into())
+        }
+    });
+    settle().await;
+    assert!(supervisor.shutdown().await.stragglers.is_empty());
+    assert_eq!(*found.lock().expect("no panic holds it"), Some(0));
 }

@@ -48,99 +48,73 @@ impl SimulatedDriver {
         }
         let now = self.now;
         // Unknown where the same call has also removed the entry.
-        let failures =
-            self.fsm.entry_statuses().into_iter().find(|status| status.dn == dn).map(|s| s.failures);
-        match change {
-            RunnableChange::Canceling { cause: CancelCause::Shutdown } => self.check_stop_order(dn),
-            RunnableChange::Canceling { cause: CancelCause::Sibling(failed) } => {
-                self.check_sibling(dn, failed)
-            }
-            RunnableChange::Canceling { cause: CancelCause::RestartLimit(child) } => {
-                self.entries[child].check_exceeds_limit(child, LimitAction::FailParent, now);
-            }
-            _ => {}
-        }
+        let statuses = self.fsm.entry_statuses();
+        let failures = statuses.into_iter().find(|status| status.dn == dn).map(|status| status.failures);
+        self.check_cause(dn, change);
         let known =
             self.entries.get_mut(dn).unwrap_or_else(|| panic!("{dn} is reported and unknown: {change}"));
-        let before = known.state;
         match change {
             RunnableChange::Scheduled { delay } => known.check_scheduled(dn, *delay, failures, now),
-            RunnableChange::Started => {
-                assert!(
-                    matches!(before, RunnableState::Waiting | RunnableState::Stopped),
-                    "{dn}: {before} → {change}"
-                );
-                (known.signaled_ready, known.signaled_done, known.ended_ok) = (false, false, false);
-                (known.restart_requested, known.ending_since, known.killed) = (false, None, false);
-                known.stays_dead = false;
-            }
-            RunnableChange::Ready => {
-                assert_eq!(before, RunnableState::New, "{dn}: {before} → {change}");
-                (known.signaled_ready, known.ready_since) = (true, now);
-            }
-            RunnableChange::NotReady { .. } => {
-                assert_eq!(before, RunnableState::Ready, "{dn}: {before} → {change}");
-                assert!(!known.signaled_done, "{dn} is not ready after it signaled done");
-                let worked = known.ending_since.unwrap_or(now).saturating_sub(known.ready_since);
-                if worked >= known.settings.policy.stable_after {
-                    self.failures.insert(Arc::clone(dn), 0);
-                }
-            }
-            RunnableChange::Exited { state, exit } => {
-                if let ExitReason::Failed { process: Some(process), .. }
-                | ExitReason::Killed { process, .. } = exit
-                {
-                    let of = known.key.map(exit_of_process);
-                    assert_eq!(
-                        Some(process),
-                        of.as_ref(),
-                        "{dn} is reported with the exit of another run's process"
-                    );
-                }
-                if let ExitReason::Failed { error, process: None } = exit
-                    && error == "failed"
-                {
-                    let has_process = known.key.is_some_and(|key| key.incarnation.is_multiple_of(2));
-                    assert!(!has_process, "{dn} lost the exit of its process");
-                }
-                let expected = self.failures.entry(Arc::clone(dn)).or_default();
-                known.check_exited(dn, *state, exit, now, expected);
-                assert_eq!(failures.unwrap_or(*expected), *expected, "{dn} counts its failures wrong");
-                if *state == RunnableState::Dead {
-                    self.add_barrier(dn);
-                }
-            }
-            RunnableChange::Killed { .. } => {
-                assert!(before.is_running(), "{dn}: {before} and {change}");
-                known.killed = true;
-            }
-            RunnableChange::LimitExceeded { .. } => known.stay_dead(dn, now),
-            RunnableChange::Stopped => assert_ne!(before, RunnableState::Stopped, "{dn} was stopped twice"),
-            RunnableChange::Removed => {
-                assert!(!before.is_running(), "{dn} was removed while {before}");
-                let dn = Arc::clone(dn);
-                assert_eq!(self.tasks_within(&dn).count(), 0, "{dn} was removed with running tasks");
-                self.entries.remove(&dn);
-                self.removals.remove(&dn);
-                return;
-            }
-            RunnableChange::Canceling { cause } => {
-                assert!(before.is_running(), "{dn}: {before} and {change}");
-                known.ending_since.get_or_insert(now);
-                known.canceled_by_operator = *cause == CancelCause::Operator;
-            }
-            RunnableChange::Straggling { .. } | RunnableChange::Adopted { .. } => {
-                assert!(before.is_running(), "{dn}: {before} and {change}");
-            }
-            RunnableChange::LeftoverEnded { .. } => unreachable!("no runnable leaves it"),
+            RunnableChange::Exited { state, exit } => self.check_exit(dn, *state, exit, failures),
+            RunnableChange::Removed => return self.check_removed(dn),
+            _ => known.check_change(dn, change, now),
+        }
+        let known = self.entries.get_mut(dn).expect("looked up above");
+        if matches!(change, RunnableChange::NotReady { .. }) && known.has_been_stable(now) {
+            self.failures.insert(Arc::clone(dn), 0);
         }
         if let Some(state) = change.new_state() {
-            let known = self.entries.get_mut(dn).expect("looked up above");
             known.state = state;
             if state == RunnableState::Stopped {
                 known.canceled = false;
             }
         }
+    }
+
+    /// Checks that what a cancellation names as its cause permits it.
+    fn check_cause(&self, dn: &str, change: &RunnableChange) {
+        let RunnableChange::Canceling { cause } = change else { return };
+        match cause {
+            CancelCause::Shutdown => self.check_stop_order(dn),
+            CancelCause::Sibling(failed) => self.check_sibling(dn, failed),
+            CancelCause::RestartLimit(child) => {
+                self.entries[child].check_exceeds_limit(child, LimitAction::FailParent, self.now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks an exit, and that it is reported with how its process exited.
+    fn check_exit(&mut self, dn: &Arc<str>, state: RunnableState, exit: &ExitReason, failures: Option<u32>) {
+        let known = self.entries.get_mut(dn).expect("looked up by the caller");
+        let of_run = known.key.filter(|key| key.incarnation.is_multiple_of(2)).map(exit_of_process);
+        match exit {
+            ExitReason::Canceled { process } if known.state.is_running() => {
+                assert_eq!(*process, of_run, "{dn} was stopped, and its process exited otherwise");
+            }
+            ExitReason::Canceled { process } => assert_eq!(*process, None, "{dn} has not run"),
+            ExitReason::Failed { error, process: None } if error == "failed" => {
+                assert_eq!(of_run, None, "{dn} lost the exit of its process");
+            }
+            ExitReason::Failed { process: Some(process), .. } | ExitReason::Killed { process, .. } => {
+                assert_eq!(Some(process), of_run.as_ref(), "{dn} has the exit of another run's process");
+            }
+            _ => {}
+        }
+        let expected = self.failures.entry(Arc::clone(dn)).or_default();
+        known.check_exited(dn, state, exit, self.now, expected);
+        assert_eq!(failures.unwrap_or(*expected), *expected, "{dn} counts its failures wrong");
+        if state == RunnableState::Dead {
+            self.add_barrier(dn);
+        }
+    }
+
+    fn check_removed(&mut self, dn: &Arc<str>) {
+        let before = self.entries[dn].state;
+        assert!(!before.is_running(), "{dn} was removed while {before}");
+        assert_eq!(self.tasks_within(dn).count(), 0, "{dn} was removed with running tasks");
+        self.entries.remove(dn);
+        self.removals.remove(dn);
     }
 
     /// What shares the fate of a failed member has to end before any of it starts.

@@ -1,9 +1,11 @@
 //! The state of the entries, as a driver derives it from the actions alone.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::{RunKey, RunnableSettings, TreeTime};
+use crate::event::{CancelCause, RunnableChange};
 use crate::policy::{GroupPolicy, LimitAction, RestartPolicy};
 use crate::state::{ExitReason, RunnableState};
 
@@ -52,7 +54,7 @@ pub(super) struct ExpectedEntry {
     pub(super) killed: bool,
     /// An operator has requested a start that skips the backoff.
     pub(super) restart_requested: bool,
-    pub(super) settings: RunnableSettings,
+    pub(super) settings: Arc<RunnableSettings>,
     pub(super) group: ExpectedGroup,
     pub(super) canceled_by_operator: bool,
     /// It has exceeded its restart limit, and does not restart.
@@ -63,7 +65,7 @@ pub(super) struct ExpectedEntry {
 }
 
 impl ExpectedEntry {
-    pub(super) fn new(state: RunnableState, settings: RunnableSettings, group: ExpectedGroup) -> Self {
+    pub(super) fn new(state: RunnableState, settings: Arc<RunnableSettings>, group: ExpectedGroup) -> Self {
         Self {
             state,
             key: None,
@@ -127,8 +129,52 @@ impl ExpectedEntry {
         assert!(counted <= limit.restarts as usize, "{dn} restarted {counted} times, beyond {limit:?}");
     }
 
+    /// Checks a change that only this entry decides, and notes it.
+    pub(super) fn check_change(&mut self, dn: &str, change: &RunnableChange, now: TreeTime) {
+        let before = self.state;
+        match change {
+            RunnableChange::Started => {
+                assert!(
+                    matches!(before, RunnableState::Waiting | RunnableState::Stopped),
+                    "{dn}: {before} → {change}"
+                );
+                (self.signaled_ready, self.signaled_done, self.ended_ok) = (false, false, false);
+                (self.restart_requested, self.ending_since, self.killed) = (false, None, false);
+                self.stays_dead = false;
+            }
+            RunnableChange::Ready => {
+                assert_eq!(before, RunnableState::New, "{dn}: {before} → {change}");
+                (self.signaled_ready, self.ready_since) = (true, now);
+            }
+            RunnableChange::NotReady { .. } => {
+                assert_eq!(before, RunnableState::Ready, "{dn}: {before} → {change}");
+                assert!(!self.signaled_done, "{dn} is not ready after it signaled done");
+            }
+            RunnableChange::LimitExceeded { .. } => self.stay_dead(dn, now),
+            RunnableChange::Stopped => assert_ne!(before, RunnableState::Stopped, "{dn} was stopped twice"),
+            RunnableChange::Killed { .. }
+            | RunnableChange::Canceling { .. }
+            | RunnableChange::Straggling { .. }
+            | RunnableChange::Adopted { .. } => {
+                assert!(before.is_running(), "{dn}: {before} and {change}");
+                self.killed |= matches!(change, RunnableChange::Killed { .. });
+                if let RunnableChange::Canceling { cause } = change {
+                    self.ending_since.get_or_insert(now);
+                    self.canceled_by_operator = *cause == CancelCause::Operator;
+                }
+            }
+            other => unreachable!("{dn}: {other} concerns the tree"),
+        }
+    }
+
+    /// Whether it has been ready for long enough to clear its failures.
+    pub(super) fn has_been_stable(&self, now: TreeTime) -> bool {
+        let worked = self.ending_since.unwrap_or(now).saturating_sub(self.ready_since);
+        worked >= self.settings.policy.stable_after
+    }
+
     /// It exceeds its restart limit, and counts its restarts anew from its next start on.
-    pub(super) fn stay_dead(&mut self, dn: &str, now: TreeTime) {
+    fn stay_dead(&mut self, dn: &str, now: TreeTime) {
         assert_eq!(self.state, RunnableState::Dead, "{dn} runs and stays dead");
         self.check_exceeds_limit(dn, LimitAction::StayDead, now);
         self.stays_dead = true;
@@ -164,13 +210,12 @@ impl ExpectedEntry {
             assert!(self.ended_ok && (as_agreed || one_shot), "{dn} is done without the signals");
         }
         let was_killed = matches!(exit, ExitReason::Killed { .. });
-        let as_requested = was_killed || *exit == ExitReason::Canceled;
+        let as_requested = was_killed || matches!(exit, ExitReason::Canceled { .. });
         assert_eq!(state == RunnableState::Canceled, as_requested, "{dn}: {exit}");
         let has_process = self.key.is_some_and(|key| key.incarnation.is_multiple_of(2));
         let needed_kill = state == RunnableState::Canceled && has_process && self.killed;
         assert_eq!(was_killed, before.is_running() && needed_kill, "{dn}: {exit}");
-        let worked = self.ending_since.unwrap_or(now).saturating_sub(self.ready_since);
-        let stable = before == RunnableState::Ready && worked >= self.settings.policy.stable_after;
+        let stable = before == RunnableState::Ready && self.has_been_stable(now);
         if stable || state == RunnableState::Done {
             *failures = 0;
         }

@@ -57,7 +57,7 @@ impl SimulatedDriver {
 
     /// Settings of a child. Where the order has no cycles, it stops only before older siblings; elsewhere also
     /// before siblings that are added later, if ever.
-    fn random_settings(&mut self, parent: &str, older: &[&str]) -> RunnableSettings {
+    fn random_settings(&mut self, parent: &str, older: &[&str]) -> Arc<RunnableSettings> {
         let restart =
             [RestartPolicy::Always, RestartPolicy::Always, RestartPolicy::OnFailure, RestartPolicy::Never]
                 [self.random_below(4)];
@@ -84,7 +84,7 @@ impl SimulatedDriver {
                 settings.stop_before.push(Arc::clone(&candidates[at]));
             }
         }
-        settings
+        settings.into()
     }
 
     pub(super) fn send_control_request(&mut self) {

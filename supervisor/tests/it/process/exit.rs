@@ -72,12 +72,15 @@ async fn a_task_that_exits_with_another_code_has_failed() {
 }
 
 #[tokio::test]
-async fn a_canceled_process_has_not_failed_however_it_exits() {
+async fn a_canceled_process_has_not_failed_however_it_exits_and_its_exit_is_kept() {
     let script = r#"$SIG{TERM} = sub { exit 9 }; $| = 1; print "pid $$\n"; sleep 100"#;
     let fixture = ProcessFixture::run_once(perl(script));
     fixture.output.wait_pid().await;
     fixture.supervisor.stop_runnable("root.p").expect("the DN exists");
-    assert_eq!(fixture.wait_exit().await, (RunnableState::Canceled, ExitReason::Canceled));
+    let (state, exit) = fixture.wait_exit().await;
+    assert_eq!((state, &*exit.to_string()), (RunnableState::Canceled, "canceled; exited with code 9"));
+    let ExitReason::Canceled { process: Some(process) } = exit else { panic!("{exit:?}") };
+    assert_eq!(process.code, Some(9));
     fixture.shutdown().await;
 }
 
@@ -153,7 +156,7 @@ async fn a_stop_in_time_reports_no_kill() {
         let fixture = ProcessFixture::run_once(sh(script).stop_signal(signal));
         fixture.output.wait_pid().await;
         let (events, exit) = stop(&fixture).await;
-        assert_eq!(exit.exit, ExitReason::Canceled, "{events:?}");
+        assert!(matches!(exit.exit, ExitReason::Canceled { process: Some(_) }), "{exit:?}: {events:?}");
         fixture.shutdown().await;
     }
 }

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use nodekeel_supervisor::process::{CgroupParent, KillMode, Process, ProcessRecords, Readiness};
+use nodekeel_supervisor::process::{
+    CgroupParent, KillMode, Process, ProcessRecords, Readiness, RecordProblem,
+};
 use nodekeel_supervisor::testing::EventRecorder;
 use nodekeel_supervisor::{
     ChildPolicy, ChildSpec, Context, Failure, RestartPolicy, RunnableChange, RunnableState, Supervisor,
@@ -145,8 +147,10 @@ fn leftovers_of_a_killed_program_without_cgroups_end_at_its_next_start() {
     wait_gone(left);
     let ended = |event: &&nodekeel_supervisor::Event| &*event.dn == "supervisor";
     let ended: Vec<_> = events.iter().filter(ended).map(|event| event.change.clone()).collect();
-    let (pid, name) = (left.unsigned_abs(), "sleep".into());
-    assert_eq!(ended, [RunnableChange::LeftoverEnded { pid, name }]);
+    // The main processes die with their supervisor, at any moment: one may have been found as well.
+    let of_process =
+        |pid: i32| RunnableChange::LeftoverEnded { pid: pid.unsigned_abs(), name: "sleep".into() };
+    assert!(ended.contains(&of_process(left)) && !ended.contains(&of_process(own)), "{ended:?}");
     let line = "killed sleep, a leftover process of a killed supervisor";
     assert!(lines.lines_of("supervisor").iter().any(|known| known == line));
     assert!(read_mark(own).is_some(), "it must survive its process");
@@ -294,4 +298,26 @@ async fn a_process_is_not_kept_without_records() {
         "can't record the process to keep it: this supervisor has no process records, or could not use them";
     assert_eq!(error, why);
     fixture.shutdown().await;
+}
+
+#[tokio::test]
+async fn records_that_can_not_be_used_are_reported_with_their_path() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let damaged = scratch.path().join("host-7-5");
+    fs::write(&damaged, "scribble").expect("written");
+    let tree = RecordedTree::start(scratch.path(), CgroupParent::Disabled, Vec::new());
+    let [RecordProblem::Record { path, reason }] = &tree.supervisor.record_problems()[..] else {
+        panic!("{:?}", tree.supervisor.record_problems())
+    };
+    assert_eq!((path, reason.is_empty()), (&damaged, false));
+    assert_eq!(fs::read(&damaged).expect("it stays"), b"scribble");
+    // The first one holds the lock.
+    let second = RecordedTree::start(scratch.path(), CgroupParent::Disabled, Vec::new());
+    let problems = second.supervisor.record_problems();
+    assert!(
+        matches!(&problems[..], [RecordProblem::Directory { path, .. }] if path == scratch.path()),
+        "{problems:?}"
+    );
+    second.shutdown().await;
+    tree.shutdown().await;
 }
