@@ -6,18 +6,26 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nodekeel_localstorage::tree::{
-    BrandNames, DataPartition, LayoutDir, LayoutEntry, LayoutFile, LayoutTarget, MountPoint, PkiDir,
+    BrandNames, EtcdDir, IdentityDir, LayoutDir, LayoutEntry, LayoutFile, LayoutTarget, MountPoint, PkiDir,
 };
 use nodekeel_localstorage::volume::{self, DataVolume as _, ErasePolicy};
 use nodekeel_localstorage::{Dir, OsFileStore, layout};
 
 layout! {
-    /// A custom system: nodekeel's data partition, and a weather station.
+    /// A custom system: a data volume, and a weather station.
     pub struct SystemRoot {
-        /// Persistent data, where nodekeel's services expect it.
-        pub data: MountPoint<DataPartition> = "data", 0o755;
+        /// Persistent data.
+        pub data: MountPoint<DataVolume> = "data", 0o755;
         /// The directory of the station.
         pub station: WeatherStation = "{brand}-station", 0o750;
+    }
+
+    /// The data volume, composed of directories that nodekeel's crates declare.
+    pub struct DataVolume {
+        /// The node's member of the cluster's etcd.
+        pub etcd: EtcdDir = "etcd", 0o700;
+        /// The identity of the node.
+        pub node: IdentityDir = "node", 0o700;
     }
 
     /// The weather station.

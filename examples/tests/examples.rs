@@ -110,6 +110,27 @@ fn own_volume_store_conforms_and_rejects_overbooking() {
 }
 
 #[test]
+fn own_data_volume_conforms_and_keeps_what_it_erases() {
+    let pieces = [
+        "conformance suite passed",
+        "not erased: ",
+        "the new volume has the identity: false",
+        "the erased one still has it: node-7",
+    ];
+    assert_in_order(&example_output("own_data_volume"), &pieces);
+}
+
+#[test]
+fn own_key_seal_conforms_and_never_takes_damage_for_absence() {
+    let pieces = [
+        "conformance suite passed",
+        "key 07070707-0707-0707-0707-070707070707.1 is kept: true",
+        "what is no key is an error: node unlock key 07070707-0707-0707-0707-070707070707.1 is damaged",
+    ];
+    assert_in_order(&example_output("own_key_seal"), &pieces);
+}
+
+#[test]
 fn own_network_shows_an_address_that_comes_and_changes() {
     let pieces = [
         "without an address: CreatingCluster",

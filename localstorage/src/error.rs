@@ -25,6 +25,12 @@ pub enum FileOperation {
     List,
     /// Read the metadata of a file or a directory.
     Inspect,
+    /// Set the mode of an entry.
+    SetMode,
+    /// Set the owner of an entry.
+    SetOwner,
+    /// Lock a directory.
+    Lock,
     /// Rename a file or a directory.
     Rename,
     /// Remove a file or a tree.
@@ -44,6 +50,9 @@ impl fmt::Display for FileOperation {
             Self::Write => "write",
             Self::List => "list",
             Self::Inspect => "inspect",
+            Self::SetMode => "set the mode of",
+            Self::SetOwner => "set the owner of",
+            Self::Lock => "lock",
             Self::Rename => "rename",
             Self::Remove => "remove",
             Self::Sync => "sync",
@@ -66,6 +75,8 @@ pub struct Error {
 pub(crate) enum RejectReason {
     #[error("path contains a symbolic link, and links are not followed: replace the link with its target")]
     Symlink,
+    #[error("an earlier write of the new content failed")]
+    Incomplete,
     #[error("another file system is mounted there: unmount it first")]
     MountPoint,
     #[error("the path is not a regular file")]
@@ -93,7 +104,7 @@ impl RejectReason {
             Self::Symlink | Self::NotAFile => io::ErrorKind::InvalidInput,
             Self::MountPoint | Self::Changing => io::ErrorKind::ResourceBusy,
             Self::TooLarge { .. } => io::ErrorKind::FileTooLarge,
-            Self::DamagedCommit => io::ErrorKind::InvalidData,
+            Self::DamagedCommit | Self::Incomplete => io::ErrorKind::InvalidData,
             Self::Stopped => io::ErrorKind::Interrupted,
             Self::NoOpenat2 => io::ErrorKind::Unsupported,
         }
@@ -129,9 +140,19 @@ impl Error {
         &self.path
     }
 
+    /// The cause alone, for a caller whose own error names the operation and the path.
+    pub fn into_cause(self) -> io::Error {
+        self.source
+    }
+
     /// The kind of the source error.
     pub fn io_kind(&self) -> io::ErrorKind {
         self.source.kind()
+    }
+
+    /// The kernel's error number; none for an error of this crate.
+    pub(crate) fn raw_os_error(&self) -> Option<i32> {
+        self.source.raw_os_error()
     }
 
     /// The path does not exist.
@@ -157,6 +178,11 @@ impl Error {
     /// The file system is mounted read-only, or became read-only after an error.
     pub fn is_read_only(&self) -> bool {
         self.io_kind() == io::ErrorKind::ReadOnlyFilesystem
+    }
+
+    /// The directory is not empty.
+    pub fn is_not_empty(&self) -> bool {
+        self.io_kind() == io::ErrorKind::DirectoryNotEmpty
     }
 
     /// The path, or a component of it, is not a directory.

@@ -4,10 +4,9 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
 use crate::dir::Dir;
-use crate::error::{Error, FileOperation};
+use crate::error::{Error, FileOperation, RejectReason};
 use crate::file_name;
-use crate::metadata::{DirEntry, FileKind, FileMode, Metadata};
-use crate::syscalls;
+use crate::metadata::{DirEntry, FileKind, FileMode};
 
 /// Storage for directories and files: a directory of the operating system ([`OsFileStore`]), memory
 /// ([`MemFileStore`](crate::mem::MemFileStore)), or your implementation.
@@ -94,12 +93,19 @@ pub trait FileStore: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct OsFileStore {
     dir: Dir,
+    keeps_root_mode: bool,
 }
 
 impl OsFileStore {
     /// Stores files in this directory.
     pub fn new(dir: Dir) -> Self {
-        Self { dir }
+        Self { dir, keeps_root_mode: false }
+    }
+
+    /// Leaves the mode of the directory itself to its owner. By default, creating a layout sets it.
+    #[must_use]
+    pub fn keep_root_mode(self) -> Self {
+        Self { keeps_root_mode: true, ..self }
     }
 
     /// The root directory.
@@ -125,7 +131,10 @@ impl FileStore for OsFileStore {
     fn create_dir(&self, path: &Path, mode: FileMode) -> Result<(), Error> {
         // A restart creates its directories first: this removes what the last incarnation was killed while
         // writing.
-        self.dir.ensure_dir(path, mode)?.remove_stale_files()?;
+        match self.keeps_root_mode && path.as_os_str().is_empty() {
+            true => self.dir.remove_stale_files()?,
+            false => self.dir.ensure_dir(path, mode)?.remove_stale_files()?,
+        };
         Ok(())
     }
 
@@ -138,17 +147,13 @@ impl FileStore for OsFileStore {
     }
 
     fn set_mode(&self, path: &Path, mode: FileMode) -> Result<bool, Error> {
-        let file = match self.dir.open_file(path) {
-            Err(error) if error.is_not_found() => return Ok(false),
-            file => file?,
-        };
-        let to_error =
-            |source: rustix::io::Errno| Error::new(FileOperation::Write, self.full_path(path), source);
-        // Only if the mode differs: the file system may be read-only.
-        if Metadata::from_stat(&syscalls::stat(&file).map_err(to_error)?).mode != mode {
-            syscalls::set_mode(&file, mode.to_rustix()).map_err(to_error)?;
-            syscalls::sync(&file).map_err(to_error)?;
+        match self.dir.metadata(path) {
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error),
+            Ok(metadata) => match metadata.kind {
+                FileKind::File | FileKind::Symlink => self.dir.set_mode(path, mode).map(|()| true),
+                _ => Err(Error::new(FileOperation::SetMode, self.full_path(path), RejectReason::NotAFile)),
+            },
         }
-        Ok(true)
     }
 }

@@ -13,7 +13,7 @@
 //!  Dir ───────── an open directory: everything below is reached through its descriptor, every change is durable
 //!
 //!  step_journal ─ a small state in two files that are written in turn; step lists that resume after a crash
-//!  volume ────── the data partition: probed, created without data loss, encrypted, mounted
+//!  volume ────── the data partition: found, probed, created without data loss, encrypted, mounted, grown
 //!  mount ─────── mounts as plain data, and the trait that mounts: the kernel, or your implementation
 //!  pki ───────── a key, its certificate and the CA certificate, replaced together (feature `pki`)
 //! ```
@@ -64,8 +64,8 @@
 //! - [`FileStore`]: where a layout is created. [`mem::MemFileStore`] and [`OsFileStore`] pass
 //!   `testing::file_store_conformance`, as yours should.
 //! - [`volume::DataVolume`]: what holds the data; `testing::volume_conformance` checks it.
-//! - `volume::KeySeal` (feature `luks`): what keeps a node's half of the keys; `testing::key_seal_conformance`
-//!   checks it.
+//! - `volume::KeySeal` (feature `luks`): what keeps a node's half of the keys, a file or a TPM 2.0;
+//!   `testing::key_seal_conformance` checks it.
 //! - [`mount::Mounter`]: what mounts it.
 //!
 //! # Features
@@ -85,6 +85,7 @@ mod file_name;
 mod file_store;
 mod metadata;
 mod socket;
+mod sys;
 mod syscalls;
 
 pub mod mem;
@@ -98,9 +99,9 @@ pub mod volume;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use dir::{Dir, READ_LIMIT, RemovalProgress, RenameMode};
+pub use dir::{Dir, DirLock, FileReplacement, READ_LIMIT, RemovalProgress, RenameMode};
 pub use error::{Error, FileOperation};
 pub use file_name::{FileName, InvalidName};
 pub use file_store::{FileStore, OsFileStore};
-pub use metadata::{DirEntry, FileKind, FileMode, Metadata};
+pub use metadata::{DirEntry, FileKind, FileMode, FileOwner, Metadata};
 pub use socket::SocketState;

@@ -55,6 +55,16 @@ impl fmt::Display for FileMode {
     }
 }
 
+/// The user and the group that own a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "the kernel knows no third")]
+pub struct FileOwner {
+    /// The user id.
+    pub uid: u32,
+    /// The group id.
+    pub gid: u32,
+}
+
 /// The kind of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -150,6 +160,11 @@ impl Metadata {
             uid: stat.st_uid,
             gid: stat.st_gid,
         }
+    }
+
+    /// The user and the group that own the file.
+    pub fn owner(&self) -> FileOwner {
+        FileOwner { uid: self.uid, gid: self.gid }
     }
 
     /// Whether both describe the same file.

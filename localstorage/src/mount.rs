@@ -93,8 +93,8 @@ impl fmt::Debug for MountFlags {
 
 /// A mount as data, without its source and target.
 ///
-/// The five of a node's [`NodeRoot`](crate::tree::NodeRoot) are constants here. They are those of Monogon
-/// with `nosuid` added to each, since no program on them needs set-user-ID bits.
+/// The mounts of a node are constants here. They are those of Monogon with `nosuid` added to each, since no program
+/// on them needs set-user-ID bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountSpec {
     /// The file system type, as in `/proc/filesystems`.

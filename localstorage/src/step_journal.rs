@@ -50,120 +50,26 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
 use rustix::io::Errno;
-use thiserror::Error;
 
+use self::slot::{JournalSlot, SLOT_BYTES, open_slot, read_slot};
 use crate::dir::Dir;
-use crate::error::{RejectReason, resolve_error};
-use crate::file_name::{FileName, InvalidName};
-use crate::metadata::{FileKind, Metadata};
+use crate::file_name::FileName;
 use crate::syscalls;
 
+mod error;
 mod record;
+mod slot;
 mod step_list;
 
+pub use error::JournalError;
 pub use record::{JournalRecord, MAX_CONTENT_BYTES, RecordFormatError};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use step_list::parse_step_progress;
 pub use step_list::{InvalidStepList, StepEvent, StepList, StepListError, StepRun};
-
-/// Why a step journal could not be read or written.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum JournalError {
-    /// The name is not a valid file name, or too long for four more bytes.
-    #[error("invalid step journal name {name:?}")]
-    InvalidName {
-        /// The requested name.
-        name: String,
-        /// Why it is invalid.
-        source: InvalidName,
-    },
-    /// It cannot be opened, created or read.
-    #[error("can't open step journal {}", .path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Another process, or another part of this one, has it open.
-    #[error("step journal {} is in use by another process: stop that process", .path.display())]
-    InUse {
-        /// The locked file.
-        path: PathBuf,
-    },
-    /// Both records are damaged, empty or missing. A crash cannot cause this: the disk did, or another program.
-    /// Nothing was changed. Restore the files, or remove both to start over, if the steps may be started over.
-    #[error(
-        "both copies (.0 and .1) of step journal {} are damaged: restore both files, or remove both to start \
-         over",
-        .path.display()
-    )]
-    Damaged {
-        /// The file with the first record; the name of the second differs in its last byte.
-        path: PathBuf,
-    },
-    /// A newer release has written it: run that release.
-    #[error(
-        "step journal {} was written by a newer release (format {version}): run that release",
-        .path.display()
-    )]
-    NewerFormat {
-        /// The file.
-        path: PathBuf,
-        /// Its format version.
-        version: u32,
-    },
-    /// It cannot be written. The state is the old one or the new one; a retry may help.
-    #[error("can't write step journal {}", .path.display())]
-    Commit {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A record is longer than [`MAX_CONTENT_BYTES`].
-    #[error(
-        "can't write {length} bytes into step journal {}: its records are limited to {MAX_CONTENT_BYTES} \
-         bytes",
-        .path.display()
-    )]
-    RecordTooLong {
-        /// The file.
-        path: PathBuf,
-        /// The length of the record.
-        length: usize,
-    },
-    /// Its files cannot be removed. Its state is removed all the same; a retry may help.
-    #[error("can't remove step journal {}", .path.display())]
-    Remove {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-impl JournalError {
-    /// The file system or the quota has no free space. A retry helps after something was removed.
-    pub fn is_full(&self) -> bool {
-        let (Self::Open { source, .. } | Self::Commit { source, .. }) = self else { return false };
-        matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-    }
-
-    /// Another process, or another part of this one, has it open. A retry helps after it was closed.
-    pub fn is_in_use(&self) -> bool {
-        matches!(self, Self::InUse { .. })
-    }
-}
-
-/// The size in bytes of a new file, and the unit in which it grows: far more than the state of a few steps.
-const SLOT_BYTES: usize = 64 << 10;
 
 /// A small state that survives a kill at any point. The [module](self) describes the format.
 ///
@@ -174,59 +80,6 @@ pub struct StepJournal {
     /// The generation of the newest complete record.
     generation: u64,
     content: Vec<u8>,
-}
-
-#[derive(Debug)]
-struct JournalSlot {
-    name: OsString,
-    /// None if the file does not exist yet.
-    file: Option<OwnedFd>,
-}
-
-impl JournalSlot {
-    /// Its record; no bytes if the file does not exist.
-    fn read(&self) -> io::Result<Vec<u8>> {
-        self.file.as_ref().map_or_else(|| Ok(Vec::new()), read_slot)
-    }
-
-    /// Writes a record at the start of the file, durably.
-    fn write(&mut self, dir: &Dir, bytes: &[u8]) -> io::Result<()> {
-        let file = self.allocate(dir, bytes.len())?;
-        syscalls::write_at(file, bytes, 0)?;
-        syscalls::sync(file)?;
-        Ok(())
-    }
-
-    /// Creates the file if it does not exist, and gives it blocks for this many bytes, durably.
-    fn allocate(&mut self, dir: &Dir, bytes: usize) -> io::Result<&OwnedFd> {
-        let file = match self.file.take() {
-            Some(file) => file,
-            // The file may exist: a sync after its creation may have failed.
-            None => match open_slot(dir, &self.name)? {
-                Some(file) => file,
-                None => syscalls::create_new_file(dir, &self.name)?,
-            },
-        };
-        let file = self.file.insert(file);
-        if syscalls::stat(&*file)?.st_size < bytes as i64 {
-            syscalls::allocate(&*file, bytes.next_multiple_of(SLOT_BYTES) as u64)?;
-            // vfat writes the chain of clusters by the first sync, and the new size by the second: in between, a
-            // power cut leaves a file that can be read.
-            syscalls::sync(dir)?;
-            syscalls::sync(&*file)?;
-        }
-        Ok(file)
-    }
-}
-
-/// Unlocks at once. Closing alone would not: a child that another thread is starting has the descriptor, and
-/// the lock with it, until it executes its program.
-impl Drop for JournalSlot {
-    fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            syscalls::unlock(file);
-        }
-    }
 }
 
 impl StepJournal {
@@ -440,34 +293,4 @@ fn create_marker(dir: &Dir, name: &OsStr) -> io::Result<()> {
         Ok(_) | Err(Errno::EXIST) => Ok(syscalls::sync(dir)?),
         Err(source) => Err(source.into()),
     }
-}
-
-fn open_slot(dir: &Dir, name: &OsString) -> io::Result<Option<OwnedFd>> {
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY;
-    match syscalls::open_beneath(dir, Path::new(name), flags) {
-        Ok(file) if Metadata::from_stat(&syscalls::stat(&file)?).kind == FileKind::File => Ok(Some(file)),
-        Ok(_) => Err(RejectReason::NotAFile.into()),
-        Err(Errno::NOENT) => Ok(None),
-        Err(source) => Err(resolve_error(source)),
-    }
-}
-
-/// Reads the record. What follows does not belong to it, and on vfat may not even be readable.
-fn read_slot(file: &OwnedFd) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    for length in [|_: &[u8]| record::HEADER_BYTES, record::record_bytes] {
-        let length = length(&bytes);
-        while bytes.len() < length {
-            let read = bytes.len();
-            bytes.resize(length, 0);
-            match syscalls::read(file.as_fd(), &mut bytes[read..])? {
-                0 => {
-                    bytes.truncate(read);
-                    return Ok(bytes);
-                }
-                n => bytes.truncate(read + n),
-            }
-        }
-    }
-    Ok(bytes)
 }

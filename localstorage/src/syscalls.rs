@@ -1,16 +1,18 @@
 //! Every file system call of this crate. Each passes a failpoint first, so that tests can kill the process,
 //! or make the call fail, at any of them.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    self, AtFlags, FallocateFlags, FlockOperation, IFlags, Mode, OFlags, RenameFlags, ResolveFlags, Stat,
+    self, AtFlags, FallocateFlags, FlockOperation, Gid, IFlags, Mode, OFlags, RenameFlags, ResolveFlags,
+    Stat, Uid,
 };
 use rustix::io::{self, Result, retry_on_intr};
 
 use crate::failpoints;
+use crate::metadata::FileOwner;
 
 /// The resolution of every relative path: beneath the descriptor, through no link of any kind.
 const BENEATH: ResolveFlags =
@@ -54,6 +56,14 @@ pub(crate) fn create_new_file(dir: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
     retry_on_intr(|| fs::openat2(dir.as_fd(), name, flags, Mode::RUSR | Mode::WUSR, BENEATH))
 }
 
+/// Opens a file to read and write, and creates it if it is missing; only its owner can open a new one yet.
+pub(crate) fn open_or_create_file(dir: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
+    failpoints::check_failpoint("openat2")?;
+    // A pipe does not block the caller, and a terminal does not become its controlling terminal.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    retry_on_intr(|| fs::openat2(dir.as_fd(), name, flags, Mode::RUSR | Mode::WUSR, BENEATH))
+}
+
 pub(crate) fn make_dir(dir: impl AsFd, name: &OsStr, mode: Mode) -> Result<()> {
     failpoints::check_failpoint("mkdirat")?;
     fs::mkdirat(dir, name, mode)
@@ -62,6 +72,13 @@ pub(crate) fn make_dir(dir: impl AsFd, name: &OsStr, mode: Mode) -> Result<()> {
 pub(crate) fn set_mode(file: impl AsFd, mode: Mode) -> Result<()> {
     failpoints::check_failpoint("fchmod")?;
     fs::fchmod(file, mode)
+}
+
+/// Changes the owner of a file that may be open with `O_PATH` only.
+pub(crate) fn set_owner(file: impl AsFd, owner: FileOwner) -> Result<()> {
+    failpoints::check_failpoint("fchownat")?;
+    let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+    fs::chownat(file, c"", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
 }
 
 pub(crate) fn stat(file: impl AsFd) -> Result<Stat> {
@@ -74,11 +91,25 @@ pub(crate) fn stat_at(dir: impl AsFd, name: &OsStr) -> Result<Stat> {
     fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Changes the mode of a file that is open with `O_PATH` only: for directories without permissions for their
-/// owner.
+/// Opens a file that is open with `O_PATH` only.
+pub(crate) fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+    open(&proc_path(file), flags)
+}
+
+fn proc_path(file: impl AsFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
+}
+
+/// The path to which a symbolic link leads.
+pub(crate) fn read_link(dir: impl AsFd, name: &OsStr) -> Result<CString> {
+    failpoints::check_failpoint("readlinkat")?;
+    fs::readlinkat(dir, name, Vec::new())
+}
+
+/// Changes the mode of a file that is open with `O_PATH` only.
 pub(crate) fn set_mode_by_proc_path(file: impl AsFd, mode: Mode) -> Result<()> {
     failpoints::check_failpoint("chmod")?;
-    fs::chmod(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()), mode)
+    fs::chmod(proc_path(file), mode)
 }
 
 /// The entries of a directory. The kernel returns many at once; each passes a failpoint.

@@ -12,7 +12,13 @@ pub use crate::pki::fuzz_credentials_file;
 pub use crate::tree::commit::fuzz_commit_record;
 pub use crate::volume::conformance::volume_conformance;
 #[cfg(feature = "luks")]
-pub use crate::volume::luks::{fake::FileCryptsetup, fuzz::fuzz_luks_header, seal::key_seal_conformance};
+pub use crate::volume::luks::{
+    fake::FileCryptsetup,
+    fuzz::fuzz_luks_header,
+    seal::key_seal_conformance,
+    tpm::{fuzz_tpm_key_file, fuzz_tpm_response},
+};
+pub use crate::volume::partition::{fuzz_partition_table, fuzz_sysfs_attributes};
 pub use crate::volume::probe::fuzz_disk_image;
 pub use file_store::file_store_conformance;
 pub use parsers::fuzz_journal_record;

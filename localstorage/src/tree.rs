@@ -70,39 +70,26 @@
 //! ```
 //!
 //! # Your own directories
-//! Declare a root layout with the parts of this one that you keep as its fields: [`EtcdDir`],
-//! [`KubernetesDir`] and [`PkiDir`] are fields like any other. Or keep [`NodeRoot`], and add a layout to one
-//! of its directories with [`LayoutDir::add_layout`].
+//! This module declares only the directories that several crates use: [`EtcdDir`], [`IdentityDir`] and [`PkiDir`]
+//! are fields of a layout like any other. The layout of a whole node is declared by its program, once: that of noded
+//! is in its `layout.rs`. A part of a program adds its layout to a directory with [`LayoutDir::add_layout`].
 //!
-//! *Source:* Monogon `metropolis/node/core/localstorage`, the paths and modes of its commit 8b9bf216.
+//! *Source:* Monogon `metropolis/node/core/localstorage`, whose tree the tests of this crate create.
 
 mod brand_names;
 pub(crate) mod commit;
 mod data;
 mod directory;
-mod ephemeral;
-mod esp;
-mod etc;
 mod file;
 mod layout_target;
-mod root;
-mod run;
 mod shape;
 mod special;
 
 pub use brand_names::{BrandNameError, BrandNames};
-pub use data::{
-    ApiClientDir, DataPartition, DevicePluginsDir, EtcdDir, IdentityDir, KubeletDir, KubeletPluginsDir,
-    KubernetesDir, OverlayKeyDir, PkiDir, PluginsRegistryDir,
-};
+pub use data::{EtcdDir, IdentityDir, PkiDir};
 pub use directory::{LayoutDir, MountPoint};
-pub use ephemeral::{ContainerdRunDir, EphemeralDir, EtcdRunDir};
-pub use esp::{BootImages, EfiDir, EfiSystemPartition, EspNodeDir};
-pub use etc::EtcDir;
 pub use file::{DecodeError, LayoutFile, LoadError};
 pub use layout_target::{EntryLocation, LayoutEntry, LayoutError, LayoutTarget};
-pub use root::NodeRoot;
-pub use run::{RunDir, TmpDir};
 #[doc(hidden)]
 pub use shape::assert_valid_layout;
 pub use shape::{DeclaredEntry, EntryShape, InvalidLayout, LayoutProblem, MAX_SOCKET_PATH_BYTES};

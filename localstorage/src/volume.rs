@@ -13,12 +13,15 @@ mod claim;
 pub(crate) mod conformance;
 mod directory_volume;
 mod disk;
+mod disk_ends;
 mod disk_volume;
 mod filesystem;
+mod inspection;
 mod lifecycle;
 #[cfg(feature = "luks")]
 pub(crate) mod luks;
 mod marker;
+pub(crate) mod partition;
 mod places;
 pub(crate) mod probe;
 mod signatures;
@@ -36,12 +39,18 @@ use crate::mount::MountError;
 
 pub use directory_volume::DirectoryVolume;
 pub use disk_volume::DiskVolume;
+pub use inspection::{DiskFinding, DiskReport, inspect_disk};
 #[cfg(feature = "luks")]
 pub use luks::{
-    ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, EncryptedVolume,
-    EncryptionStatus, FileSeal, HeaderError, InvalidRecoveryPassphrase, InvalidUnlockKey, KeyPolicy, KeySeal,
-    KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig, PolicyViolation, RecoveryPassphrase, SealError,
-    SealId, SlotKind, UnlockKey, UnlockSecret, VolumeEncryption, WipeProgress,
+    ActiveMapping, ColdStart, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram,
+    EncryptedVolume, EncryptionStatus, FileSeal, HeaderError, InvalidPcr, InvalidRecoveryPassphrase,
+    InvalidUnlockKey, KeyPolicy, KeySeal, KeySlotStatus, LuksError, LuksVolume, LuksVolumeConfig,
+    PcrSelection, PolicyViolation, RecoveryPassphrase, SealError, SealId, SlotKind, TpmConnection, TpmError,
+    TpmSeal, UnlockKey, UnlockSecret, VolumeEncryption, WipeProgress,
+};
+pub use partition::{
+    BlockDevices, CopyFault, GrowthRefusal, InvalidPartitionType, Partition, PartitionError, PartitionGrowth,
+    PartitionQuery, PartitionType, TableCopies, TableError,
 };
 pub use probe::{DiskSignature, VolumeContents, probe_disk};
 
@@ -86,7 +95,8 @@ pub trait DataVolume: Send + Sync + fmt::Debug {
     /// Unmounts the volume; does nothing if it is not mounted. Open directories of the volume prevent it.
     ///
     /// # Errors
-    /// [`VolumeError::Mount`], with the volume still mounted; [`VolumeError::InvalidState`].
+    /// [`VolumeError::Mount`], with the volume still mounted; [`VolumeError::InvalidState`]; any other error of a step
+    /// behind that, with the volume [`Unmounted`](MountState::Unmounted), as when a mapping is in use.
     fn unmount(&self) -> Result<(), VolumeError>;
 
     /// The current state.

@@ -4,16 +4,16 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{Dir, ParentDir};
-use crate::error::{Error, FileOperation};
+use crate::error::{Error, FileOperation, RejectReason};
 use crate::file_name;
-use crate::metadata::FileMode;
+use crate::metadata::{FileMode, FileOwner};
 use crate::syscalls::{self, DirListing, EntryAt};
 
 /// A file being written, before it replaces another. Its writer holds a lock as long as the descriptor is
@@ -45,10 +45,46 @@ impl Dir {
     ///
     /// *Source:* rename(2), fsync(2).
     pub fn write(&self, path: impl AsRef<Path>, content: &[u8], mode: FileMode) -> Result<(), Error> {
+        let mut replacement = self.replace_file(path, mode)?;
+        replacement.append(content).map_err(|source| replacement.to_error(source))?;
+        replacement.commit()
+    }
+
+    /// Starts to replace the content of a file, for content that is not in memory: like [`write`](Self::write), but
+    /// the caller writes the content piece by piece, and commits it.
+    ///
+    /// ```
+    /// use std::io::Read as _;
+    /// use nodekeel_localstorage::{Dir, FileMode};
+    ///
+    /// # let temporary = tempfile::tempdir()?;
+    /// let dir = Dir::open(temporary.path())?;
+    /// let mut image = dir.replace_file("image", FileMode::PRIVATE_FILE)?.with_limit(1 << 20);
+    /// std::io::copy(&mut std::io::repeat(7).take(5000), &mut image)?;
+    /// assert!(!dir.exists("image")?);
+    /// image.commit()?;
+    /// assert_eq!(dir.metadata("image")?.size, 5000);
+    /// # Ok::<(), anyhow::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FileOperation::Write`].
+    pub fn replace_file(&self, path: impl AsRef<Path>, mode: FileMode) -> Result<FileReplacement<'_>, Error> {
         let path = path.as_ref();
         let (parent, name) = self.open_parent(path, FileOperation::Write)?;
-        replace_file(&parent, name, (content, mode))
-            .map_err(|source| Error::new(FileOperation::Write, self.full_path(path), source))
+        let (name, path) = (name.to_owned(), self.full_path(path));
+        match TempFile::create(&parent, mode) {
+            Err(source) => Err(Error::new(FileOperation::Write, path, source)),
+            Ok(temp) => Ok(FileReplacement {
+                temp,
+                parent,
+                name,
+                path,
+                written: 0,
+                limit: u64::MAX,
+                state: WriteState::Open,
+            }),
+        }
     }
 
     /// Removes the temporary files of killed writers in this directory, but not below it; returns how many.
@@ -98,30 +134,127 @@ fn remove_if_unlocked(dir: &Dir, name: &OsStr) -> io::Result<bool> {
     }
 }
 
-fn replace_file(parent: &ParentDir<'_>, name: &OsStr, (content, mode): (&[u8], FileMode)) -> io::Result<()> {
-    let temp = TempFile::create(parent)?;
-    let target = EntryAt { dir: parent.as_fd(), name };
-    if let Err(source) = temp.write_and_rename(target, (content, mode)) {
-        // If that fails too, a later call removes the stale file. The first error is the useful one.
-        let _ = syscalls::unlink(parent, &temp.name);
-        return Err(source.into());
+/// The new content of a file, which replaces the old one when it is [committed](Self::commit); until then, a reader
+/// sees the old content. Dropping it without a commit discards it.
+///
+/// Write it as an [`io::Write`]: nothing is buffered, so pieces should not be small.
+#[derive(Debug)]
+pub struct FileReplacement<'a> {
+    temp: TempFile,
+    parent: ParentDir<'a>,
+    name: OsString,
+    /// For errors.
+    path: PathBuf,
+    written: u64,
+    limit: u64,
+    state: WriteState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteState {
+    Open,
+    /// A write has failed: the content is incomplete.
+    Failed,
+    /// The temporary file has the final name.
+    Renamed,
+}
+
+impl FileReplacement<'_> {
+    /// Bounds the content to this many bytes: the write that would exceed them fails, and so does the commit.
+    /// Default: no bound.
+    #[must_use]
+    pub fn with_limit(mut self, bytes: u64) -> Self {
+        self.limit = bytes;
+        self
     }
-    // FAT keeps the size and the first cluster of a file in its directory entry, and writes them with the file.
-    if syscalls::is_on_fat(&temp.file)? {
-        syscalls::sync(&temp.file)?;
+
+    /// Gives the new content to a user and a group. The file never has the new content and another owner.
+    ///
+    /// # Errors
+    /// [`FileOperation::SetOwner`]; [`is_denied`](Error::is_denied) without `CAP_CHOWN`.
+    pub fn set_owner(&mut self, owner: FileOwner) -> Result<(), Error> {
+        // The kernel removes set-user-ID bits of a file that changes its owner.
+        let mode = |file| syscalls::stat(file).map(|stat| FileMode::from_st_mode(stat.st_mode));
+        let set = mode(&self.temp.file).and_then(|mode| {
+            syscalls::set_owner(&self.temp.file, owner)?;
+            syscalls::set_mode(&self.temp.file, mode.to_rustix())
+        });
+        set.map_err(|source| Error::new(FileOperation::SetOwner, &self.path, source))
     }
-    syscalls::sync(parent)?;
-    Ok(())
+
+    /// Replaces the content of the file durably.
+    ///
+    /// # Errors
+    /// [`FileOperation::Write`], also if a write has failed. The file has its old content. If only the last sync
+    /// failed, it has the new content, which a power cut may undo.
+    pub fn commit(mut self) -> Result<(), Error> {
+        self.rename_durably().map_err(|source| self.to_error(source))
+    }
+
+    fn rename_durably(&mut self) -> io::Result<()> {
+        if self.state == WriteState::Failed {
+            return Err(RejectReason::Incomplete.into());
+        }
+        let dir = self.parent.as_fd();
+        syscalls::sync(&self.temp.file)?;
+        let (from, to) = (EntryAt { dir, name: &self.temp.name }, EntryAt { dir, name: &self.name });
+        syscalls::rename(from, to, RenameFlags::empty())?;
+        self.state = WriteState::Renamed;
+        // FAT keeps the size and the first cluster of a file in its directory entry, and writes them with the file.
+        if syscalls::is_on_fat(&self.temp.file)? {
+            syscalls::sync(&self.temp.file)?;
+        }
+        Ok(syscalls::sync(&self.parent)?)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let end = self.written.saturating_add(bytes.len() as u64);
+        let written = match end > self.limit {
+            true => Err(RejectReason::TooLarge { limit: self.limit }.into()),
+            false => syscalls::write_at(&self.temp.file, bytes, self.written).map_err(io::Error::from),
+        };
+        match written {
+            Ok(()) => self.written = end,
+            Err(_) => self.state = WriteState::Failed,
+        }
+        written
+    }
+
+    fn to_error(&self, source: io::Error) -> Error {
+        Error::new(FileOperation::Write, &self.path, source)
+    }
+}
+
+impl io::Write for FileReplacement<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.append(bytes).map(|()| bytes.len())
+    }
+
+    /// Nothing is buffered, and only [`commit`](FileReplacement::commit) makes it durable.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for FileReplacement<'_> {
+    fn drop(&mut self) {
+        if self.state != WriteState::Renamed {
+            // If that fails too, a later call removes the stale file. The first error is the useful one.
+            let _ = syscalls::unlink(&self.parent, &self.temp.name);
+        }
+    }
 }
 
 impl TempFile {
-    fn create(parent: &ParentDir<'_>) -> rustix::io::Result<Self> {
+    fn create(parent: &ParentDir<'_>, mode: FileMode) -> rustix::io::Result<Self> {
         loop {
             let name = file_name::temp_file_name(random_u64()?);
             match syscalls::create_new_file(parent, &name) {
                 Ok(file) => {
                     let temp = Self { file, name };
                     if temp.lock_unless_removed(parent)? {
+                        syscalls::set_mode(&temp.file, mode.to_rustix())
+                            .inspect_err(|_| _ = syscalls::unlink(parent, &temp.name))?;
                         return Ok(temp);
                     }
                 }
@@ -138,14 +271,6 @@ impl TempFile {
             let _ = syscalls::unlink(parent, &self.name);
         }
         Ok(locked?.st_nlink > 0)
-    }
-
-    fn write_and_rename(&self, target: EntryAt<'_>, content: (&[u8], FileMode)) -> rustix::io::Result<()> {
-        let (content, mode) = content;
-        syscalls::set_mode(&self.file, mode.to_rustix())?;
-        syscalls::write_at(&self.file, content, 0)?;
-        syscalls::sync(&self.file)?;
-        syscalls::rename(EntryAt { dir: target.dir, name: &self.name }, target, RenameFlags::empty())
     }
 }
 

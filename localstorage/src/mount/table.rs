@@ -19,10 +19,16 @@ const MOUNTINFO_PATH: &str = "/proc/thread-self/mountinfo";
 pub struct MountEntry {
     /// The mount ID, as in statx(2). The kernel may reuse it after an unmount.
     pub id: u64,
+    /// The directory of the file system that is mounted: `/` for all of it.
+    pub root: PathBuf,
     /// The absolute path of the mount point, as the calling thread sees it.
     pub target: PathBuf,
+    /// What is mounted: the device, for a file system on a device.
+    pub source: OsString,
     /// The flags of this mount only; [`info`](Self::info) also contains those of its file system.
     pub own_flags: MountFlags,
+    /// The flags of the file system, the same for all its mounts.
+    pub file_system_flags: MountFlags,
     /// Whether mounts below it propagate to other mount namespaces.
     pub is_shared: bool,
     /// The mounted file system.
@@ -51,7 +57,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let device = (major.parse().ok()?, minor.parse().ok()?);
-    let target = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+    let [root, target] = [fields.next()?, fields.next()?].map(|field| PathBuf::from(unescape_name(field)));
     let of_mount = unescape_text(fields.next()?);
     // A lone dash ends the optional fields.
     let mut is_shared = false;
@@ -61,20 +67,24 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
             field => is_shared |= field.starts_with(b"shared:"),
         }
     }
-    let fstype = unescape_text(fields.next()?);
-    let of_file_system = unescape_text(fields.nth(1)?);
+    let (fstype, source) = (unescape_text(fields.next()?), unescape_name(fields.next()?));
+    let of_file_system = unescape_text(fields.next()?);
     if !target.is_absolute() {
         return None;
     }
     let flags = |options: &str| {
         options.split(',').map(MountFlags::from_name).fold(MountFlags::NONE, MountFlags::union)
     };
-    let (own_flags, more) = (flags(&of_mount), flags(&of_file_system));
+    let (own_flags, file_system_flags) = (flags(&of_mount), flags(&of_file_system));
     let is_flag = |option: &&str| MountFlags::from_name(option) != MountFlags::NONE;
     let all = of_mount.split(',').chain(of_file_system.split(','));
     let options = all.filter(|option| !is_flag(option) && !option.is_empty()).map(str::to_owned).collect();
-    let mounted = MountInfo { fstype, device, flags: own_flags.union(more), options };
-    Some(MountEntry { id, target, own_flags, is_shared, info: mounted })
+    let info = MountInfo { fstype, device, flags: own_flags.union(file_system_flags), options };
+    Some(MountEntry { id, root, target, source, own_flags, file_system_flags, is_shared, info })
+}
+
+fn unescape_name(field: &[u8]) -> OsString {
+    OsString::from_vec(unescape(field))
 }
 
 fn unescape_text(field: &[u8]) -> String {
@@ -101,16 +111,17 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 /// The format of the kernel, except for parent IDs, which this crate does not read.
 impl fmt::Display for MountEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, target, own_flags, is_shared, info: mounted } = self;
-        let MountInfo { fstype, device: (major, minor), flags, options } = mounted;
-        let target = escape(target.as_os_str().as_bytes());
-        let shared = if *is_shared { " shared:1" } else { "" };
-        let mut of_file_system: Vec<&str> = flags.names().collect();
+        let Self { id, own_flags, file_system_flags, info, .. } = self;
+        let MountInfo { fstype, device: (major, minor), options, .. } = info;
+        let [root, target, source] = [self.root.as_os_str(), self.target.as_os_str(), &self.source]
+            .map(|name| escape(name.as_bytes()));
+        let shared = if self.is_shared { " shared:1" } else { "" };
+        let mut of_file_system: Vec<&str> = file_system_flags.names().collect();
         of_file_system.extend(options.iter().map(String::as_str));
         let all = if of_file_system.is_empty() { "rw".to_owned() } else { of_file_system.join(",") };
         write!(
             f,
-            "{id} 1 {major}:{minor} / {target} {own_flags}{shared} - {} none ",
+            "{id} 1 {major}:{minor} {root} {target} {own_flags}{shared} - {} {source} ",
             escape(fstype.as_bytes())
         )?;
         f.write_str(&escape(all.as_bytes()))
@@ -139,8 +150,11 @@ pub fn fuzz_mountinfo(bytes: &[u8]) {
     for entry in parse_mountinfo(bytes) {
         let again = parse_mountinfo(entry.to_string().as_bytes());
         assert_eq!(again.len(), 1, "one line is one entry");
-        assert_eq!(again[0].target, entry.target, "a printed path is parsed back");
-        let facts = |entry: &MountEntry| (entry.id, entry.own_flags, entry.is_shared, entry.info.flags);
+        let names = |entry: &MountEntry| (entry.root.clone(), entry.target.clone(), entry.source.clone());
+        assert_eq!(names(&again[0]), names(&entry), "printed names are parsed back");
+        let facts = |entry: &MountEntry| {
+            (entry.id, entry.own_flags, entry.file_system_flags, entry.is_shared, entry.info.flags)
+        };
         assert_eq!(facts(&again[0]), facts(&entry), "printed flags are parsed back");
     }
 }
@@ -157,7 +171,7 @@ mod tests {
 32 29 8:2 / /data rw,nosuid,noexec shared:1 master:2 - xfs /dev/sda2 rw,attr2,inode64,noquota
 33 29 8:2 / /data rw,nosuid,noexec - xfs /dev/sda2 rw,attr2,prjquota
 nonsense
-34 29 0:44 / /with\\040space rw - tmpfs tmp\\134fs rw,size=1k
+34 29 0:44 /a\\040part /with\\040space rw - tmpfs tmp\\134fs rw,size=1k
 ";
 
     #[test]
@@ -172,6 +186,13 @@ nonsense
         assert_eq!((of("/data").device, of("/data").fstype.as_str()), ((8, 2), "xfs"));
         assert!(of("/data").options.contains(&"prjquota".to_owned()), "the topmost mount counts");
         assert_eq!(of("/with space").flags, MountFlags::NONE);
+        let flags = |target: &str| {
+            let entry = entries.iter().find(|entry| entry.target.as_os_str() == target).expect(target);
+            (entry.own_flags.to_string(), entry.file_system_flags.to_string())
+        };
+        assert_eq!(flags("/esp"), ("nosuid,nodev,noexec".to_owned(), "sync".to_owned()));
+        let part = &entries[4];
+        assert_eq!((part.root.to_str(), part.source.to_str()), (Some("/a part"), Some("tmp\\fs")));
         let facts = |entry: &MountEntry| (entry.id, entry.own_flags.to_string(), entry.is_shared);
         assert_eq!(facts(&entries[0]), (23, "nosuid,nodev,noexec".to_owned(), true));
         assert_eq!(
@@ -213,16 +234,19 @@ nonsense
         #[test]
         fn a_printed_entry_is_parsed_back(
             target in prop::collection::vec(1u8..=255, 0..20),
+            (root, source) in (prop::collection::vec(1u8..=255, 0..9), prop::collection::vec(1u8..=255, 0..9)),
             fstype in "[a-z0-9 \\\\]{1,8}",
             device: (u32, u32),
             id: u64,
             is_shared: bool,
-            (own_flags, more) in (flags(), flags()),
+            (own_flags, file_system_flags) in (flags(), flags()),
             options in prop::collection::vec("x[a-z=\\\\ ]{1,8}", 0..3),
         ) {
             let target = PathBuf::from(OsString::from_vec([b"/", &target[..]].concat()));
-            let mounted = MountInfo { fstype, device, flags: own_flags | more, options };
-            let mut entry = MountEntry { id, target, own_flags, is_shared, info: mounted };
+            let (root, source) = (PathBuf::from(OsString::from_vec(root)), OsString::from_vec(source));
+            let info = MountInfo { fstype, device, flags: own_flags | file_system_flags, options };
+            let mut entry =
+                MountEntry { id, root, target, source, own_flags, file_system_flags, is_shared, info };
             let parsed = parse_mountinfo(entry.to_string().as_bytes());
             // The table prints `rw` in the absence of `ro`; it is not a requested option.
             let mut again = parsed;

@@ -55,7 +55,7 @@ impl LayoutDir {
     /// ```
     /// # use std::sync::Arc;
     /// # use nodekeel_localstorage::mem::MemFileStore;
-    /// # use nodekeel_localstorage::tree::{DataPartition, LayoutDir, LayoutTarget};
+    /// # use nodekeel_localstorage::tree::{LayoutDir, LayoutTarget};
     /// nodekeel_localstorage::layout! {
     ///     /// Files of my system.
     ///     pub struct WeatherStation {
@@ -65,7 +65,7 @@ impl LayoutDir {
     /// }
     ///
     /// let target = LayoutTarget::new(Arc::new(MemFileStore::new()), "/data");
-    /// let data: DataPartition = target.create_layout()?;
+    /// let data: LayoutDir = target.create_layout()?;
     /// let station: WeatherStation = data.add_layout()?;
     /// assert_eq!(station.readings.path().to_str(), Some("/data/readings"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

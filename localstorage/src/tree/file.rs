@@ -84,13 +84,13 @@ impl LayoutFile {
     /// ```
     /// # use std::sync::Arc;
     /// # use nodekeel_localstorage::mem::MemFileStore;
-    /// # use nodekeel_localstorage::tree::{DecodeError, EfiSystemPartition, LayoutTarget, LoadError};
-    /// # let target = LayoutTarget::new(Arc::new(MemFileStore::new()), "/esp");
-    /// # let esp: EfiSystemPartition = target.create_layout()?;
+    /// # use nodekeel_localstorage::tree::{DecodeError, IdentityDir, LayoutTarget, LoadError};
+    /// # let target = LayoutTarget::new(Arc::new(MemFileStore::new()), "/data/node");
+    /// # let node: IdentityDir = target.create_layout()?;
     /// let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(DecodeError::corrupted);
-    /// assert!(matches!(esp.node.parameters.load_decoded(text), Err(LoadError::Absent { .. })));
-    /// esp.node.parameters.write(b"\xff")?;
-    /// assert!(matches!(esp.node.parameters.load_decoded(text), Err(LoadError::Corrupted { .. })));
+    /// assert!(matches!(node.roles.load_decoded(text), Err(LoadError::Absent { .. })));
+    /// node.roles.write(b"\xff")?;
+    /// assert!(matches!(node.roles.load_decoded(text), Err(LoadError::Corrupted { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

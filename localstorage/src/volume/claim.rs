@@ -33,10 +33,10 @@ const UNMOUNT_RECORD: [u8; 12] = [0, 0, 0, 1, 0, 0, 0, 8, 0xaa, 0x20, 0, 0];
 /// kind. A line that does not fit is omitted, and its signature is not covered.
 pub(crate) fn encode_claim(uuid: Uuid, label: &str, erased: &VolumeContents) -> [u8; SECTOR_BYTES] {
     let mut text = format!("{CLAIM_HEADER}{CLAIM_UUID_PREFIX}{uuid}\n");
-    let created =
-        DiskSignature { name: "xfs", offset: 0, fingerprint: xfs_fingerprint(&uuid.0, label.as_bytes()) };
-    for signature in iter::once(&created).chain(erased.signatures()) {
-        let line = claim_line(signature);
+    let fingerprint = xfs_fingerprint(&uuid.0, label.as_bytes());
+    let created = DiskSignature { name: "xfs", offset: 0, fingerprint, sector: fingerprint };
+    let erased = erased.signatures().iter().map(erased_line);
+    for line in iter::once(claim_line(&created)).chain(erased) {
         if text.len() + line.len() < SECTOR_BYTES {
             text.extend([&line, "\n"]);
         }
@@ -64,8 +64,15 @@ impl<'a> DiskClaim<'a> {
 
     /// Whether it names the signature: one to be erased, or that of the file system to be created.
     pub(crate) fn names(self, signature: &DiskSignature) -> bool {
-        let line = claim_line(signature);
-        self.0.lines().any(|named| named == line)
+        let (line, erased) = (claim_line(signature), erased_line(signature));
+        self.0.lines().any(|named| named == line || named == erased)
+    }
+
+    /// Whether it names a signature to be erased by its own sector, whatever is around it now. The claims of earlier
+    /// builds don't.
+    pub(crate) fn names_sector(self, signature: &DiskSignature) -> bool {
+        let (start, end) = (format!("{signature}, "), sector_suffix(signature));
+        self.0.lines().any(|named| named.starts_with(&start) && named.ends_with(&end))
     }
 
     /// Whether the disk was blank when it was claimed.
@@ -94,8 +101,17 @@ impl<'a> DiskClaim<'a> {
 }
 
 /// The line of a claim that names a signature.
-fn claim_line(signature: &DiskSignature) -> String {
+pub(crate) fn claim_line(signature: &DiskSignature) -> String {
     format!("{signature}, {:08x}", signature.fingerprint)
+}
+
+/// The line of a claim that names a signature to be erased, also by its own sector.
+fn erased_line(signature: &DiskSignature) -> String {
+    claim_line(signature) + &sector_suffix(signature)
+}
+
+fn sector_suffix(signature: &DiskSignature) -> String {
+    format!(", sector {:08x}", signature.sector)
 }
 
 /// The fingerprint of an XFS, which mounting does not change.

@@ -20,6 +20,7 @@ use super::places;
 use super::probe::has_only_claimed_data;
 use super::probe::{VolumeContents, is_unchanged_but_for_claim, probe_with_readahead};
 use super::uuid::Uuid;
+use crate::syscalls;
 
 /// The unit of direct reads, a multiple of every sector size. The offset of a claim is a multiple of it.
 const DIRECT_BYTES: usize = 4096;
@@ -47,16 +48,32 @@ pub(super) enum DiskAccess {
 impl Disk {
     /// Opens a block device or a disk image.
     pub(super) fn open(path: &Path, access: DiskAccess) -> Result<Disk, VolumeError> {
-        let to_error = |source| device_error("open", path)(source);
+        Disk::try_open(path, access).map_err(|(step, source)| device_error(step, path)(source))
+    }
+
+    /// Like [`open`](Self::open); fails with the step.
+    pub(super) fn try_open(path: &Path, access: DiskAccess) -> Result<Disk, (&'static str, io::Error)> {
+        let to_error = |source| ("open", source);
         let write = access == DiskAccess::Write;
         let file = OpenOptions::new().read(true).write(write).open(path).map_err(to_error)?;
         let kind = file.metadata().map_err(to_error)?.file_type();
         if !kind.is_block_device() && !kind.is_file() {
             return Err(to_error(io::Error::new(io::ErrorKind::InvalidInput, "not a block device")));
         }
-        lock(&file).map_err(device_error("lock", path))?;
+        lock(&file).map_err(|source| ("lock", source))?;
         let size = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(to_error)?;
         Ok(Disk { path: path.to_owned(), file, size })
+    }
+
+    /// The open device.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Writes bytes, and returns when they are on the disk.
+    pub(super) fn write_durably(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        syscalls::write_at(&self.file, bytes, offset)?;
+        Ok(syscalls::sync(&self.file)?)
     }
 
     pub(super) fn probe_contents(&self) -> Result<VolumeContents, VolumeError> {
@@ -152,13 +169,11 @@ impl Disk {
     }
 
     /// Its size, in bytes.
-    #[cfg(feature = "luks")]
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
     /// Whether it is a file, not a block device.
-    #[cfg(feature = "luks")]
     pub(super) fn is_image(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.is_file())
     }
@@ -229,8 +244,7 @@ impl Disk {
     }
 
     fn write_claim_sector(&self, sector: &[u8; SECTOR_BYTES]) -> io::Result<()> {
-        self.file.write_all_at(sector, self.claim_offset())?;
-        self.file.sync_all()
+        self.write_durably(self.claim_offset(), sector)
     }
 
     /// Checks that the disk is neither mounted nor part of another device. *Source:* open(2), `O_EXCL`.

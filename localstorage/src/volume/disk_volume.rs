@@ -66,7 +66,7 @@ impl DiskVolume {
         DiskVolume { label: clean_label(label).unwrap_or(self.label), ..self }
     }
 
-    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`.
+    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`. `xfs_growfs` is beside it.
     pub fn with_mkfs(self, mkfs: impl Into<PathBuf>) -> DiskVolume {
         DiskVolume { mkfs: mkfs.into(), ..self }
     }
@@ -125,7 +125,7 @@ impl DiskVolume {
     /// [`VolumeError::InvalidState`] unless the volume is mounted; [`VolumeError::Grow`].
     pub fn grow_volume(&self) -> Result<(), VolumeError> {
         match self.lifecycle.state() {
-            MountState::Mounted => self.mount.grow_file_system(),
+            MountState::Mounted => self.mount.grow_file_system(&self.mkfs),
             state => Err(VolumeError::InvalidState { state }),
         }
     }

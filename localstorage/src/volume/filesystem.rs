@@ -124,9 +124,9 @@ impl VolumeMount {
         Ok(self.info()?.is_some_and(|info| info.matches_spec(&MountSpec::DATA, device)))
     }
 
-    /// Grows the mounted file system to the size of its device.
-    pub(super) fn grow_file_system(&self) -> Result<(), VolumeError> {
-        let mut command = Command::new("xfs_growfs");
+    /// Grows the mounted file system to the size of its device, by the program beside this mkfs.xfs.
+    pub(super) fn grow_file_system(&self, mkfs: &Path) -> Result<(), VolumeError> {
+        let mut command = Command::new(mkfs.with_file_name("xfs_growfs"));
         command.arg("-d").arg("--").arg(&self.target);
         run_xfs_program(command, |stderr, source| VolumeError::Grow {
             path: self.target.clone(),

@@ -26,6 +26,7 @@
 
 mod creation;
 mod cryptsetup;
+mod description;
 mod device;
 mod error;
 #[cfg(any(test, feature = "testing"))]
@@ -39,11 +40,13 @@ mod policy;
 mod recovery;
 pub(crate) mod seal;
 mod slots;
+mod status;
 mod token;
+pub(crate) mod tpm;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::disk::{Disk, DiskAccess};
 use super::filesystem::{DEFAULT_LABEL, VolumeMount, clean_label};
@@ -52,8 +55,10 @@ use super::{DataVolume, ErasePolicy, MountState, VolumeError};
 use crate::dir::Dir;
 use crate::mount::Mounter;
 use device::{CheckedHeader, LuksDevice};
-use slots::{KeySlots, describe_slots};
+use slots::KeySlots;
 use token::{VolumeProgress, VolumeToken};
+
+pub(super) use description::describe_header;
 
 pub use cryptsetup::{
     ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, WipeProgress,
@@ -65,7 +70,9 @@ pub use policy::PolicyViolation;
 pub use recovery::{InvalidRecoveryPassphrase, RecoveryPassphrase};
 pub use seal::{FileSeal, KeySeal, SealError, SealId};
 pub use slots::{KeySlotStatus, UnlockSecret};
-pub use token::{KeyPolicy, SlotKind, VolumeEncryption};
+pub use status::EncryptionStatus;
+pub use token::{ColdStart, KeyPolicy, SlotKind, VolumeEncryption};
+pub use tpm::{InvalidPcr, PcrSelection, TpmConnection, TpmError, TpmSeal};
 
 /// A volume that keys open.
 ///
@@ -128,6 +135,7 @@ pub struct LuksVolume {
     mkfs: PathBuf,
     mapping_name: String,
     node: Option<String>,
+    cold_start: ColdStart,
     wipe: bool,
     allow_discards: bool,
     progress: Option<WipeHook>,
@@ -142,22 +150,6 @@ impl fmt::Debug for LuksVolume {
     }
 }
 
-/// The encryption of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EncryptionStatus {
-    /// How its blocks are encrypted.
-    pub encryption: VolumeEncryption,
-    /// Which keys open it, as recorded when it was created.
-    pub keys: KeyPolicy,
-    /// The node that created it.
-    pub node: Option<String>,
-    /// Whether both copies of the header are correct. The next change of a key slot repairs one.
-    pub has_both_headers: bool,
-    /// All key slots, by their numbers.
-    pub slots: Vec<KeySlotStatus>,
-}
-
 impl LuksVolume {
     /// A volume on this disk.
     pub fn new(config: LuksVolumeConfig) -> LuksVolume {
@@ -168,6 +160,7 @@ impl LuksVolume {
             mkfs: "mkfs.xfs".into(),
             mapping_name: "nodekeel-data".into(),
             node: None,
+            cold_start: ColdStart::default(),
             wipe: true,
             allow_discards: false,
             progress: None,
@@ -181,7 +174,7 @@ impl LuksVolume {
         LuksVolume { label: clean_label(label).unwrap_or(self.label), ..self }
     }
 
-    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`.
+    /// Sets the path of `mkfs.xfs`, instead of the first one in `PATH`. `xfs_growfs` is beside it.
     pub fn with_mkfs(self, mkfs: impl Into<PathBuf>) -> LuksVolume {
         LuksVolume { mkfs: mkfs.into(), ..self }
     }
@@ -194,6 +187,13 @@ impl LuksVolume {
     /// Records in the header which node creates the volume, for people.
     pub fn with_node(self, node: impl Into<String>) -> LuksVolume {
         LuksVolume { node: Some(node.into()), ..self }
+    }
+
+    /// Sets how a split volume is opened after a power cut, for its creation, instead of [`ColdStart::Operator`]: an
+    /// existing volume has recorded that. One that is recorded as [`Local`](ColdStart::Local) is rejected otherwise, as
+    /// in [`LuksVolumeConfig::keys`].
+    pub fn with_cold_start(self, cold_start: ColdStart) -> LuksVolume {
+        LuksVolume { cold_start, ..self }
     }
 
     /// Does not wipe an authenticated volume when it is created, which takes hours on large disks: reading a block
@@ -219,38 +219,22 @@ impl LuksVolume {
         &self.config.device
     }
 
-    /// Reads the encryption and the key slots from the header.
-    ///
-    /// # Errors
-    /// [`VolumeError::Encryption`] if no header meets the policy; [`VolumeError::Device`].
-    pub fn encryption_status(&self) -> Result<EncryptionStatus, VolumeError> {
-        self.with_header(|_, header, token| {
-            let opened = *self.opened_slot.lock().unwrap_or_else(PoisonError::into_inner);
-            Ok(EncryptionStatus {
-                encryption: token.encryption,
-                keys: token.keys,
-                node: token.node.clone(),
-                has_both_headers: header.has_both_copies,
-                slots: describe_slots(&header.summary, token.keys, opened),
-            })
-        })
-    }
-
     /// Gives the volume new keys: seals a new node unlock key, and adds a key slot. The secret must open the volume.
     ///
     /// A split volume returns its new cluster unlock key. The old slots remain until the caller has stored that key,
-    /// and [confirms](Self::confirm_secret) it; a call that was killed is repeated with the old secret. A local volume
-    /// has only its new key when this returns. Slots that the header does not name are removed, also those that an
-    /// operator has added.
+    /// and [confirms](Self::confirm_secret) it; a call that was killed is repeated with the old secret, and replaces what it
+    /// has left. A recovery passphrase does not say which key the cluster has: with one, the oldest slots remain, and
+    /// the keys of rotations that were not confirmed are void. A local volume has only its new key when this returns.
+    /// Slots that the header does not name are removed, also those that an operator has added.
     ///
     /// # Errors
     /// [`VolumeError::Encryption`], with the old keys still valid.
     pub fn rotate_keys(&self, secret: &UnlockSecret) -> Result<Option<UnlockKey>, VolumeError> {
-        self.with_header(|slots, _, token| slots.rotate(secret, token.keys))
+        self.with_header(|slots, _, token| slots.rotate(secret, token))
     }
 
-    /// Adds a key slot with a new recovery passphrase, to be shown once. Older ones remain until it is
-    /// [confirmed](Self::confirm_secret): typed by the person that has it.
+    /// Adds a key slot with a new recovery passphrase, to be shown once. The one before remains until it is
+    /// [confirmed](Self::confirm_secret): typed by the person that has it. Without that, the next call replaces it.
     ///
     /// # Errors
     /// [`VolumeError::Encryption`], with nothing changed or an unnamed slot that the next call removes.
@@ -260,12 +244,13 @@ impl LuksVolume {
 
     /// Confirms that a secret is kept where it has to be: as read back from the cluster, or typed. Checks that it opens
     /// the newest slot of its kind, and removes the slots that it supersedes, those without a name, and, for a
-    /// cluster unlock key, the temporary slot of the node unlock key alone. May be repeated.
+    /// cluster unlock key, the temporary slot of the node unlock key alone; with a [local cold start](ColdStart::Local),
+    /// that slot gets the new node unlock key instead. May be repeated.
     ///
     /// # Errors
     /// [`VolumeError::Encryption`]: nothing is removed if the secret does not open its slot, or an older one.
     pub fn confirm_secret(&self, secret: &UnlockSecret) -> Result<(), VolumeError> {
-        self.with_header(|slots, _, token| slots.confirm(secret, token.keys))
+        self.with_header(|slots, _, token| slots.confirm(secret, token))
     }
 
     /// Grows the mapping and the file system of the mounted volume to the size of the disk.
@@ -283,7 +268,7 @@ impl LuksVolume {
             let opened = slots.open_slot(header, secret)?;
             slots.device.resize(header, &opened.passphrase, &self.mapping_name)
         })?;
-        self.mount.grow_file_system()
+        self.mount.grow_file_system(&self.mkfs)
     }
 
     /// Rejects what an authenticated volume can't do.
@@ -298,6 +283,11 @@ impl LuksVolume {
     fn check_keys(&self, token: &VolumeToken) -> Result<(), LuksError> {
         match (self.config.keys, token.keys) {
             (KeyPolicy::Split, KeyPolicy::Local) => Err(LuksError::Policy(PolicyViolation::Keys)),
+            (KeyPolicy::Split, KeyPolicy::Split)
+                if token.keeps_local_slot() && self.cold_start != ColdStart::Local =>
+            {
+                Err(LuksError::Policy(PolicyViolation::ColdStart))
+            }
             _ => Ok(()),
         }
     }
@@ -344,10 +334,15 @@ impl DataVolume for LuksVolume {
     }
 
     fn unmount(&self) -> Result<(), VolumeError> {
+        let mut closed = Ok(());
         self.lifecycle.unmount(|| {
             self.mount.unmount()?;
-            self.close_unmounted()
-        })
+            // Where it can't be closed, it is not mounted any more: a caller that took it for mounted would write to the
+            // directory below.
+            closed = self.close_unmounted();
+            Ok(())
+        })?;
+        closed
     }
 
     fn state(&self) -> MountState {

@@ -79,7 +79,8 @@ fn identify_block(offset: u64, block: &[u8]) -> Option<DiskSignature> {
         .iter()
         .find(|(_, at, magic)| block.get(*at..).is_some_and(|bytes| bytes.starts_with(magic)));
     let (name, at) = copy.map_or((DiskSignature::DATA, first), |(name, at, _)| (*name, *at));
-    Some(DiskSignature { name, offset: offset + at as u64, fingerprint: crc32c::crc32c(block) })
+    let sector = block.chunks(SECTOR_BYTES).nth(at / SECTOR_BYTES).map_or(0, crc32c::crc32c);
+    Some(DiskSignature { name, offset: offset + at as u64, fingerprint: crc32c::crc32c(block), sector })
 }
 
 /// The blocks at which file systems and encrypted devices of this size keep copies of their headers, beyond

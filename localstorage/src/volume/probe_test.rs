@@ -1,8 +1,10 @@
-use std::io::Cursor;
+use std::io::{Cursor, SeekFrom};
 
 use proptest::prelude::*;
 
-use super::super::claim::encode_claim;
+use super::super::claim::{DiskClaim, SECTOR_BYTES, claim_offset, encode_claim};
+use super::super::disk_ends::WINDOW_BYTES;
+use super::super::signatures::{MD_RAID_MAGIC, SIGNATURES, Start, ZFS_UBERBLOCKS};
 use super::super::uuid::Uuid;
 use super::*;
 
@@ -136,6 +138,43 @@ fn a_claim_does_not_change_the_fingerprints_it_names() {
     assert_eq!(probe_image(size, &[zfs, beside, (at, &erased)]), VolumeContents::Interrupted);
 }
 
+/// mkfs.xfs clears the first blocks at once, and then writes its headers sector by sector: after a power cut, a disk
+/// with a cache may have any of these writes, and not the others.
+#[test]
+fn a_claim_covers_what_it_erases_beside_what_its_format_has_written() {
+    let size = 2 * MIB;
+    let at = claim_offset(size);
+    let ext: [(u64, &[u8]); 3] = [(1080, b"\x53\xef"), (1128, b"its UUID"), (1600, b"more of it")];
+    let claim = encode_claim(OURS, "ours", &probe_image(size, &ext));
+    let probe = |parts: &[(u64, &[u8])]| probe_image(size, &[&[(at, &claim[..])], parts].concat());
+    let [label, uuid, _] = ext;
+    for around in [&OUR_XFS[..], &[(512, b"XAGF"), (576, &OURS.0)], &[]] {
+        let erased = [&[label, uuid], around].concat();
+        assert_eq!(probe(&erased), VolumeContents::Interrupted, "{around:?}");
+        // Another ext that was made since.
+        let other = [&[label, (1128, b"another")], around].concat();
+        assert_ne!(probe(&other), VolumeContents::Interrupted, "{around:?}");
+    }
+    // Its sector alone does not prove what is around it.
+    assert_ne!(probe(&[label, uuid, (2048, b"somebody's")]), VolumeContents::Interrupted);
+}
+
+/// Claims of earlier builds name signatures by their blocks alone.
+#[test]
+fn a_claim_without_sectors_is_read() {
+    let size = 2 * MIB;
+    let ext: (u64, &[u8]) = (1080, b"\x53\xef");
+    let claim = encode_claim(OURS, "ours", &probe_image(size, &[ext]));
+    let text = String::from_utf8(claim.to_vec()).unwrap();
+    let (line, _) = text.split_once(", sector").unwrap();
+    let earlier = format!("{line}\n");
+    let at = claim_offset(size);
+    let probe = |parts: &[(u64, &[u8])]| probe_image(size, &[&[(at, earlier.as_bytes())], parts].concat());
+    assert_eq!(probe(&[ext]), VolumeContents::Interrupted);
+    let around = [&OUR_XFS[..], &[ext]].concat();
+    assert_ne!(probe(&around), VolumeContents::Interrupted);
+}
+
 #[test]
 fn signatures_of_one_kind_have_different_fingerprints() {
     let mark = |parts: &[(u64, &[u8])]| match probe_image(2 * MIB, parts) {
@@ -174,11 +213,11 @@ fn a_claim_covers_the_log_record_of_its_format() {
 fn a_claim_names_as_many_signatures_as_fit() {
     let found: Vec<_> = SIGNATURES
         .iter()
-        .map(|(name, _, offset, _)| DiskSignature { name, offset: *offset, fingerprint: 7 })
+        .map(|(name, _, offset, _)| DiskSignature { name, offset: *offset, fingerprint: 7, sector: 8 })
         .collect();
     let sector = encode_claim(OURS, "ours", &VolumeContents::Occupied { found });
     let text = std::str::from_utf8(&sector).unwrap();
-    assert!(text.contains("xfs_log at byte 0, 00000007\n"), "{text}");
+    assert!(text.contains("xfs_log at byte 0, 00000007, sector 00000008\n"), "{text}");
     assert_eq!(DiskClaim::parse(&sector).and_then(DiskClaim::uuid), Some(OURS));
 }
 

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
 use nodekeel_localstorage::pki::PkiError;
 use nodekeel_localstorage::testing::fuzz_commit_record;
-use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
+use nodekeel_localstorage::tree::LayoutTarget;
 use nodekeel_localstorage::{FileMode, FileStore as _, READ_LIMIT};
 use proptest::prelude::*;
+
+use crate::monogon_root::DataPartition;
 
 /// Reads two files of a commit through a layout created after a restart.
 fn read_both_files(target: &LayoutTarget) -> (Vec<u8>, Vec<u8>) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::mount::{MountError, MountFlags, MountSpec, Mounter as _, OsMounter};
 use nodekeel_localstorage::testing::volume_conformance;
-use nodekeel_localstorage::tree::{DataPartition, LayoutEntry, LayoutTarget, MountPoint, NodeRoot};
+use nodekeel_localstorage::tree::{LayoutEntry, LayoutTarget, MountPoint};
 use nodekeel_localstorage::volume::{
     DataVolume as _, DiskVolume, ErasePolicy, VolumeContents, VolumeError, probe_disk,
 };
@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use testbed::guest::disk::{FileSystem, GuestDisk};
 
 use crate::fixture::{in_child_process, runs_whole_counts};
+use crate::monogon_root::{DataPartition, NodeRoot};
 
 const MIB: usize = 1 << 20;
 

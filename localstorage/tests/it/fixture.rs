@@ -50,7 +50,7 @@ pub(crate) fn assigned_task() -> Option<String> {
 }
 
 /// One test of this program, with a task, for a child process.
-fn test_command(test: &str, task: &str) -> Command {
+pub(crate) fn test_command(test: &str, task: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the executable has a path"));
     command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]);
     command.env(TASK_VARIABLE, task).stdin(Stdio::null());

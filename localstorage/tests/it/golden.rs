@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::mount::OsMounter;
 use nodekeel_localstorage::step_journal::{StepJournal, StepList};
-use nodekeel_localstorage::tree::{BrandNames, DataPartition, LayoutEntry as _, LayoutTarget, NodeRoot};
+use nodekeel_localstorage::tree::{BrandNames, LayoutEntry as _, LayoutTarget};
 use nodekeel_localstorage::volume::{
     DataVolume as _, DirectoryVolume, DiskVolume, ErasePolicy, VolumeContents, VolumeError, probe_disk,
 };
@@ -14,6 +14,7 @@ use nodekeel_localstorage::{Dir, OsFileStore};
 use tempfile::TempDir;
 
 use crate::fixture::{raw_names, scratch_dir};
+use crate::monogon_root::{DataPartition, NodeRoot};
 
 fn golden_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(name)

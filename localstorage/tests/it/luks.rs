@@ -1,17 +1,20 @@
 //! Encrypted volumes on disk images, with real headers, key slots and tokens. Mappings are files.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::testing::{FileCryptsetup, RecordingMounter};
 use nodekeel_localstorage::volume::{
-    Cryptsetup, CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal, HeaderError,
-    KeyPolicy, LuksError, LuksVolume, LuksVolumeConfig, PolicyViolation, SealError, SlotKind, UnlockKey,
-    UnlockSecret, VolumeEncryption, VolumeError,
+    ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, DataVolume as _,
+    EncryptedVolume as _, ErasePolicy, FileSeal, HeaderError, KeyPolicy, KeySeal, LuksError, LuksVolume,
+    LuksVolumeConfig, MountState, PolicyViolation, SealError, SealId, SlotKind, UnlockKey, UnlockSecret,
+    VolumeEncryption, VolumeError,
 };
 use tempfile::TempDir;
 
@@ -19,6 +22,8 @@ use crate::fixture::temp_base;
 
 mod guest;
 mod kills;
+mod slots;
+mod tpm;
 
 const MIB: u64 = 1 << 20;
 
@@ -75,6 +80,16 @@ impl LuksFixture {
     }
 
     fn volume_by(&self, keys: KeyPolicy, cryptsetup: Arc<dyn Cryptsetup>) -> LuksVolume {
+        let seal = FileSeal::new(Dir::open(self.path("esp")).unwrap());
+        self.volume_with_seal(keys, cryptsetup, Arc::new(seal))
+    }
+
+    fn volume_with_seal(
+        &self,
+        keys: KeyPolicy,
+        cryptsetup: Arc<dyn Cryptsetup>,
+        seal: Arc<dyn KeySeal>,
+    ) -> LuksVolume {
         let open = |name| Dir::open(self.path(name)).unwrap();
         let config = LuksVolumeConfig {
             device: self.path("disk"),
@@ -83,11 +98,27 @@ impl LuksFixture {
             keys,
             journal: open("esp"),
             runtime: open("run"),
-            seal: Arc::new(FileSeal::new(open("esp"))),
+            seal,
             mounter: self.mounter.clone(),
             cryptsetup,
         };
         LuksVolume::new(config).with_mkfs(self.path("mkfs")).with_node("node-1")
+    }
+
+    /// One whose header has to say that its blocks are authenticated.
+    fn authenticated_volume(&self) -> LuksVolume {
+        let open = |name| Dir::open(self.path(name)).unwrap();
+        LuksVolume::new(LuksVolumeConfig {
+            device: self.path("disk"),
+            target: self.path("data"),
+            encryption: VolumeEncryption::EncryptedAndAuthenticated,
+            keys: KeyPolicy::Local,
+            journal: open("esp"),
+            runtime: open("run"),
+            seal: Arc::new(FileSeal::new(open("esp"))),
+            mounter: self.mounter.clone(),
+            cryptsetup: Arc::new(self.tool()),
+        })
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
@@ -127,8 +158,7 @@ impl LuksFixture {
     }
 
     fn key_files(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.path("esp")).unwrap().map(|entry| entry.unwrap().path());
-        entries.filter(|path| path.extension().is_some_and(|extension| extension == "key")).collect()
+        key_files_in(&self.path("esp"))
     }
 }
 
@@ -180,6 +210,46 @@ fn a_local_volume_opens_with_the_key_on_the_esp_alone() {
     assert_eq!(fixture.key_files().len(), 2, "a key is removed only when its volume has another");
 }
 
+/// Can't close its mapping, as while a bind mount of the volume is left.
+#[derive(Debug)]
+struct BusyMapping {
+    tool: FileCryptsetup,
+    is_busy: AtomicBool,
+}
+
+impl Cryptsetup for BusyMapping {
+    fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
+        match call.action == "close" && self.is_busy.load(Ordering::SeqCst) {
+            true => {
+                let source = io::ErrorKind::ResourceBusy.into();
+                Err(CryptsetupError::Start { program: "cryptsetup".into(), source })
+            }
+            false => self.tool.run(call),
+        }
+    }
+
+    fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
+        self.tool.find_mapping(name)
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_volume_whose_mapping_stays_in_use_is_unmounted_and_mounts_again() {
+    let fixture = LuksFixture::new();
+    let tool = Arc::new(BusyMapping { tool: fixture.tool(), is_busy: AtomicBool::default() });
+    let volume = fixture.volume_by(KeyPolicy::Local, Arc::clone(&tool) as _);
+    volume.mount_new(ErasePolicy::Nothing).unwrap();
+    tool.is_busy.store(true, Ordering::SeqCst);
+    let busy = luks_error(volume.unmount());
+    assert!(matches!(busy, LuksError::Command(_)), "{busy:?}");
+    assert_eq!(volume.state(), MountState::Unmounted, "nothing is mounted on the directory");
+    assert!(volume.mount_active().unwrap().is_some());
+    tool.is_busy.store(false, Ordering::SeqCst);
+    volume.unmount().unwrap();
+    assert!(tool.find_mapping("nodekeel-data").unwrap().is_none());
+}
+
 #[test]
 #[ignore = "needs cryptsetup"]
 fn a_split_volume_opens_with_both_halves_together_alone() {
@@ -222,17 +292,51 @@ fn a_split_volume_opens_with_both_halves_together_alone() {
     volume.mount_existing_with(&secret).unwrap();
 }
 
+/// Seals another key in the place of the only one.
+fn replace_node_key(esp: &Path) {
+    let seal = FileSeal::new(Dir::open(esp).unwrap());
+    let name = key_files_in(esp).remove(0);
+    let (volume, generation) = name.file_stem().unwrap().to_str().unwrap().split_once('.').unwrap();
+    let volume = u128::from_str_radix(&volume.replace('-', ""), 16).unwrap().to_be_bytes();
+    let id = SealId::new(volume, generation.parse().unwrap());
+    seal.seal_key(id, &UnlockKey::generate().unwrap()).unwrap();
+}
+
+fn key_files_in(esp: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(esp).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "key")).collect()
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_mapping_that_an_earlier_process_has_left_needs_no_key() {
+    let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    let secret = UnlockSecret::Cluster(key.unwrap());
+    let killed = fixture.volume(KeyPolicy::Split);
+    assert!(killed.mount_active().unwrap().is_none(), "nothing is open");
+    killed.mount_existing_with(&secret).unwrap();
+    killed.confirm_secret(&secret).unwrap();
+    drop(killed);
+
+    let volume = fixture.volume(KeyPolicy::Split);
+    assert!(matches!(luks_error(volume.mount_existing()), LuksError::NoSlot { .. }));
+    volume.mount_active().unwrap().expect("the mapping is open");
+    assert!(matches!(volume.mount_active(), Err(VolumeError::InvalidState { .. })));
+    volume.unmount().unwrap();
+    assert!(volume.mount_active().unwrap().is_none(), "the mapping is closed");
+    // A mapping of that name may be another volume's.
+    let (other, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    other.volume(KeyPolicy::Local).mount_existing().unwrap();
+    let mapping = "mappings/nodekeel-data";
+    fs::copy(other.path(mapping), fixture.path(mapping)).unwrap();
+    assert!(volume.mount_active().unwrap().is_none(), "it is another volume's");
+}
+
 #[test]
 #[ignore = "needs cryptsetup"]
 fn another_key_in_the_right_place_is_named_as_the_wrong_half() {
     let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
-    let name = fixture.key_files().remove(0);
-    let volume_uuid = name.file_stem().unwrap().to_str().unwrap().split('.').next().unwrap().replace('-', "");
-    let bytes: Vec<u8> =
-        (0..16).map(|at| u8::from_str_radix(&volume_uuid[2 * at..2 * at + 2], 16).unwrap()).collect();
-    let id = nodekeel_localstorage::volume::SealId::new(bytes.try_into().unwrap(), 1);
-    let seal = FileSeal::new(Dir::open(fixture.path("esp")).unwrap());
-    nodekeel_localstorage::volume::KeySeal::seal_key(&seal, id, &UnlockKey::generate().unwrap()).unwrap();
+    replace_node_key(&fixture.path("esp"));
     let volume = fixture.volume(KeyPolicy::Split);
     for secret in [UnlockSecret::Node, UnlockSecret::Cluster(key.unwrap())] {
         let wrong = luks_error(volume.mount_existing_with(&secret));
@@ -434,21 +538,22 @@ fn a_foreign_token_is_rejected_until_it_is_removed() {
 }
 
 #[test]
+#[ignore = "needs cryptsetup"]
+fn a_volume_that_has_lost_its_authentication_is_rejected_and_kept() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let before = fixture.ends();
+    let volume = fixture.authenticated_volume();
+    let rejected = luks_error(volume.mount_existing());
+    assert!(matches!(rejected, LuksError::Policy(_)), "{rejected:?}");
+    assert!(matches!(volume.mount_new(ErasePolicy::Nothing), Err(VolumeError::Occupied { .. })));
+    assert!(before == fixture.ends(), "the disk has changed");
+    fixture.volume(KeyPolicy::Local).mount_existing().unwrap();
+}
+
+#[test]
 fn an_authenticated_volume_is_neither_trimmed_nor_grown() {
     let fixture = LuksFixture::new();
-    let open = |name| Dir::open(fixture.path(name)).unwrap();
-    let config = LuksVolumeConfig {
-        device: fixture.path("disk"),
-        target: fixture.path("data"),
-        encryption: VolumeEncryption::EncryptedAndAuthenticated,
-        keys: KeyPolicy::Local,
-        journal: open("esp"),
-        runtime: open("run"),
-        seal: Arc::new(FileSeal::new(open("esp"))),
-        mounter: fixture.mounter.clone(),
-        cryptsetup: Arc::new(fixture.tool()),
-    };
-    let volume = LuksVolume::new(config).with_discards();
+    let volume = fixture.authenticated_volume().with_discards();
     for error in [
         luks_error(volume.grow_volume(&UnlockSecret::Node)),
         luks_error(volume.mount_existing()),

@@ -4,6 +4,7 @@
 mod commit;
 mod dir;
 mod disks;
+mod fifty_disks;
 mod file_store;
 mod fixture;
 mod golden;
@@ -11,7 +12,9 @@ mod kernel;
 mod luks;
 mod matrix;
 mod model;
+mod monogon_root;
 mod mount;
+mod partitions;
 mod paths;
 mod pki;
 mod power_cut;

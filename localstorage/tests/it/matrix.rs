@@ -17,6 +17,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use crate::fixture::{assigned_task, raw_names, run_in_child, temp_base};
 
 mod scenarios;
+mod traced;
 
 pub(crate) use scenarios::{ALL, Scenario};
 
@@ -233,6 +234,7 @@ matrix! {
     replace: 17;
     create: 8;
     ensure_dirs: 13;
+    change: 18;
     rename: 5;
     remove: 330;
     remove_stale: 18;

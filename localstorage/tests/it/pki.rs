@@ -10,13 +10,15 @@ use nodekeel_localstorage::pki::{
     RevocationList,
 };
 use nodekeel_localstorage::testing::fuzz_credentials_file;
-use nodekeel_localstorage::tree::{DataPartition, LayoutFile, LayoutTarget, PkiDir};
+use nodekeel_localstorage::tree::{LayoutFile, LayoutTarget, PkiDir};
 use nodekeel_localstorage::{FileMode, FileStore};
 use proptest::prelude::*;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, RevokedCertParams, SerialNumber, date_time_ymd,
 };
+
+use crate::monogon_root::DataPartition;
 
 struct PkiFixture {
     store: Arc<MemFileStore>,
@@ -41,13 +43,13 @@ impl PkiFixture {
 }
 
 /// A CA outside of the layout.
-struct TestCa {
+pub(crate) struct TestCa {
     issuer: Issuer<'static, KeyPair>,
     certificate: Certificate,
 }
 
 impl TestCa {
-    fn new(is_ca: bool) -> TestCa {
+    pub(crate) fn new(is_ca: bool) -> TestCa {
         let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
         let mut params = CertificateParams::default();
         if is_ca {
@@ -59,7 +61,7 @@ impl TestCa {
     }
 
     /// A key with a certificate of this CA, with this serial number.
-    fn issue(&self, serial: u64) -> Credentials {
+    pub(crate) fn issue(&self, serial: u64) -> Credentials {
         let pair = KeyPair::generate_for(&PKCS_ED25519).unwrap();
         let mut params = CertificateParams::new(vec!["node".into()]).unwrap();
         params.serial_number = Some(SerialNumber::from(serial));

@@ -8,10 +8,15 @@ use std::sync::Arc;
 
 use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
 use nodekeel_localstorage::tree::{
-    BrandNames, DataPartition, DecodeError, EfiSystemPartition, EphemeralDir, LayoutDir, LayoutEntry,
-    LayoutError, LayoutFile, LayoutProblem, LayoutSocket, LayoutTarget, LoadError, NodeRoot, RunDir, TmpDir,
+    BrandNames, DecodeError, LayoutDir, LayoutEntry, LayoutError, LayoutFile, LayoutProblem, LayoutSocket,
+    LayoutTarget, LoadError,
 };
 use nodekeel_localstorage::{Dir, FileStore, InvalidName, OsFileStore, layout};
+
+use crate::monogon_root::{
+    DataPartition, EfiSystemPartition, EphemeralDir, MONOGON_OUTLINE, NodeRoot, RunDir, TmpDir,
+    metropolis_names,
+};
 
 fn memory_target(root: &str) -> LayoutTarget {
     LayoutTarget::new(Arc::new(MemFileStore::default()), root)
@@ -19,92 +24,6 @@ fn memory_target(root: &str) -> LayoutTarget {
 
 fn disk_target(root: &Path) -> LayoutTarget {
     LayoutTarget::new(Arc::new(OsFileStore::new(Dir::open(root).unwrap())), root)
-}
-
-/// Every path and mode of Monogon, with its brand names expanded.
-const MONOGON_OUTLINE: &str = "\
-0755 esp/ (mount point)
-0700   metropolis/
-0644     sealed_configuration.pb
-0644     parameters.pb
-0644     cluster_directory.pb
-0644     network_configuration.pb
-0755   EFI/
-0755     BOOT/
-0755     metropolis/
-0644       boot-a.efi
-0644       boot-b.efi
-0755 data/ (mount point)
-0700   containerd/
-0700   etcd/
-0700     peer_pki/
-0600       ca.pem
-0600       cert.pem
-0600       cert-key.pem
-0400     peer_crl
-0700     data/
-0700   kubernetes/
-0700     clusternet/
-0600       private.key
-0700     csiprovisioner/
-0700       pki/
-0600         ca.pem
-0600         cert.pem
-0600         cert-key.pem
-0700     netservices/
-0700       pki/
-0600         ca.pem
-0600         cert.pem
-0600         cert-key.pem
-0700     kubelet/
-0700       pki/
-0600         ca.pem
-0600         cert.pem
-0600         cert-key.pem
-0700       device-plugins/
-0600         kubelet.sock=
-0700       logs/
-0700       plugins/
-0600         dev.monogon.metropolis.vfs.sock=
-0600         devices.monogon.dev_kvm.sock=
-0700       plugins_registry/
-0600         dev.monogon.metropolis.vfs-reg.sock=
-0600         devices.monogon.dev_kvm-reg.sock=
-0700   node/
-0700     credentials/
-0600       ca.pem
-0600       cert.pem
-0600       cert-key.pem
-0400     roles.pb
-0700   volumes/
-0755 etc/
-0444   machine-id
-0755 ephemeral/ (mount point)
-0700   consensus/
-0600     client.sock=
-0600     server-logs.fifo|
-0755   containerd/
-0600     client.sock=
-0600     runsc-logs.fifo|
-0755     tmp/
-0700     runsc/
-0700     ipam/
-0700     cni/
-0700     cni-cache/
-0700   flexvolume_plugins/
-0444   machine-id
-1777 tmp/ (mount point)
-0755 run/ (mount point)
-0700   containerd/
-";
-
-fn metropolis_names() -> BrandNames {
-    let names: BrandNames = "metropolis".parse().unwrap();
-    names
-        .with_driver_name("dev.monogon.metropolis.vfs")
-        .unwrap()
-        .with_device_prefix("devices.monogon.dev")
-        .unwrap()
 }
 
 #[test]

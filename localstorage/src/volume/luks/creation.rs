@@ -262,8 +262,7 @@ impl LuksVolume {
         let check = node_key.check_value(id.volume);
         let slot_token = SlotToken::new(FIRST_SLOT, SlotKind::Local, id.generation, Some(check));
         device.write_slot_token(FIRST_SLOT, &slot_token).map_err(to_error)?;
-        let token = VolumeToken::new(self.config.encryption, self.config.keys, self.node.clone());
-        device.write_volume_token(&token).map_err(to_error)?;
+        device.write_volume_token(&self.token_of(VolumeProgress::Unfinished)).map_err(to_error)?;
         // What was written meets the policy, and its slot opens.
         let header = device.check_header().map_err(to_error)?;
         slots.open_slot(&header, &UnlockSecret::Node).map_err(to_error)?;
@@ -315,8 +314,7 @@ impl LuksVolume {
         for slot in header.summary.slots.iter().filter(|slot| **slot != opened.slot) {
             slots.device.remove_slot(*slot)?;
         }
-        let keys = self.config.keys;
-        let cluster_key = match keys {
+        let cluster_key = match self.config.keys {
             KeyPolicy::Local => None,
             KeyPolicy::Split => {
                 let (node_key, key) =
@@ -325,11 +323,16 @@ impl LuksVolume {
                 Some(key)
             }
         };
-        let mut token = VolumeToken::new(self.config.encryption, keys, self.node.clone());
-        token.state = VolumeProgress::Complete;
-        slots.device.write_volume_token(&token)?;
+        slots.device.write_volume_token(&self.token_of(VolumeProgress::Complete))?;
         slots.device.check_header()?;
         Ok(cluster_key)
+    }
+
+    fn token_of(&self, state: VolumeProgress) -> VolumeToken {
+        let mut token = VolumeToken::new(self.config.encryption, self.config.keys, self.cold_start);
+        token.state = state;
+        token.node.clone_from(&self.node);
+        token
     }
 }
 

@@ -13,6 +13,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+use crate::sys;
+
 /// The exit code of cryptsetup for a passphrase that opens no slot. *Source:* cryptsetup(8), RETURN CODES.
 const WRONG_PASSPHRASE: i32 = 2;
 
@@ -127,7 +129,7 @@ impl CryptsetupError {
     }
 }
 
-/// The real program, version 2.5 or newer.
+/// The real program, version 2.5 or newer. It ends with this program, also when that is killed.
 #[derive(Clone, Debug)]
 pub struct CryptsetupProgram {
     program: PathBuf,
@@ -159,6 +161,8 @@ impl Cryptsetup for CryptsetupProgram {
             // Otherwise libdevmapper waits forever for an answer of udev.
             command.env("DM_DISABLE_UDEV", "1");
         }
+        // The next start resumes what this one has begun; it must not find its cryptsetup still at work.
+        sys::end_with_parent(&mut command);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -293,6 +297,48 @@ mod tests {
         let error = tool.run(&call("open", b"a secret")).unwrap_err();
         assert!(matches!(error, CryptsetupError::TimedOut { action: "open" }), "{error}");
         tool.run(&call("luksFormat", b"a secret")).unwrap();
+    }
+
+    /// Set in the program that is to be killed, which is this test again.
+    const KILLED_CALLER: &str = "NODEKEEL_TEST_CRYPTSETUP_OF_A_KILLED_PROGRAM";
+
+    #[test]
+    fn a_format_ends_when_its_caller_is_killed() {
+        if let Some(program) = std::env::var_os(KILLED_CALLER) {
+            let _ = CryptsetupProgram::new(program).run(&call("luksFormat", b"a secret"));
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("cryptsetup");
+        let script = "#!/bin/sh\necho $$ >\"$0.new\"\nmv \"$0.new\" \"$0.pid\"\nexec sleep 1000\n";
+        testbed::write_program(&program, script).unwrap();
+        let name = "volume::luks::cryptsetup::tests::a_format_ends_when_its_caller_is_killed";
+        let mut caller = Command::new(std::env::current_exe().unwrap());
+        let mut caller = caller
+            .args(["--exact", name])
+            .env(KILLED_CALLER, &program)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid: i32 = testbed::wait_until(Duration::from_secs(60), "its start", || {
+            Ok(fs::read_to_string(directory.path().join("cryptsetup.pid"))?.trim().parse()?)
+        })
+        .unwrap();
+        caller.kill().unwrap();
+        caller.wait().unwrap();
+        let has_ended = testbed::wait_until(Duration::from_secs(60), "its end", || {
+            // Nobody may reap it.
+            let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            anyhow::ensure!(state.is_empty() || state.contains(") Z "), "{state}");
+            Ok(())
+        });
+        if has_ended.is_err() {
+            let _ = rustix::process::kill_process(
+                rustix::process::Pid::from_raw(pid).unwrap(),
+                rustix::process::Signal::KILL,
+            );
+        }
+        has_ended.unwrap();
     }
 
     #[test]

@@ -136,6 +136,14 @@ pub enum LuksError {
 }
 
 impl LuksError {
+    /// Whether the secret was tried, and opens no slot of its kind.
+    pub(super) fn is_wrong_secret(&self) -> bool {
+        matches!(
+            self,
+            LuksError::NoSlot { .. } | LuksError::SlotClosed { .. } | LuksError::WrongClusterKey { .. }
+        )
+    }
+
     pub(super) fn device(error: VolumeError) -> LuksError {
         LuksError::Device(Box::new(error))
     }

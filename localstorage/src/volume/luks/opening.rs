@@ -9,7 +9,7 @@ use super::super::marker::VolumeMarker;
 use super::super::{VolumeContents, VolumeError};
 use super::LuksVolume;
 use super::cryptsetup::ActiveMapping;
-use super::device::{CheckedHeader, close_mapping};
+use super::device::{CheckedHeader, close_mapping, mapping_identifier};
 use super::error::LuksError;
 use super::header::HeaderError;
 use super::policy::read_volume_token;
@@ -34,6 +34,36 @@ impl LuksVolume {
             .map_err(|error| self.error(error))?;
         self.open_mapping(&slots, &header, &opened)?;
         drop(disk);
+        self.mount_complete()
+    }
+
+    /// Mounts the volume by the mapping that an earlier process has left open, which needs no key; none if it is
+    /// not open. A process that was killed, or that could not unmount the volume, leaves one.
+    ///
+    /// # Errors
+    /// Those of [`mount_existing_with`](super::EncryptedVolume::mount_existing_with), but for those of keys.
+    pub fn mount_active(&self) -> Result<Option<Dir>, VolumeError> {
+        match self.has_active_mapping()? {
+            true => self.lifecycle.mount(|| self.mount_complete()).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn has_active_mapping(&self) -> Result<bool, VolumeError> {
+        let disk = Disk::open(&self.config.device, DiskAccess::Read)?;
+        self.check_complete(&disk)?;
+        let device = self.slots_of(&disk).device;
+        let name = &self.mapping_name;
+        let active = device.check_header().and_then(|header| {
+            header.summary.volume.as_ref().map_or(Ok(()), |token| self.check_keys(token))?;
+            let identifier = mapping_identifier(header.uuid, name);
+            Ok(device.find_mapping(name)?.is_some_and(|active| active.identifier == identifier))
+        });
+        active.map_err(|error| self.error(error))
+    }
+
+    /// Mounts the open mapping of a volume that is complete.
+    fn mount_complete(&self) -> Result<Dir, VolumeError> {
         let path = || self.config.device.clone();
         self.mount_mapping(|top| match VolumeMarker::read_from(top).map_err(VolumeError::Finish)? {
             VolumeMarker::Complete => Ok(()),

@@ -67,6 +67,11 @@ pub enum PolicyViolation {
     /// It says that the node unlock key alone opens the volume, which is configured to need the cluster's, too.
     #[error("it is for a volume that the node unlock key alone opens, but the volume is configured as split")]
     Keys,
+    /// It says that the node unlock key alone opens the volume after a power cut, which is configured otherwise.
+    #[error(
+        "it is for a volume that the node unlock key alone opens at a cold start, but the volume is configured otherwise"
+    )]
+    ColdStart,
     /// A key slot, or the digest of the volume key, is weaker than those of this crate.
     #[error("key slot {slot} is weaker than permitted: {found}")]
     WeakKeySlot {

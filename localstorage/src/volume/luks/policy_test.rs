@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::super::fuzz::fuzz_luks_header;
 use super::super::header::{LuksHeader, encode_header};
-use super::super::token::{KeyPolicy, SlotKind, VolumeProgress};
+use super::super::token::{ColdStart, KeyPolicy, SlotKind, VolumeProgress};
 use super::*;
 
 /// Written by cryptsetup 2.6.1, with both kinds of slots and tokens.
@@ -29,6 +29,8 @@ fn headers_of_cryptsetup_are_accepted_for_their_encryption_alone() {
     let volume = summary.volume.unwrap();
     assert_eq!((volume.state, volume.keys), (VolumeProgress::Complete, KeyPolicy::Split));
     assert_eq!(volume.node.as_deref(), Some("node-1"));
+    // Of the release before the field.
+    assert_eq!(volume.cold_start(), Some(ColdStart::Operator));
     let kinds: Vec<_> =
         summary.slot_tokens.values().map(|token| (token.slot(), token.kind, token.generation)).collect();
     assert_eq!(kinds, [(Some(0), SlotKind::Local, 1), (Some(1), SlotKind::Split, 1)]);
@@ -40,6 +42,29 @@ fn headers_of_cryptsetup_are_accepted_for_their_encryption_alone() {
     assert!(matches!(downgraded, PolicyViolation::Integrity { .. }), "{downgraded}");
     let other = check(AUTHENTICATED).unwrap_err();
     assert!(matches!(other, PolicyViolation::Integrity { .. }), "{other}");
+}
+
+#[test]
+fn the_token_of_a_volume_says_how_it_is_opened_after_a_power_cut() {
+    let token = |keys, cold_start| {
+        let token = VolumeToken::new(VolumeEncryption::Encrypted, keys, cold_start);
+        serde_json::to_string(&token).unwrap()
+    };
+    // Headers with these tokens exist.
+    let base =
+        r#"{"type":"nodekeel-volume","keyslots":[],"format":1,"state":"unfinished","encryption":"encrypted""#;
+    for (cold_start, text) in
+        [(ColdStart::Local, "local"), (ColdStart::Operator, "operator"), (ColdStart::Peers, "peers")]
+    {
+        let split = format!(r#"{base},"keys":"split","cold_start":"{text}"}}"#);
+        assert_eq!(token(KeyPolicy::Split, cold_start), split);
+        let Some(Token::Volume(read)) = Token::parse(&serde_json::from_str(&split).unwrap()) else {
+            panic!()
+        };
+        assert_eq!((read.cold_start(), cold_start.to_string()), (Some(cold_start), text.to_owned()));
+        assert_eq!(read.keeps_local_slot(), cold_start == ColdStart::Local);
+        assert_eq!(token(KeyPolicy::Local, cold_start), format!(r#"{base},"keys":"local"}}"#));
+    }
 }
 
 #[test]

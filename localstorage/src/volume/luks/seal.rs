@@ -6,6 +6,7 @@ use zeroize::Zeroizing;
 
 use super::super::uuid::Uuid;
 use super::key::{KEY_BYTES, UnlockKey};
+use super::tpm::TpmError;
 use crate::dir::Dir;
 use crate::error::Error;
 use crate::metadata::FileMode;
@@ -57,13 +58,13 @@ pub trait KeySeal: Send + Sync + fmt::Debug {
     /// Keeps a key.
     ///
     /// # Errors
-    /// [`SealError::Store`].
+    /// [`SealError::Store`], [`SealError::Tpm`].
     fn seal_key(&self, id: SealId, key: &UnlockKey) -> Result<(), SealError>;
 
     /// Reads a key.
     ///
     /// # Errors
-    /// [`SealError::Damaged`], [`SealError::Store`].
+    /// [`SealError::Damaged`], [`SealError::Store`], [`SealError::Tpm`].
     fn unseal_key(&self, id: SealId) -> Result<Option<UnlockKey>, SealError>;
 
     /// Removes a key.
@@ -82,6 +83,15 @@ pub enum SealError {
     Damaged {
         /// The identifier.
         id: SealId,
+    },
+    /// The TPM does not seal or unseal it.
+    #[error("can't seal or unseal node unlock key {id} by the TPM")]
+    Tpm {
+        /// The identifier.
+        id: SealId,
+        /// Why, and what to do.
+        #[source]
+        source: TpmError,
     },
     /// It could not be written, read or removed.
     #[error("can't access node unlock key {id}")]
@@ -134,7 +144,7 @@ impl KeySeal for FileSeal {
     }
 }
 
-fn store_error(id: SealId) -> impl FnOnce(Error) -> SealError {
+pub(super) fn store_error(id: SealId) -> impl FnOnce(Error) -> SealError {
     move |error| SealError::Store { id, source: Box::new(error) }
 }
 

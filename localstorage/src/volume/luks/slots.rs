@@ -10,6 +10,12 @@
 //!  split 1, split 2           of rotate with key 1: replaces split 2 · of confirm with key 2: removes split 1
 //!  split 2                    has nothing left to do
 //! ```
+//!
+//! A passphrase does not say which keys somebody has. So a rotation or an addition with one keeps the oldest slots, which
+//! were confirmed last, and replaces the newer ones: at most two generations of a kind are in the header.
+//!
+//! A split volume with a [local cold start](super::ColdStart::Local) keeps a slot of the node unlock key alone. Its
+//! generation is that of the confirmed split slot: a confirmation adds it before it removes the older ones.
 
 use std::fmt;
 
@@ -20,11 +26,14 @@ use super::key::{UnlockKey, derive_passphrase};
 use super::policy::HeaderSummary;
 use super::recovery::RecoveryPassphrase;
 use super::seal::{KeySeal, SealId};
-use super::token::{KeyPolicy, SlotKind, SlotToken};
+use super::token::{KeyPolicy, SlotKind, SlotToken, VolumeToken};
 
 /// How many generations before the newest one may still have sealed keys: each has a slot, or an interrupted rotation
 /// has left it.
 const KEPT_GENERATIONS: u32 = 64;
+
+/// The kinds of slots that unlock keys open, whose generations count together.
+const KEY_KINDS: [SlotKind; 2] = [SlotKind::Local, SlotKind::Split];
 
 /// What opens a volume.
 #[derive(Clone, Debug)]
@@ -87,12 +96,12 @@ impl fmt::Debug for OpenedSlot {
 /// Describes all slots of a header.
 pub(super) fn describe_slots(
     summary: &HeaderSummary,
-    keys: KeyPolicy,
+    volume: &VolumeToken,
     opened: Option<u32>,
 ) -> Vec<KeySlotStatus> {
     let describe = |slot: &u32| {
         let name = slot_token(summary, *slot).map(|token| (token.kind, token.generation));
-        let is_temporary = |kind| kind == SlotKind::Local && keys == KeyPolicy::Split;
+        let is_temporary = |kind| kind == SlotKind::Local && !volume.keeps_local_slot();
         let is_stale = name.is_none_or(|(kind, generation)| {
             is_temporary(kind) || newest_generation(summary, kind) > Some(generation)
         });
@@ -126,19 +135,48 @@ fn next_generation(summary: &HeaderSummary, kinds: &[SlotKind]) -> u32 {
     kinds.iter().filter_map(|kind| newest_generation(summary, *kind)).max().unwrap_or(0).saturating_add(1)
 }
 
-/// The slots that a confirmed slot supersedes: older ones of its kind, unnamed ones, and the temporary one of the node
-/// unlock key alone.
+/// The slots that a confirmed slot supersedes: older ones of its kind, unnamed ones, and for a split slot those of the
+/// node unlock key alone, except the one that a local cold start needs.
 fn superseded_slots(
     summary: &HeaderSummary,
-    keys: KeyPolicy,
+    volume: &VolumeToken,
     (kind, generation): (SlotKind, u32),
 ) -> Vec<u32> {
     let is_superseded = |slot: &u32| match slot_token(summary, *slot) {
         None => true,
         Some(token) if token.kind == kind => token.generation < generation,
-        Some(token) => keys == KeyPolicy::Split && kind == SlotKind::Split && token.kind == SlotKind::Local,
+        Some(token) if kind == SlotKind::Split && token.kind == SlotKind::Local => {
+            !volume.keeps_local_slot() || token.generation < generation
+        }
+        Some(_) => false,
     };
     summary.slots.iter().copied().filter(is_superseded).collect()
+}
+
+/// Whether a confirmation of the newest cluster unlock key has something to do.
+pub(super) fn needs_confirmation(summary: &HeaderSummary, volume: &VolumeToken) -> bool {
+    newest_generation(summary, SlotKind::Split).is_some_and(|newest| {
+        needs_local_slot(summary, volume, newest)
+            || !superseded_slots(summary, volume, (SlotKind::Split, newest)).is_empty()
+    })
+}
+
+/// Whether a confirmed split slot still needs the slot of a local cold start.
+fn needs_local_slot(summary: &HeaderSummary, volume: &VolumeToken, generation: u32) -> bool {
+    volume.keeps_local_slot() && newest_generation(summary, SlotKind::Local) != Some(generation)
+}
+
+/// The newest generation of these kinds that somebody may rely on: keys of newer ones were never confirmed.
+fn confirmed_generation(summary: &HeaderSummary, kinds: &[SlotKind], opened: &OpenedSlot) -> u32 {
+    let says_nothing = opened.kind == SlotKind::Recovery && !kinds.contains(&SlotKind::Recovery)
+        || opened.kind != SlotKind::Recovery && kinds.contains(&SlotKind::Recovery);
+    match says_nothing {
+        true => {
+            let slots = kinds.iter().flat_map(|kind| slots_of(summary, *kind));
+            slots.map(|(_, token)| token.generation).min().unwrap_or(0)
+        }
+        false => opened.generation,
+    }
 }
 
 /// The key slots of a device, and where the node keeps its half of the keys.
@@ -215,21 +253,21 @@ impl KeySlots<'_> {
     pub(super) fn rotate(
         &self,
         secret: &UnlockSecret,
-        keys: KeyPolicy,
+        volume: &VolumeToken,
     ) -> Result<Option<UnlockKey>, LuksError> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
-        self.remove_unconfirmed(&header, &opened)?;
-        let generation = next_generation(&header.summary, &[SlotKind::Local, SlotKind::Split]);
+        self.remove_unconfirmed(&header, &KEY_KINDS, &opened)?;
+        let generation = next_generation(&header.summary, &KEY_KINDS);
         let id = SealId { volume: header.uuid, generation };
         let node_key = self.seal_new_key(id)?;
-        let cluster_key = match keys {
+        let cluster_key = match volume.keys {
             KeyPolicy::Local => None,
             KeyPolicy::Split => Some(UnlockKey::generate().map_err(LuksError::Random)?),
         };
         self.add_key_slot(&opened.passphrase, id, &node_key, cluster_key.as_ref())?;
         if cluster_key.is_none() {
-            self.confirm(&UnlockSecret::Node, keys)?;
+            self.confirm(&UnlockSecret::Node, volume)?;
         }
         Ok(cluster_key)
     }
@@ -253,7 +291,7 @@ impl KeySlots<'_> {
     pub(super) fn add_recovery(&self, secret: &UnlockSecret) -> Result<RecoveryPassphrase, LuksError> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
-        self.remove_unnamed(&header, opened.slot)?;
+        self.remove_unconfirmed(&header, &[SlotKind::Recovery], &opened)?;
         let passphrase = RecoveryPassphrase::generate().map_err(LuksError::Random)?;
         let generation = next_generation(&header.summary, &[SlotKind::Recovery]);
         self.device.add_slot(&opened.passphrase, &passphrase_bytes(&passphrase), |slot| {
@@ -263,13 +301,19 @@ impl KeySlots<'_> {
     }
 
     /// Removes what the newest slot of a kind supersedes, after a secret has opened it.
-    pub(super) fn confirm(&self, secret: &UnlockSecret, keys: KeyPolicy) -> Result<(), LuksError> {
+    pub(super) fn confirm(&self, secret: &UnlockSecret, volume: &VolumeToken) -> Result<(), LuksError> {
         let header = self.device.check_header()?;
         let opened = self.open_slot(&header, secret)?;
-        if newest_generation(&header.summary, opened.kind) != Some(opened.generation) {
+        let generation = opened.generation;
+        if newest_generation(&header.summary, opened.kind) != Some(generation) {
             return Err(LuksError::NotNewest { kind: opened.kind });
         }
-        for slot in superseded_slots(&header.summary, keys, (opened.kind, opened.generation)) {
+        if opened.kind == SlotKind::Split && needs_local_slot(&header.summary, volume, generation) {
+            let id = SealId { volume: header.uuid, generation };
+            self.add_key_slot(&opened.passphrase, id, &self.node_key(id)?, None)?;
+        }
+        let summary = self.device.check_header()?.summary;
+        for slot in superseded_slots(&summary, volume, (opened.kind, generation)) {
             self.device.remove_slot(slot)?;
         }
         self.remove_unused_seals(&header.summary, header.uuid)
@@ -277,13 +321,12 @@ impl KeySlots<'_> {
 
     /// Removes the node unlock keys that no slot needs any more.
     fn remove_unused_seals(&self, before: &HeaderSummary, volume: Uuid) -> Result<(), LuksError> {
-        let kinds = [SlotKind::Local, SlotKind::Split];
         let after = self.device.check_header()?.summary;
         let is_needed = |generation: u32| {
-            let mut slots = kinds.iter().flat_map(|kind| slots_of(&after, *kind));
+            let mut slots = KEY_KINDS.iter().flat_map(|kind| slots_of(&after, *kind));
             slots.any(|(_, token)| token.generation == generation)
         };
-        let next = next_generation(before, &kinds);
+        let next = next_generation(before, &KEY_KINDS);
         let generations = next.saturating_sub(KEPT_GENERATIONS).max(1)..next;
         for generation in generations.filter(|generation| !is_needed(*generation)) {
             self.seal.remove_key(SealId { volume, generation }).map_err(LuksError::Seal)?;
@@ -291,12 +334,17 @@ impl KeySlots<'_> {
         Ok(())
     }
 
-    /// Removes what an interrupted rotation has left: slots that are newer than the one that was just opened, and
-    /// unnamed ones.
-    fn remove_unconfirmed(&self, header: &CheckedHeader, opened: &OpenedSlot) -> Result<(), LuksError> {
-        let named = [SlotKind::Local, SlotKind::Split].map(|kind| slots_of(&header.summary, kind)).concat();
-        for (slot, token) in named {
-            if token.generation > opened.generation && opened.kind != SlotKind::Recovery {
+    /// Removes what interrupted rotations and unconfirmed additions have left: slots of these kinds that nobody relies
+    /// on, and unnamed ones.
+    fn remove_unconfirmed(
+        &self,
+        header: &CheckedHeader,
+        kinds: &[SlotKind],
+        opened: &OpenedSlot,
+    ) -> Result<(), LuksError> {
+        let confirmed = confirmed_generation(&header.summary, kinds, opened);
+        for (slot, token) in kinds.iter().flat_map(|kind| slots_of(&header.summary, *kind)) {
+            if token.generation > confirmed {
                 self.device.remove_slot(slot)?;
             }
         }

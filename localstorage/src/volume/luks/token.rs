@@ -48,6 +48,40 @@ pub enum KeyPolicy {
     Split,
 }
 
+/// How a node opens a [split](KeyPolicy::Split) volume after a power cut, when the store with the cluster unlock key may
+/// lie on that very volume. Decided when the volume is created, and recorded in its header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ColdStart {
+    /// The node unlock key alone opens the volume for ever: its slot stays. A thief of the whole node opens it, too.
+    Local,
+    /// An operator types the recovery passphrase.
+    #[default]
+    Operator,
+    /// The node gets the cluster unlock key from its peers.
+    Peers,
+}
+
+impl fmt::Display for ColdStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ColdStart::Local => "local",
+            ColdStart::Operator => "operator",
+            ColdStart::Peers => "peers",
+        })
+    }
+}
+
+impl fmt::Display for KeyPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeyPolicy::Local => "local",
+            KeyPolicy::Split => "split",
+        })
+    }
+}
+
 /// What opens a key slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -94,13 +128,16 @@ pub(super) struct VolumeToken {
     pub(super) state: VolumeProgress,
     pub(super) encryption: VolumeEncryption,
     pub(super) keys: KeyPolicy,
+    /// None in a volume that is not split, and in one of a release before this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cold_start: Option<ColdStart>,
     /// The node that created it, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) node: Option<String>,
 }
 
 impl VolumeToken {
-    pub(super) fn new(encryption: VolumeEncryption, keys: KeyPolicy, node: Option<String>) -> VolumeToken {
+    pub(super) fn new(encryption: VolumeEncryption, keys: KeyPolicy, cold_start: ColdStart) -> VolumeToken {
         VolumeToken {
             token_type: VOLUME_TYPE.into(),
             keyslots: Vec::new(),
@@ -108,8 +145,19 @@ impl VolumeToken {
             state: VolumeProgress::Unfinished,
             encryption,
             keys,
-            node,
+            cold_start: (keys == KeyPolicy::Split).then_some(cold_start),
+            node: None,
         }
+    }
+
+    /// Whether the node unlock key alone opens the volume for ever.
+    pub(super) fn keeps_local_slot(&self) -> bool {
+        self.keys == KeyPolicy::Local || self.cold_start == Some(ColdStart::Local)
+    }
+
+    /// How a split volume is opened after a power cut.
+    pub(super) fn cold_start(&self) -> Option<ColdStart> {
+        (self.keys == KeyPolicy::Split).then(|| self.cold_start.unwrap_or_default())
     }
 }
 

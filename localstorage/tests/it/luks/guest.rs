@@ -11,19 +11,23 @@ use std::time::Instant;
 use nodekeel_localstorage::Dir;
 use nodekeel_localstorage::FileMode;
 use nodekeel_localstorage::mount::{Mounter as _, OsMounter};
-use nodekeel_localstorage::testing::volume_conformance;
+use nodekeel_localstorage::testing::{key_seal_conformance, volume_conformance};
 use nodekeel_localstorage::volume::{
-    Cryptsetup as _, CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal,
-    KeyPolicy, LuksError, LuksVolume, LuksVolumeConfig, UnlockKey, UnlockSecret, VolumeEncryption,
-    VolumeError,
+    Cryptsetup, CryptsetupProgram, DataVolume as _, EncryptedVolume as _, ErasePolicy, FileSeal, KeyPolicy,
+    KeySeal, LuksError, LuksVolume, LuksVolumeConfig, PcrSelection, SealError, TpmError, TpmSeal, UnlockKey,
+    UnlockSecret, VolumeEncryption, VolumeError,
 };
 use rustix::fs::{FallocateFlags, fallocate};
 use tempfile::TempDir;
 use testbed::command_output;
 use testbed::guest::disk::GuestDisk;
 
+use super::tpm::{DEBUG_PCR, extend_pcr};
 use super::{LuksFixture, MIB, check_rejected_header, luks_error};
 use crate::fixture::in_child_process;
+
+mod keys;
+mod limits;
 
 /// Behind the header and the journal of dm-integrity, which has 1/128 of the disk.
 const BEFORE_DATA: u64 = 24 * MIB;
@@ -70,6 +74,26 @@ impl NodeDisk {
     }
 
     fn volume(&self, encryption: VolumeEncryption, keys: KeyPolicy) -> LuksVolume {
+        let seal = FileSeal::new(Dir::open(self.path("esp")).unwrap());
+        self.volume_with_seal(encryption, keys, Arc::new(seal))
+    }
+
+    fn volume_with_seal(
+        &self,
+        encryption: VolumeEncryption,
+        keys: KeyPolicy,
+        seal: Arc<dyn KeySeal>,
+    ) -> LuksVolume {
+        self.volume_by(encryption, keys, seal, Arc::new(CryptsetupProgram::default()))
+    }
+
+    fn volume_by(
+        &self,
+        encryption: VolumeEncryption,
+        keys: KeyPolicy,
+        seal: Arc<dyn KeySeal>,
+        cryptsetup: Arc<dyn Cryptsetup>,
+    ) -> LuksVolume {
         let open = |name| Dir::open(self.path(name)).unwrap();
         let config = LuksVolumeConfig {
             device: self.part.clone(),
@@ -78,9 +102,9 @@ impl NodeDisk {
             keys,
             journal: open("esp"),
             runtime: open("run"),
-            seal: Arc::new(FileSeal::new(open("esp"))),
+            seal,
             mounter: Arc::new(OsMounter),
-            cryptsetup: Arc::new(CryptsetupProgram::default()),
+            cryptsetup,
         };
         LuksVolume::new(config).with_mapping_name(self.mapping_name())
     }
@@ -156,6 +180,17 @@ fn an_encrypted_volume_keeps_the_volume_contract_and_enforces_quotas() {
             assert_eq!(top.read("kept").unwrap(), b"kept");
         },
     );
+}
+
+#[test]
+#[ignore = "soak: needs kernel with a disk of 1 GiB"]
+fn an_authenticated_volume_keeps_the_volume_contract() {
+    in_child_process("luks::guest::an_authenticated_volume_keeps_the_volume_contract", || {
+        let node = NodeDisk::new(448);
+        let volume = node.volume(VolumeEncryption::EncryptedAndAuthenticated, KeyPolicy::Local);
+        volume_conformance(&volume.without_wipe());
+        assert_eq!(CryptsetupProgram::default().find_mapping(&node.mapping_name()).unwrap(), None);
+    });
 }
 
 #[test]
@@ -252,6 +287,37 @@ fn an_encrypted_volume_grows_with_its_disk_and_discards_on_request() {
         drop(top);
         volume.unmount().unwrap();
         assert!(matches!(volume.grow_volume(&secret), Err(VolumeError::InvalidState { .. })));
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with a disk of 1 GiB and tpm"]
+fn a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again() {
+    let name = "luks::guest::a_volume_sealed_by_the_tpm_is_refused_when_a_pcr_has_changed_and_sealed_again";
+    in_child_process(name, || {
+        let node = NodeDisk::new(448);
+        let pcrs = PcrSelection::try_new([7, DEBUG_PCR]).unwrap();
+        let seal = Arc::new(TpmSeal::new(Dir::open(node.path("esp")).unwrap(), pcrs));
+        key_seal_conformance(&*seal);
+        let volume = node.volume_with_seal(VolumeEncryption::Encrypted, KeyPolicy::Local, seal);
+        drop(volume.mount_new(ErasePolicy::Nothing).unwrap());
+        let recovery = volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap();
+        let recovery = UnlockSecret::Recovery(recovery);
+        volume.unmount().unwrap();
+        drop(volume.mount_existing().unwrap());
+        volume.unmount().unwrap();
+
+        extend_pcr(&mut File::options().read(true).write(true).open("/dev/tpmrm0").unwrap(), 16);
+        let refused = luks_error(volume.mount_existing());
+        let LuksError::Seal(SealError::Tpm { source: TpmError::PcrsChanged { changed }, .. }) = refused
+        else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(changed, PcrSelection::try_new([DEBUG_PCR]).unwrap());
+        drop(volume.mount_existing_with(&recovery).unwrap());
+        volume.rotate_keys(&recovery).unwrap();
+        volume.unmount().unwrap();
+        drop(volume.mount_existing().unwrap());
     });
 }
 

@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nodekeel_localstorage::testing::{FileCryptsetup, SyscallAction, with_failpoint_hook};
+use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
 use nodekeel_localstorage::volume::{
     ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, DataVolume as _, EncryptedVolume as _,
     ErasePolicy, KeyPolicy, LuksVolume, UnlockSecret, VolumeError,
@@ -17,11 +17,18 @@ use crate::fixture::runs_whole_counts;
 
 /// Panics at one call, before or after it: the rest of the process does not run.
 #[derive(Debug)]
-struct KilledAt {
-    tool: FileCryptsetup,
+pub(super) struct KilledAt {
+    tool: Box<dyn Cryptsetup>,
     number: usize,
     is_executed: bool,
     calls: AtomicUsize,
+}
+
+impl KilledAt {
+    /// Calls are counted from 1.
+    pub(super) fn new(tool: impl Cryptsetup + 'static, (number, is_executed): (usize, bool)) -> KilledAt {
+        KilledAt { tool: Box::new(tool), number, is_executed, calls: AtomicUsize::new(0) }
+    }
 }
 
 impl Cryptsetup for KilledAt {
@@ -44,11 +51,10 @@ impl Cryptsetup for KilledAt {
 fn kill_at<R>(
     fixture: &LuksFixture,
     keys: KeyPolicy,
-    (number, is_executed): (usize, bool),
+    call: (usize, bool),
     work: impl FnOnce(&LuksVolume) -> R,
 ) -> Option<R> {
-    let tool = KilledAt { tool: fixture.tool(), number, is_executed, calls: AtomicUsize::new(0) };
-    let volume = fixture.volume_by(keys, Arc::new(tool));
+    let volume = fixture.volume_by(keys, Arc::new(KilledAt::new(fixture.tool(), call)));
     panic::catch_unwind(AssertUnwindSafe(|| work(&volume))).ok()
 }
 
@@ -71,7 +77,7 @@ fn for_each_kill(
         calls = number;
     }
     assert!(calls >= 3, "the work takes {calls} calls of cryptsetup");
-    let step = if runs_whole_counts() { 1 } else { 8 };
+    let step = if runs_whole_counts() { 1 } else { 32 };
     for number in (1..).step_by(step) {
         let fixture = prepare();
         let mut count = 0;

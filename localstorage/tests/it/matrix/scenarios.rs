@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use nodekeel_localstorage::step_journal::{StepJournal, StepList};
 use nodekeel_localstorage::{Dir, FileMode, RenameMode};
 
+use super::traced::show_mark;
 use crate::fixture::raw_names;
 
 /// Work that can be killed at any point and repeated.
@@ -32,7 +33,7 @@ impl Scenario {
 }
 
 pub(crate) const ALL: &[Scenario] =
-    &[REPLACE, CREATE, ENSURE_DIRS, RENAME, REMOVE, REMOVE_STALE, JOURNAL, STEPS];
+    &[REPLACE, CREATE, ENSURE_DIRS, CHANGE, RENAME, REMOVE, REMOVE_STALE, JOURNAL, STEPS];
 
 pub(crate) fn find_scenario(name: &str) -> &'static Scenario {
     ALL.iter().find(|scenario| scenario.name == name).expect("the scenario exists")
@@ -105,6 +106,30 @@ const ENSURE_DIRS: Scenario = Scenario {
     },
 };
 
+const CHANGE: Scenario = Scenario {
+    name: "change",
+    write_bytes: usize::MAX,
+    prepare: |dir| {
+        write(dir, "file", b"content");
+        for path in ["dir", "empty"] {
+            dir.ensure_dir(path, FileMode::PRIVATE_DIR).expect("the entry is created");
+        }
+    },
+    work: |dir| {
+        dir.open_or_create_file("dir/lock", FileMode::new(0o640))?;
+        dir.set_mode("file", FileMode::new(0o444))?;
+        dir.set_mode("dir", FileMode::new(0o711))?;
+        dir.set_owner("file", dir.metadata("")?.owner())?;
+        Ok(dir.remove_empty_dir("empty").map(drop)?)
+    },
+    is_sound: |dir| assert_eq!(dir.read("file").expect("the entry exists"), b"content"),
+    is_done: |dir| {
+        let mode = |path| dir.metadata(path).expect("the entry exists").mode.bits();
+        assert!(!has_modes(dir) || ["dir/lock", "file", "dir"].map(mode) == [0o640, 0o444, 0o711]);
+        assert_eq!(raw_names(dir.path()), ["dir", "file"]);
+    },
+};
+
 const RENAME: Scenario = Scenario {
     name: "rename",
     write_bytes: usize::MAX,
@@ -173,7 +198,9 @@ fn acknowledged_number(dir: &Dir) -> usize {
 }
 
 fn acknowledge(dir: &Dir, number: usize) {
+    show_mark("outside");
     fs::write(dir.path().with_file_name("acknowledged"), number.to_string()).expect("the file is written");
+    show_mark("inside");
 }
 
 /// The state with that number.

@@ -1,0 +1,87 @@
+//! All unsafe code of the crate: the ioctls of partitions, which no library wraps, and what a child does before it executes its
+//! program.
+#![allow(
+    unsafe_code,
+    reason = "an ioctl takes a pointer to a structure, and a child of fork must not allocate"
+)]
+
+use std::ffi::c_int;
+use std::os::fd::AsFd;
+
+use rustix::io;
+use rustix::ioctl::{self, NoArg, Opcode, Setter, opcode};
+
+use crate::failpoints;
+
+/// *Source:* linux/fs.h, `BLKRRPART`.
+const REREAD_PARTITIONS: Opcode = opcode::none(0x12, 95);
+/// *Source:* linux/blkpg.h, `BLKPG`.
+const CHANGE_PARTITION: Opcode = opcode::none(0x12, 105);
+/// *Source:* linux/blkpg.h, `BLKPG_RESIZE_PARTITION`.
+const RESIZE: c_int = 3;
+
+/// *Source:* linux/blkpg.h, `struct blkpg_ioctl_arg`.
+#[repr(C)]
+#[derive(Debug)]
+struct PartitionRequest {
+    operation: c_int,
+    flags: c_int,
+    data_length: c_int,
+    data: *const PartitionRange,
+}
+
+/// *Source:* linux/blkpg.h, `struct blkpg_partition`.
+#[repr(C)]
+#[derive(Debug)]
+struct PartitionRange {
+    start: i64,
+    length: i64,
+    number: c_int,
+    names: [u8; 128],
+}
+const _: () = assert!(size_of::<PartitionRange>() == 152);
+
+/// Changes the size of a partition that may be in use, in the kernel alone: its start, and its new size, in bytes.
+pub(crate) fn resize_partition(disk: impl AsFd, number: u32, (start, size): (u64, u64)) -> io::Result<()> {
+    failpoints::check_failpoint("ioctl")?;
+    let to_signed = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Errno::INVAL);
+    let range = PartitionRange {
+        start: to_signed(start)?,
+        length: to_signed(size)?,
+        number: number.try_into().map_err(|_| io::Errno::INVAL)?,
+        names: [0; 128],
+    };
+    let request = PartitionRequest {
+        operation: RESIZE,
+        flags: 0,
+        data_length: size_of::<PartitionRange>() as c_int,
+        data: &raw const range,
+    };
+    // SAFETY: the kernel reads the request, and the range to which it points, which lives until the call returns.
+    unsafe { ioctl::ioctl(disk, Setter::<CHANGE_PARTITION, _>::new(request)) }
+}
+
+/// Has the kernel read the partition table of a disk again. None of its partitions may be in use.
+pub(crate) fn reread_partitions(disk: impl AsFd) -> io::Result<()> {
+    failpoints::check_failpoint("ioctl")?;
+    // SAFETY: the call has no argument.
+    unsafe { ioctl::ioctl(disk, NoArg::<REREAD_PARTITIONS>::new()) }
+}
+
+/// Has the kernel kill the program of this command when this program is killed, or the thread ends that starts it.
+#[cfg(feature = "luks")]
+pub(crate) fn end_with_parent(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+
+    use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+    let parent = getpid();
+    // SAFETY: between fork and exec, the closure makes two system calls, and neither allocates nor locks.
+    unsafe {
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have been killed before.
+            if getppid() == Some(parent) { Ok(()) } else { Err(io::Errno::SRCH.into()) }
+        })
+    };
+}

@@ -1,0 +1,133 @@
+//! The file of a sealed key.
+
+use std::fmt::Write as _;
+
+use super::super::seal::SealId;
+use super::pcr::{DIGEST_BYTES, PcrValues};
+
+const FILE_HEADER: &str = "nodekeel node unlock key, sealed by a TPM 2.0, format 1";
+
+/// A key that a TPM has sealed. It is worth nothing without the TPM, and contains no secret.
+///
+/// As text: what it is, the name of the storage key, a line for each PCR with its value, the public and the private
+/// part, all in hexadecimal digits, and a checksum of its identifier and all of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TpmKeyFile {
+    pub(super) id: SealId,
+    /// The name of the storage key, which tells whether this TPM has sealed it.
+    pub(super) parent: Vec<u8>,
+    /// The values when it was sealed.
+    pub(super) pcrs: PcrValues,
+    pub(super) public: Vec<u8>,
+    /// Encrypted by the TPM.
+    pub(super) private: Vec<u8>,
+}
+
+impl TpmKeyFile {
+    pub(super) fn to_text(&self) -> String {
+        let mut text = format!("{FILE_HEADER}\nstorage-key {}\n", to_hex(&self.parent));
+        for (number, value) in &self.pcrs.0 {
+            let _ = writeln!(text, "pcr {number} {}", to_hex(value));
+        }
+        let _ = writeln!(text, "public {}\nprivate {}", to_hex(&self.public), to_hex(&self.private));
+        let sum = crc32c::crc32c_append(crc32c::crc32c(self.id.to_string().as_bytes()), text.as_bytes());
+        let _ = writeln!(text, "checksum {sum:08x}");
+        text
+    }
+
+    /// Reads the file of a key; none if it is damaged, or that of another key.
+    pub(super) fn parse(id: SealId, content: &[u8]) -> Option<TpmKeyFile> {
+        let text = std::str::from_utf8(content).ok()?;
+        let mut file = TpmKeyFile {
+            id,
+            parent: Vec::new(),
+            pcrs: PcrValues::default(),
+            public: Vec::new(),
+            private: Vec::new(),
+        };
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            match (words.next()?, words.next(), words.next()) {
+                ("storage-key", Some(hex), None) => file.parent = from_hex(hex)?,
+                ("pcr", Some(number), Some(hex)) => {
+                    let number = number.parse().ok().filter(|number| *number < 24)?;
+                    let value: [u8; DIGEST_BYTES] = from_hex(hex)?.try_into().ok()?;
+                    file.pcrs.0.insert(number, value);
+                }
+                ("public", Some(hex), None) => file.public = from_hex(hex)?,
+                ("private", Some(hex), None) => file.private = from_hex(hex)?,
+                _ => {}
+            }
+        }
+        // Whatever differs from what was written is damage.
+        (file.to_text() == text).then_some(file)
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2);
+    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+/// Checks that no file of a sealed key makes the parser panic, and that an accepted one is written back unchanged.
+///
+/// # Panics
+/// If the check fails.
+#[cfg(any(test, feature = "testing"))]
+pub fn fuzz_tpm_key_file(bytes: &[u8]) {
+    let id = SealId::new([1; 16], 1);
+    if let Some(file) = TpmKeyFile::parse(id, bytes) {
+        assert_eq!(file.to_text().as_bytes(), bytes, "a key file is written back unchanged");
+        let _ = (file.pcrs.policy_digest(), file.pcrs.selection().to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn example() -> TpmKeyFile {
+        TpmKeyFile {
+            id: SealId::new([1; 16], 1),
+            parent: vec![0, 11, 7],
+            pcrs: PcrValues([(7, [7; 32]), (11, [11; 32])].into()),
+            public: vec![1, 2],
+            private: vec![3, 4],
+        }
+    }
+
+    #[test]
+    fn a_key_file_that_is_changed_anywhere_is_damaged() {
+        let file = example();
+        let text = file.to_text().into_bytes();
+        assert_eq!(TpmKeyFile::parse(file.id, &text), Some(file.clone()));
+        assert_eq!(TpmKeyFile::parse(SealId::new([1; 16], 2), &text), None, "the key of another generation");
+        for at in 0..text.len() {
+            assert_eq!(TpmKeyFile::parse(file.id, &text[..at]), None, "cut at {at}");
+            let mut changed = text.clone();
+            changed[at] ^= 1;
+            assert_eq!(TpmKeyFile::parse(file.id, &changed), None, "changed at {at}");
+        }
+    }
+
+    #[test]
+    fn files_of_this_release_stay_readable() {
+        let golden =
+            include_str!("../../../../testdata/golden/tpm/01010101-0101-0101-0101-010101010101.1.tpm");
+        assert_eq!(TpmKeyFile::parse(example().id, golden.as_bytes()), Some(example()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_key_file_or_damage(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+            fuzz_tpm_key_file(&bytes);
+            fuzz_tpm_key_file(&[FILE_HEADER.as_bytes(), b"\n", &bytes].concat());
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Key slots that supersede each other.
+
+use std::fs;
+
+use nodekeel_localstorage::volume::{
+    ColdStart, DataVolume as _, EncryptedVolume as _, ErasePolicy, KeyPolicy, LuksError, PolicyViolation,
+    RecoveryPassphrase, UnlockKey, UnlockSecret,
+};
+
+use super::{LuksFixture, luks_error, slots_of};
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn rotations_by_a_recovery_passphrase_whose_keys_are_lost_replace_each_other() {
+    for keys in [KeyPolicy::Local, KeyPolicy::Split] {
+        let (fixture, key) = LuksFixture::with_volume(keys);
+        let volume = fixture.volume(keys);
+        let recovery = UnlockSecret::Recovery(volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap());
+        if let Some(key) = key.clone() {
+            volume.confirm_secret(&UnlockSecret::Cluster(key)).unwrap();
+        }
+        for _ in 0..4 {
+            volume.rotate_keys(&recovery).unwrap();
+        }
+        let Some(key) = key else {
+            assert_eq!(slots_of(&volume), "local 5, recovery 1");
+            continue;
+        };
+        // The key that was confirmed before is still valid, as long as no other one is.
+        assert_eq!(slots_of(&volume), "split 5, split 1 stale, recovery 1");
+        assert_eq!(volume.test_secret(&UnlockSecret::Cluster(key)).unwrap(), Some(1));
+        let new = UnlockSecret::Cluster(volume.rotate_keys(&recovery).unwrap().unwrap());
+        volume.confirm_secret(&new).unwrap();
+        assert_eq!(slots_of(&volume), "split 6, recovery 1");
+    }
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn recovery_passphrases_that_nobody_confirms_replace_each_other() {
+    let (fixture, _) = LuksFixture::with_volume(KeyPolicy::Local);
+    let volume = fixture.volume(KeyPolicy::Local);
+    let first = UnlockSecret::Recovery(volume.add_recovery_passphrase(&UnlockSecret::Node).unwrap());
+    for secret in [&UnlockSecret::Node, &first, &UnlockSecret::Node] {
+        volume.add_recovery_passphrase(secret).unwrap();
+    }
+    assert_eq!(slots_of(&volume), "local 1, recovery 1 stale, recovery 4");
+    // The passphrase that adds another was typed, and stays until that one is confirmed.
+    let newest = UnlockSecret::Recovery(volume.add_recovery_passphrase(&first).unwrap());
+    assert_eq!(slots_of(&volume), "local 1, recovery 1 stale, recovery 5");
+    volume.confirm_secret(&newest).unwrap();
+    assert_eq!(slots_of(&volume), "local 1, recovery 5");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_local_cold_start_keeps_a_slot_of_the_node_that_each_confirmation_renews() {
+    let fixture = LuksFixture::new();
+    let open = || fixture.volume(KeyPolicy::Split).with_cold_start(ColdStart::Local);
+    let key = open().mount_new_with_key(ErasePolicy::Nothing).unwrap().1.unwrap();
+    let volume = open();
+    let status = volume.encryption_status().unwrap();
+    assert_eq!((status.cold_start, status.needs_confirmation), (Some(ColdStart::Local), false));
+    volume.confirm_secret(&UnlockSecret::Cluster(key.clone())).unwrap();
+    assert_eq!(slots_of(&volume), "local 1, split 1");
+    let new = UnlockSecret::Cluster(volume.rotate_keys(&UnlockSecret::Cluster(key)).unwrap().unwrap());
+    assert_eq!(slots_of(&volume), "local 1, split 1 stale, split 2");
+    assert!(volume.encryption_status().unwrap().needs_confirmation);
+    for _ in 0..2 {
+        volume.confirm_secret(&new).unwrap();
+        assert_eq!(slots_of(&volume), "split 2, local 2");
+        assert_eq!(fixture.key_files().len(), 1);
+        assert!(!volume.encryption_status().unwrap().needs_confirmation);
+    }
+    volume.mount_existing().unwrap();
+    volume.unmount().unwrap();
+    // Whoever had the disk can have written that into the header.
+    let rejected = luks_error(fixture.volume(KeyPolicy::Split).mount_existing_with(&new));
+    assert!(matches!(rejected, LuksError::Policy(PolicyViolation::ColdStart)), "{rejected:?}");
+}
+
+#[test]
+#[ignore = "needs cryptsetup"]
+fn a_secret_is_tested_without_opening_the_volume() {
+    let (fixture, key) = LuksFixture::with_volume(KeyPolicy::Split);
+    let volume = fixture.volume(KeyPolicy::Split);
+    let test = |secret: &UnlockSecret| volume.test_secret(secret).unwrap();
+    assert_eq!(test(&UnlockSecret::Node), Some(1));
+    let other = UnlockSecret::Cluster(UnlockKey::generate().unwrap());
+    assert_eq!((test(&UnlockSecret::Cluster(key.unwrap())), test(&other)), (Some(1), None));
+    let recovery = RecoveryPassphrase::generate().unwrap();
+    assert_eq!(test(&UnlockSecret::Recovery(recovery)), None);
+    assert_eq!(volume.encryption_status().unwrap().cold_start, Some(ColdStart::Operator));
+    fs::remove_file(fixture.key_files().remove(0)).unwrap();
+    let missing = luks_error(volume.test_secret(&UnlockSecret::Node));
+    assert!(matches!(missing, LuksError::NodeKeyMissing { .. }), "{missing:?}");
+}

@@ -1,0 +1,274 @@
+//! Creation and rotation of an encrypted volume, whose journal and node unlock key are on an ESP of the same disk.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result, ensure};
+use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::mount::{MountSpec, Mounter as _, OsMounter};
+use nodekeel_localstorage::volume::{
+    ActiveMapping, Cryptsetup, CryptsetupCall, CryptsetupError, CryptsetupProgram, DataVolume as _,
+    EncryptedVolume as _, ErasePolicy, FileSeal, KeyPolicy, LuksVolume, LuksVolumeConfig, UnlockSecret,
+    VolumeEncryption, VolumeError,
+};
+use testbed::command_output;
+use testbed::power_cut::{PowerCut, RecordedDisk};
+
+use super::{MIB, Memory, MountedPart, check_witness, plan, write_witness};
+use crate::fixture::in_child_process;
+
+/// The ESP, and the data.
+const PARTS: [u64; 2] = [16 * MIB, 400 * MIB];
+
+/// Counts the formats.
+#[derive(Debug, Default)]
+struct CountedFormats {
+    program: CryptsetupProgram,
+    formats: AtomicUsize,
+}
+
+impl Cryptsetup for CountedFormats {
+    fn run(&self, call: &CryptsetupCall<'_>) -> Result<(), CryptsetupError> {
+        if call.action == "luksFormat" {
+            self.formats.fetch_add(1, Ordering::Relaxed);
+        }
+        self.program.run(call)
+    }
+
+    fn find_mapping(&self, name: &str) -> io::Result<Option<ActiveMapping>> {
+        self.program.find_mapping(name)
+    }
+}
+
+/// A machine with these partitions, after its start.
+struct Machine<'a> {
+    data: &'a Path,
+    encryption: VolumeEncryption,
+    cryptsetup: Arc<CountedFormats>,
+    // Unmounted before its mount point is removed.
+    esp: MountedPart,
+    memory: Memory,
+}
+
+impl<'a> Machine<'a> {
+    fn start([esp, data]: [&'a Path; 2], encryption: VolumeEncryption) -> Result<Self> {
+        let memory = Memory::new()?;
+        let esp = MountedPart::mount(&MountSpec::ESP, esp, memory.path("esp"))?;
+        Ok(Self { data, encryption, cryptsetup: Arc::default(), esp, memory })
+    }
+
+    fn volume(&self) -> Result<LuksVolume> {
+        let config = LuksVolumeConfig {
+            device: self.data.to_owned(),
+            target: self.memory.path("data"),
+            encryption: self.encryption,
+            keys: KeyPolicy::Split,
+            journal: self.esp.dir()?,
+            runtime: Dir::open(self.memory.path("run"))?,
+            seal: Arc::new(FileSeal::new(self.esp.dir()?)),
+            mounter: Arc::new(OsMounter),
+            cryptsetup: self.cryptsetup.clone(),
+        };
+        let volume = LuksVolume::new(config).with_mkfs(self.memory.path("mkfs"));
+        Ok(volume.without_wipe().with_mapping_name(self.mapping_name()))
+    }
+
+    fn mapping_name(&self) -> String {
+        format!("crypt-{}", self.data.file_name().unwrap_or_default().display())
+    }
+
+    /// Whether the volume or its mapping was formatted.
+    fn was_formatted(&self) -> bool {
+        self.cryptsetup.formats.load(Ordering::Relaxed) + self.memory.formats() > 0
+    }
+
+    fn sealed_keys(&self) -> Result<usize> {
+        let names = fs::read_dir(&self.esp.target)?.map(|entry| Ok(entry?.file_name().into_string()));
+        let names: io::Result<Vec<_>> = names.collect();
+        Ok(names?.iter().filter(|name| name.as_ref().is_ok_and(|name| name.ends_with(".key"))).count())
+    }
+}
+
+/// Closes what a failed check has left open.
+impl Drop for Machine<'_> {
+    fn drop(&mut self) {
+        let _ = OsMounter.unmount(&self.memory.path("data"));
+        let mut close = Command::new("cryptsetup");
+        let _ = close.args(["close", &self.mapping_name()]).env("DM_DISABLE_UDEV", "1").output();
+    }
+}
+
+/// Records work on a volume that does not exist yet, and checks what each cut leaves of it.
+fn check_volume<T>(
+    (operation, counts): (&str, [usize; 2]),
+    encryption: VolumeEncryption,
+    work: impl FnOnce(&LuksVolume, &dyn Fn(&str) -> Result<()>) -> Result<T>,
+    check: impl Fn(&Machine<'_>, &LuksVolume, &PowerCut, &T) -> Result<()>,
+) -> Result<()> {
+    let disk = RecordedDisk::acquire(&PARTS)?;
+    command_output(Command::new("mkfs.vfat").arg(disk.part(0)))?;
+    let worked = {
+        let machine = Machine::start([disk.part(0), disk.part(1)], encryption)?;
+        let volume = machine.volume()?;
+        let worked = work(&volume, &|mark| disk.mark(mark))?;
+        volume.unmount()?;
+        worked
+    };
+    let recording = disk.finish()?;
+    recording.check_cuts(&plan(operation, counts, 4096), |cut| {
+        let machine = Machine::start([recording.part(0), recording.part(1)], encryption)?;
+        let volume = machine.volume()?;
+        check(&machine, &volume, cut, &worked)
+    })
+}
+
+/// Creates a volume with a witness; returns its cluster unlock key.
+fn create_volume(volume: &LuksVolume, mark: &dyn Fn(&str) -> Result<()>) -> Result<UnlockSecret> {
+    let (top, key) = volume.mount_new_with_key(ErasePolicy::Nothing)?;
+    let secret = UnlockSecret::Cluster(key.context("a split volume has a cluster unlock key")?);
+    mark("created")?;
+    write_witness(&top)?;
+    mark("witness")?;
+    volume.confirm_secret(&secret)?;
+    mark("confirmed")?;
+    Ok(secret)
+}
+
+fn opens_with(volume: &LuksVolume, secret: &UnlockSecret, cut: &PowerCut) -> Result<()> {
+    check_witness(&volume.mount_existing_with(secret)?, cut)?;
+    Ok(volume.unmount()?)
+}
+
+/// The volume has the one slot of this secret.
+fn has_only(volume: &LuksVolume, secret: &UnlockSecret, cut: &PowerCut) -> Result<()> {
+    opens_with(volume, secret, cut)?;
+    let slots = volume.encryption_status()?.slots;
+    ensure!(slots.len() == 1 && !slots[0].is_stale, "{slots:?}");
+    ensure!(volume.mount_existing().is_err(), "the node unlock key opens it alone");
+    Ok(())
+}
+
+fn check_creation(
+    machine: &Machine<'_>,
+    volume: &LuksVolume,
+    cut: &PowerCut,
+    secret: &UnlockSecret,
+) -> Result<()> {
+    if !cut.has_mark("created") {
+        return resume_creation(machine, volume, cut);
+    }
+    opens_with(volume, secret, cut).context("open it with both keys")?;
+    if !cut.has_mark("witness") {
+        opens_with(volume, &UnlockSecret::Node, cut).context("open it by the temporary slot")?;
+    }
+    let again = volume.mount_new(ErasePolicy::Nothing);
+    ensure!(matches!(again, Err(VolumeError::Occupied { .. })), "created again: {again:?}");
+    volume.confirm_secret(secret).context("confirm the key")?;
+    has_only(volume, secret, cut)?;
+    ensure!(!machine.was_formatted(), "a volume with data was formatted");
+    Ok(())
+}
+
+/// The creation was not reported: it is complete, or resumes.
+fn resume_creation(machine: &Machine<'_>, volume: &LuksVolume, cut: &PowerCut) -> Result<()> {
+    let is_complete = volume.mount_existing().is_ok();
+    volume.unmount()?;
+    let key = match volume.mount_new_with_key(ErasePolicy::Nothing) {
+        Ok((_, key)) if !is_complete => key,
+        Err(VolumeError::Occupied { .. }) if is_complete => {
+            ensure!(!machine.was_formatted(), "a complete volume was formatted");
+            volume.rotate_keys(&UnlockSecret::Node).context("rotate the keys")?
+        }
+        Ok(_) => anyhow::bail!("a complete volume was created again"),
+        Err(error) => return Err(error).context("the creation does not resume"),
+    };
+    volume.unmount()?;
+    let secret = UnlockSecret::Cluster(key.context("a split volume has a cluster unlock key")?);
+    volume.confirm_secret(&secret).context("confirm the key")?;
+    has_only(volume, &secret, cut)
+}
+
+fn check_creation_cuts(operation: &str, counts: [usize; 2], encryption: VolumeEncryption) {
+    let work = |volume: &LuksVolume, mark: &dyn Fn(&str) -> Result<()>| {
+        mark("prepared")?;
+        create_volume(volume, mark)
+    };
+    check_volume((operation, counts), encryption, work, check_creation).unwrap();
+}
+
+#[test]
+#[ignore = "needs kernel with 4 disks of 1 GiB"]
+fn an_encrypted_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted() {
+    let name = "power_cut::luks::an_encrypted_volume_whose_creation_was_cut_resumes_and_one_with_data_is_never_formatted";
+    in_child_process(name, || {
+        check_creation_cuts("LuksVolume::mount_new", [1, 12], VolumeEncryption::Encrypted);
+    });
+}
+
+#[test]
+#[ignore = "soak: needs kernel with 4 disks of 1 GiB"]
+fn an_authenticated_volume_whose_creation_was_cut_resumes() {
+    in_child_process("power_cut::luks::an_authenticated_volume_whose_creation_was_cut_resumes", || {
+        let authenticated = VolumeEncryption::EncryptedAndAuthenticated;
+        check_creation_cuts("LuksVolume::mount_new, authenticated", [1, 12], authenticated);
+    });
+}
+
+/// How often the keys are rotated.
+const ROTATIONS: usize = 2;
+
+/// Rotates the keys of a volume; returns the cluster unlock keys, the first one included.
+fn rotate_keys(volume: &LuksVolume, mark: &dyn Fn(&str) -> Result<()>) -> Result<Vec<UnlockSecret>> {
+    let mut secrets = vec![create_volume(volume, mark)?];
+    mark("prepared")?;
+    for number in 1..=ROTATIONS {
+        let key = volume.rotate_keys(&secrets[number - 1])?;
+        let secret = UnlockSecret::Cluster(key.context("a split volume has a cluster unlock key")?);
+        mark(&format!("rotated-{number}"))?;
+        volume.confirm_secret(&secret)?;
+        mark(&format!("confirmed-{number}"))?;
+        secrets.push(secret);
+    }
+    Ok(secrets)
+}
+
+fn check_rotation(
+    machine: &Machine<'_>,
+    volume: &LuksVolume,
+    cut: &PowerCut,
+    secrets: &[UnlockSecret],
+) -> Result<()> {
+    let (rotated, confirmed) = (cut.last_number("rotated"), cut.last_number("confirmed"));
+    opens_with(volume, &secrets[rotated], cut).context("open it with the newest key")?;
+    if let Some(older) = confirmed.checked_sub(1) {
+        ensure!(volume.mount_existing_with(&secrets[older]).is_err(), "a key that was replaced opens it");
+    }
+    let new = volume.rotate_keys(&secrets[rotated]).context("rotate again")?;
+    let new = UnlockSecret::Cluster(new.context("a split volume has a cluster unlock key")?);
+    volume.confirm_secret(&new).context("confirm the new key")?;
+    has_only(volume, &new, cut)?;
+    ensure!(machine.sealed_keys()? == 1, "{} node unlock keys remain", machine.sealed_keys()?);
+    ensure!(!machine.was_formatted(), "a volume with data was formatted");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs kernel with 4 disks of 1 GiB"]
+fn a_rotation_that_was_cut_leaves_a_key_that_opens_the_volume_and_can_be_repeated() {
+    let name =
+        "power_cut::luks::a_rotation_that_was_cut_leaves_a_key_that_opens_the_volume_and_can_be_repeated";
+    in_child_process(name, || {
+        let authenticated = VolumeEncryption::EncryptedAndAuthenticated;
+        check_volume(
+            ("LuksVolume::rotate_keys", [1, 16]),
+            authenticated,
+            rotate_keys,
+            |machine, volume, cut, secrets| check_rotation(machine, volume, cut, secrets),
+        )
+        .unwrap();
+    });
+}
