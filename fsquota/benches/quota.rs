@@ -1,5 +1,6 @@
 //! The cost of limits with 0 to 100,000 existing projects, on XFS and ext4: setting and reading the limits of
-//! one directory, and finding a free number. Our library, the bare system calls and `xfs_quota` take turns.
+//! one directory, beside the same system calls and beside the indispensable ones, and finding a free number. Our library,
+//! the bare system calls and `xfs_quota` take turns.
 //!
 //! `cargo xtask bench quota` runs it in a guest. Elsewhere pass a directory of a mounted file system, and the
 //! maximum number of projects: `cargo bench -p nodekeel-fsquota --bench quota -- /mnt 10000`. Under emulation
@@ -107,9 +108,10 @@ struct QuotaBench {
 }
 
 impl QuotaBench {
-    fn bench_rows(&self) -> Result<[BenchRow; 3]> {
+    fn bench_rows(&self) -> Result<[BenchRow; 4]> {
         let peer = self.time_peer_allocation()?;
-        Ok([self.set_and_read()?, self.next_number(peer)?, self.first_number(peer)?])
+        let set_and_read = self.set_and_read()?;
+        Ok([set_and_read, self.same_system_calls()?, self.next_number(peer)?, self.first_number(peer)?])
     }
 
     fn bench_row(&self, what: &str, work: &str, ours: f64, peer: f64, limit: f64) -> BenchRow {
@@ -169,6 +171,32 @@ impl QuotaBench {
         Ok(self.bench_row("set_get", work, median(ours), median(peers), median(limits)))
     }
 
+    /// Beside the system calls of the same work, one after the other: what the library itself costs.
+    fn same_system_calls(&self) -> Result<BenchRow> {
+        let change =
+            QuotaChange { bytes: LimitChange::Set(Bytes(1 << 20)), inodes: LimitChange::Set(Inodes(100)) };
+        let bare = RawQuotaCalls(&self.quota);
+        let (mut ours, mut same) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            let free = self.fresh_project(3, round)?;
+            ours.push(self.with_new_directory(|dir, _| {
+                time_micros(|| {
+                    Ok((self.quota.set_limits(dir.as_fd(), change)?, self.quota.read_status(dir.as_fd())?))
+                })
+            })?);
+            same.push(self.with_new_directory(|dir, _| {
+                time_micros(|| Ok(bare.repeat_system_calls(dir.as_fd(), free, (1024, 100))?))
+            })?);
+        }
+        let (kind, same) = (self.quota.file_system().kind, median(same));
+        let work = format!(
+            "give a new directory both limits and read them back, beside the same system calls; {kind} with {} projects",
+            self.projects
+        );
+        let row = BenchRow::new(format!("set_get_calls_{kind}_{}", self.projects), work, "us", median(ours));
+        Ok(row.peer("RawQuotaCalls::repeat_system_calls", "listed there", same).goal_at_most(same * 1.2))
+    }
+
     fn time_peer_set_and_read(&self, path: &Path, free: ProjectId) -> Result<f64> {
         let commands = [
             format!("project -s -p {} {free}", path.display()),
@@ -191,16 +219,20 @@ impl QuotaBench {
     /// Measured in a process that has allocated numbers before.
     fn next_number(&self, peer: f64) -> Result<BenchRow> {
         let bare = RawQuotaCalls(&self.quota);
-        bare.find_free_project()?;
         let (mut ours, mut limits) = (Vec::new(), Vec::new());
-        for round in 0..ROUNDS {
-            let free = self.fresh_project(1, round)?;
-            ours.push(time_micros(|| Ok(bare.find_free_project()?))?);
-            limits.push(time_micros(|| Ok(bare.is_allocated(free)?))?);
-        }
+        bare.search_free_projects(|search| {
+            search()?;
+            for round in 0..ROUNDS {
+                let free = self.fresh_project(1, round)?;
+                ours.push(time_micros(|| Ok(search()?))?);
+                limits.push(time_micros(|| Ok(bare.is_allocated(free)?))?);
+            }
+            anyhow::Ok(())
+        })??;
         let limit = median(limits);
-        let row = self.bench_row("next_id", "find a free number", median(ours), peer, limit);
-        Ok(row.goal_at_most(limit * 4.0))
+        let work = "find a free number, beside one probe";
+        let row = self.bench_row("next_id", work, median(ours), peer, limit);
+        Ok(row.goal_at_most(limit * 2.0))
     }
 
     /// Measured in a process that has just started.
@@ -209,7 +241,8 @@ impl QuotaBench {
         for round in 0..ROUNDS {
             let free = self.fresh_project(2, round)?;
             let quota = ProjectQuota::open(&self.directory)?;
-            ours.push(time_micros(|| Ok(RawQuotaCalls(&quota).find_free_project()?))?);
+            let search = || RawQuotaCalls(&quota).search_free_projects(|search| search());
+            ours.push(time_micros(|| Ok(search()??))?);
             limits.push(time_micros(|| Ok(RawQuotaCalls(&quota).is_allocated(free)?))?);
         }
         let work = "find a free number, the first of a process";

@@ -6,6 +6,7 @@
 mod judge;
 mod owner_search;
 mod pace;
+mod unread;
 mod visitor;
 
 use std::io;
@@ -16,11 +17,13 @@ use std::path::PathBuf;
 use crate::engine::QuotaEngine;
 use crate::kernel::{ProjectTag, QuotaKernel};
 use crate::linux::LinuxKernel;
-use crate::tree::{TreeVisitor as _, walk_tree};
+use crate::tree::{OpenEntry, TreeVisitor, walk_tree};
 use crate::{Bytes, Error, Inodes, ProjectId, ProjectRange, QuotaLimits, QuotaUsage};
 
 use judge::{KnownProjects, Scope};
 use owner_search::OwnerSearch;
+use pace::WalkPace;
+use unread::{AuditStop, UnreadEntries, walk_error};
 use visitor::AuditVisitor;
 
 /// How many findings and paths a report names; its totals count all.
@@ -94,6 +97,10 @@ pub struct AuditSummary {
     pub special: u64,
     /// Entries on which something is mounted, which are not entered.
     pub mounts: u64,
+    /// Entries that could not be inspected, or not be repaired: a process held a lease on them, the kernel reported an
+    /// error of them, or they are directories that were moved away while they were inspected. An audit that is repeated
+    /// may reach them.
+    pub unread: u64,
 }
 
 /// The result of an audit.
@@ -104,6 +111,8 @@ pub struct AuditReport {
     pub summary: AuditSummary,
     /// The first hundred findings.
     pub findings: Vec<AuditFinding>,
+    /// The first hundred entries that could not be inspected, or not be repaired, relative to the audited directory.
+    pub unread: Vec<PathBuf>,
 }
 
 /// The directories of a project, relative to the searched one, which is the empty path.
@@ -115,10 +124,18 @@ pub struct ProjectDirectories {
     /// The first hundred of the others that have it, without those below them: moved, copied, restored, or limited by an
     /// earlier release or another program.
     pub others: Vec<PathBuf>,
+    /// Directories that could not be read, or only in part, because they were moved away meanwhile: the owner may be one
+    /// of them.
+    pub unread: u64,
 }
 
 impl AuditReport {
-    /// Whether nothing escaped, and nothing counts elsewhere.
+    /// Whether all was inspected, and repaired if that was asked for and possible.
+    pub fn is_complete(&self) -> bool {
+        self.summary.unread == 0
+    }
+
+    /// Whether nothing that was inspected escaped, and nothing counts elsewhere.
     pub fn is_clean(&self) -> bool {
         self.summary.escaped == QuotaUsage::default() && self.summary.outside == QuotaUsage::default()
     }
@@ -144,42 +161,40 @@ impl AuditSummary {
     }
 }
 
-/// Audits the tree of a directory.
+/// Audits the tree of a directory, until it is to end early.
 pub(crate) fn audit_tree(
     engine: &QuotaEngine<LinuxKernel>,
     dir: BorrowedFd<'_>,
-    options: AuditOptions,
+    (options, is_canceled): (AuditOptions, &dyn Fn() -> bool),
 ) -> Result<AuditReport, Error> {
-    let search = search_owners(dir, None, options.entries_per_second)?;
+    let stop = AuditStop(is_canceled);
+    // A tree that is cleared meanwhile would be limited again.
+    let _trees = options.repair.then(|| engine.kernel.lock_trees()).transpose()?;
+    let mut search = OwnerSearch::new(None, WalkPace::new(options.entries_per_second), stop);
+    visit_tree(dir, &mut search)?;
     let listed = engine.list_projects(ProjectRange::full_range())?;
     let limited = listed.into_iter().filter(|status| status.limits != QuotaLimits::default());
     let limited = limited.map(|status| status.project.get()).collect();
     let projects = KnownProjects { owned: search.owned, limited };
-    let failed = |(path, source)| Error::AuditTree { path, source };
-    let above = scope_above(&engine.kernel, dir).map_err(|source| failed((PathBuf::new(), source)))?;
-    let mut visitor = AuditVisitor::new(engine, &projects, options, above);
-    visitor.visit_inode(dir, true, &PathBuf::new).map_err(|source| failed((PathBuf::new(), source)))?;
-    walk_tree(dir, &mut visitor).map_err(failed)?;
-    Ok(visitor.into_report())
+    let above = scope_above(&engine.kernel, dir).map_err(|source| walk_error((PathBuf::new(), source)))?;
+    let mut visitor = AuditVisitor::new((engine, &projects), (options, stop), above);
+    visit_tree(dir, &mut visitor)?;
+    Ok(visitor.into_report(search.unread))
 }
 
 /// Finds the directories of a project in the tree of a directory.
 pub(crate) fn find_directories(dir: BorrowedFd<'_>, project: ProjectId) -> Result<ProjectDirectories, Error> {
-    let mut found = search_owners(dir, Some(project.get()), None)?.found;
+    let mut search = OwnerSearch::new(Some(project.get()), WalkPace::new(None), AuditStop::NEVER);
+    visit_tree(dir, &mut search)?;
+    let OwnerSearch { mut found, unread, .. } = search;
     found.others.truncate(MAX_NAMED);
-    Ok(found)
+    Ok(ProjectDirectories { unread: unread.count, ..found })
 }
 
-fn search_owners(
-    dir: BorrowedFd<'_>,
-    target: Option<u32>,
-    entries_per_second: Option<NonZeroU32>,
-) -> Result<OwnerSearch, Error> {
-    let mut search = OwnerSearch::new(target, entries_per_second);
-    let failed = |(path, source)| Error::AuditTree { path, source };
-    search.visit_inode(dir, true, &PathBuf::new).map_err(|source| failed((PathBuf::new(), source)))?;
-    walk_tree(dir, &mut search).map_err(failed)?;
-    Ok(search)
+/// Visits a directory and everything below it.
+fn visit_tree(dir: BorrowedFd<'_>, visitor: &mut dyn TreeVisitor) -> Result<(), Error> {
+    visitor.visit_inode(OpenEntry::top(dir)).map_err(|source| walk_error((PathBuf::new(), source)))?;
+    walk_tree(dir, visitor).map_err(walk_error)
 }
 
 /// What the directory above is for this one, as far as the directories above tell: a limited one whose mark lies beyond an

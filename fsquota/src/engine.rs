@@ -82,7 +82,9 @@ impl<K: QuotaKernel> QuotaEngine<K> {
             break match decision {
                 ChangeDecision::Change { project, .. } => self.change_limits(dir, project, change)?,
                 ChangeDecision::Allocate { carried } => {
-                    let previous = carried.filter(|_| contents == NonEmptyPolicy::Accept);
+                    // Recorded until the tree is complete: a set that is killed is not complete.
+                    let has_entries = contents == NonEmptyPolicy::Accept && !self.is_empty(dir)?;
+                    let previous = has_entries.then(|| carried.map_or(0, ProjectId::get));
                     self.allocate_project(&mut allocation, dir, (change, previous))?
                 }
             };
@@ -101,8 +103,8 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         Ok(ProjectId::new(self.project_tag(dir)?.project))
     }
 
-    /// The project of another directory that entries of the tree still have, because giving the tree its own
-    /// project was started and not finished.
+    /// The project, or 0, that entries of the tree still have, because giving the tree its own project was started and
+    /// not finished.
     pub(crate) fn previous_project(&self, dir: BorrowedFd<'_>) -> Result<Option<u32>, Error> {
         Ok(self.owner_mark(dir)?.and_then(|mark| mark.previous))
     }
@@ -178,10 +180,14 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         self.project_range
     }
 
-    /// Finds the number that the next directory would get, and skips it.
+    /// Searches for the numbers that the next directories would get, and skips them, under the lock.
     #[cfg(feature = "testing")]
-    pub(crate) fn find_free_project(&self) -> Result<ProjectId, Error> {
-        self.lock_allocation()?.next_free_project()
+    pub(crate) fn search_free_projects<T>(
+        &self,
+        work: impl FnOnce(&mut dyn FnMut() -> Result<ProjectId, Error>) -> T,
+    ) -> Result<T, Error> {
+        let mut allocation = self.lock_allocation()?;
+        Ok(work(&mut || allocation.next_free_project()))
     }
 
     /// Lifts the limits of a project without inodes.

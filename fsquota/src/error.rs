@@ -142,7 +142,7 @@ pub enum Error {
         source: io::Error,
     },
     /// An entry of the tree could not be inspected or repaired. Earlier repairs stay; repeat the call to resume.
-    #[error("can't audit {}{}", audited_name(path), audit_hint(source))]
+    #[error("can't audit {}", audited_name(path))]
     AuditTree {
         /// The entry, relative to the directory; empty for the directory itself.
         path: PathBuf,
@@ -150,6 +150,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The caller has canceled the audit. Earlier repairs stay; repeat the call to resume.
+    #[error("the audit was canceled")]
+    Canceled,
     /// Another implementation of [`QuotaSetter`](crate::QuotaSetter) failed.
     #[error("quota backend failed")]
     Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -157,14 +160,6 @@ pub enum Error {
 
 fn audited_name(path: &std::path::Path) -> std::path::Display<'_> {
     if path.as_os_str().is_empty() { std::path::Path::new("the directory").display() } else { path.display() }
-}
-
-/// What helps where the kernel's error does not say it.
-fn audit_hint(source: &io::Error) -> &'static str {
-    match source.raw_os_error() {
-        Some(libc::EAGAIN) => ", which was moved or leased meanwhile: repeat the audit",
-        _ => "",
-    }
 }
 
 /// The step that failed in the kernel.
@@ -225,7 +220,10 @@ impl Error {
     /// project was still being removed, another process held the lock.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::ProjectInUse { .. } | Self::AllocationContended | Self::LockTimeout { .. } => true,
+            Self::ProjectInUse { .. }
+            | Self::AllocationContended
+            | Self::LockTimeout { .. }
+            | Self::Canceled => true,
             Self::Kernel { source, .. }
             | Self::ChangeTree { source, .. }
             | Self::AuditTree { source, .. }

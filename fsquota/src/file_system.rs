@@ -2,17 +2,16 @@
 
 use std::ffi::{CString, OsString};
 use std::fmt;
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use nodekeel_localstorage::mount::{MountEntry, MountFlags, mount_table};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use thiserror::Error;
 
 use crate::linux::{self, LinuxKernel};
-use crate::mounts::{self, MountinfoEntry};
 use crate::sys;
 
 /// A file system that has project quotas.
@@ -220,10 +219,11 @@ pub(crate) enum OpenMode {
 impl OpenMode {
     /// Whether the mount is enough. ext4 turns its quotas off while the file system is read-only, XFS does
     /// not.
-    fn accepts(self, mount: &MountinfoEntry, kind: FileSystemKind) -> bool {
+    fn accepts(self, mount: &MountEntry, kind: FileSystemKind) -> bool {
+        let is_read_only = |flags: MountFlags| flags.contains(MountFlags::READ_ONLY);
         match self {
-            Self::Change => !mount.is_read_only(),
-            Self::Read => kind == FileSystemKind::Xfs || !mount.is_read_only_file_system(),
+            Self::Change => !is_read_only(mount.info.flags),
+            Self::Read => kind == FileSystemKind::Xfs || !is_read_only(mount.file_system_flags),
         }
     }
 }
@@ -245,29 +245,29 @@ pub(crate) fn open_file_system(
     let dir = open_directory(path).map_err(opened)?;
     let mount =
         find_mount(dir.as_fd()).map_err(|source| OpenError::FindMount { path: path.into(), source })?;
-    let kind = match mount.fs_type.as_bytes() {
-        b"xfs" => FileSystemKind::Xfs,
-        b"ext4" => FileSystemKind::Ext4,
-        other => {
-            let found = String::from_utf8_lossy(other).into_owned();
+    let kind = match &*mount.info.fstype {
+        "xfs" => FileSystemKind::Xfs,
+        "ext4" => FileSystemKind::Ext4,
+        _ => {
+            let found = mount.info.fstype;
             return Err(OpenError::UnsupportedFileSystem { path: path.into(), found });
         }
     };
     if !mode.accepts(&mount, kind) {
-        return Err(OpenError::ReadOnly { mount_point: mount.mount_point });
+        return Err(OpenError::ReadOnly { mount_point: mount.target });
     }
     let root = open_mount_dir(&mount)?;
     let by_device = way == QuotactlMode::ByDevice || !sys::supports_quotactl_fd();
-    let probed = |source: io::Error| OpenError::Probe { mount_point: mount.mount_point.clone(), source };
+    let probed = |source: io::Error| OpenError::Probe { mount_point: mount.target.clone(), source };
     let device = if by_device {
         Some(CString::new(mount.source.as_bytes()).map_err(|error| probed(io::Error::other(error)))?)
     } else {
         None
     };
-    let linux = LinuxKernel::new(root, device, kind, mount.mount_point.clone());
+    let linux = LinuxKernel::new(root, device, kind, mount.target.clone());
     check_quotas(&linux, &mount)?;
-    let MountinfoEntry { mount_point: point, source, root, .. } = mount;
-    Ok((linux, FileSystem { kind, mount_point: point, source, root }))
+    let MountEntry { target, source, root, .. } = mount;
+    Ok((linux, FileSystem { kind, mount_point: target, source, root }))
 }
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {
@@ -275,40 +275,42 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-fn find_mount(dir: BorrowedFd<'_>) -> io::Result<MountinfoEntry> {
+fn find_mount(dir: BorrowedFd<'_>) -> io::Result<MountEntry> {
     let stat = rustix::fs::fstat(dir)?;
     let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     let id = read_mount_id(dir)?;
-    let text = fs::read("/proc/self/mountinfo")?;
     let (mut by_id, mut by_device) = (None, None);
-    for mount in mounts::parse_mountinfo(&text) {
+    for mount in mount_table()? {
         if Some(mount.id) == id {
             by_id = Some(mount);
-        } else if mount.device == device {
+        } else if mount.info.device == device {
             by_device = Some(mount);
         }
     }
     by_id.or(by_device).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// The ID of the mount; `None` before Linux 5.8.
 fn read_mount_id(dir: BorrowedFd<'_>) -> io::Result<Option<u64>> {
-    Ok(mounts::parse_mount_id(&fs::read(format!("/proc/self/fdinfo/{}", dir.as_raw_fd()))?))
+    let stat = rustix::fs::statx(dir, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+    let is_known = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    Ok(is_known.then_some(stat.stx_mnt_id))
 }
 
 /// Opens the directory that carries the lock: the mount point, whichever directory below it was named. If
 /// another mount covers the mount point, it can't be reached, not even by `..`.
-fn open_mount_dir(mount: &MountinfoEntry) -> Result<OwnedFd, OpenError> {
-    let point = &mount.mount_point;
+fn open_mount_dir(mount: &MountEntry) -> Result<OwnedFd, OpenError> {
+    let point = &mount.target;
     let opened = |source: io::Error| OpenError::Open { path: point.clone(), source };
     let root = open_directory(point).map_err(opened)?;
-    if read_mount_id(root.as_fd()).map_err(opened)? != Some(mount.id) {
+    if read_mount_id(root.as_fd()).map_err(opened)?.is_some_and(|id| id != mount.id) {
         return Err(OpenError::Covered { mount_point: point.clone() });
     }
     Ok(root)
 }
 
-fn check_quotas(linux: &LinuxKernel, mount: &MountinfoEntry) -> Result<(), OpenError> {
-    let (kind, mount_point) = (linux.kind, mount.mount_point.clone());
+fn check_quotas(linux: &LinuxKernel, mount: &MountEntry) -> Result<(), OpenError> {
+    let (kind, mount_point) = (linux.kind, mount.target.clone());
     let errno = |result: io::Result<()>| match result {
         Ok(()) => Ok(None),
         Err(error) => error.raw_os_error().ok_or(error).map(Some),

@@ -85,7 +85,6 @@ mod file_system;
 mod kernel;
 mod limits;
 mod linux;
-mod mounts;
 mod owner;
 mod project;
 mod quantity;

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::error::KernelOperation;
+use crate::error::{KernelOperation, LOCK_TIMEOUT};
 use crate::file_system::FileSystemKind;
 use crate::kernel::{ProjectTag, QuotaKernel, QuotaRecord, open_parent_dir};
 use crate::limits::{KIB, KernelLimitChange};
@@ -33,6 +33,17 @@ pub(crate) struct LinuxKernel {
     pub(crate) mount_point: PathBuf,
     /// The lock file while it is locked.
     lock: Mutex<Option<OwnedFd>>,
+}
+
+/// Held while a tree is cleared or repaired.
+#[derive(Debug)]
+pub(crate) struct TreeLock(OwnedFd);
+
+impl Drop for TreeLock {
+    fn drop(&mut self) {
+        // As for the lock of the allocation, closing it would not be enough, and it can't fail.
+        let _ = sys::lock_description(self.0.as_fd(), false);
+    }
 }
 
 /// The name of the lock file, in the directory where the file system is mounted.
@@ -84,6 +95,42 @@ impl LinuxKernel {
             write_project_tag(lock.as_fd(), ProjectTag::default()).map_err(failed.into_error())?;
         }
         Ok(lock)
+    }
+
+    /// Keeps others from clearing or repairing a tree until the result is dropped. Limits are set, read and allocated
+    /// meanwhile.
+    pub(crate) fn lock_trees(&self) -> Result<TreeLock, Error> {
+        let lock = self
+            .wait_for_lock(Instant::now() + LOCK_TIMEOUT, |lock| sys::lock_description(lock.as_fd(), true))?;
+        Ok(TreeLock(lock))
+    }
+
+    /// Opens the lock file, and locks it as soon as no other process, or thread, holds that lock.
+    #[expect(clippy::disallowed_methods, reason = "file locks have no deadline")]
+    fn wait_for_lock(
+        &self,
+        deadline: Instant,
+        try_lock: impl Fn(&OwnedFd) -> io::Result<()>,
+    ) -> Result<OwnedFd, Error> {
+        let failed = |error: io::Error| KernelOperation::LockAllocation.into_error()(error);
+        let is_held = |error: &io::Error| {
+            matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES | libc::EINTR))
+        };
+        let [mut pause, longest] = LOCK_PAUSES;
+        loop {
+            let lock = self.open_lock()?;
+            match try_lock(&lock) {
+                Ok(()) if self.is_current(&lock).map_err(failed)? => return Ok(lock),
+                Ok(()) => {}
+                Err(error) if is_held(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::LockTimeout { path: self.lock_path() });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(longest);
+        }
     }
 
     /// Whether the open lock file is still the one that other processes would open.
@@ -175,26 +222,12 @@ impl QuotaKernel for LinuxKernel {
         Ok(next.map(|account| (account.project, account.into())))
     }
 
-    #[expect(clippy::disallowed_methods, reason = "flock has no deadline")]
     fn lock_allocation(&self, deadline: Instant) -> Result<(), Error> {
-        let failed = |error: io::Error| KernelOperation::LockAllocation.into_error()(error);
-        let [mut pause, longest] = LOCK_PAUSES;
-        loop {
-            let lock = self.open_lock()?;
-            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if self.is_current(&lock).map_err(failed)? => {
-                    *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
-                    return Ok(());
-                }
-                Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(error) => return Err(failed(error.into())),
-            }
-            if Instant::now() >= deadline {
-                return Err(Error::LockTimeout { path: self.lock_path() });
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(longest);
-        }
+        let lock = self.wait_for_lock(deadline, |lock| {
+            Ok(rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive)?)
+        })?;
+        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
+        Ok(())
     }
 
     fn unlock_allocation(&self) {
@@ -265,6 +298,11 @@ pub(crate) fn write_special_tag(dir: BorrowedFd<'_>, name: &CStr, tag: ProjectTa
     let mut attributes = sys::read_attributes_at(dir, name)?;
     attributes.project = tag.project;
     sys::write_attributes_at(dir, name, attributes)
+}
+
+/// Whether the attributes of such an entry can't be changed.
+pub(crate) fn is_special_immutable(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
+    Ok(sys::read_attributes_at(dir, name)?.flags & u64::from(sys::IMMUTABLE) != 0)
 }
 
 /// Whether the attributes of the inode can't be changed.

@@ -15,7 +15,7 @@ pub(crate) const OWNER_ATTRIBUTE: &str = "trusted.nodekeel.project";
 pub(crate) struct OwnerMark {
     /// The project that was allocated to the directory.
     pub(crate) project: u32,
-    /// The project of another directory that the entries still have, until the whole tree is changed.
+    /// The project of another directory, or 0 for none, that the entries still have, until the whole tree is changed.
     pub(crate) previous: Option<u32>,
 }
 

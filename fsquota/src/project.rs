@@ -8,8 +8,8 @@ use crate::file_system::{self, EnforcementGap, FileSystem, OpenError, OpenMode, 
 use crate::linux::LinuxKernel;
 use crate::tree::{self, TreeSummary};
 use crate::{
-    AuditOptions, AuditReport, Error, ProjectDirectories, ProjectId, ProjectRange, QuotaChange, QuotaSetter,
-    QuotaStatus, audit,
+    AuditOptions, AuditReport, AuditSummary, Error, ProjectDirectories, ProjectId, ProjectRange, QuotaChange,
+    QuotaSetter, QuotaStatus, audit,
 };
 
 /// The project quotas of one mounted XFS or ext4 file system.
@@ -124,11 +124,13 @@ impl ProjectQuota {
     /// the directory's project loses it. Symbolic links, special files and, on ext4, immutable entries keep
     /// it, so the project and its limits stay until those are removed and
     /// [`release_unused_projects`](QuotaSetter::release_unused_projects) runs. They also stay if an inode
-    /// outside of the tree has the project. The limits stay in force until the call completes.
+    /// outside of the tree has the project. The limits stay in force until the call completes. It waits for a repair
+    /// ([`audit_tree`](Self::audit_tree)) of another caller, and the reverse, at most ten seconds.
     ///
     /// # Errors
     /// As [`clear_limits`](QuotaSetter::clear_limits), and [`Error::ChangeTree`]; repeat the call to resume.
     pub fn clear_limits_recursive(&self, dir: BorrowedFd<'_>) -> Result<TreeSummary, Error> {
+        let _trees = self.engine.kernel.lock_trees()?;
         let Some(project) = self.engine.start_clearing(dir)? else { return Ok(TreeSummary::default()) };
         let changed = tree::retag_tree(dir, &[project.get()], 0)?;
         self.engine.finish_clearing(dir, project)?;
@@ -141,14 +143,16 @@ impl ProjectQuota {
     /// the directory of the mount to find all owners.
     ///
     /// It blocks, follows no symbolic link and enters nothing that is mounted. Each entry is judged once, where it lies
-    /// then; repeat the call if it was killed, or if entries were moved, or limits cleared, meanwhile.
+    /// then; repeat the call if it was killed, or if entries were moved meanwhile. What others do in the tree ends no
+    /// audit: what could not be inspected is counted ([`AuditSummary::unread`](crate::AuditSummary::unread)). No tree is
+    /// cleared ([`clear_limits_recursive`](Self::clear_limits_recursive)) while another caller repairs, and the reverse.
     ///
     /// # Errors
-    /// [`Error::AuditTree`], [`Error::Kernel`], and those that [`set_limits`](QuotaSetter::set_limits) has for what is
-    /// not a directory of this file system.
+    /// [`Error::AuditTree`], [`Error::Kernel`], for a repair [`Error::LockTimeout`], and those that
+    /// [`set_limits`](QuotaSetter::set_limits) has for what is not a directory of this file system.
     pub fn audit_tree(&self, dir: BorrowedFd<'_>, options: AuditOptions) -> Result<AuditReport, Error> {
         self.engine.inspect_directory(dir)?;
-        audit::audit_tree(&self.engine, dir, options)
+        audit::audit_tree(&self.engine, dir, (options, &|| false))
     }
 
     /// Finds the directory of a project in a tree, such as that of the mount. The kernel keeps no register of that, so
@@ -199,5 +203,16 @@ impl QuotaSetter for ProjectQuota {
 
     fn release_unused_projects(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
         self.engine.release_unused_projects(kept)
+    }
+
+    fn audit_usage(
+        &self,
+        dir: BorrowedFd<'_>,
+        options: AuditOptions,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<Option<AuditSummary>, Error> {
+        self.engine.inspect_directory(dir)?;
+        let options = AuditOptions { repair: false, ..options };
+        Ok(Some(audit::audit_tree(&self.engine, dir, (options, is_canceled))?.summary))
     }
 }

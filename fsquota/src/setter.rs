@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
-use crate::{Error, ProjectId, QuotaChange, QuotaStatus};
+use crate::{AuditOptions, AuditSummary, Error, ProjectId, QuotaChange, QuotaStatus};
 
 /// Sets, reads and clears the limits of directories.
 ///
@@ -83,5 +83,22 @@ pub trait QuotaSetter: Send + Sync + Debug {
     fn release_unused_projects(&self, kept: &[ProjectId]) -> Result<Vec<ProjectId>, Error> {
         let _ = kept;
         Ok(Vec::new())
+    }
+
+    /// Audits the tree of a directory, and changes nothing: what escaped from limits, and what counts for a directory
+    /// elsewhere. It blocks, and ends early once `is_canceled` returns true.
+    ///
+    /// `None`, the default: limits of this implementation can't be escaped from, or it can't tell.
+    ///
+    /// # Errors
+    /// [`Error::AuditTree`], [`Error::Kernel`], [`Error::Canceled`]; a retry may help.
+    fn audit_usage(
+        &self,
+        dir: BorrowedFd<'_>,
+        options: AuditOptions,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<Option<AuditSummary>, Error> {
+        let _ = (dir, options, is_canceled);
+        Ok(None)
     }
 }

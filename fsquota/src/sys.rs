@@ -363,6 +363,28 @@ unsafe fn quotactl<T>(target: QuotaTarget<'_>, command: u32, project: u32, about
     })
 }
 
+/// Locks, or unlocks, all of a file for this open file description, independently of `flock`. Fails with EAGAIN or
+/// EACCES if another one holds it. *Source:* fcntl(2), "Open file description locks".
+pub(crate) fn lock_description(file: BorrowedFd<'_>, is_locked: bool) -> io::Result<()> {
+    let kind = if is_locked { libc::F_WRLCK } else { libc::F_UNLCK };
+    let lock =
+        libc::flock { l_type: kind as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: the kernel reads one `flock`, and the descriptor is borrowed.
+    syscall_result(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, ptr::from_ref(&lock)) }.into())
+}
+
+/// Holds a lease on a file, so that opening it fails with EAGAIN. When that happens, the process gets a signal that it
+/// ignores.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn hold_write_lease(file: BorrowedFd<'_>) -> io::Result<()> {
+    /// *Source:* asm-generic/fcntl.h, `F_SETSIG`.
+    const SET_SIGNAL: c_int = 10;
+    // SAFETY: these commands take an `int`, and the descriptor is borrowed.
+    syscall_result(unsafe { libc::fcntl(file.as_raw_fd(), SET_SIGNAL, libc::SIGURG) }.into())?;
+    // SAFETY: as above.
+    syscall_result(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) }.into())
+}
+
 fn syscall_result(answer: c_long) -> io::Result<()> {
     if answer == c_long::from(-1 as c_int) { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -5,11 +5,12 @@ mod checks;
 mod conformance;
 pub(crate) mod memory;
 mod raw_calls;
+mod same_calls;
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
-pub use checks::{fuzz_fdinfo, fuzz_mountinfo, fuzz_owner_mark, fuzz_quantity};
+pub use checks::{fuzz_owner_mark, fuzz_quantity};
 pub use conformance::conformance;
 pub use raw_calls::RawQuotaCalls;
 

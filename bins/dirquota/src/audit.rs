@@ -26,7 +26,9 @@ struct AuditOutput {
     immutable: u64,
     special: u64,
     mounts: u64,
+    unread: u64,
     findings: Vec<FindingOutput>,
+    unread_paths: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,6 +50,7 @@ struct OwnerOutput {
     project: u32,
     owner: Option<String>,
     others: Vec<String>,
+    unread: u64,
 }
 
 pub(crate) fn audit_tree(
@@ -63,11 +66,14 @@ pub(crate) fn audit_tree(
     } else {
         print_report(path, &report, out)?;
     }
-    let AuditSummary { repaired, escaped, outside, .. } = report.summary;
-    match report.is_clean() || repaired == escaped.inodes.0 + outside.inodes.0 {
+    let AuditSummary { repaired, escaped, outside, unread, .. } = report.summary;
+    // The output has what was found.
+    if repaired != escaped.inodes.0 + outside.inodes.0 {
+        return Err(CommandError::AuditFindings { path: path.into(), is_repaired: options.repair });
+    }
+    match report.is_complete() {
         true => Ok(()),
-        // The output has what was found.
-        false => Err(CommandError::AuditFindings { path: path.into(), is_repaired: options.repair }),
+        false => Err(CommandError::AuditIncomplete { path: path.into(), unread }),
     }
 }
 
@@ -78,11 +84,24 @@ fn print_report(path: &Path, report: &AuditReport, out: &mut OutputWriter) -> Re
         let kind = out.paint(TextStyle::Pending, describe_kind(*kind));
         out.print_line(&format!("{kind}  project {project}  {name}"))?;
     }
+    for unread in &report.unread {
+        let name = escape_control(&shown_path(path, unread));
+        out.print_line(&format!("{}  {name}", out.paint(TextStyle::Pending, "unread")))?;
+    }
     let AuditSummary {
-        entries, owners, escaped, outside, unowned, repaired, immutable, special, mounts, ..
+        entries,
+        owners,
+        escaped,
+        outside,
+        unowned,
+        repaired,
+        immutable,
+        special,
+        mounts,
+        unread,
+        ..
     } = report.summary;
-    let named = report.findings.len() as u64;
-    if named == MAX_NAMED {
+    if report.findings.len().max(report.unread.len()) as u64 == MAX_NAMED {
         out.print_line("… (the totals count the others)")?;
     }
     for (what, QuotaUsage { bytes, inodes, .. }) in [
@@ -97,6 +116,7 @@ fn print_report(path: &Path, report: &AuditReport, out: &mut OutputWriter) -> Re
         (immutable, "immutable (run `chattr -i` on them, then try again)"),
         (special, "links and special files, whose project this kernel does not tell"),
         (mounts, "mounts not entered"),
+        (unread, "leased, damaged or moved meanwhile"),
     ] {
         if count > 0 {
             line += &format!(", {count} {what}");
@@ -111,7 +131,7 @@ fn shown_path(path: &Path, below: &Path) -> String {
     joined.to_string_lossy().into_owned()
 }
 
-/// The number of findings that a report names.
+/// The number of entries of each kind that a report names.
 const MAX_NAMED: u64 = 100;
 
 fn describe_kind(kind: FindingKind) -> &'static str {
@@ -137,7 +157,8 @@ impl AuditOutput {
             project: found.project.map(ProjectId::get),
         };
         let AuditSummary { entries, owners, escaped, outside, unowned, repaired, .. } = report.summary;
-        let AuditSummary { immutable, special, mounts, .. } = report.summary;
+        let AuditSummary { immutable, special, mounts, unread, .. } = report.summary;
+        let unread_paths = report.unread.iter().map(|path| path.to_string_lossy().into_owned()).collect();
         Self {
             directory: path.to_string_lossy().into_owned(),
             entries,
@@ -149,6 +170,8 @@ impl AuditOutput {
             immutable,
             special,
             mounts,
+            unread,
+            unread_paths,
             findings: report.findings.iter().map(finding).collect(),
         }
     }
@@ -163,14 +186,15 @@ pub(crate) fn find_owner(
     let quota = open_quota_for_reading(path)?;
     let found =
         quota.find_directories(dir.as_fd(), project).map_err(CommandError::for_action("search", path))?;
+    let unread = found.unread;
     if found.owner.is_none() && found.others.is_empty() {
-        return Err(CommandError::NoDirectory { project, path: path.into() });
+        return Err(CommandError::NoDirectory { project, path: path.into(), unread });
     }
     let name =
         |below: &std::path::PathBuf| path.join(below).to_string_lossy().trim_end_matches('/').to_owned();
     let (owner, others) = (found.owner.as_ref().map(name), found.others.iter().map(name).collect::<Vec<_>>());
     if out.json {
-        return Ok(out.print_json(&OwnerOutput { project: project.get(), owner, others })?);
+        return Ok(out.print_json(&OwnerOutput { project: project.get(), owner, others, unread })?);
     }
     if let Some(owner) = owner {
         out.print_line(&format!("{}  {}", out.paint(TextStyle::Good, "owner"), escape_control(&owner)))?;
@@ -178,6 +202,9 @@ pub(crate) fn find_owner(
     for other in others {
         let word = out.paint(TextStyle::Pending, "other");
         out.print_line(&format!("{word}  {}", escape_control(&other)))?;
+    }
+    if unread > 0 {
+        out.print_line(&format!("{unread} directories were not read, or moved meanwhile: search again"))?;
     }
     Ok(())
 }

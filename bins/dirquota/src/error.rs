@@ -41,8 +41,21 @@ pub(crate) enum CommandError {
         if *is_repaired { "see the output for what could not be repaired" } else { "repair it with --repair" }
     )]
     AuditFindings { path: PathBuf, is_repaired: bool },
-    #[error("no directory in {} has project {project}: search the mount point", path.display())]
-    NoDirectory { project: ProjectId, path: PathBuf },
+    #[error(
+        "quota audit of {} is incomplete: {unread} entries could not be inspected or repaired, which are leased, damaged or \
+         were moved; see the output for their paths, then repeat the audit",
+        path.display()
+    )]
+    AuditIncomplete { path: PathBuf, unread: u64 },
+    #[error(
+        "no directory in {} has project {project}: {}",
+        path.display(),
+        match unread {
+            0 => "search the mount point".to_owned(),
+            unread => format!("{unread} directories were not read, or moved meanwhile; search again"),
+        }
+    )]
+    NoDirectory { project: ProjectId, path: PathBuf, unread: u64 },
     #[error("can't write the output")]
     WriteOutput(#[source] io::Error),
 }

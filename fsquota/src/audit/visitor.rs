@@ -1,21 +1,22 @@
 //! The second pass: judges and repairs each entry.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType, Stat};
+use rustix::io::Errno;
 
 use super::judge::{EntryFacts, Judgement, KnownProjects, MarkHolder, Scope, judge_entry};
 use super::pace::WalkPace;
+use super::unread::{AuditStop, UnreadEntries};
 use super::{AuditFinding, AuditOptions, AuditReport, FindingKind};
 use crate::ProjectId;
 use crate::engine::QuotaEngine;
 use crate::kernel::ProjectTag;
 use crate::linux::{self, LinuxKernel, OwnerAttribute};
-use crate::tree::TreeVisitor;
+use crate::tree::{NamedEntry, OpenEntry, TreeVisitor};
 
 /// *Source:* stat(2), `st_blocks`.
 const STAT_BLOCK: u64 = 512;
@@ -30,28 +31,67 @@ pub(super) struct AuditVisitor<'a> {
     /// Of inodes with several names: at how many of them they were found; the largest number once they are reported.
     linked: HashMap<u64, u128>,
     report: AuditReport,
+    unread: UnreadEntries,
+    stop: AuditStop<'a>,
+}
+
+/// What became of an entry that was to be repaired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RepairOutcome {
+    Repaired,
+    /// It was changed or removed after it was judged, and is as others left it.
+    Changed,
+    Immutable,
+}
+
+impl RepairOutcome {
+    /// Classifies a repair, which says whether it has changed the entry.
+    ///
+    /// # Errors
+    /// That of the repair, if nobody has decided that the entry stays as it is.
+    fn new(repaired: io::Result<bool>, is_immutable: impl FnOnce() -> bool) -> io::Result<Self> {
+        match repaired {
+            Ok(true) => Ok(Self::Repaired),
+            Ok(false) => Ok(Self::Changed),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::Changed),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_immutable() => {
+                Ok(Self::Immutable)
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl<'a> AuditVisitor<'a> {
     pub(super) fn new(
-        engine: &'a QuotaEngine<LinuxKernel>,
-        projects: &'a KnownProjects,
-        options: AuditOptions,
+        (engine, projects): (&'a QuotaEngine<LinuxKernel>, &'a KnownProjects),
+        (options, stop): (AuditOptions, AuditStop<'a>),
         top: Scope,
     ) -> Self {
         let mut report = AuditReport::default();
         report.summary.owners = projects.owned.len() as u64;
-        let pace = WalkPace::new(options.entries_per_second);
-        let (scopes, linked) = (vec![top], HashMap::new());
-        Self { engine, projects, repairs: options.repair, pace, scopes, linked, report }
+        Self {
+            engine,
+            projects,
+            repairs: options.repair,
+            pace: WalkPace::new(options.entries_per_second),
+            scopes: vec![top],
+            linked: HashMap::new(),
+            report,
+            unread: UnreadEntries::default(),
+            stop,
+        }
     }
 
-    pub(super) fn into_report(self) -> AuditReport {
-        self.report
+    /// The report, with the directories that the first pass could not read: what is in them may own a project.
+    pub(super) fn into_report(self, first_pass: UnreadEntries) -> AuditReport {
+        let Self { mut report, unread, .. } = self;
+        report.summary.unread = unread.count.max(first_pass.count);
+        report.unread = if unread.count < first_pass.count { first_pass.paths } else { unread.paths };
+        report
     }
 
     fn judge(&mut self, facts: EntryFacts) -> Judgement {
-        self.pace.wait();
         self.report.summary.entries += 1;
         let scope = self.scopes.last().copied().unwrap_or(Scope::Free);
         judge_entry(facts, scope, self.projects)
@@ -118,62 +158,73 @@ impl<'a> AuditVisitor<'a> {
         linux::write_project_tag(dir, wanted).map(|()| true)
     }
 
-    fn count_repair(
-        &mut self,
-        repaired: io::Result<bool>,
-        is_immutable: impl FnOnce() -> bool,
-    ) -> io::Result<()> {
-        match repaired {
-            Ok(is_repaired) => self.report.summary.repaired += u64::from(is_repaired),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_immutable() => {
-                self.report.summary.immutable += 1;
-            }
-            Err(error) => return Err(error),
+    fn count_repair(&mut self, outcome: RepairOutcome) {
+        match outcome {
+            RepairOutcome::Repaired => self.report.summary.repaired += 1,
+            RepairOutcome::Immutable => self.report.summary.immutable += 1,
+            RepairOutcome::Changed => {}
         }
-        Ok(())
+    }
+
+    /// Waits until the next entry may be inspected.
+    fn start_entry(&mut self) -> io::Result<()> {
+        self.pace.wait();
+        self.stop.check()
+    }
+
+    /// Judges and repairs an entry that is not opened; returns whether the kernel tells its project.
+    fn audit_named(&mut self, entry: NamedEntry<'_>) -> io::Result<bool> {
+        let NamedEntry { dir, name, path } = entry;
+        self.start_entry()?;
+        let Some(tag) = linux::read_special_tag(dir, name)? else { return Ok(false) };
+        let judged = self.judge(EntryFacts { tag, ..EntryFacts::default() });
+        let stat = || Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
+        if let Some(wanted) = self.record((judged, tag), stat, path)? {
+            let written = linux::write_special_tag(dir, name, wanted).map(|()| true);
+            let is_immutable = || linux::is_special_immutable(dir, name).unwrap_or(false);
+            self.count_repair(RepairOutcome::new(written, is_immutable)?);
+        }
+        Ok(true)
     }
 }
 
 impl TreeVisitor for AuditVisitor<'_> {
-    fn visit_inode(
-        &mut self,
-        file: BorrowedFd<'_>,
-        is_directory: bool,
-        path: &dyn Fn() -> PathBuf,
-    ) -> io::Result<bool> {
+    fn visit_inode(&mut self, entry: OpenEntry<'_>) -> io::Result<bool> {
+        let OpenEntry { file, is_directory, path } = entry;
+        self.start_entry()?;
         let facts = read_facts(file, is_directory)?;
         let judged = self.judge(facts);
-        if let Some(wanted) = self.record((judged, facts.tag), || Ok(rustix::fs::fstat(file)?), path)? {
-            let repaired = match is_directory {
-                true => self.repair_directory(file, (facts, wanted)),
-                false => linux::write_project_tag(file, wanted).map(|()| true),
-            };
-            self.count_repair(repaired, || linux::is_immutable(file).unwrap_or(false))?;
-        }
+        // Before the repair, which may fail: what lies in it is judged by where it lies.
+        let wanted = self.record((judged, facts.tag), || Ok(rustix::fs::fstat(file)?), path)?;
         if is_directory {
             self.scopes.push(judged.below);
+        }
+        let Some(wanted) = wanted else { return Ok(true) };
+        let repaired = match is_directory {
+            true => self.repair_directory(file, (facts, wanted)),
+            false => linux::write_project_tag(file, wanted).map(|()| true),
+        };
+        match RepairOutcome::new(repaired, || linux::is_immutable(file).unwrap_or(false)) {
+            Ok(outcome) => self.count_repair(outcome),
+            Err(error) => self.unread.add(path(), error)?,
         }
         Ok(true)
     }
 
-    fn visit_special(
-        &mut self,
-        dir: BorrowedFd<'_>,
-        name: &CStr,
-        path: &dyn Fn() -> PathBuf,
-    ) -> io::Result<()> {
-        let Some(tag) = linux::read_special_tag(dir, name)? else {
-            self.pace.wait();
+    fn visit_special(&mut self, entry: NamedEntry<'_>) -> io::Result<()> {
+        if !self.audit_named(entry)? {
             self.report.summary.entries += 1;
             self.report.summary.special += 1;
-            return Ok(());
-        };
-        let judged = self.judge(EntryFacts { tag, ..EntryFacts::default() });
-        let stat = || Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
-        if let Some(wanted) = self.record((judged, tag), stat, path)? {
-            self.count_repair(linux::write_special_tag(dir, name, wanted).map(|()| true), || false)?;
         }
         Ok(())
+    }
+
+    fn visit_leased(&mut self, entry: NamedEntry<'_>) -> io::Result<()> {
+        if self.audit_named(entry)? { Ok(()) } else { Err(Errno::AGAIN.into()) }
+    }
+
+    fn visit_failed(&mut self, path: PathBuf, error: io::Error) -> io::Result<()> {
+        self.unread.add(path, error)
     }
 
     fn visit_mount(&mut self) {
@@ -201,4 +252,23 @@ fn read_mark(dir: BorrowedFd<'_>) -> io::Result<MarkHolder> {
         OwnerAttribute::Own(mark) => MarkHolder::Itself(mark.project),
         OwnerAttribute::Foreign => MarkHolder::Another,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_immutable_entry_and_one_that_was_removed_end_no_audit() {
+        let failed = |code| Err(io::Error::from_raw_os_error(code));
+        let outcome = |repaired, is_immutable| RepairOutcome::new(repaired, || is_immutable).ok();
+        assert_eq!(outcome(Ok(true), false), Some(RepairOutcome::Repaired));
+        assert_eq!(outcome(Ok(false), false), Some(RepairOutcome::Changed));
+        assert_eq!(outcome(failed(libc::ENOENT), false), Some(RepairOutcome::Changed));
+        for denied in [libc::EPERM, libc::EACCES] {
+            assert_eq!(outcome(failed(denied), true), Some(RepairOutcome::Immutable));
+            assert_eq!(outcome(failed(denied), false), None);
+        }
+        assert_eq!(outcome(failed(libc::EIO), true), None);
+    }
 }

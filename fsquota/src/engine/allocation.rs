@@ -47,13 +47,13 @@ impl<K: QuotaKernel> QuotaEngine<K> {
         &self,
         allocation: &mut AllocationGuard<'_, K>,
         dir: BorrowedFd<'_>,
-        (change, previous): (KernelLimitChange, Option<ProjectId>),
+        (change, previous): (KernelLimitChange, Option<u32>),
     ) -> Result<ProjectId, Error> {
         let before = self.project_tag(dir)?;
         for _ in 0..ALLOCATION_ATTEMPTS {
             let project = allocation.next_free_project()?;
             self.write_limits(project, change.for_new_project())?;
-            let mark = OwnerMark { project: project.get(), previous: previous.map(ProjectId::get) };
+            let mark = OwnerMark { project: project.get(), previous };
             let tag = ProjectTag { project: project.get(), inherit: true };
             let tagged = self.set_owner_mark(dir, Some(mark)).and_then(|()| self.set_project_tag(dir, tag));
             if tagged.is_err() {

@@ -50,6 +50,24 @@ fn entries_with_the_project_of_another_directory_are_never_left_uncounted() {
 }
 
 #[test]
+fn a_recursive_set_that_was_killed_is_not_complete_until_it_is_repeated() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = create_dir(scratch.path(), "dir");
+    File::create(scratch.path().join("dir/file")).unwrap();
+    let engine = engine_over(MemoryKernel::default());
+    let status = engine.set_limits(dir.as_fd(), CHANGE, NonEmptyPolicy::Accept).unwrap();
+    // As after a kill, before the file has got the project.
+    assert!(matches!(set_limits(&engine, dir.as_fd()), Err(Error::NotEmpty)));
+    let again = engine.set_limits(dir.as_fd(), CHANGE, NonEmptyPolicy::Accept).unwrap();
+    assert_eq!(again.project, status.project);
+    engine.forget_previous_project(dir.as_fd()).unwrap();
+    assert_eq!(set_limits(&engine, dir.as_fd()).unwrap().project, status.project);
+    let empty = create_dir(scratch.path(), "empty");
+    engine.set_limits(empty.as_fd(), CHANGE, NonEmptyPolicy::Accept).unwrap();
+    assert_eq!(engine.previous_project(empty.as_fd()).unwrap(), None);
+}
+
+#[test]
 fn a_set_of_a_copy_killed_at_any_call_leaves_the_other_limits_and_can_be_repeated() {
     for policy in [NonEmptyPolicy::Reject, NonEmptyPolicy::Accept] {
         let mut calls = 0;

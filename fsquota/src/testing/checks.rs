@@ -1,6 +1,5 @@
 //! Checks over arbitrary input. Each panics if its property does not hold.
 
-use crate::mounts::{self, MountinfoEntry};
 use crate::owner::OwnerRecord;
 use crate::{Bytes, Inodes};
 
@@ -16,25 +15,6 @@ pub fn fuzz_quantity(text: &[u8]) {
     if let Ok(inodes) = text.parse::<Inodes>() {
         assert_eq!(inodes.to_string().parse(), Ok(inodes), "{text:?}");
         assert_eq!(text.parse(), Ok(Bytes(inodes.0)), "both parse alike");
-    }
-}
-
-/// Any line parses as a mount or is skipped. A mount parses back from its `Display`, which is one line of
-/// ASCII.
-pub fn fuzz_mountinfo(text: &[u8]) {
-    for mount in mounts::parse_mountinfo(text) {
-        let line = mount.to_string();
-        assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line:?}");
-        assert_eq!(MountinfoEntry::parse_line(line.as_bytes()), Some(mount), "{line:?}");
-    }
-    let lines = text.split(|byte| *byte == b'\n').count();
-    assert!(mounts::parse_mountinfo(text).count() <= lines);
-}
-
-/// The mount id of any fdinfo is a number or missing.
-pub fn fuzz_fdinfo(text: &[u8]) {
-    if let Some(id) = mounts::parse_mount_id(text) {
-        assert_eq!(mounts::parse_mount_id(format!("pos:\t0\nmnt_id:\t{id}\n").as_bytes()), Some(id));
     }
 }
 

@@ -65,17 +65,29 @@ impl RawQuotaCalls<'_> {
         crate::sys::turn_enforcement_off(target).map_err(KernelOperation::WriteLimits.into_error())
     }
 
-    /// Finds a free number as [`set_limits`](crate::QuotaSetter::set_limits) does, including the lock,
-    /// without using it.
+    /// Calls `work` with the search for a free number, as [`set_limits`](crate::QuotaSetter::set_limits) does it under the
+    /// lock, without using the numbers.
     ///
     /// # Errors
     /// As [`set_limits`](crate::QuotaSetter::set_limits).
-    pub fn find_free_project(self) -> Result<ProjectId, Error> {
-        self.0.engine().find_free_project()
+    pub fn search_free_projects<T>(
+        self,
+        work: impl FnOnce(&mut dyn FnMut() -> Result<ProjectId, Error>) -> T,
+    ) -> Result<T, Error> {
+        self.0.engine().search_free_projects(work)
     }
 
     /// The range that numbers are allocated from.
     pub fn project_range(self) -> ProjectRange {
         self.0.engine().project_range()
+    }
+
+    /// Holds a lease on a file that is open for writing, as its owner can: until it is closed, opening it fails with
+    /// EAGAIN where it would not block. The process gets SIGURG then.
+    ///
+    /// # Errors
+    /// That of the kernel.
+    pub fn hold_write_lease(file: BorrowedFd<'_>) -> std::io::Result<()> {
+        crate::sys::hold_write_lease(file)
     }
 }

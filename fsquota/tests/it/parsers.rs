@@ -1,6 +1,6 @@
 //! Parsers of external input: quantities, and the kernel's lists.
 
-use nodekeel_fsquota::testing::{fuzz_fdinfo, fuzz_mountinfo, fuzz_owner_mark, fuzz_quantity};
+use nodekeel_fsquota::testing::{fuzz_owner_mark, fuzz_quantity};
 use nodekeel_fsquota::{Bytes, Inodes, QuantityError};
 use proptest::prelude::*;
 
@@ -62,26 +62,11 @@ proptest! {
     }
 
     #[test]
-    fn any_mountinfo_line_parses_or_is_skipped(
-        text in prop::collection::vec(any::<u8>(), 0..200),
-        line in "[0-9]{1,3} 1 [0-9]{1,4}:[0-9]{1,4} (/|[a-z\\\\0-7#\u{fc}]){1,12} /[a-z\\\\0-7]{0,12} rw( [a-z:0-9]{1,9}){0,2} - (xfs|ext4|e\\\\040) /dev/[a-z\\\\04]{1,9} r[ow],[a-z=,]{0,9}",
-    ) {
-        fuzz_mountinfo(&text);
-        fuzz_mountinfo(line.as_bytes());
-        fuzz_mountinfo(&[line.as_bytes(), b"\n", &text, b"\n", line.as_bytes()].concat());
-    }
-
-    #[test]
     fn any_owner_attribute_is_a_mark_or_damaged(
         value in prop::collection::vec(any::<u8>(), 0..80),
         words in "((project|inode|generation|previous|later)=[0-9]{0,11} ?){0,6}",
     ) {
         fuzz_owner_mark(&value);
         fuzz_owner_mark(words.as_bytes());
-    }
-
-    #[test]
-    fn any_fdinfo_gives_a_mount_id_or_none(text in "(pos:|mnt_id:|[a-z]{0,3})[\t 0-9a-z-]{0,20}\n?.*") {
-        fuzz_fdinfo(text.as_bytes());
     }
 }

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodekeel_fsquota::testing::RawQuotaCalls;
 use nodekeel_fsquota::{AuditOptions, AuditReport, FindingKind, ProjectId, QuotaSetter as _, QuotaUsage};
@@ -225,5 +226,87 @@ fn an_audit_of_a_part_knows_the_owner_above_and_takes_its_time() {
         assert_eq!((report.summary.entries, report.summary.repaired), (51, 1), "{report:?}");
         assert!(start.elapsed().as_millis() >= 400, "{:?} for 50 entries", start.elapsed());
         assert!(audit(&fixture, "", false).is_clean());
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_leased_file_is_named_and_the_rest_is_audited() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_limited_dir("dir", both_limits(8 * MIB, 100));
+        for name in ["dir/a", "dir/leased", "dir/z"] {
+            fs::write(fixture.path(name), "x").unwrap();
+            leave_project(&fixture, name);
+        }
+        let leased = File::options().write(true).open(fixture.path("dir/leased")).unwrap();
+        RawQuotaCalls::hold_write_lease(leased.as_fd()).unwrap();
+        let report = audit(&fixture, "", true);
+        // Linux 6.17 tells the project of what can't be opened.
+        if report.is_complete() {
+            assert_eq!(report.summary.repaired, 3, "{report:?}");
+        } else {
+            assert_eq!((report.summary.repaired, report.summary.unread), (2, 1), "{report:?}");
+            assert_eq!(report.unread, [Path::new("dir/leased")]);
+        }
+        drop(leased);
+        let report = audit(&fixture, "", true);
+        assert!(report.is_complete() && audit(&fixture, "", false).is_clean(), "{report:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn directories_that_are_renamed_during_an_audit_do_not_end_it() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_limited_dir("dir", both_limits(8 * MIB, 400));
+        for name in ["dir/first", "dir/second", "dir/zero"] {
+            fs::create_dir(fixture.path(name)).unwrap();
+        }
+        for number in 0..10 {
+            fs::create_dir_all(fixture.path(&format!("dir/first/{number}/below"))).unwrap();
+            fs::write(fixture.path(&format!("dir/first/{number}/below/file")), "x").unwrap();
+        }
+        fs::write(fixture.path("dir/zero/left"), "x").unwrap();
+        leave_project(&fixture, "dir/zero/left");
+        let mut options = AuditOptions::default();
+        options.entries_per_second = NonZeroU32::new(100);
+        let (dir, is_done) = (fixture.open_dir("dir"), AtomicBool::new(false));
+        let report = std::thread::scope(|scope| {
+            // As a pod can, as fast as it can.
+            scope.spawn(|| {
+                for parents in [["first", "second"], ["second", "first"]].iter().cycle() {
+                    for number in 0..10 {
+                        let [from, to] = parents.map(|name| fixture.path(&format!("dir/{name}/{number}")));
+                        fs::rename(from, to).unwrap();
+                    }
+                    if is_done.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+            let report = fixture.quota.audit_tree(dir.as_fd(), options);
+            is_done.store(true, Ordering::Relaxed);
+            report.unwrap()
+        });
+        assert_eq!(kinds(&report), [("zero/left", FindingKind::Escaped)], "{report:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn an_audit_in_the_background_changes_nothing_and_ends_when_it_is_canceled() {
+    on_xfs_and_ext4(|fixture| {
+        fixture.create_limited_dir("dir", both_limits(8 * MIB, 100));
+        fs::write(fixture.path("dir/left"), "x").unwrap();
+        leave_project(&fixture, "dir/left");
+        let mut options = AuditOptions::default();
+        options.repair = true;
+        let dir = fixture.open_dir("dir");
+        let usage =
+            |is_canceled: &dyn Fn() -> bool| fixture.quota.audit_usage(dir.as_fd(), options, is_canceled);
+        let summary = usage(&|| false).unwrap().unwrap();
+        assert_eq!((summary.escaped.inodes.0, summary.repaired), (1, 0), "{summary:?}");
+        let canceled = usage(&|| true).unwrap_err();
+        assert!(matches!(canceled, nodekeel_fsquota::Error::Canceled), "{canceled}");
     });
 }

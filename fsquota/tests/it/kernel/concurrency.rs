@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
+use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -82,10 +83,10 @@ fn a_process_killed_while_it_holds_the_lock_blocks_no_other() {
 }
 
 /// Fails until this process has opened the lock file.
-fn check_lock_open(path: &Path) -> io::Result<()> {
-    let mut descriptors = fs::read_dir("/proc/self/fd")?.flatten();
-    let is_lock = |descriptor: fs::DirEntry| fs::read_link(descriptor.path()).is_ok_and(|file| file == path);
-    descriptors.any(is_lock).then_some(()).ok_or_else(|| io::ErrorKind::NotFound.into())
+fn check_open(path: &Path, least: usize) -> io::Result<()> {
+    let descriptors = fs::read_dir("/proc/self/fd")?.flatten();
+    let is_lock = |descriptor: &fs::DirEntry| fs::read_link(descriptor.path()).is_ok_and(|file| file == path);
+    (descriptors.filter(is_lock).count() >= least).then_some(()).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 #[test]
@@ -105,8 +106,8 @@ fn a_repair_leaves_directories_that_another_program_limits_meanwhile() {
         let (top, other) = (fixture.open_dir(""), ProjectId::new(4_000).unwrap());
         std::thread::scope(|scope| {
             let audit = scope.spawn(|| fixture.quota.audit_tree(top.as_fd(), options));
-            // The first of them has been judged.
-            wait_until(Duration::from_secs(5), "a repair", || Ok(check_lock_open(&lock)?)).unwrap();
+            // The first of them has been judged: besides the lock of the repair, that of the allocation is open.
+            wait_until(Duration::from_secs(5), "a repair", || Ok(check_open(&lock, 2)?)).unwrap();
             raw.write_limits(other, 1024, 100).unwrap();
             for dir in &escaped {
                 raw.tag_directory(dir.as_fd(), other).unwrap();
@@ -118,6 +119,31 @@ fn a_repair_leaves_directories_that_another_program_limits_meanwhile() {
         for dir in &escaped {
             assert_eq!(fixture.quota.find_project(dir.as_fd()).unwrap(), Some(other));
         }
+    });
+}
+
+#[test]
+#[ignore = "needs kernel with 2 disks of 512 MiB"]
+fn a_tree_that_is_cleared_beside_a_repair_loses_its_limits_and_no_entry_keeps_its_project() {
+    on_xfs_and_ext4(|fixture| {
+        let dir = fixture.create_dir("dir");
+        let limited = fixture.quota.set_limits(dir.as_fd(), both_limits(1 << 20, 300)).unwrap();
+        for number in 0..100 {
+            File::create(fixture.path(&format!("dir/{number}"))).unwrap();
+        }
+        let lock = fs::canonicalize(fixture.path(LOCK_FILE)).unwrap();
+        let mut options = AuditOptions::default();
+        (options.repair, options.entries_per_second) = (true, NonZeroU32::new(100));
+        std::thread::scope(|scope| {
+            let audit = scope.spawn(|| fixture.quota.audit_tree(dir.as_fd(), options));
+            // The repair has started, and takes a second.
+            wait_until(Duration::from_secs(5), "a repair", || Ok(check_open(&lock, 1)?)).unwrap();
+            let cleared = fixture.quota.clear_limits_recursive(dir.as_fd()).unwrap();
+            assert_eq!((cleared.changed, audit.join().unwrap().unwrap().summary.repaired), (100, 0));
+        });
+        assert_eq!(fixture.quota.find_project(dir.as_fd()).unwrap(), None);
+        let listed = fixture.quota.list_projects().unwrap();
+        assert!(listed.iter().all(|status| status.project != limited.project), "{listed:?}");
     });
 }
 

@@ -17,6 +17,7 @@ mod contract;
 mod enforcement;
 mod open_errors;
 mod ownership;
+mod power_cut;
 mod trees;
 
 /// A file system on a dedicated disk that enforces limits.

@@ -1,4 +1,0 @@
-//! See `nodekeel_fsquota::testing::fuzz_fdinfo`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nodekeel_fsquota::testing::fuzz_fdinfo(input));
