@@ -212,7 +212,7 @@ impl ClusterNode {
     }
 
     /// Tells a node that waits for a ticket to bootstrap a cluster. A ticket that it finds replaces the request, also
-    /// one that it rejects.
+    /// one that it rejects, or that is removed before the node has its address.
     ///
     /// # Errors
     /// [`BootstrapRefusal`].
@@ -239,9 +239,11 @@ impl ClusterNode {
     /// It can be dropped and called again.
     pub async fn wait_phase_left(&self, kind: EnrolmentPhase) -> EnrolmentState {
         let mut published = self.0.published.subscribe();
-        // The sender exists as long as this handle.
-        match published.wait_for(|now| now.state.phase() != kind).await {
-            Ok(now) => now.state.clone(),
+        let left = published.wait_for(|now| now.state.phase() != kind).await;
+        let left = left.map(|now| now.state.clone());
+        match left {
+            Ok(state) => state,
+            // The sender exists as long as this handle.
             Err(_) => std::future::pending().await,
         }
     }

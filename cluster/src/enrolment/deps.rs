@@ -11,7 +11,7 @@ use nodekeel_localstorage::{OsFileStore, tree::LayoutTarget};
 use crate::BoxError;
 use crate::consensus::Consensus;
 #[cfg(feature = "etcd")]
-use crate::consensus::etcd::EtcdConsensus;
+use crate::consensus::etcd::{EtcdConsensus, EtcdLayout};
 use crate::network::Network;
 use crate::node::{EnrolmentSources, LocalNames};
 
@@ -54,13 +54,13 @@ impl ConsensusFactory {
         Self { open: Arc::new(move |top| open(top).map_err(Into::into)), peer_port: None }
     }
 
-    /// etcd, with its data and credentials on the data volume, as in [`nodekeel_localstorage::tree::DataPartition`].
+    /// etcd, with its data and credentials on the data volume, as in [`EtcdLayout`].
     #[cfg(feature = "etcd")]
     pub fn etcd_on_volume(config: crate::consensus::etcd::EtcdConfig) -> Self {
         let port = config.peer_port;
         let source = Self::on_volume(move |top| {
             let (path, top) = (top.path().to_owned(), top.try_clone()?);
-            let placed: etcd::EtcdLayout =
+            let placed: EtcdLayout =
                 LayoutTarget::new(Arc::new(OsFileStore::new(top)), path).create_layout()?;
             let etcd = EtcdConsensus::new(config.clone(), placed.etcd.clone());
             Ok::<Arc<dyn Consensus>, BoxError>(Arc::new(etcd))
@@ -82,19 +82,6 @@ impl ConsensusFactory {
 
     pub(super) fn open(&self, top: &Dir) -> Result<Arc<dyn Consensus>, BoxError> {
         (self.open)(top)
-    }
-}
-
-#[cfg(feature = "etcd")]
-mod etcd {
-    use nodekeel_localstorage::tree::EtcdDir;
-
-    nodekeel_localstorage::layout! {
-        /// etcd's directory on the data volume.
-        pub(super) struct EtcdLayout {
-            /// The node's member.
-            pub(super) etcd: EtcdDir = "etcd", 0o700;
-        }
     }
 }
 

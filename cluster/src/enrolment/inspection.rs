@@ -20,7 +20,10 @@ impl EnrolmentDriver {
             drop(journal);
             let address = self.wait_address().await?;
             self.set_condition(None);
-            // The ticket may have been replaced or removed meanwhile.
+            // It ends a request to bootstrap, even if it was replaced or removed meanwhile.
+            if self.shared.bootstrap_request.send_replace(false) {
+                tracing::warn!("the request to bootstrap a cluster ends: a ticket was found");
+            }
             (journal, found) = self.open_journal().await?;
             self.check_ticket_host(&found, address)?;
         }

@@ -24,7 +24,7 @@ use crate::node::{
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 nodekeel_localstorage::layout! {
-    /// The node's directory on its data volume, as in [`nodekeel_localstorage::tree::DataPartition`].
+    /// The node's directory on its data volume.
     struct NodeLayout {
         /// The node's identity.
         node: IdentityDir = "node", 0o700;
@@ -176,7 +176,7 @@ impl EnrolmentDriver {
         if self.shared.settings.kubernetes_worker {
             let _ = roles.set_kubernetes_worker(node.as_str());
         }
-        let record = NodeRecord { certificate, unlock_key: None, address: Some(address), roles };
+        let record = NodeRecord { certificate, former_unlock_key: None, address: Some(address), roles };
         let this = (node, record);
         self.call_cluster(|nodes| {
             let (node, record) = this.clone();

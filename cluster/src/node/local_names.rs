@@ -9,12 +9,12 @@ use thiserror::Error;
 use super::NodeId;
 
 nodekeel_localstorage::layout! {
-    /// Added to the directory of files that last until the next boot:
-    /// [extend](nodekeel_localstorage::tree::LayoutDir::add_layout) it. The system's image has a link from
-    /// `/etc/hosts` to it, as it has for the machine id.
-    pub struct EphemeralHosts {
-        /// `/etc/hosts`.
+    /// The local names of a host, as targets of symbolic links from `/etc`.
+    pub struct LocalNamesDir {
+        /// As `/etc/hosts`.
         pub hosts: LayoutFile = "hosts", 0o644;
+        /// As `/etc/machine-id`.
+        pub machine_id: LayoutFile = "machine-id", 0o644;
     }
 }
 

@@ -9,6 +9,7 @@ mod node_record;
 mod node_store;
 mod secret;
 mod ticket_issuer;
+mod unlock_keys;
 mod wire;
 
 /// The namespace of the nodes' records: module and namespace.
@@ -19,16 +20,18 @@ pub use enrolment_config::{
     EnrolmentConfigError, EnrolmentSource, EnrolmentSources, EspEnrolment, FW_CFG_PATH,
 };
 pub use golden_ticket::{GoldenTicket, TicketError, TicketId, TicketParts};
-pub use local_names::{EphemeralHosts, LocalNames, LocalNamesError};
+pub use local_names::{LocalNames, LocalNamesDir, LocalNamesError};
 pub use node_id::{DEFAULT_NODE_PREFIX, InvalidNodeId, NodeId};
 pub use node_record::{InvalidRecord, NodeRecord, NodeRoles, RoleConflict};
 pub use node_store::{NodeStore, NodeStoreError, StoredNode};
 pub use secret::SecretBytes;
 pub use ticket_issuer::{GoldenTicketIssuer, TicketIssueError};
+pub use unlock_keys::StoredUnlockKeys;
 
 /// Arbitrary bytes as what is read about a node from files and from the cluster.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn check_arbitrary_files(bytes: &[u8]) {
     golden_ticket::check_arbitrary_ticket(bytes);
     node_record::check_arbitrary_record(bytes);
+    unlock_keys::check_arbitrary_keys(bytes);
 }

@@ -17,9 +17,10 @@ use crate::consensus::{InvalidName, MemberName};
 pub struct NodeRecord {
     /// The node's certificate: its key determines the node's name.
     pub certificate: Certificate,
-    /// The cluster unlock key, the cluster's share of the node's disk encryption key; `None` if the disk is
-    /// not encrypted.
-    pub unlock_key: Option<SecretBytes>,
+    /// A cluster unlock key in the record itself, as in 2020. Such a key stays until
+    /// [`NodeStore::replace_unlock_keys`](super::NodeStore::replace_unlock_keys) moves it to the key beside the record:
+    /// a program that may read records need not be one that may read the keys of disks.
+    pub former_unlock_key: Option<SecretBytes>,
     /// The node's address; `None` if it has not reported one.
     pub address: Option<IpAddr>,
     /// Its roles.
@@ -103,6 +104,9 @@ pub enum InvalidRecord {
     /// The member's name is invalid.
     #[error("invalid member name in the node's record")]
     Member(#[source] InvalidName),
+    /// The bytes beside a record are not the unlock keys of the node.
+    #[error("the value in etcd is not a list of cluster unlock keys: it is damaged")]
+    UnlockKeys,
     /// The record belongs to another node's key.
     #[error("the certificate in the node's record belongs to another node's key")]
     NodeMismatch,
@@ -120,7 +124,7 @@ impl NodeRecord {
         wire::NodeMessage {
             certificate: self.certificate.der_bytes().to_vec(),
             cluster_unlock_key: self
-                .unlock_key
+                .former_unlock_key
                 .as_ref()
                 .map_or_else(Vec::new, |key| key.expose_bytes().to_vec()),
             address: self.address.map(|address| address.to_string()).unwrap_or_default(),
@@ -145,7 +149,7 @@ impl NodeRecord {
         let member = roles.consensus_member.map(|member| member.etcd_member_name.parse());
         Ok(Self {
             certificate,
-            unlock_key: (!unlock_key.is_empty()).then(|| SecretBytes::new(unlock_key)),
+            former_unlock_key: (!unlock_key.is_empty()).then(|| SecretBytes::new(unlock_key)),
             address,
             roles: NodeRoles {
                 consensus_member: member.transpose().map_err(InvalidRecord::Member)?,

@@ -17,7 +17,8 @@ const RECORD_PREFIX: &str = "/nodes/";
 /// Key of the cluster's id, in the same namespace.
 const CLUSTER_ID_KEY: &str = "/cluster";
 
-/// The nodes' records: `/nodes/ID` in the namespace `cluster:enrolment`.
+/// The nodes' records: `/nodes/ID` in the namespace `cluster:enrolment`, and their cluster unlock keys at
+/// `/unlock-keys/ID`.
 ///
 /// A record is created once, and later changed only from the version that was read: an update never
 /// overwrites a concurrent change.
@@ -25,7 +26,7 @@ const CLUSTER_ID_KEY: &str = "/cluster";
 /// *Source:* the keys are those of Monogon's Smalltown of 2020, which had no updates.
 #[derive(Clone)]
 pub struct NodeStore {
-    kv: Arc<dyn KvStore>,
+    pub(super) kv: Arc<dyn KvStore>,
 }
 
 /// A record, and the version in which it was read.
@@ -232,16 +233,16 @@ fn parse_cluster_id(kv: Option<KeyValue>) -> Result<ClusterId, NodeStoreError> {
     bytes.map(ClusterId::from_bytes).ok_or(NodeStoreError::ClusterIdMissing)
 }
 
-fn record_key(id: &NodeId) -> String {
+pub(super) fn record_key(id: &NodeId) -> String {
     format!("{RECORD_PREFIX}{id}")
 }
 
-fn kv_error(id: &NodeId, source: KvError) -> NodeStoreError {
+pub(super) fn kv_error(id: &NodeId, source: KvError) -> NodeStoreError {
     NodeStoreError::Kv { id: id.to_string(), source }
 }
 
 /// Parses a record, and checks that it belongs to the node of its key.
-fn parse_stored(kv: KeyValue) -> Result<StoredNode, NodeStoreError> {
+pub(super) fn parse_stored(kv: KeyValue) -> Result<StoredNode, NodeStoreError> {
     let invalid = |source| NodeStoreError::Invalid { key: kv.key.escape_ascii().to_string(), source };
     let record = NodeRecord::from_bytes(&kv.value).map_err(invalid)?;
     let name =

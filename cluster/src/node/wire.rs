@@ -63,6 +63,25 @@ pub(super) struct NodeMessage {
     pub(super) roles: Option<NodeRoles>,
 }
 
+/// The cluster unlock keys of a node. Not of 2020.
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(skip_debug)]
+pub(super) struct UnlockKeys {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) keys: Vec<UnlockKey>,
+}
+
+/// A cluster unlock key of a volume.
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(skip_debug)]
+pub(super) struct UnlockKey {
+    /// The UUID of the volume.
+    #[prost(string, tag = "1")]
+    pub(super) volume: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) key: Vec<u8>,
+}
+
 /// The roles of a node.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NodeRoles {
@@ -90,6 +109,12 @@ impl Drop for GoldenTicket {
     fn drop(&mut self) {
         self.etcd_client_key.zeroize();
         self.node_key.zeroize();
+    }
+}
+
+impl Drop for UnlockKey {
+    fn drop(&mut self) {
+        self.key.zeroize();
     }
 }
 

@@ -179,12 +179,12 @@ async fn node_records_of_the_first_release_are_read() {
     assert_eq!(own.roles.consensus_member().map(|name| name.to_string()), Some(expected("node")));
     assert_eq!(own.roles.kubernetes_worker(), Some(&*expected("node")));
     let full = load("full-record").await;
-    assert_eq!(full.unlock_key.unwrap().expose_bytes(), b"a share of a key");
+    assert_eq!(full.former_unlock_key.unwrap().expose_bytes(), b"a share of a key");
     assert_eq!(full.address, Some(parse_ip("2001:db8::7")));
     assert_eq!(full.roles.consensus_member().map(|name| name.as_str()), Some("other-name"));
     assert_eq!(full.roles.kubernetes_worker(), Some("worker-1"));
     let empty = load("empty-record").await;
-    assert!(empty.unlock_key.is_none() && empty.address.is_none());
+    assert!(empty.former_unlock_key.is_none() && empty.address.is_none());
     assert!(empty.roles.consensus_member().is_none() && empty.roles.kubernetes_worker().is_none());
     assert_eq!(nodes.list_records().await.unwrap().len(), 3);
     run.stop().await;

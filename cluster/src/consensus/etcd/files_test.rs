@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use nodekeel_localstorage::mem::{InjectedFault, MemFileStore};
-use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
+use nodekeel_localstorage::tree::LayoutTarget;
 use nodekeel_localstorage::{FileMode, FileStore as _};
 
 use super::*;
 use crate::consensus::MemberName;
+use crate::consensus::etcd::EtcdLayout;
 use crate::pki::PendingCa;
 
 struct TestDisk {
     placement: Arc<MemFileStore>,
-    data: DataPartition,
+    data: EtcdLayout,
 }
 
 impl TestDisk {

@@ -76,6 +76,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+nodekeel_localstorage::layout! {
+    /// On a data volume: the directory of a member.
+    pub struct EtcdLayout {
+        /// Its credentials and its database.
+        pub etcd: EtcdDir = "etcd", 0o700;
+    }
+}
+
 /// A member by etcd, 3.4 or newer, with its files in a directory.
 #[derive(Clone, Debug)]
 pub struct EtcdConsensus {

@@ -180,8 +180,13 @@ pub(crate) async fn bootstrapped_node(network: &MemoryNetwork) -> (NodeFixture, 
 
 /// Waits until the node says that it waits for its address.
 pub(crate) async fn wait_without_address(run: &NodeRun) {
+    wait_condition(run, "the address is not set").await;
+}
+
+/// Waits until this keeps the node from taking part in its cluster.
+pub(crate) async fn wait_condition(run: &NodeRun, condition: &str) {
     let told = async {
-        while run.node.condition().as_deref() != Some("the address is not set") {
+        while run.node.condition().as_deref() != Some(condition) {
             tokio::task::yield_now().await;
         }
     };

@@ -11,7 +11,8 @@ use nodekeel_cluster::enrolment::{
 use nodekeel_localstorage::volume::{ErasePolicy, VolumeContents, VolumeError};
 
 use super::node_fixture::{
-    NodeFixture, NodeRun, bootstrapped_node, error_chain, node_address, parse_ip, wait_without_address,
+    NodeFixture, NodeRun, bootstrapped_node, error_chain, node_address, parse_ip, wait_condition,
+    wait_without_address,
 };
 
 /// Why a step failed.
@@ -184,6 +185,34 @@ async fn a_rejected_ticket_replaces_the_request_to_bootstrap() {
     node.wait_phase_left(EnrolmentPhase::Failed).await;
     let waiting = node.wait_phase_left(EnrolmentPhase::New).await;
     assert!(matches!(waiting, EnrolmentState::Waiting(WaitCause::NoInstruction)), "{waiting:?}");
+    assert_eq!(network.created_count(), 1);
+    run.stop().await;
+    first_run.stop().await;
+}
+
+#[tokio::test]
+async fn a_ticket_that_is_removed_before_the_address_is_known_replaces_the_request_to_bootstrap() {
+    let network = MemoryNetwork::new();
+    let (_first, first_run) = bootstrapped_node(&network).await;
+    let issuer = first_run.node.ticket_issuer().expect("golden tickets are enabled");
+    let url = PeerUrl::new(parse_ip("192.0.2.2"), DEFAULT_PEER_PORT);
+    let ticket = issuer.issue_ticket(&url).await.expect("created");
+    let mut fixture = NodeFixture::on_network(&network, "192.0.2.2");
+    fixture.settings.bootstrap = false;
+    fixture.network.set_address(None);
+    let run = fixture.start();
+    let node = run.node.clone();
+    node.wait_phase_left(EnrolmentPhase::New).await;
+    fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    wait_without_address(&run).await;
+    node.request_bootstrap().expect("it waits, also for its address");
+    fixture.esp_enrolment().enrolment.remove().expect("removed");
+    fixture.network.set_address(Some(node_address("192.0.2.2")));
+    wait_condition(&run, &WaitCause::NoInstruction.to_string()).await;
+    // It still waits for its ticket.
+    fixture.esp_enrolment().enrolment.write(&ticket.to_config()).expect("written");
+    let joined = run.wait_finished().await.expect("it joins");
+    assert_eq!(&joined.node_id, ticket.node_id());
     assert_eq!(network.created_count(), 1);
     run.stop().await;
     first_run.stop().await;

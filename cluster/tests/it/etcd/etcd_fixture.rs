@@ -10,7 +10,7 @@ use nodekeel_cluster::consensus::etcd::{EtcdConfig, EtcdConsensus};
 use nodekeel_cluster::consensus::{ClusterAccess, MemberName, Peer, PeerUrl, StartOptions};
 use nodekeel_cluster::pki::{CertificateSpec, ClusterCa};
 use nodekeel_localstorage::pki::Certificate;
-use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
+use nodekeel_localstorage::tree::{EtcdDir, IdentityDir, LayoutTarget};
 use nodekeel_localstorage::{Dir, OsFileStore};
 use nodekeel_supervisor::{Backoff, ChildPolicy, OutputOrigin, Supervisor};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -39,8 +39,18 @@ impl EtcdVersion {
     }
 }
 
+nodekeel_localstorage::layout! {
+    /// The volume of a node with a member.
+    pub(crate) struct MemberVolume {
+        /// The member's files.
+        pub(crate) etcd: EtcdDir = "etcd", 0o700;
+        /// The node's identity.
+        pub(crate) node: IdentityDir = "node", 0o700;
+    }
+}
+
 /// Places a member's directories.
-pub(crate) fn place_data(directory: &Path) -> DataPartition {
+pub(crate) fn place_data(directory: &Path) -> MemberVolume {
     let placement = OsFileStore::new(Dir::open(directory).unwrap());
     LayoutTarget::new(Arc::new(placement), directory).create_layout().unwrap()
 }
@@ -50,7 +60,7 @@ pub(crate) fn etcd_member(
     binary: PathBuf,
     ports: [u16; 2],
     extra_args: &[&str],
-    data: &DataPartition,
+    data: &MemberVolume,
 ) -> EtcdConsensus {
     let mut config = EtcdConfig::new(binary);
     [config.peer_port, config.client_port] = ports;
@@ -65,7 +75,7 @@ pub(crate) struct EtcdFixture {
     address: IpAddr,
     peer: ReservedPort,
     client: ReservedPort,
-    pub(crate) data: DataPartition,
+    pub(crate) data: MemberVolume,
     /// Dropped last: removes what is left.
     pub(crate) scratch: ScratchDir,
 }

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::etcd_fixture::{EtcdFixture, EtcdVersion};
 use crate::member_run::HANG;
+use crate::nodes::unlock_keys::check_unlock_keys;
 
 pub(super) async fn etcd_keys_meet_the_store_contract(version: EtcdVersion) {
     let fixture = EtcdFixture::new(version, "one");
@@ -18,6 +19,14 @@ pub(super) async fn etcd_keys_meet_the_store_contract(version: EtcdVersion) {
     let running = node.wait_running().await;
     kv_conformance(running.root_kv()).await;
     kv_conformance(running.namespaced_kv("module", "space").unwrap()).await;
+    node.stop().await;
+}
+
+pub(super) async fn unlock_keys_are_kept_beside_the_record_of_their_node(version: EtcdVersion) {
+    let fixture = EtcdFixture::new(version, "one");
+    let mut node = fixture.run(fixture.bootstrap_options());
+    let running = node.wait_running().await;
+    check_unlock_keys(running.namespaced_kv("cluster", "enrolment").unwrap()).await;
     node.stop().await;
 }
 

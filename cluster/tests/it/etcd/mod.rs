@@ -36,6 +36,7 @@ macro_rules! on_both {
 
 on_both! {
     lifecycle::etcd_keys_meet_the_store_contract;
+    lifecycle::unlock_keys_are_kept_beside_the_record_of_their_node;
     lifecycle::a_single_member_meets_the_consensus_contract;
     lifecycle::a_restarted_member_has_the_same_ca_and_data;
     lifecycle::a_killed_etcd_restarts_and_its_watches_resume;

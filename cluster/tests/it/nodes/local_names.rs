@@ -3,20 +3,18 @@
 use std::fs;
 use std::sync::Arc;
 
-use nodekeel_cluster::node::{EphemeralHosts, LocalNames, NodeId};
-use nodekeel_localstorage::tree::{EphemeralDir, LayoutTarget};
+use nodekeel_cluster::node::{LocalNames, LocalNamesDir, NodeId};
+use nodekeel_localstorage::tree::LayoutTarget;
 use nodekeel_localstorage::{Dir, OsFileStore};
 
 use crate::enrolment::parse_ip;
 
 fn local_names(path: &std::path::Path) -> LocalNames {
     let placement = OsFileStore::new(Dir::open(path).expect("opened"));
-    let ephemeral: EphemeralDir =
-        LayoutTarget::new(Arc::new(placement), path).create_layout().expect("placed");
-    let hosts: EphemeralHosts = ephemeral.add_layout().expect("added");
+    let names: LocalNamesDir = LayoutTarget::new(Arc::new(placement), path).create_layout().expect("placed");
     LocalNames {
-        hosts: Some(hosts.hosts.clone()),
-        machine_id: Some(ephemeral.machine_id.clone()),
+        hosts: Some(names.hosts.clone()),
+        machine_id: Some(names.machine_id.clone()),
         set_hostname: false,
     }
 }

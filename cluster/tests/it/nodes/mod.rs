@@ -4,6 +4,7 @@ mod enrolment_config;
 mod local_names;
 mod records;
 mod tickets;
+pub(crate) mod unlock_keys;
 
 use nodekeel_cluster::consensus::{DEFAULT_PEER_PORT, MemberName, Peer, PeerUrl};
 use nodekeel_cluster::node::{GoldenTicket, NodeId, TicketParts};

@@ -37,17 +37,17 @@ struct RoleMessage {
     name: String,
 }
 
-fn node_and_record() -> (NodeId, NodeRecord) {
+pub(super) fn node_and_record() -> (NodeId, NodeRecord) {
     let key = PrivateKey::generate().expect("a key");
     let certificate = CertificateTemplate::default().self_sign(&key).expect("a certificate");
     let id = NodeId::from_key("nodekeel-", &key.public_key()).expect("a valid name");
     let mut roles = NodeRoles::empty();
     roles.set_consensus_member(id.as_str().parse().expect("a valid name")).expect("the first role");
     roles.set_kubernetes_worker(id.as_str()).expect("the first role");
-    (id, NodeRecord { certificate, unlock_key: None, address: Some(parse_ip("192.0.2.7")), roles })
+    (id, NodeRecord { certificate, former_unlock_key: None, address: Some(parse_ip("192.0.2.7")), roles })
 }
 
-fn store_pair() -> (Arc<MemoryKv>, NodeStore) {
+pub(super) fn store_pair() -> (Arc<MemoryKv>, NodeStore) {
     let kv = Arc::new(MemoryKv::new());
     (Arc::clone(&kv), NodeStore::new(kv))
 }
@@ -65,7 +65,7 @@ async fn a_record_has_the_key_and_the_field_numbers_of_2020() {
     assert_eq!(roles.kubernetes_worker.map(|role| role.name), Some(id.to_string()));
     let sealed = NodeMessage { cluster_unlock_key: b"half a key".to_vec(), ..theirs };
     let read = NodeRecord::from_bytes(&sealed.encode_to_vec()).expect("a valid message");
-    assert_eq!(read.unlock_key.as_ref().map(|key| key.expose_bytes()), Some(&b"half a key"[..]));
+    assert_eq!(read.former_unlock_key.as_ref().map(|key| key.expose_bytes()), Some(&b"half a key"[..]));
     assert!(!format!("{read:?}").contains("half"), "a secret is printed");
 }
 

@@ -7,19 +7,19 @@ use nodekeel_cluster::consensus::kv::{KeyRange, KvStore, RangeRequest};
 use nodekeel_cluster::pki::{CRL_PATH, sync_revocation_list};
 use nodekeel_localstorage::mem::MemFileStore;
 use nodekeel_localstorage::pki::{Certificate, RevocationList};
-use nodekeel_localstorage::tree::{DataPartition, LayoutTarget};
+use nodekeel_localstorage::tree::{EtcdDir, LayoutTarget};
 use nodekeel_supervisor::testing::EventRecorder;
 use nodekeel_supervisor::{Context, Failure, RunnableState, Supervisor};
 
 use super::{member_spec, saved_ca};
 
-fn place_files() -> DataPartition {
+fn place_files() -> EtcdDir {
     LayoutTarget::new(Arc::new(MemFileStore::new()), "/data").create_layout().unwrap()
 }
 
-fn run_sync(root: &Arc<dyn KvStore>, ca: &Certificate, files: &DataPartition) -> (Supervisor, EventRecorder) {
+fn run_sync(root: &Arc<dyn KvStore>, ca: &Certificate, files: &EtcdDir) -> (Supervisor, EventRecorder) {
     let recorder = EventRecorder::default();
-    let (root, ca, files) = (Arc::clone(root), ca.clone(), files.etcd.clone());
+    let (root, ca, files) = (Arc::clone(root), ca.clone(), files.clone());
     let supervisor = Supervisor::builder().event_hook(recorder.clone()).start(move |ctx: Context| {
         let (root, ca, files) = (Arc::clone(&root), ca.clone(), files.clone());
         async move {
@@ -34,9 +34,9 @@ fn run_sync(root: &Arc<dyn KvStore>, ca: &Certificate, files: &DataPartition) ->
 }
 
 /// Waits until the list on the disk fulfils the condition.
-async fn wait_list(files: &DataPartition, ca: &Certificate, is: impl Fn(&RevocationList) -> bool) {
+async fn wait_list(files: &EtcdDir, ca: &Certificate, is: impl Fn(&RevocationList) -> bool) {
     let changed = async {
-        while !files.etcd.load_revocation_list(ca).unwrap().is_some_and(|list| is(&list)) {
+        while !files.load_revocation_list(ca).unwrap().is_some_and(|list| is(&list)) {
             tokio::task::yield_now().await;
         }
     };
@@ -51,7 +51,7 @@ async fn a_revocation_reaches_the_disk_even_after_a_compaction() {
     let (supervisor, recorder) = run_sync(&root, &ca, &files);
     recorder.wait_for_state("root.crl", RunnableState::Ready).await;
     assert_eq!(
-        files.etcd.load_revocation_list(&ca).unwrap().unwrap(),
+        files.load_revocation_list(&ca).unwrap().unwrap(),
         cluster_ca.revocation_list().await.unwrap()
     );
     for name in ["first", "second"] {
@@ -76,10 +76,10 @@ async fn a_list_of_another_ca_is_never_written_to_the_disk() {
     let right = cluster_ca.revocation_list().await.unwrap();
     root.put(CRL_PATH.as_bytes(), other.revocation_list().await.unwrap().der_bytes()).await.unwrap();
     recorder.wait_for_state("root.crl", RunnableState::Dead).await;
-    assert_eq!(files.etcd.load_revocation_list(&ca).unwrap().unwrap(), right);
+    assert_eq!(files.load_revocation_list(&ca).unwrap().unwrap(), right);
     root.delete(KeyRange::single_key(CRL_PATH)).await.unwrap();
     recorder.wait_for_state("root.crl", RunnableState::Dead).await;
-    assert_eq!(files.etcd.load_revocation_list(&ca).unwrap().unwrap(), right);
+    assert_eq!(files.load_revocation_list(&ca).unwrap().unwrap(), right);
     root.put(CRL_PATH.as_bytes(), right.der_bytes()).await.unwrap();
     recorder.wait_for_state("root.crl", RunnableState::Ready).await;
     assert!(supervisor.shutdown().await.stragglers.is_empty());
