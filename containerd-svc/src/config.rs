@@ -1,11 +1,17 @@
 //! Renders containerd's configuration from typed settings.
 
+mod oom_score;
+mod runsc;
+
 use std::path::PathBuf;
 
 use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::layout::DirectoryLayout;
+
+pub use oom_score::OomScorePolicy;
+pub use runsc::RunscSettings;
 
 /// The format version of containerd's configuration.
 ///
@@ -85,24 +91,6 @@ pub enum RuntimeHandler {
     Runsc,
 }
 
-/// Settings of gVisor.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RunscSettings {
-    /// How it intercepts system calls. Default: `systrap`, which needs no virtualization.
-    pub platform: String,
-    /// Whether gVisor logs debug output, several hundred lines for a container and more while it runs.
-    /// Default: no. While this program does not run, nothing reads the FIFO: a container blocks once its
-    /// FIFO, which holds 64 KiB, is full.
-    pub debug: bool,
-}
-
-impl Default for RunscSettings {
-    fn default() -> Self {
-        Self { platform: "systrap".into(), debug: false }
-    }
-}
-
 /// The cgroup driver of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -112,43 +100,6 @@ pub enum CgroupDriver {
     Cgroupfs,
     /// `systemd`: systemd creates them.
     Systemd,
-}
-
-/// Whether containers may have a lower OOM score than containerd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum OomScorePolicy {
-    /// `detect`: allowed if this process has `CAP_SYS_RESOURCE`; without the capability, no pod would start.
-    Detect,
-    /// `restricted`: not allowed.
-    Restricted,
-    /// `free`: allowed.
-    Free,
-}
-
-impl OomScorePolicy {
-    fn is_restricted(self) -> bool {
-        match self {
-            Self::Restricted => true,
-            Self::Free => false,
-            Self::Detect => {
-                let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-                !has_sys_resource(&status)
-            }
-        }
-    }
-}
-
-/// Whether the process of this `/proc/PID/status` has `CAP_SYS_RESOURCE`; true if the field is missing.
-///
-/// *Source:* proc_pid_status(5); `linux/capability.h`.
-fn has_sys_resource(status: &str) -> bool {
-    const CAP_SYS_RESOURCE: u32 = 24;
-    let mut lines = status.lines();
-    let field = lines.find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = field.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    effective.is_none_or(|capabilities| capabilities >> CAP_SYS_RESOURCE & 1 == 1)
 }
 
 /// Plugins that need more than a kernel and root: other file systems, directories and sockets outside of
@@ -291,31 +242,6 @@ impl RuntimeHandler {
     }
 }
 
-impl RunscSettings {
-    /// The configuration of the shim as TOML. The shim and runsc log into the FIFO, except for runsc's `log`,
-    /// which the shim reads to report why a container could not be started.
-    ///
-    /// *Source:* gvisor.dev/docs/user_guide/containerd/configuration, and `runsc flags`.
-    pub fn render_toml(&self, layout: &DirectoryLayout) -> String {
-        let log = || path_value(&layout.runsc_log_path());
-        // All of these are flags, so their values are strings.
-        let flags = toml_table([
-            ("platform", Value::from(self.platform.clone())),
-            ("debug", Value::from(self.debug.to_string())),
-            ("debug-log", log()),
-            ("panic-log", log()),
-        ]);
-        let level = if self.debug { "debug" } else { "info" };
-        let config = Table::from_iter([
-            ("root".to_owned(), path_value(&layout.runsc_dir().join("root"))),
-            ("log_path".to_owned(), log()),
-            ("log_level".to_owned(), Value::from(level)),
-            ("runsc_config".to_owned(), flags),
-        ]);
-        format!("# Generated at each start; edits are lost.\n{config}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -397,25 +323,5 @@ mod tests {
         for release in ["1.6.20~ds1", "v1.7.24", "", "unknown"] {
             assert_eq!(ConfigVersion::for_release(release), ConfigVersion::V2);
         }
-    }
-
-    #[test]
-    fn a_missing_capability_is_detected() {
-        assert!(has_sys_resource("CapPrm:\t0\nCapEff:\t000001ffffffffff\n"));
-        assert!(!has_sys_resource("Name:\tx\nCapEff:\t00000000a80425fb\n"));
-        assert!(has_sys_resource(""));
-    }
-
-    #[test]
-    fn runsc_logs_into_the_fifo_except_what_its_shim_reads() {
-        let text = RunscSettings { debug: true, ..RunscSettings::default() }.render_toml(&test_layout());
-        let table: Table = text.parse().expect("valid TOML");
-        let log = Some("/run/c/runsc/log.fifo");
-        assert_eq!(table["log_path"].as_str(), log);
-        for flag in ["debug-log", "panic-log"] {
-            assert_eq!(table["runsc_config"][flag].as_str(), log);
-        }
-        assert!(table["runsc_config"].get("log").is_none());
-        assert_eq!(table["runsc_config"]["debug"].as_str(), Some("true"));
     }
 }

@@ -1,6 +1,6 @@
 //! The image store of a containerd, through its content, leases and images services, which 1.6 and 2.x share.
 
-mod image_deletions;
+mod image_events;
 mod import;
 mod unpack;
 mod writer;
@@ -25,7 +25,7 @@ use crate::image::{Descriptor, Image};
 use crate::store::{ErrorSource, ImageStore, ImageStoreError, ImportSession};
 use crate::{Digest, DiskReserve, DiskSpace, Namespace};
 
-pub(crate) use image_deletions::ImageDeletions;
+pub(crate) use image_events::{ImageEvent, ImageEvents};
 use import::ContainerdImport;
 
 /// The default snapshotter of containerd.
@@ -93,12 +93,18 @@ impl ContainerdImages {
         Ok(())
     }
 
+    /// A project limit of the root hides its disk, of which volumes and others may have left less.
     fn read_disk_space(&self) -> Result<Option<DiskSpace>, ImageStoreError> {
         let Some((root, reserve)) = &self.disk else { return Ok(None) };
-        let disk = rustix::fs::statvfs(root).map_err(|error| ImageStoreError::ReadDiskSpace(error.into()))?;
+        let failed = |error: rustix::io::Errno| ImageStoreError::ReadDiskSpace(error.into());
+        let device = |path: &Path| rustix::fs::stat(path).map(|found| found.st_dev).ok();
+        let parent = root.parent().filter(|parent| device(parent) == device(root));
+        let [disk, limited] = [parent.unwrap_or(root), root].map(rustix::fs::statvfs);
+        let (disk, limited) = (disk.map_err(failed)?, limited.map_err(failed)?);
         let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
-        let [all, free, users] = [disk.f_blocks, disk.f_bfree, disk.f_bavail].map(bytes);
-        Ok(Some(DiskSpace::above_reserve(*reserve, all, free, users)))
+        let [all, free, users, left] =
+            [disk.f_blocks, disk.f_bfree, disk.f_bavail, limited.f_bavail].map(bytes);
+        Ok(Some(DiskSpace::above_reserve(*reserve, all, free, users).limited_to(left)))
     }
 }
 

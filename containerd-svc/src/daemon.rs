@@ -44,7 +44,7 @@ const STOP_MARGIN: Duration = Duration::from_secs(10);
 /// mounted. While the store itself fails, or the directory is missing or can't be read, it is not ready.
 ///
 /// It is notified when one of its images is deleted, takes back that it is ready, and imports the image again: at
-/// once, but at most once in ten minutes. The kubelet, which deletes images to free a full disk, spares pinned ones;
+/// once, but at most once in ten minutes, unless an operator imports it. The kubelet, which deletes images to free a full disk, spares pinned ones;
 /// containerd 1.6 has no pins, and there it may delete the image each time.
 ///
 /// Its environment is `PATH`, where it looks up its shims and runc, `TMPDIR`, and the variables of `env`;

@@ -50,6 +50,12 @@ impl DiskSpace {
         Self { available: free.saturating_sub(reserve).min(available_to_users), reserve }
     }
 
+    /// What may be written of it in a directory in which less is available, because of a separate limit.
+    #[must_use]
+    pub(crate) fn limited_to(self, available: u64) -> Self {
+        Self { available: self.available.min(available), ..self }
+    }
+
     /// Checks that something fits.
     pub(crate) fn check_fits(self, needed: u64, what: &str) -> Result<(), ImageStoreError> {
         let Self { available, reserve } = self;
@@ -82,6 +88,12 @@ mod tests {
         let space =
             |free, users| DiskSpace::above_reserve(DiskReserve::from_bytes(100), 1000, free, users).available;
         assert_eq!([space(500, 450), space(500, 300), space(100, 50), space(90, 40)], [400, 300, 0, 0]);
+    }
+
+    #[test]
+    fn a_limit_of_the_directory_and_the_reserve_of_the_disk_both_bind() {
+        let disk = DiskSpace { available: 300, reserve: 7 };
+        assert_eq!([200, 400].map(|left| disk.limited_to(left).available), [200, 300]);
     }
 
     #[test]

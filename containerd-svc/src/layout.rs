@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use nodekeel_localstorage::tree::{EntryShape, LayoutDir, LayoutEntry, LayoutFile};
 use nodekeel_localstorage::{Dir, Error, FileMode};
 
 /// Maximum length of the path of a Unix socket.
@@ -11,6 +12,28 @@ const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// The suffix of containerd's second socket.
 const TTRPC_SUFFIX: &str = ".ttrpc";
+
+nodekeel_localstorage::layout! {
+    /// The persistent directory of a containerd.
+    pub struct ContainerdDataDir {
+        /// Its configuration, written at each start.
+        pub config: LayoutFile = "config.toml", 0o600;
+        /// Images and containers.
+        pub root: LayoutDir = "root", 0o700;
+        /// containerd's `opt` plugin installs software from images here.
+        pub opt: LayoutDir = "opt", 0o711;
+    }
+
+    /// The runtime directory of a containerd, which creates its sockets in it.
+    pub struct ContainerdRunDir {
+        /// Its tasks. Processes of containers access their files in it, hence 0711.
+        pub state: LayoutDir = "state", 0o711;
+        /// Its `TMPDIR`.
+        pub tmp: LayoutDir = "tmp", 0o700;
+        /// gVisor's state, configuration and log.
+        pub runsc: LayoutDir = "runsc", 0o700;
+    }
+}
 
 /// The directories of a containerd: persistent data, and runtime state until the next boot.
 ///
@@ -51,7 +74,7 @@ pub enum InvalidDirectories {
 }
 
 impl DirectoryLayout {
-    /// Below these two directories, whose parents must exist.
+    /// Below these two directories, which the start creates if they are missing.
     ///
     /// # Errors
     /// See [`InvalidDirectories`].
@@ -130,26 +153,20 @@ impl DirectoryLayout {
 
     /// Creates the directories and sets the modes of existing ones.
     pub(crate) fn create_dirs(&self) -> Result<(), Error> {
-        let data = open_or_create_dir(&self.data_dir)?;
-        for (name, mode) in [("root", 0o700), ("opt", 0o711)] {
-            data.ensure_dir(name, FileMode::new(mode))?;
-        }
-        let run = open_or_create_dir(&self.run_dir)?;
-        for (name, mode) in [("state", 0o711), ("tmp", 0o700), ("runsc", 0o700)] {
-            run.ensure_dir(name, FileMode::new(mode))?;
-        }
-        Ok(())
+        create_declared::<ContainerdDataDir>(&self.data_dir)?;
+        create_declared::<ContainerdRunDir>(&self.run_dir)
     }
 }
 
-/// Opens the operator's directory without changing its mode; creates a missing one with mode 0700.
-fn open_or_create_dir(path: &Path) -> Result<Dir, Error> {
-    match (Dir::open(path), path.parent(), path.file_name()) {
-        (Err(error), Some(parent), Some(name)) if error.is_not_found() => {
-            Dir::open(parent)?.ensure_dir(name, FileMode::PRIVATE_DIR)
+/// Creates the directories of a layout below the operator's directory, which keeps its mode if it exists.
+fn create_declared<L: LayoutEntry>(path: &Path) -> Result<(), Error> {
+    let dir = Dir::open_or_create(path, FileMode::PRIVATE_DIR)?;
+    for entry in L::SHAPE.child_entries() {
+        if let EntryShape::Directory(_) = entry.shape {
+            dir.ensure_dir(entry.name, entry.mode)?;
         }
-        (opened, ..) => opened,
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ pub use digest::{Digest, InvalidDigest};
 pub use disk_space::{DiskReserve, DiskSpace};
 pub use error::{ArchivedImageError, ImportError};
 pub use image::{Descriptor, Image, ImageLayer, Labels};
-pub use layout::{DirectoryLayout, InvalidDirectories};
+pub use layout::{ContainerdDataDir, ContainerdRunDir, DirectoryLayout, InvalidDirectories};
 pub use limits::ImportLimits;
 pub use name::{ImageName, InvalidContainerdName, MAX_IMAGE_NAME_BYTES, MAX_NAMESPACE_BYTES, Namespace};
 pub use plan::{

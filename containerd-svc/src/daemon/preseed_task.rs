@@ -9,7 +9,7 @@ use nodekeel_supervisor::{Context, Failure, Runnable};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Containerd;
-use crate::containerd::{ContainerdImages, ImageDeletions, daemon_version};
+use crate::containerd::{ContainerdImages, ImageEvent, ImageEvents, daemon_version};
 use crate::cri::{CRI_NAMESPACE, list_cri_images};
 use crate::preseed::{BundleOutcome, Preseed, PreseedReport};
 use crate::{DiskReserve, ImageStore as _, ImageStoreError, ImportError, Namespace};
@@ -82,7 +82,7 @@ impl PreseedTask {
         let store = ContainerdImages::connect(&self.socket).await?;
         let store = store.with_disk(&self.root, self.disk_reserve);
         let namespace = CRI_NAMESPACE.parse()?;
-        let mut deletions = ImageDeletions::subscribe(&self.socket, &namespace).await?;
+        let mut events = ImageEvents::subscribe(&self.socket, &namespace).await?;
         let mut limit = ReimportLimit::default();
         store.discard_abandoned_imports().await?;
         loop {
@@ -90,13 +90,18 @@ impl PreseedTask {
             ctx.signal_ready()?;
             describe_failures(&report)?;
             self.check_not_empty(&report)?;
-            let missing = wait_missing(&store, &mut deletions, &report).await?;
+            let missing = wait_missing(&store, &mut events, &report).await?;
             let now = Instant::now();
             let due = limit.next_import(now);
             let reason = describe_missing(&missing, due > now);
             tracing::warn!("{reason}");
             ctx.signal_not_ready(reason)?;
-            sleep_until(due).await;
+            tokio::select! {
+                biased;
+                // What an operator imports does not count.
+                restored = wait_restored(&store, &mut events, &report) => restored?,
+                () = sleep_until(due) => limit.record_import(due),
+            }
         }
     }
 
@@ -151,24 +156,52 @@ fn imported_images(report: &PreseedReport) -> impl Iterator<Item = (&Namespace, 
     })
 }
 
-/// Waits until one of the images of the bundles was deleted and doesn't exist; returns all that don't in its namespace.
-async fn wait_missing(
-    store: &ContainerdImages,
-    deletions: &mut ImageDeletions,
-    report: &PreseedReport,
-) -> Result<Vec<String>, Failure> {
-    loop {
-        let deleted = deletions.next().await?;
-        let is_deleted = |(namespace, name): &(&Namespace, &String)| {
-            namespace.as_str() == deleted.namespace && **name == deleted.name
-        };
-        let Some((namespace, _)) = imported_images(report).find(is_deleted) else { continue };
+/// Whether an event concerns an image that a bundle brings.
+fn is_brought(report: &PreseedReport, event: &ImageEvent) -> bool {
+    imported_images(report)
+        .any(|(namespace, name)| namespace.as_str() == event.namespace && *name == event.name)
+}
+
+/// The images of the bundles that don't exist.
+async fn list_missing(store: &ContainerdImages, report: &PreseedReport) -> Result<Vec<String>, Failure> {
+    let mut missing = Vec::new();
+    let namespaces: BTreeSet<_> = imported_images(report).map(|(namespace, _)| namespace).collect();
+    for namespace in namespaces {
         let listed: BTreeSet<_> =
             store.list_images(namespace).await?.into_iter().map(|image| image.name).collect();
         let brought = imported_images(report).filter(|(of, _)| *of == namespace).map(|(_, name)| name);
-        let missing: Vec<_> = brought.filter(|name| !listed.contains(*name)).cloned().collect();
-        if !missing.is_empty() {
-            return Ok(missing);
+        missing.extend(brought.filter(|name| !listed.contains(*name)).cloned());
+    }
+    Ok(missing)
+}
+
+/// Waits until one of the images of the bundles was deleted and doesn't exist; returns all that don't.
+async fn wait_missing(
+    store: &ContainerdImages,
+    events: &mut ImageEvents,
+    report: &PreseedReport,
+) -> Result<Vec<String>, Failure> {
+    loop {
+        let event = events.next().await?;
+        if event.is_deletion && is_brought(report, &event) {
+            let missing = list_missing(store, report).await?;
+            if !missing.is_empty() {
+                return Ok(missing);
+            }
+        }
+    }
+}
+
+/// Waits until an operator has imported what is missing.
+async fn wait_restored(
+    store: &ContainerdImages,
+    events: &mut ImageEvents,
+    report: &PreseedReport,
+) -> Result<(), Failure> {
+    loop {
+        let event = events.next().await?;
+        if !event.is_deletion && is_brought(report, &event) && list_missing(store, report).await?.is_empty() {
+            return Ok(());
         }
     }
 }
@@ -182,10 +215,12 @@ struct ReimportLimit {
 
 impl ReimportLimit {
     /// When the images that are missing now are imported.
-    fn next_import(&mut self, now: Instant) -> Instant {
-        let due = self.last.map_or(now, |last| now.max(last + REIMPORT_INTERVAL));
-        self.last = Some(due);
-        due
+    fn next_import(&self, now: Instant) -> Instant {
+        self.last.map_or(now, |last| now.max(last + REIMPORT_INTERVAL))
+    }
+
+    fn record_import(&mut self, at: Instant) {
+        self.last = Some(at);
     }
 }
 
@@ -198,8 +233,8 @@ fn describe_missing(missing: &[String], waits: bool) -> String {
     if waits {
         let minutes = REIMPORT_INTERVAL.as_secs() / 60;
         text += &format!(
-            " {minutes} minutes after the last time; where the kubelet deletes it to free a full disk (containerd 1.6 \
-             has no pins), remove its bundle or enlarge the disk"
+            " {minutes} minutes after the last time, unless an operator imports it before; where the kubelet deletes it to free a \
+             full disk (containerd 1.6 has no pins), remove its bundle or enlarge the disk"
         );
     }
     text
@@ -273,8 +308,11 @@ mod tests {
     fn deleted_images_are_imported_again_at_once_and_then_once_in_an_interval() {
         let (mut limit, start) = (ReimportLimit::default(), Instant::now());
         assert_eq!(limit.next_import(start), start);
+        assert_eq!(limit.next_import(start), start, "what an operator imports does not count");
+        limit.record_import(start);
         let soon = start + Duration::from_secs(1);
         assert_eq!(limit.next_import(soon), start + REIMPORT_INTERVAL);
+        limit.record_import(start + REIMPORT_INTERVAL);
         let later = start + REIMPORT_INTERVAL * 3;
         assert_eq!(limit.next_import(later), later);
     }

@@ -1,6 +1,7 @@
 //! The image store, and containers of its images.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::sync::Arc;
 
 use nodekeel_containerd_svc::testing::{ArchiveBuilder, BuiltArchiveFormat, conformance};
@@ -119,5 +120,11 @@ async fn a_deleted_image_is_imported_again_at_once_and_then_at_most_once_in_ten_
     let waiting = wait_node(&daemon.supervisor, "root.containerd.preseed", is_waiting).await.unwrap();
     assert_eq!((waiting.generation, waiting.exits.len()), (1, 0), "{waiting:?}");
     assert!(!daemon.ctr(&["images", "ls", "--quiet"]).contains(POD_IMAGE));
+    // An operator does not wait for that.
+    let archive = daemon.scratch.path().join("by-hand.tar");
+    fs::write(&archive, pod_image().to_tar()).unwrap();
+    drop(daemon.ctr(&["images", "import", archive.to_str().unwrap()]));
+    daemon.wait_state("root.containerd.preseed", 1, RunnableState::Ready).await;
+    assert!(daemon.ctr(&["images", "ls", "--quiet"]).contains(POD_IMAGE));
     daemon.stop().await;
 }

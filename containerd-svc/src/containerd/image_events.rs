@@ -1,10 +1,12 @@
-//! Deletions of images, from containerd's event stream.
+//! Images that appear and disappear, from containerd's event stream.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use containerd_client::services::v1::events_client::EventsClient;
-use containerd_client::services::v1::{ImageDelete, PublishRequest, SubscribeRequest};
+use containerd_client::services::v1::{
+    ImageCreate, ImageDelete, ImageUpdate, PublishRequest, SubscribeRequest,
+};
 use containerd_client::types::Envelope;
 use prost::Message as _;
 use prost_types::Any;
@@ -16,7 +18,11 @@ use super::namespaced_request;
 use crate::Namespace;
 use crate::store::ErrorSource;
 
+/// The topics of events of images.
+///
 /// *Source:* containerd's `metadata/images.go`.
+const CREATION_TOPIC: &str = "/images/create";
+const UPDATE_TOPIC: &str = "/images/update";
 const DELETION_TOPIC: &str = "/images/delete";
 
 /// The topic of the marker that shows that the subscription has started: containerd answers a subscription only with
@@ -26,18 +32,20 @@ const MARKER_TOPIC: &str = "/nodekeel/subscribed";
 /// The time after which a marker that was published before the subscription started is published again.
 const MARKER_INTERVAL: Duration = Duration::from_millis(100);
 
-/// An image that was deleted; it may exist again.
+/// An image that was created, changed or deleted; by now it may have been again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DeletedImage {
+pub(crate) struct ImageEvent {
     /// Its namespace.
     pub(crate) namespace: String,
     /// Its name.
     pub(crate) name: String,
+    /// It was deleted; otherwise it existed.
+    pub(crate) is_deletion: bool,
 }
 
-/// A subscription to the deletions of all namespaces.
+/// A subscription to the images of all namespaces.
 #[derive(Debug)]
-pub(crate) struct ImageDeletions {
+pub(crate) struct ImageEvents {
     socket: PathBuf,
     events: Streaming<Envelope>,
 }
@@ -51,12 +59,13 @@ pub(crate) struct EventStreamError {
     source: ErrorSource,
 }
 
-impl ImageDeletions {
-    /// Subscribes; every deletion after this has returned is reported.
+impl ImageEvents {
+    /// Subscribes; every event after this has returned is reported.
     pub(crate) async fn subscribe(socket: &Path, namespace: &Namespace) -> Result<Self, EventStreamError> {
         let failed = |source: ErrorSource| EventStreamError { socket: socket.to_owned(), source };
         let channel = containerd_client::connect(socket).await.map_err(|error| failed(error.into()))?;
-        let filters = [DELETION_TOPIC, MARKER_TOPIC].map(|topic| format!("topic==\"{topic}\"")).to_vec();
+        let topics = [CREATION_TOPIC, UPDATE_TOPIC, DELETION_TOPIC, MARKER_TOPIC];
+        let filters = topics.map(|topic| format!("topic==\"{topic}\"")).to_vec();
         let mut client = EventsClient::new(channel.clone());
         let subscribed = client.subscribe(SubscribeRequest { filters });
         tokio::pin!(subscribed);
@@ -70,18 +79,25 @@ impl ImageDeletions {
         Ok(Self { socket: socket.to_owned(), events })
     }
 
-    /// Waits for the next deletion.
-    pub(crate) async fn next(&mut self) -> Result<DeletedImage, EventStreamError> {
+    /// Waits for the next event.
+    ///
+    /// # Cancel safety
+    /// No event is lost when this is dropped.
+    pub(crate) async fn next(&mut self) -> Result<ImageEvent, EventStreamError> {
         let failed = |source: ErrorSource| EventStreamError { socket: self.socket.clone(), source };
         loop {
             let event = self.events.message().await.map_err(|status| failed(status.into()))?;
             let event = event.ok_or_else(|| failed("the stream ended".into()))?;
-            if event.topic == DELETION_TOPIC {
-                let payload = event.event.unwrap_or_default();
-                let deleted =
-                    ImageDelete::decode(&payload.value[..]).map_err(|error| failed(error.into()))?;
-                return Ok(DeletedImage { namespace: event.namespace, name: deleted.name });
-            }
+            let payload = event.event.unwrap_or_default().value;
+            let name = match event.topic.as_str() {
+                CREATION_TOPIC => ImageCreate::decode(&payload[..]).map(|created| created.name),
+                UPDATE_TOPIC => ImageUpdate::decode(&payload[..]).map(|updated| updated.name),
+                DELETION_TOPIC => ImageDelete::decode(&payload[..]).map(|deleted| deleted.name),
+                _ => continue,
+            };
+            let name = name.map_err(|error| failed(error.into()))?;
+            let is_deletion = event.topic == DELETION_TOPIC;
+            return Ok(ImageEvent { namespace: event.namespace, name, is_deletion });
         }
     }
 }
