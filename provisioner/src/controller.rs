@@ -27,6 +27,7 @@ use crate::store_id::StoreIdentity;
 
 pub(crate) mod api_health;
 mod event_filter;
+mod limit_auditor;
 mod live_claims;
 mod orphan_sweeper;
 mod retry_tracker;
@@ -131,11 +132,16 @@ pub(crate) async fn run_controller(
         context.served_store().await;
         orphan_sweeper::run_sweeper(&context, receivers.sweeps).await;
     };
+    let auditing = async {
+        context.served_store().await;
+        limit_auditor::run_auditor(provisioner).await;
+    };
     tokio::select! {
         ((), ()) = future::join(drain_outcomes(claim_loop), drain_outcomes(volume_loop)) => {}
         () = class_events => {}
         () = readiness => {}
         () = sweeping => {}
+        () = auditing => {}
         error = context.guard_store() => return Err(error),
         () = context.canceled_before_serving(token) => {}
     }

@@ -2,15 +2,13 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
-use nodekeel_localstorage::{Dir, FileKind, FileMode, RenameMode};
-use rustix::fs::{AtFlags, FlockOperation};
-use rustix::io::Errno;
+use nodekeel_fsquota::{AuditOptions, AuditSummary, ProjectId, QuotaLimits, QuotaSetter, QuotaStatus};
+use nodekeel_localstorage::{Dir, DirLock, Error as DirError, FileKind, FileMode, RenameMode};
 use tokio::sync::Notify;
 
 use crate::error_chain::format_chain;
@@ -19,6 +17,7 @@ use crate::step::{StepHook, StepRunner, VolumeStep};
 use crate::store::{VolumeOpener, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
 use crate::store_id::{StoreId, StoreIdentity};
 
+mod audit_threads;
 mod error;
 mod location;
 mod mount_table;
@@ -29,6 +28,7 @@ pub use error::DirStoreError;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use trash::read_trash_name;
 
+use audit_threads::AuditThreads;
 use error::store_error;
 use mount_table::MountTable;
 use trash::{EraseQueue, TrashEntry, VolumeEraser};
@@ -83,6 +83,7 @@ const LOCK_COUNT: usize = 64;
 pub struct DirStore {
     inner: Arc<StoreInner>,
     eraser: VolumeEraser,
+    audits: AuditThreads,
 }
 
 /// Options of a [`DirStore`]; the defaults are what pods need.
@@ -115,6 +116,17 @@ struct StoreInner {
     hasher: RandomState,
     /// A call found that the directory is not the store.
     missed: Notify,
+    /// Keeps other stores out, until the last action in progress is complete.
+    _lock: DirLock,
+}
+
+/// Sets the flag when it is dropped.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl DirStore {
@@ -139,6 +151,8 @@ impl DirStore {
         let ensure = |name| base.ensure_dir(name, FileMode::PRIVATE_DIR).map_err(DirStoreError::Directory);
         let identity = location::read_identity(&base)?;
         let (volumes, staging, trash) = (ensure(VOLUMES_DIR)?, ensure(STAGING_DIR)?, ensure(TRASH_DIR)?);
+        let in_use = || DirStoreError::InUse { path: volumes.path().to_owned() };
+        let lock = try_lock(&volumes)?.ok_or_else(in_use)?;
         let inner = Arc::new(StoreInner {
             base,
             identity: identity.map(OnceLock::from).unwrap_or_default(),
@@ -151,14 +165,14 @@ impl DirStore {
             locks: [const { Mutex::new(()) }; LOCK_COUNT],
             hasher: RandomState::new(),
             missed: Notify::new(),
+            _lock: lock,
         });
-        inner.lock_directory()?;
         inner.base.remove_stale_files().map_err(DirStoreError::Directory)?;
         inner.sweep_staging()?;
         let trash_entries = inner.list_trash()?;
         inner.release_leaked_projects(&trash_entries);
         let eraser = VolumeEraser::start(&inner, trash_entries).map_err(DirStoreError::StartEraser)?;
-        Ok(Self { inner, eraser })
+        Ok(Self { inner, eraser, audits: AuditThreads::default() })
     }
 
     /// Whether a store currently uses this directory. Changes nothing, but a store that is opened at the same
@@ -168,7 +182,7 @@ impl DirStore {
     /// [`DirStoreError::Directory`], [`DirStoreError::Lock`].
     pub fn is_in_use(base: &Dir) -> Result<bool, DirStoreError> {
         match base.open_dir(VOLUMES_DIR) {
-            Ok(volumes) => try_lock(&volumes).map(|is_free| !is_free),
+            Ok(volumes) => Ok(try_lock(&volumes)?.is_none()),
             // Without the directory, no store has been opened yet.
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(DirStoreError::Directory(error)),
@@ -213,16 +227,6 @@ impl DirStore {
 }
 
 impl StoreInner {
-    /// Locks the directory against other stores. Locks `volumes`, not its parent, which may be the root of
-    /// its file system: processes of earlier releases that set limits there lock that, and would wait for
-    /// this store forever.
-    fn lock_directory(&self) -> Result<(), DirStoreError> {
-        match try_lock(&self.volumes)? {
-            true => Ok(()),
-            false => Err(DirStoreError::InUse { path: self.volumes.path().to_owned() }),
-        }
-    }
-
     /// Locks a volume.
     fn lock_volume(&self, id: &VolumeId) -> MutexGuard<'_, ()> {
         let lock = usize::try_from(self.hasher.hash_one(id) % LOCK_COUNT as u64).unwrap_or_default();
@@ -294,6 +298,17 @@ impl StoreInner {
         set.map(drop).map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })
     }
 
+    /// Audits all that lies in the directory, until it is canceled.
+    fn audit_limits(
+        &self,
+        options: AuditOptions,
+        is_canceled: &AtomicBool,
+    ) -> Result<Option<AuditSummary>, DirStoreError> {
+        let is_canceled = || is_canceled.load(Ordering::Relaxed);
+        let audited = self.quota.audit_usage(self.base.as_fd(), options, &is_canceled);
+        audited.map_err(|source| DirStoreError::Quota { path: self.base.path().to_owned(), source })
+    }
+
     fn read_status(&self, dir: &Dir) -> Result<QuotaStatus, DirStoreError> {
         let status = self.quota.read_status(dir.as_fd());
         let status = status.map_err(|source| DirStoreError::Quota { path: dir.path().to_owned(), source })?;
@@ -327,8 +342,11 @@ impl StoreInner {
     fn remove_empty(&self, id: &VolumeId, queue: &EraseQueue) -> Result<bool, DirStoreError> {
         self.require_identity()?;
         let Some(dir) = self.find_volume(id)? else { return self.confirm_removed().map(|()| true) };
-        let failed = |source: io::Error| DirStoreError::RemoveEmpty { path: dir.path().to_owned(), source };
-        if !is_empty(dir.as_fd()).map_err(failed)? {
+        let failed = |error: DirError| DirStoreError::RemoveEmpty {
+            path: dir.path().to_owned(),
+            source: error.into_cause(),
+        };
+        if !dir.is_empty().map_err(failed)? {
             return Ok(false);
         }
         let project = self.find_project(&dir)?;
@@ -337,13 +355,13 @@ impl StoreInner {
             self.steps.run_step(VolumeStep::CreateTrashEntry, create).map_err(DirStoreError::Directory)?;
         // The entry stays empty; its name holds the project number, which is released after the volume is
         // removed.
-        let remove = || rustix::fs::unlinkat(&self.volumes, id.as_str(), AtFlags::REMOVEDIR);
+        let remove = || self.volumes.remove_empty_dir(id.as_str());
         let removed = self.steps.run_step(VolumeStep::MoveToTrash, remove);
         queue.enqueue_entry(entry);
         match removed {
-            Ok(()) => self.sync_volumes().map(|()| true),
-            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
-            Err(errno) => Err(failed(errno.into())),
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_empty() => Ok(false),
+            Err(error) => Err(failed(error)),
         }
     }
 
@@ -407,31 +425,13 @@ impl StoreInner {
     }
 }
 
-/// Releases the lock at once. Closing the descriptor would not: a child that another thread is starting keeps
-/// a copy of it, and so the lock, until it executes its program.
-impl Drop for StoreInner {
-    fn drop(&mut self) {
-        let _ = rustix::fs::flock(&self.volumes, FlockOperation::Unlock);
-    }
-}
-
-/// Locks a directory for as long as it is open; false if another process or store has locked it.
-fn try_lock(dir: &Dir) -> Result<bool, DirStoreError> {
-    match rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(errno) => Err(DirStoreError::Lock { path: dir.path().to_owned(), source: errno.into() }),
-    }
-}
-
-/// Whether a directory is empty. `Dir::list` would not do: it omits some names.
-fn is_empty(dir: BorrowedFd<'_>) -> io::Result<bool> {
-    for entry in rustix::fs::Dir::read_from(dir)? {
-        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+/// Locks `volumes` against other stores; `None` if another one has the lock. Its parent stays unlocked: it may be the
+/// root of its file system, which processes of earlier releases lock that set limits there; they would wait for this
+/// store forever.
+fn try_lock(volumes: &Dir) -> Result<Option<DirLock>, DirStoreError> {
+    volumes
+        .try_lock()
+        .map_err(|error| DirStoreError::Lock { path: volumes.path().to_owned(), source: error.into_cause() })
 }
 
 #[async_trait]
@@ -485,6 +485,21 @@ impl VolumeStore for DirStore {
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {
         let listed = self.run_blocking(None, StoreInner::list_volumes).await;
         listed.map_err(|source| VolumeStoreError::List { source: Box::new(source) })
+    }
+
+    async fn audit_limits(&self, options: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
+        let is_canceled = Arc::new(AtomicBool::new(false));
+        let _cancel = CancelOnDrop(Arc::clone(&is_canceled));
+        let (inner, thread) = (Arc::clone(&self.inner), self.audits.add_thread());
+        let audit = move || {
+            let audited = inner.check_location().and_then(|()| inner.audit_limits(options, &is_canceled));
+            // The thread is the last: a store that is dropped waits for it, and then nothing is open.
+            drop(inner);
+            drop(thread);
+            audited
+        };
+        let audited = tokio::task::spawn_blocking(audit).await.unwrap_or(Err(DirStoreError::RuntimeStopped));
+        audited.map_err(|source| VolumeStoreError::Audit { source: Box::new(source) })
     }
 
     async fn identity(&self) -> Result<StoreIdentity, VolumeStoreError> {
@@ -550,6 +565,7 @@ mod tests {
     use nodekeel_fsquota::testing::MemQuota;
     use nodekeel_fsquota::{Bytes, Inodes};
     use nodekeel_localstorage::testing::{SyscallAction, with_failpoint_hook};
+    use rustix::io::Errno;
 
     use super::*;
 

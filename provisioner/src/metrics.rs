@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use nodekeel_fsquota::AuditSummary;
+
 #[cfg(feature = "metrics")]
 mod prometheus;
 
@@ -27,6 +29,11 @@ pub trait VolumeMetrics: Send + Sync + fmt::Debug {
     /// PersistentVolume was deleted; the log names each orphan.
     fn set_orphans(&self, volumes: usize, objects: usize) {
         let _ = (volumes, objects);
+    }
+
+    /// The totals of an audit of the volumes' limits, when it has ended.
+    fn set_audit(&self, summary: &AuditSummary) {
+        let _ = summary;
     }
 
     /// A call of the API server failed: it was not answered, or rejected. `call` is a verb and a kind, such as

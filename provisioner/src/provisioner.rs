@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +60,11 @@ pub struct ProvisionerConfig {
     /// After how many consecutive attempts without free space for a volume this node is deselected, so that
     /// the scheduler selects another. Default 1.
     pub reschedule_after: u32,
+    /// The time between the end of an audit of the volumes' limits and the start of the next one. Default 6 h; the first
+    /// one starts with the provisioner.
+    pub audit_interval: Duration,
+    /// How many files and directories an audit inspects in a second at most. Default 1,000.
+    pub audit_rate: NonZeroU32,
 }
 
 impl ProvisionerConfig {
@@ -76,6 +81,8 @@ impl ProvisionerConfig {
             },
             node_selection_delay: Duration::from_secs(2),
             reschedule_after: 1,
+            audit_interval: Duration::from_secs(6 * 60 * 60),
+            audit_rate: NonZeroU32::MIN.saturating_add(999),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{QuotaLimits, QuotaUsage};
+use nodekeel_fsquota::{AuditOptions, AuditSummary, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
 use crate::store_id::StoreIdentity;
@@ -92,6 +92,19 @@ pub trait VolumeStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`VolumeStoreError::List`]: a retry can help.
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError>;
+
+    /// Audits all volumes, and changes nothing: what left the limits of its volume, and what counts for another one. `None`,
+    /// the default: limits of this store can't be left.
+    ///
+    /// # Errors
+    /// [`VolumeStoreError::Audit`]: a retry can help.
+    ///
+    /// # Cancel safety
+    /// Has no side effects, and ends soon after the future is dropped.
+    async fn audit_limits(&self, options: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
+        let _ = options;
+        Ok(None)
+    }
 
     /// Reads the identity of this store anew. `Unsupported`, the default: it cannot be absent.
     ///
@@ -194,6 +207,13 @@ pub enum VolumeStoreError {
     /// Listing the volumes failed.
     #[error("can't list the volumes on this node")]
     List {
+        /// The cause.
+        #[source]
+        source: ErrorSource,
+    },
+    /// Auditing the limits of the volumes failed.
+    #[error("can't audit the limits of the volumes on this node")]
+    Audit {
         /// The cause.
         #[source]
         source: ErrorSource,

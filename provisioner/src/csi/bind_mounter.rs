@@ -89,7 +89,7 @@ impl BindMounter {
             let source = io::Error::new(error.io_kind(), error);
             TargetMountError::Mount { target: request.target.clone(), source }
         })?;
-        let is_empty = is_empty(dir.as_fd()).map_err(inspect_error(request.target))?;
+        let is_empty = dir.is_empty().map_err(|error| inspect_error(request.target)(error.into_cause()))?;
         if !is_empty {
             return Err(occupied(TargetConflict::NotEmpty));
         }
@@ -229,15 +229,6 @@ fn target_state(parent: &Dir, target: &TargetPath) -> Result<TargetState, Target
             },
         },
     })
-}
-
-fn is_empty(dir: BorrowedFd<'_>) -> io::Result<bool> {
-    for entry in rustix::fs::Dir::read_from(dir)? {
-        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// Bind-mounts one directory over another, both by descriptor.

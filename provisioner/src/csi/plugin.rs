@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use nodekeel_localstorage::Dir;
+use nodekeel_localstorage::DirLock;
 use nodekeel_supervisor::{Context, Failure, RunFuture, Runnable, serve_grpc};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tonic::transport::Server;
@@ -97,14 +95,7 @@ pub struct NodePlugin {
 /// Reserves a driver at a kubelet until it is dropped.
 #[derive(Debug)]
 pub struct DriverLock {
-    dir: Dir,
-}
-
-/// Releases the lock at once, even if a child process that is being started has a copy of the descriptor.
-impl Drop for DriverLock {
-    fn drop(&mut self) {
-        let _ = flock(&self.dir, FlockOperation::Unlock);
-    }
+    _dir: DirLock,
 }
 
 /// The paths of the two sockets.
@@ -149,10 +140,10 @@ impl NodePlugin {
     /// [`PluginError::InUse`], [`PluginError::InvalidSocket`] or [`PluginError::Lock`].
     pub fn lock_driver(&self) -> Result<DriverLock, PluginError> {
         let (dir, path) = socket::open_parent(&self.sockets.node).map_err(PluginError::InvalidSocket)?;
-        match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(DriverLock { dir }),
-            Err(Errno::WOULDBLOCK) => Err(PluginError::InUse { path }),
-            Err(errno) => Err(PluginError::Lock { path, source: errno.into() }),
+        match dir.try_lock() {
+            Ok(Some(lock)) => Ok(DriverLock { _dir: lock }),
+            Ok(None) => Err(PluginError::InUse { path }),
+            Err(error) => Err(PluginError::Lock { path, source: error.into_cause() }),
         }
     }
 

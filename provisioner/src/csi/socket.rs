@@ -8,7 +8,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use nodekeel_localstorage::{Dir, Error as DirError, FileMode, SocketState};
-use rustix::fs::AtFlags;
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream as Connection};
 use tokio_stream::Stream;
@@ -99,36 +98,22 @@ pub(super) async fn listen(path: &Path) -> Result<SocketListener, SocketError> {
     let file = socket.file_id().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
     let socket_listener = SocketListener { listener, location: socket, file };
     // Until then, only root can enter the directory.
-    let only_root = rustix::fs::Mode::from_raw_mode(FileMode::PRIVATE_FILE.bits());
     let location = &socket_listener.location;
-    rustix::fs::chmodat(&location.dir, location.file_name(), only_root, AtFlags::empty())
-        .map_err(|errno| failed(errno.into()))?;
+    location
+        .dir
+        .set_mode(location.file_name(), FileMode::PRIVATE_FILE)
+        .map_err(|error| failed(error.into_cause()))?;
     Ok(socket_listener)
 }
 
 /// Opens or creates the directory of a socket; returns it with its path.
 pub(super) fn open_parent(path: &Path) -> Result<(Dir, PathBuf), SocketError> {
     let parent = path.parent().unwrap_or(Path::new("/")).to_owned();
-    match ensure_directory(&parent) {
+    // A path chosen by the operator.
+    match Dir::open_or_create(&parent, DIRECTORY_MODE) {
         Ok(dir) => Ok((dir, parent)),
         Err(source) => Err(SocketError::Parent { path: parent, source }),
     }
-}
-
-/// Opens a directory at a path chosen by the operator, and creates its missing components.
-fn ensure_directory(path: &Path) -> Result<Dir, DirError> {
-    let missing = |error: &DirError| error.is_not_found();
-    for existing in path.ancestors() {
-        match Dir::open(existing) {
-            Err(error) if missing(&error) && existing.parent().is_some() => {}
-            Ok(dir) => match path.strip_prefix(existing) {
-                Ok(rest) if !rest.as_os_str().is_empty() => return dir.ensure_dir(rest, DIRECTORY_MODE),
-                _ => return Ok(dir),
-            },
-            Err(error) => return Err(error),
-        }
-    }
-    Dir::open(path)
 }
 
 /// The directory and the path of a socket.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nodekeel_fsquota::AuditSummary;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
@@ -23,6 +24,10 @@ type MetricLabels = Vec<(&'static str, String)>;
 /// - `controller_persistentvolume_orphans`, with `missing`: `persistentvolume` counts volumes that may hold
 ///   data and have no PersistentVolume, `volume` counts PersistentVolumes whose volume does not exist.
 ///
+/// - `controller_persistentvolume_uncounted_bytes`, `..._uncounted_files`, with `reason`, as of the last audit, and absent
+///   before the first one: `escaped` left the limits of its volume, `outside` counts for a volume in which it doesn't lie,
+///   `unowned` has limits of an unknown owner;
+/// - `controller_persistentvolume_audit_unread`: what the last audit could not inspect.
 /// - `controller_api_errors_total`, with `call`: failed calls of the API server.
 ///
 /// Durations are those of successful attempts, in buckets from 1 ms to about 16 s.
@@ -36,7 +41,16 @@ pub struct PrometheusMetrics {
     orphaned_volumes: Gauge,
     /// PersistentVolumes without a volume.
     orphaned_objects: Gauge,
+    audit: AuditMetrics,
     api_errors: Family<MetricLabels, Counter>,
+}
+
+/// Without values before the first audit: zero would say that nothing escaped.
+#[derive(Debug, Clone, Default)]
+struct AuditMetrics {
+    bytes: Family<MetricLabels, Gauge>,
+    files: Family<MetricLabels, Gauge>,
+    unread: Family<MetricLabels, Gauge>,
 }
 
 #[derive(Debug, Clone)]
@@ -69,13 +83,45 @@ impl PrometheusMetrics {
         registry.register("controller_persistentvolume_orphans", help, Family::clone(&orphans));
         let missing = |what: &str| orphans.get_or_create(&vec![("missing", what.to_owned())]).clone();
         let (orphaned_volumes, orphaned_objects) = (missing("persistentvolume"), missing("volume"));
+        let audit = AuditMetrics::register_in(registry);
         let api_errors = Family::default();
         registry.register(
             "controller_api_errors",
             "Calls of the API server that failed",
             Family::clone(&api_errors),
         );
-        Self { provision, delete, orphaned_volumes, orphaned_objects, api_errors }
+        Self { provision, delete, orphaned_volumes, orphaned_objects, audit, api_errors }
+    }
+}
+
+impl AuditMetrics {
+    fn register_in(registry: &mut Registry) -> Self {
+        let this = Self::default();
+        for (name, help, family) in [
+            ("uncounted_bytes", "Bytes that do not count where they lie, as of the last audit", &this.bytes),
+            (
+                "uncounted_files",
+                "Files and directories that do not count where they lie, as of the last audit",
+                &this.files,
+            ),
+            ("audit_unread", "Files and directories that the last audit could not inspect", &this.unread),
+        ] {
+            registry.register(format!("controller_persistentvolume_{name}"), help, Family::clone(family));
+        }
+        this
+    }
+
+    fn set(&self, summary: &AuditSummary) {
+        let set = |family: &Family<MetricLabels, Gauge>, labels: MetricLabels, value: u64| {
+            family.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        let AuditSummary { escaped, outside, unowned, unread, .. } = summary;
+        for (reason, usage) in [("escaped", escaped), ("outside", outside), ("unowned", unowned)] {
+            let labels = || vec![("reason", reason.to_owned())];
+            set(&self.bytes, labels(), usage.bytes.0);
+            set(&self.files, labels(), usage.inodes.0);
+        }
+        set(&self.unread, Vec::new(), *unread);
     }
 }
 
@@ -121,6 +167,10 @@ impl VolumeMetrics for PrometheusMetrics {
         self.orphaned_objects.set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
+    fn set_audit(&self, summary: &AuditSummary) {
+        self.audit.set(summary);
+    }
+
     fn record_api_error(&self, call: &str) {
         self.api_errors.get_or_create(&vec![("call", call.to_owned())]).inc();
     }
@@ -129,6 +179,38 @@ impl VolumeMetrics for PrometheusMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn totals_of_an_audit_are_absent_before_the_first_one() {
+        let mut registry = Registry::default();
+        let metrics = PrometheusMetrics::register_in(&mut registry);
+        let encode = |registry: &Registry| {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, registry).expect("encode");
+            text
+        };
+        let is_value = |line: &&str| line.contains("uncounted") || line.contains("audit_unread");
+        let values = |text: &str| text.lines().filter(|line| !line.starts_with('#')).filter(is_value).count();
+        let text = encode(&registry);
+        assert_eq!(values(&text), 0, "{text}");
+        let mut summary = AuditSummary::default();
+        (summary.escaped.bytes.0, summary.escaped.inodes.0, summary.outside.inodes.0) = (4096, 2, 1);
+        summary.unread = 3;
+        metrics.set_audit(&summary);
+        let text = encode(&registry);
+        for line in [
+            "controller_persistentvolume_uncounted_bytes{reason=\"escaped\"} 4096",
+            "controller_persistentvolume_uncounted_files{reason=\"escaped\"} 2",
+            "controller_persistentvolume_uncounted_files{reason=\"outside\"} 1",
+            "controller_persistentvolume_uncounted_bytes{reason=\"unowned\"} 0",
+            "controller_persistentvolume_audit_unread{} 3",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        metrics.set_audit(&AuditSummary::default());
+        let text = encode(&registry);
+        assert!(text.contains("uncounted_bytes{reason=\"escaped\"} 0"), "{text}");
+    }
 
     #[test]
     fn metric_names_match_the_external_provisioner() {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use nodekeel_fsquota::{Bytes, Inodes, QuotaLimits, QuotaUsage};
+use nodekeel_fsquota::{AuditOptions, AuditSummary, Bytes, Inodes, QuotaLimits, QuotaUsage};
 
 use crate::id::VolumeId;
 use crate::store::{ErrorSource, VolumeStore, VolumeStoreError, VolumeUsage, larger_limit};
@@ -21,6 +21,7 @@ struct MemStoreState {
     failures: Vec<ErrorSource>,
     creates: BTreeMap<VolumeId, u32>,
     removes: BTreeMap<VolumeId, u32>,
+    audit: Option<AuditSummary>,
 }
 
 impl MemStore {
@@ -41,6 +42,11 @@ impl MemStore {
         if let Some(volume) = self.lock_state().volumes.get_mut(id) {
             volume.usage = usage;
         }
+    }
+
+    /// Sets what audits find from now on; before, limits of this store can't be left.
+    pub fn set_audit(&self, summary: AuditSummary) {
+        self.lock_state().audit = Some(summary);
     }
 
     /// How often a volume with this id was created (a `create` of an existing volume does not count).
@@ -137,6 +143,10 @@ impl VolumeStore for MemStore {
             true => self.remove(id).await.map(|()| true),
             false => Ok(false),
         }
+    }
+
+    async fn audit_limits(&self, _: AuditOptions) -> Result<Option<AuditSummary>, VolumeStoreError> {
+        Ok(self.lock_state().audit)
     }
 
     async fn list(&self) -> Result<Vec<VolumeId>, VolumeStoreError> {

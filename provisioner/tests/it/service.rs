@@ -1,5 +1,6 @@
 //! The whole service against an API server in memory. Each test checks events, the API and the store.
 
+mod audit;
 mod claims;
 pub(crate) mod harness;
 mod lifecycle;

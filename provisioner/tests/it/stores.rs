@@ -5,9 +5,13 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use nodekeel_fsquota::testing::MemQuota;
-use nodekeel_fsquota::{Bytes, Error, Inodes, ProjectId, QuotaChange, QuotaLimits, QuotaSetter, QuotaStatus};
+use nodekeel_fsquota::{
+    AuditOptions, AuditSummary, Bytes, Error, Inodes, ProjectId, QuotaChange, QuotaLimits, QuotaSetter,
+    QuotaStatus,
+};
 use nodekeel_localstorage::Dir;
 use nodekeel_provisioner::testing::objects::sample_uid;
 use nodekeel_provisioner::testing::{MemStore, conformance};
@@ -241,4 +245,68 @@ async fn only_a_volume_without_any_entry_is_removed_as_empty() {
     assert_eq!(store.list().await.expect("list"), Vec::new());
     assert_eq!(names(&base.path().join(".trash")), Vec::<String>::new());
     assert!(store.remove_empty(&id(1)).await.expect("none"), "a missing volume counts as removed");
+}
+
+/// Quotas whose audit lasts until it is canceled.
+#[derive(Debug, Default)]
+struct EndlessAudit {
+    quota: MemQuota,
+    canceled: Mutex<Option<std::sync::mpsc::Sender<()>>>,
+    /// How long it takes to end after that.
+    ends_after: Duration,
+}
+
+impl QuotaSetter for EndlessAudit {
+    fn set_limits(&self, dir: BorrowedFd<'_>, change: QuotaChange) -> Result<QuotaStatus, Error> {
+        self.quota.set_limits(dir, change)
+    }
+
+    fn read_status(&self, dir: BorrowedFd<'_>) -> Result<Option<QuotaStatus>, Error> {
+        self.quota.read_status(dir)
+    }
+
+    fn clear_limits(&self, dir: BorrowedFd<'_>) -> Result<(), Error> {
+        self.quota.clear_limits(dir)
+    }
+
+    fn audit_usage(
+        &self,
+        _: BorrowedFd<'_>,
+        _: AuditOptions,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<Option<AuditSummary>, Error> {
+        while !is_canceled() {
+            std::thread::yield_now();
+        }
+        let (_open, nothing) = std::sync::mpsc::channel::<()>();
+        let _ = nothing.recv_timeout(self.ends_after);
+        let _ = self.canceled.lock().expect("not poisoned").take().expect("one audit").send(());
+        Err(Error::Canceled)
+    }
+}
+
+#[tokio::test]
+async fn an_audit_ends_when_its_future_is_dropped() {
+    let base = tempfile::tempdir().expect("a directory");
+    let (sender, canceled) = std::sync::mpsc::channel();
+    let quota = EndlessAudit { canceled: Mutex::new(Some(sender)), ..EndlessAudit::default() };
+    let store = DirStore::new(Dir::open(base.path()).expect("the base"), Arc::new(quota)).expect("a store");
+    let audit = store.audit_limits(AuditOptions::default());
+    tokio::time::timeout(Duration::from_millis(50), audit).await.expect_err("it lasts");
+    let ended = canceled.recv_timeout(Duration::from_secs(60));
+    ended.expect("its thread has ended");
+}
+
+#[tokio::test]
+async fn a_store_that_is_dropped_during_an_audit_leaves_its_directory_to_the_next_one() {
+    let base = tempfile::tempdir().expect("a directory");
+    let (sender, _canceled) = std::sync::mpsc::channel();
+    let (canceled, ends_after) = (Mutex::new(Some(sender)), Duration::from_millis(200));
+    let quota = EndlessAudit { canceled, ends_after, ..EndlessAudit::default() };
+    let open = |quota: Arc<dyn QuotaSetter>| DirStore::new(Dir::open(base.path()).expect("the base"), quota);
+    let store = open(Arc::new(quota)).expect("a store");
+    let audit = store.audit_limits(AuditOptions::default());
+    tokio::time::timeout(Duration::from_millis(50), audit).await.expect_err("it lasts");
+    drop(store);
+    open(Arc::new(MemQuota::new())).expect("nothing has the directory");
 }
